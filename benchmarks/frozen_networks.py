@@ -52,7 +52,7 @@ from patchline.pipeline.config import ModelChoice
 from patchline.pipeline.data.reading.decoding import decode_image
 from patchline.pipeline.data.reading.resizing import resize_image
 from patchline.pipeline.initial_weights.loading import load_into
-from patchline.pipeline.initial_weights.record import InitialWeights, kept_folder
+from patchline.pipeline.initial_weights.record import InitialWeights, weights_folder
 from patchline.pipeline.initial_weights.starting_point import starting_point
 from patchline.pipeline.metrics.intervals import mean_of_repeats
 from patchline.pipeline.models.inference import normalised
@@ -112,7 +112,7 @@ def network_of(
         resize="crop",
     )
     model = build_model(choice, image, num_classes)
-    load_into(model, found, kept_folder(folder.resolve(), found.sha256), ())
+    load_into(model, found, weights_folder(folder.resolve(), found.sha256), ())
     return Network(model.eval(), image, found.sha256)
 
 

@@ -166,7 +166,7 @@ def time_manifest(given: argparse.Namespace) -> None:
     config = config_files.validated({"name": "large", "data": {"source": "image_folder"}})
     data, timer = config.data, _Timer()
     with tempfile.TemporaryDirectory(prefix="patchline-benchmark-") as name:
-        wanted = split.wanted_splits(manifest, data.validation_fraction, data.test_fraction)
+        wanted = split.split_fractions(manifest, data.validation_fraction, data.test_fraction)
 
         def splits() -> pd.DataFrame:
             named: dict[str, Any] = {"remember": True}

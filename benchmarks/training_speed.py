@@ -53,7 +53,7 @@ from patchline.pipeline.data import ingestion
 from patchline.pipeline.models.model_building import build_model
 from patchline.pipeline.training.device import make_repeatable, wait_for
 from patchline.pipeline.training.job import TrainingJob
-from patchline.pipeline.training.machine import MODULE, choose_device, look
+from patchline.pipeline.training.machine import MODULE, choose_device, detect_machine
 from patchline.pipeline.training.parts.launching import job_of
 from patchline.pipeline.training.speed.compute_share import forward_flops, matrix_product_rate
 from patchline.pipeline.training.speed.precision import Chooser, certain_reason
@@ -99,7 +99,7 @@ def _say_machine() -> None:
 
 def compare(job: TrainingJob, given: argparse.Namespace) -> None:
     """Measure both sides in turn, and print a line for each mode."""
-    device = torch.device(choose_device(job.config.training, look()))
+    device = torch.device(choose_device(job.config.training, detect_machine()))
     modes = ["float32"]
     if given.precision != "float32" and not certain_reason(device):
         modes.append("bfloat16")
@@ -291,7 +291,7 @@ def profile_steps(given: argparse.Namespace) -> None:
         config = settings(Path(folder), _PROFILED + _WARM_UP, given.precision)
         job = make_job(config, Path(folder))
         make_repeatable(None)
-        device = choose_device(config.training, look())
+        device = choose_device(config.training, detect_machine())
         print("\n".join(profile_table(job, device)))
 
 

@@ -65,25 +65,25 @@ def all_pages(read: Callable[[int, int], list[Listed]]) -> list[Listed]:
     Args:
         read: returns a page, given `limit` and `offset`.
     """
-    found: list[Listed] = []
+    listed: list[Listed] = []
     while True:
-        page = read(_PAGE, len(found))
-        found += page
+        page = read(_PAGE, len(listed))
+        listed += page
         if len(page) < _PAGE:
-            return found
+            return listed
 
 
 def flow_runs(
-    client: SyncPrefectClient, wanted: Mapping[str, Any], sort: FlowRunSort = FlowRunSort.ID_DESC
+    client: SyncPrefectClient, filters: Mapping[str, Any], sort: FlowRunSort = FlowRunSort.ID_DESC
 ) -> list[FlowRun]:
     """Return all flow runs that match a filter.
 
     Args:
         client: of the server.
-        wanted: the filter as in Prefect's API, such as `{"state": {"type": {"any_": []}}}`.
+        filters: the filter as in Prefect's API, such as `{"state": {"type": {"any_": []}}}`.
         sort: their order.
     """
-    chosen = FlowRunFilter.model_validate(wanted)
+    chosen = FlowRunFilter.model_validate(filters)
     return all_pages(
         lambda limit, offset: client.read_flow_runs(
             flow_run_filter=chosen, sort=sort, limit=limit, offset=offset

@@ -149,20 +149,20 @@ class TerminalBars:
             self._task = None
 
 
-class Told:
+class MirroredDisplay:
     """A display that also writes to the Prefect UI while a flow runs."""
 
-    def __init__(self, shown: Display) -> None:
-        self._shown = shown
+    def __init__(self, display: Display) -> None:
+        self._display = display
 
     def stage(self, name: str) -> None:
         """Show the stage here and in the flow run's log."""
-        self._shown.stage(name)
+        self._display.stage(name)
         self._log(name)
 
     def note(self, text: str) -> None:
         """Write the text here and into the flow run's log."""
-        self._shown.note(text)
+        self._display.note(text)
         self._log(text)
 
     def advance(
@@ -171,7 +171,7 @@ class Told:
         """Move the bar here and the progress artifact of the task."""
         from patchline.flows.training import prefect_progress
 
-        self._shown.advance(label, done, total, beside, unit=unit)
+        self._display.advance(label, done, total, beside, unit=unit)
         artifact = prefect_progress.artifact()
         if artifact:
             words = f"{_counted(label, done, total, unit)}{_after(beside)}"
@@ -198,7 +198,7 @@ _current: Display = Silent()
 def display() -> Display:
     """Return the display of this process; if Prefect is loaded, its UI is written to as well."""
     # A command that never imported Prefect does not pay its import, which takes a second.
-    return Told(_current) if "prefect" in sys.modules else _current
+    return MirroredDisplay(_current) if "prefect" in sys.modules else _current
 
 
 @contextmanager

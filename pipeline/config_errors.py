@@ -67,11 +67,11 @@ def sentence(error: ValidationError, model: type[BaseModel], prefix: str = "") -
     return ConfigError(f"{dotted} is {first['input']!r}, but {rule}.{remedy}")
 
 
-def unknown_key(dotted: str, known: Iterable[str]) -> ConfigError:
+def unknown_key(dotted: str, valid_keys: Iterable[str]) -> ConfigError:
     """Return the error for a setting that does not exist, with the closest one that does."""
     parent, dot, key = dotted.rpartition(".")
     before = f"{parent}{dot}"
-    names = sorted(known)
+    names = sorted(valid_keys)
     close = difflib.get_close_matches(key, names, n=1, cutoff=0.5)
     if close:
         remedy = f"Did you mean {before}{close[0]}?"

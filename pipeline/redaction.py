@@ -77,7 +77,7 @@ def redacted(text: str) -> str:
     for secret in _known_secrets(tuple(os.environ.items())):
         if secret in text:
             text = text.replace(secret, HIDDEN)
-    text = _ADDRESS.sub(lambda found: found[1] + _without_user(found[1], found[2])[0], text)
+    text = _ADDRESS.sub(lambda match: match[1] + _without_user(match[1], match[2])[0], text)
     for pattern in (_QUERY, _HEADER, _BEARER, _SETTING, _NAMED_VALUE):
         text = pattern.sub(rf"\1{HIDDEN}", text)
     return text
@@ -88,10 +88,10 @@ def without_credentials(value: str) -> str:
 
     Paths, names and ids are never rewritten, whatever the environment's secrets are.
     """
-    found = _ADDRESS.fullmatch(value)
-    if not found:
+    match = _ADDRESS.fullmatch(value)
+    if not match:
         return value
-    return _QUERY.sub(rf"\1{HIDDEN}", found[1] + _without_user(found[1], found[2])[0])
+    return _QUERY.sub(rf"\1{HIDDEN}", match[1] + _without_user(match[1], match[2])[0])
 
 
 def redacted_values(values: Mapping[str, str]) -> dict[str, str]:
@@ -101,14 +101,14 @@ def redacted_values(values: Mapping[str, str]) -> dict[str, str]:
 
 def split_credentials(address: str) -> Credentials:
     """Split an address into itself without credentials, the user and the password."""
-    found = _ADDRESS.fullmatch(address)
-    if not found:
+    match = _ADDRESS.fullmatch(address)
+    if not match:
         return Credentials(address, None, None)
-    rest, userinfo = _without_user(found[1], found[2])
+    rest, userinfo = _without_user(match[1], match[2])
     if not userinfo:
         return Credentials(address, None, None)
     user, colon, password = userinfo.partition(":")
-    return Credentials(found[1] + rest, unquote(user), unquote(password) if colon else None)
+    return Credentials(match[1] + rest, unquote(user), unquote(password) if colon else None)
 
 
 def _without_user(scheme: str, rest: str) -> tuple[str, str]:
@@ -129,17 +129,17 @@ def _without_user(scheme: str, rest: str) -> tuple[str, str]:
 @lru_cache(maxsize=4)
 def _known_secrets(environment: tuple[tuple[str, str], ...]) -> list[str]:
     """Return the secrets in an environment, the longest first."""
-    found: set[str] = set()
+    secrets: set[str] = set()
     for name, value in environment:
         if _SECRET_VARIABLE.search(name):
-            found |= _forms(value)
+            secrets |= _forms(value)
             user, colon, password = value.partition(":")
             if colon and user and name.endswith("AUTH_STRING"):
-                found |= _forms(password)
+                secrets |= _forms(password)
         elif "@" in value and "://" in value:
             password = split_credentials(value).password or ""
-            found |= _forms(password)
-    return sorted(filter(_is_distinctive, found), key=len, reverse=True)
+            secrets |= _forms(password)
+    return sorted(filter(_is_distinctive, secrets), key=len, reverse=True)
 
 
 def _is_distinctive(secret: str) -> bool:

@@ -80,8 +80,8 @@ def styled_or_harmless(text: str) -> str:
     return "".join(part if place % 2 else harmless(part) for place, part in enumerate(parts))
 
 
-def _written_out(found: re.Match[str]) -> str:
-    return found[0].encode("unicode_escape", "surrogatepass").decode("ascii")
+def _written_out(match: re.Match[str]) -> str:
+    return match[0].encode("unicode_escape", "surrogatepass").decode("ascii")
 
 
 def protect_terminal() -> None:
@@ -130,8 +130,8 @@ def pasted_program(name: str) -> tuple[str, str]:
     activated; otherwise its path is returned. The second value is empty if nothing is needed.
     """
     beside = Path(sys.executable).parent / name
-    found = shutil.which(name)
-    if found and beside.exists() and Path(found).samefile(beside):
+    match = shutil.which(name)
+    if match and beside.exists() and Path(match).samefile(beside):
         return name, ""
     activate = beside.with_name("activate")
     if activate.exists():

@@ -103,17 +103,17 @@ def _narrow(place: Path, mode: int) -> None:
                 OSError
             ):  # another user's file, or a file system without modes
                 place.chmod(mode)
-            found = stat.S_IMODE(place.stat().st_mode)
-            if found & _OTHERS:
-                _tell(place, found)
+            present = stat.S_IMODE(place.stat().st_mode)
+            if present & _OTHERS:
+                _tell(place, present)
 
 
-def _tell(place: Path, found: int) -> None:
+def _tell(place: Path, present: int) -> None:
     if place.resolve() not in _told:
         _told.add(place.resolve())
         logger.warning(
             "Other users of this machine may read %s: its mode is %04o and cannot be changed to "
             "0700. Work in a folder of your own, on a file system that supports modes.",
             place,
-            found,
+            present,
         )

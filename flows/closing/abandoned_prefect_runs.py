@@ -86,14 +86,14 @@ def close(workspace: Path, work_of: WorkOf) -> list[str]:
         closer = _Closer(client, work_of, records)
         working = _working(client)
         for flow_run in working:
-            closer.look_at(flow_run)
+            closer.check_run(flow_run)
         for flow_run in closer.without_record:
-            closer.look_at_recordless(flow_run, workspace)
-        seen = {str(flow_run.id) for flow_run in working}
+            closer.check_unrecorded(flow_run, workspace)
+        working_ids = {str(flow_run.id) for flow_run in working}
         for record in records.values():
-            if record.flow_run_id not in seen:
-                closer.look_at_record(record)
-        return closer.said
+            if record.flow_run_id not in working_ids:
+                closer.check_record(record)
+        return closer.sentences
 
 
 class _Closer:
@@ -106,9 +106,9 @@ class _Closer:
         self._work_of = work_of
         self._records = records
         self.without_record: list[FlowRun] = []
-        self.said: list[str] = []
+        self.sentences: list[str] = []
 
-    def look_at(self, flow_run: FlowRun) -> None:
+    def check_run(self, flow_run: FlowRun) -> None:
         """Close an active run whose record belongs to a dead process; end a cancelled one."""
         record = self._records.get(str(flow_run.id))
         if record is None or (record.is_dead and _began_again(flow_run, record)):
@@ -120,7 +120,7 @@ class _Closer:
         elif record.is_alive and _must_stop(flow_run) and _stop(_process(record)):
             self._finish(flow_run, stopped=True)
 
-    def look_at_recordless(self, flow_run: FlowRun, workspace: Path) -> None:
+    def check_unrecorded(self, flow_run: FlowRun, workspace: Path) -> None:
         """Close an active run without a record if it is this folder's and no process executes it.
 
         A subflow ends with its parent.
@@ -139,7 +139,7 @@ class _Closer:
             elif _must_stop(flow_run) and all(map(_stop, processes)):
                 self._finish(flow_run, stopped=True)
 
-    def look_at_record(self, record: LiveRun) -> None:
+    def check_record(self, record: LiveRun) -> None:
         """Remove the record of a dead process whose run has ended, and correct the run's state."""
         try:
             flow_run = self._client.read_flow_run(UUID(record.flow_run_id))
@@ -172,7 +172,7 @@ class _Closer:
         state = _final_state(before, work)
         self._client.set_flow_run_state(flow_run.id, state, force=True)
         self._finish_tasks(flow_run, state)
-        self.said.append(f"{flow_run.name}: {state.name}, {state.message}")
+        self.sentences.append(f"{flow_run.name}: {state.name}, {state.message}")
         for child in self._children(flow_run):
             record = self._records.get(str(child.id))
             if record is None or record.is_dead:

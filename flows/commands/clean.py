@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from patchline.flows.closing.close_runs import tell_closed
 from patchline.flows.commands.switches import Json, Switch
-from patchline.pipeline.run_memory.cleaning import Cleaning, Removable, look, remove
+from patchline.pipeline.run_memory.cleaning import Cleaning, Removable, find_removable, remove
 from patchline.pipeline.terminal_words import counted, visible
 from patchline.pipeline.workspace import WORKSPACE
 
@@ -27,7 +27,7 @@ def clean(*, yes: Switch = False, as_json: Json = False) -> None:
         Remove what is listed. Without it, nothing is removed.
     """
     tell_closed()
-    cleaning = look(WORKSPACE)
+    cleaning = find_removable(WORKSPACE)
     gone = remove(WORKSPACE, cleaning) if yes else cleaning.removable
     if as_json:
         print(json.dumps(_summary(cleaning, gone, removed=yes), indent=2))
@@ -52,10 +52,10 @@ def _summary(cleaning: Cleaning, gone: Sequence[Removable], *, removed: bool) ->
 def _lines(cleaning: Cleaning, gone: Sequence[Removable], *, removed: bool) -> list[str]:
     lines = []
     for kind, meaning in _KINDS.items():
-        found = [each for each in gone if each.kind == kind]
-        if found:
-            lines.append(f"{_size(_bytes(found)):>11}  {meaning}:")
-        lines += [f"  {_size(each.bytes):>9}  {visible(str(each.path))}" for each in found]
+        of_kind = [each for each in gone if each.kind == kind]
+        if of_kind:
+            lines.append(f"{_size(_bytes(of_kind)):>11}  {meaning}:")
+        lines += [f"  {_size(each.bytes):>9}  {visible(str(each.path))}" for each in of_kind]
     lines += _kept(cleaning)
     files = f"{counted(sum(each.files for each in gone), 'file')}, {_size(_bytes(gone))}"
     if removed:
@@ -67,8 +67,8 @@ def _lines(cleaning: Cleaning, gone: Sequence[Removable], *, removed: bool) -> l
     return lines
 
 
-def _bytes(found: Sequence[Removable]) -> int:
-    return sum(each.bytes for each in found)
+def _bytes(removable: Sequence[Removable]) -> int:
+    return sum(each.bytes for each in removable)
 
 
 def _kept(cleaning: Cleaning) -> list[str]:

@@ -52,12 +52,12 @@ def diff(
     columns = table.model_dump(mode="json", exclude_defaults=True) if table else {}
     _check_used(columns, a, b)
     with shown():
-        found = compare(_manifest(a, columns), _manifest(b, columns))
+        result = compare(_manifest(a, columns), _manifest(b, columns))
     if as_json:
-        content = {"a": a, "b": b, "same": found.same, **found.model_dump(mode="json")}
+        content = {"a": a, "b": b, "same": result.same, **result.model_dump(mode="json")}
         print(json.dumps(content, indent=2))
     else:
-        print("\n".join(_lines(a, b, found)))
+        print("\n".join(_lines(a, b, result)))
 
 
 def _check_used(columns: Mapping[str, Any], a: str, b: str) -> None:
@@ -121,20 +121,20 @@ def _run_id(named: str) -> str:
     return str(interrupted_runs.named(named, WORKSPACE.resolve() / "runs").info.run_id)
 
 
-def _lines(a: str, b: str, found: DataDiff) -> list[str]:
-    counted = f"{found.images_before:,} images in {visible(a)}, {found.images:,} in {visible(b)}"
-    if found.same:
+def _lines(a: str, b: str, result: DataDiff) -> list[str]:
+    counted = f"{result.images_before:,} images in {visible(a)}, {result.images:,} in {visible(b)}"
+    if result.same:
         return [f"{counted}: the same images with the same labels."]
     parts = {
-        "added": list(found.added),
-        "removed": list(found.removed),
-        "changed": list(found.changed),
-        "moved": [f"{each.path} (was {each.before})" for each in found.moved],
+        "added": list(result.added),
+        "removed": list(result.removed),
+        "changed": list(result.changed),
+        "moved": [f"{each.path} (was {each.before})" for each in result.moved],
         "relabelled": [
-            f"{each.path} ({each.label_before} -> {each.label})" for each in found.relabelled
+            f"{each.path} ({each.label_before} -> {each.label})" for each in result.relabelled
         ],
     }
-    lines = [f"{counted}; {found.unchanged:,} unchanged."]
+    lines = [f"{counted}; {result.unchanged:,} unchanged."]
     for name, files in parts.items():
         lines.append(f"{name:<10} {len(files):>9,}")
         lines += [f"    {visible(each)}" for each in files[:_MOST_FILES]]

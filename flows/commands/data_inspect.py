@@ -57,14 +57,16 @@ def build(arguments: list[str]) -> Callable[..., None]:
             Settings of a run: --data.exclude findings.csv, --data.label-column species.
         """
         flags = settings.model_dump(exclude_unset=True, mode="json") if settings else {}
-        asked = config_files.requested(data, preset_name=preset, file=config, flags=flags)
-        found, folder = inspected(asked, out, check_labels)
+        request = config_files.requested(data, preset_name=preset, file=config, flags=flags)
+        inspected_data, folder = inspected(request, out, check_labels)
         if as_json:
             files = {"page": str(folder / PAGE), "table": str(folder / TABLE)}
-            print(json.dumps({**found.result.model_dump(mode="json"), **files}, indent=2))
+            print(json.dumps({**inspected_data.result.model_dump(mode="json"), **files}, indent=2))
         else:
-            own_model = None if check_labels else _own_model(asked.name or found.result.name)
-            _print(found, folder, own_model)
+            own_model = (
+                None if check_labels else _own_model(request.name or inspected_data.result.name)
+            )
+            _print(inspected_data, folder, own_model)
 
     # The composed class exists only here, so the annotation is not a name that could be looked up.
     inspect.__annotations__["settings"] = Annotated[chosen | None, Parameter(name="*")]
@@ -72,12 +74,12 @@ def build(arguments: list[str]) -> Callable[..., None]:
 
 
 def inspected(
-    asked: RunConfig, out: Path | None, check_labels: str | None = None
+    request: RunConfig, out: Path | None, check_labels: str | None = None
 ) -> tuple[Inspected, Path]:
     """Inspect the data, and write the page and the table into a folder.
 
     Args:
-        asked: the config of a run; with a preset, its training is planned.
+        request: the config of a run; with a preset, its training is planned.
         out: the folder; by default below `.patchline/inspections`.
         check_labels: the model that searches for label errors.
 
@@ -100,24 +102,24 @@ def inspected(
             "that you may write to."
         )
     workspace = place()
-    ingestion.check_source(asked, workspace, to_train=False)
+    ingestion.check_source(request, workspace, to_train=False)
     with shown():
-        judge = _judge(check_labels, asked, workspace)
-        display().stage(f"Inspecting the data ({asked.data.path or asked.data.source})")
-        found = inspect_data(asked, workspace, display().advance, judge)
-        if asked.preset:
-            found = _with_plan(found, asked, workspace)
-        result = found.result
+        judge = _judge(check_labels, request, workspace)
+        display().stage(f"Inspecting the data ({request.data.path or request.data.source})")
+        inspected_data = inspect_data(request, workspace, display().advance, judge)
+        if request.preset:
+            inspected_data = _with_plan(inspected_data, request, workspace)
+        result = inspected_data.result
         below = workspace / "inspections" / f"{result.name}-{result.fingerprint[:8]}"
         folder = below if out is None else out.resolve()
         with storage_errors(folder):
             make_folder(folder)
-        write_page(found, folder / PAGE)
-        write_table(result, found.manifest, folder / TABLE)
-    return found, folder
+        write_page(inspected_data, folder / PAGE)
+        write_table(result, inspected_data.manifest, folder / TABLE)
+    return inspected_data, folder
 
 
-def _judge(model: str | None, asked: RunConfig, workspace: Path) -> Judge | None:
+def _judge(model: str | None, request: RunConfig, workspace: Path) -> Judge | None:
     """Return what searches for label errors; None if nobody asked for it."""
     if model is None:
         return None
@@ -125,28 +127,28 @@ def _judge(model: str | None, asked: RunConfig, workspace: Path) -> Judge | None
     from patchline.flows.commands.label_judge import version_judge
     from patchline.pipeline.data.manifests.source_listing import uses_labels
 
-    if not uses_labels(asked):
+    if not uses_labels(request):
         raise ConfigError(
-            f"--check-labels {model} compares labels, but the objective {asked.objective.name} "
+            f"--check-labels {model} compares labels, but the objective {request.objective.name} "
             "uses none. Leave one of them out."
         )
     tell_closed()
     return version_judge(model, workspace, display().advance)
 
 
-def _with_plan(found: Inspected, asked: RunConfig, workspace: Path) -> Inspected:
+def _with_plan(inspected_data: Inspected, request: RunConfig, workspace: Path) -> Inspected:
     """Return the inspection with the plan of a run, or a note why a run stops."""
     from patchline.flows.training.dry_run import dry_run
     from patchline.pipeline.workers import worker_start
 
-    result = found.result
+    result = inspected_data.result
     try:
         with worker_start.prepared_workers():
-            plan = dry_run(asked, workspace).plan
+            plan = dry_run(request, workspace).plan
         added = {"plan": tuple(plan.lines()) if plan else ()}
     except UserError as error:
         added = {"notes": (*result.notes, f"no plan was made, because a run would stop: {error}")}
-    return replace(found, result=result.model_copy(update=added))
+    return replace(inspected_data, result=result.model_copy(update=added))
 
 
 def _own_model(name: str) -> str | None:
@@ -164,23 +166,23 @@ def _own_model(name: str) -> str | None:
     return name if version else None
 
 
-def _print(found: Inspected, folder: Path, own_model: str | None) -> None:
+def _print(inspected_data: Inspected, folder: Path, own_model: str | None) -> None:
     from rich.console import Console
 
     from patchline.pipeline.inspection.terminal_report import terminal_report
 
     console = Console(highlight=False, markup=False, emoji=False)
-    for part in terminal_report(found.result):
+    for part in terminal_report(inspected_data.result):
         console.print(part)
     table = pasted_path(str(folder / TABLE))
     lines = [
         f"\nPage with the images: {visible(pasted_path(str(folder / PAGE)))}",
         f"Table of findings:    {visible(table)}",
     ]
-    if not found.result.plan:
+    if not inspected_data.result.plan:
         lines.append("Training plan:        add --preset balanced")
     if own_model:
         lines.append(f"Likely label errors:  add --check-labels {pasted_path(own_model)}")
-    if found.result.findings:
+    if inspected_data.result.findings:
         lines.append(f"Leave out what it marks `yes` under `exclude`: --data.exclude {table}")
     console.print("\n".join(lines), soft_wrap=True)

@@ -61,9 +61,9 @@ def build(arguments: list[str]) -> Callable[..., None]:
                 "most 1000. Choose smaller numbers."
             )
         flags = settings.model_dump(exclude_unset=True, mode="json") if settings else {}
-        asked = config_files.requested(data, preset_name=preset, file=config, flags=flags)
+        request = config_files.requested(data, preset_name=preset, file=config, flags=flags)
         file = picture or WORKSPACE.resolve() / _PICTURE
-        resolved = _draw(asked, file, images, epochs)
+        resolved = _draw(request, file, images, epochs)
         if as_json:
             chosen_augmentation = resolved.augmentation.model_dump(mode="json")
             print(json.dumps({"picture": str(file), "augmentation": chosen_augmentation}))
@@ -75,13 +75,13 @@ def build(arguments: list[str]) -> Callable[..., None]:
     return preview
 
 
-def _draw(asked: RunConfig, file: Path, images: int, epochs: int) -> RunConfig:
+def _draw(request: RunConfig, file: Path, images: int, epochs: int) -> RunConfig:
     """Draw what a run with these settings would show: with a preset, that is planned first."""
     from patchline.flows.training.dry_run import dry_run
     from patchline.pipeline.training.previews.previewing import save_preview
     from patchline.pipeline.workers import worker_start
 
     with shown(), worker_start.prepared_workers():
-        resolved = dry_run(asked, place())
+        resolved = dry_run(request, place())
     save_preview(resolved.config, resolved.data, file, images=images, epochs=epochs)
     return resolved.config

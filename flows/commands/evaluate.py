@@ -92,13 +92,13 @@ def _print_evaluation(
     if out is not None and out.exists() and not out.is_dir():
         raise ConfigError(f"--out {out} is a file. Set it to a folder for the report.")
     with shown():
-        found, run = evaluate_model(model, data, choices, columns)
+        result, run = evaluate_model(model, data, choices, columns)
     if out is not None:
-        shutil.copytree(found.html.parent, out, dirs_exist_ok=True)
+        shutil.copytree(result.html.parent, out, dirs_exist_ok=True)
     if as_json:
-        print(json.dumps(_as_json(found, run), indent=2))
+        print(json.dumps(_as_json(result, run), indent=2))
     else:
-        print("\n".join(map(visible, _lines(found))))
+        print("\n".join(map(visible, _lines(result))))
 
 
 def evaluate_model(
@@ -135,11 +135,11 @@ def evaluate_model(
     display().stage(f"Evaluating {reference.name}, version {reference.version}, on {data}")
     chosen = choose_images(reference, config, choices, workspace, display().advance)
     with tracked_run.open_run(new, workspace / "runs") as run:
-        found = evaluate_version(
+        result = evaluate_version(
             chosen, choices, workspace, run.folder / "report", display().advance
         )
-        _log(run, found)
-    return found, run
+        _log(run, result)
+    return result, run
 
 
 def _params(
@@ -153,44 +153,44 @@ def _params(
     }
 
 
-def _log(run: tracked_run.TrackedRun, found: VersionEvaluation) -> None:
+def _log(run: tracked_run.TrackedRun, result: VersionEvaluation) -> None:
     from patchline.pipeline.data.manifests import manifest as manifests
     from patchline.pipeline.registry import registration
 
-    manifest_file = run.folder / "data" / f"{found.selection.fingerprint}.parquet"
-    manifests.save(found.selection.rows, manifest_file)
-    name = found.data.name
-    tracked_run.log_data(run, name, found.selection.fingerprint, manifest_file, "evaluation")
-    model_id = registration.logged_model_of(found.reference)
+    manifest_file = run.folder / "data" / f"{result.selection.fingerprint}.parquet"
+    manifests.save(result.selection.rows, manifest_file)
+    name = result.data.name
+    tracked_run.log_data(run, name, result.selection.fingerprint, manifest_file, "evaluation")
+    model_id = registration.logged_model_of(result.reference)
     if model_id is not None:
         registration.log_evaluated_model(run, model_id)
-    registration.log_report_metrics(run, model_id, found.report, name)
-    for file in sorted(found.html.parent.iterdir()):
+    registration.log_report_metrics(run, model_id, result.report, name)
+    for file in sorted(result.html.parent.iterdir()):
         tracked_run.log_file(run, file, "report")
 
 
-def _as_json(found: VersionEvaluation, run: tracked_run.TrackedRun) -> dict[str, Any]:
+def _as_json(result: VersionEvaluation, run: tracked_run.TrackedRun) -> dict[str, Any]:
     return {
-        "model": found.reference.name,
-        "version": found.reference.version,
+        "model": result.reference.name,
+        "version": result.reference.version,
         "run_id": run.run_id,
-        "split": found.report.split,
-        "images": len(found.selection.rows),
-        "data_fingerprint": found.selection.fingerprint,
-        "metrics": {key: value.model_dump() for key, value in found.report.metrics.items()},
-        "calibration": found.report.calibration.model_dump(),
-        "report": str(found.html),
-        "provenance": found.report.provenance.model_dump(),
-        "notes": list(found.selection.notes),
+        "split": result.report.split,
+        "images": len(result.selection.rows),
+        "data_fingerprint": result.selection.fingerprint,
+        "metrics": {key: value.model_dump() for key, value in result.report.metrics.items()},
+        "calibration": result.report.calibration.model_dump(),
+        "report": str(result.html),
+        "provenance": result.report.provenance.model_dump(),
+        "notes": list(result.selection.notes),
     }
 
 
-def _lines(found: VersionEvaluation) -> list[str]:
-    report, reference = found.report, found.reference
+def _lines(result: VersionEvaluation) -> list[str]:
+    report, reference = result.report, result.reference
     lines = [
         (
-            f"{reference.name}, version {reference.version}, on {found.data.name}: "
-            f"{len(found.selection.rows)} images, {report.errors} errors"
+            f"{reference.name}, version {reference.version}, on {result.data.name}: "
+            f"{len(result.selection.rows)} images, {report.errors} errors"
         )
     ]
     for key in _SHOWN:
@@ -200,11 +200,11 @@ def _lines(found: VersionEvaluation) -> list[str]:
                 f"  {METRICS[key].title:<28} {estimate.value:.3f}  (95% confidence interval "
                 f"{estimate.low:.3f} to {estimate.high:.3f})"
             )
-    lines += [f"  note: {note}" for note in found.selection.notes]
+    lines += [f"  note: {note}" for note in result.selection.notes]
     if not report.calibration.is_determined:
         lines.append(f"  calibration: {report.calibration.sentence()}")
     if report.warning:
         lines.append(f"  warning: {report.warning}")
-    path = os.path.relpath(found.html)
-    lines.append(f"  report: {found.html if path.startswith('..') else path}")
+    path = os.path.relpath(result.html)
+    lines.append(f"  report: {result.html if path.startswith('..') else path}")
     return lines

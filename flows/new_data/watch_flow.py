@@ -46,19 +46,19 @@ def retrain_when_new(config: RunConfig) -> State[Any]:
         if deployment.id:
             watched_folders.cancel_waiting(UUID(str(deployment.id)), UUID(own))
         try:
-            config, data, found = _looked_at(config, workspace)
+            config, data, new_images = _compared(config, workspace)
         except PipelineError as error:
             name = config.name or data_name(config)
             facts = {"name": name, "reason": str(error)}
             events.emit(event_kinds.RUN_FAILED, f"patchline.run.{flow_run.id}", facts)
             return failed(error)
         try:
-            return _train_if_enough(config, data, found, workspace)
+            return _train_if_enough(config, data, new_images, workspace)
         except PipelineError as error:  # the training has sent the event
             return failed(error)
 
 
-def _looked_at(config: RunConfig, workspace: Path) -> tuple[RunConfig, IngestedData, NewImages]:
+def _compared(config: RunConfig, workspace: Path) -> tuple[RunConfig, IngestedData, NewImages]:
     config = plugin_settings.checked_plugins(config)
     data = read_data(config, workspace)
     return config, data, compare_with_last_run(config.name or data.name, data)
@@ -67,9 +67,9 @@ def _looked_at(config: RunConfig, workspace: Path) -> tuple[RunConfig, IngestedD
 def _train_if_enough(
     config: RunConfig, data: IngestedData, found: NewImages, workspace: Path
 ) -> State[Any]:
-    name, asked = config.name or data.name, config.data.min_new_images
-    if not found.first and found.new < asked:
-        return _skip(name, found, asked)
+    name, least = config.name or data.name, config.data.min_new_images
+    if not found.first and found.new < least:
+        return _skip(name, found, least)
     _publish(name, found, "" if found.first else "That is enough to train again.")
     from patchline.flows.training.training_flow import training_flow  # slow, and often not needed
 
@@ -107,13 +107,13 @@ def compare_with_last_run(name: str, data: IngestedData) -> NewImages:
     return new_images.compare(before, manifests.load(data.manifest_file))
 
 
-def _skip(name: str, found: NewImages, asked: int) -> State[Any]:
-    reason = f"{found.words()}; data.min_new_images is {asked}"
-    _publish(name, found, f"Training needs at least {asked}, so nothing was trained.")
+def _skip(name: str, found: NewImages, least: int) -> State[Any]:
+    reason = f"{found.words()}; data.min_new_images is {least}"
+    _publish(name, found, f"Training needs at least {least}, so nothing was trained.")
     facts = {
         "name": name,
         "new_images": found.new,
-        "asked": asked,
+        "asked": least,
         "removed": found.removed,
         "relabelled": found.relabelled,
         "reason": reason,

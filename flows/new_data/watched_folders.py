@@ -45,7 +45,7 @@ class _Observation:
 _observations: dict[UUID, _Observation] = {}
 
 
-def look() -> None:
+def check_folders() -> None:
     """Start the run of each watch whose folder has changed, once the folder has settled.
 
     While a run of the watch is active or waiting, none is started; the change is seen afterwards.
@@ -55,11 +55,11 @@ def look() -> None:
     """
     from patchline.flows.schedules.deployments import deployments
 
-    found = [each for each in deployments(KIND) if not each.paused]
-    for gone in _observations.keys() - {each.id for each in found}:
-        del _observations[gone]
-    for watch in found:
-        _look_at(watch, _observations.setdefault(watch.id, _Observation()))
+    active = [each for each in deployments(KIND) if not each.paused]
+    for removed in _observations.keys() - {each.id for each in active}:
+        del _observations[removed]
+    for watch in active:
+        _check_folder(watch, _observations.setdefault(watch.id, _Observation()))
 
 
 def cancel_waiting(deployment_id: UUID, own: UUID) -> None:
@@ -77,37 +77,37 @@ def cancel_waiting(deployment_id: UUID, own: UUID) -> None:
                 flow_run_queries.cancel(client, flow_run, reason)
 
 
-def _look_at(watch: DeploymentResponse, seen: _Observation) -> None:
+def _check_folder(watch: DeploymentResponse, observation: _Observation) -> None:
     from patchline.flows.schedules.deployments import WATCH_FOLDER, name_of
 
     folder, name = Path(str(watch.labels[WATCH_FOLDER])), name_of(watch)
     began = time.monotonic()
-    if began < seen.not_before:
+    if began < observation.not_before:
         return
     try:
         now = snapshot(folder, watches.ignored_files(watch.parameters))
     except OSError as error:
         trouble = f"The folder {folder} of the watch '{name}' cannot be read ({error.strerror})."
-        if seen.trouble != trouble:  # warn once
-            seen.trouble = trouble
+        if observation.trouble != trouble:  # warn once
+            observation.trouble = trouble
             logger.warning("%s No run is started until it can be read.", trouble)
         return
-    seen.not_before = began + (time.monotonic() - began) / _CPU_SHARE
-    if seen.trouble:
+    observation.not_before = began + (time.monotonic() - began) / _CPU_SHARE
+    if observation.trouble:
         logger.warning("The folder %s of the watch '%s' can be read again.", folder, name)
-        seen.trouble = ""
+        observation.trouble = ""
     state = watches.load_state(name, watch.id)
     settings = watches.settings_digest(watch.parameters)
     if state is not None and (state.digest, state.settings) == (now.digest, settings):
-        _retry_if_interrupted(seen, state.flow_run_id)
+        _retry_if_interrupted(observation, state.flow_run_id)
         return
-    if seen.digest != now.digest:
-        seen.digest, seen.since = now.digest, began
-    if began - seen.since >= QUIET_SECONDS and not _has_unfinished_run(watch.id):
+    if observation.digest != now.digest:
+        observation.digest, observation.since = now.digest, began
+    if began - observation.since >= QUIET_SECONDS and not _has_unfinished_run(watch.id):
         _start(watch, name, folder, now, starts=1 + (state.starts if state else 0))
 
 
-def _retry_if_interrupted(seen: _Observation, flow_run_id: UUID) -> None:
+def _retry_if_interrupted(observation: _Observation, flow_run_id: UUID) -> None:
     """Retry the run of the last change if it was interrupted.
 
     A run that failed is left alone: with the same images it would fail again.
@@ -118,7 +118,7 @@ def _retry_if_interrupted(seen: _Observation, flow_run_id: UUID) -> None:
     from patchline.flows.prefect_client import asking
     from patchline.flows.schedules import retries
 
-    if seen.settled == flow_run_id:
+    if observation.settled == flow_run_id:
         return
     with asking() as client:
         try:
@@ -126,7 +126,7 @@ def _retry_if_interrupted(seen: _Observation, flow_run_id: UUID) -> None:
         except ObjectNotFound:  # somebody deleted it
             over = True
     if over:
-        seen.settled = flow_run_id
+        observation.settled = flow_run_id
 
 
 def _start(

@@ -19,7 +19,7 @@ _VARIABLES = ("PREFECT_SERVER_ENCRYPTION_KEY", "ORION_ENCRYPTION_KEY")
 _KEY_BYTES = 32
 
 
-def kept_apart(database: Path) -> dict[str, str]:
+def key_environment(database: Path) -> dict[str, str]:
     """Make the database private, and return the variable with the key for the server.
 
     Args:

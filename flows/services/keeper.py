@@ -66,7 +66,7 @@ DUTIES = (
     ("patchline.flows.approval.expiry:expire_overdue", 10.0),
     ("patchline.flows.schedules.missed_runs:drop_missed", 10.0),
     ("patchline.flows.schedules.missed_runs:continue_interrupted", 5.0),
-    ("patchline.flows.new_data.watched_folders:look", 2.0),
+    ("patchline.flows.new_data.watched_folders:check_folders", 2.0),
     (f"{restart_events.__name__}:announce", 5.0),
 )
 

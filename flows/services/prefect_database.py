@@ -29,7 +29,7 @@ def environment() -> dict[str, str]:
         return {**patient, **_chosen()}
     file = (WORKSPACE / "prefect.db").resolve()
     with storage_errors(file):
-        key = database_secrets.kept_apart(file)
+        key = database_secrets.key_environment(file)
     return {**patient, **key, _VARIABLE: sqlite_uri(file, asynchronous=True)}
 
 

@@ -103,12 +103,12 @@ class Servers:
         self._choose_port(program.name, port)
         return self._server(program.name)
 
-    def _choose_port(self, name: str, wanted: int) -> None:
+    def _choose_port(self, name: str, preferred: int) -> None:
         others = frozenset(port for other, port in self._ports.items() if other != name)
-        port = free_ports.first_free(wanted, others)
-        if port != wanted:
+        port = free_ports.first_free(preferred, others)
+        if port != preferred:
             title = name.replace("prefect", "Prefect").replace("mlflow", "MLflow")
-            self.notes.append(f"Port {wanted} is taken, so {title} uses port {port}.")
+            self.notes.append(f"Port {preferred} is taken, so {title} uses port {port}.")
         self._ports[name] = port
 
     def _address(self, name: str) -> str:

@@ -65,10 +65,10 @@ def supervised(folder: Path) -> Supervised | None:
     """
     if services := running_soon(folder):
         return Supervised.of(services)
-    return found_by_process(folder)
+    return supervisor_process(folder)
 
 
-def found_by_process(folder: Path) -> Supervised | None:
+def supervisor_process(folder: Path) -> Supervised | None:
     """Return the supervisor of a folder by its command line; none if it is not alive."""
     for process in service_processes.members(folder, service_processes.SUPERVISOR):
         return Supervised(process.pid, process.create_time())
@@ -81,7 +81,7 @@ def is_supervised_elsewhere(folder: Path) -> bool:
     The process id in the state says nothing: in another container, it is that of any process. The
     lock must stay held for a moment, because whoever checks a lock holds it, too.
     """
-    is_here = found_by_process(folder) is not None
+    is_here = supervisor_process(folder) is not None
     return not is_here and is_held(supervisor_lock(folder), _CHECK_SECONDS)
 
 

@@ -196,7 +196,7 @@ class Supervisor:
 
     def _look(self, process: SupervisedProcess) -> None:
         try:
-            happened = process.look()
+            happened = process.check()
         except OSError as error:
             happened = f"could not be started ({error})"
             process.popen = None

@@ -36,7 +36,7 @@ def log(text: str, level: int = logging.INFO) -> None:
         return
 
 
-class Shown(NamedTuple):
+class Progress(NamedTuple):
     """What the artifact says."""
 
     percent: float
@@ -49,7 +49,7 @@ class ProgressArtifact:
     def __init__(self, *, interval: float = INTERVAL_SECONDS) -> None:
         self._interval = interval
         self._changed = threading.Condition()
-        self._next: Shown | None = None
+        self._next: Progress | None = None
         self._thread: threading.Thread | None = None
         self._id: UUID | None = None
         self._failures = 0
@@ -69,7 +69,7 @@ class ProgressArtifact:
             new = self._thread is None and self._id is None
             if new and not at_once and time.monotonic() - self._began < _SHORT_SECONDS:
                 return
-            self._next = Shown(min(100.0, percent), words)
+            self._next = Progress(min(100.0, percent), words)
             if self._thread is None:
                 # Prefect keeps its settings and the current task in context variables.
                 context = contextvars.copy_context()
@@ -103,13 +103,13 @@ class ProgressArtifact:
         while True:
             with self._changed:
                 self._changed.wait_for(lambda: self._next is not None, _IDLE_SECONDS)
-                shown, self._next = self._next, None
-                if shown is None or self.given_up:
+                progress, self._next = self._next, None
+                if progress is None or self.given_up:
                     self._end()
                     return
-            self._write(shown)
+            self._write(progress)
             with self._changed:
-                if shown.percent >= 100:  # noqa: PLR2004 - percent
+                if progress.percent >= 100:  # noqa: PLR2004 - percent
                     self._end()
                     return
                 self._changed.wait_for(self._is_done, self._interval)
@@ -121,13 +121,13 @@ class ProgressArtifact:
         self._thread = None
         self._changed.notify_all()
 
-    def _write(self, shown: Shown) -> None:
-        percent = round(shown.percent, 1)
+    def _write(self, progress: Progress) -> None:
+        percent = round(progress.percent, 1)
         try:
             if self._id is None:
-                self._id = UUID(str(create_progress_artifact(percent, KEY, shown.words)))
+                self._id = UUID(str(create_progress_artifact(percent, KEY, progress.words)))
             else:
-                update_progress_artifact(self._id, percent, shown.words)
+                update_progress_artifact(self._id, percent, progress.words)
             self._failures = 0
         except Exception as error:  # noqa: BLE001 - showing progress must not disturb the work
             logger.debug("progress cannot be shown: %s", error)

@@ -83,14 +83,14 @@ def scheme_and_host(webhook: str) -> str:
     return f"{parts.scheme}://{host}{port}"
 
 
-def nearest(word: str, known: Sequence[str]) -> str:
+def nearest(word: str, names: Sequence[str]) -> str:
     """Return the remedy for an unknown name: the closest one, and all that exist."""
-    if not known:
+    if not names:
         return "No notifications exist yet."
     word = word.removeprefix(event_kinds.PREFIX)
-    close = difflib.get_close_matches(word, known, n=1, cutoff=0.5)
+    close = difflib.get_close_matches(word, names, n=1, cutoff=0.5)
     meant = f"Did you mean {close[0]}? " if close else ""
-    return f"{meant}Choose from: {', '.join(known)}."
+    return f"{meant}Choose from: {', '.join(names)}."
 
 
 def _event_name(word: str) -> str:

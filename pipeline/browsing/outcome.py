@@ -11,7 +11,7 @@ from patchline.pipeline.data.ingested_data import IngestedData
 from patchline.pipeline.data.seen_images import caveat_on_test_images
 from patchline.pipeline.evaluation.chosen_images import EXPLANATIONS, TITLES
 from patchline.pipeline.evaluation.evaluating import Evaluated
-from patchline.pipeline.initial_weights.recipe import shown
+from patchline.pipeline.initial_weights.recipe import display_name
 from patchline.pipeline.metrics.names import METRICS
 from patchline.pipeline.packaging.model_card import escaped
 from patchline.pipeline.pretraining.evaluating import PretrainingEvaluated
@@ -181,7 +181,7 @@ def _lineage(outcome: Outcome | EncoderOutcome) -> Iterator[tuple[str, str]]:
         yield "objective", escaped(config.objective.name)
     yield "model", f"{escaped(recipe(config))}, {trained.parameters:,} parameters"
     if config.model.init:
-        yield "initial weights", escaped(shown(config.model.init))
+        yield "initial weights", escaped(display_name(config.model.init))
     seen = data.seen_before.provenance
     yield "images seen", escaped(f"{seen.state}: {seen.sentence('the model')}")
     if trained.folds is not None:

@@ -196,10 +196,10 @@ def _ingested(
     check_slices(config.evaluation.slices if labelled else (), manifest.columns)
     if labelled and earlier is None and "leakage" not in data.accept:  # else it was checked before
         check_leakage(manifest)
-    wanted = split.wanted_splits(manifest, data.validation_fraction, data.test_fraction)
-    split_origin = split.origin(manifest, wanted)
+    fractions = split.split_fractions(manifest, data.validation_fraction, data.test_fraction)
+    split_origin = split.origin(manifest, fractions)
     manifest, split_notes, any_new = assign_splits(
-        manifest, config, wanted, listing.name, workspace, remember=remember
+        manifest, config, fractions, listing.name, workspace, remember=remember
     )
     fingerprint = manifests.fingerprint(manifest, values.mapping)
     file = workspace / "manifests" / f"{fingerprint}.parquet"
@@ -239,7 +239,7 @@ def _ingested(
         exclude=exclude,
         repeats=earlier.reference if earlier else None,
     )
-    splits = split_memory.file_of(workspace, wanted, data.split_seed) if wanted else None
+    splits = split_memory.file_of(workspace, fractions, data.split_seed) if fractions else None
     said_once = range_notes or (split_notes and any_new)
     return found, splits, not said_once
 
@@ -290,7 +290,7 @@ def _read(
 def assign_splits(
     manifest: pd.DataFrame,
     config: RunConfig,
-    wanted: dict[str, float],
+    fractions: dict[str, float],
     data_name: str,
     workspace: Path,
     *,
@@ -309,7 +309,7 @@ def assign_splits(
         test_fraction=data.test_fraction,
         seed=data.split_seed,
     )
-    if not wanted:
+    if not fractions:
         return *assign(), False
 
     def earlier() -> list[pd.DataFrame]:
@@ -318,7 +318,7 @@ def assign_splits(
         return [] if last is None else [last]
 
     movable = split.movable_rows(manifest)
-    with split_memory.opened(workspace, wanted, data.split_seed, earlier, data_name) as memory:
+    with split_memory.opened(workspace, fractions, data.split_seed, earlier, data_name) as memory:
         assigned, notes = assign(remembered=memory.table, scope=data_name)
         any_new = remember and memory.remember(assigned[movable])
     return assigned, notes, any_new

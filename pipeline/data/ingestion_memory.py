@@ -35,7 +35,7 @@ FORMAT = 3
 """Increase it when an ingestion finds something else in the same files."""
 
 
-class Kept(FrozenModel):
+class IngestionRecord(FrozenModel):
     """The result of an ingestion, and what it depends on beside the settings."""
 
     files: str
@@ -77,9 +77,9 @@ class IngestionMemory:
         if self._fresh or not self._settled or not self.file.is_file():
             return None
         try:
-            kept = Kept.model_validate_json(self.file.read_bytes())
-            if kept.files == self._files and self._is_there(kept):
-                return kept.data if self._damaged(set(kept.damaged)) == kept.damaged else None
+            record = IngestionRecord.model_validate_json(self.file.read_bytes())
+            if record.files == self._files and self._is_there(record):
+                return record.data if self._damaged(set(record.damaged)) == record.damaged else None
         except (OSError, ValidationError):
             return None  # a file is damaged or gone, so the images are read again
         return None
@@ -97,7 +97,7 @@ class IngestionMemory:
         damaged = rows[rows["status"] == "damaged"]
         opened = {printable(image.path) for image in self._listing.images}
         reasons = dict(zip(damaged["path"], damaged["reason"], strict=True))
-        kept = Kept(
+        record = IngestionRecord(
             files=self._files,
             manifest=digest_of(data.manifest_file).sha256,
             splits=digest_of(splits).sha256 if splits else "",
@@ -107,16 +107,19 @@ class IngestionMemory:
         )
         with storage_errors(self.file):
             make_folder(self.file.parent)
-        write_text(self.file, kept.model_dump_json())
+        write_text(self.file, record.model_dump_json())
 
-    def _is_there(self, kept: Kept) -> bool:
+    def _is_there(self, record: IngestionRecord) -> bool:
         """Return whether this workspace still holds the manifest and the splits."""
-        manifest, splits = kept.data.manifest_file, self._workspace / "splits" / kept.splits_file
+        manifest, splits = (
+            record.data.manifest_file,
+            self._workspace / "splits" / record.splits_file,
+        )
         return (
             manifest.resolve().parent == self._workspace / "manifests"
-            and digest_of(manifest).sha256 == kept.manifest
-            and (not kept.splits or digest_of(splits).sha256 == kept.splits)
-            and Path(kept.data.example_image).is_file()
+            and digest_of(manifest).sha256 == record.manifest
+            and (not record.splits or digest_of(splits).sha256 == record.splits)
+            and Path(record.data.example_image).is_file()
         )
 
     def _damaged(self, paths: set[str]) -> dict[str, str]:
@@ -124,7 +127,7 @@ class IngestionMemory:
         images = self._listing.images if paths else []
         again = [image for image in images if printable(image.path) in paths]
         rows = [
-            describe(self._listing.root, image, wanted=bool(image.label) or not self._labelled)
+            describe(self._listing.root, image, is_labelled=bool(image.label) or not self._labelled)
             for image in again
         ]
         return {row["path"]: row["reason"] for row in rows if row["status"] == "damaged"}
@@ -137,8 +140,8 @@ def _settings(config: RunConfig) -> str:
         data["search"] = search_memory.version()
     slices, mirroring = list(config.evaluation.slices), mirroring_settings(config)
     assumed = unmeasured_symmetries(config)
-    kept = [data, config.objective.name, slices, mirroring, assumed]
-    return json.dumps(kept, sort_keys=True)
+    record = [data, config.objective.name, slices, mirroring, assumed]
+    return json.dumps(record, sort_keys=True)
 
 
 def _listed(listing: ImageListing) -> bytes:

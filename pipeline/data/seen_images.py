@@ -11,7 +11,7 @@ from patchline.pipeline.provenance.provenance import Provenance, unused_words
 from patchline.pipeline.provenance.seen_images import CONTENT
 
 
-def seen_before(manifest_file: Path, provenance: Provenance) -> SeenBefore:
+def count_seen_images(manifest_file: Path, provenance: Provenance) -> SeenBefore:
     """Count the validation and test images that initial weights have seen.
 
     A validation image was seen if it was trained on, a test image also if it was used for model
@@ -25,9 +25,9 @@ def seen_before(manifest_file: Path, provenance: Provenance) -> SeenBefore:
     counts = {}
     for split in ("validation", "test"):
         of_split, seen = rows[rows["split"] == split], provenance.seen
-        found_N = seen.contain(of_split, CONTENT, trained_only=split == "validation")
-        counts[split] = int(found_N.sum())
-    related_N = seen.contain(of_split, ["group"]) & ~found_N  # of the test split, the last one
+        overlap_N = seen.contain(of_split, CONTENT, trained_only=split == "validation")
+        counts[split] = int(overlap_N.sum())
+    related_N = seen.contain(of_split, ["group"]) & ~overlap_N  # of the test split, the last one
     return SeenBefore(
         counts={split: count for split, count in counts.items() if count},
         related=int(related_N.sum()),
@@ -35,13 +35,13 @@ def seen_before(manifest_file: Path, provenance: Provenance) -> SeenBefore:
     )
 
 
-def with_seen(data: IngestedData, seen: SeenBefore) -> IngestedData:
+def with_seen_images(data: IngestedData, seen: SeenBefore) -> IngestedData:
     """Return the data with what its initial weights have seen of it, and notes about that."""
-    notes = (*data.notes, *notes_on_seen(seen, data.counts))
+    notes = (*data.notes, *seen_images_notes(seen, data.counts))
     return data.model_copy(update={"seen_before": seen, "notes": notes})
 
 
-def notes_on_seen(seen: SeenBefore, counts: Mapping[str, int]) -> list[str]:
+def seen_images_notes(seen: SeenBefore, counts: Mapping[str, int]) -> list[str]:
     """Return how many images were seen, and what that means for the metrics.
 
     Args:

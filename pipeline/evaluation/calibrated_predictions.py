@@ -12,19 +12,19 @@ from patchline.pipeline.metrics.temperature import TemperatureFit, fit_temperatu
 
 
 def calibrated(
-    table: pd.DataFrame, classes: tuple[str, ...], known: TemperatureFit | None = None
+    table: pd.DataFrame, classes: tuple[str, ...], temperature: TemperatureFit | None = None
 ) -> tuple[pd.DataFrame, TemperatureFit]:
     """Fit the temperature on all images but the test split; return the table of predictions and it.
 
     Args:
         table: rows of the manifest with `logits`.
         classes: the model's classes, in the order of its outputs.
-        known: the temperature, if it needs no fit.
+        temperature: the temperature, if it needs no fit.
 
     Raises:
         RunError: if the model's outputs are not finite numbers.
     """
-    fit = known or _fitted(table[table["split"] != "test"], classes)
+    fit = temperature or _fitted(table[table["split"] != "test"], classes)
     probabilities_NK = np.empty((len(table), len(classes)), np.float32)
     for rows in row_slices(probabilities_NK.shape):
         probabilities_NK[rows] = softmax(stacked(table["logits"].iloc[rows]), fit.temperature)

@@ -36,10 +36,10 @@ from patchline.pipeline.evaluation.report import EvaluationReport, evaluate, sav
 from patchline.pipeline.evaluation.trained_run import TrainedRun
 from patchline.pipeline.files.file_digest import digest_of
 from patchline.pipeline.frozen_model import FrozenModel
-from patchline.pipeline.initial_weights.recipe import shown
+from patchline.pipeline.initial_weights.recipe import display_name
 from patchline.pipeline.metrics.intervals import proportion
 from patchline.pipeline.metrics.temperature import by_member
-from patchline.pipeline.run_memory.stage_memory import Ingredients, kept
+from patchline.pipeline.run_memory.stage_memory import Ingredients, result_files
 from patchline.pipeline.training.train_result import TrainResult
 from patchline.pipeline.workers.event_log import Event
 from patchline.pipeline.workers.worker_process import run_worker
@@ -74,7 +74,7 @@ class Evaluated(FrozenModel):
 
 def ingredients(run: TrainedRun) -> Ingredients:
     """Return everything that determines the report; it lists all settings, so it depends on all."""
-    held_out = [file for each in _held_out(run) for file in kept(each.model_folder)]
+    held_out = [file for each in _held_out(run) for file in result_files(each.model_folder)]
     return {
         **run.ingredients,
         **run.config.flat(),
@@ -324,7 +324,7 @@ def about_run(run: TrainedRun) -> dict[str, str]:
         "Size": f"{image.height}x{image.width} pixels, {colours}",
         "Model": f"{config.model.name}, {trained.parameters:,} parameters",
         "Patch embedding": config.model.patch_embedding.name,
-        **({"Initial weights": shown(config.model.init)} if config.model.init else {}),
+        **({"Initial weights": display_name(config.model.init)} if config.model.init else {}),
         "Training": _training(trained),
         "Data version": data.fingerprint[:12],
     }

@@ -8,7 +8,7 @@ from patchline.pipeline.config import RunConfig
 from patchline.pipeline.data.ingested_data import IngestedData, PreparedData
 from patchline.pipeline.files.file_digest import digest_of
 from patchline.pipeline.run_memory import stage_keys
-from patchline.pipeline.run_memory.stage_memory import Ingredients, kept
+from patchline.pipeline.run_memory.stage_memory import Ingredients, result_files
 from patchline.pipeline.training.train_result import TrainResult
 
 
@@ -25,7 +25,7 @@ class TrainedRun:
     @property
     def ingredients(self) -> Ingredients:
         """Everything that determines the model's predictions: its files, images and plugins."""
-        files = {file.name: digest_of(file).sha256 for file in kept(self.trained.best)}
+        files = {file.name: digest_of(file).sha256 for file in result_files(self.trained.best)}
         return {
             "data": self.data.fingerprint,
             "images": repr(self.prepared.image),

@@ -69,7 +69,7 @@ class IgnoredFiles:
             start = end + 1
         return path if self.skips(path, path[start:], is_folder=False) else ""
 
-    def kept(self, paths: Iterable[str], on_ignored: OnIgnored | None = None) -> list[str]:
+    def remaining(self, paths: Iterable[str], on_ignored: OnIgnored | None = None) -> list[str]:
         """Return the paths of files that are not skipped; each skipped part is reported once."""
         folders: dict[str, str] = {}
         reported: set[str] = set()

@@ -28,23 +28,23 @@ def private_folder() -> Path:
     folder = Path(tempfile.gettempdir()) / f"patchline-{owner}"
     with contextlib.suppress(FileExistsError):
         folder.mkdir(_MODE)
-    found = folder.lstat()
+    status = folder.lstat()
     if os.name == "posix":
-        _check(folder, found)
-        if stat.S_IMODE(found.st_mode) != _MODE:  # ours, by an unusual umask or by hand
+        _check(folder, status)
+        if stat.S_IMODE(status.st_mode) != _MODE:  # ours, by an unusual umask or by hand
             folder.chmod(_MODE)
     return folder
 
 
-def _check(folder: Path, found: os.stat_result) -> None:
+def _check(folder: Path, status: os.stat_result) -> None:
     """Check that a name in a shared directory is a folder of this user's that nobody prepared."""
-    if stat.S_ISLNK(found.st_mode):
+    if stat.S_ISLNK(status.st_mode):
         fault = "is a link, which may lead anywhere"
-    elif not stat.S_ISDIR(found.st_mode):
+    elif not stat.S_ISDIR(status.st_mode):
         fault = "is not a folder"
-    elif found.st_uid != os.getuid():
-        fault = f"belongs to another user (number {found.st_uid})"
-    elif found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+    elif status.st_uid != os.getuid():
+        fault = f"belongs to another user (number {status.st_uid})"
+    elif status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
         fault = "may be written by other users"
     else:
         return

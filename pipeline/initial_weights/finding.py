@@ -16,14 +16,14 @@ from patchline.pipeline.files.access import is_readable
 from patchline.pipeline.files.atomic_files import storage_errors, write_text
 from patchline.pipeline.files.file_digest import digest_of
 from patchline.pipeline.initial_weights.known_checksums import publisher_of
-from patchline.pipeline.initial_weights.recipe import is_file, is_name, shown
+from patchline.pipeline.initial_weights.recipe import display_name, is_file, is_name
 from patchline.pipeline.initial_weights.record import (
     RECORD_FILE,
     TENSORS_FILE,
     InitialWeights,
     WeightsKind,
-    kept_folder,
     load_record,
+    weights_folder,
 )
 from patchline.pipeline.models.model_description import (
     DESCRIPTION_FILE,
@@ -63,7 +63,7 @@ class _Trained(NamedTuple):
     def name(self) -> str:
         """What the weights are, in a few words."""
         if self.kind == "file":
-            return shown(self.reference)
+            return display_name(self.reference)
         return self.reference if self.kind == "version" else f"run {self.reference[:8]}"
 
 
@@ -103,7 +103,7 @@ def find(
             return None
         reference = f"{name}/{champion}"
     if is_name(reference):
-        found = _of_name(reference, num_heads, workspace, download=download)
+        record = _of_name(reference, num_heads, workspace, download=download)
     elif is_file(reference):
         file = _checked_file(Path(reference).expanduser())
         own = file.name == WEIGHTS_FILE and file.with_name(DESCRIPTION_FILE).is_file()
@@ -115,23 +115,23 @@ def find(
             )
         trained = _Trained(str(file), "file", file.parent)
         as_given = str(file), file
-        found = (
+        record = (
             _of_training(trained, workspace) if own else _of_file(*as_given, num_heads, workspace)
         )
     else:
-        found = _of_training(_trained(reference, workspace / "runs"), workspace)
-    if sha256 not in (None, found.sha256):
+        record = _of_training(_trained(reference, workspace / "runs"), workspace)
+    if sha256 not in (None, record.sha256):
         raise ConfigError(
             f"model.init {reference} has changed since its weights were recorded: the SHA-256 was "
-            f"{str(sha256)[:12]}, and is {found.sha256[:12]} now. Restore the file, or remove "
+            f"{str(sha256)[:12]}, and is {record.sha256[:12]} now. Restore the file, or remove "
             "model.init_sha256."
         )
-    return found
+    return record
 
 
 def _kept(workspace: Path, sha256: str) -> InitialWeights | None:
     try:
-        return load_record(kept_folder(workspace, sha256))
+        return load_record(weights_folder(workspace, sha256))
     except FileNotFoundError:
         return None
 
@@ -164,9 +164,9 @@ def _of_name(
     from patchline.pipeline.initial_weights import named_weights
 
     named = named_weights.file_of(reference, download=download)
-    found = _of_file(reference, named.file, num_heads, workspace, named.license)
-    licensed = f"The license of {reference} is {found.license or 'not stated by the library'}."
-    return found.model_copy(update={"notes": (*found.notes, licensed)})
+    record = _of_file(reference, named.file, num_heads, workspace, named.license)
+    licensed = f"The license of {reference} is {record.license or 'not stated by the library'}."
+    return record.model_copy(update={"notes": (*record.notes, licensed)})
 
 
 def _of_file(
@@ -182,17 +182,17 @@ def _of_file(
     provenance = _published(reference, file, sha256, license_name, kept)
     if kept is not None and kept.code == code:
         changes = {"reference": reference, "license": license_name, "provenance": provenance}
-        found = kept.model_copy(update=changes)
-        if found != kept:
-            _write_record(found, workspace)
-        return found
+        record = kept.model_copy(update=changes)
+        if record != kept:
+            _write_record(record, workspace)
+        return record
     from patchline.pipeline.models.pretrained.layouts import convert
 
     converted = convert(file, num_heads=num_heads)
-    found = _converted_record(reference, sha256, code, converted)
-    found = found.model_copy(update={"license": license_name, "provenance": provenance})
-    _keep(found, converted.weights, workspace)
-    return found
+    record = _converted_record(reference, sha256, code, converted)
+    record = record.model_copy(update={"license": license_name, "provenance": provenance})
+    _keep(record, converted.weights, workspace)
+    return record
 
 
 def _published(
@@ -243,7 +243,7 @@ def _converted_record(
 
 
 def _keep(
-    found: InitialWeights,
+    record: InitialWeights,
     weights: Mapping[str, torch.Tensor],
     workspace: Path,
     provenance: Provenance | None = None,
@@ -251,17 +251,17 @@ def _keep(
     """Write the tensors, then the record, which is there only if the tensors are."""
     from patchline.pipeline.files.sealed_files import write_tensors
 
-    folder = kept_folder(workspace, found.sha256)
+    folder = weights_folder(workspace, record.sha256)
     with storage_errors(folder):
         seen = Provenance(provenance.own, provenance.inherited) if provenance else Provenance()
         write_tensors(folder / TENSORS_FILE, weights, as_metadata(seen))
-    _write_record(found, workspace)
+    _write_record(record, workspace)
 
 
-def _write_record(found: InitialWeights, workspace: Path) -> None:
-    folder = kept_folder(workspace, found.sha256)
+def _write_record(record: InitialWeights, workspace: Path) -> None:
+    folder = weights_folder(workspace, record.sha256)
     with storage_errors(folder):
-        write_text(folder / RECORD_FILE, found.model_dump_json(indent=2) + "\n")
+        write_text(folder / RECORD_FILE, record.model_dump_json(indent=2) + "\n")
 
 
 # -- what Patchline has trained --------------------------------------------------------------------
@@ -313,14 +313,14 @@ def _of_training(trained: _Trained, workspace: Path) -> InitialWeights:
         )
     file = trained.folder / WEIGHTS_FILE
     provenance = provenance_of(file, trained.name)
-    found = _trained_record(trained, description, digest_of(file).sha256, provenance)
-    kept = _kept(workspace, found.sha256)
+    record = _trained_record(trained, description, digest_of(file).sha256, provenance)
+    kept = _kept(workspace, record.sha256)
     if kept is None or kept.layout != OWN_LAYOUT:
         weights, _ = read_tensors(file)
-        _keep(found, weights, workspace, provenance)
-    elif found != kept:
-        _write_record(found, workspace)
-    return found
+        _keep(record, weights, workspace, provenance)
+    elif record != kept:
+        _write_record(record, workspace)
+    return record
 
 
 def _trained_record(

@@ -43,7 +43,7 @@ class Assignment(NamedTuple):
 
 
 def load_into(
-    model: nn.Module, found: InitialWeights, folder: Path, classes: Sequence[str]
+    model: nn.Module, start: InitialWeights, folder: Path, classes: Sequence[str]
 ) -> list[Assignment]:
     """Give a model its initial weights, and return what happened to each of them.
 
@@ -53,7 +53,7 @@ def load_into(
 
     Args:
         model: just built; its weights are overwritten.
-        found: describes the weights.
+        start: describes the weights.
         folder: holds their tensors.
         classes: of the model's outputs, in order; none for an encoder.
 
@@ -63,18 +63,18 @@ def load_into(
     """
     weights, _ = read_tensors(folder / TENSORS_FILE)
     head = _name_of_head(model, max(1, len(classes)))
-    loader = _Loader(model, found, weights, tuple(classes), head)
+    loader = _Loader(model, start, weights, tuple(classes), head)
     state = {name: loader.value_of(name, tensor) for name, tensor in model.state_dict().items()}
     loader.check_left_over()
     model.load_state_dict(state)
-    return [*loader.done, *_not_used(found)]
+    return [*loader.done, *_not_used(start)]
 
 
-def summary(found: InitialWeights, done: Sequence[Assignment]) -> str:
+def summary(start: InitialWeights, done: Sequence[Assignment]) -> str:
     """Return what happened, in one sentence."""
     counts = Counter(each.action for each in done)
     parts = [f"{counts[action]} {action}" for action in counts]
-    return f"initial weights of {found.origin} ({found.layout}): {', '.join(parts)}"
+    return f"initial weights of {start.origin} ({start.layout}): {', '.join(parts)}"
 
 
 def as_csv(done: Sequence[Assignment]) -> str:
@@ -92,12 +92,12 @@ class _Loader:
     def __init__(
         self,
         model: nn.Module,
-        found: InitialWeights,
+        start: InitialWeights,
         weights: Tensors,
         classes: tuple[str, ...],
         head: str,
     ) -> None:
-        self.model, self.found, self.weights, self.classes = model, found, weights, classes
+        self.model, self.start, self.weights, self.classes = model, start, weights, classes
         self.head = head
         self.done: list[Assignment] = []
 
@@ -110,7 +110,7 @@ class _Loader:
             return self._noted(name, own, "initialized")
         if old is None:
             raise ConfigError(
-                f"model.init {self.found.origin} has no weight '{name}', which the model needs. "
+                f"model.init {self.start.origin} has no weight '{name}', which the model needs. "
                 "Leave out the model's settings, or choose other weights."
             )
         if old.shape == own.shape:
@@ -125,7 +125,7 @@ class _Loader:
                 continue
             if not (_IN_HEAD.search(name) or _is_below(name, self.head)):
                 raise ConfigError(
-                    f"model.init {self.found.origin} has the weight '{name}', which the model does "
+                    f"model.init {self.start.origin} has the weight '{name}', which the model does "
                     "not have. Leave out the model's settings, or choose other weights."
                 )
             shape = _shape(tensor)
@@ -134,11 +134,11 @@ class _Loader:
     def _of_head(self, name: str, own: torch.Tensor, old: torch.Tensor | None) -> torch.Tensor:
         if old is None or old.shape[1:] != own.shape[1:]:
             return self._noted(name, own, "initialized")
-        if not self.classes and self.found.classes != ():
+        if not self.classes and self.start.classes != ():
             reason = "the encoder has no classes"
             self.done.append(Assignment(name, "not used", _shape(old), reason))
             return own
-        known = self.found.classes
+        known = self.start.classes
         if known == self.classes or (known is None and old.shape == own.shape):
             detail = "" if known else "the names of the file's classes are unknown"
             return self._noted(name, old, "used", detail or self._source(name))
@@ -157,7 +157,7 @@ class _Loader:
         if name.endswith("positions_1ND") and old.shape[2] == own.shape[2]:
             module = self.model.get_submodule(name.rpartition(".")[0])
             prefix, new_grid = _grid_of(module)
-            grid = self.found.grid or _square(old.shape[1] - prefix)
+            grid = self.start.grid or _square(old.shape[1] - prefix)
             if grid is not None:
                 resized = resized_positions(old, prefix, grid, new_grid)
                 return self._noted(name, resized, "resized", change)
@@ -168,7 +168,7 @@ class _Loader:
                 return self._noted(name, resized, "resized", change)
         raise ConfigError(
             f"The weight '{name}' has the shape {_shape(own)} in the model, but {_shape(old)} in "
-            f"model.init {self.found.origin}. Leave out the model's settings, or choose other "
+            f"model.init {self.start.origin}. Leave out the model's settings, or choose other "
             "weights."
         )
 
@@ -179,7 +179,7 @@ class _Loader:
         return value
 
     def _source(self, name: str) -> str:
-        names = self.found.sources.get(name)
+        names = self.start.sources.get(name)
         if names is None:
             return ""
         return ", ".join(names) or "zeros: the file has none"
@@ -214,5 +214,5 @@ def _shape(tensor: torch.Tensor) -> str:
     return "x".join(str(side) for side in tensor.shape) or "scalar"
 
 
-def _not_used(found: InitialWeights) -> list[Assignment]:
-    return [Assignment(name, "not used", "", reason) for name, reason in found.skipped.items()]
+def _not_used(start: InitialWeights) -> list[Assignment]:
+    return [Assignment(name, "not used", "", reason) for name, reason in start.skipped.items()]

@@ -158,9 +158,9 @@ def _library(module: str, prefix: str) -> Any:
         ) from error
 
 
-def _unknown(library: str, name: str, known: list[str]) -> ConfigError:
-    close = difflib.get_close_matches(name, known, n=3, cutoff=0.3)
-    hint = f" Did you mean {' or '.join(close)}?" if close else f" Try {known[0]}."
+def _unknown(library: str, name: str, names: list[str]) -> ConfigError:
+    close = difflib.get_close_matches(name, names, n=3, cutoff=0.3)
+    hint = f" Did you mean {' or '.join(close)}?" if close else f" Try {names[0]}."
     return ConfigError(f"{library} has no pre-trained ViT '{name}'.{hint}")
 
 

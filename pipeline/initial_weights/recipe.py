@@ -73,6 +73,6 @@ def settings_for(
     return {"training": {"trainable": "head"}} if trainable in (None, "head") else FINE_TUNING
 
 
-def shown(reference: str) -> str:
+def display_name(reference: str) -> str:
     """Return initial weights as pages name them: a file without its folder."""
     return reference if is_name(reference) or not is_file(reference) else Path(reference).name

@@ -9,7 +9,7 @@ from pydantic import Field, ValidationError
 
 from patchline.pipeline.errors import DamagedFileError
 from patchline.pipeline.frozen_model import FrozenModel
-from patchline.pipeline.initial_weights.recipe import shown
+from patchline.pipeline.initial_weights.recipe import display_name
 from patchline.pipeline.provenance.provenance import UNKNOWN, Provenance, ProvenanceSummary
 from patchline.pipeline.provenance.weights_record import provenance_of
 
@@ -66,15 +66,15 @@ class InitialWeights(FrozenModel):
         """What the weights are, in a few words."""
         if self.kind == "run":
             return f"run {self.reference[:8]}"
-        return shown(self.reference) if self.kind == "file" else self.reference
+        return display_name(self.reference) if self.kind == "file" else self.reference
 
 
-def kept_folder(workspace: Path, sha256: str) -> Path:
+def weights_folder(workspace: Path, sha256: str) -> Path:
     """Return the folder in the workspace for the weights of a file."""
     return workspace / FOLDER / sha256
 
 
-def provenance_of_kept(folder: Path) -> Provenance:
+def stored_provenance(folder: Path) -> Provenance:
     """Return the images that kept weights have seen, and whether these are all.
 
     Raises:
@@ -82,9 +82,9 @@ def provenance_of_kept(folder: Path) -> Provenance:
         DamagedFileError: if the description is not what was written.
     """
     record = load_record(folder)
-    stated, kept = record.provenance, provenance_of(folder / TENSORS_FILE, record.origin)
-    unknown = tuple(dict.fromkeys((*stated.unknown, *kept.unknown)))
-    return Provenance(kept.own, kept.inherited, stated.published, unknown)
+    stated, of_tensors = record.provenance, provenance_of(folder / TENSORS_FILE, record.origin)
+    unknown = tuple(dict.fromkeys((*stated.unknown, *of_tensors.unknown)))
+    return Provenance(of_tensors.own, of_tensors.inherited, stated.published, unknown)
 
 
 def load_record(folder: Path) -> InitialWeights:

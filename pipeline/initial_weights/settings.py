@@ -22,7 +22,7 @@ _OF_THE_SIZE = (*_DIMENSIONS, "num_heads")
 
 
 def with_initial_weights(
-    config: RunConfig, found: InitialWeights, classes: tuple[str, ...] | None = None
+    config: RunConfig, start: InitialWeights, classes: tuple[str, ...] | None = None
 ) -> RunConfig:
     """Return the config of a run that starts from the weights.
 
@@ -31,7 +31,7 @@ def with_initial_weights(
 
     Args:
         config: not resolved, or resolved by an earlier attempt.
-        found: the weights.
+        start: the weights.
         classes: of the run; None if they are not known.
 
     Raises:
@@ -39,29 +39,29 @@ def with_initial_weights(
     """
     settings = config.model_dump(mode="json")
     chosen = _set_by_user(config)
-    implied = {"model": found.settings}
+    implied = {"model": start.settings}
     for key in _DECIDED:
-        _check(f"model.{key}", chosen.get(key), found.settings.get(key), found)
+        _check(f"model.{key}", chosen.get(key), start.settings.get(key), start)
     if any(chosen.get(key) is None for key in _DIMENSIONS):  # else the size decides nothing
-        _check("model.size", chosen.get("size"), found.settings.get("size"), found)
+        _check("model.size", chosen.get("size"), start.settings.get("size"), start)
     reference = {
-        "init": found.reference,
-        "init_sha256": found.sha256,
+        "init": start.reference,
+        "init_sha256": start.sha256,
         "download": config.model.download,
     }
-    followed = _with_suitable_head(found, classes)
+    followed = _with_suitable_head(start, classes)
     model = config_files.merged(followed, {**chosen, **reference})
     trainable = config.training.trainable
-    is_frozen = found.kind == "file" or found.head_only
+    is_frozen = start.kind == "file" or start.head_only
     if trainable is None and (config.preset is None or not is_frozen):
         is_labelled = load_objective(config.objective.name).uses_labels
         trainable = "head" if is_frozen and is_labelled else "all"
     changes = {
-        "data": _of_images(config, found),
+        "data": _of_images(config, start),
         "training": {"trainable": trainable},
         "set_by_user": _listed_with(config, chosen),
     }
-    if found.head_only and trainable not in (None, "head"):
+    if start.head_only and trainable not in (None, "head"):
         settings = config_files.merged(settings, _fine_tuning(config))
     settings = config_files.merged({**settings, "model": model}, changes)
     return config_files.validated(_keeping(settings, config_files.dotted_keys(implied)))
@@ -119,16 +119,16 @@ def _listed_with(config: RunConfig, chosen: Settings) -> list[str] | None:
     return sorted({*_listed(config), *config_files.dotted_keys({"model": chosen})})
 
 
-def _with_suitable_head(found: InitialWeights, classes: tuple[str, ...] | None) -> Settings:
+def _with_suitable_head(start: InitialWeights, classes: tuple[str, ...] | None) -> Settings:
     """Return the settings of the weights, with a linear head for other classes.
 
     The hidden layer of a tanh head belongs to the classes of the pre-training (arXiv 2010.11929,
     section 3.2). It stays if the run has all of them, as a warm start does.
     """
-    is_kept = classes is None or (found.classes and set(found.classes) <= set(classes))
-    if found.settings.get("head") != "tanh" or is_kept:
-        return found.settings
-    return {**found.settings, "head": "linear"}
+    is_kept = classes is None or (start.classes and set(start.classes) <= set(classes))
+    if start.settings.get("head") != "tanh" or is_kept:
+        return start.settings
+    return {**start.settings, "head": "linear"}
 
 
 def _set_by_user(config: RunConfig) -> Settings:
@@ -159,51 +159,51 @@ def _without_null_dimensions(model: Settings) -> Settings:
 
 
 def _different(values: Mapping[str, Any], defaults: Mapping[str, Any]) -> Settings:
-    found: Settings = {}
+    settings: Settings = {}
     for key, value in values.items():
         if isinstance(value, Mapping):
             if inner := _different(value, defaults.get(key) or {}):
-                found[key] = inner
+                settings[key] = inner
         elif value != defaults.get(key):
-            found[key] = value
-    return found
+            settings[key] = value
+    return settings
 
 
 def _picked(values: Mapping[str, Any], keys: Collection[str], prefix: str) -> Settings:
     """Return the values with these dotted keys."""
-    found: Settings = {}
+    settings: Settings = {}
     for key, value in values.items():
         if isinstance(value, Mapping):
             if inner := _picked(value, keys, f"{prefix}{key}."):
-                found[key] = inner
+                settings[key] = inner
         elif f"{prefix}{key}" in keys:
-            found[key] = value
-    return found
+            settings[key] = value
+    return settings
 
 
-def _check(key: str, chosen: object, implied: object, found: InitialWeights) -> None:
+def _check(key: str, chosen: object, implied: object, start: InitialWeights) -> None:
     """Refuse a setting that contradicts the weights."""
     if chosen is None or chosen == implied:
         return
     has = f"has {implied}" if implied is not None else "decides it"
     raise ConfigError(
-        f"{key} is {chosen}, but model.init {found.origin} {has}. Leave out {key}, or choose other "
+        f"{key} is {chosen}, but model.init {start.origin} {has}. Leave out {key}, or choose other "
         "initial weights."
     )
 
 
-def _of_images(config: RunConfig, found: InitialWeights) -> Settings:
+def _of_images(config: RunConfig, start: InitialWeights) -> Settings:
     """Return the settings of the data that are not set: they follow the weights."""
     data = config.data
-    if found.channels not in _CHANNELS:
+    if start.channels not in _CHANNELS:
         raise ConfigError(
-            f"model.init {found.origin} takes images with {found.channels} channels, and Patchline "
+            f"model.init {start.origin} takes images with {start.channels} channels, and Patchline "
             "reads greyscale and RGB images. Choose other initial weights."
         )
-    channels = data.channels or found.channels
-    mean, std = (_for_channels(each, channels) for each in (found.mean, found.std))
+    channels = data.channels or start.channels
+    mean, std = (_for_channels(each, channels) for each in (start.mean, start.std))
     return {
-        "image_size": data.image_size or found.image_size,
+        "image_size": data.image_size or start.image_size,
         "channels": channels,
         "mean": data.mean or mean,
         "std": data.std or std,

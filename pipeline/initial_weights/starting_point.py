@@ -6,13 +6,13 @@ from pathlib import Path
 
 from patchline.pipeline.config import RunConfig
 from patchline.pipeline.data.ingested_data import SeenBefore
-from patchline.pipeline.data.seen_images import seen_before
+from patchline.pipeline.data.seen_images import count_seen_images
 from patchline.pipeline.frozen_model import FrozenModel
 from patchline.pipeline.initial_weights import finding, recipe, settings
 from patchline.pipeline.initial_weights.record import (
     InitialWeights,
-    kept_folder,
-    provenance_of_kept,
+    stored_provenance,
+    weights_folder,
 )
 from patchline.pipeline.tracking.tracked_run import INITIAL_RUN_TAG, LICENSE_TAG
 
@@ -100,10 +100,10 @@ def starting_point(
     )
     if found is None:
         return StartingPoint(config=settings.without_initial_weights(config), weights=None)
-    provenance = provenance_of_kept(kept_folder(workspace, found.sha256))
+    provenance = stored_provenance(weights_folder(workspace, found.sha256))
     seen = SeenBefore(provenance=provenance.summary)
     if manifest_file:
-        seen = seen_before(manifest_file, provenance)
+        seen = count_seen_images(manifest_file, provenance)
     return StartingPoint(
         config=settings.with_initial_weights(config, found, classes),
         weights=found,

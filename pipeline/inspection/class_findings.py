@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import pandas as pd
 
 from patchline.pipeline.data.manifests.manifest import examples
-from patchline.pipeline.data.manifests.same_images import FILE, GROUP, PIXELS, known, united
+from patchline.pipeline.data.manifests.same_images import FILE, GROUP, PIXELS, column_of, united
 from patchline.pipeline.data.symmetry.mirror_answer import MirrorSymmetry
 from patchline.pipeline.inspection.finding import Finding, finding_on_classes
 from patchline.pipeline.labels.class_names import suspicions
@@ -88,7 +88,8 @@ def _small(
     counts = {**of_usable, **dict.fromkeys(unreadable["label"], 0)}
     parts = rows[divided]
     units = pd.Series(
-        united(known(parts, FILE), known(parts, PIXELS), known(parts, GROUP)), index=parts.index
+        united(column_of(parts, FILE), column_of(parts, PIXELS), column_of(parts, GROUP)),
+        index=parts.index,
     )
     different = units.groupby(parts["label"]).nunique()
     stopping = [label for label in counts if different.get(label, 0) < needed_splits]

@@ -117,10 +117,10 @@ def inspect_data(
             *findings_on_duplicates(rows, given, near, grouped=data.group_near_duplicates),
         ]
     if uses_labels(config):
-        wanted = split.wanted_splits(manifest, data.validation_fraction, data.test_fraction)
+        fractions = split.split_fractions(manifest, data.validation_fraction, data.test_fraction)
         unreadable = unreadable_classes(manifest)
         divided = (given_splits(manifest) == "train").reset_index(drop=True)
-        splits = len(wanted) + 1
+        splits = len(fractions) + 1
         found += findings_on_classes(rows, divided, scanned.empty_classes, splits, unreadable)
     mapping = scanned.pixel_values.mapping
     mirror = mirror_symmetry(
@@ -164,10 +164,10 @@ def _with_splits(
         stops = [*stops, f"a run would stop: {scanned.pixel_values.problem}"]
     if manifests.usable(manifest).empty:
         return manifest, "no image can be read", stops or ["a run would stop: no image can be read"]
-    wanted = split.wanted_splits(manifest, data.validation_fraction, data.test_fraction)
+    fractions = split.split_fractions(manifest, data.validation_fraction, data.test_fraction)
     try:
         assigned, _, _ = ingestion.assign_splits(
-            manifest, config, wanted, scanned.name, workspace, remember=False
+            manifest, config, fractions, scanned.name, workspace, remember=False
         )
     except DataError as error:
         unassigned = (manifest["status"] == "ok") & (manifest["split"] == "")
@@ -176,7 +176,7 @@ def _with_splits(
             "as given by the data; a run cannot split it",
             stops or [f"a run would stop: {error}"],
         )
-    return assigned, split.origin(manifest, wanted), stops
+    return assigned, split.origin(manifest, fractions), stops
 
 
 def _sorted(found: list[Finding]) -> tuple[Finding, ...]:

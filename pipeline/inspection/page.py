@@ -34,7 +34,7 @@ class _Picture(NamedTuple):
     tiny: bool
 
 
-class _Shown(NamedTuple):
+class _PagedFinding(NamedTuple):
     """A finding with its pictures."""
 
     finding: Finding
@@ -47,10 +47,10 @@ class _Shown(NamedTuple):
     unnamed: int
 
 
-def write_page(found: Inspected, file: Path) -> None:
+def write_page(inspected: Inspected, file: Path) -> None:
     """Write the page: a single file without scripts, links to other files, or a network."""
-    result = found.result
-    known = found.manifest.drop_duplicates("path").set_index("path")
+    result = inspected.result
+    rows = inspected.manifest.drop_duplicates("path").set_index("path")
     labels = sorted(result.classes, key=lambda label: -result.classes[label])
     text = render(
         "inspection.html.j2",
@@ -59,7 +59,7 @@ def write_page(found: Inspected, file: Path) -> None:
         verdict=verdict(result),
         looks=looks(result),
         notes=[visible(note) for note in result.notes],
-        findings=[_shown(finding, known, found) for finding in result.findings],
+        findings=[_paged(finding, rows, inspected) for finding in result.findings],
         labels=[(label, visible(label) or "-") for label in labels[:_MOST_CLASSES]],
         more_classes=max(0, len(labels) - _MOST_CLASSES),
         most=max(result.classes.values(), default=1),
@@ -67,7 +67,7 @@ def write_page(found: Inspected, file: Path) -> None:
     write_text(file, text)
 
 
-def _shown(finding: Finding, known: pd.DataFrame, found: Inspected) -> _Shown:
+def _paged(finding: Finding, rows: pd.DataFrame, inspected: Inspected) -> _PagedFinding:
     groups: list[list[_Picture]] = []
     more = ""
     if finding.kind not in _NOT_SHOWN:
@@ -79,11 +79,11 @@ def _shown(finding: Finding, known: pd.DataFrame, found: Inspected) -> _Shown:
             wanted = [finding.files[:most]]
         details = finding.details
         shown = [
-            [_picture(path, details.get(path, ""), known, found) for path in group]
+            [_picture(path, details.get(path, ""), rows, inspected) for path in group]
             for group in wanted
         ]
         groups = [pictures for group in shown if (pictures := [each for each in group if each])]
-    return _Shown(
+    return _PagedFinding(
         finding=finding,
         groups=groups,
         more=more,
@@ -95,17 +95,17 @@ def _shown(finding: Finding, known: pd.DataFrame, found: Inspected) -> _Shown:
     )
 
 
-def _picture(path: str, detail: str, known: pd.DataFrame, found: Inspected) -> _Picture | None:
+def _picture(path: str, detail: str, rows: pd.DataFrame, inspected: Inspected) -> _Picture | None:
     """Return an image with its caption; None if it cannot be read any more."""
     try:
-        with root_image_bytes(found.root, path) as data:
-            pixels = decode_image(data, 3, decode_jpeg, found.mapping)
+        with root_image_bytes(inspected.root, path) as data:
+            pixels = decode_image(data, 3, decode_jpeg, inspected.mapping)
     except UndecodableImageError:
         return None
     return _Picture(
         path=visible(path),
-        label=visible(str(known.loc[path, "label"])),
-        split=str(known.loc[path, "split"]),
+        label=visible(str(rows.loc[path, "label"])),
+        split=str(rows.loc[path, "split"]),
         detail=visible(detail),
         picture=thumbnail(pixels),
         tiny=max(pixels.shape[:2]) <= _TINY_SIDE,

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from patchline.pipeline.data.manifests.same_images import GROUP, content_numbers, known
+from patchline.pipeline.data.manifests.same_images import GROUP, column_of, content_numbers
 from patchline.pipeline.inspection.finding import Finding, Severity, finding_on_files
 
 Array = np.ndarray[Any, Any]
@@ -76,7 +76,7 @@ def _near(
 def _leakage(
     rows: pd.DataFrame, given: pd.Series[str], exact: pd.Series[Any], nearly: pd.Series[Any]
 ) -> list[Finding]:
-    grouped = known(rows, GROUP)
+    grouped = column_of(rows, GROUP)
     groups = grouped.where(grouped != "")
     same = _several(rows["split"], exact)
     group = _several(rows["split"], groups)

@@ -178,20 +178,20 @@ def precision_area(scores_N: Array, is_positive_N: Array) -> Area:
 
 
 def precision_summary(
-    found: Array, rank: Array, new: Array, value: float
+    hits: Array, rank: Array, new: Array, value: float
 ) -> tuple[float, float, float]:
     """Return an average precision without its bias, drawn towards one half, and its variance.
 
     Args:
-        found: positives at or above a score, for some scores, those of all positives among them.
+        hits: positives at or above a score, for some scores, those of all positives among them.
         rank: samples at or above it.
         new: positives with this score.
         value: the average precision.
     """
     positives = int(new.sum())
-    half = found - new / 2
-    false = rank - found
-    spread = false + 2 * false**2 / (np.maximum(found, 1) * positives)
+    half = hits - new / 2
+    false = rank - hits
+    spread = false + 2 * false**2 / (np.maximum(hits, 1) * positives)
     excess = spread / np.maximum(half + false, 0.5) ** 2
     unbiased = half / np.maximum(half + false, 0.5) / (1 + excess)
     shrunk = (value * positives + 0.5) / (positives + 1)

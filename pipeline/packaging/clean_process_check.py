@@ -86,8 +86,8 @@ def check_package(folder: Path, package: PackagedModel) -> PackageCheck:
         if done.returncode != 0:
             last = done.stderr.strip().splitlines() or ["no message"]
             return _failed(f"it fails to load or to predict: {last[-1][:300]}")
-        found = json.loads(done.stdout.splitlines()[-1])
-        return _judged(found, package, images)
+        answer = json.loads(done.stdout.splitlines()[-1])
+        return _judged(answer, package, images)
 
 
 def _damage(artifacts: Path) -> str:
@@ -102,15 +102,15 @@ def _damage(artifacts: Path) -> str:
     return ""
 
 
-def _judged(found: dict[str, Any], package: PackagedModel, images: list[Path]) -> PackageCheck:
-    milliseconds = statistics.median(found["milliseconds"])
-    if found["modules"]:
+def _judged(answer: dict[str, Any], package: PackagedModel, images: list[Path]) -> PackageCheck:
+    milliseconds = statistics.median(answer["milliseconds"])
+    if answer["modules"]:
         return _failed(
-            f"it imports {', '.join(found['modules'])}, which a package must not depend on"
+            f"it imports {', '.join(answer['modules'])}, which a package must not depend on"
         )
     here = package.answers(list(images), top_k=len(package.classes))
     largest = max(
-        _difference(own, other) for own, other in zip(here, found["answers"], strict=True)
+        _difference(own, other) for own, other in zip(here, answer["answers"], strict=True)
     )
     if not largest <= TOLERANCE:
         return PackageCheck(

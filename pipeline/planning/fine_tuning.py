@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 
 from patchline.pipeline import config_files
 from patchline.pipeline.initial_weights import recipe
-from patchline.pipeline.planning.asked import Asked
 from patchline.pipeline.planning.facts import Plan, PlanFacts
 from patchline.pipeline.planning.plan import images_by_training
+from patchline.pipeline.planning.user_settings import UserSettings
 from patchline.pipeline.presets import PRESETS
 from patchline.pipeline.terminal_words import duration
 
@@ -42,19 +42,19 @@ def fine_tuning_plan(facts: PlanFacts, user_settings: Mapping[str, Any]) -> Plan
         facts: data, machine, and the measured speed of the features.
         user_settings: what the user has set, by dotted key; never changed.
     """
-    asked = Asked(user_settings)
+    user = UserSettings(user_settings)
     speed = next((each.images_per_second for each in facts.speeds if each.candidate == FEATURES), 0)
     cost = _cost(facts, speed) if speed else None
-    epochs = asked.get("training.epochs") or _fitting_epochs(facts, asked, cost)
-    chosen = asked.get("training.trainable") or _chosen(facts, asked, cost, epochs)
+    epochs = user.get("training.epochs") or _fitting_epochs(facts, user, cost)
+    chosen = user.get("training.trainable") or _chosen(facts, user, cost, epochs)
     training = {"training": {"trainable": chosen}}
     if chosen != "head":
         training = config_files.merged(recipe.FINE_TUNING, training)
         training["training"]["epochs"] = max(1, epochs)
     return Plan(
-        settings=asked.without_set(training),
-        summary=_summary(asked, chosen, training),
-        reasons=tuple(_reasons(facts, asked, cost, chosen, epochs)),
+        settings=user.without_set(training),
+        summary=_summary(user, chosen, training),
+        reasons=tuple(_reasons(facts, user, cost, chosen, epochs)),
         images_per_second=(speed or 1.0) / (1.0 if chosen == "head" else _STEP),
         facts=facts,
     )
@@ -67,16 +67,16 @@ def _cost(facts: PlanFacts, speed: float) -> _Cost:
     return _Cost(every / speed, epoch / speed)
 
 
-def _seconds(facts: PlanFacts, asked: Asked) -> float:
+def _seconds(facts: PlanFacts, user: UserSettings) -> float:
     """Return how long all weights may be trained."""
-    return asked.seconds or PRESETS[facts.preset].minutes * 60
+    return user.seconds or PRESETS[facts.preset].minutes * 60
 
 
-def _fitting_epochs(facts: PlanFacts, asked: Asked, cost: _Cost | None) -> int:
+def _fitting_epochs(facts: PlanFacts, user: UserSettings, cost: _Cost | None) -> int:
     if cost is None:
         return _MOST_EPOCHS
-    left = _seconds(facts, asked) - (0.0 if asked.seconds else cost.features)
-    fits = sum(images_by_training(facts, asked)) / max(1, facts.data.training_images)
+    left = _seconds(facts, user) - (0.0 if user.seconds else cost.features)
+    fits = sum(images_by_training(facts, user)) / max(1, facts.data.training_images)
     return min(_MOST_EPOCHS, int(max(0.0, left) / (cost.epoch * fits)))
 
 
@@ -84,46 +84,46 @@ def _enough_images(facts: PlanFacts) -> bool:
     return facts.data.training_images >= _FEWEST_IMAGES * facts.data.classes
 
 
-def _repeated(asked: Asked) -> str:
+def _repeated(user: UserSettings) -> str:
     """Return the setting that repeats the training, if there is one.
 
     The comparison of the head with all weights needs one validation split.
     """
     settings = ("training.folds", "training.refit")
-    return next((name for name in settings if asked.get(name)), "")
+    return next((name for name in settings if user.get(name)), "")
 
 
-def _needs_all(asked: Asked) -> str:
+def _needs_all(user: UserSettings) -> str:
     """Return the setting that only a training run of all weights has, if there is one."""
     settings = ("training.average_last", "training.ensemble")
-    return next((name for name in settings if asked.get(name)), "")
+    return next((name for name in settings if user.get(name)), "")
 
 
-def _chosen(facts: PlanFacts, asked: Asked, cost: _Cost | None, epochs: int) -> str:
-    if _needs_all(asked):
+def _chosen(facts: PlanFacts, user: UserSettings, cost: _Cost | None, epochs: int) -> str:
+    if _needs_all(user):
         return "all"
-    if _repeated(asked):
+    if _repeated(user):
         return "head"
     enough_time = cost is not None and epochs >= _FEWEST_EPOCHS
-    if "training.epochs" in asked and cost is not None:
-        enough_time = epochs * cost.epoch <= _seconds(facts, asked)
+    if "training.epochs" in user and cost is not None:
+        enough_time = epochs * cost.epoch <= _seconds(facts, user)
     return "head_then_all" if enough_time and _enough_images(facts) else "head"
 
 
 # -- in words ----------------------------------------------------------------------------------
 
 
-def _summary(asked: Asked, chosen: str, settings: Mapping[str, Any]) -> tuple[str, str]:
-    side = asked.get("data.image_size")
+def _summary(user: UserSettings, chosen: str, settings: Mapping[str, Any]) -> tuple[str, str]:
+    side = user.get("data.image_size")
     pixels = f", for images of {side}x{side} pixels" if side else ""
     model = f"model: that of the initial weights{pixels}"
     if chosen == "head":
         return model, "training: the head alone, on features that are computed once"
     optimizer, training = settings["optimizer"], settings["training"]
-    rate = asked.get("optimizer.learning_rate", optimizer["learning_rate"])
-    decay = asked.get("optimizer.layer_decay", optimizer["layer_decay"])
-    limit = asked.get("training.time_limit")
-    long = f"for {limit}" if limit else _epochs(asked.get("training.epochs", training["epochs"]))
+    rate = user.get("optimizer.learning_rate", optimizer["learning_rate"])
+    decay = user.get("optimizer.layer_decay", optimizer["layer_decay"])
+    limit = user.get("training.time_limit")
+    long = f"for {limit}" if limit else _epochs(user.get("training.epochs", training["epochs"]))
     first = "the head, then all weights" if chosen == "head_then_all" else "all weights"
     return model, f"training: {first} {long}, learning rate {rate}, layer decay {decay}"
 
@@ -133,13 +133,13 @@ def _epochs(number: int) -> str:
 
 
 def _reasons(
-    facts: PlanFacts, asked: Asked, cost: _Cost | None, chosen: str, epochs: int
+    facts: PlanFacts, user: UserSettings, cost: _Cost | None, chosen: str, epochs: int
 ) -> list[str]:
     data, machine = facts.data, facts.machine
     known = f"{data.training_images:,} training images in {data.classes:,} classes"
-    if "training.trainable" in asked:
+    if "training.trainable" in user:
         return [f"{known}: training.trainable as set"]
-    if needed := _needs_all(asked):
+    if needed := _needs_all(user):
         return [f"{known}: {needed} needs a training run of all weights"]
     if cost is None:
         return [f"{known}: the speed is not known, so only the head is trained"]
@@ -150,21 +150,21 @@ def _reasons(
         f"measured {speed:.3g} images/s without gradients ({where}): the features of all "
         f"{every:,} images take about {duration(cost.features)}"
     )
-    return [measured, f"{known}: {_why(facts, asked, cost, chosen, epochs)}"]
+    return [measured, f"{known}: {_why(facts, user, cost, chosen, epochs)}"]
 
 
-def _why(facts: PlanFacts, asked: Asked, cost: _Cost, chosen: str, epochs: int) -> str:
+def _why(facts: PlanFacts, user: UserSettings, cost: _Cost, chosen: str, epochs: int) -> str:
     if chosen == "head_then_all":
         took = duration(epochs * cost.epoch)
         return (
             f"training all weights {_epochs(epochs)} takes about {took} more, and is kept only if "
             "it is significantly better on the validation images"
         )
-    if repeated := _repeated(asked):
+    if repeated := _repeated(user):
         return f"with {repeated}, only the head is fitted unless training.trainable is set"
     if not _enough_images(facts):
         return f"fewer than {_FEWEST_IMAGES} per class, too few to train all weights"
-    least = asked.get("training.epochs") or _FEWEST_EPOCHS
-    budget = asked.get("training.time_limit") or f"{PRESETS[facts.preset].minutes:g} minutes"
+    least = user.get("training.epochs") or _FEWEST_EPOCHS
+    budget = user.get("training.time_limit") or f"{PRESETS[facts.preset].minutes:g} minutes"
     took = duration(least * cost.epoch)
     return f"training all weights {_epochs(least)} would take about {took}, longer than {budget}"

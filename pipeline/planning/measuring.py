@@ -13,7 +13,7 @@ from patchline.pipeline.planning.facts import Speed
 from patchline.pipeline.planning.measuring_job import MeasuredCandidate, Measurement, MeasuringJob
 from patchline.pipeline.probing.features import seconds_per_image
 from patchline.pipeline.training.device import make_repeatable
-from patchline.pipeline.training.machine import choose_device, look
+from patchline.pipeline.training.machine import choose_device, detect_machine
 from patchline.pipeline.training.speed.precision import MOST_SECONDS, Chooser
 from patchline.pipeline.training.speed.thread_plan import (
     BUSY_CORES,
@@ -61,7 +61,7 @@ def _with_fewer_threads(
 ) -> _Step:
     """On a busy machine, measure with fewer threads too, as training will, and keep the best."""
     training = candidate.config.training
-    on_cpu = choose_device(training, look()) == "cpu"
+    on_cpu = choose_device(training, detect_machine()) == "cpu"
     if busy_cores <= BUSY_CORES or not on_cpu or threads_are_set(training):
         return step
     trial = trial_of(candidate.config, _image(candidate), job.num_classes, "float32")
@@ -84,7 +84,7 @@ class _Step(NamedTuple):
 
 def _step_seconds(job: MeasuringJob, candidate: MeasuredCandidate) -> _Step:
     config, image = candidate.config, _image(candidate)
-    device = torch.device(choose_device(config.training, look()))
+    device = torch.device(choose_device(config.training, detect_machine()))
     batch = max(2, min(_BATCH if device.type == "cpu" else _BATCH_ACCELERATOR, job.images))
     make_repeatable(config.training.threads)
     torch.manual_seed(0)
@@ -113,7 +113,7 @@ def _step_seconds(job: MeasuringJob, candidate: MeasuredCandidate) -> _Step:
 def _features_seconds(job: MeasuringJob, candidate: MeasuredCandidate) -> _Step:
     """Measure an image's pass without gradients."""
     config, image = candidate.config, _image(candidate)
-    device = torch.device(choose_device(config.training, look()))
+    device = torch.device(choose_device(config.training, detect_machine()))
     make_repeatable(config.training.threads)
     torch.manual_seed(0)
     model = build_model(config.model, image, job.num_classes).to(device).eval()

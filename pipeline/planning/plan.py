@@ -12,7 +12,6 @@ from typing import Any
 
 from patchline.pipeline.data.image_size import default_image_size
 from patchline.pipeline.planning import recipes, speed
-from patchline.pipeline.planning.asked import Asked
 from patchline.pipeline.planning.facts import Plan, PlanFacts
 from patchline.pipeline.planning.recipes import Length
 from patchline.pipeline.planning.tiers import (
@@ -25,6 +24,7 @@ from patchline.pipeline.planning.tiers import (
     tiers_for,
     tokens,
 )
+from patchline.pipeline.planning.user_settings import UserSettings
 from patchline.pipeline.presets import PRESETS
 from patchline.pipeline.terminal_words import duration
 from patchline.pipeline.training.part import images_of_fits
@@ -71,88 +71,88 @@ def plan(
         user_settings: what the user has set, by dotted key; never changed, and the rest fits it.
         given: keys of these that the user has set, if others follow from initial weights.
     """
-    asked = Asked(user_settings)
-    chosen, length = _chosen(facts, asked)
-    batch = asked.get("training.batch_size") or max(
+    user = UserSettings(user_settings)
+    chosen, length = _chosen(facts, user)
+    batch = user.get("training.batch_size") or max(
         recipes.batch_size(facts, chosen.tier, chosen.side, length),
-        _fewest_images_of_a_batch(asked),
+        _fewest_images_of_a_batch(user),
     )
-    decay, stochastic_depth = recipes.regularisation(asked, chosen.tier, batch, length)
+    decay, stochastic_depth = recipes.regularisation(user, chosen.tier, batch, length)
     training: Settings = {"batch_size": batch, "ema_decay": decay}
-    if asked.leaves_model and asked.leaves_embedding:
+    if user.leaves_model and user.leaves_embedding:
         training |= recipes.smaller_images_first(facts, chosen.tier, chosen.side, length)
-    training |= _planned_length(facts, asked, length)
+    training |= _planned_length(facts, user, length)
     settings: Settings = {
         **chosen.settings,
-        "optimizer": recipes.optimizer(facts, asked, chosen.tier, chosen.side, batch, length),
+        "optimizer": recipes.optimizer(facts, user, chosen.tier, chosen.side, batch, length),
         "training": training,
     }
     if recipes.is_mixed(facts, chosen.tier, chosen.side, length):
         training |= {"mixup": 0.2, "cutmix": 1.0}
-    if "model" in settings and stochastic_depth and asked.leaves_model:
+    if "model" in settings and stochastic_depth and user.leaves_model:
         settings["model"] = {**settings["model"], "stochastic_depth": stochastic_depth}
     augmentation, why = recipes.augmentation(facts, chosen.tier, chosen.side, length)
-    if asked.leaves_augmentation:
+    if user.leaves_augmentation:
         settings["augmentation"] = augmentation
-    settings = asked.without_set(settings)
+    settings = user.without_set(settings)
     follows = given is not None
     reasons = [
-        _why_model(facts, chosen, asked, follows=follows),
-        _why_length(facts, chosen, length, asked),
+        _why_model(facts, chosen, user, follows=follows),
+        _why_length(facts, chosen, length, user),
     ]
-    reasons += [why] if asked.leaves_augmentation else []
-    reasons += _why_mirrored(settings.get("model", {}), facts, asked)
-    reasons += _kept(asked.values if given is None else given)
-    reasons += [] if follows else _too_short(facts, asked, length, batch)
+    reasons += [why] if user.leaves_augmentation else []
+    reasons += _why_mirrored(settings.get("model", {}), facts, user)
+    reasons += _kept(user.values if given is None else given)
+    reasons += [] if follows else _too_short(facts, user, length, batch)
     return Plan(
         settings=settings,
-        summary=_summary(settings, asked, chosen, length),
+        summary=_summary(settings, user, chosen, length),
         reasons=tuple(reasons),
         images_per_second=length.images_per_second,
         facts=facts,
     )
 
 
-def _fewest_images_of_a_batch(asked: Asked) -> int:
+def _fewest_images_of_a_batch(user: UserSettings) -> int:
     """Return how many images a batch needs, so that every process gets two."""
-    processes = int(asked.get("training.processes", 1))
+    processes = int(user.get("training.processes", 1))
     return 2 * processes if processes > 1 else 1
 
 
 def candidates(facts: PlanFacts, user_settings: Mapping[str, Any]) -> list[Candidate]:
     """Return the models to choose from, the fastest first; one if the user has chosen it."""
-    asked = Asked(user_settings)
-    tiers = _tiers(facts, asked)
-    if not asked.leaves_model:
-        return [_candidate(OWN, tiers[1], facts, asked)]
-    return [_candidate(tier.name, tier, facts, asked) for tier in tiers]
+    user = UserSettings(user_settings)
+    tiers = _tiers(facts, user)
+    if not user.leaves_model:
+        return [_candidate(OWN, tiers[1], facts, user)]
+    return [_candidate(tier.name, tier, facts, user) for tier in tiers]
 
 
-def _tiers(facts: PlanFacts, asked: Asked) -> tuple[Tier, ...]:
+def _tiers(facts: PlanFacts, user: UserSettings) -> tuple[Tier, ...]:
     """Return the models to compare; those for small images need their own embedding."""
-    whole = asked.leaves_model and asked.leaves_embedding
+    whole = user.leaves_model and user.leaves_embedding
     return tiers_for(facts.data.median_side) if whole else TIERS
 
 
-def _candidate(name: str, tier: Tier, facts: PlanFacts, asked: Asked) -> Candidate:
+def _candidate(name: str, tier: Tier, facts: PlanFacts, user: UserSettings) -> Candidate:
     median = facts.data.median_side
-    planned = image_side(tier, median) if asked.leaves_embedding else default_image_size(median)
-    side = asked.get("data.image_size") or planned
+    planned = image_side(tier, median) if user.leaves_embedding else default_image_size(median)
+    side = user.get("data.image_size") or planned
     model: Settings = {}
-    if asked.leaves_model:
+    if user.leaves_model:
         sizes = {key: getattr(tier, key) for key in ("embed_dim", "depth", "num_heads", "mlp_dim")}
-        model = {**asked.dimensions(sizes), "pooling": "average", "residual_init": "zero"}
-    if asked.leaves_embedding and side >= _SMALLEST_WHITENED:
+        model = {**user.dimensions(sizes), "pooling": "average", "residual_init": "zero"}
+    if user.leaves_embedding and side >= _SMALLEST_WHITENED:
         number = halvings(side, pools_early=tier.pools_early)
         early = {"early_pooling": True} if tier.pools_early else {}
         model["patch_embedding"] = {"name": "whitened", "num_halvings": number, **early}
-    if asked.leaves_model and facts.data.mirror_symmetric and asked.leaves_augmentation:
-        keeps_no_positions = asked.get("model.positions", "none") == "none"
+    if user.leaves_model and facts.data.mirror_symmetric and user.leaves_augmentation:
+        keeps_no_positions = user.get("model.positions", "none") == "none"
         model |= _mirrored(model, tier) if keeps_no_positions else {"test_time_flip": True}
     if model:
         model["name"] = "vit"
     settings: Settings = {"model": model} if model else {}
-    if asked.leaves_embedding:  # an embedding that is set may not fit another size
+    if user.leaves_embedding:  # an embedding that is set may not fit another size
         settings["data"] = {"image_size": side}
     return Candidate(name, tier, side, settings)
 
@@ -168,17 +168,17 @@ def _mirrored(model: Settings, tier: Tier) -> Settings:
     }
 
 
-def _why_mirrored(model: Settings, facts: PlanFacts, asked: Asked) -> list[str]:
-    if not facts.data.mirror_symmetric and facts.data.mirror and asked.leaves_augmentation:
+def _why_mirrored(model: Settings, facts: PlanFacts, user: UserSettings) -> list[str]:
+    if not facts.data.mirror_symmetric and facts.data.mirror and user.leaves_augmentation:
         return [f"no mirror images: {facts.data.mirror}"]
     if model.get("patch_embedding", {}).get("mirror_equivariant"):
         return [_WHY_MIRRORED]
     return [_WHY_FLIPPED] if model.get("test_time_flip") else []
 
 
-def _chosen(facts: PlanFacts, asked: Asked) -> tuple[Candidate, Length]:
+def _chosen(facts: PlanFacts, user: UserSettings) -> tuple[Candidate, Length]:
     """Return the largest candidate that pays within the length, and that length."""
-    options = [(each, _length(facts, each, asked)) for each in candidates(facts, asked.values)]
+    options = [(each, _length(facts, each, user)) for each in candidates(facts, user.values)]
     for candidate, length in reversed(options):
         tier = candidate.tier
         enough_images = facts.data.training_images >= tier.training_images
@@ -191,54 +191,54 @@ def _chosen(facts: PlanFacts, asked: Asked) -> tuple[Candidate, Length]:
     return options[0]
 
 
-def images_by_training(facts: PlanFacts, asked: Asked) -> list[float]:
+def images_by_training(facts: PlanFacts, user: UserSettings) -> list[float]:
     """Return the images in an epoch of each training: one, or the folds and the last one."""
     return images_of_fits(
         max(1, facts.data.training_images),
         facts.data.validation_images,
-        folds=asked.get("training.folds"),
-        refit=bool(asked.get("training.refit")),
-        ensemble=bool(asked.get("training.ensemble")),
+        folds=user.get("training.folds"),
+        refit=bool(user.get("training.refit")),
+        ensemble=bool(user.get("training.ensemble")),
     )
 
 
-def _length(facts: PlanFacts, candidate: Candidate, asked: Asked) -> Length:
+def _length(facts: PlanFacts, candidate: Candidate, user: UserSettings) -> Length:
     """Return the length of the first training, which shares its time with all others."""
-    fits = images_by_training(facts, asked)
+    fits = images_by_training(facts, user)
     images, share = fits[0], fits[0] / sum(fits)
-    tiers = _tiers(facts, asked)
+    tiers = _tiers(facts, user)
     rate = speed.images_per_second(facts, candidate.tier, tiers, candidate.name)
-    knots = asked.get("training.step_plan")
+    knots = user.get("training.step_plan")
     if knots:
-        seen = knots[-1][2] * float(asked.get("training.batch_size") or _STEPS_OF_A_PLAN)
-    elif asked.seconds:
-        seen = rate * asked.seconds * share * TRAINING_SHARE
-    elif asked.get("training.epochs"):
-        seen = float(asked.get("training.epochs") * images)
+        seen = knots[-1][2] * float(user.get("training.batch_size") or _STEPS_OF_A_PLAN)
+    elif user.seconds:
+        seen = rate * user.seconds * share * TRAINING_SHARE
+    elif user.get("training.epochs"):
+        seen = float(user.get("training.epochs") * images)
     else:
         ambition = PRESETS[facts.preset]
-        most = _most_epochs(facts, asked) * images
+        most = _most_epochs(facts, user) * images
         seen = min(most, rate * ambition.minutes * 60 * share * TRAINING_SHARE)
     return Length(seen, seen / images, rate)
 
 
-def _most_epochs(facts: PlanFacts, asked: Asked) -> int:
-    side = asked.get("data.image_size") or image_side(TIERS[0], facts.data.median_side)
+def _most_epochs(facts: PlanFacts, user: UserSettings) -> int:
+    side = user.get("data.image_size") or image_side(TIERS[0], facts.data.median_side)
     epochs = PRESETS[facts.preset].epochs
     epochs = epochs // _FEWER_FOR_THUMBNAILS if side < THUMBNAIL else epochs
-    return int(min(epochs, asked.get("training.max_epochs") or epochs))
+    return int(min(epochs, user.get("training.max_epochs") or epochs))
 
 
-def _planned_length(facts: PlanFacts, asked: Asked, length: Length) -> Settings:
+def _planned_length(facts: PlanFacts, user: UserSettings, length: Length) -> Settings:
     """Return the settings of the length: epochs if there is time for all of them, else a limit.
 
     Speed is measured at one moment. If the machine is busy just then, or becomes busy later, a
     time limit follows what the training really reaches; fixed epochs would be too few or too long.
     """
-    if length_is_set(asked.values):
+    if length_is_set(user.values):
         return {}
-    most = _most_epochs(facts, asked)
-    if length.epochs >= most or "training.extends" in asked:
+    most = _most_epochs(facts, user)
+    if length.epochs >= most or "training.extends" in user:
         return {"epochs": max(1, round(length.epochs))}
     return {"time_limit": f"{PRESETS[facts.preset].minutes:g}m", "max_epochs": most}
 
@@ -253,20 +253,20 @@ def length_is_set(settings: Mapping[str, Any]) -> bool:
 
 
 def _summary(
-    settings: Settings, asked: Asked, chosen: Candidate, length: Length
+    settings: Settings, user: UserSettings, chosen: Candidate, length: Length
 ) -> tuple[str, str]:
     def value(key: str, default: object = "default") -> Any:
         found: Any = settings
         for part in key.split("."):
             found = found.get(part) if isinstance(found, dict) else None
-        return asked.get(key, default if found is None else found)
+        return user.get(key, default if found is None else found)
 
     model = f"{value('model.name', 'vit')}"
-    if asked.leaves_model:
+    if user.leaves_model:
         depth = value("model.depth")
         model += f" {value('model.embed_dim')} wide, {depth} block{'' if depth == 1 else 's'}"
     embedding = value("model.patch_embedding.name", "the default")
-    if asked.leaves_embedding:
+    if user.leaves_embedding:
         count = tokens(chosen.side, value("model.patch_embedding.num_halvings"))
         embedding = f"{embedding} ({count} tokens)"
     limit = value("training.time_limit", "")
@@ -282,39 +282,39 @@ def _summary(
     return f"model: {model}; {embedding} embedding of {pixels}", recipe
 
 
-def _why_model(facts: PlanFacts, chosen: Candidate, asked: Asked, *, follows: bool) -> str:
+def _why_model(facts: PlanFacts, chosen: Candidate, user: UserSettings, *, follows: bool) -> str:
     data = facts.data
     known = (
         f"{data.training_images:,} training images of {data.median_side} pixels in "
         f"{data.classes:,} classes"
     )
-    if not asked.leaves_model:
+    if not user.leaves_model:
         return f"{known}: the model {'of the initial weights' if follows else 'as set'}"
     return f"{known}: the {chosen.name} model ({chosen.tier.why})"
 
 
-def _why_length(facts: PlanFacts, chosen: Candidate, length: Length, asked: Asked) -> str:
+def _why_length(facts: PlanFacts, chosen: Candidate, length: Length, user: UserSettings) -> str:
     verb = "measured" if speed.is_measured(facts, chosen.name) else "estimated"
     machine = facts.machine
     where = machine.computes_on
     vector = f", {machine.vector_instructions}" if machine.vector_instructions else ""
     busy = f"; other programs used {facts.busy_cores:.1f} CPU cores" * is_busy(facts)
     known = f"{verb} {_number(length.images_per_second)} images/s ({where}{vector}{busy})"
-    limit, epochs = asked.get("training.time_limit"), _number(length.epochs)
-    fits = images_by_training(facts, asked)
+    limit, epochs = user.get("training.time_limit"), _number(length.epochs)
+    fits = images_by_training(facts, user)
     each = f" for each of {len(fits)} fits" if len(fits) > 1 else ""
     if limit:
         return f"{known}: {limit}, including validation, is about {epochs} epochs{each}"
     ambition = PRESETS[facts.preset]
-    most = _most_epochs(facts, asked)
-    if "time_limit" in _planned_length(facts, asked, length):
+    most = _most_epochs(facts, user)
+    if "time_limit" in _planned_length(facts, user, length):
         return (
             f"{known}: about {epochs} of at most {most} epochs{each} fit into the "
             f"{duration(ambition.minutes * 60)} of {facts.preset}, so that is the time limit"
         )
     whole = length.seconds / TRAINING_SHARE * sum(fits) / fits[0]
     took = f"{epochs} epochs{each} take about {duration(whole)}"
-    if length_is_set(asked.values):
+    if length_is_set(user.values):
         return f"{known}: {took}"
     aim = f"{facts.preset} aims at {duration(ambition.minutes * 60)}, at most {most} epochs"
     return f"{known}: {took} ({aim})"
@@ -325,14 +325,14 @@ def is_busy(facts: PlanFacts) -> bool:
     return facts.machine.device == "cpu" and facts.busy_cores > BUSY_CORES
 
 
-def _too_short(facts: PlanFacts, asked: Asked, length: Length, batch: int) -> list[str]:
+def _too_short(facts: PlanFacts, user: UserSettings, length: Length, batch: int) -> list[str]:
     """Return a sentence if the weights are updated too rarely for a good model."""
-    images = images_by_training(facts, asked)[0]
+    images = images_by_training(facts, user)[0]
     steps = math.ceil(images / batch) * length.epochs
-    if steps >= FEWEST_STEPS or asked.get("training.step_plan"):
+    if steps >= FEWEST_STEPS or user.get("training.step_plan"):
         return []
-    remedy = "a longer training.time_limit" if length_is_set(asked.values) else "a longer preset"
-    if asked.get("training.epochs"):
+    remedy = "a longer training.time_limit" if length_is_set(user.values) else "a longer preset"
+    if user.get("training.epochs"):
         remedy = "more training.epochs"
     words = (
         f"too short: about {_number(steps)} updates of the weights, but a model from random "

@@ -34,7 +34,7 @@ from patchline.pipeline.run_memory import stage_keys
 from patchline.pipeline.run_memory.stage_memory import Ingredients
 from patchline.pipeline.tracking import provenance
 from patchline.pipeline.training.config import duration_seconds
-from patchline.pipeline.training.machine import choose_device, seen
+from patchline.pipeline.training.machine import cached_machine, choose_device
 from patchline.pipeline.workers.worker_process import run_worker
 from patchline.pipeline.workspace import make_folder
 
@@ -103,7 +103,7 @@ class _Request(NamedTuple):
 
 
 def _request(config: RunConfig, data: IngestedData) -> _Request:
-    facts, settings = known_facts(config, data), asked_settings(config)
+    facts, settings = plan_facts(config, data), user_settings(config)
     if _is_warm_start(config):
         given = _given(config, settings)
         with_given = partial(warm_start_plan, given=given)
@@ -129,13 +129,13 @@ def with_plan(config: RunConfig, made: Plan) -> RunConfig:
     prefix = "optimizer."
     kept = {
         key.removeprefix(prefix): value
-        for key, value in asked_settings(config).items()
+        for key, value in user_settings(config).items()
         if key.startswith(prefix)
     }
     return config_files.validated({**planned, "optimizer": {**planned["optimizer"], **kept}})
 
 
-def asked_settings(config: RunConfig) -> dict[str, Any]:
+def user_settings(config: RunConfig) -> dict[str, Any]:
     """Return what the user has set, by dotted key.
 
     That is what was listed when the settings were read, and every value that is not the default:
@@ -166,15 +166,15 @@ def _flat(config: RunConfig) -> dict[str, Any]:
 
 
 def _value(settings: Mapping[str, Any], key: str) -> Any:
-    found: Any = settings
+    value: Any = settings
     for part in key.split("."):
-        found = found[part]
-    return found
+        value = value[part]
+    return value
 
 
-def known_facts(config: RunConfig, data: IngestedData) -> PlanFacts:
+def plan_facts(config: RunConfig, data: IngestedData) -> PlanFacts:
     """Return the facts that need no measurement."""
-    machine = seen()
+    machine = cached_machine()
     device = choose_device(config.training, machine)
     greyscale = config.data.channels == 1 if config.data.channels else data.greyscale
     return PlanFacts(
@@ -206,7 +206,7 @@ def ingredients(config: RunConfig, data: IngestedData) -> Ingredients:
     return {
         "data": data.fingerprint,
         "facts": request.facts.model_dump_json(),
-        "settings": json.dumps(asked_settings(config), sort_keys=True),
+        "settings": json.dumps(user_settings(config), sort_keys=True),
         "code": stage_keys.code(*CODE),
         **_measured_with(config),
         **given,
@@ -221,7 +221,7 @@ def _measured_with(config: RunConfig) -> Ingredients:
 
 
 def measuring_job(
-    config: RunConfig, data: IngestedData, facts: PlanFacts, asked: Mapping[str, Any]
+    config: RunConfig, data: IngestedData, facts: PlanFacts, set_keys: Mapping[str, Any]
 ) -> MeasuringJob:
     """Return the candidates for a run, and how long measuring them may take."""
     if _has_frozen_features(config):
@@ -232,14 +232,14 @@ def measuring_job(
         return _job(
             config, data, [MeasuredCandidate(name=FEATURES, config=whole, features_only=True)]
         )
-    unmeasured = plan(facts, asked).settings
-    known = [
+    unmeasured = plan(facts, set_keys).settings
+    measured = [
         MeasuredCandidate(
             name=each.name, config=_resolved(config, data, {**unmeasured, **each.settings})
         )
-        for each in candidates(facts, asked)
+        for each in candidates(facts, set_keys)
     ]
-    return _job(config, data, known)
+    return _job(config, data, measured)
 
 
 def _has_frozen_features(config: RunConfig) -> bool:
@@ -259,18 +259,18 @@ def _is_warm_start(config: RunConfig) -> bool:
     return bool(config.model.init) and not _has_frozen_features(config)
 
 
-def _given(config: RunConfig, asked: Mapping[str, Any]) -> set[str]:
+def _given(config: RunConfig, set_keys: Mapping[str, Any]) -> set[str]:
     """Return the keys of what the user has set, without what follows from the initial weights."""
     listed = set(config.set_by_user or ())
-    follow = {key for key in asked if key.startswith("model.") or key in _FOLLOW}
-    return {key for key in asked if key in listed or key not in follow}
+    follow = {key for key in set_keys if key.startswith("model.") or key in _FOLLOW}
+    return {key for key in set_keys if key in listed or key not in follow}
 
 
-def _job(config: RunConfig, data: IngestedData, known: list[MeasuredCandidate]) -> MeasuringJob:
+def _job(config: RunConfig, data: IngestedData, measured: list[MeasuredCandidate]) -> MeasuringJob:
     limit = config.training.time_limit
     seconds = duration_seconds(limit) * _SHARE_OF_LIMIT if limit else _MOST_SECONDS
     return MeasuringJob(
-        candidates=tuple(known),
+        candidates=tuple(measured),
         num_classes=len(data.classes),
         images=data.counts["train"],
         budget_seconds=min(_MOST_SECONDS, seconds),

@@ -9,7 +9,6 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from patchline.pipeline.planning.asked import Asked
 from patchline.pipeline.planning.facts import PlanFacts
 from patchline.pipeline.planning.tiers import (
     LARGEST_UNSHRUNK,
@@ -18,6 +17,7 @@ from patchline.pipeline.planning.tiers import (
     halvings,
     tokens,
 )
+from patchline.pipeline.planning.user_settings import UserSettings
 
 _BATCHES = (16, 32, 64, 128, 256)
 _BATCHES_ACCELERATOR = (*_BATCHES, 512, 1024)
@@ -95,10 +95,10 @@ def _activation_bytes(tier: Tier, side: int) -> float:
 
 
 def optimizer(
-    facts: PlanFacts, asked: Asked, tier: Tier, side: int, batch: int, length: Length
+    facts: PlanFacts, user: UserSettings, tier: Tier, side: int, batch: int, length: Length
 ) -> dict[str, Any]:
     """Return the settings of the optimizer that is chosen or set."""
-    name = asked.optimizer
+    name = user.optimizer
     steps = length.images_seen / batch
     common = {
         "name": name,
@@ -109,10 +109,10 @@ def optimizer(
     scale = math.sqrt(batch / _REFERENCE_BATCH)
     if name == "muon":
         rate = tier.learning_rate * scale
-        if _holds_norms(facts, asked, tier, side, batch, length):
+        if _holds_norms(facts, user, tier, side, batch, length):
             rate *= _HELD_FACTOR
             forgotten = max(_LEAST_FORGOTTEN, _FORGOTTEN_PER_EPOCH * length.epochs)
-            used = asked.get("optimizer.learning_rate", rate)
+            used = user.get("optimizer.learning_rate", rate)
             decay = min(forgotten, _MOST_FORGOTTEN) / (steps * used)
             common["weight_decay"] = min(_rounded(decay), _LARGEST_DECAY)
         betas = {"momentum": 0.95, "beta1": 0.9, "beta2": 0.95}
@@ -127,7 +127,7 @@ def optimizer(
 
 
 def _holds_norms(
-    facts: PlanFacts, asked: Asked, tier: Tier, side: int, batch: int, length: Length
+    facts: PlanFacts, user: UserSettings, tier: Tier, side: int, batch: int, length: Length
 ) -> bool:
     """Return whether the training is one for which the larger rate was found to be better.
 
@@ -138,8 +138,8 @@ def _holds_norms(
     if _are_photographs(facts):
         images, steps = _HELD_PHOTOGRAPHS, _HELD_STEPS_PHOTOGRAPHS
     return (
-        asked.leaves_model
-        and asked.leaves_embedding
+        user.leaves_model
+        and user.leaves_embedding
         and (tier.pools_early or tier.name in _HELD_TIERS)
         and side >= _PLAIN_SIDE
         and length.images_seen >= images * length.epochs
@@ -214,13 +214,15 @@ def _are_photographs(facts: PlanFacts) -> bool:
     return facts.data.median_side > LARGEST_UNSHRUNK
 
 
-def regularisation(asked: Asked, tier: Tier, batch: int, length: Length) -> tuple[float, float]:
+def regularisation(
+    user: UserSettings, tier: Tier, batch: int, length: Length
+) -> tuple[float, float]:
     """Return the decay of the moving average, and the stochastic depth.
 
     Muon with a rate that falls to zero ends at a better place than its average does while training
     is short.
     """
-    if asked.optimizer == "muon" and length.epochs < _STRONGER_EPOCHS:
+    if user.optimizer == "muon" and length.epochs < _STRONGER_EPOCHS:
         return 0.0, 0.0
     horizon = max(1.0, length.images_seen / batch * _AVERAGED_SHARE)
     decay = next((each for each in _DECAYS if 1 / (1 - each) <= horizon), _DECAYS[-1])

@@ -28,10 +28,10 @@ def images_per_second(facts: PlanFacts, tier: Tier, tiers: Sequence[Tier], name:
     measured = {speed.candidate: speed.images_per_second for speed in facts.speeds}
     if name in measured:
         return measured[name]
-    known = [each for each in tiers if each.name in measured]
-    if name == OWN or not known:
+    measured_tiers = [each for each in tiers if each.name in measured]
+    if name == OWN or not measured_tiers:
         return guessed(facts.machine, tier, facts)
-    nearest = min(known, key=lambda each: abs(tiers.index(each) - tiers.index(tier)))
+    nearest = min(measured_tiers, key=lambda each: abs(tiers.index(each) - tiers.index(tier)))
     ratio = _work(tier, facts) / _work(nearest, facts)
     if ratio > 1:
         ratio = max(1.0, _KEEPS_GAIN * ratio)

@@ -157,11 +157,11 @@ def halvings(side: int, *, pools_early: bool = False) -> int:
     So that there are about 64 tokens, and 100 from 128 pixels; if it pools early, 12, and 49 from
     64 pixels.
     """
-    wanted = _WANTED_TOKENS_LARGE if side >= _LARGE_SIDE else _WANTED_TOKENS
+    target = _WANTED_TOKENS_LARGE if side >= _LARGE_SIDE else _WANTED_TOKENS
     if pools_early:
-        wanted = _WANTED_TOKENS_PHOTOGRAPH if side >= _PHOTOGRAPH_SIDE else _WANTED_TOKENS_EARLY
+        target = _WANTED_TOKENS_PHOTOGRAPH if side >= _PHOTOGRAPH_SIDE else _WANTED_TOKENS_EARLY
     choices = range(1, max(2, (max(side, 5) - 1).bit_length() - 1))
-    return min(choices, key=lambda number: _distance(tokens(side, number), wanted))
+    return min(choices, key=lambda number: _distance(tokens(side, number), target))
 
 
 def tokens(side: int, number: int) -> int:
@@ -169,8 +169,8 @@ def tokens(side: int, number: int) -> int:
     return max(1, (side - 1) >> number) ** 2
 
 
-def _distance(count: int, wanted: int) -> float:
-    return max(count / wanted, wanted / count)
+def _distance(count: int, target: int) -> float:
+    return max(count / target, target / count)
 
 
 def work(tier: Tier, side: int, channels: int) -> float:

@@ -116,7 +116,7 @@ def is_empty(path: Path, left_out: Collection[str] = ()) -> bool:
     """
     if is_archive(path):
         archive = _opened_archive(path)[1]
-        return not DEFAULT_IGNORED.kept(archive.paths) and not archive.refused
+        return not DEFAULT_IGNORED.remaining(archive.paths) and not archive.refused
     files = _below(0, str(path), set(left_out), in_order=False) if path.is_dir() else iter([path])
     return next(iter(files), None) is None
 
@@ -130,7 +130,7 @@ def count_images(given: Sequence[Path], without: Sequence[Path] = ()) -> int:
             return sum(1 for _ in _below(0, str(path), left_out, in_order=False))
         if is_archive(path):
             archive = _opened_archive(path)[1]
-            return len(DEFAULT_IGNORED.kept(archive.paths)) + len(archive.refused)
+            return len(DEFAULT_IGNORED.remaining(archive.paths)) + len(archive.refused)
         return 1
 
     return sum(map(count, given))
@@ -166,7 +166,7 @@ def printable(text: str) -> str:
 def _members(argument: int, path: Path) -> list[ImageFile]:
     """Return the members of an archive, in order; those that are refused have an error."""
     file, archive = _opened_archive(path)
-    errors = [("", member) for member in DEFAULT_IGNORED.kept(archive.paths)]
+    errors = [("", member) for member in DEFAULT_IGNORED.remaining(archive.paths)]
     errors += [(member.reason, member.path) for member in archive.refused]
     found = [
         ImageFile(argument, member, printable(f"{path}/{member}"), error, str(file))

@@ -66,13 +66,13 @@ def stored_rows(
     return found
 
 
-def _finished(array: PiecewiseArray, listed: list[str], wanted: set[str]) -> dict[str, StoredRow]:
+def _finished(array: PiecewiseArray, listed: list[str], contents: set[str]) -> dict[str, StoredRow]:
     pieces = array.finished()
     if not pieces:
         return {}
     features_ND = array.read()
     rows = [row for piece in pieces for row in range(piece.start, piece.stop)]
-    return {listed[row]: StoredRow(features_ND, row) for row in rows if listed[row] in wanted}
+    return {listed[row]: StoredRow(features_ND, row) for row in rows if listed[row] in contents}
 
 
 def _newest_first(own: Path) -> Iterator[Path]:

@@ -97,13 +97,13 @@ class FeatureStore:
             finished = self._finished(array.resume())
             if self.contents:
                 write_index(array, self._computed_with, list(self.contents))
-            known = self._stored_elsewhere(np.flatnonzero(~finished))
+            stored_rows = self._stored_elsewhere(np.flatnonzero(~finished))
             starts = range(0, len(self.rows), self.batch_size)
             missing = [start for start in starts if not finished[start]]
             done = int(finished.sum())
             if on_progress and done:
                 on_progress(done, len(self.rows))
-            for start, features_ND in self._pieces(missing, done, known, on_progress):
+            for start, features_ND in self._pieces(missing, done, stored_rows, on_progress):
                 array.write(start, features_ND)
             return array.read()
 
@@ -139,7 +139,7 @@ class FeatureStore:
         self,
         starts: list[int],
         done: int,
-        known: Mapping[int, StoredRow],
+        stored_rows: Mapping[int, StoredRow],
         on_progress: Progress | None,
     ) -> Iterator[tuple[int, Floats]]:
         """Yield features of consecutive batches together with the position of their first image."""
@@ -153,17 +153,17 @@ class FeatureStore:
                 batches, began = [], time.monotonic()
             if not batches:
                 first = start
-            batches.append(self._of_batch(start, known))
+            batches.append(self._of_batch(start, stored_rows))
             stop, done = start + len(batches[-1]), done + len(batches[-1])
             if on_progress:
                 on_progress(done, len(self.rows))
         if batches:
             yield first, np.concatenate(batches)
 
-    def _of_batch(self, start: int, known: Mapping[int, StoredRow]) -> Floats:
+    def _of_batch(self, start: int, stored_rows: Mapping[int, StoredRow]) -> Floats:
         """Return the features of the batch that begins at a position: stored ones, or computed."""
         rows = self.rows[start : start + self.batch_size]
-        stored = [place for place in range(len(rows)) if start + place in known]
+        stored = [place for place in range(len(rows)) if start + place in stored_rows]
         if not stored:
             return self._computed(rows)
         features_BD = np.empty((len(rows), self.head.in_features), np.float32)
@@ -171,7 +171,7 @@ class FeatureStore:
         if len(new):
             features_BD[new] = self._computed(rows[new])
         for place in stored:
-            found = known[start + place]
+            found = stored_rows[start + place]
             features_BD[place] = found.features_ND[found.row]
         return features_BD
 

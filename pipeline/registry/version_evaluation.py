@@ -194,11 +194,11 @@ def select(
     return Selection(rows.reset_index(drop=True), split, fingerprint, tuple(notes))
 
 
-def _of_split(rows: pd.DataFrame, wanted: SplitChoice) -> tuple[pd.DataFrame, str]:
+def _of_split(rows: pd.DataFrame, choice: SplitChoice) -> tuple[pd.DataFrame, str]:
     there = sorted(set(rows["split"]) - {""})
-    if wanted == "all" or (wanted == "auto" and "test" not in there):
+    if choice == "all" or (choice == "auto" and "test" not in there):
         return rows, "all"
-    split = "test" if wanted == "auto" else wanted
+    split = "test" if choice == "auto" else choice
     if split not in there:
         if not there:
             raise DataError(

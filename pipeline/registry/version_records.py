@@ -282,9 +282,9 @@ def _predict(
             on_progress(min(start + _BATCH, len(positions)), len(positions))
 
 
-def _order(own: list[str], wanted: tuple[str, ...]) -> Array:
+def _order(own: list[str], classes: tuple[str, ...]) -> Array:
     index = {label: position for position, label in enumerate(own)}
-    return np.array([index[label] for label in wanted], np.int64)
+    return np.array([index[label] for label in classes], np.int64)
 
 
 def _gone(reference: ModelReference, reason: str) -> ModelReferenceError:

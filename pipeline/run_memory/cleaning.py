@@ -77,7 +77,7 @@ class _Needed:
     """Ids of finished runs whose training an unfinished run extends."""
 
 
-def look(workspace: Path) -> Cleaning:
+def find_removable(workspace: Path) -> Cleaning:
     """Return what may go from a workspace.
 
     Args:

@@ -106,7 +106,7 @@ class StageMemory:
             if record is None:
                 continue
             try:
-                files = _taken(record, target or record.folder)
+                files = _copied_files(record, target or record.folder)
                 result = result_class.model_validate(_absolute(record.result, files))
             except (_UntrustedError, ValidationError) as reason:
                 self._distrust(record, file, str(reason))
@@ -137,9 +137,9 @@ class StageMemory:
             folder: the folder of this run for the files of the result.
             compute: computes the result.
         """
-        known = self.recall(stage, ingredients, result_class, folder)
-        if known is not None:
-            return known
+        recalled = self.recall(stage, ingredients, result_class, folder)
+        if recalled is not None:
+            return recalled
         result = compute()
         self.remember(stage, result, folder, ingredients)
         return result
@@ -154,7 +154,9 @@ class StageMemory:
             keys: inputs; first those of this run, then others that lead to the same result.
         """
         folder = folder.resolve()
-        files = {file.relative_to(folder).as_posix(): digest_of(file) for file in kept(folder)}
+        files = {
+            file.relative_to(folder).as_posix(): digest_of(file) for file in result_files(folder)
+        }
         content = _relative(result.model_dump(mode="json"), folder)
         now = dt.datetime.now(dt.UTC).isoformat(timespec="seconds")
         for ingredients in reversed(keys):
@@ -215,11 +217,11 @@ def key_of(stage: str, ingredients: Ingredients) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:_KEY_DIGITS]
 
 
-def kept(folder: Path) -> list[Path]:
+def result_files(folder: Path) -> list[Path]:
     """Return the files of a folder that belong to the result, sorted."""
-    found = (path for path in folder.rglob("*") if path.is_file())
+    files = (path for path in folder.rglob("*") if path.is_file())
     return sorted(
-        path for path in found if path.name not in _NOT_KEPT and not path.name.startswith(".")
+        path for path in files if path.name not in _NOT_KEPT and not path.name.startswith(".")
     )
 
 
@@ -227,7 +229,7 @@ class _UntrustedError(Exception):
     """A file of a record is missing or has changed."""
 
 
-def _taken(record: StageRecord, target: Path) -> Path:
+def _copied_files(record: StageRecord, target: Path) -> Path:
     """Return `target` with verified copies or links of the record's files."""
     target = target.resolve()
     if target == record.folder:

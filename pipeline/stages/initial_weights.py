@@ -7,7 +7,7 @@ from pathlib import Path
 
 from patchline.pipeline.config import RunConfig
 from patchline.pipeline.data.ingested_data import IngestedData
-from patchline.pipeline.data.seen_images import notes_on_seen, with_seen
+from patchline.pipeline.data.seen_images import seen_images_notes, with_seen_images
 from patchline.pipeline.data.symmetry.assumed_symmetries import notes_on_mirroring_weights
 from patchline.pipeline.initial_weights.starting_point import (
     StartingPoint,
@@ -65,17 +65,17 @@ class InitialWeightsStage(Stage[InitialWeightsInputs, StartingPoint]):
         """Show what the weights are; the data then tells what they have seen of it."""
         data, seen = inputs.data, result.seen_before
         mirroring = notes_on_mirroring_weights(context.config, result.config, data.mirror)
-        for sentence in (*result.notes(), *notes_on_seen(seen, data.counts), *mirroring):
+        for sentence in (*result.notes(), *seen_images_notes(seen, data.counts), *mirroring):
             context.reporting.note(sentence)
         context.config = result.config
         noted = data.model_copy(update={"notes": (*data.notes, *mirroring)})
-        context.put(with_seen(noted, seen))
+        context.put(with_seen_images(noted, seen))
 
     def tags(
         self, context: Context, inputs: InitialWeightsInputs, result: StartingPoint
     ) -> dict[str, str]:
         """Return which weights they are, and what they have seen."""
-        seen = notes_on_seen(inputs.data.seen_before, inputs.data.counts)
+        seen = seen_images_notes(inputs.data.seen_before, inputs.data.counts)
         return {**({tracked_run.SEEN_TAG: "; ".join(seen)} if seen else {}), **result.tags()}
 
 

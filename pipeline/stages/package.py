@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from patchline.pipeline.data.ingested_data import IngestedData, PreparedData
-from patchline.pipeline.data.seen_images import notes_on_seen
+from patchline.pipeline.data.seen_images import seen_images_notes
 from patchline.pipeline.evaluation.evaluating import PREDICTIONS_FILE, Evaluated
 from patchline.pipeline.evaluation.trained_run import TrainedRun
 from patchline.pipeline.files.file_digest import digest_of
-from patchline.pipeline.initial_weights.recipe import shown
+from patchline.pipeline.initial_weights.recipe import display_name
 from patchline.pipeline.initial_weights.starting_point import StartingPoint
 from patchline.pipeline.metrics.intervals import MetricEstimate
 from patchline.pipeline.packaging.job import Package
@@ -107,9 +107,9 @@ def card_facts(
         name=str(config.name),
         images=data.counts,
         metrics=metrics,
-        initial_weights=shown(config.model.init) if config.model.init else "",
+        initial_weights=display_name(config.model.init) if config.model.init else "",
         license=start.weights.license if start and start.weights else "",
-        seen_before=tuple(notes_on_seen(data.seen_before, data.counts)),
+        seen_before=tuple(seen_images_notes(data.seen_before, data.counts)),
         training=run_parts.length(run.trained),
         commit=provenance.commit()[0][:12],
     )

@@ -29,17 +29,17 @@ def any_free() -> int:
         return int(probe.getsockname()[1])
 
 
-def first_free(wanted: int, avoid: frozenset[int] = frozenset()) -> int:
+def first_free(first: int, avoid: frozenset[int] = frozenset()) -> int:
     """Return the wanted port, or the next free one.
 
     Raises:
         OrchestrationError: if a hundred in a row are taken.
     """
-    candidates = range(wanted, min(wanted + _TRIED, LAST + 1))
+    candidates = range(first, min(first + _TRIED, LAST + 1))
     for port in candidates:
         if port not in avoid and is_free(port):
             return port
     raise OrchestrationError(
-        f"Ports {wanted} to {candidates[-1]} are all taken or may not be used. Choose others with "
+        f"Ports {first} to {candidates[-1]} are all taken or may not be used. Choose others with "
         "--prefect-port and --mlflow-port."
     )

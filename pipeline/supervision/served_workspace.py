@@ -20,8 +20,8 @@ def remember(folder: Path) -> None:
     Args:
         folder: that holds the workspace.
     """
-    if (found := _found(folder)) is not None:
-        _served[folder] = found
+    if (identity := _identity(folder)) is not None:
+        _served[folder] = identity
 
 
 def is_still_there(folder: Path) -> bool:
@@ -31,11 +31,11 @@ def is_still_there(folder: Path) -> bool:
     """
     if folder not in _served:
         remember(folder)
-    found = _found(folder)
-    return found is not None and found == _served.get(folder)
+    identity = _identity(folder)
+    return identity is not None and identity == _served.get(folder)
 
 
-def _found(folder: Path) -> tuple[int, int] | None:
+def _identity(folder: Path) -> tuple[int, int] | None:
     try:
         status = (folder / WORKSPACE).stat()
     except OSError:

@@ -67,7 +67,7 @@ class SupervisedProcess:
         self._started = self.well_at = time.monotonic()
         self.was_well = False
 
-    def look(self) -> str:
+    def check(self) -> str:
         """Check it, restart it when that is due, and return what happened; mostly nothing."""
         if self.popen is None:
             if time.monotonic() < self._start_at:

@@ -125,36 +125,36 @@ def of_heartbeat(key: str, beat: str) -> Liveness:
     if not beat:
         return Liveness.UNKNOWN
     workspace, clock, now = WORKSPACE.resolve(), _clock(), time.monotonic()
-    seen = _seen_here.get((workspace, key)) or _read(workspace).get(key)
-    if seen is not None and seen.clock != clock:
-        seen = None
-    if seen is not None and seen.beat == beat:
-        return Liveness.DEAD if now - seen.seconds >= STALE_SECONDS else Liveness.UNKNOWN
+    observation = _seen_here.get((workspace, key)) or _read(workspace).get(key)
+    if observation is not None and observation.clock != clock:
+        observation = None
+    if observation is not None and observation.beat == beat:
+        return Liveness.DEAD if now - observation.seconds >= STALE_SECONDS else Liveness.UNKNOWN
     _note(workspace, key, _Observation(beat=beat, clock=clock, seconds=now))
-    changed = seen is not None and now - seen.seconds < STALE_SECONDS
+    changed = observation is not None and now - observation.seconds < STALE_SECONDS
     return Liveness.ALIVE if changed else Liveness.UNKNOWN
 
 
-def settled(look: Callable[[], Run], on_wait: Callable[[float], None] | None = None) -> Liveness:
+def settled(read: Callable[[], Run], on_wait: Callable[[float], None] | None = None) -> Liveness:
     """Return whether the owner of a run is alive; observe its heartbeat until that is known.
 
     Args:
-        look: returns the run as the store has it now.
+        read: returns the run as the store has it now.
         on_wait: called once with the number of seconds that it may take, if it takes any.
 
     Returns:
         UNKNOWN only if the run has no heartbeat.
     """
-    run = look()
-    found = of_run(run)
-    if found is not Liveness.UNKNOWN or not run.data.tags.get(HEARTBEAT_TAG):
-        return found
+    run = read()
+    owner = of_run(run)
+    if owner is not Liveness.UNKNOWN or not run.data.tags.get(HEARTBEAT_TAG):
+        return owner
     if on_wait:
         on_wait(STALE_SECONDS)
-    while found is Liveness.UNKNOWN:
+    while owner is Liveness.UNKNOWN:
         time.sleep(min(_POLL_SECONDS, STALE_SECONDS / 4))
-        found = of_run(look())
-    return found
+        owner = of_run(read())
+    return owner
 
 
 def lock_identity(file: Path) -> str:
@@ -164,10 +164,10 @@ def lock_identity(file: Path) -> str:
         One that no lock has, but for the number of the file, on a file system where another process
         could acquire it all the same. An empty string where it cannot be had.
     """
-    found = file_locks.identity(file)
-    if not found or file_locks.state_of(file) is LockState.HELD:
-        return found
-    return f"{_NO_LOCKS} {found.rpartition(' ')[2]}"
+    identity = file_locks.identity(file)
+    if not identity or file_locks.state_of(file) is LockState.HELD:
+        return identity
+    return f"{_NO_LOCKS} {identity.rpartition(' ')[2]}"
 
 
 def _clock() -> str:

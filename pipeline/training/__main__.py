@@ -6,7 +6,7 @@ import importlib
 
 from patchline.pipeline.frozen_model import FrozenModel
 from patchline.pipeline.training.job import TrainingJob
-from patchline.pipeline.training.machine import look
+from patchline.pipeline.training.machine import detect_machine
 from patchline.pipeline.training.parts.ensemble_members import combine_members
 from patchline.pipeline.training.parts.fine_tuning import better_of_both, fit_head_first
 from patchline.pipeline.training.parts.probe import probe, refit_head
@@ -37,7 +37,7 @@ def train(job: TrainingJob, events: EventWriter) -> FrozenModel:
 def _get_ready() -> str:
     """Import what most training runs need, and describe this machine."""
     importlib.import_module("albumentations")
-    return look().model_dump_json()
+    return detect_machine().model_dump_json()
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from patchline.pipeline.data.manifests import manifest as manifests
-from patchline.pipeline.initial_weights.record import provenance_of_kept
+from patchline.pipeline.initial_weights.record import stored_provenance
 from patchline.pipeline.models.model_description import WEIGHTS_FILE
 from patchline.pipeline.provenance.provenance import Provenance, together
 from patchline.pipeline.provenance.seen_images import SeenImages
@@ -41,4 +41,4 @@ def _provenance(
     rows = manifests.usable(manifests.load(manifest_file))
     training_N, validation_N = TrainingPart.model_validate_json(part).rows(rows, split_seed)
     own = Provenance(SeenImages.of(rows.iloc[training_N], rows.iloc[validation_N]))
-    return own.from_initial(provenance_of_kept(initial_weights)) if initial_weights else own
+    return own.from_initial(stored_provenance(initial_weights)) if initial_weights else own

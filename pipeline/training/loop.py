@@ -23,7 +23,7 @@ from patchline.pipeline.training.job import TrainingJob
 from patchline.pipeline.training.job_provenance import provenance_of_job
 from patchline.pipeline.training.length.run_length import planned_steps, planned_validations
 from patchline.pipeline.training.length.validation_plan import Timed
-from patchline.pipeline.training.machine import choose_device, look
+from patchline.pipeline.training.machine import choose_device, detect_machine
 from patchline.pipeline.training.processes.process_group import ProcessGroup
 from patchline.pipeline.training.recipe.ema import MovingAverage
 from patchline.pipeline.training.recipe.model_schedules import ModelSchedules
@@ -63,7 +63,7 @@ class Training:
         settings = job.config.training
         own_threads = make_repeatable(self.group.own_threads(settings.threads))
         self.threads = own_threads * settings.processes
-        self.device = self.group.own_device(choose_device(settings, look()))
+        self.device = self.group.own_device(choose_device(settings, detect_machine()))
         self.data = open_data(job)
         self.order = self.data.order(settings, job.config.seed)
         model = initial_model(job, self.data, events).to(self.device)
@@ -356,7 +356,7 @@ class Training:
 
     def _write_checkpoint(self) -> None:
         if not self.is_finished:
-            self.thread_plan.look(self.state)
+            self.thread_plan.adapt(self.state)
         self.state.elapsed_seconds = self.elapsed
         self.checkpoints.write(self.state)
         self.last_weights.checkpointed(self.state.step)

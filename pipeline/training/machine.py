@@ -26,7 +26,7 @@ class Machine(FrozenModel):
     """Number of CUDA devices."""
 
 
-def look() -> Machine:
+def detect_machine() -> Machine:
     """Query torch in this process."""
     import torch
 
@@ -45,10 +45,10 @@ def look() -> Machine:
 
 
 @functools.cache
-def seen() -> Machine:
+def cached_machine() -> Machine:
     """Return what a prewarmed training process has seen, so that this one needs no torch."""
-    said = worker_start.introduction(MODULE)
-    return Machine.model_validate_json(said) if said else look()
+    introduction = worker_start.introduction(MODULE)
+    return Machine.model_validate_json(introduction) if introduction else detect_machine()
 
 
 def choose_device(config: TrainingConfig, machine: Machine) -> str:

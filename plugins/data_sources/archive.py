@@ -44,7 +44,7 @@ class ImageArchive:
         readable = readable_archive(file, self.work_dir, self.rules.name_encoding)
         archive = open_archive(readable)
         skipped: list[str] = []
-        files = self.ignored.kept(archive.paths, skipped.append)
+        files = self.ignored.remaining(archive.paths, skipped.append)
         folders = [each for each in archive.folders if not self.ignored.skipped_part(f"{each}/")]
         outer = ClassFolders(readable, folders, files)
         content = _unwrapped(outer)

@@ -74,7 +74,7 @@ class WebDataset:
         skipped: list[str] = []
         shards = {
             name: readable_archive(names[name], self.work_dir)
-            for name in self.context.ignored.kept(names, skipped.append)
+            for name in self.context.ignored.remaining(names, skipped.append)
         }
         if not shards:
             raise DataError(f"data.ignore skips all shards of {place}. Change its patterns.")

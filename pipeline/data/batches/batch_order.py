@@ -102,9 +102,9 @@ class BalancedOrder(BatchOrder):
         ]
         return generator.permutation(np.concatenate(found))
 
-    def _of_class(self, rows: Rows, wanted: int, generator: np.random.Generator) -> Rows:
+    def _of_class(self, rows: Rows, count: int, generator: np.random.Generator) -> Rows:
         rounds = [
             generator.permutation(rows) + time * self._stored
-            for time in range(-(-wanted // len(rows)))
+            for time in range(-(-count // len(rows)))
         ]
-        return np.concatenate([*rounds, rows[:0]])[:wanted]
+        return np.concatenate([*rounds, rows[:0]])[:count]

@@ -55,7 +55,7 @@ def by_rules(listing: ImageListing, rules: ReadingRules, *, labelled: bool) -> I
 def _without_ignored(listing: ImageListing, ignored: IgnoredFiles) -> ImageListing:
     skipped = list(listing.ignored)
     paths = [image.path for image in listing.images]
-    kept = ignored.kept(paths, skipped.append)
+    kept = ignored.remaining(paths, skipped.append)
     if len(kept) < len(paths):
         remaining = set(kept)
         listing = _only(listing, [path in remaining for path in paths])

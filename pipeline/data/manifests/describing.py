@@ -93,7 +93,7 @@ def describe(
     listed: ListedImage,
     on_image: OnImage | None = None,
     *,
-    wanted: bool,
+    is_labelled: bool,
 ) -> Row:
     """Open a file once and return its row.
 
@@ -101,17 +101,17 @@ def describe(
         root: the folder or archive that its path is relative to.
         listed: the file.
         on_image: called with its content and its pixels, if it is an image.
-        wanted: whether it has a class, or needs none; other files are foreign.
+        is_labelled: whether it has a class, or needs none; other files are foreign.
     """
-    return _Description(root, listed, on_image, wanted).row()
+    return _Description(root, listed, on_image, is_labelled).row()
 
 
 def describe_small(
-    root: Path, listed: ListedImage, on_image: OnImage | None = None, *, wanted: bool
+    root: Path, listed: ListedImage, on_image: OnImage | None = None, *, is_labelled: bool
 ) -> Row | None:
     """Return the row of a file; None for an image that takes much memory."""
     try:
-        return _Description(root, listed, on_image, wanted, FEW_PIXELS).row()
+        return _Description(root, listed, on_image, is_labelled, FEW_PIXELS).row()
     except _LargeImageError:
         return None
 
@@ -124,11 +124,11 @@ class _Description:
         root: Path,
         listed: ListedImage,
         on_image: OnImage | None,
-        wanted: bool,
+        is_labelled: bool,
         most_pixels: int | None = None,
     ) -> None:
         self.root, self.path = root, listed.path
-        self.on_image, self.wanted, self.most_pixels = on_image, wanted, most_pixels
+        self.on_image, self.is_labelled, self.most_pixels = on_image, is_labelled, most_pixels
         self._row = empty_row(listed)
 
     def row(self) -> Row:
@@ -147,7 +147,7 @@ class _Description:
         """Complete the row; files that are not images or have no class are not read as images."""
         row = self._row
         head, small = self._start()
-        if not self.wanted:
+        if not self.is_labelled:
             row["status"], row["reason"] = "foreign", "is not in a class folder"
             return
         if head and not (format_of(head) or refused_format(head)):
@@ -170,10 +170,10 @@ class _Description:
         row = self._row
         with open_image(self.root, self.path) as (opened, row["bytes"]):
             try:
-                whole = self.wanted and row["bytes"] <= SMALL_FILE_BYTES
+                whole = self.is_labelled and row["bytes"] <= SMALL_FILE_BYTES
                 start = opened.read(row["bytes"] + 1 if whole else HEAD_BYTES)
                 head = start[:HEAD_BYTES]
-                if self.wanted and format_of(head) and row["bytes"] <= MAX_FILE_BYTES:
+                if self.is_labelled and format_of(head) and row["bytes"] <= MAX_FILE_BYTES:
                     return head, start if whole else b""
                 opened.seek(0)
                 row["sha256"] = sha256_of(opened)

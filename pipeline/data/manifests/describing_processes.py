@@ -76,9 +76,9 @@ def rows_of(
     """
 
     def row_of(place: int) -> Row:
-        listed, wanted = files[place]
+        listed, is_labelled = files[place]
         noted = kept.beside(on_image, place) if kept else on_image
-        return describe(root, listed, noted, wanted=wanted)
+        return describe(root, listed, noted, is_labelled=is_labelled)
 
     if on_image is not None or not pay_off(len(files), fewest):
         with threads() as pool:
@@ -103,9 +103,9 @@ def _described(root: Path, kept: KeptImages | None, question: list[Any]) -> list
             root,
             ListedImage(*listed),
             kept.beside(None, place) if kept else None,
-            wanted=wanted,
+            is_labelled=is_labelled,
         )
-        for place, listed, wanted in question
+        for place, listed, is_labelled in question
     ]
 
 

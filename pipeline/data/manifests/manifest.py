@@ -76,28 +76,28 @@ def scan(
             they are decoded again for `on_image` alone.
     """
     images = sorted(listing.images, key=lambda listed: listed.path)
-    wanted = [bool(listed.label) or not labelled for listed in images]
+    is_labelled = [bool(listed.label) or not labelled for listed in images]
     paths = [listed.path for listed in images]
-    known = pd.DataFrame(columns=DESCRIBED)
+    unchanged = pd.DataFrame(columns=DESCRIBED)
     if memory and facts is None:
         facts = memory.facts(paths)
     if memory and facts is not None and on_image is None:
-        known = memory.known(paths, facts)
-        known = known[[wanted[place] for place in known.index]]
-    recalled = set(known.index)
+        unchanged = memory.unchanged_rows(paths, facts)
+        unchanged = unchanged[[is_labelled[place] for place in unchanged.index]]
+    recalled = set(unchanged.index)
     others = [place for place in range(len(images)) if place not in recalled]
     rows: list[Row] = []
-    files = [(images[each], wanted[each]) for each in others]
+    files = [(images[each], is_labelled[each]) for each in others]
     if not files or (on_image and memory and memory.file.exists()):
         draft = None
-    with draft.opened(files) if draft else nullcontext() as kept:
-        for row in rows_of(listing.root, files, on_image, kept=kept.images if kept else None):
+    with draft.opened(files) if draft else nullcontext() as opened:
+        for row in rows_of(listing.root, files, on_image, kept=opened.images if opened else None):
             rows.append(row)
             if on_progress:
                 on_progress(len(recalled) + len(rows), len(images))
-        if kept:
-            kept.finish(rows)
-    manifest = _listed(images).join(_together(known, rows, others))
+        if opened:
+            opened.finish(rows)
+    manifest = _listed(images).join(_together(unchanged, rows, others))
     if memory and facts is not None and any(row["status"] == "ok" for row in rows):
         memory.keep(manifest, facts)
     if listing.left_out:
@@ -120,12 +120,12 @@ def _listed(images: Sequence[ListedImage]) -> pd.DataFrame:
     )
 
 
-def _together(known: pd.DataFrame, rows: Sequence[Row], places: Sequence[int]) -> pd.DataFrame:
+def _together(unchanged: pd.DataFrame, rows: Sequence[Row], places: Sequence[int]) -> pd.DataFrame:
     """Return the rows that were known and those that were made now, by their places."""
     made = pd.DataFrame(list(rows), columns=DESCRIBED)
     made.index = pd.Index(places)
-    found = [each for each in (known, made) if len(each)]
-    together: pd.DataFrame = pd.concat(found).sort_index() if found else made
+    tables = [each for each in (unchanged, made) if len(each)]
+    together: pd.DataFrame = pd.concat(tables).sort_index() if tables else made
     return together
 
 
@@ -143,9 +143,9 @@ def _with_columns(manifest: pd.DataFrame, listing: ImageListing) -> pd.DataFrame
     """Add the source's own columns; they are empty for files that are left out."""
     paths = [printable(listed.path) for listed in listing.images]
     for name, values in listing.columns.items():
-        known = dict(zip(paths, map(printable, values), strict=True))
+        value_of = dict(zip(paths, map(printable, values), strict=True))
         manifest[f"{OWN_COLUMN}{printable(name)}"] = [
-            known.get(path, "") for path in manifest["path"]
+            value_of.get(path, "") for path in manifest["path"]
         ]
     return manifest
 

@@ -36,7 +36,7 @@ def content_numbers(*manifests: pd.DataFrame) -> list[pd.Series[int]]:
     """
     import pandas as pd
 
-    keys = [pd.concat([known(table, key) for table in manifests]) for key in (FILE, PIXELS)]
+    keys = [pd.concat([column_of(table, key) for table in manifests]) for key in (FILE, PIXELS)]
     numbers = united(*keys)
     ends = np.cumsum([len(table) for table in manifests])[:-1]
     parts = np.split(numbers, ends)
@@ -49,12 +49,12 @@ def with_copies(manifest: pd.DataFrame) -> Array:
     """Return which rows (N,) share their file or their pixels with another one."""
     shared = np.zeros(len(manifest), np.bool_)
     for key in (FILE, PIXELS):
-        values = known(manifest, key)
+        values = column_of(manifest, key)
         shared |= (values.duplicated(keep=False) & (values != "")).to_numpy()
     return shared
 
 
-def known(manifest: pd.DataFrame, key: str) -> pd.Series[str]:
+def column_of(manifest: pd.DataFrame, key: str) -> pd.Series[str]:
     """Return a column of a manifest, with empty texts where it has no value."""
     import pandas as pd
 

@@ -67,7 +67,7 @@ class ScanMemory:
         archive, _ = named_encoding(archive)
         return np.tile(np.array(_facts(os.fspath(archive)), np.int64), (len(paths), 1))
 
-    def known(self, paths: list[str], facts: Facts) -> pd.DataFrame:
+    def unchanged_rows(self, paths: list[str], facts: Facts) -> pd.DataFrame:
         """Return the columns `DESCRIBED` of the files that are unchanged; the index is theirs.
 
         Args:

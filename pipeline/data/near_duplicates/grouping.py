@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 
 from patchline.pipeline.data.manifests.manifest import usable
-from patchline.pipeline.data.manifests.same_images import GROUP, content_numbers, known, united
+from patchline.pipeline.data.manifests.same_images import GROUP, column_of, content_numbers, united
 from patchline.pipeline.data.near_duplicates.search import Progress, near_duplicates
 from patchline.pipeline.data.near_duplicates.search_memory import SearchMemory
 from patchline.pipeline.data.near_duplicates.thumbnails import ThumbnailCollector
@@ -47,7 +47,7 @@ def grouped_by(manifest: pd.DataFrame, near_N: Array) -> tuple[pd.DataFrame, str
         near_N: a number for each usable image, equal for images that are nearly the same.
     """
     rows = usable(manifest)
-    groups = known(rows, GROUP)
+    groups = column_of(rows, GROUP)
     units_N = united(groups, pd.Series(near_N.astype(str), index=rows.index))
     contents_N = content_numbers(rows)[0].to_numpy()
     together_N = _connects_several(near_N, contents_N)

@@ -17,7 +17,7 @@ from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
 from threadpoolctl import threadpool_limits
 
-from patchline.pipeline.data.manifests.same_images import FILE, PIXELS, content_numbers, known
+from patchline.pipeline.data.manifests.same_images import FILE, PIXELS, column_of, content_numbers
 from patchline.pipeline.data.near_duplicates.picture_vectors import View, fine_vectors, vectors
 from patchline.pipeline.data.near_duplicates.search_memory import SearchMemory
 from patchline.pipeline.data.near_duplicates.thumbnails import Thumbnails
@@ -85,7 +85,7 @@ def near_duplicates(
     _, first, contents = np.unique(exact, return_index=True, return_inverse=True)
     sides = rows[["width", "height"]].min(axis=1).to_numpy()[first]
     large = np.flatnonzero(sides >= LEAST_SIDE)
-    keys = known(rows, PIXELS).where(lambda pixels: pixels != "", rows[FILE]).to_numpy()
+    keys = column_of(rows, PIXELS).where(lambda pixels: pixels != "", rows[FILE]).to_numpy()
     keys = keys[first[large]].astype(np.bytes_)
     new, pairs = memory.recall(keys) if memory else (None, np.zeros((2, 0), np.int64))
     found = matches(thumbnails.take(first[large]), on_progress, new=new)
@@ -119,8 +119,8 @@ def matches(
     others = [(np.setdiff1d(everything, new), new)] if new is not None else []
     with threadpool_limits(1):
         lookups = [
-            _Lookup(thumbnails, asked, held)
-            for asked, held in [(everything if new is None else new, everything), *others]
+            _Lookup(thumbnails, queries, candidates)
+            for queries, candidates in [(everything if new is None else new, everything), *others]
         ]
         for number, search in enumerate(SEARCHES):
             if on_progress:
@@ -143,11 +143,11 @@ class _Lookup:
         held: rows of the images to find, in ascending order.
     """
 
-    def __init__(self, thumbnails: Thumbnails, asked: Array, held: Array) -> None:
-        self._thumbnails, self._asked, self._held = thumbnails, asked, held
-        self._index = VectorIndex(vectors(thumbnails, SEARCHES[0].view, held))
-        places = np.minimum(np.searchsorted(held, asked), len(held) - 1)
-        self._own = np.where(held[places] == asked, places, -1)
+    def __init__(self, thumbnails: Thumbnails, queries: Array, candidates: Array) -> None:
+        self._thumbnails, self._asked, self._held = thumbnails, queries, candidates
+        self._index = VectorIndex(vectors(thumbnails, SEARCHES[0].view, candidates))
+        places = np.minimum(np.searchsorted(candidates, queries), len(candidates) - 1)
+        self._own = np.where(candidates[places] == queries, places, -1)
 
     def candidates(self, search: Search) -> tuple[Array, Array]:
         """Return rows of images, and of those that may show the part of them that is searched."""

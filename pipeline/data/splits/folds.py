@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from patchline.pipeline.data.manifests.same_images import FILE, GROUP, PIXELS, known, united
+from patchline.pipeline.data.manifests.same_images import FILE, GROUP, PIXELS, column_of, united
 from patchline.pipeline.data.splits.class_coverage import Demand, Search, Units
 from patchline.pipeline.errors import DataError
 
@@ -39,9 +39,11 @@ def folds_of(rows: pd.DataFrame, folds: int, seed: int) -> Integers:
     """
     used = rows["split"].isin(_USED).to_numpy()
     own = rows[used]
-    units = united(known(own, FILE), known(own, PIXELS), known(own, GROUP))
+    units = united(column_of(own, FILE), column_of(own, PIXELS), column_of(own, GROUP))
     table = pd.DataFrame({"unit": units, "label": own["label"].to_numpy(object)})
-    table["key"] = known(own, GROUP).where(known(own, GROUP) != "", known(own, FILE)).to_numpy()
+    table["key"] = (
+        column_of(own, GROUP).where(column_of(own, GROUP) != "", column_of(own, FILE)).to_numpy()
+    )
     table["number"] = _numbers_of(table, seed)
     of_unit = _spread(table, _assigned(table, folds, seed), folds)
     assigned = of_unit[units]

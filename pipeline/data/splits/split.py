@@ -22,8 +22,8 @@ from patchline.pipeline.data.manifests.same_images import (
     FILE,
     GROUP,
     PIXELS,
+    column_of,
     content_numbers,
-    known,
     united,
 )
 from patchline.pipeline.data.splits.split_gaps import (
@@ -74,21 +74,21 @@ def assign(
     """
     manifest = manifest.copy()
     usable = manifest["status"] == "ok"
-    wanted = wanted_splits(manifest, validation_fraction, test_fraction)
+    fractions = split_fractions(manifest, validation_fraction, test_fraction)
     movable = movable_rows(manifest)
     rows = manifest[movable]
     memory = _empty() if remembered is None else remembered
-    codes, notes, gaps = _decided(rows, wanted, seed, memory, scope)
+    codes, notes, gaps = _decided(rows, fractions, seed, memory, scope)
     manifest.loc[movable, "split"] = np.array(SPLITS, dtype=object)[codes]
     manifest.loc[~usable, "split"] = ""
     names = sorted(rows["label"].unique())
     stuck = {names[gap.label] for gap in gaps if SPLITS[gap.split] == "train"}
     _check_training_images(manifest[usable], stuck)
-    _check_no_split_is_empty(manifest[movable], wanted)
+    _check_no_split_is_empty(manifest[movable], fractions)
     return manifest, [*notes, *notes_on_gaps(gaps, names)]
 
 
-def wanted_splits(
+def split_fractions(
     manifest: pd.DataFrame, validation_fraction: float, test_fraction: float
 ) -> dict[str, float]:
     """Return the splits that the source does not give, with their shares."""
@@ -97,14 +97,14 @@ def wanted_splits(
     return {split: share for split, share in fractions.items() if split not in given}
 
 
-def origin(manifest: pd.DataFrame, wanted: Iterable[str]) -> str:
+def origin(manifest: pd.DataFrame, missing_splits: Iterable[str]) -> str:
     """Return where the splits come from, in a few words.
 
     Args:
         manifest: with the splits that the source gives.
-        wanted: the splits that it does not give.
+        missing_splits: the splits that it does not give.
     """
-    split_off = " and ".join(wanted)
+    split_off = " and ".join(missing_splits)
     if not split_off:
         return "as given by the data"
     has_given = (manifest.loc[manifest["status"] == "ok", "split"] != "").any()
@@ -125,7 +125,7 @@ def learned(rows: pd.DataFrame, scope: str = "") -> pd.DataFrame:
     """
     tables = []
     for kind in (FILE, PIXELS, GROUP):
-        table = pd.DataFrame({"kind": kind, "key": known(rows, kind), "split": rows["split"]})
+        table = pd.DataFrame({"kind": kind, "key": column_of(rows, kind), "split": rows["split"]})
         table = table[table["key"] != ""].drop_duplicates()
         table["key"] = _remembered_key(table["key"], kind, scope)
         tables.append(table[~table["key"].duplicated(keep=False)])
@@ -135,7 +135,7 @@ def learned(rows: pd.DataFrame, scope: str = "") -> pd.DataFrame:
 def all_known(rows: pd.DataFrame, remembered: pd.DataFrame, scope: str = "") -> bool:
     """Return whether nothing is to be learned: there is an entry for each image and each group."""
     for kind in (FILE, PIXELS, GROUP):
-        keys = known(rows, kind)
+        keys = column_of(rows, kind)
         held = remembered.loc[remembered["kind"] == kind, "key"]
         if not _remembered_key(keys[keys != ""], kind, scope).isin(held).all():
             return False
@@ -154,11 +154,11 @@ def _remembered_key(keys: pd.Series[str], kind: str, scope: str) -> pd.Series[st
 
 
 def _decided(
-    rows: pd.DataFrame, wanted: dict[str, float], seed: int, remembered: pd.DataFrame, scope: str
+    rows: pd.DataFrame, fractions: dict[str, float], seed: int, remembered: pd.DataFrame, scope: str
 ) -> tuple[Array, list[str], list[Gap]]:
     """Return the split of each row as an index of `SPLITS`, notes on conflicts, and gaps."""
-    groups = known(rows, GROUP)
-    units = united(known(rows, FILE), known(rows, PIXELS), groups)
+    groups = column_of(rows, GROUP)
+    units = united(column_of(rows, FILE), column_of(rows, PIXELS), groups)
     of_file = _looked_up(rows, remembered, FILE)
     of_content = of_file
     if of_file.isna().any():
@@ -180,7 +180,7 @@ def _decided(
         row_codes[torn] = parts.codes()
         notes = parts.notes(is_new=of_file[torn].isna())
     names = _names(rows, units, count)
-    codes, gaps = _of_new(rows["label"], units, names, wanted, seed, row_codes)
+    codes, gaps = _of_new(rows["label"], units, names, fractions, seed, row_codes)
     return codes, notes, gaps
 
 
@@ -188,7 +188,7 @@ def _looked_up(
     rows: pd.DataFrame, remembered: pd.DataFrame, kind: str, scope: str = ""
 ) -> pd.Series[float]:
     """Return the remembered split of each row as an index of `SPLITS`, NaN if there is none."""
-    keys = known(rows, kind)
+    keys = column_of(rows, kind)
     if not (keys != "").any():
         return pd.Series(np.nan, index=rows.index)
     keys = _remembered_key(keys, kind, scope).where(keys != "", "")
@@ -200,7 +200,7 @@ def _looked_up(
 
 def _names(rows: pd.DataFrame, units: Array, count: int) -> list[str]:
     """Return the key of each unit: the first of its groups' names, else of its file digests."""
-    groups, files = known(rows, GROUP), known(rows, FILE)
+    groups, files = column_of(rows, GROUP), column_of(rows, FILE)
     keys = groups.where(groups != "", files).to_numpy(object)
     names = np.empty(count, dtype=object)
     names[units] = keys  # right for every unit of one row
@@ -259,7 +259,7 @@ def _of_new(
     labels: pd.Series[str],
     units: Array,
     names: list[str],
-    wanted: dict[str, float],
+    fractions: dict[str, float],
     seed: int,
     fixed: Array,
 ) -> tuple[Array, list[Gap]]:
@@ -275,11 +275,11 @@ def _of_new(
         numbers, codes = np.zeros(len(names)), np.full(len(names), NEW)
         for unit in of_units:
             numbers[unit] = _number(names[unit], seed)
-            codes[unit] = _split_of(numbers[unit], wanted)
+            codes[unit] = _split_of(numbers[unit], fractions)
         return numbers, codes
 
     numbers, codes = decided(np.unique(units[fixed == NEW]).tolist())
-    needed = [SPLITS.index(split) for split in (*wanted, "train")]
+    needed = [SPLITS.index(split) for split in (*fractions, "train")]
     places, classes = pd.factorize(labels, sort=True)
     table = pd.DataFrame({"label": places, "unit": units, "fixed": fixed})
     table = table.drop_duplicates().sort_values("label", kind="stable")
@@ -296,18 +296,18 @@ def _number(name: str, seed: int) -> float:
     return int.from_bytes(hashlib.sha256(f"{seed}:{name}".encode()).digest()[:7]) / 2**56
 
 
-def _split_of(number: float, wanted: dict[str, float]) -> int:
+def _split_of(number: float, fractions: dict[str, float]) -> int:
     edge = 0.0
-    for split, share in wanted.items():
+    for split, share in fractions.items():
         edge += share
         if number < edge:
             return SPLITS.index(split)
     return SPLITS.index("train")
 
 
-def _check_no_split_is_empty(rows: pd.DataFrame, wanted: Iterable[str]) -> None:
+def _check_no_split_is_empty(rows: pd.DataFrame, splits: Iterable[str]) -> None:
     there = set(rows["split"].unique())
-    for split in wanted:
+    for split in splits:
         if split not in there:
             raise DataError(
                 f"The {split} split is empty: the images that earlier runs put there are gone, and "

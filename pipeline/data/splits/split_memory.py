@@ -60,16 +60,16 @@ class SplitMemory:
         self.table = both[~both.duplicated(["kind", "key"])]
 
 
-def file_of(workspace: Path, wanted: dict[str, float], seed: int) -> Path:
+def file_of(workspace: Path, fractions: dict[str, float], seed: int) -> Path:
     """Return the file that remembers one way of splitting; see `opened`."""
-    shares = "-".join(f"{name}-{share!r}" for name, share in sorted(wanted.items()))
+    shares = "-".join(f"{name}-{share!r}" for name, share in sorted(fractions.items()))
     return workspace / "splits" / f"rule-{split.RULE}-seed-{seed}-{shares}.parquet"
 
 
 @contextmanager
 def opened(
     workspace: Path,
-    wanted: dict[str, float],
+    fractions: dict[str, float],
     seed: int,
     earlier: Callable[[], list[pd.DataFrame]],
     scope: str = "",
@@ -78,7 +78,7 @@ def opened(
 
     Args:
         workspace: the folder `.patchline`.
-        wanted: shares of the splits to split off, by name.
+        fractions: shares of the splits to split off, by name.
         seed: the split seed.
         earlier: returns manifests of earlier runs for a new memory, the most trusted first.
         scope: of the names of groups, such as the name of the data.
@@ -87,7 +87,7 @@ def opened(
         DataError: if the file is damaged.
         StorageError: if it cannot be written, or another process holds the lock for too long.
     """
-    file = file_of(workspace, wanted, seed)
+    file = file_of(workspace, fractions, seed)
     with try_lock(file.with_suffix(".lock"), _LOCK_SECONDS) as locked:
         if not locked:
             raise StorageError(

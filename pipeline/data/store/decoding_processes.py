@@ -14,8 +14,8 @@ from patchline.pipeline.data.pixel_values.pixel_mapping import PixelMapping
 from patchline.pipeline.data.reading.child_processes import ChildProcesses, answer_parent
 from patchline.pipeline.data.store.store_decoding import (
     LargeImageError,
+    StoredImage,
     StoreSpec,
-    WantedImage,
     read_image,
 )
 from patchline.pipeline.data.store.store_shards import Pixels
@@ -28,7 +28,7 @@ _LARGE = "large"
 def decode_into(
     images: Pixels,
     root: Path,
-    wanted: WantedImage,
+    stored: StoredImage,
     spec: StoreSpec,
     most_pixels: int | None = None,
 ) -> None:
@@ -37,7 +37,7 @@ def decode_into(
     Args:
         images: uint8 (N, H, W, C).
         root: the folder or archive that its path is relative to.
-        wanted: the image.
+        stored: the image.
         spec: how it is decoded and becomes H x W.
         most_pixels: larger images raise an error instead.
 
@@ -45,8 +45,8 @@ def decode_into(
         DataError: if the file has changed since it was described.
         LargeImageError: if the image is larger than that.
     """
-    with read_image(root, wanted, spec, most_pixels) as image:
-        images[wanted.row] = image.resized_HWC
+    with read_image(root, stored, spec, most_pixels) as image:
+        images[stored.row] = image.resized_HWC
 
 
 class DecodingProcesses:
@@ -72,13 +72,13 @@ class DecodingProcesses:
     def __exit__(self, *_: object) -> None:
         self._children.__exit__()
 
-    def decode(self, wanted: Sequence[WantedImage]) -> Iterator[None]:
+    def decode(self, images: Sequence[StoredImage]) -> Iterator[None]:
         """Decode images into their rows; yields for each that is done.
 
         Raises:
             DataError: if a file has changed since it was described.
         """
-        batches = [wanted[first : first + _BATCH] for first in range(0, len(wanted), _BATCH)]
+        batches = [images[first : first + _BATCH] for first in range(0, len(images), _BATCH)]
         answers = self._children.answers(batches, lambda batch: [_LARGE] * len(batch))
         for batch, results in zip(batches, answers, strict=True):
             for each, result in zip(batch, results, strict=True):
@@ -89,10 +89,10 @@ class DecodingProcesses:
                 yield
 
 
-def _result(images: Pixels, root: Path, spec: StoreSpec, wanted: WantedImage) -> str:
+def _result(images: Pixels, root: Path, spec: StoreSpec, image: StoredImage) -> str:
     """Decode an image; return what went wrong, or an empty text."""
     try:
-        decode_into(images, root, wanted, spec, FEW_PIXELS)
+        decode_into(images, root, image, spec, FEW_PIXELS)
     except LargeImageError:
         return _LARGE
     except DataError as error:
@@ -106,7 +106,7 @@ def _prepared(job: list[Any]) -> Callable[[Any], Any]:
     _, height, width, channels = images.shape
     spec = StoreSpec(channels, height, width, resize, PixelMapping.of(mapping))
     result = partial(_result, images, Path(root), spec)
-    return lambda question: [result(WantedImage(*each)) for each in question]
+    return lambda question: [result(StoredImage(*each)) for each in question]
 
 
 if __name__ == "__main__":

@@ -37,12 +37,12 @@ class EarlierStores:
         stores: Path,
         key_of: Callable[[Contents], str],
         files_of: Callable[[Path, int], StoreShards],
-        wanted: Contents,
+        needed: Contents,
         own: Path,
     ) -> None:
         self._found: dict[bytes, tuple[StoreShards, int]] = {}
         self._intact: dict[tuple[Path, Shard], bool] = {}
-        missing = {bytes(each) for each in wanted}
+        missing = {bytes(each) for each in needed}
         for folder in sorted(stores.iterdir()) if stores.is_dir() else ():
             if not missing:
                 break
@@ -55,7 +55,7 @@ class EarlierStores:
                     self._found[each] = files, row
                     missing.remove(each)
 
-    def known(self, contents: Contents, shard: Shard) -> Iterator[tuple[int, Any]]:
+    def images_of(self, contents: Contents, shard: Shard) -> Iterator[tuple[int, Any]]:
         """Yield the rows of a shard that are known, and the image as it is kept.
 
         Args:

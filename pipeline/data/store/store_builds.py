@@ -33,7 +33,7 @@ from patchline.pipeline.data.store.earlier_stores import (
     remove_drafts,
 )
 from patchline.pipeline.data.store.packed_files import PackedFiles, packed
-from patchline.pipeline.data.store.store_decoding import StoreSpec, WantedImage, read_image
+from patchline.pipeline.data.store.store_decoding import StoredImage, StoreSpec, read_image
 from patchline.pipeline.data.store.store_shards import (
     SHARDS_FILE,
     Contents,
@@ -45,7 +45,7 @@ from patchline.pipeline.errors import StorageError
 
 logger = logging.getLogger(__name__)
 
-Decode = Callable[[Sequence[WantedImage]], Iterator[None]]
+Decode = Callable[[Sequence[StoredImage]], Iterator[None]]
 """Decodes images into their rows; yields for each that is done."""
 _PACKED = "-packed"
 
@@ -124,8 +124,8 @@ class StoreBuild(ABC):
         return False
 
     def _earlier(self, folder: Path, incomplete: list[Shard], *, fresh: bool) -> EarlierStores:
-        wanted = [self.contents[shard.first : shard.stop] for shard in incomplete]
-        missing = np.concatenate(wanted) if wanted and not fresh else self.contents[:0]
+        contents = [self.contents[shard.first : shard.stop] for shard in incomplete]
+        missing = np.concatenate(contents) if contents and not fresh else self.contents[:0]
         return EarlierStores(self.stores, self.key_of, self.files, missing, folder)
 
     def _counter(self, incomplete: list[Shard]) -> Callable[[], None]:
@@ -141,8 +141,8 @@ class StoreBuild(ABC):
 
         return count
 
-    def _wanted(self, row: int) -> WantedImage:
-        return WantedImage(row, self._paths[row], self.contents[row].tobytes().hex())
+    def _stored_image(self, row: int) -> StoredImage:
+        return StoredImage(row, self._paths[row], self.contents[row].tobytes().hex())
 
     @cached_property
     def _paths(self) -> list[str]:
@@ -171,11 +171,11 @@ class DecodedBuild(StoreBuild):
         with self._decoder(files, images, left) as decode:
             for shard in incomplete:
                 copied = set[int]()
-                for row, image_HWC in earlier.known(self.contents, shard):
+                for row, image_HWC in earlier.images_of(self.contents, shard):
                     images[row] = image_HWC
                     copied.add(row)
                 others = [row for row in range(*shard) if row not in copied]
-                for _ in chain(copied, decode([self._wanted(row) for row in others])):
+                for _ in chain(copied, decode([self._stored_image(row) for row in others])):
                     count()
                 files.seal(shard)
 
@@ -188,9 +188,9 @@ class DecodedBuild(StoreBuild):
             return
         with threads() as pool:
 
-            def decode(wanted: Sequence[WantedImage]) -> Iterator[None]:
+            def decode(batch: Sequence[StoredImage]) -> Iterator[None]:
                 one = partial(decode_into, images, self.root, spec=self.spec)
-                return pool.map(one, wanted)
+                return pool.map(one, batch)
 
             yield decode
 
@@ -213,7 +213,7 @@ class PackedBuild(StoreBuild):
         with threads() as pool:
             for shard in incomplete:
                 images = dict[int, bytes]()
-                for row, image in earlier.known(self.contents, shard):
+                for row, image in earlier.images_of(self.contents, shard):
                     images[row] = bytes(image)  # a view would keep the whole shard in memory
                     count()
                 others = [row for row in range(*shard) if row not in images]
@@ -224,7 +224,7 @@ class PackedBuild(StoreBuild):
                 files.seal(shard)
 
     def _packed(self, row: int) -> bytes:
-        with read_image(self.root, self._wanted(row), self.spec) as image:
+        with read_image(self.root, self._stored_image(row), self.spec) as image:
             return packed(image, keep_file=self.spec.mapping.is_plain)
 
 

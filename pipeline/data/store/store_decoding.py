@@ -29,7 +29,7 @@ class StoreSpec:
     """What becomes of values that are not of 8 bits."""
 
 
-class WantedImage(NamedTuple):
+class StoredImage(NamedTuple):
     """An image of a store."""
 
     row: int
@@ -54,13 +54,13 @@ class LargeImageError(Exception):
 
 @contextmanager
 def read_image(
-    root: Path, wanted: WantedImage, spec: StoreSpec, most_pixels: int | None = None
+    root: Path, image: StoredImage, spec: StoreSpec, most_pixels: int | None = None
 ) -> Iterator[ReadImage]:
     """Read, decode and resize an image, whose memory is reserved while the block runs.
 
     Args:
         root: the folder or archive that its path is relative to.
-        wanted: the image.
+        image: the image.
         spec: the format that it gets.
         most_pixels: larger images raise an error instead.
 
@@ -74,9 +74,9 @@ def read_image(
             raise LargeImageError
 
     try:
-        with root_image_bytes(root, wanted.path) as data:
-            if hashlib.sha256(data).hexdigest() != wanted.sha256:
-                raise DataError(f"{wanted.path} changed while it was being read. Run again.")
+        with root_image_bytes(root, image.path) as data:
+            if hashlib.sha256(data).hexdigest() != image.sha256:
+                raise DataError(f"{image.path} changed while it was being read. Run again.")
             with decoded(
                 data,
                 spec.channels,
@@ -89,4 +89,4 @@ def read_image(
                 resized_HWC = resize_image(pixels_HWC, spec.height, spec.width, spec.resize)
                 yield ReadImage(data, height * width, resized_HWC)
     except UndecodableImageError as error:
-        raise DataError(f"{wanted.path}: {error}. Restore it, or run again.") from error
+        raise DataError(f"{image.path}: {error}. Restore it, or run again.") from error

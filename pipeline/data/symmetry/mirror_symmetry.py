@@ -18,7 +18,7 @@ import pandas as pd
 from pydantic import ValidationError
 
 from patchline.pipeline.config import RunConfig
-from patchline.pipeline.data.manifests.same_images import FILE, GROUP, PIXELS, known, united
+from patchline.pipeline.data.manifests.same_images import FILE, GROUP, PIXELS, column_of, united
 from patchline.pipeline.data.near_duplicates.thumbnails import shrunk
 from patchline.pipeline.data.pixel_values.pixel_mapping import PixelMapping
 from patchline.pipeline.data.reading.decoding import UndecodableImageError, decoded
@@ -71,24 +71,24 @@ def mirror_symmetry(
     flips = mirroring_settings(config)
     if stated is False and not flips:
         return MirrorSymmetry(answer="asymmetric", origin=origin, why=f"{_THEY_DIFFER} ({how})")
-    found = measured_symmetry(rows[rows["split"] == "train"], files, workspace)
-    contradicted = found.answer == "asymmetric" and bool(flips or stated)
+    symmetry = measured_symmetry(rows[rows["split"] == "train"], files, workspace)
+    contradicted = symmetry.answer == "asymmetric" and bool(flips or stated)
     cause = flips[0] if flips else how
     if contradicted:
-        note = f"{cause}, but {found.note}"
-        found = found.model_copy(update={"note": note, "is_contradicted": True})
-    elif flips and found.answer == "unknown":
-        note = found.note.replace(_NONE_USED, f"but {cause}, so they are used")
-        found = found.model_copy(update={"note": note})
+        note = f"{cause}, but {symmetry.note}"
+        symmetry = symmetry.model_copy(update={"note": note, "is_contradicted": True})
+    elif flips and symmetry.answer == "unknown":
+        note = symmetry.note.replace(_NONE_USED, f"but {cause}, so they are used")
+        symmetry = symmetry.model_copy(update={"note": note})
     if stated is None:
-        return found
+        return symmetry
     return MirrorSymmetry(
         answer="symmetric" if stated else "asymmetric",
         origin=origin,
-        note=found.note if contradicted else "",
+        note=symmetry.note if contradicted else "",
         is_contradicted=contradicted,
         why="" if stated else f"{_THEY_DIFFER} ({how})",
-        classes=found.classes if contradicted else (),
+        classes=symmetry.classes if contradicted else (),
     )
 
 
@@ -105,13 +105,13 @@ def measured_symmetry(rows: pd.DataFrame, files: Files, workspace: Path) -> Mirr
     thumbnails = _thumbnails(chosen, files)
     if thumbnails is None:
         return _unknown("an image changed while it was measured")
-    names, labels = np.unique(known(chosen, "label").to_numpy(str), return_inverse=True)
-    units = united(known(chosen, FILE), known(chosen, PIXELS), known(chosen, GROUP))
-    found = _in_words(measured(thumbnails, labels, units), names.tolist())
+    names, labels = np.unique(column_of(chosen, "label").to_numpy(str), return_inverse=True)
+    units = united(column_of(chosen, FILE), column_of(chosen, PIXELS), column_of(chosen, GROUP))
+    symmetry = _in_words(measured(thumbnails, labels, units), names.tolist())
     with storage_errors(file):
         make_folder(file.parent)
-    write_text(file, found.model_dump_json())
-    return found
+    write_text(file, symmetry.model_dump_json())
+    return symmetry
 
 
 def _sample(rows: pd.DataFrame) -> pd.DataFrame:
@@ -120,14 +120,14 @@ def _sample(rows: pd.DataFrame) -> pd.DataFrame:
     rank = rows.groupby("label").cumcount()
     classes = int(rows["label"].nunique())
     pixels = (rows["width"] * rows["height"]).median() if len(rows) else 1
-    wanted = max(_IMAGES, min(_PER_CLASS * classes, _MOST_IMAGES))
-    most = int(min(wanted, max(_FEWEST_IMAGES, _PIXELS / max(1, pixels))))
+    target = max(_IMAGES, min(_PER_CLASS * classes, _MOST_IMAGES))
+    most = int(min(target, max(_FEWEST_IMAGES, _PIXELS / max(1, pixels))))
     order = rank.sort_values(kind="stable").index[:most]
     return rows.loc[rows.index.isin(order)]
 
 
 def _digest(rows: pd.DataFrame, mapping: PixelMapping) -> str:
-    content = rows[["label", FILE]].assign(group=known(rows, GROUP)).to_csv(index=False)
+    content = rows[["label", FILE]].assign(group=column_of(rows, GROUP)).to_csv(index=False)
     return hashlib.sha256(f"{FORMAT} {mapping!r} {content}".encode()).hexdigest()[:32]
 
 
@@ -173,26 +173,26 @@ def _unknown(reason: str, images: int = 0) -> MirrorSymmetry:
     )
 
 
-def _in_words(found: Measured, names: list[str]) -> MirrorSymmetry:
+def _in_words(probe: Measured, names: list[str]) -> MirrorSymmetry:
     labelled = len(names) > 1
-    told = f"tells {_interval(found.told_apart)} of held-out images from their mirror images"
+    told = f"tells {_interval(probe.told_apart)} of held-out images from their mirror images"
     evidence = f"a linear probe {told}, where 50% is chance"
     if labelled:
         evidence = (
-            f"a linear probe recognises {found.accuracy.value:.0%} of held-out images and "
-            f"{_interval(found.mirrored)} of their mirror images, and {told}, where 50% is chance"
+            f"a linear probe recognises {probe.accuracy.value:.0%} of held-out images and "
+            f"{_interval(probe.mirrored)} of their mirror images, and {told}, where 50% is chance"
         )
-    if found.answer == "unknown":
-        skilled = found.is_skilled or not labelled
+    if probe.answer == "unknown":
+        skilled = probe.is_skilled or not labelled
         reason = f"{evidence}: no evidence either way" if skilled else _UNSKILLED
-        return _unknown(reason, found.images)
-    of = f"measured on {found.images:,} training images"
-    if found.answer == "symmetric":
+        return _unknown(reason, probe.images)
+    of = f"measured on {probe.images:,} training images"
+    if probe.answer == "symmetric":
         note = f"mirrored images show the same classes, {of}: {evidence}"
         return MirrorSymmetry(answer="symmetric", origin="measured", note=note)
-    certain = [each.label for each in found.classes] + [label for label, _ in found.sides]
+    certain = [each.label for each in probe.classes] + [label for label, _ in probe.sides]
     if labelled:
-        evidence = _differences(found, names) or evidence
+        evidence = _differences(probe, names) or evidence
     return MirrorSymmetry(
         answer="asymmetric",
         origin="measured",
@@ -202,19 +202,19 @@ def _in_words(found: Measured, names: list[str]) -> MirrorSymmetry:
     )
 
 
-def _differences(found: Measured, names: list[str]) -> str:
+def _differences(probe: Measured, names: list[str]) -> str:
     """Return how mirror images of the clearest classes differ; empty if no class is certain."""
     parts = [
         f"of '{names[each.label]}', a linear probe recognises {each.originals:.0%} of held-out "
         f"images and {each.mirrored:.0%} of their mirror images; it takes "
         f"{_interval(each.as_other)} of these for '{names[each.other]}'"
-        for each in found.classes[:_NAMED]
+        for each in probe.classes[:_NAMED]
     ]
     if not parts:
         parts = [
             f"of '{names[label]}', a linear probe tells {value:.0%} of held-out images from "
             "their mirror images, where 50% is chance"
-            for label, value in found.sides[:_NAMED]
+            for label, value in probe.sides[:_NAMED]
         ]
     return "; ".join(parts)
 

@@ -62,69 +62,71 @@ class ChosenRange(NamedTuple):
 
 
 def choose_range(
-    seen: Observed,
+    observed: Observed,
     value_range: tuple[float, float] | None,
     percentiles: tuple[float, float] | None,
 ) -> ChosenRange:
     """Return the range of one type of values.
 
     Args:
-        seen: the values.
+        observed: the values.
         value_range: what the user has set.
         percentiles: what the user has set.
     """
     if value_range is not None:
-        return _judged(seen, *value_range, "set by data.value_range")
-    kept, apart = _without_ends(seen.sample)
+        return _judged(observed, *value_range, "set by data.value_range")
+    kept, apart = _without_ends(observed.sample)
     if percentiles is not None:
-        low, high = (float(each) for each in np.percentile(seen.sample, percentiles))
-        if not seen.sample.size:
+        low, high = (float(each) for each in np.percentile(observed.sample, percentiles))
+        if not observed.sample.size:
             low, high = 0.0, 1.0
         words = f"percentiles {percentiles[0]:g} and {percentiles[1]:g} of the pixels"
-        return _judged(seen, low, high if high > low else low + 1, words)
+        return _judged(observed, low, high if high > low else low + 1, words)
     if not kept.size:
-        return _judged(seen, 0.0, 1.0, "no pixel has a known value")
-    nominal = _nominal(seen, kept, apart)
+        return _judged(observed, 0.0, 1.0, "no pixel has a known value")
+    nominal = _nominal(observed, kept, apart)
     if nominal is not None and not _loses_too_much(nominal, kept):
         return nominal
     low, high = _rounded_out(*(float(each) for each in np.percentile(kept, _CORE)))
     words = f"percentiles {_CORE[0]:g} and {_CORE[1]:g} of the pixels, rounded"
     if apart:
         words += f"; {' and '.join(map(number, apart))} {_stands(apart)} apart and not counted"
-    return _judged(seen, low, high, words)
+    return _judged(observed, low, high, words)
 
 
-def _nominal(seen: Observed, kept: Values, apart: Sequence[float]) -> ChosenRange | None:
+def _nominal(observed: Observed, kept: Values, apart: Sequence[float]) -> ChosenRange | None:
     """Return the range that the type, the files or the largest value suggest; None without one."""
-    low, high = (float(kept[0]), float(kept[-1])) if apart else (seen.low, seen.high)
-    if seen.kind == FLOAT:
+    low, high = (float(kept[0]), float(kept[-1])) if apart else (observed.low, observed.high)
+    if observed.kind == FLOAT:
         fits = [each for each in _FLOAT_RANGES if each[0] <= low and high <= each[1]]
         if fits:
             words = f"all values are from {number(low)} to {number(high)}"
-            return _judged(seen, *fits[0], words)
+            return _judged(observed, *fits[0], words)
         if low < 0 or not _are_whole(kept):
             return None
     if low < 0:
         return None
-    if seen.declared and high <= seen.declared:
-        return _judged(seen, 0.0, seen.declared, "declared by the files")
+    if observed.declared and high <= observed.declared:
+        return _judged(observed, 0.0, observed.declared, "declared by the files")
     white = _full_bits(high)
     usual = _full_bits(float(np.percentile(kept, _ALMOST_ALL)))
     if usual << _STRAY_BITS <= white:
-        return _judged(seen, 0.0, float(usual), f"almost all values are at most {number(usual)}")
-    return _judged(seen, 0.0, float(white), f"the largest value is {number(high)}")
+        return _judged(
+            observed, 0.0, float(usual), f"almost all values are at most {number(usual)}"
+        )
+    return _judged(observed, 0.0, float(white), f"the largest value is {number(high)}")
 
 
-def _judged(seen: Observed, low: float, high: float, found: str) -> ChosenRange:
+def _judged(observed: Observed, low: float, high: float, reason: str) -> ChosenRange:
     """Return a range with what it loses."""
-    sample = seen.sample
+    sample = observed.sample
     if not sample.size:
-        return ChosenRange(low, high, found, 0.0, 0, 0)
+        return ChosenRange(low, high, reason, 0.0, 0, 0)
     outside = float(np.mean((sample < low) | (sample > high)))
     core = _core(sample)
     core = core[(core >= low) & (core <= high)]
     levels = len(np.unique(scaled(core, low, high))) if core.size else 1
-    return ChosenRange(low, high, found, outside, levels, len(np.unique(core)))
+    return ChosenRange(low, high, reason, outside, levels, len(np.unique(core)))
 
 
 def _loses_too_much(chosen: ChosenRange, kept: Values) -> bool:

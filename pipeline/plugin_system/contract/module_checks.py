@@ -308,13 +308,13 @@ def _has_parameters(module: nn.Module) -> bool:
     return any(True for _ in module.parameters())
 
 
-def _require_close(found: torch.Tensor, expected: torch.Tensor, what: str) -> None:
+def _require_close(actual: torch.Tensor, expected: torch.Tensor, what: str) -> None:
     require(
-        found.shape == expected.shape,
-        f"{what} The shape is {tuple(found.shape)} instead of {tuple(expected.shape)}.",
+        actual.shape == expected.shape,
+        f"{what} The shape is {tuple(actual.shape)} instead of {tuple(expected.shape)}.",
     )
     scale = max(1.0, float(expected.abs().max()))
-    difference = float((found - expected).abs().max()) / scale
+    difference = float((actual - expected).abs().max()) / scale
     require(
         difference <= TOLERANCE,
         f"{what} The difference is {difference:.2g} relative to the largest; at most "

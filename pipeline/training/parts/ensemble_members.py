@@ -19,7 +19,7 @@ from patchline.pipeline.models.model_files import load_model, save_model
 from patchline.pipeline.training.device import make_repeatable
 from patchline.pipeline.training.job import TrainingJob
 from patchline.pipeline.training.job_provenance import provenance_of_job
-from patchline.pipeline.training.machine import choose_device, look
+from patchline.pipeline.training.machine import choose_device, detect_machine
 from patchline.pipeline.training.train_result import EnsembleResult
 from patchline.pipeline.workers.event_log import EventWriter
 
@@ -30,7 +30,7 @@ def combine_members(job: TrainingJob, events: EventWriter) -> EnsembleResult:
     """Calibrate the models of the folds, and save them as one model."""
     began = time.monotonic()
     make_repeatable(job.config.training.threads)
-    device = torch.device(choose_device(job.config.training, look()))
+    device = torch.device(choose_device(job.config.training, detect_machine()))
     images = open_images(job.store)
     rows = manifests.usable(manifests.load(job.manifest_file))
     index = {label: number for number, label in enumerate(job.classes)}

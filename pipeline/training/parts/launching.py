@@ -18,13 +18,13 @@ from patchline.pipeline.config import RunConfig
 from patchline.pipeline.data.ingested_data import IngestedData, PreparedData
 from patchline.pipeline.files.file_digest import digest_of
 from patchline.pipeline.frozen_model import FrozenModel
-from patchline.pipeline.initial_weights.record import kept_folder
+from patchline.pipeline.initial_weights.record import weights_folder
 from patchline.pipeline.run_memory import stage_keys
-from patchline.pipeline.run_memory.stage_memory import Ingredients, StageMemory, kept
+from patchline.pipeline.run_memory.stage_memory import Ingredients, StageMemory, result_files
 from patchline.pipeline.tracking import provenance, tracked_run
 from patchline.pipeline.tracking.exactly_once_metrics import MetricSender
 from patchline.pipeline.training.job import TrainingJob
-from patchline.pipeline.training.machine import MODULE, choose_device, seen
+from patchline.pipeline.training.machine import MODULE, cached_machine, choose_device
 from patchline.pipeline.training.part import TrainingPart
 from patchline.pipeline.training.start import extended_run
 from patchline.pipeline.training.train_result import TrainResult
@@ -73,14 +73,14 @@ def train(inputs: TrainingInputs) -> TrainResult:
 def train_part(part: TrainingPart, result_class: type[Result], inputs: TrainingInputs) -> Result:
     """Do one of the fits that a run consists of, unless its result is known; see `train`."""
     memory, folder = inputs.memory, inputs.folder_of(part)
-    asked = _ingredients_of(part, inputs)
+    own_ingredients = _ingredients_of(part, inputs)
     begun = bool(earlier_events(folder))  # then it is resumed, whatever other runs have done since
-    known = memory.recall(part.stage, asked, result_class, folder, own_only=begun)
-    if known is not None:
+    result = memory.recall(part.stage, own_ingredients, result_class, folder, own_only=begun)
+    if result is not None:
         log_again(inputs.run, folder)
-        return known
+        return result
     trained = _trained(part, result_class, inputs)
-    keys = [asked]
+    keys = [own_ingredients]
     if isinstance(trained, TrainResult):
         replay = dataclasses.replace(inputs, config=replayable(inputs.config, trained))
         keys.append(_ingredients_of(part, replay))
@@ -88,12 +88,12 @@ def train_part(part: TrainingPart, result_class: type[Result], inputs: TrainingI
     return trained
 
 
-def known_part(
+def recalled_part(
     part: TrainingPart, result_class: type[Result], inputs: TrainingInputs
 ) -> Result | None:
     """Return the result of a part that this run has finished before, or None; logs nothing."""
-    asked, folder = _ingredients_of(part, inputs), inputs.folder_of(part)
-    return inputs.memory.recall(part.stage, asked, result_class, folder, own_only=True)
+    own_ingredients, folder = _ingredients_of(part, inputs), inputs.folder_of(part)
+    return inputs.memory.recall(part.stage, own_ingredients, result_class, folder, own_only=True)
 
 
 def job_of(
@@ -115,7 +115,7 @@ def job_of(
         workspace: keeps initial weights and measurements; None for neither.
     """
     sha256 = config.model.init_sha256
-    initial = kept_folder(workspace, sha256) if workspace and sha256 else None
+    initial = weights_folder(workspace, sha256) if workspace and sha256 else None
     return TrainingJob(
         config=config,
         manifest_file=data.manifest_file.resolve(),
@@ -189,7 +189,7 @@ def ingredients(
     Raises:
         ConfigError: if the machine does not have the requested device.
     """
-    machine = seen()
+    machine = cached_machine()
     sections = ("seed", "augmentation", "model", "objective", "optimizer", "training")
     return {
         "data": data.fingerprint,
@@ -216,7 +216,7 @@ def _part_ingredients(config: RunConfig, part: TrainingPart) -> dict[str, str]:
     """Return what distinguishes a part from the ordinary training; nothing for that itself."""
     if part == TrainingPart():
         return {}
-    files = [file for folder in part.members for file in kept(folder)]
+    files = [file for folder in part.members for file in result_files(folder)]
     return {
         "part": part.model_dump_json(exclude={"members"}),
         "data.split_seed": str(config.data.split_seed),

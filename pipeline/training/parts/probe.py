@@ -36,7 +36,7 @@ from patchline.pipeline.training.config import duration_seconds
 from patchline.pipeline.training.device import make_repeatable
 from patchline.pipeline.training.job import TrainingJob
 from patchline.pipeline.training.job_provenance import provenance_of_job
-from patchline.pipeline.training.machine import choose_device, look
+from patchline.pipeline.training.machine import choose_device, detect_machine
 from patchline.pipeline.training.speed.precision import Chooser, Precision, choose_for_training
 from patchline.pipeline.training.start.initial_model import description_of, initial_model
 from patchline.pipeline.training.train_result import (
@@ -148,7 +148,7 @@ def refit_head(job: TrainingJob, events: EventWriter) -> RefitResult:
 def _frozen(job: TrainingJob, events: EventWriter) -> _Frozen:
     """Build the model of a job, and compute the features that are not stored yet."""
     threads = make_repeatable(job.config.training.threads)
-    device = torch.device(choose_device(job.config.training, look()))
+    device = torch.device(choose_device(job.config.training, detect_machine()))
     data = open_data(job)
     model = initial_model(job, data, events).to(device).eval()
     chooser = Chooser(job.config, job.image, len(job.classes), model, job.workspace, is_frozen=True)

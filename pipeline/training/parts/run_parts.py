@@ -119,7 +119,7 @@ class RunParts:
         inputs = replace(self.inputs, config=config, on_event=self._prepare_next)
         finished = nested_runs.finished_fold(inputs.run, fold)
         if finished is not None:
-            known = launching.known_part(part, TrainResult, replace(inputs, run=finished))
+            known = launching.recalled_part(part, TrainResult, replace(inputs, run=finished))
             if known is not None:
                 return known, self._record(fold, finished, known)
         with nested_runs.fold_run(inputs.run, fold, folds, config) as run:

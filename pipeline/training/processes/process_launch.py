@@ -23,7 +23,7 @@ from torch import distributed
 from patchline.pipeline.errors import ConfigError, WorkerError
 from patchline.pipeline.frozen_model import FrozenModel
 from patchline.pipeline.training.job import TrainingJob
-from patchline.pipeline.training.machine import choose_device, look
+from patchline.pipeline.training.machine import choose_device, detect_machine
 from patchline.pipeline.training.processes.rank import GROUP_FOLDER, MODULE, RESULT_FILE
 from patchline.pipeline.training.train_result import RefitResult, TrainResult
 from patchline.pipeline.workers.worker_process import last_line, reported
@@ -73,7 +73,7 @@ def _check(job: TrainingJob) -> None:
             f"training.processes is {job.config.training.processes}, but this build of torch has "
             "no torch.distributed. Set training.processes to 1, or install another build of torch."
         )
-    choose_device(job.config.training, look())
+    choose_device(job.config.training, detect_machine())
 
 
 def _launch(job: TrainingJob, folder: Path) -> None:

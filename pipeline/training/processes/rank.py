@@ -109,13 +109,13 @@ def _say_what_happened(events: EventWriter, size: int) -> None:
 def _group(job: TrainingJob) -> SeveralProcesses:
     from torch.distributed import FileStore  # type: ignore[attr-defined]  # not in its __all__
 
-    from patchline.pipeline.training.machine import choose_device, look
+    from patchline.pipeline.training.machine import choose_device, detect_machine
     from patchline.pipeline.training.processes.several_processes import SeveralProcesses
 
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     attempt = os.environ["TORCHELASTIC_RESTART_COUNT"]
     store = FileStore(str(job.folder / GROUP_FOLDER / f"store-{attempt}"), size)
-    device = choose_device(job.config.training, look())
+    device = choose_device(job.config.training, detect_machine())
     return SeveralProcesses(rank, size, device, store)
 
 

@@ -24,7 +24,7 @@ from patchline.pipeline.run_memory import stage_keys
 from patchline.pipeline.run_memory.stage_memory import Ingredients, StageMemory
 from patchline.pipeline.tracking import provenance
 from patchline.pipeline.training.config import duration_seconds
-from patchline.pipeline.training.machine import look
+from patchline.pipeline.training.machine import detect_machine
 from patchline.pipeline.training.speed.trial_steps import trial_predictions, trial_steps
 from patchline.pipeline.workers.event_log import EventWriter
 from patchline.plugin_api import ImageSpec
@@ -115,7 +115,7 @@ class Chooser:
 
     def _ingredients(self, device: torch.device) -> Ingredients:
         """Return everything that decides which precision is faster."""
-        machine = look()
+        machine = detect_machine()
         return {
             **stage_keys.settings(self.config, "model"),
             "batch": str(self.config.training.batch_size),

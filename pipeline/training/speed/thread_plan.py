@@ -70,7 +70,7 @@ class ThreadPlan:
         self._may_change = is_free and self._first > 1
         self._batch_size = config.training.batch_size
         self._busy_cores = busy_cores or OtherPrograms().cores
-        self._looked_at = (0.0, 0)
+        self._last_measurement = (0.0, 0)
         self._best_rate = 0.0
         self._kept: tuple[float, float] | None = None
 
@@ -81,15 +81,15 @@ class ThreadPlan:
             torch.set_num_threads(threads)
             self._current = threads
 
-    def look(self, state: TrainState) -> None:
+    def adapt(self, state: TrainState) -> None:
         """Measure again if the machine is busy, has become less busy, or training slowed down."""
         if not self._may_change:
             return
-        seconds = state.training_seconds - self._looked_at[0]
-        images = state.sums.total_images - self._looked_at[1]
+        seconds = state.training_seconds - self._last_measurement[0]
+        images = state.sums.total_images - self._last_measurement[1]
         if 0 <= seconds < _FEWEST_SECONDS:
             return
-        self._looked_at = (state.training_seconds, state.sums.total_images)
+        self._last_measurement = (state.training_seconds, state.sums.total_images)
         busy_cores = self._busy_cores()
         if seconds <= 0 or images <= 0:  # training went back to an earlier step
             return

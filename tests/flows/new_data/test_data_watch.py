@@ -84,15 +84,15 @@ def _add(folder: Path, name: str = "new.png", variant: int = 99) -> Path:
 @pytest.mark.usefixtures("impatient")
 def test_each_change_starts_one_run(client: SyncPrefectClient, watch: UUID, folder: Path) -> None:
     """A new watch starts a run, a change starts the next, and nothing starts without a change."""
-    watched_folders.look()
-    watched_folders.look()
+    watched_folders.check_folders()
+    watched_folders.check_folders()
     [first] = _runs(client, watch)
     _end(client, first)
-    watched_folders.look()
+    watched_folders.check_folders()
     assert len(_runs(client, watch)) == 1
     _add(folder)
-    watched_folders.look()
-    watched_folders.look()
+    watched_folders.check_folders()
+    watched_folders.check_folders()
     assert len(_runs(client, watch)) == 2
 
 
@@ -103,11 +103,11 @@ def test_nothing_is_started_while_the_folder_still_changes(
     monkeypatch.setattr(watched_folders, "QUIET_SECONDS", 3600.0)
     for number in range(3):
         _add(folder, f"{number}.png")
-        watched_folders.look()
-    watched_folders.look()
+        watched_folders.check_folders()
+    watched_folders.check_folders()
     assert _runs(client, watch) == []
     monkeypatch.setattr(watched_folders, "QUIET_SECONDS", 0.0)
-    watched_folders.look()
+    watched_folders.check_folders()
     assert len(_runs(client, watch)) == 1
 
 
@@ -116,16 +116,16 @@ def test_changes_during_a_run_lead_to_one_run_after_it(
     client: SyncPrefectClient, watch: UUID, folder: Path
 ) -> None:
     """Ten changes during a run start nothing, and then one run: not none and not ten."""
-    watched_folders.look()
+    watched_folders.check_folders()
     [first] = _runs(client, watch)
     client.set_flow_run_state(first.id, Running(), force=True)
     for number in range(10):
         _add(folder, f"{number}.png", number)
-        watched_folders.look()
+        watched_folders.check_folders()
     assert len(_runs(client, watch)) == 1
     _end(client, first)
     for _ in range(3):
-        watched_folders.look()
+        watched_folders.check_folders()
     assert len(_runs(client, watch)) == 2
 
 
@@ -134,11 +134,11 @@ def test_a_kill_between_start_and_memory_starts_nothing_twice(
     client: SyncPrefectClient, watch: UUID
 ) -> None:
     """If the start was not remembered, the same start happens again, and is the same run."""
-    watched_folders.look()
+    watched_folders.check_folders()
     [first] = _runs(client, watch)
     _end(client, first)
     watches.state_file("photos").unlink()
-    watched_folders.look()
+    watched_folders.check_folders()
     assert [each.id for each in _runs(client, watch)] == [first.id]
     state = json.loads(watches.state_file("photos").read_text("utf-8"))
     assert state["flow_run_id"] == str(first.id)
@@ -150,20 +150,20 @@ def test_a_killed_run_is_resumed_and_a_failed_one_is_not(
 ) -> None:
     """The same run is resumed: images that were there when it was killed are not forgotten."""
     monkeypatch.setattr(retries, "_FIRST_PAUSE_SECONDS", 0.0)
-    watched_folders.look()
+    watched_folders.check_folders()
     [first] = _runs(client, watch)
     for _ in range(retries.MAX_FAILURES - 1):
         client.set_flow_run_state(first.id, Crashed(), force=True)
-        watched_folders.look()
+        watched_folders.check_folders()
         assert client.read_flow_run(first.id).state_name == "Resuming"
     client.set_flow_run_state(first.id, Crashed(), force=True)
-    watched_folders.look()
+    watched_folders.check_folders()
     assert client.read_flow_run(first.id).state_name == "Crashed"  # once too often
     _add(folder)
-    watched_folders.look()
+    watched_folders.check_folders()
     [second] = [each for each in _runs(client, watch) if each.id != first.id]
     client.set_flow_run_state(second.id, Failed(message="The images are of one class."), force=True)
-    watched_folders.look()
+    watched_folders.check_folders()
     assert {each.state_name for each in _runs(client, watch)} == {"Crashed", "Failed"}
 
 
@@ -172,15 +172,15 @@ def test_a_folder_that_goes_and_comes_back_is_survived(
     client: SyncPrefectClient, watch: UUID, folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """It is said once that the folder is gone, and once that it is back; no run starts of that."""
-    watched_folders.look()
+    watched_folders.check_folders()
     [first] = _runs(client, watch)
     _end(client, first)
     with caplog.at_level(logging.WARNING, "patchline.flows.new_data.watched_folders"):
         folder.rename(folder.with_name("away"))
-        watched_folders.look()
-        watched_folders.look()
+        watched_folders.check_folders()
+        watched_folders.check_folders()
         folder.with_name("away").rename(folder)
-        watched_folders.look()
+        watched_folders.check_folders()
     assert len(caplog.records) == 2
     assert "No such file" in caplog.records[0].getMessage()
     assert "can be read again" in caplog.records[1].getMessage()
@@ -193,10 +193,10 @@ def test_a_paused_watch_sees_the_change_when_it_is_resumed(
 ) -> None:
     """`schedule pause` keeps a watch from starting, `resume` lets it see what has changed."""
     assert run_here("schedule", "pause", "photos")[0] == 0
-    watched_folders.look()
+    watched_folders.check_folders()
     assert _runs(client, watch) == []
     assert run_here("schedule", "resume", "photos")[0] == 0
-    watched_folders.look()
+    watched_folders.check_folders()
     assert len(_runs(client, watch)) == 1
 
 
@@ -205,16 +205,16 @@ def test_other_settings_are_a_reason_to_look_again(
     client: SyncPrefectClient, watch: UUID, run_here: Command, folder: Path
 ) -> None:
     """The same command changes the watch; it is run with the new settings, and not otherwise."""
-    watched_folders.look()
+    watched_folders.check_folders()
     _end(client, _runs(client, watch)[0])
     run_here("data", "watch", str(folder))
-    watched_folders.look()
+    watched_folders.check_folders()
     assert len(_runs(client, watch)) == 1
     Path("run.yaml").write_text("data: {min_new_images: 7}\n", encoding="utf-8")
     _, out, _ = run_here("data", "watch", str(folder), "--config", "run.yaml", "--json")
     assert json.loads(out)["deployment_id"] == str(watch)
     assert json.loads(out)["min_new_images"] == 7
-    watched_folders.look()
+    watched_folders.check_folders()
     assert len(_runs(client, watch)) == 2
 
 

@@ -190,7 +190,7 @@ def test_a_resumed_run_takes_nothing_else() -> None:
 
 def test_a_run_starts_from_weights(tmp_path: Path) -> None:
     """As with the flags; the file may be a `Path`, and a default that is given counts as set."""
-    from patchline.flows.python_api.asked_run import new_run
+    from patchline.flows.python_api.run_config import new_run
     from patchline.pipeline.config_files import requested
 
     file = tmp_path / "tower.safetensors"

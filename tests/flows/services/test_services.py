@@ -182,10 +182,10 @@ def test_a_damaged_state_is_written_again(servers: Servers) -> None:
 def test_without_a_state_the_supervisor_is_found_by_its_process(servers: Servers) -> None:
     """`down` needs nothing else of it, and never signals the number of another process."""
     [process] = service_processes.members(servers.folder, service_processes.SUPERVISOR)
-    assert stopping.found_by_process(servers.folder) == stopping.Supervised(
+    assert stopping.supervisor_process(servers.folder) == stopping.Supervised(
         process.pid, process.create_time()
     )
-    assert stopping.found_by_process(servers.folder.parent) is None
+    assert stopping.supervisor_process(servers.folder.parent) is None
 
 
 def test_down_now_ends_runs_and_servers(servers: Servers) -> None:

@@ -18,9 +18,9 @@ from patchline.pipeline.initial_weights.finding import find
 from patchline.pipeline.initial_weights.loading import load_into
 from patchline.pipeline.initial_weights.record import (
     TENSORS_FILE,
-    kept_folder,
     load_record,
-    provenance_of_kept,
+    stored_provenance,
+    weights_folder,
 )
 from patchline.pipeline.initial_weights.starting_point import check_published, starting_point
 from patchline.pipeline.models.model_building import build_model
@@ -63,7 +63,7 @@ def test_a_file_of_another_library_gives_its_logits(tmp_path: Path) -> None:
         channels=3, height=32, width=32, mean=data.mean or (), std=data.std or (), resize="crop"
     )
     model = build_model(start.config.model, image, 7)
-    load_into(model, start.weights, kept_folder(workspace, start.weights.sha256), CLASSES)
+    load_into(model, start.weights, weights_folder(workspace, start.weights.sha256), CLASSES)
     images_BCHW = torch.randn(2, 3, 32, 32)
     torch.testing.assert_close(model.eval()(images_BCHW), timm_model()(images_BCHW))
     assert "small.safetensors" in start.notes()[0]
@@ -96,7 +96,7 @@ def test_weights_are_kept(tmp_path: Path) -> None:
     assert kept.settings == first.settings
     file.unlink()
     assert find(str(file), workspace, "x", sha256=first.sha256) == kept
-    shutil.rmtree(kept_folder(workspace, first.sha256))
+    shutil.rmtree(weights_folder(workspace, first.sha256))
     written(file, seed=1)
     with pytest.raises(ConfigError, match="has changed since its weights were recorded"):
         find(str(file), workspace, "x", sha256=first.sha256)
@@ -107,7 +107,7 @@ def test_a_moved_file_is_not_converted_again(tmp_path: Path) -> None:
     file, workspace = written(tmp_path / "small.safetensors"), tmp_path / "work"
     first = find(str(file), workspace, "x")
     assert first is not None
-    tensors = kept_folder(workspace, first.sha256) / TENSORS_FILE
+    tensors = weights_folder(workspace, first.sha256) / TENSORS_FILE
     before = tensors.stat()
     moved = find(str(file.rename(tmp_path / "moved.safetensors")), workspace, "x")
     assert moved == first.model_copy(update={"reference": str(tmp_path / "moved.safetensors")})
@@ -124,7 +124,7 @@ def test_weights_of_ours_are_written_once(tmp_path: Path) -> None:
     saved, workspace = _saved(tmp_path / "saved"), tmp_path / "work"
     first = find(str(saved / "model.safetensors"), workspace, "x")
     assert first is not None
-    tensors = kept_folder(workspace, first.sha256) / TENSORS_FILE
+    tensors = weights_folder(workspace, first.sha256) / TENSORS_FILE
     before = tensors.stat()
     moved = find(str(saved.rename(tmp_path / "moved") / "model.safetensors"), workspace, "x")
     assert moved is not None
@@ -159,7 +159,7 @@ def test_a_copied_model_knows_what_it_has_seen(tmp_path: Path) -> None:
         found = find(str(tmp_path / "copy" / "model.safetensors"), tmp_path / "work", "x")
         assert found is not None
         assert found.provenance.state == state
-        kept = provenance_of_kept(kept_folder(tmp_path / "work", found.sha256))
+        kept = stored_provenance(weights_folder(tmp_path / "work", found.sha256))
         assert kept.seen == (made.seen if provenance else Provenance().seen)
         assert kept.summary == found.provenance
     assert found is not None
@@ -252,7 +252,7 @@ def test_a_classifier_starts_from_a_registered_encoder(tmp_path: Path) -> None:
         channels=3, height=16, width=16, mean=found.mean, std=found.std, resize="crop"
     )
     model = build_model(start.config.model, image, len(CLASSES))
-    done = load_into(model, found, kept_folder(workspace, found.sha256), CLASSES)
+    done = load_into(model, found, weights_folder(workspace, found.sha256), CLASSES)
     new = {each.weight for each in done if each.action != "used"}
     assert new == {"head.weight", "head.bias"}
 

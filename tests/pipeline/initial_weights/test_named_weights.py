@@ -21,7 +21,7 @@ from patchline.pipeline.errors import ConfigError, OrchestrationError
 from patchline.pipeline.initial_weights.finding import find
 from patchline.pipeline.initial_weights.known_checksums import _STATED, publisher_of
 from patchline.pipeline.initial_weights.named_weights import file_of
-from patchline.pipeline.initial_weights.record import kept_folder, load_record
+from patchline.pipeline.initial_weights.record import load_record, weights_folder
 from patchline.pipeline.initial_weights.starting_point import StartingPoint
 from tests.pipeline.initial_weights.test_finding import written
 
@@ -107,7 +107,7 @@ def test_weights_are_downloaded_only_when_asked(
     assert again == found
     assert (tmp_path / "cache").is_dir()
 
-    shutil.rmtree(folder := kept_folder(tmp_path / "work", found.sha256))
+    shutil.rmtree(folder := weights_folder(tmp_path / "work", found.sha256))
     find("hf:some/vit", tmp_path / "work", "x", num_heads=4)
     assert load_record(folder).license == "mit"  # of the cached card
     assert len(hub) == requests

@@ -34,12 +34,12 @@ def asked(photos: Path, **flags: Any) -> RunConfig:
 def test_only_what_was_given_counts_as_set(photos: Path) -> None:
     """Defaults that a form or a schedule stores are not settings of the user; its changes are."""
     config = asked(photos, training={"epochs": 60})
-    assert planner.asked_settings(config) == {"training.epochs": 60}
+    assert planner.user_settings(config) == {"training.epochs": 60}
     assert config.preset is not None
     stored = config.model_dump(mode="json")
     stored["optimizer"]["momentum"] = 0.5  # changed in a form
     stored["model"]["depth"] = 2
-    assert planner.asked_settings(RunConfig.model_validate(stored)) == {
+    assert planner.user_settings(RunConfig.model_validate(stored)) == {
         "model.depth": 2,
         "optimizer.momentum": 0.5,
         "training.epochs": 60,
@@ -49,7 +49,7 @@ def test_only_what_was_given_counts_as_set(photos: Path) -> None:
 def test_another_model_is_set_with_its_name_alone(photos: Path) -> None:
     """The defaults of a chosen plugin are not settings of the user."""
     config = asked(photos, model={"name": "rope_vit"}, augmentation={"name": "none"})
-    assert planner.asked_settings(config) == {"augmentation.name": "none", "model.name": "rope_vit"}
+    assert planner.user_settings(config) == {"augmentation.name": "none", "model.name": "rope_vit"}
 
 
 def test_a_plan_is_remembered_and_keeps_the_settings_stable(
@@ -88,8 +88,8 @@ def test_the_planned_config_has_every_setting_and_no_preset(photos: Path, tmp_pa
     optimizer = {"weight_decay": 0.33, "gradient_clip": None}
     config = asked(photos, training={"batch_size": 5}, optimizer=optimizer)
     data = ingest(config, tmp_path / "work")
-    facts = planner.known_facts(config, data)
-    made = plan(facts, planner.asked_settings(config))
+    facts = planner.plan_facts(config, data)
+    made = plan(facts, planner.user_settings(config))
     whole = planner.with_plan(config, made)
     assert whole.preset is None
     assert whole.training.batch_size == 5
@@ -109,7 +109,7 @@ def test_measuring_gives_a_speed_for_the_first_candidate_at_least(
     monkeypatch.setattr(precision, "certain_reason", lambda _: "")
     config = asked(photos)
     data = ingest(config, tmp_path / "work")
-    facts = planner.known_facts(config, data)
+    facts = planner.plan_facts(config, data)
     job = planner.measuring_job(config, data, facts, {})
     changes = {"budget_seconds": 0.001, "images": 8, "workspace": tmp_path / "work"}
     job = job.model_copy(update=changes)

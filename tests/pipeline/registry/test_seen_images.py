@@ -15,9 +15,9 @@ from patchline.pipeline.data.manifests import manifest as manifests
 from patchline.pipeline.data.seen_images import (
     about_test_images,
     caveat_on_test_images,
-    notes_on_seen,
-    seen_before,
-    with_seen,
+    count_seen_images,
+    seen_images_notes,
+    with_seen_images,
 )
 from patchline.pipeline.provenance.provenance import Provenance, Published
 from patchline.pipeline.provenance.seen_images import SeenImages
@@ -92,24 +92,29 @@ def test_images_that_the_initial_weights_have_seen_are_counted(tmp_path: Path) -
     later = other.from_initial(seen_in(made_manifest()).from_initial(first))
     file = tmp_path / "new.parquet"
     manifests.save(made_manifest(), file)
-    assert seen_before(file, first).counts == {}  # the usual warm start: the splits are remembered
-    assert seen_before(file, later).counts == {"test": 20}
+    assert (
+        count_seen_images(file, first).counts == {}
+    )  # the usual warm start: the splits are remembered
+    assert count_seen_images(file, later).counts == {"test": 20}
     manifests.save(made_manifest(range(905, 1010), range(50, 60), range(940, 951)), file)
-    assert seen_before(file, first).counts == {"test": 45 + 10}
+    assert count_seen_images(file, first).counts == {"test": 45 + 10}
     rows = made_manifest()
     used = rows[rows["split"].isin(["train", "validation"])]
     refitted = Provenance(SeenImages.of(used, used.iloc[:0]))
-    assert seen_before(file, other.from_initial(refitted)).counts == {"validation": 10, "test": 55}
+    assert count_seen_images(file, other.from_initial(refitted)).counts == {
+        "validation": 10,
+        "test": 55,
+    }
     grouped = made_manifest()
     grouped["group"] = [f"patient {number % 40}" for number in range(len(grouped))]
     manifests.save(grouped.iloc[:100], file)  # of the test split
-    related = seen_before(file, seen_in(grouped.iloc[200:210]))
+    related = count_seen_images(file, seen_in(grouped.iloc[200:210]))
     assert (related.counts, related.related) == ({}, 30)
-    [note] = notes_on_seen(related, {"test": 100})
+    [note] = seen_images_notes(related, {"test": 100})
     assert note.startswith("30 test images are in groups of which the initial weights have seen")
     assert "30 of these images are in groups" in caveat_on_test_images(related)
     manifests.save(made_manifest(), file)
-    unknown = seen_before(file, Provenance.without_record("x.pth is of unrecognised origin"))
+    unknown = count_seen_images(file, Provenance.without_record("x.pth is of unrecognised origin"))
     assert unknown.counts == {}
     assert unknown.provenance.state == "unknown"
 
@@ -117,13 +122,13 @@ def test_images_that_the_initial_weights_have_seen_are_counted(tmp_path: Path) -
 def test_optimistic_metrics_are_named(photos: Path) -> None:
     """Images that the initial weights have seen are a note, and the report does not deny them."""
     data = ingestion.ingest(config_of(photos), photos.parent / "work")
-    assert with_seen(data, SeenBefore()) == data
+    assert with_seen_images(data, SeenBefore()) == data
     assert (
         about_test_images(data.seen_before)
         == "These images were not used for training or model selection."
     )
     assert not caveat_on_test_images(data.seen_before)
-    seen = with_seen(data, SeenBefore(counts={"validation": 2, "test": 1}))
+    seen = with_seen_images(data, SeenBefore(counts={"validation": 2, "test": 1}))
     assert "2 of the" in seen.notes[-2]
     assert "1 of the" in seen.notes[-1]
     assert "test images was used to train or select the initial weights" in seen.notes[-1]
@@ -143,7 +148,7 @@ def test_what_is_not_known_is_not_denied(photos: Path, provenance: Provenance, w
     """Neither by the notes nor by the first sentence of the report, with or without seen images."""
     data = ingestion.ingest(config_of(photos), photos.parent / "work")
     for counts in ({}, {"test": 3}):
-        seen = with_seen(data, SeenBefore(counts=counts, provenance=provenance.summary))
+        seen = with_seen_images(data, SeenBefore(counts=counts, provenance=provenance.summary))
         assert words in seen.notes[-1]
         assert "the metrics are optimistic" in seen.notes[-1]
         assert words.lower() in about_test_images(seen.seen_before).lower()

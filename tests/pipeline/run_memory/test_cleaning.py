@@ -14,7 +14,7 @@ from mlflow import MlflowClient
 from patchline.pipeline.files import file_locks
 from patchline.pipeline.frozen_model import FrozenModel
 from patchline.pipeline.run_memory import live_runs
-from patchline.pipeline.run_memory.cleaning import FEATURES_FILE, Cleaning, look, remove
+from patchline.pipeline.run_memory.cleaning import FEATURES_FILE, Cleaning, find_removable, remove
 from patchline.pipeline.run_memory.stage_memory import StageMemory
 from patchline.pipeline.tracking.tracked_run import FOLDER_TAG, REQUEST_FILE
 from patchline.pipeline.tracking.tracking_store import client
@@ -63,7 +63,7 @@ class Workspace:
 
     def look(self) -> Cleaning:
         """Look what may go."""
-        return look(self.folder)
+        return find_removable(self.folder)
 
 
 @pytest.fixture
@@ -81,7 +81,7 @@ def names(cleaning: Cleaning) -> set[str]:
 
 def test_an_empty_folder_has_nothing_to_clean(tmp_path: Path) -> None:
     """There is neither a workspace nor a store, and none is made."""
-    assert look(tmp_path / "nothing") == Cleaning(removable=())
+    assert find_removable(tmp_path / "nothing") == Cleaning(removable=())
     assert list(tmp_path.iterdir()) == []
 
 

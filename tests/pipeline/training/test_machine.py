@@ -9,7 +9,13 @@ import torch
 
 from patchline.pipeline.errors import ConfigError
 from patchline.pipeline.training.config import TrainingConfig
-from patchline.pipeline.training.machine import MODULE, Machine, choose_device, look, seen
+from patchline.pipeline.training.machine import (
+    MODULE,
+    Machine,
+    cached_machine,
+    choose_device,
+    detect_machine,
+)
 from patchline.pipeline.workers import worker_start
 
 LAPTOP = Machine(cpu_capability="AVX2", threads=4, devices={"cpu": "cpu"})
@@ -19,9 +25,9 @@ SERVER = LAPTOP.model_copy(update={"devices": {"cpu": "cpu", "cuda": "NVIDIA H20
 @pytest.fixture(autouse=True)
 def _fresh_look() -> Iterator[None]:
     """Let every test query the machine again."""
-    seen.cache_clear()
+    cached_machine.cache_clear()
     yield
-    seen.cache_clear()
+    cached_machine.cache_clear()
 
 
 @pytest.mark.parametrize("name", ["cuda", "mps"])
@@ -42,7 +48,7 @@ def test_auto_takes_a_gpu_that_is_there() -> None:
 
 def test_a_look_finds_what_torch_has() -> None:
     """Threads, vector instructions and devices are torch's own."""
-    machine = look()
+    machine = detect_machine()
     assert machine.threads == torch.get_num_threads()
     assert machine.cpu_capability == torch.backends.cpu.get_cpu_capability()
     assert ("cuda" in machine.devices) == torch.cuda.is_available()
@@ -54,6 +60,8 @@ def test_a_prepared_training_process_sees_the_same() -> None:
     with worker_start.prepared_workers():
         worker_start.prepare(MODULE)
         told = worker_start.introduction(MODULE)
-        assert Machine.model_validate_json(told) == seen()
-    mine = look().model_copy(update={"threads": seen().threads})  # other tests set theirs
-    assert seen() == mine
+        assert Machine.model_validate_json(told) == cached_machine()
+    mine = detect_machine().model_copy(
+        update={"threads": cached_machine().threads}
+    )  # other tests set theirs
+    assert cached_machine() == mine

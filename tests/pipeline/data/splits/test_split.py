@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from patchline.pipeline.data.splits.split import assign, origin, wanted_splits
+from patchline.pipeline.data.splits.split import assign, origin, split_fractions
 from patchline.pipeline.data.splits.split_gaps import SPLITS
 from patchline.pipeline.errors import DataError
 
@@ -219,7 +219,7 @@ def test_missing_test_split_is_carved_from_train() -> None:
 def test_the_origin_of_the_splits_is_named(parts: tuple[str, ...], words: str) -> None:
     """A few words tell which splits the source gives, and which were split off from what."""
     images = table(labels_of(2, 6), splits=list(parts) * (12 // len(parts)))
-    assert origin(images, wanted_splits(images, 0.1, 0.2)) == words
+    assert origin(images, split_fractions(images, 0.1, 0.2)) == words
 
 
 def test_image_that_cannot_be_used_is_in_no_split() -> None:

@@ -20,7 +20,7 @@ from patchline.pipeline.data.pixel_values.pixel_mapping import PixelMapping
 from patchline.pipeline.data.symmetry import mirror_symmetry as symmetry
 from patchline.pipeline.data.symmetry.mirror_probe import FEWEST, SIDE, Measured, measured
 from patchline.pipeline.inspection.inspecting import inspect_data
-from patchline.pipeline.planning.planner import known_facts
+from patchline.pipeline.planning.planner import plan_facts
 
 Array = np.ndarray[Any, Any]
 Draw = Callable[[ImageDraw.ImageDraw, str, Array, tuple[int, int, int]], None]
@@ -195,7 +195,7 @@ def test_arrows_are_not_mirrored_and_the_reason_is_said(tmp_path: Path) -> None:
     assert "of these for 'class " in data.notes[-1]
     assert flips(config, data) is False
     assert resolve(config, data).data.mirror_symmetric is False
-    facts = known_facts(config, data).data
+    facts = plan_facts(config, data).data
     assert not facts.mirror_symmetric
     assert "measured on" in facts.mirror
     inspected = inspect_data(config, tmp_path / "work").result

@@ -23,7 +23,7 @@ from patchline.pipeline.initial_weights.record import (
     RECORD_FILE,
     TENSORS_FILE,
     InitialWeights,
-    kept_folder,
+    weights_folder,
 )
 from patchline.pipeline.models.model_building import build_model
 from patchline.pipeline.run_memory import interrupted_runs
@@ -204,7 +204,7 @@ def test_a_head_is_refitted_with_the_median_regularization_of_its_folds(
         mean=spread,
         std=spread,
     )
-    folder = kept_folder((tmp_path / ".patchline").resolve(), sha256)
+    folder = weights_folder((tmp_path / ".patchline").resolve(), sha256)
     write_tensors(folder / TENSORS_FILE, model.state_dict())
     write_text(folder / RECORD_FILE, found.model_dump_json())
     monkeypatch.setitem(_SETTINGS, "model", {**_SETTINGS["model"], **settings})

@@ -75,7 +75,7 @@ class Machine:
         self.state.training_seconds += seconds
         step_seconds = self.steps.seconds[torch.get_num_threads()]
         self.state.sums.total_images += round(128 * seconds / step_seconds)
-        self.plan.look(self.state)
+        self.plan.adapt(self.state)
         self.plan.before_step(self.state)
         return torch.get_num_threads()
 

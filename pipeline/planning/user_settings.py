@@ -11,7 +11,7 @@ _DIMENSIONS = ("embed_dim", "depth", "num_heads", "mlp_dim")
 
 
 @dataclass(frozen=True)
-class Asked:
+class UserSettings:
     """Settings by dotted key, such as `training.epochs`."""
 
     values: Mapping[str, Any]
@@ -59,26 +59,26 @@ class Asked:
 
     def dimensions(self, planned: Mapping[str, int]) -> dict[str, int]:
         """Return a tier's dimensions with those that are set; the heads divide the embedding."""
-        given = {key: self.get(f"model.{key}") for key in _DIMENSIONS}
-        sizes = {key: given[key] or planned[key] for key in _DIMENSIONS}
-        if given["embed_dim"] and not given["num_heads"]:
+        set_sizes = {key: self.get(f"model.{key}") for key in _DIMENSIONS}
+        sizes = {key: set_sizes[key] or planned[key] for key in _DIMENSIONS}
+        if set_sizes["embed_dim"] and not set_sizes["num_heads"]:
             heads = range(max(1, sizes["embed_dim"] // 32), 0, -1)
             sizes["num_heads"] = next(n for n in heads if sizes["embed_dim"] % n == 0)
-        elif given["num_heads"] and not given["embed_dim"]:
-            multiple = 4 * given["num_heads"]
+        elif set_sizes["num_heads"] and not set_sizes["embed_dim"]:
+            multiple = 4 * set_sizes["num_heads"]
             sizes["embed_dim"] = -(-sizes["embed_dim"] // multiple) * multiple
-        if not given["mlp_dim"]:
+        if not set_sizes["mlp_dim"]:
             sizes["mlp_dim"] = planned["mlp_dim"] // planned["embed_dim"] * sizes["embed_dim"]
         return sizes
 
     def without_set(self, settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
         """Return nested settings without those that are set."""
-        left: dict[str, Any] = {}
+        others: dict[str, Any] = {}
         for key, value in settings.items():
             name = f"{prefix}{key}"
             if isinstance(value, Mapping):
                 if inner := self.without_set(value, f"{name}."):
-                    left[key] = inner
+                    others[key] = inner
             elif name not in self.values:
-                left[key] = value
-        return left
+                others[key] = value
+        return others
