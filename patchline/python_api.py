@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
 from patchline.flows.progress import shown
-from patchline.flows.python_api.asked_run import extension, new_run, use_plugins
+from patchline.flows.python_api.run_config import extension, new_run, use_plugins
 from patchline.flows.python_api.session import check_alone, check_sections, checked, session
 from patchline.pipeline.browsing.notebook_results import (
     DataReport,
