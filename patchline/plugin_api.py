@@ -9,7 +9,9 @@ heavy imports inside `build` costs nothing until it is used.
 from __future__ import annotations
 
 from patchline.pipeline.errors import ConfigError, DataError, PluginError
-from patchline.pipeline.files.archives import check_expansion, open_archive, readable_archive
+from patchline.pipeline.files.archive_members import check_expansion
+from patchline.pipeline.files.archives import open_archive, readable_archive, shard_index
+from patchline.pipeline.files.data_kinds import table_parts
 from patchline.pipeline.files.data_names import (
     ARCHIVE_SUFFIXES,
     IMAGE_SUFFIXES,
@@ -17,14 +19,13 @@ from patchline.pipeline.files.data_names import (
     Split,
     split_named,
     stem_of,
-    table_parts,
     valid_name,
 )
 from patchline.pipeline.files.folder_walk import FoundFile, visible_folders, walk_files
 from patchline.pipeline.files.ignored_files import IgnoredFiles
 from patchline.pipeline.files.made_once import known_digest, made_once
 from patchline.pipeline.files.table_cells import plain_cell
-from patchline.pipeline.files.tar_shards import sample_key, shard_index, shards_in
+from patchline.pipeline.files.tar_shards import sample_key, shards_in
 from patchline.pipeline.labels.folder_levels import unclear_level
 from patchline.pipeline.labels.label_cells import read_label_cells
 from patchline.pipeline.labels.reading_rules import ReadingRules

@@ -1,4 +1,4 @@
-"""Approval requests: open one for a version, and find those that are open.
+"""Approval requests: what is known of one, and which are open.
 
 Functions that talk to Prefect expect its settings to name a server, as `prefect_session.connected`
 makes sure.
@@ -15,21 +15,14 @@ from uuid import UUID
 from prefect.client.schemas.objects import FlowRun, StateType
 from prefect.client.schemas.sorting import FlowRunSort
 
-from patchline.flows.approval import approval_form
 from patchline.flows.prefect_client import asking, flow_runs
 from patchline.flows.schedules import deployments
-from patchline.pipeline.errors import OrchestrationError
-from patchline.pipeline.registry.approval.answer import note, superseded_by
 from patchline.pipeline.registry.config import PromotionConfig
-from patchline.pipeline.registry.registered_models import ModelReference, champion_of
+from patchline.pipeline.registry.registered_models import ModelReference
 
 KIND = "approval"
 FAILED = (StateType.CRASHED, StateType.FAILED)
-_OPEN = (StateType.PAUSED, StateType.SCHEDULED, StateType.PENDING, StateType.RUNNING)
-_DESCRIPTION = (
-    "Compares a version with the champion and waits for approval: answer with **Resume** on the "
-    "flow run's page, or with `patchline approve` and `patchline reject`."
-)
+OPEN = (StateType.PAUSED, StateType.SCHEDULED, StateType.PENDING, StateType.RUNNING)
 
 
 @dataclass(frozen=True)
@@ -75,94 +68,13 @@ class ApprovalRequest:
         return self.since + dt.timedelta(hours=self.hours)
 
 
-def request_approval(reference: ModelReference, config: PromotionConfig) -> str | None:
-    """Request a person's approval for a version to become champion.
-
-    It supersedes open requests for older versions of the model.
-
-    Args:
-        reference: the version.
-        config: the gates, and when the request expires.
-
-    Returns:
-        A message for the user, also if nothing runs that could ask; none if the version is
-        already champion.
-    """
-    from patchline.flows import prefect_session
-
-    if champion_of(reference.name) == reference.version:
-        return None
-    why = "no runner is active. Start one with `patchline up`"
-    try:
-        with prefect_session.connected():
-            others = [each for each in open_requests() if each.name == reference.name]
-            known = _already_open(reference, others)
-            if known or deployments.runner_is_up():
-                return known or _open(reference, config, others)
-    except OrchestrationError as error:
-        why = str(error).rstrip(".")
-    return (
-        f"No approval was requested for {reference.name}/{reference.version}: {why}. Then request "
-        f"it with `patchline promote {reference.name} --version {reference.version} --ask`."
-    )
-
-
-def _already_open(reference: ModelReference, others: list[ApprovalRequest]) -> str | None:
-    """Return a message if the version, or a newer one, is pending already."""
-    version = f"{reference.name}/{reference.version}"
-    for other in others:
-        if other.version == reference.version:
-            return f"{version} is already pending approval; run `patchline approve {version}`."
-        if int(other.version) > int(reference.version):
-            return (
-                f"No approval was requested for {version}: the newer version {other.reference} is "
-                "pending."
-            )
-    return None
-
-
-def _open(reference: ModelReference, config: PromotionConfig, others: list[ApprovalRequest]) -> str:
-    from patchline.flows.approval.approval_flow import approve_promotion
-
-    version = f"{reference.name}/{reference.version}"
-    deployment_id = deployments.deploy(
-        approve_promotion,
-        KIND,
-        parameters={},
-        labels={deployments.KIND: KIND},
-        description=_DESCRIPTION,
-        concurrency="enqueue",
-    )
-    same = [each for each in find([deployment_id]) if each.reference == version]
-    earlier = sum(each.kind not in _OPEN for each in same)  # concurrent calls share a flow run
-    flow_run_id = deployments.start(
-        deployment_id,
-        parameters={
-            "name": reference.name,
-            "version": reference.version,
-            "config": config.model_dump(mode="json"),
-        },
-        idempotency_key=f"{deployment_id} {version} {earlier}",
-        name=f"{reference.name}, version {reference.version}: champion?",
-    )
-    note(reference, "asked", flow_run_id=str(flow_run_id))
-    for other in others:
-        if other.waits and other.version != reference.version:
-            approval_form.submit(other, superseded_by(reference.version))
-    return (
-        f"Approval requested for {version}: run `patchline approve {version}` or `patchline reject "
-        f"{version}`, or use Resume in the Prefect UI. It expires in {config.approval_hours:g} "
-        "hours."
-    )
-
-
 def open_requests() -> list[ApprovalRequest]:
     """Return this folder's requests that are being prepared, pending, or being carried out.
 
     Raises:
         OrchestrationError: if the server does not respond.
     """
-    return find([each.id for each in deployments.deployments(KIND)], _OPEN)
+    return find([each.id for each in deployments.deployments(KIND)], OPEN)
 
 
 def is_pending(reference: ModelReference) -> bool:

@@ -130,9 +130,9 @@ def _request_approval(
 
     gates = gates_for(reference, config, promotion)
     with prefect_session.connected():
-        from patchline.flows.approval import requests
+        from patchline.flows.approval import opening, requests
 
-        sentence = requests.request_approval(reference, gates)
+        sentence = opening.request_approval(reference, gates)
         asked = requests.is_pending(reference)
     champion = champion_of(reference.name)
     sentence = sentence or f"version {reference.version} is already champion; nothing changed"

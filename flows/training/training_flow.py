@@ -14,7 +14,6 @@ from typing import Any
 from prefect import flow
 from prefect.runtime import flow_run
 
-from patchline.flows.approval import requests
 from patchline.flows.closing import close_runs
 from patchline.flows.failures import failed
 from patchline.flows.notifications import events
@@ -162,8 +161,10 @@ class _Run:
         if promoted.promotion:
             events.emit_decision(promoted.promotion)
         if promoted.requests_approval:
+            from patchline.flows.approval import opening  # imports what no other run needs
+
             reference = self.context.get(Registered).reference
-            self.approval = requests.request_approval(reference, config) or ""
+            self.approval = opening.request_approval(reference, config) or ""
 
     def _check_data_unchanged(self, interrupted: InterruptedRun, data: IngestedData) -> None:
         """Make sure that a run is not continued with other data than it started with."""

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, Field, model_validator
 
-from patchline.pipeline.files.data_names import DataKind, data_kind
+from patchline.pipeline.files.data_kinds import DataKind, data_kind
 from patchline.pipeline.frozen_model import FrozenModel
 from patchline.pipeline.labels.reading_rules import ReadingRules
 

@@ -1,133 +1,43 @@
 """Archives of images, read in place: zip and uncompressed tar files, and shards of these.
 
-No name in an archive ever becomes the name of a file on disk. Members that could do harm, such as
-links or paths that lead outside, are refused one by one; an archive that would unpack to much more
-than its own size, or has too many members, is refused as a whole. A compressed tar can only be read
-from start to end, so `readable_archive` decompresses it once.
+`archive_members` decides which members are read. A compressed tar can only be read from start to
+end, so `readable_archive` decompresses it once. Several shards are read as one archive: an index
+names them, and the path of a member begins with the name of its shard.
 """
 
 from __future__ import annotations
 
-import bz2
-import gzip
 import hashlib
 import json
-import lzma
-import re
-import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple, Protocol
+from typing import Any, BinaryIO
 
 from patchline.pipeline.errors import DataError
+from patchline.pipeline.files.archive_members import (
+    Archive,
+    MemberError,
+    RefusedMember,
+    check_expansion,
+    damaged,
+)
 from patchline.pipeline.files.atomic_files import write_text
+from patchline.pipeline.files.compression import COMPRESSIONS, READ_ERRORS
 from patchline.pipeline.files.made_once import known_digest, made_once
+from patchline.pipeline.files.tar_archive import TarArchive
+from patchline.pipeline.files.zip_archive import ZipArchive, is_zip
 
-MOST_MEMBERS = 2_000_000
-"""Archives with more files and folders are refused."""
-MOST_EXPANSION = 200
-"""How many times its own size an archive may unpack to."""
-ALWAYS_ALLOWED_BYTES = 1 << 30
-"""Archives that unpack to at most 1 GiB may be compressed to any extent."""
-
-READ_ERRORS = (OSError, EOFError, zlib.error, lzma.LZMAError, NotImplementedError)
-"""What reading a damaged member raises, besides `zipfile.BadZipFile`."""
-
-_LONGEST_PATH = 4096
-_DRIVE = re.compile(r"[A-Za-z]:")
 _PIECE_BYTES = 1 << 20
 _OPENED = 8
 """Archives whose members are kept in memory; shards are mostly read one after the other."""
-COMPRESSIONS: tuple[tuple[bytes, Callable[[Path], Any]], ...] = (
-    (b"\x1f\x8b", gzip.open),
-    (b"BZh", bz2.open),
-    (b"\xfd7zXZ\0", lzma.open),
-)
-"""The first bytes of compressed files, and what opens each."""
 NAMED_SUFFIX = ".names"
 """Of a file that stands for an archive, and states the encoding of its names."""
+INDEX_SUFFIX = ".shards"
+"""Of the index of several shards."""
+_INDEX_FORMAT = "patchline shards 1"
 _ZIP_STARTS = (b"PK\x03\x04", b"PK\x05\x06")
-
-
-class RefusedMember(NamedTuple):
-    """A member of an archive that is not read."""
-
-    path: str
-    reason: str
-
-
-class MemberError(ValueError):
-    """A member of an archive cannot be read; the message is the reason."""
-
-
-class Archive(Protocol):
-    """An opened archive; several threads may read from it at the same time."""
-
-    @property
-    def paths(self) -> list[str]:
-        """The visible files, with forward slashes, in the order of the archive."""
-        ...
-
-    @property
-    def folders(self) -> list[str]:
-        """The visible folders that it lists; folders with files need not be among them."""
-        ...
-
-    @property
-    def refused(self) -> list[RefusedMember]:
-        """The members that are not read."""
-        ...
-
-    @property
-    def note(self) -> str:
-        """How names were read whose encoding is not declared; empty if all of them are."""
-        ...
-
-    def size_of(self, path: str) -> int:
-        """Return the size of a file in bytes, as the archive states it."""
-        ...
-
-    def open(self, path: str) -> BinaryIO:
-        """Open a file for reading; raise `MemberError` if it cannot be read."""
-        ...
-
-
-class Listing:
-    """Collects the names of an archive's members."""
-
-    def __init__(self, file: Path) -> None:
-        self.file = file
-        self.folders: list[str] = []
-        self.refused: list[RefusedMember] = []
-        self._count = 0
-
-    def accepted(self, name: str, *, is_folder: bool, refusal: str | None) -> str | None:
-        """Return the path of a file that may be read; None for any other member.
-
-        Args:
-            name: as the archive states it.
-            is_folder: whether the member is a folder.
-            refusal: why a member of this kind is not read.
-
-        Raises:
-            DataError: if there are too many members.
-        """
-        self._count += 1
-        if self._count > MOST_MEMBERS:
-            raise too_many_members(self.file)
-        path, reason = _checked_path(name)
-        if _is_hidden(path):
-            return None
-        reason = reason or refusal
-        if reason:
-            self.refused.append(RefusedMember(path, reason))
-        elif path and is_folder:
-            self.folders.append(path)
-        elif path:
-            return path
-        return None
 
 
 def readable_archive(file: Path, work_dir: Path, name_encoding: str | None = None) -> Path:
@@ -191,10 +101,6 @@ def named_encoding(file: Path) -> tuple[Path, str | None]:
 def _opened(
     file: Path, encoding: str | None, _size: int, _times: tuple[int, int], _inode: int
 ) -> Archive:
-    from patchline.pipeline.files.tar_archive import TarArchive
-    from patchline.pipeline.files.tar_shards import INDEX_SUFFIX, ShardedArchive
-    from patchline.pipeline.files.zip_archive import ZipArchive, is_zip
-
     if file.suffix == INDEX_SUFFIX:
         return ShardedArchive(file)
     with file.open("rb") as opened:
@@ -228,41 +134,6 @@ def data_errors(file: Path) -> Iterator[None]:
         ) from error
 
 
-def damaged(file: Path, reason: str) -> DataError:
-    """Return the error for an archive that is not whole."""
-    said = " ".join(reason.split())[:200]
-    return DataError(
-        f"{file} is damaged, or is not an archive ({said}). Download or copy it again, or unpack "
-        "it and pass the folder."
-    )
-
-
-def too_many_members(file: Path) -> DataError:
-    """Return the error for an archive with an absurd number of members."""
-    return DataError(
-        f"{file} has more than {MOST_MEMBERS:,} files and folders, the most that are read from an "
-        "archive. Unpack it and pass the folder."
-    )
-
-
-def check_expansion(file: Path, unpacked: int) -> None:
-    """Refuse an archive that may be a decompression bomb.
-
-    Args:
-        file: the archive.
-        unpacked: bytes that it unpacks to.
-
-    Raises:
-        DataError: if that is more than `MOST_EXPANSION` times its size.
-    """
-    own = file.stat().st_size
-    if unpacked > max(ALWAYS_ALLOWED_BYTES, MOST_EXPANSION * own):
-        raise DataError(
-            f"{file} has {own:,} bytes and unpacks to more than {MOST_EXPANSION} times as many, "
-            "like a decompression bomb. If you trust it, unpack it and pass the folder."
-        )
-
-
 def _decompress(file: Path, opener: Callable[[Path], Any], target: Path) -> None:
     written = 0
     with target.open("wb") as out:
@@ -285,23 +156,84 @@ def _pieces(file: Path, opener: Callable[[Path], Any]) -> Iterator[bytes]:
             yield piece
 
 
-def _checked_path(name: str) -> tuple[str, str | None]:
-    """Return a member's path, and why it is refused."""
-    if "\\" in name and "/" not in name:  # written on Windows
-        name = name.replace("\\", "/")
-    parts = [part for part in name.split("/") if part not in ("", ".")]
-    path = "/".join(parts)
-    if len(path) > _LONGEST_PATH:
-        return f"{path[:100]}…", f"its path has more than {_LONGEST_PATH} characters"
-    if name.startswith("/") or _DRIVE.match(name):
-        return path, "its path is absolute"
-    if ".." in parts:
-        return path, "its path leads outside the archive"
-    return path, None
+def shard_index(shards: dict[str, Path], file: Path) -> Path:
+    """Write the file that stands for several shards, and return it.
+
+    Args:
+        shards: uncompressed tar files, by the names with which the paths of their members begin.
+        file: the index; an earlier one is replaced if it names others.
+    """
+    named = {name: str(shard.resolve()) for name, shard in shards.items()}
+    text = json.dumps({"format": _INDEX_FORMAT, "shards": named}, indent=1)
+    if not file.exists() or file.read_text(encoding="utf-8") != text:
+        write_text(file, text)
+    return file
 
 
-def _is_hidden(path: str) -> bool:
-    """Return whether a member is hidden, or what macOS adds to an archive."""
-    parts = path.split("/")
-    hidden = any(part.startswith(".") and part != ".." for part in parts)
-    return hidden or parts[0] == "__MACOSX"
+def shard_names(root: Path) -> frozenset[str]:
+    """Return the names with which the paths of an index of shards begin; none for other roots."""
+    if root.suffix != INDEX_SUFFIX:
+        return frozenset()
+    return frozenset(open_archive(root).folders)
+
+
+class ShardedArchive:
+    """The shards that an index names, as one archive; each is opened when it is needed."""
+
+    def __init__(self, index: Path) -> None:
+        content = json.loads(index.read_text(encoding="utf-8"))
+        if content.get("format") != _INDEX_FORMAT:
+            raise DataError(f"{index} is not an index of shards. Delete it; it is written again.")
+        self._shards = {name: Path(shard) for name, shard in content["shards"].items()}
+
+    @property
+    def paths(self) -> list[str]:
+        """The visible files of all shards."""
+        return [
+            f"{name}/{path}"
+            for name, shard in self._shards.items()
+            for path in open_archive(shard).paths
+        ]
+
+    @property
+    def folders(self) -> list[str]:
+        """The shards."""
+        return list(self._shards)
+
+    @property
+    def refused(self) -> list[RefusedMember]:
+        """The members of all shards that are not read."""
+        return [
+            RefusedMember(f"{name}/{member.path}", member.reason)
+            for name, shard in self._shards.items()
+            for member in open_archive(shard).refused
+        ]
+
+    @property
+    def note(self) -> str:
+        """How names of the first shard with others than UTF-8 names were read."""
+        return next(
+            (note for each in self._shards.values() if (note := open_archive(each).note)), ""
+        )
+
+    def size_of(self, path: str) -> int:
+        """Return the size of a file in bytes."""
+        shard, member = self._found(path)
+        return open_archive(shard).size_of(member)
+
+    def open(self, path: str) -> BinaryIO:
+        """Open a file for reading; raise `MemberError` if it is not in its shard."""
+        shard, member = self._found(path)
+        return open_archive(shard).open(member)
+
+    def shard_of(self, path: str) -> Path:
+        """Return the shard that a file is in; raise `MemberError` if it is in none."""
+        return self._found(path)[0]
+
+    def _found(self, path: str) -> tuple[Path, str]:
+        parts = path.split("/")
+        for count in range(1, len(parts)):
+            shard = self._shards.get("/".join(parts[:count]))
+            if shard is not None:
+                return shard, "/".join(parts[count:])
+        raise MemberError("is in no shard")

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, cast
 
-from patchline.pipeline.files.archives import Listing, MemberError, check_expansion, damaged
+from patchline.pipeline.files.archive_members import Listing, MemberError, check_expansion, damaged
 from patchline.pipeline.files.member_names import read_names
 from patchline.pipeline.files.shared_file import SharedFile
 

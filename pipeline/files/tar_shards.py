@@ -1,37 +1,23 @@
 """WebDataset shards: tar files whose members with the same name up to the first dot are a sample.
 
-    train-000000.tar: 0001.jpg, 0001.cls, 0002.jpg, 0002.cls, …
-
-Several shards are read in place as one archive: an index names them, and the path of a member
-begins with the name of its shard.
+For example, `train-000000.tar` holds 0001.jpg, 0001.cls, 0002.jpg, 0002.cls and so on.
 """
 
 from __future__ import annotations
 
 import io
 import itertools
-import json
 import tarfile
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 from typing import BinaryIO, cast
 
-from patchline.pipeline.errors import DataError
-from patchline.pipeline.files.archives import (
-    COMPRESSIONS,
-    READ_ERRORS,
-    MemberError,
-    RefusedMember,
-    open_archive,
-)
-from patchline.pipeline.files.atomic_files import write_text
+from patchline.pipeline.files.compression import COMPRESSIONS, READ_ERRORS
 from patchline.pipeline.files.data_names import IMAGE_SUFFIXES, TAR_SUFFIXES, split_named
 from patchline.pipeline.files.ignored_files import DEFAULT_IGNORED
 from patchline.pipeline.files.shared_file import SharedFile
 from patchline.pipeline.files.tar_archive import HEADER_ERRORS, Headers
 
-INDEX_SUFFIX = ".shards"
-_FORMAT = "patchline shards 1"
 _LOOKED_AT = 24
 _HEAD_BYTES = 1 << 22
 _LABELS = frozenset({"cls", "json", "index", "id"})
@@ -72,89 +58,6 @@ def shards_in(place: Path) -> list[Path]:
 
 def _is_ignored(path: Path) -> bool:
     return DEFAULT_IGNORED.skips(path.name, path.name, is_folder=path.is_dir())
-
-
-def shard_index(shards: dict[str, Path], file: Path) -> Path:
-    """Write the file that stands for several shards, and return it.
-
-    Args:
-        shards: uncompressed tar files, by the names with which the paths of their members begin.
-        file: the index; an earlier one is replaced if it names others.
-    """
-    named = {name: str(shard.resolve()) for name, shard in shards.items()}
-    text = json.dumps({"format": _FORMAT, "shards": named}, indent=1)
-    if not file.exists() or file.read_text(encoding="utf-8") != text:
-        write_text(file, text)
-    return file
-
-
-def shard_names(root: Path) -> frozenset[str]:
-    """Return the names with which the paths of an index of shards begin; none for other roots."""
-    if root.suffix != INDEX_SUFFIX:
-        return frozenset()
-    return frozenset(open_archive(root).folders)
-
-
-class ShardedArchive:
-    """The shards that an index names, as one archive; each is opened when it is needed."""
-
-    def __init__(self, index: Path) -> None:
-        content = json.loads(index.read_text(encoding="utf-8"))
-        if content.get("format") != _FORMAT:
-            raise DataError(f"{index} is not an index of shards. Delete it; it is written again.")
-        self._shards = {name: Path(shard) for name, shard in content["shards"].items()}
-
-    @property
-    def paths(self) -> list[str]:
-        """The visible files of all shards."""
-        return [
-            f"{name}/{path}"
-            for name, shard in self._shards.items()
-            for path in open_archive(shard).paths
-        ]
-
-    @property
-    def folders(self) -> list[str]:
-        """The shards."""
-        return list(self._shards)
-
-    @property
-    def refused(self) -> list[RefusedMember]:
-        """The members of all shards that are not read."""
-        return [
-            RefusedMember(f"{name}/{member.path}", member.reason)
-            for name, shard in self._shards.items()
-            for member in open_archive(shard).refused
-        ]
-
-    @property
-    def note(self) -> str:
-        """How names of the first shard with others than UTF-8 names were read."""
-        return next(
-            (note for each in self._shards.values() if (note := open_archive(each).note)), ""
-        )
-
-    def size_of(self, path: str) -> int:
-        """Return the size of a file in bytes."""
-        shard, member = self._found(path)
-        return open_archive(shard).size_of(member)
-
-    def open(self, path: str) -> BinaryIO:
-        """Open a file for reading; raise `MemberError` if it is not in its shard."""
-        shard, member = self._found(path)
-        return open_archive(shard).open(member)
-
-    def shard_of(self, path: str) -> Path:
-        """Return the shard that a file is in; raise `MemberError` if it is in none."""
-        return self._found(path)[0]
-
-    def _found(self, path: str) -> tuple[Path, str]:
-        parts = path.split("/")
-        for count in range(1, len(parts)):
-            shard = self._shards.get("/".join(parts[:count]))
-            if shard is not None:
-                return shard, "/".join(parts[count:])
-        raise MemberError("is in no shard")
 
 
 def _may_be_tar(file: Path) -> bool:

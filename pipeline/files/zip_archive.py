@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import BinaryIO, cast
 
 from patchline.pipeline.errors import DataError
-from patchline.pipeline.files.archives import (
+from patchline.pipeline.files.archive_members import (
     MOST_MEMBERS,
     Listing,
     MemberError,

@@ -30,7 +30,7 @@ _FILES = {
     "tests/__init__.py": "shared/tests_init.py.txt",
     "tests/test_$name.py": "$kind/test_plugin.py.txt",
 }
-_WITHOUT_MODULE = ("data_source", "augmentation")
+_WITH_MODULE = ("patch_embedding",)
 _DEPENDENCIES: dict[Kind, tuple[str, ...]] = {
     "model": ("patchline", "pydantic", "torch"),
     "patch_embedding": ("patchline", "pydantic", "torch"),
@@ -76,7 +76,7 @@ def write_package(kind: str, name: str, into: Path) -> WrittenPackage:
     contents = {
         Template(target).substitute(fields): _rendered(template, fields)
         for target, template in _FILES.items()
-        if not (known_kind in _WITHOUT_MODULE and target.endswith("/module.py"))
+        if known_kind in _WITH_MODULE or not target.endswith("/module.py")
     }
     _write_whole(folder, contents)
     return WrittenPackage(known_kind, name, folder, tuple(contents), fields["run_command"])

@@ -13,13 +13,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from patchline.pipeline import workspace
 from patchline.pipeline.errors import DataError
-from patchline.pipeline.files.data_names import ARCHIVE_SUFFIXES, data_kind
+from patchline.pipeline.files.data_kinds import data_kind
+from patchline.pipeline.files.data_names import ARCHIVE_SUFFIXES
 from patchline.pipeline.files.ignored_files import DEFAULT_IGNORED
 
 if TYPE_CHECKING:
     import numpy as np
 
-    from patchline.pipeline.files.archives import Archive
+    from patchline.pipeline.files.archive_members import Archive
     from patchline.pipeline.packaging.packaged_model import PackagedModel
 
 Place = tuple[int, tuple[str, ...]]

@@ -19,7 +19,7 @@ from pydantic import ValidationError
 
 from patchline.pipeline.errors import ConfigError, DataError
 from patchline.pipeline.files import workspace_identity
-from patchline.pipeline.files.archives import MOST_MEMBERS
+from patchline.pipeline.files.archive_members import MOST_MEMBERS
 from patchline.pipeline.files.atomic_files import storage_errors
 from patchline.pipeline.relocation.archive_members import FORMAT, LIST, Contents, Member, refusal
 from patchline.pipeline.relocation.exporting import Progress

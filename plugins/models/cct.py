@@ -1,12 +1,9 @@
-"""Compact Convolutional Transformer: convolutional tokens, sequence pooling.
-
-Settings and plugin; the network is in `patchline.plugins.models.cct_module`.
-"""
+"""Compact Convolutional Transformer: convolutional tokens, sequence pooling."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from patchline.plugin_api import DataTraits, ModelContext, ModelPlugin
 from patchline.plugins.models.transformer_settings import (
@@ -18,6 +15,8 @@ from patchline.plugins.models.transformer_settings import (
 
 if TYPE_CHECKING:
     import torch
+
+_POSITION_STD = 0.2
 
 
 class CctConfig(TransformerConfig):
@@ -51,10 +50,47 @@ class CctConfig(TransformerConfig):
 
 
 def build(config: CctConfig, context: ModelContext) -> torch.nn.Module:
-    """Build the network."""
-    from patchline.plugins.models.cct_module import CompactTransformer
+    """Build the network (section 3), which averages the tokens with learned weights."""
+    from torch import nn
 
-    return CompactTransformer(config, context)
+    from patchline.pipeline.layers.attention import MultiHeadSelfAttention
+    from patchline.pipeline.layers.compact_block import CompactBlock
+    from patchline.pipeline.layers.head import LinearHead
+    from patchline.pipeline.layers.initialisation import truncated_normal
+    from patchline.pipeline.layers.learned_positions import LearnedPositionEmbedding
+    from patchline.pipeline.layers.pooling import SequencePooling
+    from patchline.pipeline.layers.positions import position_embedding
+    from patchline.pipeline.layers.stochastic_depth import drop_path_rates
+    from patchline.pipeline.layers.vision_transformer import VisionTransformer
+
+    embed_dim, depth, num_heads, mlp_dim = config.dimensions()
+    patch_embedding = context.patch_embedding(embed_dim)
+    grid: Any = patch_embedding.grid
+    network = VisionTransformer(
+        patch_embedding,
+        position_embedding=(
+            LearnedPositionEmbedding(grid, embed_dim, std=_POSITION_STD)
+            if config.positions == "learned"
+            else position_embedding(config.positions, grid, embed_dim)
+        ),
+        blocks=nn.ModuleList(
+            CompactBlock(
+                MultiHeadSelfAttention(embed_dim, num_heads, config.attention_dropout, bias=False),
+                mlp_dim,
+                dropout=config.dropout,
+                stochastic_depth=rate,
+            )
+            for rate in drop_path_rates(config.stochastic_depth, depth)
+        ),
+        norm=nn.LayerNorm(embed_dim),
+        pooling=SequencePooling(embed_dim),
+        head=LinearHead(embed_dim, context.num_classes),
+        dropout=config.dropout,
+        patch_dropout=config.patch_dropout,
+    )
+    for part in (network.blocks, network.pooling):
+        part.apply(truncated_normal)
+    return network
 
 
 plugin = ModelPlugin(

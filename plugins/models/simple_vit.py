@@ -1,11 +1,8 @@
-"""A plain ViT: averaged tokens, fixed sine-cosine positions, no class token and no dropout.
-
-Settings and plugin; the network is in `patchline.plugins.models.simple_vit_module`.
-"""
+"""A plain ViT: averaged tokens, fixed sine-cosine positions, no class token and no dropout."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 from patchline.plugin_api import DataTraits, ModelContext, ModelPlugin
 from patchline.plugins.models.transformer_settings import TransformerConfig, check_sine_cosine
@@ -27,10 +24,40 @@ class SimpleVitConfig(TransformerConfig):
 
 
 def build(config: SimpleVitConfig, context: ModelContext) -> torch.nn.Module:
-    """Build the network."""
-    from patchline.plugins.models.simple_vit_module import SimpleVisionTransformer
+    """Build the network (section 3)."""
+    from torch import nn
 
-    return SimpleVisionTransformer(config, context)
+    from patchline.pipeline.layers.attention import MultiHeadSelfAttention
+    from patchline.pipeline.layers.encoder_block import LAYER_NORM_EPSILON, EncoderBlock
+    from patchline.pipeline.layers.head import LinearHead
+    from patchline.pipeline.layers.initialisation import xavier
+    from patchline.pipeline.layers.pooling import AveragePooling
+    from patchline.pipeline.layers.sine_cosine_positions import SineCosinePositionEmbedding
+    from patchline.pipeline.layers.stochastic_depth import drop_path_rates
+    from patchline.pipeline.layers.vision_transformer import VisionTransformer
+
+    embed_dim, depth, num_heads, mlp_dim = config.dimensions()
+    patch_embedding = context.patch_embedding(embed_dim)
+    grid: Any = patch_embedding.grid
+    blocks = nn.ModuleList(
+        EncoderBlock(
+            MultiHeadSelfAttention(embed_dim, num_heads, config.attention_dropout),
+            mlp_dim,
+            dropout=config.dropout,
+            stochastic_depth=rate,
+        )
+        for rate in drop_path_rates(config.stochastic_depth, depth)
+    )
+    return VisionTransformer(
+        patch_embedding,
+        position_embedding=SineCosinePositionEmbedding(grid, embed_dim),
+        blocks=blocks.apply(xavier),
+        norm=nn.LayerNorm(embed_dim, eps=LAYER_NORM_EPSILON),
+        pooling=AveragePooling(),
+        head=LinearHead(embed_dim, context.num_classes),
+        dropout=config.dropout,
+        patch_dropout=config.patch_dropout,
+    )
 
 
 plugin = ModelPlugin(

@@ -1,11 +1,8 @@
-"""The Vision Transformer as published: class token, learned positions, pre-norm blocks.
-
-Settings and plugin; the network is in `patchline.plugins.models.vit_module`.
-"""
+"""The Vision Transformer as published: class token, learned positions, pre-norm blocks."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 from patchline.plugin_api import DataTraits, ModelContext, ModelPlugin
 from patchline.plugins.models.transformer_settings import BlockConfig, check_sine_cosine
@@ -46,10 +43,58 @@ class VitConfig(BlockConfig):
 
 
 def build(config: VitConfig, context: ModelContext) -> torch.nn.Module:
-    """Build the network."""
-    from patchline.plugins.models.vit_module import VisionTransformer
+    """Build the network (section 3.1, equations 1 to 4)."""
+    from patchline.pipeline.layers.attention import MultiHeadSelfAttention
+    from patchline.pipeline.layers.class_token import ClassToken
+    from patchline.pipeline.layers.head import LinearHead, TanhHead
+    from patchline.pipeline.layers.normalisation import NORMS
+    from patchline.pipeline.layers.positions import position_embedding
+    from patchline.pipeline.layers.vision_transformer import VisionTransformer
+    from patchline.plugins.models.encoder_blocks import encoder_blocks
 
-    return VisionTransformer(config, context)
+    embed_dim, _, num_heads, _ = config.dimensions()
+    patch_embedding = context.patch_embedding(embed_dim)
+    grid: Any = patch_embedding.grid
+    prefix_tokens = 1 if config.pooling == "class_token" else 0
+    norm = NORMS[config.norm]
+    head = TanhHead if config.head == "tanh" else LinearHead
+    return VisionTransformer(
+        patch_embedding,
+        class_token=ClassToken(embed_dim) if prefix_tokens else None,
+        position_embedding=position_embedding(config.positions, grid, embed_dim, prefix_tokens),
+        embedding_norm=norm(embed_dim, config.norm_epsilon) if config.embedding_norm else None,
+        blocks=encoder_blocks(
+            config,
+            lambda: MultiHeadSelfAttention(
+                embed_dim, num_heads, config.attention_dropout, qk_norm=config.qk_norm
+            ),
+        ),
+        norm=norm(embed_dim, config.norm_epsilon),
+        pooling=_pooling(config),
+        head=head(embed_dim, context.num_classes),
+        dropout=config.dropout,
+        patch_dropout=config.patch_dropout,
+        test_time_flip=config.test_time_flip,
+    )
+
+
+def _pooling(config: VitConfig) -> torch.nn.Module:
+    from patchline.pipeline.layers.pooling import (
+        AttentionPooling,
+        AveragePooling,
+        ClassTokenPooling,
+    )
+
+    embed_dim, _, num_heads, mlp_dim = config.dimensions()
+    if config.pooling == "attention":
+        return AttentionPooling(
+            embed_dim,
+            num_heads,
+            mlp_dim,
+            activation=config.activation,
+            norm_epsilon=config.norm_epsilon,
+        )
+    return AveragePooling() if config.pooling == "average" else ClassTokenPooling()
 
 
 plugin = ModelPlugin(

@@ -1,11 +1,8 @@
-"""A ViT with register tokens, which keep artifacts out of the patches.
-
-Settings and plugin; the network is in `patchline.plugins.models.vit_registers_module`.
-"""
+"""A ViT with register tokens, which keep artifacts out of the patches."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field
 
@@ -30,10 +27,39 @@ class VitRegistersConfig(BlockConfig):
 
 
 def build(config: VitRegistersConfig, context: ModelContext) -> torch.nn.Module:
-    """Build the network."""
-    from patchline.plugins.models.vit_registers_module import RegisterVisionTransformer
+    """Build the network (section 2.2): the head reads the class token."""
+    from patchline.pipeline.layers.attention import MultiHeadSelfAttention
+    from patchline.pipeline.layers.class_token import ClassToken
+    from patchline.pipeline.layers.head import LinearHead
+    from patchline.pipeline.layers.learned_positions import LearnedPositionEmbedding
+    from patchline.pipeline.layers.normalisation import NORMS
+    from patchline.pipeline.layers.pooling import ClassTokenPooling
+    from patchline.pipeline.layers.registers import RegisterTokens
+    from patchline.pipeline.layers.vision_transformer import VisionTransformer
+    from patchline.plugins.models.encoder_blocks import encoder_blocks
 
-    return RegisterVisionTransformer(config, context)
+    embed_dim, _, num_heads, _ = config.dimensions()
+    patch_embedding = context.patch_embedding(embed_dim)
+    grid: Any = patch_embedding.grid
+    norm = NORMS[config.norm]
+    return VisionTransformer(
+        patch_embedding,
+        class_token=ClassToken(embed_dim),
+        position_embedding=LearnedPositionEmbedding(grid, embed_dim, prefix_tokens=1),
+        registers=RegisterTokens(config.num_registers, embed_dim),
+        embedding_norm=norm(embed_dim, config.norm_epsilon) if config.embedding_norm else None,
+        blocks=encoder_blocks(
+            config,
+            lambda: MultiHeadSelfAttention(
+                embed_dim, num_heads, config.attention_dropout, qk_norm=config.qk_norm
+            ),
+        ),
+        norm=norm(embed_dim, config.norm_epsilon),
+        pooling=ClassTokenPooling(),
+        head=LinearHead(embed_dim, context.num_classes),
+        dropout=config.dropout,
+        patch_dropout=config.patch_dropout,
+    )
 
 
 plugin = ModelPlugin(

@@ -1,12 +1,9 @@
-"""A ViT for small data sets: shifted patches and locality self-attention.
-
-Settings and plugin; the network is in `patchline.plugins.models.vit_small_data_module`.
-"""
+"""A ViT for small data sets: shifted patches and locality self-attention."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from patchline.plugin_api import ModelContext, ModelPlugin
 from patchline.plugins.models.transformer_settings import VIT_SIZES, Size, TransformerConfig
@@ -30,10 +27,44 @@ class VitSmallDataConfig(TransformerConfig):
 
 
 def build(config: VitSmallDataConfig, context: ModelContext) -> torch.nn.Module:
-    """Build the network."""
-    from patchline.plugins.models.vit_small_data_module import SmallDataVisionTransformer
+    """Build the network (section 3), whose tokens attend to each other, never to themselves."""
+    from torch import nn
 
-    return SmallDataVisionTransformer(config, context)
+    from patchline.pipeline.layers.class_token import ClassToken
+    from patchline.pipeline.layers.encoder_block import LAYER_NORM_EPSILON, EncoderBlock
+    from patchline.pipeline.layers.head import LinearHead
+    from patchline.pipeline.layers.initialisation import truncated_normal
+    from patchline.pipeline.layers.learned_positions import LearnedPositionEmbedding
+    from patchline.pipeline.layers.locality_attention import LocalitySelfAttention
+    from patchline.pipeline.layers.pooling import ClassTokenPooling
+    from patchline.pipeline.layers.stochastic_depth import drop_path_rates
+    from patchline.pipeline.layers.vision_transformer import VisionTransformer
+
+    embed_dim, depth, num_heads, mlp_dim = config.dimensions()
+    patch_embedding = context.patch_embedding(embed_dim)
+    grid: Any = patch_embedding.grid
+    class_token = ClassToken(embed_dim)
+    position_embedding = LearnedPositionEmbedding(grid, embed_dim, prefix_tokens=1)
+    blocks = nn.ModuleList(
+        EncoderBlock(
+            LocalitySelfAttention(embed_dim, num_heads, config.attention_dropout),
+            mlp_dim,
+            dropout=config.dropout,
+            stochastic_depth=rate,
+        )
+        for rate in drop_path_rates(config.stochastic_depth, depth)
+    )
+    return VisionTransformer(
+        patch_embedding,
+        class_token=class_token,
+        position_embedding=position_embedding,
+        blocks=blocks.apply(truncated_normal),
+        norm=nn.LayerNorm(embed_dim, eps=LAYER_NORM_EPSILON),
+        pooling=ClassTokenPooling(),
+        head=LinearHead(embed_dim, context.num_classes),
+        dropout=config.dropout,
+        patch_dropout=config.patch_dropout,
+    )
 
 
 plugin = ModelPlugin(

@@ -1,15 +1,18 @@
 """Masked autoencoder: pre-training without labels, by reconstructing hidden patches.
 
-Settings and plugin; the networks are in `patchline.plugins.objectives.mae_module`.
+The networks are in `patchline.plugins.objectives.mae_module`, which imports torch.
 """
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field
 
 from patchline.plugin_api import Objective, ObjectiveContext, ObjectivePlugin, PluginConfig
+
+if TYPE_CHECKING:
+    import torch
 
 Size = Annotated[int, Field(ge=1, le=65_536)]
 
@@ -35,17 +38,51 @@ class MaeConfig(PluginConfig):
     """Attention heads in each block of the decoder; by default one for every 32 dimensions."""
 
 
-def build(config: MaeConfig, context: ObjectiveContext) -> Objective:
-    """Build the objective."""
-    from patchline.plugins.objectives.mae_module import MaskedAutoencoding
+class MaskedAutoencoding(Objective):
+    """Train the model as the encoder of a masked autoencoder, without labels."""
 
-    return MaskedAutoencoding(config, context)
+    def __init__(self, config: MaeConfig, context: ObjectiveContext) -> None:
+        self.config, self.image = config, context.image
+
+    def training_module(self, model: torch.nn.Module) -> torch.nn.Module:
+        """Return the model with a decoder.
+
+        Raises:
+            ConfigError: if the model cannot hide patches, or patches do not tile the image.
+        """
+        from patchline.plugins.objectives.mae_module import MaskedAutoencoder
+
+        return MaskedAutoencoder(model, self.image, **self.config.model_dump())
+
+    def model_in(self, module: torch.nn.Module) -> torch.nn.Module:
+        """Return the encoder."""
+        return module.get_submodule("model")
+
+    def loss(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:  # noqa: ARG002 - there are no labels
+        """Return the mean of the images' losses."""
+        return outputs.float().mean()
+
+    def pictures(
+        self, module: torch.nn.Module, images_BCHW: torch.Tensor
+    ) -> dict[str, torch.Tensor]:
+        """Return the images, their visible patches, and the reconstructions of the hidden ones."""
+        from patchline.plugins.objectives.mae_module import MaskedAutoencoder
+
+        if not isinstance(module, MaskedAutoencoder):
+            raise TypeError("the module is no masked autoencoder")
+        visible_BCHW, reconstructed_BCHW = module.reconstructed(images_BCHW)
+        how = " at each patch's own mean and scale" if self.config.normalized_pixels else ""
+        return {
+            "Image": images_BCHW,
+            "Visible patches": visible_BCHW,
+            f"Reconstruction{how}": reconstructed_BCHW,
+        }
 
 
 plugin = ObjectivePlugin(
     summary="Masked autoencoder: pre-training without labels, by reconstructing hidden patches",
     paper="arXiv 2111.06377",
     config_class=MaeConfig,
-    build=build,
+    build=MaskedAutoencoding,
     uses_labels=False,
 )

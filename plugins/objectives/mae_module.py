@@ -8,7 +8,7 @@ a patch (its height times its width times C).
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
@@ -17,52 +17,11 @@ from patchline.pipeline.layers.attention import MultiHeadSelfAttention
 from patchline.pipeline.layers.encoder_block import EncoderBlock
 from patchline.pipeline.layers.initialisation import xavier
 from patchline.pipeline.layers.sine_cosine_positions import sine_cosine_positions
-from patchline.plugin_api import ConfigError, Encoder, ImageSpec, Objective, ObjectiveContext
-
-if TYPE_CHECKING:
-    from patchline.plugins.objectives.mae import MaeConfig
+from patchline.plugin_api import ConfigError, Encoder, ImageSpec
 
 _LARGEST_DECODER = 512
 _HEAD_DIM = 32
 _EPSILON = 1e-6
-
-
-class MaskedAutoencoding(Objective):
-    """Train the model as the encoder of a masked autoencoder, without labels."""
-
-    def __init__(self, config: MaeConfig, context: ObjectiveContext) -> None:
-        self.config, self.image = config, context.image
-
-    def training_module(self, model: nn.Module) -> nn.Module:
-        """Return the model with a decoder.
-
-        Raises:
-            ConfigError: if the model cannot hide patches, or patches do not tile the image.
-        """
-        return MaskedAutoencoder(self.config, model, self.image)
-
-    def model_in(self, module: nn.Module) -> nn.Module:
-        """Return the encoder."""
-        model = module.model
-        if not isinstance(model, nn.Module):
-            raise TypeError("the module holds no model")
-        return model
-
-    def loss(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:  # noqa: ARG002 - there are no labels
-        """Return the mean of the images' losses."""
-        return outputs.float().mean()
-
-    def pictures(self, module: nn.Module, images_BCHW: torch.Tensor) -> dict[str, torch.Tensor]:
-        """Return the images, their visible patches, and the reconstructions of the hidden ones."""
-        if not isinstance(module, MaskedAutoencoder):
-            raise TypeError("the module is no masked autoencoder")
-        visible_BCHW, reconstructed_BCHW = module.reconstructed(images_BCHW)
-        how = " at each patch's own mean and scale" if self.config.normalized_pixels else ""
-        return {
-            "Image": images_BCHW,
-            "Visible patches": visible_BCHW,
-            f"Reconstruction{how}": reconstructed_BCHW,
-        }
 
 
 class MaskedAutoencoder(nn.Module):
@@ -70,18 +29,41 @@ class MaskedAutoencoder(nn.Module):
 
     The loss of an image is the mean squared error of its hidden patches. In evaluation mode, the
     same patches are hidden in all images.
+
+    Args:
+        model: the encoder.
+        image: the format of its input.
+        mask_ratio: fraction of the patches that are hidden.
+        normalized_pixels: reconstruct each patch relative to its own mean and standard deviation.
+        decoder_dim: E; None for D, but at most 512.
+        decoder_depth: number of encoder blocks in the decoder.
+        decoder_heads: attention heads in each; None for one for every 32 dimensions.
+
+    Raises:
+        ConfigError: if the model cannot hide patches, patches do not tile the image, or the heads
+            do not divide the dimension.
     """
 
-    def __init__(self, config: MaeConfig, model: nn.Module, image: ImageSpec) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        image: ImageSpec,
+        *,
+        mask_ratio: float,
+        normalized_pixels: bool,
+        decoder_dim: int | None,
+        decoder_depth: int,
+        decoder_heads: int | None,
+    ) -> None:
         super().__init__()
-        self.config = config
+        self.mask_ratio, self.normalized_pixels = mask_ratio, normalized_pixels
         embed_dim = _embed_dim(model, image)
         rows, columns = self.grid = _grid(model, image)
         self.patch_height, self.patch_width = image.height // rows, image.width // columns
         self.channels = image.channels
         self.model = model
-        dim = config.decoder_dim or min(_LARGEST_DECODER, -(-embed_dim // 4) * 4)
-        heads = config.decoder_heads or _default_heads(dim)
+        dim = decoder_dim or min(_LARGEST_DECODER, -(-embed_dim // 4) * 4)
+        heads = decoder_heads or _default_heads(dim)
         if dim % heads:
             raise ConfigError(
                 f"objective.decoder_heads {heads} does not divide objective.decoder_dim {dim}. "
@@ -91,8 +73,7 @@ class MaskedAutoencoder(nn.Module):
         self.mask_token = nn.Parameter(torch.empty(1, 1, dim))
         nn.init.normal_(self.mask_token, std=0.02)
         self.decoder_blocks = nn.ModuleList(
-            EncoderBlock(MultiHeadSelfAttention(dim, heads), 4 * dim)
-            for _ in range(config.decoder_depth)
+            EncoderBlock(MultiHeadSelfAttention(dim, heads), 4 * dim) for _ in range(decoder_depth)
         )
         self.decoder_norm = nn.LayerNorm(dim, eps=_EPSILON)
         self.prediction = nn.Linear(dim, self.patch_height * self.patch_width * self.channels)
@@ -127,7 +108,7 @@ class MaskedAutoencoder(nn.Module):
         """Return the patches of each image, visible ones first, and the number of these."""
         rows, columns = self._grid_of(images_BCHW)
         B, N, device = len(images_BCHW), rows * columns, images_BCHW.device
-        hidden = min(N - 1, max(1, round(N * self.config.mask_ratio)))
+        hidden = min(N - 1, max(1, round(N * self.mask_ratio)))
         if self.training:
             return torch.rand(B, N, device=device).argsort(dim=1), N - hidden
         generator = torch.Generator().manual_seed(0)
@@ -167,7 +148,7 @@ class MaskedAutoencoder(nn.Module):
     def _target(self, images_BCHW: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Return what is predicted, and the mean and scale that were removed from it."""
         patches_BNQ = self._patches(images_BCHW)
-        if not self.config.normalized_pixels:
+        if not self.normalized_pixels:
             zero_BN1 = torch.zeros_like(patches_BNQ[:, :, :1])
             return patches_BNQ, zero_BN1, zero_BN1 + 1
         mean_BN1 = patches_BNQ.mean(dim=2, keepdim=True)
@@ -217,7 +198,7 @@ def _embed_dim(model: nn.Module, image: ImageSpec) -> int:
     if not isinstance(model, Encoder):
         raise ConfigError(
             "objective.name is mae, but this model cannot encode visible patches alone. Set "
-            "model.name to vit, vit_registers, simple_vit, rope_vit or vit_small_data, or "
+            "model.name to vit, vit_registers, simple_vit, rope_vit, vit_small_data or cct, or "
             "objective.name to supervised."
         )
     device = next(model.parameters()).device

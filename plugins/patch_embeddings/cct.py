@@ -1,7 +1,4 @@
-"""Convolution, ReLU and max-pooling, once or several times.
-
-Settings and plugin; the layer is in `patchline.plugins.patch_embeddings.cct_module`.
-"""
+"""Convolution, ReLU and max-pooling, once or several times."""
 
 from __future__ import annotations
 
@@ -110,11 +107,27 @@ def _default_num_layers(side: int, kernel_size: int) -> int:
 
 
 def build(config: CctConfig, context: PatchEmbeddingContext) -> torch.nn.Module:
-    """Build the layer."""
-    from patchline.plugins.patch_embeddings.cct_module import CctTokenizer
+    """Build the layer: convolve, rectify and pool in each step."""
+    from torch import nn
 
-    layers = config.layers(context.height, context.width)
-    return CctTokenizer(layers, config.channels, context)
+    from patchline.plugins.patch_embeddings.feature_map import FeatureMapEmbedding
+
+    num_layers, kernel_size = config.layers(context.height, context.width)
+    widths = (context.channels, *[config.channels] * (num_layers - 1), context.embed_dim)
+    steps: list[nn.Module] = []
+    for before, after in pairwise(widths):
+        convolution = nn.Conv2d(
+            before,
+            after,
+            kernel_size,
+            stride=conv_stride(kernel_size),
+            padding=conv_padding(kernel_size),
+            bias=False,
+        )
+        nn.init.kaiming_normal_(convolution.weight)
+        steps += [convolution, nn.ReLU(), nn.MaxPool2d(kernel_size=3, stride=2, padding=1)]
+    grid = layer_grids(context.height, context.width, kernel_size, num_layers)[-1]
+    return FeatureMapEmbedding(grid, nn.Sequential(*steps))
 
 
 plugin = PatchEmbeddingPlugin(

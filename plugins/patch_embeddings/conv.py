@@ -1,7 +1,4 @@
-"""A convolution with kernel = stride = patch size, the same map as linear.
-
-Settings and plugin; the layer is in `patchline.plugins.patch_embeddings.conv_module`.
-"""
+"""A convolution with kernel = stride = patch size, the same map as linear."""
 
 from __future__ import annotations
 
@@ -16,10 +13,18 @@ if TYPE_CHECKING:
 
 def build(config: PatchGridConfig, context: PatchEmbeddingContext) -> torch.nn.Module:
     """Build the layer."""
-    from patchline.plugins.patch_embeddings.conv_module import ConvPatchEmbedding
+    from torch import nn
 
-    patch_size = config.patch_size or default_patch_size(context.height, context.width)
-    return ConvPatchEmbedding(patch_size, context)
+    from patchline.plugins.patch_embeddings.feature_map import (
+        FeatureMapEmbedding,
+        initialised_projection,
+    )
+
+    size = config.patch_size or default_patch_size(context.height, context.width)
+    projection = nn.Conv2d(context.channels, context.embed_dim, kernel_size=size, stride=size)
+    return FeatureMapEmbedding(
+        (context.height // size, context.width // size), initialised_projection(projection)
+    )
 
 
 plugin = PatchEmbeddingPlugin(

@@ -1,10 +1,8 @@
-"""A few 3x3 convolutions that halve the image, instead of one large stride.
-
-Settings and plugin; the layer is in `patchline.plugins.patch_embeddings.conv_stem_module`.
-"""
+"""A few 3x3 convolutions that halve the image, instead of one large stride."""
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field
@@ -19,6 +17,8 @@ from patchline.plugins.patch_embeddings.patch_grid import (
 
 if TYPE_CHECKING:
     import torch
+
+_FEWEST_CHANNELS = 8
 
 
 class ConvStemConfig(PatchGridConfig):
@@ -63,11 +63,39 @@ class ConvStemConfig(PatchGridConfig):
 
 
 def build(config: ConvStemConfig, context: PatchEmbeddingContext) -> torch.nn.Module:
-    """Build the layer."""
-    from patchline.plugins.patch_embeddings.conv_stem_module import ConvStem
+    """Build the layer: halve with 3x3 convolutions, then project each position.
+
+    The widths double up to D, the rule of the paper's 1 and 4 GF models: 24, 48, 96, 192 for D =
+    192. Its 18 GF model, with other widths and two more convolutions, is not built here.
+    """
+    from torch import nn
+
+    from patchline.plugins.patch_embeddings.feature_map import (
+        FeatureMapEmbedding,
+        initialised_projection,
+    )
 
     patch_size = config.patch_size_for(context.height, context.width)
-    return ConvStem(patch_size, config.norm, context)
+    widths = stem_widths(patch_size, context.embed_dim)
+    stem: list[nn.Module] = []
+    for before, after in pairwise((context.channels, *widths)):
+        halving = nn.Conv2d(before, after, kernel_size=3, stride=2, padding=1, bias=False)
+        nn.init.kaiming_normal_(halving.weight, mode="fan_out", nonlinearity="relu")
+        norm = nn.BatchNorm2d(after) if config.norm == "batch" else nn.GroupNorm(1, after)
+        stem += [halving, norm, nn.ReLU()]
+    return FeatureMapEmbedding(
+        (context.height // patch_size, context.width // patch_size),
+        initialised_projection(nn.Conv2d(widths[-1], context.embed_dim, kernel_size=1)),
+        features=nn.Sequential(*stem),
+    )
+
+
+def stem_widths(patch_size: int, embed_dim: int) -> tuple[int, ...]:
+    """Return the output channels of the log2(patch_size) convolutions, at least 8 each."""
+    num_layers = patch_size.bit_length() - 1
+    return tuple(
+        max(_FEWEST_CHANNELS, embed_dim >> halvings) for halvings in reversed(range(num_layers))
+    )
 
 
 plugin = PatchEmbeddingPlugin(

@@ -1,7 +1,4 @@
-"""One stored kernel, resized to any patch size.
-
-Settings and plugin; the layer is in `patchline.plugins.patch_embeddings.flexi_module`.
-"""
+"""One stored kernel, resized to any patch size."""
 
 from __future__ import annotations
 
@@ -79,7 +76,7 @@ def build(config: FlexiConfig, context: PatchEmbeddingContext) -> torch.nn.Modul
     """Build the layer."""
     from patchline.plugins.patch_embeddings.flexi_module import FlexiPatchEmbedding
 
-    return FlexiPatchEmbedding(config.sizes(context.height, context.width), context)
+    return FlexiPatchEmbedding(*config.sizes(context.height, context.width), context)
 
 
 plugin = PatchEmbeddingPlugin(

@@ -11,7 +11,6 @@ from torch import nn
 from torch.nn import functional
 
 from patchline.plugin_api import PatchEmbeddingContext, PatchTokens
-from patchline.plugins.patch_embeddings.flexi import FlexiSizes
 
 
 class FlexiPatchEmbedding(nn.Module):
@@ -20,11 +19,23 @@ class FlexiPatchEmbedding(nn.Module):
     In training with several patch sizes, each call draws one from torch's generator and returns the
     grid that belongs to it; `torch.compile` then breaks the graph at the draw. In evaluation the
     patch size and the grid are always the same.
+
+    Args:
+        patch_size: in evaluation, in pixels.
+        patch_sizes: those to draw from in training, in pixels; empty for `patch_size` alone.
+        kernel_size: K, in pixels.
+        context: size of the images and the embedding.
     """
 
-    def __init__(self, sizes: FlexiSizes, context: PatchEmbeddingContext) -> None:
+    def __init__(
+        self,
+        patch_size: int,
+        patch_sizes: tuple[int, ...],
+        kernel_size: int,
+        context: PatchEmbeddingContext,
+    ) -> None:
         super().__init__()
-        self.patch_size, self.patch_sizes, self.kernel_size = sizes
+        self.patch_size, self.patch_sizes, self.kernel_size = patch_size, patch_sizes, kernel_size
         self.image_size = (context.height, context.width)
         self.grid = self._grid(self.patch_size)
         self.kernel_DCKK = nn.Parameter(
@@ -34,9 +45,9 @@ class FlexiPatchEmbedding(nn.Module):
         nn.init.trunc_normal_(
             self.kernel_DCKK, std=(context.channels * self.kernel_size**2) ** -0.5
         )
-        for patch_size in {self.patch_size, *self.patch_sizes} - {self.kernel_size}:
-            matrix_PK = resize_matrix(self.kernel_size, patch_size).to(self.kernel_DCKK)
-            self.register_buffer(_buffer_name(patch_size), matrix_PK, persistent=False)
+        for resized in {patch_size, *patch_sizes} - {kernel_size}:
+            matrix_PK = resize_matrix(kernel_size, resized).to(self.kernel_DCKK)
+            self.register_buffer(_buffer_name(resized), matrix_PK, persistent=False)
 
     def forward(self, images_BCHW: torch.Tensor) -> PatchTokens:
         """Return one token per patch, row by row."""

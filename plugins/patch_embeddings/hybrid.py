@@ -1,7 +1,4 @@
-"""The feature map of a ResNet, one token per position.
-
-Settings and plugin; the layer is in `patchline.plugins.patch_embeddings.hybrid_module`.
-"""
+"""The feature map of a ResNet, one token per position."""
 
 from __future__ import annotations
 
@@ -75,10 +72,21 @@ def _default_stage(grids: list[Grid], deepest: int, side: int) -> int:
 
 def build(config: HybridConfig, context: PatchEmbeddingContext) -> torch.nn.Module:
     """Build the layer."""
-    from patchline.plugins.patch_embeddings.hybrid_module import HybridPatchEmbedding
+    from torch import nn
+
+    from patchline.plugins.patch_embeddings.feature_map import (
+        FeatureMapEmbedding,
+        initialised_projection,
+    )
+    from patchline.plugins.patch_embeddings.standardised_resnet import resnet_up_to
 
     stage = config.stage_for(context.height, context.width)
-    return HybridPatchEmbedding(config.backbone, stage, context)
+    features, width = resnet_up_to(config.backbone, stage, context.channels)
+    return FeatureMapEmbedding(
+        stage_grids(context.height, context.width)[stage],
+        initialised_projection(nn.Conv2d(width, context.embed_dim, kernel_size=1)),
+        features=features,
+    )
 
 
 plugin = PatchEmbeddingPlugin(

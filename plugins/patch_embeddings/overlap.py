@@ -1,7 +1,4 @@
-"""Overlapping patches: a convolution with a kernel larger than its stride.
-
-Settings and plugin; the layer is in `patchline.plugins.patch_embeddings.overlap_module`.
-"""
+"""Overlapping patches: a convolution with a kernel larger than its stride."""
 
 from __future__ import annotations
 
@@ -73,10 +70,27 @@ class OverlapConfig(PluginConfig):
 
 
 def build(config: OverlapConfig, context: PatchEmbeddingContext) -> torch.nn.Module:
-    """Build the layer."""
-    from patchline.plugins.patch_embeddings.overlap_module import OverlapPatchEmbedding
+    """Build the layer.
 
-    return OverlapPatchEmbedding(*config.window(context.height, context.width), context)
+    The image is zero-padded by half a kernel, so the first token is centred on the first pixel, and
+    the side of the grid is the image's side divided by the stride, rounded up.
+    """
+    from torch import nn
+
+    from patchline.plugins.patch_embeddings.feature_map import (
+        FeatureMapEmbedding,
+        initialised_projection,
+    )
+
+    stride, kernel_size = config.window(context.height, context.width)
+    projection = nn.Conv2d(
+        context.channels, context.embed_dim, kernel_size, stride, padding=kernel_size // 2
+    )
+    return FeatureMapEmbedding(
+        (-(-context.height // stride), -(-context.width // stride)),
+        initialised_projection(projection),
+        norm=nn.LayerNorm(context.embed_dim),
+    )
 
 
 def _default_stride(height: int, width: int) -> int:

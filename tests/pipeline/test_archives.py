@@ -17,8 +17,10 @@ import numpy as np
 import pytest
 
 from patchline.pipeline.errors import DataError
-from patchline.pipeline.files import archives
-from patchline.pipeline.files.archives import Archive, MemberError, open_archive, readable_archive
+from patchline.pipeline.files import archive_members
+from patchline.pipeline.files.archive_members import Archive, MemberError
+from patchline.pipeline.files.archives import open_archive, readable_archive
+from patchline.pipeline.files.compression import READ_ERRORS
 
 Files = dict[str, bytes]
 
@@ -158,7 +160,7 @@ def test_encrypted_zip_is_refused(tmp_path: Path) -> None:
 
 def test_bomb_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An archive that unpacks to far more than its own size is not read, packed in any way."""
-    monkeypatch.setattr(archives, "ALWAYS_ALLOWED_BYTES", 1_000_000)
+    monkeypatch.setattr(archive_members, "ALWAYS_ALLOWED_BYTES", 1_000_000)
     zeros = bytes(4_000_000)
     packed = zip_of(tmp_path / "bomb.zip", {"rose/1.png": zeros})
     with pytest.raises(DataError, match=r"like a decompression bomb\. .* unpack it"):
@@ -200,7 +202,7 @@ def test_absurd_number_of_members_is_refused(
     tmp_path: Path, make: Callable[[Path, Files], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The count is limited before the names are held in memory."""
-    monkeypatch.setattr(archives, "MOST_MEMBERS", 20)
+    monkeypatch.setattr(archive_members, "MOST_MEMBERS", 20)
     monkeypatch.setattr("patchline.pipeline.files.zip_archive.MOST_MEMBERS", 20)
     files = {f"a/{number}": b"" for number in range(20)}
     assert len(open_archive(make(tmp_path / "some", files)).paths) == 20
@@ -244,7 +246,7 @@ def test_damaged_archives_end_in_a_sentence(tmp_path: Path, kind: str) -> None:
                 content(archive, path)
         except DataError as error:
             sentences.append(str(error))
-        except (MemberError, zipfile.BadZipFile, *archives.READ_ERRORS):
+        except (MemberError, zipfile.BadZipFile, *READ_ERRORS):
             pass  # one file of the archive is damaged
     assert len(sentences) > 20
     assert all(sentence.endswith(".") and "\n" not in sentence for sentence in sentences)

@@ -17,8 +17,7 @@ from patchline.pipeline.errors import ConfigError, PluginError
 from patchline.pipeline.models.model_building import build_model, build_on_meta
 from patchline.pipeline.plugin_system.plugin_settings import resolve_settings
 from patchline.plugins.models.timm import TimmConfig
-from patchline.plugins.models.torchvision import TorchvisionConfig
-from patchline.plugins.models.torchvision_module import names
+from patchline.plugins.models.torchvision import TorchvisionConfig, names
 from tests.plugins.model_parity import image_spec, random_images, traits
 
 pytestmark = pytest.mark.slow  # builds models of other libraries

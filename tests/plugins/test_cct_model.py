@@ -28,7 +28,7 @@ from tests.plugins.model_parity import (
 def _our_names(tensors: Tensors) -> Tensors:
     """Rename; each of our tokenizer's layers is three modules in one sequence."""
     names = {
-        f"tokenizer.conv_layers.{layer}.0.": f"patch_embedding.layers.{3 * layer}."
+        f"tokenizer.conv_layers.{layer}.0.": f"patch_embedding.projection.{3 * layer}."
         for layer in range(4)
     }
     names |= {

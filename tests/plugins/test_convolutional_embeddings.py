@@ -13,7 +13,7 @@ from torch.nn import functional
 from patchline.pipeline.errors import ConfigError
 from patchline.pipeline.plugin_system.plugin_loader import load_patch_embedding
 from patchline.plugin_api import DataTraits, PatchEmbeddingContext
-from patchline.plugins.patch_embeddings.conv_stem_module import stem_widths
+from patchline.plugins.patch_embeddings.conv_stem import stem_widths
 from patchline.plugins.patch_embeddings.shifted_module import with_shifted_copies
 
 
@@ -56,7 +56,7 @@ def test_the_stem_is_convolution_norm_relu(norm: str) -> None:
     stem = _built("conv_stem", (3, 16, 24), 20, patch_size=4, norm=norm)
     images = torch.randn(5, 3, 16, 24)
     features = images
-    for convolution in (stem.stem[0], stem.stem[3]):
+    for convolution in (stem.features[0], stem.features[3]):
         features = functional.conv2d(features, convolution.weight, stride=2, padding=1)
         dims = (0, 2, 3) if norm == "batch" else (1, 2, 3)
         variance, mean = torch.var_mean(features, dim=dims, correction=0, keepdim=True)
@@ -69,7 +69,7 @@ def test_the_stem_is_convolution_norm_relu(norm: str) -> None:
 def test_the_stem_starts_as_he_et_al() -> None:
     """The 3x3 weights have variance 2 / (9 output channels)."""
     stem = _built("conv_stem", (3, 32, 32), 128, patch_size=4)
-    assert float(stem.stem[3].weight.detach().std()) == pytest.approx(
+    assert float(stem.features[3].weight.detach().std()) == pytest.approx(
         (2 / (9 * 128)) ** 0.5, rel=0.02
     )
 
@@ -173,7 +173,7 @@ def test_cct_is_the_reference_tokenizer(
         activation=nn.ReLU,
     )
     for layer in range(num_layers):
-        reference.conv_layers[layer][0].weight.copy_(embedding.layers[3 * layer].weight)
+        reference.conv_layers[layer][0].weight.copy_(embedding.projection[3 * layer].weight)
     images = torch.randn(2, *shape)
     answer = embedding(images)
     assert answer.tokens_BND.shape == (2, num_tokens, 20)

@@ -18,7 +18,7 @@ from patchline.pipeline.data.manifests.source_listing import listing_of
 from patchline.pipeline.data.reading.image_root import root_image_bytes
 from patchline.pipeline.data.store.prepared_store import open_images
 from patchline.pipeline.errors import DataError
-from patchline.pipeline.files.data_names import data_kind
+from patchline.pipeline.files.data_kinds import data_kind
 from patchline.pipeline.files.tar_shards import sample_key
 from patchline.plugin_api import ImageListing, SourceContext
 from patchline.plugins.data_sources.webdataset import WebDatasetConfig, plugin

@@ -7,9 +7,9 @@ from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 from patchline.pipeline.errors import DataError
+from patchline.pipeline.files.archives import shard_names
 from patchline.pipeline.files.data_names import split_named
 from patchline.pipeline.files.ignored_files import IgnoredFiles
-from patchline.pipeline.files.tar_shards import shard_names
 from patchline.pipeline.labels.class_names import groups_alike, most_frequent, normalized
 from patchline.pipeline.labels.path_template import GROUP, LABEL, SPLIT, PathTemplate
 from patchline.pipeline.labels.reading_rules import AUTO, LEAF, TOP, ReadingRules

@@ -20,9 +20,9 @@ import pandas as pd
 
 from patchline.pipeline.data.reading.decoder_version import decoder_version
 from patchline.pipeline.data.reading.image_root import archive_of
-from patchline.pipeline.files.archives import MemberError, named_encoding
+from patchline.pipeline.files.archive_members import MemberError
+from patchline.pipeline.files.archives import INDEX_SUFFIX, ShardedArchive, named_encoding
 from patchline.pipeline.files.atomic_files import replacing, storage_errors
-from patchline.pipeline.files.tar_shards import INDEX_SUFFIX, ShardedArchive
 from patchline.pipeline.workspace import make_folder
 
 FORMAT = 3

@@ -16,7 +16,7 @@ from prefect.client.orchestration import get_client
 from prefect.settings import PREFECT_API_URL, temporary_settings
 from prefect.states import Cancelled
 
-from patchline.flows.approval import approval_form, expiry, requests
+from patchline.flows.approval import approval_form, expiry, opening, requests
 from patchline.flows.schedules import deployments
 from patchline.pipeline.errors import ModelReferenceError
 from patchline.pipeline.registry.approval.answer import Answer, refuse_closed
@@ -245,7 +245,7 @@ def test_a_newer_version_supersedes_an_older_one(here: Path) -> None:
     newer = start(third)
     assert start(third).flow_run_id == newer.flow_run_id
     assert carry_on(older).state == "Not promoted: superseded by a newer version"
-    assert "the newer version daisies/3 is pending" in str(requests.request_approval(second, QUICK))
+    assert "the newer version daisies/3 is pending" in str(opening.request_approval(second, QUICK))
     assert approval_form.submit(carry_on(newer), NO)
 
 
@@ -305,16 +305,16 @@ def test_a_request_that_cannot_be_answered_is_an_error(here: Path, run_here: Com
     code, _, err = run_here("promote", "crocuses", "--ask", "--force", "--reason", "x")
     assert code == 2
     assert "--ask" in err
-    assert requests.request_approval(versions("crocuses", here, range(60))[0], QUICK) is not None
+    assert opening.request_approval(versions("crocuses", here, range(60))[0], QUICK) is not None
 
 
 def test_no_approval_is_requested_for_a_champion(here: Path) -> None:
     """The first version of a model is champion at once, so no approval is needed."""
     [first] = versions("freesias", here, range(60))
-    assert requests.request_approval(first, QUICK) is None
+    assert opening.request_approval(first, QUICK) is None
     assert not deployments.runner_is_up()
     second = make_version("freesias", here, wrong=range(10))
-    sentence = requests.request_approval(second, QUICK)
+    sentence = opening.request_approval(second, QUICK)
     assert sentence is not None
     assert "`patchline up`" in sentence
     assert "`patchline promote freesias --version 2 --ask`" in sentence

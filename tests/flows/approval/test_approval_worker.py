@@ -16,7 +16,7 @@ import psutil
 import pytest
 from prefect.client.orchestration import get_client
 
-from patchline.flows.approval import approval_form, expiry, requests
+from patchline.flows.approval import approval_form, expiry, opening, requests
 from patchline.flows.approval.requests import ApprovalRequest
 from patchline.flows.failures import was_interrupted
 from patchline.flows.schedules import deployments, retries
@@ -92,7 +92,7 @@ def _wait_for(condition: Callable[[], bool], what: str) -> None:
 
 def _suspended(reference: ModelReference) -> ApprovalRequest:
     """Request approval through the worker, and return the request once it waits."""
-    said = requests.request_approval(reference, QUICK)
+    said = opening.request_approval(reference, QUICK)
     assert said is not None
     assert "Approval requested" in said
     version = f"{reference.name}/{reference.version}"

@@ -80,8 +80,7 @@ def test_the_files_are_those_that_are_named(kind: Kind, packages: Packages) -> N
         for file in written.folder.rglob("*")
         if file.is_file() and "egg-info" not in str(file) and "build/" not in str(file)
     }
-    has_module = kind in ("model", "patch_embedding", "objective")
-    module = {f"patchline_new_{kind}/module.py"} if has_module else set()
+    module = {f"patchline_new_{kind}/module.py"} if kind == "patch_embedding" else set()
     assert found == set(written.files)
     assert found == module | {
         "pyproject.toml",

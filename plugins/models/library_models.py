@@ -1,4 +1,7 @@
-"""Try a model of another library on images of one size."""
+"""Models of another library as model plugins.
+
+Shapes: B batch, C channels, H height, W width, K classes.
+"""
 
 from __future__ import annotations
 
@@ -10,10 +13,31 @@ from torch import nn
 from patchline.plugin_api import ConfigError
 
 
+class LibraryModel(nn.Module):
+    """A model of another library: `images_BCHW -> logits_BK`.
+
+    Args:
+        network: the model.
+        repeat_grey: whether the model takes RGB alone, so that greyscale is repeated as RGB.
+    """
+
+    def __init__(self, network: nn.Module, *, repeat_grey: bool = False) -> None:
+        super().__init__()
+        self.network = network
+        self.repeat_grey = repeat_grey
+
+    def forward(self, images_BCHW: torch.Tensor) -> torch.Tensor:
+        """Return the logits of a batch of normalised images."""
+        if self.repeat_grey:
+            images_BCHW = images_BCHW.expand(-1, 3, -1, -1)
+        logits_BK: torch.Tensor = self.network(images_BCHW)
+        return logits_BK
+
+
 def check_by_trial(
     build: Callable[[], nn.Module], what: str, shape_CHW: tuple[int, int, int]
 ) -> None:
-    """Build the model and classify one image, on torch's meta device.
+    """Build a model and classify one image, on torch's meta device.
 
     A model that needs real numbers while it is built is built with memory for its weights.
 

@@ -1,0 +1,96 @@
+"""Open an approval request: a flow run that compares a version with the champion and waits."""
+
+from __future__ import annotations
+
+from patchline.flows import prefect_session
+from patchline.flows.approval import approval_form, requests
+from patchline.flows.approval.approval_flow import approve_promotion
+from patchline.flows.approval.requests import ApprovalRequest
+from patchline.flows.schedules import deployments
+from patchline.pipeline.errors import OrchestrationError
+from patchline.pipeline.registry.approval.answer import note, superseded_by
+from patchline.pipeline.registry.config import PromotionConfig
+from patchline.pipeline.registry.registered_models import ModelReference, champion_of
+
+_DESCRIPTION = (
+    "Compares a version with the champion and waits for approval: answer with **Resume** on the "
+    "flow run's page, or with `patchline approve` and `patchline reject`."
+)
+
+
+def request_approval(reference: ModelReference, config: PromotionConfig) -> str | None:
+    """Request a person's approval for a version to become champion.
+
+    It supersedes open requests for older versions of the model.
+
+    Args:
+        reference: the version.
+        config: the gates, and when the request expires.
+
+    Returns:
+        A message for the user, also if nothing runs that could ask; none if the version is
+        already champion.
+    """
+    if champion_of(reference.name) == reference.version:
+        return None
+    why = "no runner is active. Start one with `patchline up`"
+    try:
+        with prefect_session.connected():
+            others = [each for each in requests.open_requests() if each.name == reference.name]
+            known = _already_open(reference, others)
+            if known or deployments.runner_is_up():
+                return known or _open(reference, config, others)
+    except OrchestrationError as error:
+        why = str(error).rstrip(".")
+    return (
+        f"No approval was requested for {reference.name}/{reference.version}: {why}. Then request "
+        f"it with `patchline promote {reference.name} --version {reference.version} --ask`."
+    )
+
+
+def _already_open(reference: ModelReference, others: list[ApprovalRequest]) -> str | None:
+    """Return a message if the version, or a newer one, is pending already."""
+    version = f"{reference.name}/{reference.version}"
+    for other in others:
+        if other.version == reference.version:
+            return f"{version} is already pending approval; run `patchline approve {version}`."
+        if int(other.version) > int(reference.version):
+            return (
+                f"No approval was requested for {version}: the newer version {other.reference} is "
+                "pending."
+            )
+    return None
+
+
+def _open(reference: ModelReference, config: PromotionConfig, others: list[ApprovalRequest]) -> str:
+    version = f"{reference.name}/{reference.version}"
+    deployment_id = deployments.deploy(
+        approve_promotion,
+        requests.KIND,
+        parameters={},
+        labels={deployments.KIND: requests.KIND},
+        description=_DESCRIPTION,
+        concurrency="enqueue",
+    )
+    same = [each for each in requests.find([deployment_id]) if each.reference == version]
+    # Concurrent calls share a flow run.
+    earlier = sum(each.kind not in requests.OPEN for each in same)
+    flow_run_id = deployments.start(
+        deployment_id,
+        parameters={
+            "name": reference.name,
+            "version": reference.version,
+            "config": config.model_dump(mode="json"),
+        },
+        idempotency_key=f"{deployment_id} {version} {earlier}",
+        name=f"{reference.name}, version {reference.version}: champion?",
+    )
+    note(reference, "asked", flow_run_id=str(flow_run_id))
+    for other in others:
+        if other.waits and other.version != reference.version:
+            approval_form.submit(other, superseded_by(reference.version))
+    return (
+        f"Approval requested for {version}: run `patchline approve {version}` or `patchline reject "
+        f"{version}`, or use Resume in the Prefect UI. It expires in {config.approval_hours:g} "
+        "hours."
+    )
