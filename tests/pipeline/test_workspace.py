@@ -41,6 +41,7 @@ def test_a_new_workspace_is_private(umask: None, tmp_path: Path) -> None:
     assert mode(tmp_path / ".patchline/b.json") == 0o600
 
 
+@pytest.mark.usefixtures("own_store")
 def test_a_store_makes_a_private_workspace(tmp_path: Path) -> None:
     """The lock of a new SQLite store is the first thing that most folders get."""
     tracking_store.client()

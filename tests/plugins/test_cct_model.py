@@ -9,8 +9,6 @@ import torch
 from vit_pytorch import cct as vit_pytorch_cct
 
 from patchline.pipeline.config_files import validated
-from patchline.pipeline.errors import ConfigError
-from patchline.plugins.models.cct import CctConfig
 from tests.plugins.model_parity import (
     Tensors,
     assert_same_function,
@@ -20,7 +18,6 @@ from tests.plugins.model_parity import (
     random_images,
     randomise,
     renamed,
-    traits,
     values_of,
 )
 
@@ -124,11 +121,3 @@ def test_regularises_by_default_as_published() -> None:
     assert not torch.allclose(model(images), model(images), atol=1e-5)
     model.eval()
     assert torch.equal(model(images), model(images))
-
-
-def test_refuses_a_dimension_that_sine_cosine_positions_do_not_fill() -> None:
-    """A dimension that is no multiple of 4 goes with learned positions alone."""
-    expected = r"model\.embed_dim 130 is not a multiple of 4, .* Choose 132\."
-    with pytest.raises(ConfigError, match=expected):
-        CctConfig(embed_dim=130, positions="sine_cosine").resolved_for(traits())
-    assert CctConfig(embed_dim=130).resolved_for(traits()).embed_dim == 130

@@ -58,9 +58,7 @@ def test_equals_the_model_that_was_built_for_the_grid(name: str, grid: tuple[int
 
 
 @torch.no_grad()
-@pytest.mark.parametrize(
-    "embedding", ["linear", "conv", "conv_stem", "overlap", "cct", "shifted", "whitened"]
-)
+@pytest.mark.parametrize("embedding", EMBEDDINGS)
 def test_an_embedding_takes_a_smaller_image(embedding: str) -> None:
     """The tokens of a smaller image are those of an embedding that was built for its size."""
     settings = {"name": embedding} | ({"patch_size": 4} if embedding not in OWN_GRID else {})

@@ -27,8 +27,8 @@ NAMES = ["linear", "conv", "conv_stem", "overlap", "cct", "shifted", "flexi", "h
 NAMES += ["whitened"]
 SHAPES = [(3, 32, 32), (1, 28, 28), (3, 32, 48)]
 SIZES = [
-    *((side, side) for side in range(5, 41)),
-    *((4, 64), (6, 10), (7, 12), (31, 37), (37, 31), (32, 48), (40, 24)),
+    *((side, side) for side in (5, 6, 7, 8, 11, 13, 16, 23, 28, 31, 32, 40)),
+    *((4, 64), (7, 12), (31, 37), (37, 31), (40, 24)),
 ]
 _SIDES = st.integers(4, 40) | st.integers(2, 20).map(lambda half: 2 * half)
 _PATCH_SIZES = st.sampled_from([None, 2, 3, 4, 8, 12, 40])
@@ -171,7 +171,7 @@ def test_which_images_fit(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(st.data())
 def test_what_is_not_refused_works(name: str, data: st.DataObject) -> None:
     """Any settings are either refused for an image, or built with the grid that they promise."""

@@ -71,25 +71,6 @@ def test_a_token_stands_for_one_patch_row_by_row(name: str) -> None:
             assert (difference_N > 1e-4).nonzero().flatten().tolist() == [row * columns + column]
 
 
-@torch.no_grad()
-@pytest.mark.parametrize("name", list(PLUGINS))
-def test_every_pixel_counts(name: str) -> None:
-    """A change of any single pixel and channel changes its token."""
-    embedding = _built(PLUGINS[name], 4, (3, 4, 4))
-    pixels = torch.eye(3 * 4 * 4).reshape(-1, 3, 4, 4)
-    tokens = embedding(torch.cat([torch.zeros(1, 3, 4, 4), pixels])).tokens_BND[:, 0]
-    assert torch.unique(tokens, dim=0).shape[0] == 1 + 3 * 4 * 4
-
-
-@pytest.mark.parametrize("name", list(PLUGINS))
-def test_both_are_installed(name: str) -> None:
-    """Both plugins are found by their names and say what they are."""
-    from patchline.pipeline.plugin_system.plugin_loader import load_patch_embedding
-
-    assert load_patch_embedding(name) is PLUGINS[name]
-    assert PLUGINS[name].summary
-
-
 @pytest.mark.parametrize(
     ("patch_size", "height", "width", "divisors"),
     [

@@ -85,14 +85,6 @@ def test_equals_timm_with_absolute_positions(architecture: str, frequencies: str
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("frequencies", ["axial", "mixed"])
-def test_the_place_of_a_patch_matters(frequencies: str) -> None:
-    """The same patches in other places give other logits."""
-    model, images = built("rope_vit", frequencies=frequencies), random_images(2, 32)
-    assert not torch.allclose(model(images), model(images.roll(4, dims=3)), atol=1e-5)
-
-
-@torch.no_grad()
 def test_the_class_token_stands_at_the_first_place() -> None:
     """Without absolute positions the class token is not turned: a place of (0, 0)."""
     model = built("rope_vit", frequencies="axial", depth=1)
@@ -135,12 +127,6 @@ def test_refuses_heads_that_pairs_do_not_fill(
     )
     with pytest.raises(ConfigError, match=expected):
         config.resolved_for(traits())
-
-
-def test_refuses_heads_that_do_not_divide() -> None:
-    """Heads that do not divide the embedding are refused first, as in the other models."""
-    with pytest.raises(ConfigError, match=r"model\.num_heads 5 does not divide"):
-        RopeVitConfig(num_heads=5).resolved_for(traits())
 
 
 def test_registers_have_no_position_and_learn() -> None:

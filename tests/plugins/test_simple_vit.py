@@ -5,12 +5,9 @@ from __future__ import annotations
 from copy import deepcopy
 
 import pytest
-import torch
 from torch import nn
 from vit_pytorch.simple_vit import SimpleViT
 
-from patchline.pipeline.errors import ConfigError
-from patchline.plugins.models.simple_vit import SimpleVitConfig
 from tests.plugins.model_parity import (
     ForeignTokens,
     Tensors,
@@ -22,7 +19,6 @@ from tests.plugins.model_parity import (
     random_images,
     randomise,
     renamed,
-    traits,
     values_of,
 )
 
@@ -81,26 +77,3 @@ def test_has_the_published_number_of_parameters() -> None:
     positions_and_class = 197 * 384 + 384
     vit = built("vit", 224, 1000, size="s", embedding={"name": "conv", "patch_size": 16})
     assert parameters_of(model) == parameters_of(vit) - positions_and_class == 21_974_632
-
-
-@torch.no_grad()
-def test_the_place_of_a_patch_matters() -> None:
-    """The same patches in other places give other logits, though nothing of a place is learned."""
-    model, images = built("simple_vit"), random_images(2, 32)
-    assert not torch.allclose(model(images), model(images.roll(4, dims=3)), atol=1e-4)
-    assert not [name for name, _ in model.named_parameters() if "position" in name]
-
-
-def test_refuses_a_dimension_that_positions_do_not_fill() -> None:
-    """A dimension that is no multiple of 4 is refused with a remedy that this model has."""
-    config = SimpleVitConfig(embed_dim=98, num_heads=2)
-    with pytest.raises(ConfigError, match=r"model\.embed_dim 98 is not a multiple of 4") as caught:
-        config.resolved_for(traits())
-    assert "Choose 100" in str(caught.value)
-    assert "other positions" not in str(caught.value)  # the simple ViT offers none
-
-
-def test_refuses_heads_that_do_not_divide() -> None:
-    """Heads that do not divide the embedding are refused with both settings."""
-    with pytest.raises(ConfigError, match=r"model\.num_heads 5 .* model\.embed_dim 96"):
-        SimpleVitConfig(num_heads=5).resolved_for(traits())

@@ -11,8 +11,6 @@ from torch import nn
 from vit_pytorch.vit_for_small_dataset import ViT as VitPytorchSmallData
 
 from patchline.pipeline.config_files import validated
-from patchline.pipeline.errors import ConfigError
-from patchline.plugins.models.vit_small_data import VitSmallDataConfig
 from tests.plugins.model_parity import (
     ForeignTokens,
     Tensors,
@@ -24,7 +22,6 @@ from tests.plugins.model_parity import (
     random_images,
     randomise,
     renamed,
-    traits,
     values_of,
 )
 
@@ -105,9 +102,3 @@ def test_every_parameter_learns(patch_dropout: float) -> None:
         assert bool(torch.isfinite(parameter.grad).all()), name
         if patch_dropout == 0.0:
             assert float(parameter.grad.abs().max()) > 0, name
-
-
-def test_refuses_heads_that_do_not_divide() -> None:
-    """Heads that do not divide the embedding are refused with both settings."""
-    with pytest.raises(ConfigError, match=r"model\.num_heads 5 does not divide model\.embed_dim"):
-        VitSmallDataConfig(num_heads=5).resolved_for(traits())

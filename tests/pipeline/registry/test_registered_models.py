@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from pathlib import Path
 from typing import NamedTuple
 
@@ -50,9 +51,10 @@ class FilledStore(NamedTuple):
 
 
 @pytest.fixture(scope="module")
-def filled_store(tmp_path_factory: pytest.TempPathFactory) -> FilledStore:
+def filled_store(empty_store: Path, tmp_path_factory: pytest.TempPathFactory) -> FilledStore:
     """Return a store with two models; tests must not change it."""
-    uri = f"sqlite:///{tmp_path_factory.mktemp('store') / 'mlflow.db'}"
+    file = shutil.copy(empty_store, tmp_path_factory.mktemp("store") / "mlflow.db")
+    uri = f"sqlite:///{file}"
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("MLFLOW_TRACKING_URI", uri)
         store = client()
@@ -69,6 +71,14 @@ def filled_store(tmp_path_factory: pytest.TempPathFactory) -> FilledStore:
 @pytest.fixture(autouse=True)
 def _use_filled_store(filled_store: FilledStore, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MLFLOW_TRACKING_URI", filled_store.uri)
+
+
+@pytest.fixture
+def another_store(own_store: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> MlflowClient:
+    """Return an empty store in place of the filled one."""
+    del own_store
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path / 'mlflow.db'}")
+    return client()
 
 
 @pytest.mark.parametrize(
@@ -131,10 +141,9 @@ def test_a_version_behind_an_at_sign_is_put_right() -> None:
         resolve("pets@2")
 
 
-def test_a_model_without_versions_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_without_versions_is_named(another_store: MlflowClient) -> None:
     """A registered model that has lost all versions is a sentence, not a crash."""
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path / 'mlflow.db'}")
-    client().create_registered_model("empty")
+    another_store.create_registered_model("empty")
     [summary] = summaries()
     assert summary.versions == ()
     for reference, what in (("empty", "aliases"), ("empty/1", "versions")):
@@ -165,14 +174,12 @@ def test_other_classes_are_refused(classes: tuple[str, ...], said: list[str]) ->
     assert "Choose another name with --name. Add --model.init pets/11 to start" in str(caught.value)
 
 
-def test_many_classes_are_compared_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_classes_are_compared_too(another_store: MlflowClient) -> None:
     """Classes too many for a tag are compared by their digest."""
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path / 'mlflow.db'}")
     many = tuple(f"class number {number}" for number in range(1000))
     assert len(class_tags(many)) == 1
-    store = client()
-    store.create_registered_model("many")
-    _version(store, "many", many, accuracy=0.5)
+    another_store.create_registered_model("many")
+    _version(another_store, "many", many, accuracy=0.5)
     check_classes("many", many)
     with pytest.raises(ModelReferenceError, match="other classes than this data"):
         check_classes("many", many[1:])
@@ -199,12 +206,10 @@ def test_one_model_can_be_summarised() -> None:
         summaries("flower")
 
 
-def test_the_run_of_a_version_may_be_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_run_of_a_version_may_be_gone(another_store: MlflowClient, tmp_path: Path) -> None:
     """When the run was deleted for good, the version is still listed, without figures."""
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path / 'mlflow.db'}")
-    store = client()
-    store.create_registered_model("pets")
-    version = store.create_model_version("pets", str(tmp_path), "0" * 32).version
+    another_store.create_registered_model("pets")
+    version = another_store.create_model_version("pets", str(tmp_path), "0" * 32).version
     [summary] = summaries()
     assert summary.versions[0].version == str(version)
     assert summary.versions[0].metrics == {}
@@ -218,11 +223,10 @@ def test_reading_leaves_no_active_run() -> None:
 
 
 def test_the_metrics_of_a_version_are_listed_without_its_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    another_store: MlflowClient, tmp_path: Path
 ) -> None:
     """Hundreds of versions are listed as fast as one; a damaged list is read from the run again."""
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path / 'mlflow.db'}")
-    store = client()
+    store = another_store
     store.create_registered_model("pets")
     run = store.create_run("0")
     store.log_metric(run.info.run_id, "test/accuracy", 0.75)

@@ -34,6 +34,8 @@ from tests.pipeline.registry.made_versions import made_manifest, make_version, s
 
 PUBLISHED = Published(name="timm:vit_small", sha256="0" * 64)
 
+pytestmark = pytest.mark.usefixtures("own_store")
+
 
 def _records(folder: Path, manifest: pd.DataFrame | None, provenance: Provenance) -> VersionRecords:
     """Return the records of a version whose package says what it has seen."""

@@ -67,8 +67,9 @@ class Workspace:
 
 
 @pytest.fixture
-def workspace(tmp_path: Path) -> Workspace:
+def workspace(own_store: None, tmp_path: Path) -> Workspace:
     """Return an empty workspace."""
+    del own_store
     folder = tmp_path / ".patchline"
     folder.mkdir()
     return Workspace(folder.resolve(), client())

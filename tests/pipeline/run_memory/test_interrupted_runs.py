@@ -12,6 +12,8 @@ from patchline.pipeline.run_memory import interrupted_runs
 from patchline.pipeline.tracking.tracked_run import FOLDER_TAG
 from patchline.pipeline.tracking.tracking_store import all_runs, client
 
+pytestmark = pytest.mark.usefixtures("own_store")
+
 
 def made_run(store: MlflowClient, folder: Path, name: str, started: int) -> str:
     """Make a run of a folder in the store, and return its id."""

@@ -271,13 +271,13 @@ def test_a_deleted_experiment_of_the_name_is_said(tmp_path: Path) -> None:
 
 
 def test_processes_that_meet_a_new_store_create_it_once(tmp_path: Path) -> None:
-    """Three processes that start together on a new SQLite file all get to use it."""
+    """Two processes that start together on a new SQLite file both get to use it."""
     script = (
         "from patchline.pipeline.tracking import tracking_store\n"
         "tracking_store.client().search_experiments()\n"
     )
-    together = [subprocess.Popen([sys.executable, "-c", script], cwd=tmp_path) for _ in range(3)]
-    assert [process.wait(patient(240)) for process in together] == [0, 0, 0]
+    together = [subprocess.Popen([sys.executable, "-c", script], cwd=tmp_path) for _ in range(2)]
+    assert [process.wait(patient(240)) for process in together] == [0, 0]
 
 
 def test_reading_from_a_folder_without_a_store_makes_none(tmp_path: Path) -> None:

@@ -132,6 +132,7 @@ def _fail(config: RunConfig, manifest_file: Path, folder: Path) -> None:
         _ = 1 / 0
 
 
+@pytest.mark.usefixtures("own_store")
 def test_the_last_finished_training_gives_the_manifest(tmp_path: Path) -> None:
     """Failed runs, runs without a manifest and evaluations do not count; the newest does."""
     assert manifest_of_last_run("photos") is None

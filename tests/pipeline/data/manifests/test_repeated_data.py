@@ -23,6 +23,8 @@ from patchline.pipeline.tracking.tracking_store import client
 from tests.conftest import write_photos
 from tests.pipeline.data.test_ingestion import config_of
 
+pytestmark = pytest.mark.usefixtures("own_store")
+
 
 def logged(data: IngestedData, folder: Path) -> str:
     """Log the data of a run and return the run's id; the manifest is kept in the store alone."""

@@ -214,6 +214,7 @@ def small_and_grown(folder: Path) -> tuple[RunConfig, Path, Path]:
     pytest.fail("no seed moves an image")
 
 
+@pytest.mark.usefixtures("own_store")
 def test_data_of_the_last_run_keep_their_split(tmp_path: Path) -> None:
     """In a new workspace, the manifest of the last run in the store decides."""
     config, small, grown = small_and_grown(tmp_path)

@@ -160,6 +160,7 @@ def test_folds_and_refit_that_are_killed_end_as_if_nothing_had_happened(
     assert any("mean of 2 folds (95% t interval" in note for note in notes)
 
 
+@pytest.mark.usefixtures("own_store")
 def test_a_refit_reuses_an_ordinary_training_and_a_second_one_everything(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
