@@ -238,8 +238,9 @@ def own_store(empty_store: Path, tmp_path: Path) -> None:
 def finished_run(tmp_path_factory: pytest.TempPathFactory) -> Run:
     """Return one real run of the whole flow on small photos; tests must not change it.
 
-    It has the surroundings of a company laptop: see `test_prefect_settings.py`. All test processes
-    share it: the first that asks makes it.
+    It has the surroundings of a company laptop, see `test_prefect_settings.py`, and of a project
+    with packages of the names of our folders. All test processes share it: the first that asks
+    makes it.
     """
     shared = _shared_folder(tmp_path_factory)
     folder = shared / "finished_run"
@@ -249,6 +250,15 @@ def finished_run(tmp_path_factory: pytest.TempPathFactory) -> Run:
             shutil.rmtree(folder, ignore_errors=True)
             write_photos(folder / "photos", images=40)
             store = {"MLFLOW_TRACKING_URI": f"sqlite:///{folder / 'mlflow.db'}"}
+            for name in (
+                "flows",
+                "pipeline",
+                "plugins",
+            ):  # a project's own, which ours never import
+                package = folder / "own_packages" / name
+                package.mkdir(parents=True)
+                (package / "__init__.py").write_text(f"raise ImportError({name!r})\n", "utf-8")
+            store["PYTHONPATH"] = str(folder / "own_packages")
             arguments = ("run", "photos", "--training.epochs", "12", "--json")
             (folder / "prefect.toml").write_text(OF_OTHERS, encoding="utf-8")
             with recording_proxy() as proxy:

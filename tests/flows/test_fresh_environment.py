@@ -18,10 +18,18 @@ ROOT = Path(__file__).resolve().parents[2]
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_a_new_plugin_works_in_a_fresh_environment(tmp_path: Path) -> None:
-    """Installed beside Patchline alone, it keeps the contract, trains, and serves elsewhere."""
+    """Installed beside Patchline alone, it keeps the contract, trains, and serves elsewhere.
+
+    The folder is that of a project with a package `flows` of its own, which mypy sees too.
+    """
     venv.create(tmp_path / "venv", with_pip=True)
     programs = tmp_path / "venv" / "bin"
     write_photos(tmp_path / "photos", images=12)
+    (tmp_path / "flows").mkdir()
+    (tmp_path / "flows" / "__init__.py").write_text("ours = 1\n", encoding="utf-8")
+    typed = "import flows\nimport patchline\nfrom patchline.plugin_api import ImageSpec\n\n"
+    typed += "reveal_type((flows.ours, patchline.run, ImageSpec.channels))\n"
+    (tmp_path / "typed.py").write_text(typed, encoding="utf-8")
     environment = {**os.environ, "PATH": f"{programs}{os.pathsep}{os.environ['PATH']}"}
 
     def run(*command: str | Path) -> str:
@@ -44,4 +52,8 @@ def test_a_new_plugin_works_in_a_fresh_environment(tmp_path: Path) -> None:
     assert "across" in run(PATCHLINE, "predict", "photos@champion", photo)
     program = "import patchline; print(patchline.load('photos').predict('photos')['label'].count())"
     assert run(programs / "python", "-c", program).split() == ["36"]
+    run(programs / "python", "-m", "pip", "install", "--quiet", "-c", constraints, "mypy")
+    seen = run(programs / "python", "-m", "mypy", "--follow-imports", "silent", "typed.py")
+    assert "-> patchline.pipeline.browsing.notebook_results.Run" in seen
+    assert seen.count("int") >= 2
     assert Path(sys.prefix) not in programs.parents

@@ -22,7 +22,8 @@ with shown():
     display().note("only 17 test images")
 """
 _MODELS = """
-import patchline
+import flows, patchline
+assert flows.ours
 patchline.models()
 """
 
@@ -44,7 +45,12 @@ def _run(notebook: Any, folder: Path) -> Any:
 
 
 def test_progress_and_tables_are_shown_in_a_notebook(tmp_path: Path) -> None:
-    """The lines are one output, redrawn; nothing goes to standard error; a table is HTML."""
+    """The lines are one output, redrawn; nothing goes to standard error; a table is HTML.
+
+    Beside the notebook is a package `flows` of somebody's own.
+    """
+    (tmp_path / "flows").mkdir()
+    (tmp_path / "flows" / "__init__.py").write_text("ours = True\n", encoding="utf-8")
     notebook = executed([_PROGRESS, _MODELS], tmp_path)
     [lines] = notebook.cells[0].outputs
     assert lines.output_type == "display_data"
