@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import base64
+import io
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from patchline.pipeline.visual_guide.page_environment import page_environment
 from patchline.pipeline.visual_guide.pictures import coloured
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 Array = np.ndarray[Any, Any]
 
@@ -83,6 +87,16 @@ def tinted(map_hw: Array, pixels_HWC: Array) -> Array:
     colours_HWC = cv2.resize(colours_hwC, (width, height), interpolation=cv2.INTER_NEAREST)
     mixed: Array = _TINT * colours_HWC + (1 - _TINT) * pixels_HWC.astype(np.float64)
     return np.round(mixed).astype(np.uint8)
+
+
+def vector_graphic(figure: Figure) -> str:
+    """Return a data URI of a figure as SVG, with its letters as outlines."""
+    import matplotlib as mpl
+
+    drawn = io.StringIO()
+    with mpl.rc_context({"svg.hashsalt": "patchline"}):  # the same figure gives the same text
+        figure.savefig(drawn, format="svg", transparent=True, metadata={"Date": None})
+    return _data_uri("svg+xml", drawn.getvalue().encode())
 
 
 def picture(file: Path) -> str:

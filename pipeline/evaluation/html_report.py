@@ -12,11 +12,20 @@ import numpy as np
 from patchline.pipeline.evaluation.config import meaning_of
 from patchline.pipeline.evaluation.confusion_matrix import confused_pairs, shown_matrix
 from patchline.pipeline.evaluation.galleries import GalleryImage
-from patchline.pipeline.evaluation.html_page import picture, render, thumbnail, tinted
-from patchline.pipeline.evaluation.plots import numbers_without_font
+from patchline.pipeline.evaluation.html_page import (
+    picture,
+    render,
+    thumbnail,
+    tinted,
+    vector_graphic,
+)
+from patchline.pipeline.evaluation.plots import (
+    numbers_without_font,
+    reliability_diagram,
+    training_curves,
+)
 from patchline.pipeline.evaluation.report import EvaluationReport
 from patchline.pipeline.evaluation.slices import Slice
-from patchline.pipeline.evaluation.svg_charts import curve_charts, reliability_chart
 from patchline.pipeline.files.atomic_files import write_text
 from patchline.pipeline.frozen_model import FrozenModel
 from patchline.pipeline.metrics.classification import ClassMetrics
@@ -111,13 +120,20 @@ def write_html(
         galleries=[gallery for gallery in _galleries(report, pixels_of, looked) if gallery.images],
         open_images=_OPEN_IMAGES,
         explained=looked.pages,
-        chart=reliability_chart(report),
+        reliability=vector_graphic(reliability_diagram(report)),
+        mean_confidence=_mean_confidence(report),
         slices=_by_column(report.slices),
         slice_meanings={column: meaning_of(column) for column in report.config.slices},
-        curves=curve_charts(history),
+        curves=vector_graphic(training_curves(history)) if history else "",
         preview=picture(preview) if preview else "",
     )
     write_text(file, text)
+
+
+def _mean_confidence(report: EvaluationReport) -> float:
+    """Return the mean of the highest probability of each image."""
+    images = sum(bin_.images for bin_ in report.reliability)
+    return sum(bin_.images * bin_.confidence for bin_ in report.reliability) / images
 
 
 def _worst_first(row: ClassMetrics) -> tuple[bool, float, float]:

@@ -1,7 +1,7 @@
-"""Plot an evaluation as PNG files: confusion matrix, reliability, training curves, galleries.
+"""Plot an evaluation: confusion matrix, reliability, training curves, galleries.
 
-The file names are fixed, so that runs can be compared. The HTML report draws its own charts: its
-confusion matrix is a table in `parts.html.j2`, its SVG coordinates come from `svg_charts.py`.
+Each is a PNG file with a fixed name, so that runs can be compared. The HTML reports show the same
+reliability diagram and training curves as vector graphics.
 """
 
 from __future__ import annotations
@@ -90,7 +90,12 @@ def plot_confusion_matrix(report: EvaluationReport, file: Path, *, shares: bool 
 
 
 def plot_reliability(report: EvaluationReport, file: Path) -> Path:
-    """Plot the reliability diagram: accuracy against confidence, with intervals."""
+    """Plot the reliability diagram."""
+    return _save(reliability_diagram(report), file)
+
+
+def reliability_diagram(report: EvaluationReport) -> Figure:
+    """Return the reliability diagram: accuracy against confidence, with intervals."""
     figure = _figure(5.2, 5.6)
     axes, below = figure.subplots(2, 1, sharex=True, height_ratios=(5, 1))
     bins = [bin_ for bin_ in report.reliability if bin_.images]
@@ -120,24 +125,31 @@ def plot_reliability(report: EvaluationReport, file: Path) -> Path:
     axes.set_ylim(-0.02, 1.04)
     _plain(axes)
     _plain(below)
-    return _save(figure, file)
+    return figure
 
 
 def plot_training_curves(history: Sequence[Mapping[str, Any]], file: Path) -> Path:
-    """Plot training and validation loss and accuracy by epoch."""
-    figure = _figure(9.0, 3.4)
+    """Plot the training curves."""
+    return _save(training_curves(history), file)
+
+
+def training_curves(
+    history: Sequence[Mapping[str, Any]], keys: Sequence[str] = ("loss", "accuracy")
+) -> Figure:
+    """Return the curves of training and validation by epoch, a plot for each metric."""
+    figure = _figure(4.5 * len(keys), 3.4)
     epochs = [record["epoch"] for record in history]
-    for place, key, title in ((1, "loss", "Loss"), (2, "accuracy", "Accuracy")):
-        axes = figure.add_subplot(1, 2, place)
+    for place, key in enumerate(keys, 1):
+        axes = figure.add_subplot(1, len(keys), place)
         for split, colour in (("train", _ORANGE), ("validation", _BLUE)):
             values = [record[f"{split}_{key}"] for record in history]
             marker = "o" if len(values) < 3 else ""  # noqa: PLR2004 - one or two points make no line
             axes.plot(epochs, values, color=colour, label=split, marker=marker, linewidth=1.6)
-        axes.set_title(title, loc="left", size=11)
+        axes.set_title(key.capitalize(), loc="left", size=11)
         axes.set_xlabel("epoch")
         _plain(axes)
         axes.legend(frameon=False)
-    return _save(figure, file)
+    return figure
 
 
 def plot_gallery(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import logging
 import os
 import socket
 import sys
@@ -22,6 +23,8 @@ from filelock import BaseFileLock, FileLock, Timeout
 
 from patchline.pipeline.files.atomic_files import storage_errors
 from patchline.pipeline.workspace import make_folder
+
+logger = logging.getLogger(__name__)
 
 _FOREVER = -1.0
 _PAUSE_SECONDS = 0.05
@@ -51,12 +54,22 @@ def acquire(file: Path, wait_seconds: float = _FOREVER) -> BaseFileLock | None:
 
 
 @contextmanager
-def locked(file: Path) -> Iterator[None]:
+def locked(file: Path, waiting: str = "") -> Iterator[None]:
     """Hold the lock on a file while the block runs; wait until it is free.
+
+    Args:
+        file: created with its folder if it does not exist.
+        waiting: a warning to log if another process holds the lock.
 
     Raises:
         StorageError: if the file may not be written.
     """
+    with try_lock(file) as free:
+        if free:
+            yield
+            return
+    if waiting:
+        logger.warning(waiting)
     with try_lock(file, _FOREVER):
         yield
 

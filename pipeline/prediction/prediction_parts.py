@@ -1,8 +1,8 @@
 """Unfinished predictions: parts of the table in a folder beside it, so that little can be lost.
 
-`OUT.parts/` holds `state.json`, which describes the predictions, and one Parquet file for every few
-thousand images. Each part is complete or absent, so a killed process loses at most the part that it
-was filling, and the next one resumes after the existing parts. At the end the parts are copied one
+`OUT.parts/` holds `state.json`, which describes the predictions, one Parquet file for every few
+thousand images, and the log of the finished ones. A killed process loses at most the part that it
+was filling, and the next one resumes after the finished parts. At the end the parts are copied one
 by one into OUT and removed.
 """
 
@@ -20,14 +20,19 @@ import pyarrow.csv
 import pyarrow.parquet
 from pydantic import ValidationError
 
-from patchline.pipeline.errors import ConfigError, StorageError
+from patchline.pipeline.errors import ConfigError
 from patchline.pipeline.files.atomic_files import replacing, storage_errors, write_text
+from patchline.pipeline.files.file_digest import digest_of
 from patchline.pipeline.files.file_locks import try_lock
+from patchline.pipeline.files.finished_pieces import FinishedPieces, Piece
 from patchline.pipeline.files.table_cells import table_cell
 from patchline.pipeline.frozen_model import FrozenModel
 from patchline.pipeline.prediction.image_files import ImageFile, Place, place
 
-_STATE_FILE, _LOCK_FILE, _MERGED_FILE = "state.json", "lock", "merged"
+_STATE_FILE, _LOG_FILE, _LOCK_FILE = "state.json", "finished.jsonl", "lock"
+_MERGED_FILE = "merged"
+_ATTEMPT = b"attempt"
+"""In a part's metadata: where the process that wrote it began."""
 _PART_SECONDS = 15.0
 _ARGUMENT = pa.field("argument", pa.int32())
 _LISTED_ERRORS = 20
@@ -54,19 +59,27 @@ class Totals(NamedTuple):
 
 
 class PredictionParts:
-    """The parts of one table, locked by this process; created by `open_parts`."""
+    """The parts of one table, locked by this process; created by `open_parts`.
+
+    A part is a range of rows, in the order in which they were predicted.
+    """
 
     def __init__(self, folder: Path, schema: pa.Schema, rows: int) -> None:
         self._folder, self._schema, self._rows = folder, schema, rows
-        self._attempt = 1 + max((number for number, _ in self._by_attempt()), default=0)
-        self._written = 0
+        self._finished = FinishedPieces(folder / _LOG_FILE, self._digest, "unfinished predictions")
+        self._parts = self._finished.intact()
+        self._finished.keep(self._parts)
+        _remove_files(folder, but={self._file_of(part).name for part in self._parts})
+        self._next = max((part.stop for part in self._parts), default=0)
+        self._attempt = str(self._next).encode()
         self._pending: list[pa.Table] = []
         self._last = time.monotonic()
 
     @property
     def schema(self) -> pa.Schema:
         """The columns of a part: the index of the argument, then those of the table."""
-        return pa.schema([_ARGUMENT, *self._schema], metadata=self._schema.metadata)
+        metadata = {**(self._schema.metadata or {}), _ATTEMPT: self._attempt}
+        return pa.schema([_ARGUMENT, *self._schema], metadata=metadata)
 
     def add(self, table: pa.Table) -> None:
         """Add rows; they are written as a part every few seconds, or when there are enough."""
@@ -82,11 +95,13 @@ class PredictionParts:
             StorageError: if the disk is full or read-only; earlier parts are kept.
         """
         if self._pending:
-            name = f"{self._attempt:05d}-{self._written:07d}.parquet"
-            with replacing(self._folder / name) as temporary:
-                pyarrow.parquet.write_table(pa.concat_tables(self._pending), temporary)
-            self._written += 1
-            self._pending = []
+            table = pa.concat_tables(self._pending)
+            part = Piece(self._next, self._next + len(table))
+            with replacing(self._file_of(part)) as temporary:
+                pyarrow.parquet.write_table(table, temporary)
+            self._finished.add(part)
+            self._parts.append(part)
+            self._next, self._pending = part.stop, []
         self._last = time.monotonic()
 
     def without_done(self, files: Iterable[ImageFile]) -> Iterator[ImageFile]:
@@ -103,7 +118,7 @@ class PredictionParts:
 
     def count(self) -> int:
         """Return the number of images in the parts."""
-        return sum(_opened(part).metadata.num_rows for _, part in self._by_attempt())
+        return sum(part.rows for part in self._parts)
 
     def merge(self, out: Path) -> Totals:
         """Copy all parts into one table, in the order in which they were written.
@@ -141,8 +156,8 @@ class PredictionParts:
     def _tables(self) -> Iterator[pa.Table]:
         """Yield the rows in tables of one row group each."""
         waiting: list[pa.Table] = []
-        for _, part in self._by_attempt():
-            for batch in _opened(part).iter_batches(self._rows, columns=self._schema.names):
+        for part in self._parts:
+            for batch in self._opened(part).iter_batches(self._rows, columns=self._schema.names):
                 waiting.append(pa.Table.from_batches([batch]).cast(self._schema))
                 if sum(len(each) for each in waiting) >= self._rows:
                     yield pa.concat_tables(waiting)
@@ -151,15 +166,27 @@ class PredictionParts:
             yield pa.concat_tables(waiting)
 
     def _done(self) -> Iterator[Place]:
-        """Yield the places of all rows in order; each attempt's rows are in order already."""
-        attempts: dict[int, list[Path]] = {}
-        for number, part in self._by_attempt():
-            attempts.setdefault(number, []).append(part)
-        return heapq.merge(*(_places(parts) for parts in attempts.values()))
+        """Yield the places of all rows in order; the rows of one process are in order already."""
+        attempts: dict[bytes, list[Piece]] = {}
+        for part in self._parts:
+            schema = pyarrow.parquet.read_schema(self._file_of(part))
+            attempts.setdefault(schema.metadata[_ATTEMPT], []).append(part)
+        return heapq.merge(*(self._places(parts) for parts in attempts.values()))
 
-    def _by_attempt(self) -> list[tuple[int, Path]]:
-        parts = sorted(self._folder.glob("?????-???????.parquet"))
-        return [(int(part.name[:5]), part) for part in parts]
+    def _places(self, parts: Iterable[Piece]) -> Iterator[Place]:
+        for part in parts:
+            for batch in self._opened(part).iter_batches(columns=["argument", "image"]):
+                pairs = zip(batch["argument"].to_pylist(), batch["image"].to_pylist(), strict=True)
+                yield from (place(argument, name) for argument, name in pairs)
+
+    def _opened(self, part: Piece) -> pyarrow.parquet.ParquetFile:
+        return pyarrow.parquet.ParquetFile(self._file_of(part))
+
+    def _digest(self, part: Piece) -> str:
+        return digest_of(self._file_of(part)).sha256
+
+    def _file_of(self, part: Piece) -> Path:
+        return self._folder / f"{part.first:012}.parquet"
 
 
 @contextmanager
@@ -182,7 +209,6 @@ def open_parts(
             if restart:
                 _clear(folder)
             _check_state(folder, out, state)
-            _remove_unfinished(folder)
             write_text(folder / _STATE_FILE, state.model_dump_json(indent=2) + "\n")
         yield PredictionParts(folder, schema, rows)
 
@@ -215,34 +241,18 @@ def _shown(value: Any) -> str:
 
 
 def _clear(folder: Path) -> None:
-    for part in folder.glob("?????-???????.parquet"):
-        part.unlink()
+    """Remove all parts and their log."""
     (folder / _STATE_FILE).unlink(missing_ok=True)
-    _remove_unfinished(folder)
+    (folder / _LOG_FILE).unlink(missing_ok=True)
+    _remove_files(folder, but=set())
 
 
-def _remove_unfinished(folder: Path) -> None:
-    """Remove the incomplete files of a killed process."""
+def _remove_files(folder: Path, but: set[str]) -> None:
+    """Remove all parts but these, and the incomplete files of a killed process."""
     (folder / _MERGED_FILE).unlink(missing_ok=True)
-    for unfinished in folder.glob(".*.part"):
-        unfinished.unlink()
-
-
-def _opened(part: Path) -> pyarrow.parquet.ParquetFile:
-    try:
-        return pyarrow.parquet.ParquetFile(part)
-    except (pa.ArrowInvalid, OSError) as error:
-        raise StorageError(
-            f"{part} cannot be read ({str(error).splitlines()[0]}). Delete it; its images will be "
-            "predicted again."
-        ) from error
-
-
-def _places(parts: Iterable[Path]) -> Iterator[Place]:
-    for part in parts:
-        for batch in _opened(part).iter_batches(columns=["argument", "image"]):
-            pairs = zip(batch["argument"].to_pylist(), batch["image"].to_pylist(), strict=True)
-            yield from (place(argument, name) for argument, name in pairs)
+    for unfinished in [*folder.glob(".*.part"), *folder.glob("????????????.parquet")]:
+        if unfinished.name not in but:
+            unfinished.unlink()
 
 
 def _safe_in_spreadsheets(table: pa.Table) -> pa.Table:

@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from patchline.pipeline.evaluation.html_page import picture, render
+from patchline.pipeline.evaluation.html_page import picture, render, vector_graphic
 from patchline.pipeline.evaluation.html_report import ReportPage
-from patchline.pipeline.evaluation.svg_charts import curve_charts
+from patchline.pipeline.evaluation.plots import training_curves
 from patchline.pipeline.files.atomic_files import write_text
 from patchline.pipeline.frozen_model import FrozenModel
 from patchline.pipeline.metrics.intervals import MetricEstimate
@@ -67,7 +67,7 @@ def write_report(
         report=report,
         page=page,
         images=images,
-        curves=curve_charts(history, ("loss",)),
+        curves=vector_graphic(training_curves(history, ("loss",))) if history else "",
         preview=picture(preview) if preview else "",
     )
     write_text(folder / HTML_FILE, text)

@@ -1,7 +1,7 @@
-"""Find features of images among those that were computed before with other images.
+"""The arrays of features, and those that were computed before with other images.
 
-Beside each array of features lies an index: with what they were computed, and the digest of what
-each row holds. So images that were added to a folder do not make those of the others worthless.
+Beside each array lies an index: with what its features were computed, and the digest of what each
+row holds. So images that were added to a folder do not make the features of the others worthless.
 """
 
 from __future__ import annotations
@@ -10,23 +10,31 @@ import contextlib
 import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
+
+import numpy as np
 
 from patchline.pipeline.files.atomic_files import storage_errors, write_text
-from patchline.pipeline.probing.piecewise_array import Floats, PiecewiseArray
+from patchline.pipeline.files.earlier_rows import EarlierResult
+from patchline.pipeline.files.resumable_array import ResumableArray
 
 _SUFFIX = ".images.json"
 
 
-class StoredRow(NamedTuple):
-    """Where the features of an image are."""
+def feature_array(folder: Path, name: str, shape: tuple[int, int]) -> ResumableArray:
+    """Return the array (N, D) of this name.
 
-    features_ND: Floats
-    """Mapped from disk."""
-    row: int
+    Args:
+        folder: of the array; `ResumableArray.begin` needs it to exist.
+        name: identifies the rows and what they are computed with.
+        shape: N and D, not 0.
+    """
+    return ResumableArray(folder / f"{name}.npy", shape, np.float32, "stored features")
 
 
-def write_index(array: PiecewiseArray, computed_with: Sequence[Any], contents: list[str]) -> None:
+def write_index(
+    array: ResumableArray, computed_with: Sequence[Any], contents: Sequence[str]
+) -> None:
     """Write the index of an array, unless it is there.
 
     Args:
@@ -34,45 +42,29 @@ def write_index(array: PiecewiseArray, computed_with: Sequence[Any], contents: l
         computed_with: all that decides the features of an image, as JSON values.
         contents: digest of what each row holds.
     """
-    file = array.folder / f"{array.name}{_SUFFIX}"
+    file = array.file.with_suffix(_SUFFIX)
     if not file.exists():
         with storage_errors(file):
-            write_text(file, json.dumps({"with": list(computed_with), "contents": contents}))
+            index = {"with": list(computed_with), "contents": list(contents)}
+            write_text(file, json.dumps(index))
 
 
-def stored_rows(
-    own: Path, computed_with: Sequence[Any], contents: set[str], dimensions: int
-) -> dict[str, StoredRow]:
-    """Return where the features of images are stored undamaged, by the digest of their content.
+def earlier_features(
+    own: Path, computed_with: Sequence[Any], dimensions: int
+) -> Iterator[EarlierResult]:
+    """Yield the arrays of features in the folders beside one, the latest first.
 
     Args:
         own: the folder that lies beside those to search.
         computed_with: as for `write_index`.
-        contents: digests of the wanted images.
         dimensions: D.
     """
-    found: dict[str, StoredRow] = {}
     for file in _newest_first(own):
-        if len(found) == len(contents):
-            break
-        listed = _contents(file, list(computed_with))
-        missing = contents - found.keys()
-        if missing.isdisjoint(listed):
-            continue
-        name = file.name.removesuffix(_SUFFIX)
-        array = PiecewiseArray(file.parent, name, (len(listed), dimensions))
-        with contextlib.suppress(OSError):  # somebody is deleting it
-            found |= _finished(array, listed, missing)
-    return found
-
-
-def _finished(array: PiecewiseArray, listed: list[str], contents: set[str]) -> dict[str, StoredRow]:
-    pieces = array.finished()
-    if not pieces:
-        return {}
-    features_ND = array.read()
-    rows = [row for piece in pieces for row in range(piece.start, piece.stop)]
-    return {listed[row]: StoredRow(features_ND, row) for row in rows if listed[row] in contents}
+        contents = _contents(file, list(computed_with))
+        if contents:
+            name = file.name.removesuffix(_SUFFIX)
+            array = feature_array(file.parent, name, (len(contents), dimensions))
+            yield EarlierResult(contents, array.finished, array.mapped)
 
 
 def _newest_first(own: Path) -> Iterator[Path]:

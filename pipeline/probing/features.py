@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,15 +18,19 @@ import torch
 from torch import nn
 
 from patchline.pipeline.errors import ConfigError
+from patchline.pipeline.files.earlier_rows import EarlierRows
+from patchline.pipeline.files.file_locks import locked
+from patchline.pipeline.files.finished_pieces import Piece
+from patchline.pipeline.files.resumable_array import ResumableArray
 from patchline.pipeline.files.stored_images import StoredImages
 from patchline.pipeline.models.inference import logits_of_batch
-from patchline.pipeline.probing.earlier_features import StoredRow, stored_rows, write_index
+from patchline.pipeline.probing.earlier_features import earlier_features, feature_array, write_index
 from patchline.pipeline.probing.linear_head import evaluating
-from patchline.pipeline.probing.piecewise_array import Floats, Piece, PiecewiseArray
 from patchline.plugin_api import ImageSpec
 
 Pixels = np.ndarray[Any, np.dtype[np.uint8]]
 Rows = np.ndarray[Any, np.dtype[np.int64]]
+Floats = np.ndarray[Any, np.dtype[np.float32]]
 Progress = Callable[[int, int], None]
 """Called with the number of finished images and the number of all images."""
 
@@ -78,8 +82,8 @@ class FeatureStore:
 
     def remaining(self) -> int:
         """Return the number of images whose features are not stored yet, or are damaged."""
-        missing = np.flatnonzero(~self._finished(self._array().finished()))
-        return len(missing) - len(self._stored_elsewhere(missing))
+        missing = np.flatnonzero(~self._finished(self._array().finished.intact()))
+        return len(missing) - sum(1 for _ in self._stored_elsewhere(missing).copies(self.contents))
 
     def features(self, on_progress: Progress | None = None) -> Floats:
         """Compute what is not stored yet, and return all features (N, D), mapped from disk.
@@ -93,19 +97,22 @@ class FeatureStore:
         if not len(self.rows):
             return np.empty((0, self.head.in_features), np.float32)
         array = self._array()
-        with array.exclusive(), evaluating(self.model):
-            finished = self._finished(array.resume())
+        waiting = "Another process is computing the same features; waiting until it ends."
+        with locked(array.file.with_suffix(".lock"), waiting), evaluating(self.model):
+            intact = array.finished.intact()
+            array.begin(intact)
             if self.contents:
-                write_index(array, self._computed_with, list(self.contents))
-            stored_rows = self._stored_elsewhere(np.flatnonzero(~finished))
+                write_index(array, self._computed_with, self.contents)
+            finished = self._finished(intact)
+            stored = self._stored_elsewhere(np.flatnonzero(~finished))
             starts = range(0, len(self.rows), self.batch_size)
             missing = [start for start in starts if not finished[start]]
             done = int(finished.sum())
             if on_progress and done:
                 on_progress(done, len(self.rows))
-            for start, features_ND in self._pieces(missing, done, stored_rows, on_progress):
+            for start, features_ND in self._pieces(missing, done, stored, on_progress):
                 array.write(start, features_ND)
-            return array.read()
+            return array.opened()
 
     @property
     def _computed_with(self) -> tuple[str | int, ...]:
@@ -116,30 +123,26 @@ class FeatureStore:
         """Return which rows (N,) are in these pieces."""
         finished = np.zeros(len(self.rows), bool)
         for piece in pieces:
-            finished[piece.start : piece.stop] = True
+            finished[slice(*piece)] = True
         return finished
 
-    def _stored_elsewhere(self, positions: Rows) -> dict[int, StoredRow]:
-        """Return where the features for these positions in the rows are, if they are stored."""
-        if not self.contents or not len(positions):
-            return {}
-        wanted = {self.contents[position] for position in positions}
+    def _stored_elsewhere(self, positions: Rows) -> EarlierRows:
+        """Return the features for these positions in the rows that other folders have."""
+        missing = [self.contents[position] for position in positions] if self.contents else []
         dimensions = self.head.in_features
-        found = stored_rows(self.folder, self._computed_with, wanted, dimensions)
-        by_position = {int(position): self.contents[position] for position in positions}
-        return {place: found[name] for place, name in by_position.items() if name in found}
+        return EarlierRows(earlier_features(self.folder, self._computed_with, dimensions), missing)
 
-    def _array(self) -> PiecewiseArray:
+    def _array(self) -> ResumableArray:
         rows = hashlib.sha256(np.ascontiguousarray(self.rows, np.int64).tobytes()).hexdigest()
         identity = [_FORMAT, rows, self.batch_size, self.precision, self.device.type]
         name = hashlib.sha256(json.dumps(identity).encode()).hexdigest()[:32]
-        return PiecewiseArray(self.folder, name, (len(self.rows), self.head.in_features))
+        return feature_array(self.folder, name, (len(self.rows), self.head.in_features))
 
     def _pieces(
         self,
         starts: list[int],
         done: int,
-        stored_rows: Mapping[int, StoredRow],
+        stored: EarlierRows,
         on_progress: Progress | None,
     ) -> Iterator[tuple[int, Floats]]:
         """Yield features of consecutive batches together with the position of their first image."""
@@ -153,26 +156,25 @@ class FeatureStore:
                 batches, began = [], time.monotonic()
             if not batches:
                 first = start
-            batches.append(self._of_batch(start, stored_rows))
+            batches.append(self._of_batch(start, stored))
             stop, done = start + len(batches[-1]), done + len(batches[-1])
             if on_progress:
                 on_progress(done, len(self.rows))
         if batches:
             yield first, np.concatenate(batches)
 
-    def _of_batch(self, start: int, stored_rows: Mapping[int, StoredRow]) -> Floats:
+    def _of_batch(self, start: int, stored: EarlierRows) -> Floats:
         """Return the features of the batch that begins at a position: stored ones, or computed."""
         rows = self.rows[start : start + self.batch_size]
-        stored = [place for place in range(len(rows)) if start + place in stored_rows]
-        if not stored:
+        copies = dict(stored.copies(self.contents[start : start + self.batch_size]))
+        if not copies:
             return self._computed(rows)
         features_BD = np.empty((len(rows), self.head.in_features), np.float32)
-        new = np.delete(np.arange(len(rows)), stored)
+        new = np.delete(np.arange(len(rows)), list(copies))
         if len(new):
             features_BD[new] = self._computed(rows[new])
-        for place in stored:
-            found = stored_rows[start + place]
-            features_BD[place] = found.features_ND[found.row]
+        for place, features_D in copies.items():
+            features_BD[place] = features_D
         return features_BD
 
     def _computed(self, rows: Rows) -> Floats:

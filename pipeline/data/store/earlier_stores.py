@@ -1,18 +1,15 @@
-"""Rows that earlier stores have decoded already, and the removal of drafts of stores."""
+"""Earlier stores, whose rows are copied instead of decoded, and the removal of drafts of stores."""
 
 from __future__ import annotations
 
 import contextlib
-import logging
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
-from patchline.pipeline.data.store.store_shards import Contents, Shard, StoreShards, read_contents
+from patchline.pipeline.data.store.store_shards import Contents, StoreShards, read_contents
 from patchline.pipeline.files import file_locks
-
-logger = logging.getLogger(__name__)
+from patchline.pipeline.files.earlier_rows import EarlierResult
 
 BUILDING = ".building-"
 """Start of the name of a store that is not complete; its key follows."""
@@ -21,70 +18,25 @@ DRAFT_FILE = "from_a_scan"
 _LOCKS = ".locks"
 
 
-class EarlierStores:
-    """The stores of the same format whose rows can be copied instead of decoded.
+def earlier_stores(
+    stores: Path,
+    key_of: Callable[[Contents], str],
+    files_of: Callable[[Path, int], StoreShards],
+    own: Path,
+) -> Iterator[EarlierResult]:
+    """Yield the stores of the format that is built.
 
     Args:
         stores: the folder of all stores.
-        key_of: returns the name of a store with these contents, in the format that is built.
+        key_of: returns the name of a store with these contents, in that format.
         files_of: returns the files of a store with so many images.
-        wanted: the digests of the files that are needed (n, 32).
         own: the folder that is built.
     """
-
-    def __init__(
-        self,
-        stores: Path,
-        key_of: Callable[[Contents], str],
-        files_of: Callable[[Path, int], StoreShards],
-        needed: Contents,
-        own: Path,
-    ) -> None:
-        self._found: dict[bytes, tuple[StoreShards, int]] = {}
-        self._intact: dict[tuple[Path, Shard], bool] = {}
-        missing = {bytes(each) for each in needed}
-        for folder in sorted(stores.iterdir()) if stores.is_dir() else ():
-            if not missing:
-                break
-            contents = None if folder == own else read_contents(folder)
-            if contents is None or key_of(contents) != folder.name.removeprefix(BUILDING):
-                continue
+    for folder in sorted(stores.iterdir()) if stores.is_dir() else ():
+        contents = None if folder == own else read_contents(folder)
+        if contents is not None and key_of(contents) == folder.name.removeprefix(BUILDING):
             files = files_of(folder, len(contents))
-            for row, each in enumerate(map(bytes, contents)):
-                if each in missing:
-                    self._found[each] = files, row
-                    missing.remove(each)
-
-    def images_of(self, contents: Contents, shard: Shard) -> Iterator[tuple[int, Any]]:
-        """Yield the rows of a shard that are known, and the image as it is kept.
-
-        Args:
-            contents: the digests of the files of the whole store (N, 32).
-            shard: of the store that is built.
-        """
-        sources: dict[tuple[Path, Shard], tuple[StoreShards, list[tuple[int, int]]]] = {}
-        for row in range(*shard):
-            digest = bytes(contents[row])
-            if digest in self._found:
-                files, found = self._found[digest]
-                source = files.shard_of(found)
-                rows = sources.setdefault((files.folder, source), (files, []))[1]
-                rows.append((row, found - source.first))
-        for (_, source), (files, rows) in sources.items():
-            images = list[tuple[int, Any]]()
-            if self._is_intact(files, source):
-                with contextlib.suppress(OSError, ValueError, IndexError):  # removed meanwhile
-                    held = files.read(source)
-                    images = [(row, held[place]) for row, place in rows]
-            yield from images
-
-    def _is_intact(self, files: StoreShards, shard: Shard) -> bool:
-        key = files.folder, shard
-        if key not in self._intact:
-            self._intact[key] = False
-            with contextlib.suppress(OSError):
-                self._intact[key] = files.is_intact(shard)
-        return self._intact[key]
+            yield EarlierResult([bytes(each) for each in contents], files.finished, files.read)
 
 
 def lock_of(store: Path) -> Path:

@@ -27,10 +27,11 @@ from patchline.pipeline.data.reading.decoding import UndecodableImageError, deco
 from patchline.pipeline.data.reading.jpeg_decoding import decode_jpeg
 from patchline.pipeline.data.reading.resizing import Pixels, resize_image
 from patchline.pipeline.data.store.store_decoding import ReadImage, StoreSpec
-from patchline.pipeline.data.store.store_shards import Contents, Shape, Shard, StoreShards
+from patchline.pipeline.data.store.store_shards import ROWS, Shape, StoreShards
 from patchline.pipeline.errors import DataError
 from patchline.pipeline.files.atomic_files import replacing, write_text
 from patchline.pipeline.files.file_digest import digest_of
+from patchline.pipeline.files.finished_pieces import FinishedPieces, Piece
 
 PACKED_FILE = "packed.json"
 _OFFSET = np.dtype("<u8")
@@ -46,19 +47,10 @@ class PackedFiles(StoreShards):
     def __init__(self, folder: Path, spec: StoreSpec, count: int) -> None:
         super().__init__(folder, (count, spec.height, spec.width, spec.channels))
         self._spec = spec
+        self.finished = FinishedPieces(folder / "packed.pieces.jsonl", self._digest, ROWS)
 
-    def begin(self, contents: Contents, incomplete: list[Shard]) -> None:
-        """Record what the store is made of, and withdraw the digests of incomplete shards."""
-        super().begin(contents, incomplete)
-        described = {
-            "shape": self.shape,
-            "resize": self._spec.resize,
-            "rows_of_a_shard": self.rows_of_a_shard(),
-        }
-        write_text(self.folder / PACKED_FILE, json.dumps(described) + "\n")
-
-    def write(self, shard: Shard, images: Sequence[bytes]) -> None:
-        """Write the images of a shard; `seal` has to follow."""
+    def write(self, shard: Piece, images: Sequence[bytes]) -> None:
+        """Write the images of a shard."""
         sizes = [len(image) for image in images]
         first = (len(images) + 1) * _OFFSET.itemsize
         offsets = np.cumsum([first, *sizes], dtype=_OFFSET)
@@ -66,27 +58,31 @@ class PackedFiles(StoreShards):
             opened.write(offsets.tobytes())
             for image in images:
                 opened.write(image)
+        self.finished.add(shard)
 
-    def read(self, shard: Shard) -> list[memoryview]:
+    def read(self, shard: Piece) -> list[memoryview]:
         """Return the images of a shard, as image files."""
         packed_images = _PackedShard(np.fromfile(self.file_of(shard), np.uint8))
-        return [packed_images.image(row) for row in range(shard.stop - shard.first)]
+        return [packed_images.image(row) for row in range(shard.rows)]
 
-    def file_of(self, shard: Shard) -> Path:
+    def file_of(self, shard: Piece) -> Path:
         """Return the file of a shard."""
         return _shard_file(self.folder, shard.first)
 
-    def incomplete(self) -> list[Shard]:
+    def incomplete(self) -> list[Piece]:
         """Return the shards that are missing, cut short, or do not match their digest."""
         return super().incomplete() if (self.folder / PACKED_FILE).is_file() else self.shards()
 
-    def _matches(self, shard: Shard, sha256: str) -> bool:
-        try:
-            return self._digest(shard) == sha256
-        except OSError:
-            return False
+    def _begin(self, intact: list[Piece]) -> None:
+        super()._begin(intact)
+        described = {
+            "shape": self.shape,
+            "resize": self._spec.resize,
+            "rows_of_a_shard": self.rows_of_a_shard(),
+        }
+        write_text(self.folder / PACKED_FILE, json.dumps(described) + "\n")
 
-    def _digest(self, shard: Shard) -> str:
+    def _digest(self, shard: Piece) -> str:
         return digest_of(self.file_of(shard)).sha256
 
 

@@ -77,13 +77,9 @@ def prepare(
         build = PackedBuild(rows, root, spec, stores, on_progress, fewest)
         if not fresh and build.is_intact():
             return build.store, True
-    with storage_errors(build.store):
-        with file_locks.try_lock(lock_of(build.store)) as free:
-            if free:
-                return build.store, build.finish(fresh=fresh)
-        logger.warning("another process is decoding these images; waiting for it")
-        with file_locks.locked(lock_of(build.store)):
-            return build.store, build.finish(fresh=fresh)
+    waiting = "another process is decoding these images; waiting for it"
+    with storage_errors(build.store), file_locks.locked(lock_of(build.store), waiting):
+        return build.store, build.finish(fresh=fresh)
 
 
 def _fits(build: DecodedBuild) -> bool:
@@ -95,7 +91,7 @@ def _fits(build: DecodedBuild) -> bool:
     logger.warning(
         "the decoded images would take %s, but only %s of disk space is free, so the image files "
         "are packed and decoded on every use, which is slower",
-        _size(files.bytes_to_allocate()),
+        _size(files.images.bytes_to_allocate()),
         _size(shutil.disk_usage(build.stores).free),
     )
     return False

@@ -23,6 +23,7 @@ from patchline.pipeline.data.manifests.describing import Row
 from patchline.pipeline.data.manifests.describing_processes import Files, KeptImages
 from patchline.pipeline.data.manifests.scan_memory import digest_of_root
 from patchline.pipeline.data.pixel_values.file_summary import FileSummary
+from patchline.pipeline.data.reading.child_processes import threads
 from patchline.pipeline.data.reading.decoding import ImageHeader, UndecodableImageError, read_header
 from patchline.pipeline.data.reading.image_root import root_image_bytes
 from patchline.pipeline.data.store.decoded_files import DecodedFiles
@@ -86,7 +87,7 @@ class ScanDraft:
         except OSError as error:  # the images are then decoded once more
             logger.debug("no images are kept while they are read: %s", error)
             return None
-        return OpenScanDraft(folder, spec, self._root, KeptImages(held.images, spec.resize))
+        return OpenScanDraft(folder, spec, self._root, KeptImages(held.images.file, spec.resize))
 
     def _certain_format(self, files: Files) -> StoreSpec | None:
         """Return the format that the store will have, if a few headers show it."""
@@ -146,7 +147,8 @@ class OpenScanDraft:
         build = DecodedBuild(table, self._root, self._spec, self._folder.parent, None, 0)
         files = build.files(self._folder)
         files.begin(build.contents, files.shards())
-        files.seal_all()
+        with threads() as pool:
+            list(pool.map(files.finished.add, files.shards()))
         (self._folder / DRAFT_FILE).touch()
         with file_locks.try_lock(lock_of(build.store)) as free:
             if free and not build.store.exists():

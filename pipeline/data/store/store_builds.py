@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import logging
 import shutil
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
@@ -18,6 +17,7 @@ from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -27,23 +27,13 @@ from patchline.pipeline.data.reading.child_processes import pay_off, threads
 from patchline.pipeline.data.reading.decoder_version import decoder_version
 from patchline.pipeline.data.store.decoded_files import DecodedFiles
 from patchline.pipeline.data.store.decoding_processes import DecodingProcesses, decode_into
-from patchline.pipeline.data.store.earlier_stores import (
-    BUILDING,
-    EarlierStores,
-    remove_drafts,
-)
+from patchline.pipeline.data.store.earlier_stores import BUILDING, earlier_stores, remove_drafts
 from patchline.pipeline.data.store.packed_files import PackedFiles, packed
 from patchline.pipeline.data.store.store_decoding import StoredImage, StoreSpec, read_image
-from patchline.pipeline.data.store.store_shards import (
-    SHARDS_FILE,
-    Contents,
-    Pixels,
-    Shard,
-    StoreShards,
-)
+from patchline.pipeline.data.store.store_shards import Contents, Pixels, StoreShards
 from patchline.pipeline.errors import StorageError
-
-logger = logging.getLogger(__name__)
+from patchline.pipeline.files.earlier_rows import EarlierRows
+from patchline.pipeline.files.finished_pieces import Piece
 
 Decode = Callable[[Sequence[StoredImage]], Iterator[None]]
 """Decodes images into their rows; yields for each that is done."""
@@ -71,7 +61,7 @@ class StoreBuild(ABC):
         """Return the files of a store, of this one's number of images if none is given."""
 
     @abstractmethod
-    def _write(self, folder: Path, incomplete: list[Shard], *, fresh: bool) -> None:
+    def _write(self, folder: Path, incomplete: list[Piece], *, fresh: bool) -> None:
         """Write the incomplete shards one after another; the others are left as they are."""
 
     @cached_property
@@ -100,12 +90,8 @@ class StoreBuild(ABC):
             files = self.files(store)
             incomplete = files.incomplete()
             if incomplete:
-                logger.warning(
-                    "%d of the %d shards of the images decoded before are damaged; these are "
-                    "decoded again",
-                    len(incomplete),
-                    len(files.shards()),
-                )
+                unrecorded = set(incomplete) - files.finished.recorded().keys()
+                files.finished.warn(len(unrecorded), len(files.shards()))
                 self._write(store, incomplete, fresh=False)
             return not incomplete
         if fresh:
@@ -119,19 +105,27 @@ class StoreBuild(ABC):
             if nothing_to_keep or isinstance(error, (OSError, StorageError)):  # such as a full disk
                 shutil.rmtree(building, ignore_errors=True)
             raise
-        _publish(building, store)
+        _publish(building, store, files.finished.log.name)
         remove_drafts(self.stores)
         return False
 
-    def _earlier(self, folder: Path, incomplete: list[Shard], *, fresh: bool) -> EarlierStores:
-        contents = [self.contents[shard.first : shard.stop] for shard in incomplete]
-        missing = np.concatenate(contents) if contents and not fresh else self.contents[:0]
-        return EarlierStores(self.stores, self.key_of, self.files, missing, folder)
+    def _earlier(self, folder: Path, incomplete: list[Piece], *, fresh: bool) -> EarlierRows:
+        """Return the rows of the incomplete shards that other stores hold."""
+        missing = [] if fresh else [each for shard in incomplete for each in self._digests(shard)]
+        return EarlierRows(earlier_stores(self.stores, self.key_of, self.files, folder), missing)
 
-    def _counter(self, incomplete: list[Shard]) -> Callable[[], None]:
+    def _copies(self, earlier: EarlierRows, shard: Piece) -> Iterator[tuple[int, Any]]:
+        """Yield the rows of a shard that other stores hold, and the image as it is kept."""
+        copies = earlier.copies(self._digests(shard))
+        return ((shard.first + place, image) for place, image in copies)
+
+    def _digests(self, shard: Piece) -> list[bytes]:
+        return [bytes(each) for each in self.contents[slice(*shard)]]
+
+    def _counter(self, incomplete: list[Piece]) -> Callable[[], None]:
         """Return what is called for each image that is ready."""
         total = len(self.rows)
-        done = total - sum(shard.stop - shard.first for shard in incomplete)
+        done = total - sum(shard.rows for shard in incomplete)
 
         def count() -> None:
             nonlocal done
@@ -162,28 +156,28 @@ class DecodedBuild(StoreBuild):
         images = len(self.rows) if count is None else count
         return DecodedFiles(folder, (images, spec.height, spec.width, spec.channels))
 
-    def _write(self, folder: Path, incomplete: list[Shard], *, fresh: bool) -> None:
+    def _write(self, folder: Path, incomplete: list[Piece], *, fresh: bool) -> None:
         files, count = self.files(folder), self._counter(incomplete)
         earlier = self._earlier(folder, incomplete, fresh=fresh)
         files.begin(self.contents, incomplete)
-        images: Pixels = np.load(files.images, mmap_mode="r+", allow_pickle=False)
-        left = sum(shard.stop - shard.first for shard in incomplete)
+        images: Pixels = files.images.opened("r+")
+        left = sum(shard.rows for shard in incomplete)
         with self._decoder(files, images, left) as decode:
             for shard in incomplete:
                 copied = set[int]()
-                for row, image_HWC in earlier.images_of(self.contents, shard):
+                for row, image_HWC in self._copies(earlier, shard):
                     images[row] = image_HWC
                     copied.add(row)
                 others = [row for row in range(*shard) if row not in copied]
                 for _ in chain(copied, decode([self._stored_image(row) for row in others])):
                     count()
-                files.seal(shard)
+                files.finished.add(shard)
 
     @contextmanager
     def _decoder(self, files: DecodedFiles, images: Pixels, count: int) -> Iterator[Decode]:
         """Return what decodes images into their rows, by processes if there are many."""
         if pay_off(count, self.fewest):
-            with DecodingProcesses(files.images, self.root, self.spec) as children:
+            with DecodingProcesses(files.images.file, self.root, self.spec) as children:
                 yield children.decode
             return
         with threads() as pool:
@@ -206,14 +200,14 @@ class PackedBuild(StoreBuild):
         """Return the files of a store, of this one's number of images if none is given."""
         return PackedFiles(folder, self.spec, len(self.rows) if count is None else count)
 
-    def _write(self, folder: Path, incomplete: list[Shard], *, fresh: bool) -> None:
+    def _write(self, folder: Path, incomplete: list[Piece], *, fresh: bool) -> None:
         files, count = self.files(folder), self._counter(incomplete)
         earlier = self._earlier(folder, incomplete, fresh=fresh)
         files.begin(self.contents, incomplete)
         with threads() as pool:
             for shard in incomplete:
                 images = dict[int, bytes]()
-                for row, image in earlier.images_of(self.contents, shard):
+                for row, image in self._copies(earlier, shard):
                     images[row] = bytes(image)  # a view would keep the whole shard in memory
                     count()
                 others = [row for row in range(*shard) if row not in images]
@@ -221,7 +215,6 @@ class PackedBuild(StoreBuild):
                     images[row] = image
                     count()
                 files.write(shard, [images[row] for row in range(*shard)])
-                files.seal(shard)
 
     def _packed(self, row: int) -> bytes:
         with read_image(self.root, self._stored_image(row), self.spec) as image:
@@ -237,12 +230,18 @@ def _key(contents: Contents, spec: StoreSpec) -> str:
     return digest.hexdigest()[:32]
 
 
-def _publish(building: Path, store: Path) -> None:
-    """Move a new store to its place; readers of a replaced file keep their open copy."""
+def _publish(building: Path, store: Path, log: str) -> None:
+    """Move a new store to its place; readers of a replaced file keep their open copy.
+
+    Args:
+        building: the folder of the new store.
+        store: its place, where a damaged store may be.
+        log: the name of the file that tells which shards are finished.
+    """
     if not store.is_dir():
         building.rename(store)
         return
-    (store / SHARDS_FILE).unlink(missing_ok=True)
-    for file in sorted(building.iterdir(), key=lambda file: file.name == SHARDS_FILE):
+    (store / log).unlink(missing_ok=True)
+    for file in sorted(building.iterdir(), key=lambda file: file.name == log):
         file.replace(store / file.name)
     building.rmdir()

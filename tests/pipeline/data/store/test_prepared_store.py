@@ -233,7 +233,7 @@ def test_a_damaged_store_is_noticed_and_decoded_again(
     images = store / "images.npy"
     before = images.read_bytes()
     if damage == "no digests":
-        (store / "shards.jsonl").unlink()
+        (store / "images.pieces.jsonl").unlink()
     elif damage == "no images":
         images.unlink()
     else:
@@ -242,7 +242,7 @@ def test_a_damaged_store_is_noticed_and_decoded_again(
     again, reused = prepare(rows, root, SPEC, tmp_path / "stores")
     assert (again, reused) == (store, False)
     assert images.read_bytes() == before
-    assert "decoded again" in caplog.text
+    assert "1 of 1 pieces of the decoded images are damaged" in caplog.text
     assert prepare(rows, root, SPEC, tmp_path / "stores") == (store, True)
     assert reading is None or len(reading) == 7  # whoever has it open reads on
 
