@@ -98,5 +98,4 @@ def _any_of(patterns: Sequence[str]) -> Callable[[str], re.Match[str] | None] | 
     return re.compile("|".join(map(translate, dict.fromkeys(patterns)))).match
 
 
-NOTHING_IGNORED = IgnoredFiles(())
 DEFAULT_IGNORED = IgnoredFiles()

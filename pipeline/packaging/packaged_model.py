@@ -18,7 +18,12 @@ import cv2
 import numpy as np
 from PIL import Image
 
-from patchline.pipeline.data.pixel_values.pixel_mapping import FileValues, PixelMapping, ValueFit
+from patchline.pipeline.data.pixel_values.pixel_mapping import (
+    FileValues,
+    PixelMapping,
+    ValueFit,
+    with_channels,
+)
 from patchline.pipeline.data.reading.decoding import UndecodableImageError, decoded, pillow_pixels
 from patchline.pipeline.data.reading.image_file import MAX_FILE_BYTES, image_bytes, too_large
 from patchline.pipeline.data.reading.pillow_decoding import mapped_pixels
@@ -183,15 +188,9 @@ def _as_channels(image: np.ndarray[Any, Any], channels: int) -> np.ndarray[Any, 
     stacked = image[:, :, None] if image.ndim == 2 else image  # noqa: PLR2004 - H, W
     if not stacked.size:
         raise UndecodableImageError("an array without pixels is not an image")
-    if stacked.shape[2] == channels:
-        return stacked
-    if stacked.shape[2] == 1:
-        return np.repeat(stacked, channels, axis=2)
-    if stacked.shape[2] == 3 and channels == 1:  # noqa: PLR2004 - RGB
-        grey = stacked @ np.array([0.299, 0.587, 0.114])  # ITU-R BT.601, as in image decoders
-        rounded: np.ndarray[Any, Any] = np.round(grey).astype(np.uint8)[:, :, None]
-        return rounded
-    raise UndecodableImageError(f"an array with {stacked.shape[2]} channels is not an image")
+    if stacked.shape[2] not in {1, 3, channels}:
+        raise UndecodableImageError(f"an array with {stacked.shape[2]} channels is not an image")
+    return with_channels(stacked, channels)
 
 
 @contextmanager

@@ -22,13 +22,6 @@ def is_free(port: int) -> bool:
     return True
 
 
-def any_free() -> int:
-    """Return a free port that the operating system chooses."""
-    with socket.socket() as probe:
-        probe.bind((HOST, 0))
-        return int(probe.getsockname()[1])
-
-
 def first_free(first: int, avoid: frozenset[int] = frozenset()) -> int:
     """Return the wanted port, or the next free one.
 

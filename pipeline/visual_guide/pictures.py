@@ -73,17 +73,6 @@ def heat_uri(values_hw: Array) -> str:
     return png_uri(coloured(values_hw / top if top > 0 else np.zeros_like(values_hw)))
 
 
-def signed_uri(values_hw: Array, limit: float | None = None) -> str:
-    """Return a map of values of both signs: blue below 0, orange above.
-
-    Args:
-        values_hw: the values.
-        limit: the value of the strongest colour; by default the largest size of a value.
-    """
-    limit = limit or float(np.abs(values_hw).max()) or 1.0
-    return png_uri(coloured(values_hw / (2 * limit) + 0.5, SIGNED))
-
-
 def signed_overlay_uri(values_hw: Array) -> str:
     """Return a map of values of both signs that is clear where they are 0."""
     limit = float(np.abs(values_hw).max()) or 1.0

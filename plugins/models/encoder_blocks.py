@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
@@ -13,31 +13,44 @@ from patchline.pipeline.layers.stochastic_depth import drop_path_rates
 
 if TYPE_CHECKING:
     from patchline.pipeline.layers.attention import MultiHeadSelfAttention
-    from patchline.plugins.models.transformer_settings import BlockConfig
+    from patchline.plugins.models.transformer_settings import BlockConfig, TransformerConfig
+
+
+def plain_blocks(
+    config: TransformerConfig, attention: Callable[[], MultiHeadSelfAttention], **parts: Any
+) -> nn.ModuleList:
+    """Return the encoder blocks, with torch's own initial weights.
+
+    Args:
+        config: dimensions and regularisation of each block.
+        attention: builds the attention layer of a block.
+        parts: further arguments of each block.
+    """
+    size = config.dimensions()
+    return nn.ModuleList(
+        EncoderBlock(
+            attention(), size.mlp_dim, dropout=config.dropout, stochastic_depth=rate, **parts
+        )
+        for rate in drop_path_rates(config.stochastic_depth, size.depth)
+    )
 
 
 def encoder_blocks(
     config: BlockConfig, attention: Callable[[], MultiHeadSelfAttention]
 ) -> nn.ModuleList:
-    """Return the encoder blocks, initialised.
+    """Return the encoder blocks, with the parts and the initial weights of the settings.
 
     Args:
         config: dimensions, regularisation and parts of each block.
         attention: builds the attention layer of a block.
     """
-    size = config.dimensions()
-    blocks = nn.ModuleList(
-        EncoderBlock(
-            attention(),
-            size.mlp_dim,
-            dropout=config.dropout,
-            stochastic_depth=rate,
-            layer_scale=config.layer_scale,
-            norm=config.norm,
-            norm_epsilon=config.norm_epsilon,
-            activation=config.activation,
-        )
-        for rate in drop_path_rates(config.stochastic_depth, size.depth)
+    blocks = plain_blocks(
+        config,
+        attention,
+        layer_scale=config.layer_scale,
+        norm=config.norm,
+        norm_epsilon=config.norm_epsilon,
+        activation=config.activation,
     )
     blocks.apply(xavier)
     if config.residual_init == "zero":

@@ -28,25 +28,19 @@ def build(config: SimpleVitConfig, context: ModelContext) -> torch.nn.Module:
     from torch import nn
 
     from patchline.pipeline.layers.attention import MultiHeadSelfAttention
-    from patchline.pipeline.layers.encoder_block import LAYER_NORM_EPSILON, EncoderBlock
+    from patchline.pipeline.layers.encoder_block import LAYER_NORM_EPSILON
     from patchline.pipeline.layers.head import LinearHead
     from patchline.pipeline.layers.initialisation import xavier
     from patchline.pipeline.layers.pooling import AveragePooling
     from patchline.pipeline.layers.sine_cosine_positions import SineCosinePositionEmbedding
-    from patchline.pipeline.layers.stochastic_depth import drop_path_rates
     from patchline.pipeline.layers.vision_transformer import VisionTransformer
+    from patchline.plugins.models.encoder_blocks import plain_blocks
 
-    embed_dim, depth, num_heads, mlp_dim = config.dimensions()
+    embed_dim, _, num_heads, _ = config.dimensions()
     patch_embedding = context.patch_embedding(embed_dim)
     grid: Any = patch_embedding.grid
-    blocks = nn.ModuleList(
-        EncoderBlock(
-            MultiHeadSelfAttention(embed_dim, num_heads, config.attention_dropout),
-            mlp_dim,
-            dropout=config.dropout,
-            stochastic_depth=rate,
-        )
-        for rate in drop_path_rates(config.stochastic_depth, depth)
+    blocks = plain_blocks(
+        config, lambda: MultiHeadSelfAttention(embed_dim, num_heads, config.attention_dropout)
     )
     return VisionTransformer(
         patch_embedding,

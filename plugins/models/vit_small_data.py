@@ -31,28 +31,22 @@ def build(config: VitSmallDataConfig, context: ModelContext) -> torch.nn.Module:
     from torch import nn
 
     from patchline.pipeline.layers.class_token import ClassToken
-    from patchline.pipeline.layers.encoder_block import LAYER_NORM_EPSILON, EncoderBlock
+    from patchline.pipeline.layers.encoder_block import LAYER_NORM_EPSILON
     from patchline.pipeline.layers.head import LinearHead
     from patchline.pipeline.layers.initialisation import truncated_normal
     from patchline.pipeline.layers.learned_positions import LearnedPositionEmbedding
     from patchline.pipeline.layers.locality_attention import LocalitySelfAttention
     from patchline.pipeline.layers.pooling import ClassTokenPooling
-    from patchline.pipeline.layers.stochastic_depth import drop_path_rates
     from patchline.pipeline.layers.vision_transformer import VisionTransformer
+    from patchline.plugins.models.encoder_blocks import plain_blocks
 
-    embed_dim, depth, num_heads, mlp_dim = config.dimensions()
+    embed_dim, _, num_heads, _ = config.dimensions()
     patch_embedding = context.patch_embedding(embed_dim)
     grid: Any = patch_embedding.grid
     class_token = ClassToken(embed_dim)
     position_embedding = LearnedPositionEmbedding(grid, embed_dim, prefix_tokens=1)
-    blocks = nn.ModuleList(
-        EncoderBlock(
-            LocalitySelfAttention(embed_dim, num_heads, config.attention_dropout),
-            mlp_dim,
-            dropout=config.dropout,
-            stochastic_depth=rate,
-        )
-        for rate in drop_path_rates(config.stochastic_depth, depth)
+    blocks = plain_blocks(
+        config, lambda: LocalitySelfAttention(embed_dim, num_heads, config.attention_dropout)
     )
     return VisionTransformer(
         patch_embedding,

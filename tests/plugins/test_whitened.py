@@ -13,7 +13,7 @@ from patchline.pipeline.config import ModelChoice
 from patchline.pipeline.errors import ConfigError
 from patchline.pipeline.models.model_building import build_model, build_on_meta
 from patchline.pipeline.plugin_system.plugin_loader import load_patch_embedding
-from patchline.pipeline.training.start.initial_images import initialise_from_images
+from patchline.pipeline.training.start.initial_model import initialise_from_images
 from patchline.plugin_api import DataTraits, ImageSpec, PatchEmbeddingContext
 from patchline.plugins.patch_embeddings.whitened_module import (
     WhitenedStem,

@@ -28,9 +28,6 @@ _STARTS: tuple[tuple[bytes, str], ...] = (
     *((b"P%d" % number, "PPM") for number in range(1, 7)),
 )
 _FTYP_BRANDS = {b"avif": "AVIF", b"avis": "AVIF"}
-READ_FORMATS = ("JPEG", "PNG", "GIF", "BMP", "WEBP", "TIFF", "PPM", "AVIF", "JPEG2000", "HEIF")
-"""Pillow's names of the supported formats; a multi-picture object (MPO) is a JPEG. HEIF, which
-phones write as .heic, needs the package pillow-heif."""
 
 _REFUSED_STARTS: tuple[tuple[bytes, str], ...] = (
     (b"%!PS", "PostScript"),

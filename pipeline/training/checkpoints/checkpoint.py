@@ -7,17 +7,19 @@ damaged, training resumes from the previous one; if both are, it starts from the
 
 from __future__ import annotations
 
+import json
 import logging
 import time
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Self
 
 from patchline.pipeline.errors import DamagedFileError
-from patchline.pipeline.files.sealed_files import verify
+from patchline.pipeline.files.sealed_files import read_tensors, verify, write_tensors
 from patchline.pipeline.models.model_description import WEIGHTS_FILE
 from patchline.pipeline.run_memory.cleaning import LAST_CHECKPOINT, PREVIOUS_CHECKPOINT
-from patchline.pipeline.training.checkpoints import best_weights, restart_point
-from patchline.pipeline.training.checkpoints.restart_point import RestartPoint
-from patchline.pipeline.training.train_state import TrainState
+from patchline.pipeline.training.checkpoints import best_weights
+from patchline.pipeline.training.train_state import Numbers, Tensors, TrainState
 
 logger = logging.getLogger(__name__)
 
@@ -25,6 +27,64 @@ LAST, PREVIOUS = LAST_CHECKPOINT, PREVIOUS_CHECKPOINT
 _FIRST_PAUSE_SECONDS, _PAUSE_SECONDS = 5.0, 15.0
 _SHARE = 0.05
 """Largest share of the time that may be spent on writing checkpoints."""
+_NUMBERS = "progress"
+"""Key of the metadata with everything that is not a tensor."""
+_RESTART = "restart-"
+
+
+@dataclass(frozen=True)
+class RestartPoint:
+    """A copy of the state after the last validation, or of the beginning, in memory.
+
+    If training diverges, it restarts from here. Checkpoints are written when the clock says so, but
+    validations come after the same steps in every attempt, so an interrupted run restarts from the
+    same state. A checkpoint that is written later writes it to a file as well.
+    """
+
+    tensors: Tensors
+    numbers: Numbers
+
+    @classmethod
+    def of(cls, state: TrainState) -> Self:
+        """Copy a state to the CPU's memory."""
+        copies = {
+            name: each.detach().to("cpu", copy=True) for name, each in state.tensors().items()
+        }
+        numbers: Numbers = json.loads(json.dumps(state.numbers()))
+        return cls(copies, numbers)
+
+    @classmethod
+    def read(cls, folder: Path, step: int) -> Self:
+        """Read the restart point of a step.
+
+        Raises:
+            DamagedFileError: if its file is missing or damaged.
+        """
+        file = _restart_file(folder, step)
+        if not file.exists():
+            raise DamagedFileError(f"{file} is missing. Restore it, or train again.")
+        return cls(*_read(file))
+
+    @property
+    def step(self) -> int:
+        """Number of steps done."""
+        return int(self.numbers["step"])
+
+    def write(self, folder: Path, checkpoint_step: int) -> None:
+        """Write it for a checkpoint of a later step, if it is not written yet.
+
+        The beginning is not written, since it can be built again, nor is a state that is equal to
+        the checkpoint.
+        """
+        file = _restart_file(folder, self.step)
+        if 0 < self.step < checkpoint_step and not file.exists():
+            _write(file, self.tensors, self.numbers)
+
+    def restore(self, state: TrainState) -> None:
+        """Bring a state back here, except for its clock."""
+        elapsed = state.elapsed_seconds
+        state.restore(self.tensors, self.numbers)
+        state.elapsed_seconds = elapsed
 
 
 class Checkpoints:
@@ -79,7 +139,7 @@ class Checkpoints:
             best_weights.keep_only(self._folder, *self._best_steps)
         if self.restart_point:
             self._restart_steps = (*self._restart_steps[-1:], self.restart_point.step)
-            restart_point.keep_only(self._folder, *self._restart_steps)
+            _keep_restart_points(self._folder, *self._restart_steps)
 
     def keep_best(self, step: int) -> None:
         """Delete all best weights except those of a step and those named by a checkpoint."""
@@ -125,14 +185,14 @@ class Checkpoints:
     def finish(self, best_step: int) -> Path:
         """Keep only the last checkpoint and the best weights, and return the weights' folder."""
         self._previous.unlink(missing_ok=True)
-        restart_point.keep_only(self._folder)
+        _keep_restart_points(self._folder)
         best_weights.keep_only(self._folder, best_step)
         return best_weights.finish(self._folder, best_step)
 
 
 def save(file: Path, state: TrainState) -> None:
     """Write a state with its digest, atomically."""
-    restart_point.write(file, state.tensors(), state.numbers())
+    _write(file, state.tensors(), state.numbers())
 
 
 def load(file: Path, state: TrainState, folder: Path | None = None) -> None:
@@ -147,9 +207,39 @@ def load(file: Path, state: TrainState, folder: Path | None = None) -> None:
         DamagedFileError: if a file is damaged, or the checkpoint is of another model; the state is
             then unchanged.
     """
-    tensors, numbers = restart_point.read(file)
+    tensors, numbers = _read(file)
     if folder and numbers["best"]:
         step = numbers["best"]["step"]
         best_weights.take_back(folder, step)
         verify(best_weights.folder_of(folder, step) / WEIGHTS_FILE)
     state.restore(tensors, numbers)
+
+
+def _write(file: Path, tensors: Tensors, numbers: Numbers) -> None:
+    """Write a state with its digest, atomically."""
+    write_tensors(file, tensors, {_NUMBERS: json.dumps(numbers)})
+
+
+def _read(file: Path) -> tuple[Tensors, Numbers]:
+    """Read a state.
+
+    Raises:
+        DamagedFileError: if the file is damaged.
+    """
+    tensors, metadata = read_tensors(file)
+    if _NUMBERS not in metadata:
+        raise DamagedFileError(f"{file} is not a checkpoint. Delete it, and train again.")
+    numbers: Numbers = json.loads(metadata[_NUMBERS])
+    return tensors, numbers
+
+
+def _keep_restart_points(folder: Path, *steps: int) -> None:
+    """Delete the restart points of all other steps."""
+    kept = {_restart_file(folder, step) for step in steps}
+    for file in folder.glob(f"{_RESTART}*.safetensors"):
+        if file not in kept:
+            file.unlink(missing_ok=True)
+
+
+def _restart_file(folder: Path, step: int) -> Path:
+    return folder / f"{_RESTART}{step}.safetensors"

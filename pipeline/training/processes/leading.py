@@ -5,10 +5,10 @@ from __future__ import annotations
 import cv2
 
 from patchline.pipeline.frozen_model import FrozenModel
+from patchline.pipeline.training.augmentation_preview import preview_grid
 from patchline.pipeline.training.job import TrainingJob
 from patchline.pipeline.training.loop import Training
 from patchline.pipeline.training.parts.refit import Refit
-from patchline.pipeline.training.previews.augmentation_preview import preview_grid
 from patchline.pipeline.training.processes.process_group import ProcessGroup
 from patchline.pipeline.workers.event_log import EventWriter
 

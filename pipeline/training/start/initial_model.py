@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
 from patchline.pipeline.files.atomic_files import write_text
 from patchline.pipeline.files.sealed_files import read_tensors
+from patchline.pipeline.files.stored_images import StoredImages
 from patchline.pipeline.initial_weights.loading import as_csv, load_into, summary
 from patchline.pipeline.initial_weights.record import load_record
+from patchline.pipeline.models.inference import normalised
 from patchline.pipeline.models.model_building import build_model
 from patchline.pipeline.models.model_description import (
     WEIGHTS_FILE,
@@ -19,13 +23,15 @@ from patchline.pipeline.models.model_description import (
 )
 from patchline.pipeline.training.checkpoints.best_weights import FINAL
 from patchline.pipeline.training.job import TrainingJob
-from patchline.pipeline.training.start.initial_images import initialise_from_images
 from patchline.pipeline.training.training_data import TrainingData
 from patchline.pipeline.workers.event_log import EventWriter
+from patchline.plugin_api import ImageSpec
 
 TABLE_FILE = "initial_weights.csv"
 HEAD_FOLDER = "head"
 """In the folder of a training run that fits the head first: the fitted model."""
+_MOST_IMAGES = 5_000
+_MOST_PIXELS = 2_000_000
 
 
 def initial_model(job: TrainingJob, data: TrainingData, events: EventWriter) -> nn.Module:
@@ -59,6 +65,33 @@ def _load_fitted(model: nn.Module, folder: Path) -> bool:
         return False
     model.load_state_dict(read_tensors(file)[0])
     return True
+
+
+def initialise_from_images(
+    model: nn.Module,
+    images: StoredImages,
+    rows: np.ndarray[Any, np.dtype[np.int64]],
+    image: ImageSpec,
+    seed: int,
+) -> None:
+    """Call `initialise_from(images_BCHW)` of every module that has it.
+
+    Args:
+        model: just built.
+        images: the stored images, uint8 (N, H, W, C).
+        rows: those of the training split.
+        image: how they are normalised.
+        seed: decides which images are taken: at most 5,000, and two million pixels.
+    """
+    wanting = [module for module in model.modules() if hasattr(module, "initialise_from")]
+    if not wanting:
+        return
+    count = max(1, min(_MOST_IMAGES, _MOST_PIXELS // (image.height * image.width), len(rows)))
+    chosen = np.sort(np.random.default_rng([seed, len(rows)]).choice(rows, count, replace=False))
+    batch_BHWC = torch.from_numpy(np.array(images[chosen]))
+    for module in wanting:
+        initialise: Any = module.initialise_from
+        initialise(normalised(batch_BHWC, image))
 
 
 def description_of(job: TrainingJob) -> ModelDescription:

@@ -7,7 +7,7 @@ import numpy as np
 from patchline.pipeline.browsing.image_grids import preview_steps
 from patchline.pipeline.config import PluginChoice
 from patchline.pipeline.data.batches.augmentation import SeededAugmentation
-from patchline.pipeline.training.previews.augmentation_preview import preview_grid
+from patchline.pipeline.training.augmentation_preview import preview_grid
 from patchline.plugin_api import ImageSpec
 
 

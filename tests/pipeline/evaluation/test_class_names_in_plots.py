@@ -11,7 +11,7 @@ import pytest
 from patchline.pipeline.evaluation.galleries import Answer, GalleryImage
 from patchline.pipeline.evaluation.plots import drawable_names, numbers_without_font, plot_gallery
 from patchline.pipeline.files.fonts import families_showing, font_showing
-from patchline.pipeline.training.previews.augmentation_preview import Column, labelled_picture
+from patchline.pipeline.training.augmentation_preview import Column, labelled_picture
 
 NAMES = ("daisy", "Müller", "кошка", "猫", "قطة", "बिल्ली", "🐈", "a\u200bb", "𐎀")
 

@@ -375,7 +375,7 @@ def test_nothing_is_overwritten(tmp_path: Path) -> None:
     for name in ("first", "second", "third"):
         with pytest.raises(ConfigError, match=f"patchline-{name} already exists"):
             write_package("augmentation", name, tmp_path)
-    assert (tmp_path / "patchline-first/patchline_first/module.py").is_file()
+    assert (tmp_path / "patchline-first/patchline_first/plugin.py").is_file()
     assert (tmp_path / "patchline-second").read_text("utf-8") == "mine"
     assert len(list(tmp_path.iterdir())) == 3
 

@@ -13,7 +13,7 @@ from patchline.pipeline.config import PluginChoice
 from patchline.pipeline.data.batches.augmentation import SeededAugmentation
 from patchline.pipeline.errors import ConfigError, PluginError
 from patchline.pipeline.plugin_system.plugin_loader import FILES_VARIABLE, use_plugin_files
-from patchline.pipeline.training.previews.augmentation_preview import preview_grid
+from patchline.pipeline.training.augmentation_preview import preview_grid
 from patchline.plugin_api import ImageSpec
 from tests.conftest import draw_photo
 

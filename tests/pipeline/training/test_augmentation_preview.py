@@ -11,13 +11,13 @@ import torch
 
 from patchline.pipeline.data.batches.batch_order import BatchOrder
 from patchline.pipeline.data.batches.loader import training_batches
-from patchline.pipeline.training.config import TrainingConfig
-from patchline.pipeline.training.previews.augmentation_preview import (
+from patchline.pipeline.training.augmentation_preview import (
     Column,
     labelled_picture,
     preview_columns,
     preview_grid,
 )
+from patchline.pipeline.training.config import TrainingConfig
 from patchline.pipeline.training.recipe.mixing import draw_mix, mixed_images
 from patchline.pipeline.training.training_data import open_data
 from tests.pipeline.training.conftest import MakeJob

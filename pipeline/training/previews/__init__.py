@@ -1,1 +1,0 @@
-"""Pictures of what augmentation and mixing do to training images."""
