@@ -7,6 +7,7 @@ import io
 import json
 import os
 import shutil
+import sqlite3
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -44,8 +45,12 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Begin with the longest module, so that no process is left alone with it at the end."""
-    items.sort(key=lambda item: item.path.name != "test_docs.py")
+    """Begin with the longest modules, so that no process is left alone with one at the end.
+
+    The first makes the finished run, so the second is one that does not wait for that.
+    """
+    longest = {"test_docs.py": 0, "test_services.py": 1}
+    items.sort(key=lambda item: longest.get(item.path.name, len(longest)))
     for item in items:
         given = item.get_closest_marker("timeout")
         seconds = float(given.args[0] if given else config.getini("timeout"))
@@ -235,12 +240,12 @@ def own_store(empty_store: Path, tmp_path: Path) -> None:
 
 
 @pytest.fixture(scope="session")
-def finished_run(tmp_path_factory: pytest.TempPathFactory) -> Run:
+def finished_run(tmp_path_factory: pytest.TempPathFactory, empty_prefect: Path) -> Run:
     """Return one real run of the whole flow on small photos; tests must not change it.
 
     It has the surroundings of a company laptop, see `test_prefect_settings.py`, and of a project
-    with packages of the names of our folders. All test processes share it: the first that asks
-    makes it.
+    with packages of the names of our folders. Its database of Prefect is `prefect.db`. All test
+    processes share it: the first that asks makes it.
     """
     shared = _shared_folder(tmp_path_factory)
     folder = shared / "finished_run"
@@ -249,22 +254,24 @@ def finished_run(tmp_path_factory: pytest.TempPathFactory) -> Run:
         if not summary.exists():
             shutil.rmtree(folder, ignore_errors=True)
             write_photos(folder / "photos", images=40)
-            store = {"MLFLOW_TRACKING_URI": f"sqlite:///{folder / 'mlflow.db'}"}
-            for name in (
-                "flows",
-                "pipeline",
-                "plugins",
-            ):  # a project's own, which ours never import
+            shutil.copy(empty_prefect, folder / "prefect.db")
+            for name in ("flows", "pipeline", "plugins"):  # of a project; ours never import them
                 package = folder / "own_packages" / name
                 package.mkdir(parents=True)
                 (package / "__init__.py").write_text(f"raise ImportError({name!r})\n", "utf-8")
-            store["PYTHONPATH"] = str(folder / "own_packages")
+            given = {
+                "MLFLOW_TRACKING_URI": f"sqlite:///{folder / 'mlflow.db'}",
+                PREFECT_DATABASE: f"sqlite+aiosqlite:///{folder / 'prefect.db'}",
+                "PYTHONPATH": str(folder / "own_packages"),
+            }
             arguments = ("run", "photos", "--training.epochs", "12", "--json")
             (folder / "prefect.toml").write_text(OF_OTHERS, encoding="utf-8")
             with recording_proxy() as proxy:
-                done = patchline(*arguments, cwd=folder, env={**proxy.environment, **store})
+                done = patchline(*arguments, cwd=folder, env={**proxy.environment, **given})
             (folder / "prefect.toml").unlink()
             (folder / "heard_by_proxy.txt").write_text("\n".join(proxy.heard), "utf-8")
             assert done.code == 0, done.err
+            with contextlib.closing(sqlite3.connect(folder / "prefect.db")) as database:
+                database.execute("PRAGMA wal_checkpoint(TRUNCATE)")  # so that one file is all
             summary.write_text(done.out, encoding="utf-8")
     return Run(folder, json.loads(summary.read_text(encoding="utf-8")))

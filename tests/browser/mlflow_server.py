@@ -37,6 +37,8 @@ def mlflow_server(database: Path) -> Iterator[str]:
         stderr=subprocess.DEVNULL,
         start_new_session=True,
         cwd=database.parent,
+        # Jobs are for language models, and take eight processes.
+        env={**os.environ, "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"},
     )
     try:
         deadline = time.monotonic() + _START_SECONDS

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import yaml
 
-from tests.conftest import patchline
+from tests.conftest import patchline, patchline_here
+from tests.structure.pages import ROOT
 
 
 def test_help_lists_only_commands_that_exist(tmp_path: Path) -> None:
@@ -15,22 +16,9 @@ def test_help_lists_only_commands_that_exist(tmp_path: Path) -> None:
     shown = patchline("--help", cwd=tmp_path)
     assert shown.code == 0
     for command in (
-        "run",
-        "plugins",
-        "predict",
-        "evaluate",
-        "explain",
-        "models",
-        "promote",
-        "rollback",
-        "up",
-        "down",
-        "schedule",
-        "data",
-        "approve",
-        "reject",
-        "notify",
-    ):
+        "run", "plugins", "predict", "evaluate", "explain", "models", "promote", "rollback",
+        "up", "down", "schedule", "data", "approve", "reject", "notify",
+    ):  # fmt: skip
         assert f"│ {command}" in shown.out
     for later in ("sweep", "export"):
         assert later not in shown.out
@@ -38,43 +26,16 @@ def test_help_lists_only_commands_that_exist(tmp_path: Path) -> None:
 
 def test_run_help_holds_the_settings_of_the_chosen_plugins(tmp_path: Path) -> None:
     """Every setting has its help text, plugins' included; what only runs record is left out."""
-    shown = patchline("run", "--help", cwd=tmp_path, env={"COLUMNS": "250"}).out
+    shown = patchline_here("run", "--help", cwd=tmp_path, env={"COLUMNS": "250"}).out
     for flag in ("--model.depth", "--model.patch-embedding.patch-size", "--training.time-limit"):
         assert flag in shown
     assert "Side of a patch in pixels" in shown
     assert "Recorded" not in shown
 
 
-def test_plugins_list_has_the_promised_shape(tmp_path: Path) -> None:
-    """`plugins list --json` names kind, name, distribution, version, summary and error."""
-    plugins = patchline("plugins", "list", "--json", cwd=tmp_path).json["plugins"]
-    assert {(p["kind"], p["name"]) for p in plugins} >= {
-        ("model", "vit"),
-        ("patch_embedding", "linear"),
-        ("patch_embedding", "conv"),
-        ("data_source", "image_folder"),
-        ("data_source", "digits"),
-        ("augmentation", "none"),
-        ("augmentation", "light"),
-    }
-    for plugin in plugins:
-        assert set(plugin) == {"kind", "name", "distribution", "version", "summary", "error"}
-        assert plugin["summary"]
-        assert plugin["error"] is None
-
-
-def test_plugins_show_counts_the_model(tmp_path: Path) -> None:
-    """`plugins show vit --json` has settings, parameters, tokens and multiplications."""
-    shown = patchline("plugins", "show", "vit", "--json", cwd=tmp_path).json
-    assert (shown["kind"], shown["name"], shown["tokens"]) == ("model", "vit", 196)
-    assert "depth" in shown["settings"]["properties"]
-    assert shown["parameters"] > 0
-    assert shown["macs"] > 0
-
-
 def test_the_schema_describes_every_setting(tmp_path: Path) -> None:
     """`run --schema` prints a JSON schema with descriptions, plugin settings included."""
-    schema = patchline("run", "--schema", cwd=tmp_path).json
+    schema = patchline_here("run", "--schema", cwd=tmp_path).json
     assert schema["additionalProperties"] is False
     for section in schema["$defs"].values():
         for name, setting in section.get("properties", {}).items():
@@ -85,7 +46,7 @@ def test_dry_run_prints_the_resolved_settings_and_trains_nothing(
     tmp_path: Path, photos: Path
 ) -> None:
     """`run --dry-run` reads the data, fills in what depends on it, and opens no run."""
-    done = patchline("run", photos, "--dry-run", "--training.epochs", "3", cwd=tmp_path)
+    done = patchline_here("run", photos, "--dry-run", "--training.epochs", "3", cwd=tmp_path)
     settings = yaml.safe_load(done.out)
     assert settings["name"] == "photos"
     assert settings["data"]["image_size"] == 32
@@ -100,7 +61,7 @@ def test_dry_run_prints_the_resolved_settings_and_trains_nothing(
 
 def test_debug_shows_the_trace(tmp_path: Path) -> None:
     """`--debug` adds the trace to the sentence."""
-    done = patchline("run", "no/such", "--debug", cwd=tmp_path)
+    done = patchline_here("run", "no/such", "--debug", cwd=tmp_path)
     assert done.code == 2
     assert "Traceback" in done.err
     assert "DataError" in done.err
@@ -108,25 +69,22 @@ def test_debug_shows_the_trace(tmp_path: Path) -> None:
 
 def test_a_plugin_from_a_file_is_listed_and_shown(tmp_path: Path) -> None:
     """`--plugin FILE.py` makes a plugin of the file's name, with settings of its own."""
-    (tmp_path / "thick.py").write_text(_THICK, encoding="utf-8")
-    listed = patchline("plugins", "list", "--json", "--plugin", "thick.py", cwd=tmp_path).json
-    assert ("patch_embedding", "thick", "Thick patches") in {
+    file = ("--plugin", ROOT / "examples/my_stem.py")
+    listed = patchline_here("plugins", "list", "--json", *file, cwd=tmp_path).json
+    assert ("patch_embedding", "my_stem", "Two strided 3x3 convolutions") in {
         (p["kind"], p["name"], p["summary"]) for p in listed["plugins"]
     }
-    shown = patchline("plugins", "show", "thick", "--json", "--plugin", "thick.py", cwd=tmp_path)
-    assert shown.json["tokens"] == 4
-    unknown = patchline(
-        *("run", "--plugin", "thick.py", "--model.patch-embedding.name", "thick"),
-        *("--model.patch-embedding.thicknes", "3"),
-        cwd=tmp_path,
-    )
+    shown = patchline_here("plugins", "show", "my_stem", "--json", *file, cwd=tmp_path)
+    assert shown.json["tokens"] == 56 * 56
+    chosen = (*file, "--model.patch-embedding.name", "my_stem")
+    unknown = patchline_here("run", *chosen, "--model.patch-embedding.widht", "3", cwd=tmp_path)
     assert unknown.code == 2
-    assert "--model.patch-embedding.thickness" in unknown.err
+    assert "--model.patch-embedding.width" in unknown.err
 
 
 def test_a_plugin_file_that_is_missing_on_a_rerun_is_asked_for(tmp_path: Path) -> None:
     """A name that no installed plugin has is answered with `--plugin` too."""
-    done = patchline("run", "--model.patch-embedding.name", "thick", cwd=tmp_path)
+    done = patchline_here("run", "--model.patch-embedding.name", "thick", cwd=tmp_path)
     assert done.code == 2
     assert "--plugin FILE.py" in done.err
 
@@ -138,39 +96,5 @@ def test_version_is_the_distributions(tmp_path: Path) -> None:
 
 def test_json_answers_are_one_object(tmp_path: Path) -> None:
     """An empty registry is an empty list, not an error and not a sentence."""
-    shown = patchline("models", "--json", cwd=tmp_path)
+    shown = patchline_here("models", "--json", cwd=tmp_path)
     assert (shown.code, json.loads(shown.out)) == (0, {"models": []})
-
-
-_THICK = '''
-"""Four patches, however large the image."""
-
-import torch
-from torch import nn
-
-from patchline.plugin_api import PatchEmbeddingPlugin, PatchTokens, PluginConfig
-
-
-class ThickConfig(PluginConfig):
-    """One setting."""
-
-    thickness: int = 1
-    """Unused."""
-
-
-class Thick(nn.Module):
-    def __init__(self, config, context):
-        super().__init__()
-        self.grid = (2, 2)
-        self.pool = nn.AdaptiveAvgPool2d(2)
-        self.projection = nn.Linear(context.channels, context.embed_dim)
-
-    def forward(self, images_BCHW):
-        pooled_BNC = self.pool(images_BCHW).flatten(2).transpose(1, 2)
-        return PatchTokens(self.projection(pooled_BNC), self.grid)
-
-
-plugin = PatchEmbeddingPlugin(
-    summary="Thick patches", paper="", config_class=ThickConfig, build=Thick
-)
-'''

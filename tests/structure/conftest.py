@@ -1,4 +1,4 @@
-"""A folder in which what the pages show can be executed."""
+"""Folders in which what the pages show can be executed."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import draw_photo, write_photos
+from tests.conftest import Run, draw_photo, write_photos
 from tests.structure.pages import ROOT, blocks
 
 
@@ -24,4 +24,17 @@ def garden(tmp_path_factory: pytest.TempPathFactory) -> Path:
     shutil.copytree(ROOT / "examples", folder / "examples")
     [settings] = blocks(ROOT / "docs/reference/settings.md", "yaml")
     (folder / "run.yaml").write_text(settings, encoding="utf-8")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def trained(finished_run: Run, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder with `flowers` and the model of that name: a copy of the finished run's."""
+    from mlflow import MlflowClient
+
+    folder = tmp_path_factory.mktemp("trained") / "workspace"
+    shutil.copytree(finished_run.folder, folder)
+    (folder / "photos").rename(folder / "flowers")
+    store = f"sqlite:///{folder / 'mlflow.db'}"
+    MlflowClient(store, store).rename_registered_model("photos", "flowers")
     return folder

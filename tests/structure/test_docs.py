@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 import sys
@@ -26,6 +27,9 @@ _TRAINING = (
 """Pages whose commands train for minutes: for the slow suite."""
 _COVERED = ("augment.md", "explain.md", "models.md", "patch_embeddings.md")
 """Pages of commands that have fast tests of their own: for the slow suite."""
+_SHOWING = [page for page in PAGES if commands(page) and page.name != "write_a_plugin.md"]
+_SLOW = [page for page in _SHOWING if page.name in _TRAINING + _COVERED]
+_EXECUTED = [page for page in _SHOWING if page not in _SLOW]
 _SHELL = {"|", "||", "&&", ";", "&", ">", ">>", "<"}
 
 
@@ -35,17 +39,19 @@ def described() -> set[str]:
     return set()
 
 
-@pytest.mark.parametrize(
-    "page",
-    [
-        pytest.param(page, marks=pytest.mark.slow if page.name in _TRAINING + _COVERED else ())
-        for page in PAGES
-        if page.name != "write_a_plugin.md"
-    ],
-    ids=lambda page: page.name,
-)
-def test_every_command_of_a_page_works(page: Path, garden: Path, described: set[str]) -> None:
-    """Each command of a page, in order, ends with exit code 0; what only describes, once."""
+@pytest.mark.parametrize("page", _EXECUTED, ids=lambda page: page.name)
+def test_every_command_of_a_page_works(page: Path, trained: Path) -> None:
+    """Each command of a page, in order, ends with exit code 0."""
+    for command in commands(page):
+        execute(command, trained)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", _SLOW, ids=lambda page: page.name)
+def test_every_command_of_a_page_works_from_the_first_run_on(
+    page: Path, garden: Path, described: set[str]
+) -> None:
+    """Likewise, in a folder of its own where `flowers` is trained; what only describes, once."""
     if page.name != "README.md":
         _train_first(garden)
     for command in commands(page):
@@ -55,15 +61,11 @@ def test_every_command_of_a_page_works(page: Path, garden: Path, described: set[
             described.add(command)
 
 
-@pytest.mark.parametrize(
-    "page",
-    [page for page in PAGES if page.name != "write_a_plugin.md"],  # its plugin is not installed
-    ids=lambda page: page.name,
-)
-def test_every_command_of_a_page_exists(
+@pytest.mark.parametrize("page", _SLOW, ids=lambda page: page.name)
+def test_every_command_of_a_slow_page_exists(
     page: Path, garden: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each `patchline` command of a page, of a slow one too, has these arguments and flags."""
+    """Each `patchline` command of a page that is executed elsewhere has these arguments."""
     monkeypatch.chdir(garden)
     for command in commands(page):
         words = shlex.shlex(command, posix=True, punctuation_chars=True)
@@ -96,17 +98,16 @@ def test_a_command_that_does_not_exist_is_noticed() -> None:
         _parse(["run", "flowers", "--lerning-rate", "1"])
 
 
-def test_the_python_examples_work(garden: Path) -> None:
+def test_the_python_examples_work(garden: Path, trained: Path) -> None:
     """The example of serving answers from the registered model; that of the models runs."""
     for example in blocks(ROOT / "docs/reference/models.md", "python"):
         execute([sys.executable, "-c", example], garden)
-    _train_first(garden)
+    store = {**os.environ, "MLFLOW_TRACKING_URI": f"sqlite:///{trained / 'mlflow.db'}"}
     for example in blocks(ROOT / "docs/how_to/serve.md", "python"):
-        execute([sys.executable, "-c", example], garden)
-    if not (garden / "predictions.parquet").exists():
-        execute("patchline predict flowers@champion flowers --out predictions.parquet", garden)
+        execute([sys.executable, "-c", example], garden, store)
+    execute("patchline predict flowers@champion flowers --out predictions.parquet", trained)
     for example in blocks(ROOT / "docs/how_to/predict.md", "python"):
-        execute([sys.executable, "-c", example], garden)
+        execute([sys.executable, "-c", example], trained)
 
 
 def _train_first(garden: Path) -> None:
@@ -128,9 +129,9 @@ def test_a_command_that_fails_is_noticed(garden: Path) -> None:
         execute("patchline run no/such", garden)
 
 
-def test_there_are_commands_toexecute() -> None:
+def test_there_are_commands_to_execute() -> None:
     """The pages show commands at all."""
-    assert len([command for page in PAGES for command in commands(page)]) >= 10
+    assert len([command for page in _EXECUTED for command in commands(page)]) >= 10
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

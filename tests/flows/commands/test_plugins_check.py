@@ -9,7 +9,7 @@ import pytest
 from patchline.flows.command_line import run_command_line
 from patchline.pipeline.plugin_system import plugin_loader
 from patchline.plugin_checks import checks_of
-from tests.conftest import patchline
+from tests.conftest import patchline, patchline_here
 
 _FAULTY = '''
 """A data source of one class."""
@@ -59,7 +59,7 @@ def _names(kind: plugin_loader.Kind, name: str) -> list[str]:
 
 def test_a_plugin_that_keeps_its_contract(tmp_path: Path) -> None:
     """Each check is one line with its outcome and what it means; the exit code is 0."""
-    done = patchline("plugins", "check", "image_folder", cwd=tmp_path)
+    done = patchline_here("plugins", "check", "image_folder", cwd=tmp_path)
     assert (done.code, done.err) == (0, "")
     first, *lines, last = [line for line in done.out.splitlines() if line]
     assert first == "data_source image_folder (patchline 0.1.0)"
@@ -74,7 +74,7 @@ def test_a_plugin_that_keeps_its_contract(tmp_path: Path) -> None:
 def test_a_plugin_from_a_file_that_breaks_a_rule(tmp_path: Path) -> None:
     """The failed check says why, the others are run all the same, and the exit code is 1."""
     (tmp_path / "one_class.py").write_text(_FAULTY, encoding="utf-8")
-    done = patchline("plugins", "check", "one_class", "--plugin", "one_class.py", cwd=tmp_path)
+    done = patchline_here("plugins", "check", "one_class", "--plugin", "one_class.py", cwd=tmp_path)
     assert (done.code, done.err) == (1, "")
     [failed] = [line for line in done.out.splitlines() if " failed " in line]
     assert failed.split()[0] == "lists_labelled_images"
@@ -85,7 +85,7 @@ def test_a_plugin_from_a_file_that_breaks_a_rule(tmp_path: Path) -> None:
 def test_settings_of_the_plugin_are_flags(tmp_path: Path) -> None:
     """The checks run with the settings that the flags set."""
     (tmp_path / "one_class.py").write_text(_FAULTY, encoding="utf-8")
-    done = patchline(
+    done = patchline_here(
         *("plugins", "check", "data_source", "one_class", "--plugin", "one_class.py"),
         *("--data.options.label", "spot"),
         cwd=tmp_path,
@@ -97,7 +97,7 @@ def test_settings_of_the_plugin_are_flags(tmp_path: Path) -> None:
 def test_json_is_one_object_with_every_check(tmp_path: Path) -> None:
     """`--json` answers with kind, name, outcome and each check; the lines go to standard error."""
     (tmp_path / "one_class.py").write_text(_FAULTY, encoding="utf-8")
-    done = patchline(
+    done = patchline_here(
         "plugins", "check", "one_class", "--plugin", "one_class.py", "--json", cwd=tmp_path
     )
     answer = done.json
@@ -117,7 +117,7 @@ def test_json_is_one_object_with_every_check(tmp_path: Path) -> None:
 
 def test_a_declared_exception_is_shown_with_its_reason(tmp_path: Path) -> None:
     """What a plugin cannot do by design is no failure."""
-    done = patchline("plugins", "check", "none", "--json", cwd=tmp_path)
+    done = patchline_here("plugins", "check", "none", "--json", cwd=tmp_path)
     assert done.code == 0
     assert done.json["passed"] is True
     [excepted] = [check for check in done.json["checks"] if check["status"] == "excepted"]

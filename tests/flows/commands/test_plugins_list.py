@@ -54,6 +54,9 @@ def _listed(output: Output) -> list[dict[str, Any]]:
 def test_the_text_has_a_line_for_each_plugin_under_its_kind(capsys: Output) -> None:
     """Kinds are headings, names stand below in alphabetical order, with owner and summary."""
     plugins = _listed(capsys)
+    keys = {"kind", "name", "distribution", "version", "summary", "error"}
+    assert all(set(plugin) == keys and plugin["error"] is None for plugin in plugins)
+    assert {"vit", "linear", "image_folder", "light"} <= {plugin["name"] for plugin in plugins}
     assert run_command_line(["plugins", "list"]) == 0
     text = capsys.readouterr().out
     blocks = [block.splitlines() for block in text.strip("\n").split("\n\n")]

@@ -9,7 +9,6 @@ import pytest
 
 from patchline.flows.command_line import run_command_line
 from patchline.pipeline.plugin_system.plugin_loader import KINDS
-from tests.structure.test_light_imports import loaded_by
 
 RUN_COMMANDS = {
     "model": "patchline run --model.name mine",
@@ -82,13 +81,3 @@ def test_wrong_input_is_answered_with_a_sentence(
     assert words in sentence
     assert not out
     assert sorted(tmp_path.rglob("*")) == before
-
-
-@pytest.mark.parametrize(
-    "arguments",
-    [["--help"], ["patch_embedding", "my_stem"], ["model", "My-Vit"]],
-    ids=" ".join,
-)
-def test_nothing_heavy_is_imported(arguments: list[str], tmp_path: Path) -> None:
-    """Help, writing and refusing all answer without torch or pandas."""
-    assert loaded_by(["plugins", "new", *arguments], tmp_path) == set()

@@ -14,8 +14,7 @@ from patchline.flows.command_line import run_command_line
 from patchline.pipeline.config import ModelChoice
 from patchline.pipeline.models.model_cost import ModelCost, model_cost
 from patchline.pipeline.plugin_system.plugin_loader import FILES_VARIABLE
-from tests.conftest import patchline
-from tests.structure.test_light_imports import loaded_by
+from tests.conftest import patchline_here
 
 Output = pytest.CaptureFixture[str]
 
@@ -82,8 +81,8 @@ def _refusal(output: Output, *arguments: str) -> str:
 
 
 def test_the_text_has_settings_and_figures(tmp_path: Path) -> None:
-    """The real command prints summary, paper, settings with what was given, and every figure."""
-    done = patchline("plugins", "show", "vit", "--model.size", "ti", cwd=tmp_path)
+    """It prints summary, paper, settings with what was given, and every figure."""
+    done = patchline_here("plugins", "show", "vit", "--model.size", "ti", cwd=tmp_path)
     assert (done.code, done.err) == (0, "")
     assert done.out.startswith("model vit (patchline ")
     assert "arXiv 2010.11929" in done.out
@@ -104,8 +103,8 @@ def test_the_text_has_settings_and_figures(tmp_path: Path) -> None:
 
 
 def test_json_is_one_object_with_every_figure(tmp_path: Path) -> None:
-    """The real command prints one JSON object and nothing else."""
-    done = patchline(
+    """It prints one JSON object and nothing else."""
+    done = patchline_here(
         *("plugins", "show", "patch_embedding", "cct", "--json", "--data.image-size=32"),
         *("--model.name", "cct", "--model.patch-embedding.num-layers", "1"),
         cwd=tmp_path,
@@ -200,7 +199,9 @@ def test_a_model_from_a_file_is_fed_by_what_it_declares(tmp_path: Path) -> None:
     """`--plugin FILE.py` adds a model, whose settings are flags and whose embedding is its own."""
     (tmp_path / "flat.py").write_text(_MODEL, encoding="utf-8")
     common = ("flat", "--plugin", "flat.py", "--data.image-size", "32")
-    shown = patchline("plugins", "show", *common, "--model.width=16", "--json", cwd=tmp_path).json
+    shown = patchline_here(
+        "plugins", "show", *common, "--model.width=16", "--json", cwd=tmp_path
+    ).json
     assert shown["parameters_without_head"] == (3 * 4 * 4 + 1) * 16
     assert shown["parameters"] == (3 * 4 * 4 + 1) * 16 + 1000 * 17
     assert shown["macs"] == 64 * 48 * 16 + 1000 * 16
@@ -336,24 +337,3 @@ def test_a_picture_is_written_beside_the_answer(capsys: Output) -> None:
     with Image.open("x.png") as picture:
         assert picture.format == "PNG"
         assert min(picture.size) > 300
-
-
-# -- what it imports -----------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        ["vit", "--model.sise", "b"],
-        ["vit", "--model.name", "cct"],
-        ["vit", "--help"],
-        ["light"],
-        ["image_folder", "--json"],
-        ["vit", "--picture", "x.png"],
-        ["conv", "--photo", "x.png"],
-    ],
-    ids=" ".join,
-)
-def test_nothing_heavy_is_imported(tmp_path: Path, arguments: list[str]) -> None:
-    """Help, errors and what needs no counting answer without torch."""
-    assert loaded_by(["plugins", "show", *arguments], tmp_path) == set()

@@ -11,7 +11,7 @@ from patchline.flows.training import rehearsal
 from patchline.pipeline.config_files import requested
 from patchline.pipeline.data.ingestion import ingest
 from patchline.pipeline.data.manifests import manifest as manifests
-from tests.conftest import patchline
+from tests.conftest import patchline, patchline_here
 
 
 def test_two_batches_hold_every_class(photos: Path, tmp_path: Path) -> None:
@@ -29,7 +29,7 @@ def test_two_batches_hold_every_class(photos: Path, tmp_path: Path) -> None:
 def test_a_run_that_would_fail_late_fails_in_its_rehearsal(tmp_path: Path, photos: Path) -> None:
     """A setting that does not fit the images is the usual sentence, with the usual exit code."""
     flags = ["--model.patch-embedding.patch-size", "5"]
-    done = patchline("run", photos, "--rehearse", *flags, cwd=tmp_path)
+    done = patchline_here("run", photos, "--rehearse", *flags, cwd=tmp_path)
     assert done.code == 2
     assert "patch_size 5 does not divide the 32x32 image" in done.err
 

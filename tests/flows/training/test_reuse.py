@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.conftest import Finished, Run, patchline, write_photos
+from tests.conftest import Finished, Run, patchline, patchline_here, write_photos
 
 STAGES = {"prepare", "train", "evaluate", "package"}
 SETTINGS = ["--training.epochs", "2", "--training.threads", "1", "--model.depth", "1"]
@@ -34,16 +34,17 @@ def test_the_same_run_again_computes_nothing_and_has_everything(
     finished_run: Run, tmp_path: Path
 ) -> None:
     """It says so for each stage, registers a version of its own, and its MLflow run is complete."""
-    shutil.copytree(finished_run.folder / ".patchline/stages", tmp_path / ".patchline/stages")
-    photos = finished_run.folder / "photos"
-    done = patchline("run", photos, "--training.epochs", "12", "--json", cwd=tmp_path)
+    workspace = Path(shutil.copytree(finished_run.folder, tmp_path / "workspace"))
+    flags = ("--training.epochs", "12", "--json")
+    done = patchline_here("run", "photos", *flags, cwd=workspace)
     assert done.code == 0, done.err
     first, again = finished_run.summary, done.json
     assert again["reused"] == dict.fromkeys(STAGES, first["run_id"])
     assert done.err.count(f"nothing changed since run {first['run_id'][:8]}") == 4
     assert again["metrics"] == first["metrics"]
-    assert (again["version"], again["aliases"]) == ("1", ["challenger", "champion"])
-    client = _client(tmp_path)
+    assert again["data_fingerprint"] == first["data_fingerprint"]
+    assert (again["version"], again["aliases"]) == ("2", ["challenger"])
+    client = _client(workspace)
     run = client.get_run(again["run_id"])
     assert run.info.status == "FINISHED"
     assert {run.data.tags[f"patchline.reused.{stage}"] for stage in STAGES} == {first["run_id"]}
@@ -52,7 +53,7 @@ def test_the_same_run_again_computes_nothing_and_has_everything(
     names = {file.path for file in client.list_artifacts(again["run_id"])}
     assert {"augmentation_preview.png", "config.yaml", "data", "report"} <= names
     folder = Path(again["report"]).parents[1]
-    assert folder.parent == tmp_path / ".patchline/runs"
+    assert folder.parent == workspace / ".patchline/runs"
     kept = ("training/best/model.safetensors", "training/events.jsonl", "package/model.onnx")
     assert all((folder / name).is_file() for name in kept)
 
@@ -90,8 +91,11 @@ def test_what_changed_is_computed_again_and_what_did_not_is_not(tmp_path: Path) 
     first = run()
     weights = _weights(_newest(tmp_path))
     assert first.json["reused"] == {}
-    report = run("--promotion.significance", "0.04")  # the report shows it
+    gates = ("--promotion.automatic", "--promotion.no-package-check")
+    report = run("--promotion.significance", "0.04", *gates)  # the report shows it
     assert set(report.json["reused"]) == {"prepare", "train", "package"}
+    assert report.json["aliases"] == ["challenger"]
+    assert "images were not used for training" in report.json["promotion"]["reason"]
     assert set(run("--seed", "1").json["reused"]) == {"prepare"}
     fresh = run("--fresh")
     assert fresh.json["reused"] == {}
