@@ -11,6 +11,7 @@ Processor time, of all threads and processes together, says the same on a machin
 
 from __future__ import annotations
 
+import argparse
 import resource
 import statistics
 import sys
@@ -43,6 +44,7 @@ BATCH, WORKERS = 64, 2
 
 def main() -> None:
     """Print a line a round, and the ratio of the medians."""
+    argparse.ArgumentParser(description=__doc__.splitlines()[0]).parse_args()
     size = sys.argv[1] if len(sys.argv) > 1 else "micro"
     rounds = int(sys.argv[2]) if len(sys.argv) > 2 else 5  # noqa: PLR2004 - the second argument
     print(machine())

@@ -10,6 +10,7 @@ start of the run.
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import statistics
@@ -42,6 +43,7 @@ training: {epochs: 1}
 
 def main() -> None:
     """Print the measurements."""
+    argparse.ArgumentParser(description=__doc__.splitlines()[0]).parse_args()
     print(machine())
     os.chdir(tempfile.mkdtemp(prefix="patchline-orchestration-"))
     try:

@@ -11,6 +11,7 @@ Without a network a look-up is still seen: as the attempt to reach a name server
 
 from __future__ import annotations
 
+import argparse
 import ipaddress
 import os
 import re
@@ -291,6 +292,7 @@ def _write_photos(root: Path) -> None:
 
 def main() -> int:
     """Print a line a command; the exit code is 1 if something reached out, or failed."""
+    argparse.ArgumentParser(description=__doc__.splitlines()[0]).parse_args()
     reason = missing_tracer()
     if reason:
         print(f"Error: {reason}", file=sys.stderr)

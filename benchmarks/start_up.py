@@ -5,6 +5,7 @@ python -m benchmarks.start_up
 
 from __future__ import annotations
 
+import argparse
 import os
 import statistics
 import subprocess
@@ -21,6 +22,7 @@ PLUGINS = 200
 
 def main() -> None:
     """Print a line a command."""
+    argparse.ArgumentParser(description=__doc__.splitlines()[0]).parse_args()
     print(machine())
     print(f"patchline --help: {_seconds(['--help']):.3f} s")
     print(f"patchline plugins list: {_seconds(['plugins', 'list']):.3f} s")

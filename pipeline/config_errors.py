@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from pydantic import BaseModel, ValidationError
@@ -55,7 +55,7 @@ def sentence(error: ValidationError, model: type[BaseModel], prefix: str = "") -
         reason = str(first["msg"]).removeprefix("Value error, ")
         if not dotted or _section_at(model, path) is not None:  # it names its settings itself
             return ConfigError(f"{reason}.")
-        return ConfigError(f"{dotted} is {first['input']!r}, but {reason}.")
+        return ConfigError(f"{dotted} is {_value(first['input'])}, but {reason}.")
     template = _RULES.get(first["type"])
     rule = template.format(**first.get("ctx", {})) if template else str(first["msg"])
     if first["type"] == "literal_error" and " or " not in rule:
@@ -64,7 +64,18 @@ def sentence(error: ValidationError, model: type[BaseModel], prefix: str = "") -
     remedy = f" Choose a value {limits}." if limits else ""
     if first["type"] == "missing":
         return ConfigError(f"{dotted} is missing. Add it.")
-    return ConfigError(f"{dotted} is {first['input']!r}, but {rule}.{remedy}")
+    return ConfigError(f"{dotted} is {_value(first['input'])}, but {rule}.{remedy}")
+
+
+def _value(value: object) -> str:
+    """Return a value as a user writes it in a file or behind a flag."""
+    if isinstance(value, list | tuple):
+        return " ".join(map(_value, value)) or "an empty list"
+    if isinstance(value, Mapping):
+        return ", ".join(f"{key}: {_value(each)}" for key, each in value.items()) or "empty"
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    return repr(value)
 
 
 def unknown_key(dotted: str, valid_keys: Iterable[str]) -> ConfigError:

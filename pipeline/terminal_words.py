@@ -153,6 +153,11 @@ def counted(number: int, one: str, many: str = "") -> str:
     return f"{number:,} {one if number == 1 else many or f'{one}s'}"
 
 
+def by_number(number: int, one: str, many: str) -> str:
+    """Return the word that agrees with a number: `is` or `are`."""
+    return one if number == 1 else many
+
+
 def _ansi_quoted(character: str) -> str:
     r"""Return a character as it is written in Bash's and Zsh's $'...'."""
     if character in "\\'":

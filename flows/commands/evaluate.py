@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Parameter
 
 from patchline.flows.closing.close_runs import tell_closed
-from patchline.flows.commands.switches import Json, Switch
+from patchline.flows.commands.switches import Json, Switch, without_needless_negatives
 from patchline.flows.progress import display, shown
 from patchline.pipeline.config import RunConfig
 from patchline.pipeline.config_files import data_settings, merged, validated
@@ -29,6 +29,7 @@ from patchline.pipeline.workspace import WORKSPACE
 if TYPE_CHECKING:
     from patchline.pipeline.registry.version_evaluation import EvaluationChoices, VersionEvaluation
 
+without_needless_negatives(TableColumns)
 _SHOWN = ("accuracy", "balanced_accuracy", "macro_f1", "log_loss", "ece")
 
 

@@ -14,6 +14,7 @@ from typing import Annotated, Any, TypeVar
 from cyclopts import Parameter
 from pydantic import BaseModel, create_model
 
+from patchline.flows.commands.switches import without_needless_negatives
 from patchline.pipeline import config_files
 from patchline.pipeline.config import RunConfig
 from patchline.pipeline.errors import ConfigError, PluginError
@@ -157,7 +158,7 @@ def named_plugin(arguments: Sequence[str]) -> NamedPlugin:
     entry = find_entry(words_of(arguments))
     path = _NAME_FLAGS[entry.kind]
     implied = [f"--{'.'.join(path).replace('_', '-')}", entry.name]
-    whole = composed_config([*arguments, *implied], {})
+    whole = without_needless_negatives(composed_config([*arguments, *implied], {}))
     return NamedPlugin(entry, _sections(whole, entry.kind))
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from patchline.flows.closing.close_runs import tell_closed
-from patchline.flows.commands.switches import Json, Switch
+from patchline.flows.commands.switches import Json, Switch, without_needless_negatives
 from patchline.flows.notifications import events
 from patchline.flows.progress import display, shown
 from patchline.pipeline.automation import event_kinds
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from patchline.pipeline.registry.promotion import Promotion
 
 REFUSED = 3
+without_needless_negatives(PromotionConfig)
 
 
 def promote(

@@ -12,7 +12,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Parameter
 from pydantic import BaseModel
 
-from patchline.flows.commands.switches import Json, Switch, value_of_switch
+from patchline.flows.commands.switches import (
+    Json,
+    Switch,
+    value_of_switch,
+    without_needless_negatives,
+)
 from patchline.flows.progress import display, shown
 from patchline.flows.training.run_training import resume_training, run_training
 from patchline.pipeline import config_files
@@ -98,7 +103,7 @@ def composed(arguments: list[str]) -> type[BaseModel]:
     weaker = config_files.assemble(
         preset_name=named_preset, file=Path(named_file) if named_file else None, flags={}
     )
-    return composed_config(arguments, weaker)
+    return without_needless_negatives(composed_config(arguments, weaker))
 
 
 def _resume(reference: str, arguments: list[str], began: float, *, as_json: bool) -> None:

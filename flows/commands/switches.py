@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Collection, Sequence
-from typing import Annotated
+from typing import Annotated, TypeVar
 
 from cyclopts import Parameter
+from pydantic import BaseModel
 
 Switch = Annotated[bool, Parameter(negative="")]
 """A flag without a `--no-` form."""
@@ -14,6 +15,9 @@ Switch = Annotated[bool, Parameter(negative="")]
 Json = Annotated[bool, Parameter(name="--json", negative="", help="Print one JSON object.")]
 """Whether the result is printed as one JSON object."""
 
+Section = TypeVar("Section", bound=type[BaseModel])
+
+_ALONE = Parameter(negative=())
 _TRUTH_VALUES = ("true", "false", "yes", "no", "y", "n", "on", "off", "1", "0")
 
 
@@ -32,3 +36,17 @@ def value_of_switch(misplaced: Collection[str], arguments: Sequence[str]) -> str
         if given and switch.startswith("--") and "=" not in switch:
             return f"{switch} takes its value after an equals sign. Write {switch}={value}."
     return None
+
+
+def without_needless_negatives(section: Section) -> Section:
+    """Return a section whose switches have a `--no-` form only if they are on by default, or auto.
+
+    A switch that is off, and on in a file, is turned off by `--training.refit=false`.
+    """
+    for field in section.model_fields.values():
+        kind = field.annotation
+        if isinstance(kind, type) and issubclass(kind, BaseModel):
+            without_needless_negatives(kind)
+        elif kind is bool and field.default is False and _ALONE not in field.metadata:
+            field.metadata.append(_ALONE)
+    return section

@@ -7,7 +7,7 @@ a run by its id, continue that run from the stage that failed.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -77,10 +77,11 @@ def training_flow(config: RunConfig, resume: str | None = None, fresh: bool = Fa
             )
             if interrupted and interrupted.finished:  # Prefect missed its end
                 return _saved_summary(interrupted)
-            new = _new_run(config, fresh=fresh)
-            run = _continued(interrupted, new, by_hand=bool(resume)) if interrupted else new
-            prewarm.at_start(engine.workers(run.line.stages, run.context.config))
-            return run.finish()
+            with interrupted_runs.resuming(interrupted) if interrupted else nullcontext():
+                new = _new_run(config, fresh=fresh)
+                run = _continued(interrupted, new, by_hand=bool(resume)) if interrupted else new
+                prewarm.at_start(engine.workers(run.line.stages, run.context.config))
+                return run.finish()
         except PipelineError as error:
             return failed(error)  # type: ignore[return-value]  # Prefect raises it
 

@@ -13,6 +13,7 @@ import numpy as np
 from patchline.pipeline.errors import RunError
 from patchline.pipeline.frozen_model import FrozenModel
 from patchline.pipeline.metrics.row_pieces import row_slices
+from patchline.pipeline.terminal_words import by_number
 
 Array = np.ndarray[Any, Any]
 LOWEST, HIGHEST = 0.05, 20.0
@@ -193,7 +194,8 @@ def _flat(logits_NK: Array, labels_N: Array, fit: TemperatureFit) -> str:
     """Return why the likelihood is too flat."""
     right = int((logits_NK.argmax(axis=1) == labels_N).sum())
     images = fit.images
-    how = f"{right:,} of {images:,} validation images are classified correctly"
+    are = by_number(right, "is", "are")
+    how = f"{right:,} of {images:,} validation images {are} classified correctly"
     if right in (0, images):
         how = (
             f"all {images:,} validation images are classified {'in' if not right else ''}correctly"

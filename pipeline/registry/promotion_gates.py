@@ -15,6 +15,7 @@ from patchline.pipeline.metrics.paired_test import is_better
 from patchline.pipeline.packaging.clean_process_check import PackageCheck
 from patchline.pipeline.provenance.provenance import ProvenanceSummary
 from patchline.pipeline.registry.config import PromotionConfig
+from patchline.pipeline.terminal_words import counted
 
 PROVENANCE = "provenance"
 """The gate that no setting turns off: it is overruled only with a reason."""
@@ -114,7 +115,8 @@ def _better_than_champion(config: PromotionConfig, comparison: Comparison) -> Ga
     enough = comparison.images >= config.min_images
     if not enough:
         sentence = (
-            f"only {comparison.images:,} images were {comparison.unused} by either model, fewer "
+            f"only {counted(comparison.images, 'image was', 'images were')} {comparison.unused} "
+            "by either model, fewer "
             f"than promotion.min_images {config.min_images}, so the versions cannot be compared; "
             "add test images"
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import socket
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,8 +13,9 @@ from typing import TYPE_CHECKING, Any
 from pydantic import ValidationError
 
 from patchline.pipeline.config import RunConfig
-from patchline.pipeline.errors import ConfigError
+from patchline.pipeline.errors import ConfigError, RunError
 from patchline.pipeline.files.access import is_readable
+from patchline.pipeline.files.file_locks import LockState, state_of, try_lock
 from patchline.pipeline.frozen_model import FrozenModel
 from patchline.pipeline.tracking import liveness
 from patchline.pipeline.tracking.liveness import Liveness
@@ -33,6 +35,9 @@ if TYPE_CHECKING:
 
 LAST = "last"
 SUMMARY_FILE = "summary.json"
+_RESUME_LOCK_FILE = "resume.lock"
+_LOCK_SECONDS = 1.0
+"""How long somebody who only looks at the lock may hold it."""
 _ID = re.compile(r"[0-9a-f]{4,32}")
 
 
@@ -106,6 +111,19 @@ def _say(run: Run, on_wait: Callable[[str], None] | None) -> Callable[[float], N
             )
 
     return say
+
+
+@contextmanager
+def resuming(run: InterruptedRun) -> Iterator[None]:
+    """Resume a run in this process alone, from before its data is read until the block ends.
+
+    Raises:
+        RunError: if another process resumes it.
+    """
+    with try_lock(run.folder / _RESUME_LOCK_FILE, _LOCK_SECONDS) as is_alone:
+        if not is_alone:
+            raise RunError(not_resumable(client().get_run(run.run_id), Liveness.ALIVE))
+        yield
 
 
 def of_flow_run(flow_run_id: str, runs: Path) -> InterruptedRun | None:
@@ -207,6 +225,8 @@ def _interrupted(run: Run, runs: Path) -> InterruptedRun:
 
 def _owner(run: Run, folder: Path) -> Liveness:
     """Return what is known about the process that worked on a run."""
+    if state_of(folder / _RESUME_LOCK_FILE, _LOCK_SECONDS) is LockState.HELD:
+        return Liveness.ALIVE
     if run.info.status == "RUNNING":
         return liveness.of_run(run)
     still_held = liveness.of_lock(owner_lock(folder), "") is Liveness.ALIVE

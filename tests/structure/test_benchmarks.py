@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from pathlib import Path
 
@@ -50,3 +51,13 @@ def test_a_page_claims_the_figures_of_every_benchmark() -> None:
 
 def _commands() -> list[Path]:
     return [file for file in BENCHMARKS.values() if "__main__" in file.read_text("utf-8")]
+
+
+@pytest.mark.parametrize("file", _commands(), ids=lambda file: file.stem)
+def test_a_benchmark_asked_for_help_measures_nothing(file: Path) -> None:
+    """The arguments are parsed before anything is computed, so that `--help` ends it."""
+    tree = ast.parse(file.read_text("utf-8"))
+    main = next(each for each in tree.body if getattr(each, "name", "") == "main")
+    called = [node.func for node in ast.walk(main) if isinstance(node, ast.Call)]
+    names = {each.attr for each in called if isinstance(each, ast.Attribute)}
+    assert "parse_args" in names or any("parser" in ast.unparse(each) for each in called)

@@ -24,6 +24,7 @@ from patchline.pipeline.errors import DataError
 from patchline.pipeline.files.atomic_files import replacing, storage_errors
 from patchline.pipeline.files.table_cells import table_cell
 from patchline.pipeline.run_memory import interrupted_runs
+from patchline.pipeline.terminal_words import by_number
 from patchline.pipeline.workspace import make_folder
 
 ACCEPTED = "changes"
@@ -103,7 +104,8 @@ def repeated(
     listed = manifest.loc[list(changes), ["path"]].assign(change=list(changes.values()))
     file = _listed(listed, workspace)
     counted = (
-        f"{len(changes):,} of {len(used):,} images of {earlier.words} are missing or have changed: "
+        f"{len(changes):,} of {len(used):,} images of {earlier.words} "
+        f"{by_number(len(changes), 'is missing or has', 'are missing or have')} changed: "
         f"{manifests.examples(listed['path'])}"
     )
     if len(changes) == len(used) and set(found) == {"missing"}:

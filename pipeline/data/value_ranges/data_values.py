@@ -24,6 +24,7 @@ from patchline.pipeline.data.value_ranges.range_choice import (
 )
 from patchline.pipeline.data.value_ranges.value_sample import value_sample
 from patchline.pipeline.errors import ConfigError, DataError, PipelineError
+from patchline.pipeline.terminal_words import by_number
 from patchline.plugin_api import PixelValues, ValueRange
 
 _LIKE_OPACITY = 0.25
@@ -196,7 +197,8 @@ def _opacity(files: Sequence[_File], bands: tuple[int, ...]) -> tuple[bool, list
     if bands or 2 * len(hidden) <= len(with_opacity):
         return True, []
     note = (
-        f"{len(hidden):,} of {len(with_opacity):,} images with opacity are wholly transparent and "
+        f"{len(hidden):,} of {len(with_opacity):,} images with opacity "
+        f"{by_number(len(hidden), 'is', 'are')} wholly transparent and "
         "would show nothing, so opacity is ignored"
     )
     return False, [note]
@@ -242,7 +244,8 @@ def _flat(
 def _range_note(kind: str, count: int, total: int, chosen: ChosenRange, is_set: bool) -> str:
     many = f"all {total:,}" if count == total else f"{count:,} of {total:,}"
     words = (
-        f"{many} images have {kind_words(kind)} values: {number(chosen.low)} to "
+        f"{many} images {by_number(count, 'has', 'have')} {kind_words(kind)} values: "
+        f"{number(chosen.low)} to "
         f"{number(chosen.high)} become 256 grey levels ({chosen.found})"
     )
     losses = loss_words(chosen)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 
 import pytest
 from cyclopts.command_spec import CommandSpec
@@ -54,7 +55,22 @@ def test_help_may_be_asked_for_in_front_of_the_command(
     assert run_command_line(arguments) == 0
     shown = capsys.readouterr().out
     assert flag in shown
-    assert ".empty-" not in shown  # lists need no second flag
-    for nothing in ("False", "()", "{}", "[]", "None"):
-        assert f"[default: {nothing}]" not in shown
     assert "[default: 1" in shown
+
+
+@pytest.mark.parametrize("words", [command.words for command in COMMANDS])
+def test_help_of_a_command_shows_no_default_that_says_nothing(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, words: str
+) -> None:
+    """No command shows an empty default or a negative flag of a switch that is off by default."""
+    monkeypatch.setenv("COLUMNS", "400")
+    plugins = {"plugins show": ["vit"], "plugins check": ["vit"]}
+    assert run_command_line([*words.split(), *plugins.get(words, []), "--help"]) == 0
+    shown = capsys.readouterr().out
+    assert ".empty-" not in shown  # lists need no second flag
+    for nothing in ("False", "()", "{}", "[]", "None", "null", ""):
+        assert f"[default: {nothing}]" not in shown
+    for line in shown.splitlines():
+        # A switch may be turned off if it is on, or decided by the data or the machine.
+        if re.search(r"--([\w-]+\.)*no-", line) and "no-label" not in line:
+            assert "[default: True]" in line or "by default" in line.lower(), line

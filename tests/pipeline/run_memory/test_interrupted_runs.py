@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 from mlflow import MlflowClient
 
-from patchline.pipeline.errors import ConfigError
+from patchline.pipeline.config import RunConfig
+from patchline.pipeline.errors import ConfigError, RunError
 from patchline.pipeline.run_memory import interrupted_runs
-from patchline.pipeline.tracking.tracked_run import FOLDER_TAG
+from patchline.pipeline.tracking.tracked_run import FOLDER_TAG, REQUEST_FILE
 from patchline.pipeline.tracking.tracking_store import all_runs, client
 
 pytestmark = pytest.mark.usefixtures("own_store")
@@ -61,3 +62,21 @@ def test_all_runs_of_many_pages_are_found_once_newest_first(tmp_path: Path) -> N
     store = client()
     ids = [made_run(store, tmp_path, f"run-{number}", 1 + number) for number in range(60)]
     assert [run.info.run_id for run in all_runs("attributes.status = 'RUNNING'")] == ids[::-1]
+
+
+def test_a_run_that_is_being_resumed_is_not_resumed_again(tmp_path: Path) -> None:
+    """Of two that resume a run at once, one is refused before it reads anything."""
+    runs = (tmp_path / "runs").resolve()
+    run_id = made_run(client(), runs, "stopped", 1)
+    client().set_terminated(run_id, "KILLED")
+    (runs / "stopped").mkdir(parents=True)
+    request = interrupted_runs.RunRequest(config=RunConfig(), data_fingerprint="0")
+    (runs / "stopped" / REQUEST_FILE).write_text(request.model_dump_json())
+    first, second = (interrupted_runs.find("last", runs) for _ in range(2))
+    with interrupted_runs.resuming(first):
+        with pytest.raises(RunError, match="is still running"), interrupted_runs.resuming(second):
+            pass
+        with pytest.raises(ConfigError, match=f"{run_id[:8]} is still running"):
+            interrupted_runs.find("last", runs)
+    with interrupted_runs.resuming(second):
+        pass
