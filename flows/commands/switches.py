@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Collection, Sequence
-from typing import Annotated, TypeVar
+from typing import Annotated
 
 from cyclopts import Parameter
 from pydantic import BaseModel
@@ -14,8 +14,6 @@ Switch = Annotated[bool, Parameter(negative="")]
 
 Json = Annotated[bool, Parameter(name="--json", negative="", help="Print one JSON object.")]
 """Whether the result is printed as one JSON object."""
-
-Section = TypeVar("Section", bound=type[BaseModel])
 
 _ALONE = Parameter(negative=())
 _TRUTH_VALUES = ("true", "false", "yes", "no", "y", "n", "on", "off", "1", "0")
@@ -38,7 +36,7 @@ def value_of_switch(misplaced: Collection[str], arguments: Sequence[str]) -> str
     return None
 
 
-def without_needless_negatives(section: Section) -> Section:
+def without_needless_negatives(section: type[BaseModel]) -> type[BaseModel]:
     """Return a section whose switches have a `--no-` form only if they are on by default, or auto.
 
     A switch that is off, and on in a file, is turned off by `--training.refit=false`.
