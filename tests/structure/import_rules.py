@@ -11,7 +11,7 @@ FOLDERS = ("pipeline", "flows", "plugins")
 """Folders of the checkout that are imported below the root package."""
 _PUBLIC = ("plugin_api", "plugin_checks")
 """Modules of the root package that belong to the library."""
-_PACKAGES: dict[str, set[str]] = {
+PACKAGES: dict[str, set[str]] = {
     # a package of the library and those that it may import; the nearest name above a file counts
     "files": set(),
     "host": set(),
@@ -214,7 +214,7 @@ def _broken_layer(file: str, module: str) -> str | None:
     own = _package(parts)
     if own == other:
         return _broken_room(own, parts, target[1:])
-    allowed = _ROOT.get(parts[0], set()) if own is None else _PACKAGES[own]
+    allowed = _ROOT.get(parts[0], set()) if own is None else PACKAGES[own]
     allowed = allowed | {"files", "host", "provenance"}
     if other in allowed:
         return None
@@ -236,14 +236,14 @@ def _broken_room(package: str, own: Sequence[str], other: Sequence[str]) -> str 
 def _package(parts: Sequence[str]) -> str | None:
     """Return the package of a module, by its path below `pipeline`; None for one directly in it."""
     inner = ".".join(parts[:2])
-    if inner in _PACKAGES:
+    if inner in PACKAGES:
         return inner
-    return parts[0] if parts[0] in _PACKAGES else None
+    return parts[0] if parts[0] in PACKAGES else None
 
 
 def import_cycles() -> list[str]:
     """Return packages and rooms that can reach themselves by the imports that the rules allow."""
-    cycles = _on_cycles(_PACKAGES)
+    cycles = _on_cycles(PACKAGES)
     for package, rooms in _ROOMS.items():
         cycles += [f"{package}.{room}" for room in _on_cycles(rooms)]
     return cycles

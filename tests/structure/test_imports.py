@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import ast
+import re
 from pathlib import Path
 
 import pytest
 
-from tests.structure.import_rules import folders_without_rules, import_cycles, violations
+from tests.structure.import_rules import PACKAGES, folders_without_rules, import_cycles, violations
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -20,6 +21,25 @@ def test_every_import_points_the_right_way() -> None:
 def test_the_rules_themselves_have_no_cycle() -> None:
     """No package may import one that may import it, directly or indirectly."""
     assert import_cycles() == []
+
+
+def test_the_page_on_the_architecture_shows_the_direction() -> None:
+    """Its list has every package once, above all packages that it may import."""
+    page = (ROOT / "docs/reference/architecture.md").read_text(encoding="utf-8")
+    [lines] = re.findall(r"```text\n(stages, .*?)```", page, flags=re.DOTALL)
+    height = {
+        package: -line
+        for line, packages in enumerate(lines.splitlines())
+        for package in packages.split(", ")
+    }
+    assert height.keys() == PACKAGES.keys()
+    wrong = {
+        (package, other)
+        for package, others in PACKAGES.items()
+        for other in others
+        if height[other] >= height[package]
+    }
+    assert wrong == set()
 
 
 def test_every_room_has_a_rule() -> None:
