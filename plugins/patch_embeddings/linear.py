@@ -1,7 +1,4 @@
-"""Cut into patches, flatten, project linearly.
-
-Settings and plugin; the layer is in `patchline.plugins.patch_embeddings.linear_module`.
-"""
+"""Cut into patches, flatten, project linearly."""
 
 from __future__ import annotations
 
@@ -16,10 +13,10 @@ if TYPE_CHECKING:
 
 def build(config: PatchGridConfig, context: PatchEmbeddingContext) -> torch.nn.Module:
     """Build the layer."""
-    from patchline.plugins.patch_embeddings.linear_module import LinearPatchEmbedding
+    from patchline.plugins.patch_embeddings.flattened_patches import FlattenedPatches
 
     patch_size = config.patch_size or default_patch_size(context.height, context.width)
-    return LinearPatchEmbedding(patch_size, context)
+    return FlattenedPatches(patch_size, context)
 
 
 plugin = PatchEmbeddingPlugin(

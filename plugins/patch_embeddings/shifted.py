@@ -1,7 +1,4 @@
-"""Cut patches from the image and four copies shifted by half a patch.
-
-Settings and plugin; the layer is in `patchline.plugins.patch_embeddings.shifted_module`.
-"""
+"""Cut patches from the image and four copies shifted by half a patch."""
 
 from __future__ import annotations
 
@@ -41,10 +38,10 @@ class ShiftedConfig(PatchGridConfig):
 
 def build(config: ShiftedConfig, context: PatchEmbeddingContext) -> torch.nn.Module:
     """Build the layer."""
-    from patchline.plugins.patch_embeddings.shifted_module import ShiftedPatchEmbedding
+    from patchline.plugins.patch_embeddings.flattened_patches import FlattenedPatches
 
     patch_size = config.patch_size_for(context.height, context.width)
-    return ShiftedPatchEmbedding(patch_size, context)
+    return FlattenedPatches(patch_size, context, shifted=True)
 
 
 plugin = PatchEmbeddingPlugin(

@@ -14,7 +14,7 @@ from patchline.pipeline.errors import ConfigError
 from patchline.pipeline.plugin_system.plugin_loader import load_patch_embedding
 from patchline.plugin_api import DataTraits, PatchEmbeddingContext
 from patchline.plugins.patch_embeddings.conv_stem import stem_widths
-from patchline.plugins.patch_embeddings.shifted_module import with_shifted_copies
+from patchline.plugins.patch_embeddings.flattened_patches import with_shifted_copies
 
 
 def _built(name: str, shape: tuple[int, int, int], embed_dim: int, **given: Any) -> Any:

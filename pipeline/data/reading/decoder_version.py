@@ -2,53 +2,21 @@
 
 from __future__ import annotations
 
-import hashlib
 from functools import cache
 from importlib import metadata
-from pathlib import Path
 
-from patchline.pipeline.data.pixel_values import (
-    file_values,
-    jpeg_k_values,
-    netpbm_values,
-    pixel_mapping,
-    png_values,
-    tiff_page,
-    tiff_values,
-)
-from patchline.pipeline.data.reading import (
-    decoding,
-    image_formats,
-    jpeg_decoding,
-    jpeg_wholeness,
-    pillow_decoding,
-    png_chunks,
-    resizing,
-)
+from patchline.pipeline.run_memory import stage_keys
 
-DECODER_VERSION = 3
-"""Increase it when decoding or resizing changes a pixel; old stores are then not used."""
-_MODULES = (
-    *(
-        decoding,
-        image_formats,
-        jpeg_decoding,
-        jpeg_wholeness,
-        pillow_decoding,
-        png_chunks,
-        resizing,
-    ),
-    *(file_values, jpeg_k_values, netpbm_values, pixel_mapping, png_values, tiff_page, tiff_values),
-)
+_READING = "patchline.pipeline.data.reading"
+_CODE = (f"{_READING}.decoding", f"{_READING}.jpeg_decoding", f"{_READING}.resizing")
+"""Where the code begins that decides a pixel."""
 _LIBRARIES = ("opencv-python-headless", "pillow", "pillow-heif", "simplejpeg")
 
 
 @cache
-def decoder_version() -> tuple[int | str, ...]:
-    """Return the version, a digest of the decoder's source, and the versions of its libraries."""
-    texts = [Path(str(module.__file__)).read_bytes() for module in _MODULES]
-    digest = hashlib.sha256(b"\0".join(texts)).hexdigest()
-    return DECODER_VERSION, digest, *map(_version, _LIBRARIES)
+def decoder_version() -> tuple[str, ...]:
+    """Return a digest of the decoder's code, and the versions of its libraries."""
+    return stage_keys.code(*_CODE), *map(_version, _LIBRARIES)
 
 
 def _version(library: str) -> str:

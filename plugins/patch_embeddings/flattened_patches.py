@@ -1,6 +1,7 @@
-"""Shifted patch tokenization (arXiv 2112.13492, section 3.1).
+"""Patches: cut, flatten, project (arXiv 2010.11929, equation 1; arXiv 2112.13492, section 3.1).
 
-Shapes: B batch, C channels, H height, W width, N patches, D embedding; P = patch_size² 5 C.
+Shapes: B batch, C channels, H height, W width, N patches, D embedding; P = patch_size² C, or five
+times as much with shifted copies.
 """
 
 from __future__ import annotations
@@ -14,15 +15,24 @@ from patchline.plugin_api import PatchEmbeddingContext, PatchTokens
 _COPIES = 5
 
 
-class ShiftedPatchEmbedding(nn.Module):
-    """Project patches of the image and its shifted copies: `images_BCHW -> tokens_BND`."""
+class FlattenedPatches(nn.Module):
+    """Project each flattened patch: `images_BCHW -> tokens_BND`.
 
-    def __init__(self, patch_size: int, context: PatchEmbeddingContext) -> None:
+    Args:
+        patch_size: side of a patch in pixels.
+        context: size of the images and the embedding.
+        shifted: whether a patch also has the pixels of four copies of the image, shifted by half a
+            patch, and is normalised.
+    """
+
+    def __init__(
+        self, patch_size: int, context: PatchEmbeddingContext, *, shifted: bool = False
+    ) -> None:
         super().__init__()
-        self.patch_size = patch_size
+        self.patch_size, self.shifted = patch_size, shifted
         self.grid = (context.height // patch_size, context.width // patch_size)
-        values = _COPIES * patch_size**2 * context.channels
-        self.norm = nn.LayerNorm(values)
+        values = (_COPIES if shifted else 1) * patch_size**2 * context.channels
+        self.norm = nn.LayerNorm(values) if shifted else nn.Identity()
         self.projection = nn.Linear(values, context.embed_dim)
         nn.init.trunc_normal_(self.projection.weight, std=values**-0.5)
         nn.init.zeros_(self.projection.bias)
@@ -30,10 +40,11 @@ class ShiftedPatchEmbedding(nn.Module):
     def forward(self, images_BCHW: torch.Tensor) -> PatchTokens:
         """Return one token per patch, row by row."""
         p = self.patch_size
-        stacked = with_shifted_copies(images_BCHW, p // 2)
-        B, C, H, W = stacked.shape
+        if self.shifted:
+            images_BCHW = with_shifted_copies(images_BCHW, p // 2)
+        B, C, H, W = images_BCHW.shape
         rows, columns = H // p, W // p
-        patches = stacked.reshape(B, C, rows, p, columns, p).permute(0, 2, 4, 1, 3, 5)
+        patches = images_BCHW.reshape(B, C, rows, p, columns, p).permute(0, 2, 4, 1, 3, 5)
         patches_BNP = patches.reshape(B, rows * columns, C * p * p)
         return PatchTokens(self.projection(self.norm(patches_BNP)), (rows, columns))
 
