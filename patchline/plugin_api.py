@@ -4,9 +4,30 @@ A plugin is an instance of one of the five plugin classes below, registered by a
 group of its kind. Its config class derives from `PluginConfig`; its `build` creates the object that
 does the work. Importing this module imports neither torch nor pandas, so a plugin that keeps its
 heavy imports inside `build` costs nothing until it is used.
+
+Shapes: B batch, C channels, H height, W width, N patches, V visible patches, P tokens before the
+patches (class token, registers), D embedding, K classes.
 """
 
 from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Generic,
+    Literal,
+    NamedTuple,
+    Protocol,
+    Self,
+    TypeAlias,
+    TypeVar,
+    runtime_checkable,
+)
 
 from patchline.pipeline.errors import ConfigError, DataError, PluginError
 from patchline.pipeline.files.archive_members import check_expansion
@@ -26,42 +47,13 @@ from patchline.pipeline.files.ignored_files import IgnoredFiles
 from patchline.pipeline.files.made_once import known_digest, made_once
 from patchline.pipeline.files.table_cells import plain_cell
 from patchline.pipeline.files.tar_shards import sample_key, shards_in
+from patchline.pipeline.frozen_model import FrozenModel
 from patchline.pipeline.labels.folder_levels import unclear_level
 from patchline.pipeline.labels.label_cells import read_label_cells
 from patchline.pipeline.labels.reading_rules import ReadingRules
-from patchline.pipeline.plugin_kinds.augmentations import (
-    Assumptions,
-    AugmentationContext,
-    AugmentationPlugin,
-    BatchRandom,
-    BatchTransform,
-)
-from patchline.pipeline.plugin_kinds.data_sources import (
-    DataSource,
-    DataSourcePlugin,
-    ImageListing,
-    LeftOutFile,
-    ListedImage,
-    SourceContext,
-)
-from patchline.pipeline.plugin_kinds.models import (
-    NO_PATCH_EMBEDDING,
-    Encoder,
-    ModelContext,
-    ModelPlugin,
-    PatchEmbeddingContext,
-    PatchEmbeddingPlugin,
-    PatchTokens,
-)
-from patchline.pipeline.plugin_kinds.objectives import Objective, ObjectiveContext, ObjectivePlugin
-from patchline.pipeline.plugin_kinds.plugin_config import (
-    API_VERSION,
-    DataTraits,
-    ImageSpec,
-    PixelValues,
-    PluginConfig,
-    ValueRange,
-)
+
+if TYPE_CHECKING:
+    import torch
 
 __all__ = [
     "API_VERSION",
@@ -119,3 +111,450 @@ __all__ = [
     "visible_folders",
     "walk_files",
 ]
+
+# -- settings, and the format of the images --------------------------------------------------------
+
+API_VERSION = 1
+"""Incremented when plugins written for the previous API would no longer work."""
+
+
+class ValueRange(FrozenModel):
+    """Which pixel values of one type become black and white."""
+
+    kind: str
+    """Type of the values: `uint16`, `int16`, `int32`, `float`, …"""
+
+    low: float
+    """Becomes 0, as does what is below."""
+
+    high: float
+    """Becomes 255, as does what is above."""
+
+    found: str = ""
+    """How the range was found."""
+
+
+class PixelValues(FrozenModel):
+    """What becomes of pixel values and bands that are not 8 bits of grey or RGB."""
+
+    ranges: tuple[ValueRange, ...] = ()
+    """For each type of values; empty if all images have 8 bits per color."""
+
+    bands: tuple[int, ...] = ()
+    """The bands that are used, counted from 1; empty for the colors of each image's format."""
+
+    opacity: bool = True
+    """Whether transparent pixels become white."""
+
+    eight_bit: bool = True
+    """Whether images of 8 bits per color are among those of the training."""
+
+
+class ImageSpec(FrozenModel):
+    """The format of a model's input images, after decoding and resizing."""
+
+    channels: Literal[1, 3]
+    """1 for greyscale, 3 for RGB."""
+
+    height: int
+    """Pixels."""
+
+    width: int
+    """Pixels."""
+
+    mean: tuple[float, ...]
+    """Per channel, of the training split, on the scale 0 to 1."""
+
+    std: tuple[float, ...]
+    """Per channel, of the training split, on the scale 0 to 1."""
+
+    resize: Literal["crop", "squash", "pad"]
+    """How an image of another shape is resized: scale and crop, squash, or scale and pad."""
+
+    pixel_values: PixelValues = PixelValues()
+    """What becomes of values and bands that are not 8 bits of grey or RGB."""
+
+
+@dataclass(frozen=True)
+class DataTraits:
+    """Properties of the data, known once it has been read; they fill in settings left open."""
+
+    channels: int
+    height: int
+    width: int
+    num_classes: int
+    mirror_symmetric: bool
+    """Whether a mirrored image still shows its class (False for digits and letters)."""
+
+
+class PluginConfig(FrozenModel):
+    """Base class for the settings of a plugin."""
+
+    def resolved_for(self, _traits: DataTraits) -> Self:
+        """Return the settings with everything that depends on the data filled in.
+
+        Called once, before training. Raise `ConfigError` for a setting that does not fit the
+        images; its message names the value, the rule and the remedy.
+        """
+        return self
+
+
+C = TypeVar("C", bound=PluginConfig)
+
+
+# -- models and patch embeddings -------------------------------------------------------------------
+
+NO_PATCH_EMBEDDING = "none"
+"""Name of the patch embedding in the settings of a model that takes none."""
+
+
+class PatchTokens(NamedTuple):
+    """The output of a patch embedding: `tokens_BND`, row by row, and their grid (rows, columns)."""
+
+    tokens_BND: torch.Tensor
+    grid: tuple[int, int]
+
+
+@dataclass(frozen=True)
+class PatchEmbeddingContext:
+    """Input size and embedding dimension for building a patch embedding."""
+
+    channels: int
+    height: int
+    width: int
+    embed_dim: int
+
+
+@dataclass(frozen=True)
+class ModelContext:
+    """Input format, number of classes and patch embedding for building a model."""
+
+    image: ImageSpec
+    num_classes: int
+    patch_embedding: Callable[[int], torch.nn.Module]
+    """Build the chosen patch embedding for an embedding dimension D.
+
+    The module maps `images_BCHW` to `PatchTokens`; its attribute `grid` (rows, columns) is set when
+    it is built.
+    """
+
+
+@dataclass(frozen=True)
+class ModelPlugin(Generic[C]):
+    """A model: `images_BCHW` (normalised float) to `logits_BK`."""
+
+    summary: str
+    paper: str
+    config_class: type[C]
+    build: Callable[[C, ModelContext], torch.nn.Module]
+    patch_embedding: str = "conv"
+    """The default patch embedding plugin, or `NO_PATCH_EMBEDDING` for a model that takes none."""
+    expected_failed_checks: Mapping[str, str] = field(default_factory=dict)
+    """Checks of `patchline.plugin_checks` that the plugin does not pass, each with the reason."""
+    api_version: int = API_VERSION
+
+
+@dataclass(frozen=True)
+class PatchEmbeddingPlugin(Generic[C]):
+    """A patch embedding: `images_BCHW` to `PatchTokens`.
+
+    A module may have a method `initialise_from(images_BCHW)`: before training, it is called once
+    with normalised training images, for layers whose initial values depend on the data.
+    """
+
+    summary: str
+    paper: str
+    config_class: type[C]
+    build: Callable[[C, PatchEmbeddingContext], torch.nn.Module]
+    expected_failed_checks: Mapping[str, str] = field(default_factory=dict)
+    """Checks of `patchline.plugin_checks` that the plugin does not pass, each with the reason."""
+    api_version: int = API_VERSION
+
+
+@runtime_checkable
+class Encoder(Protocol):
+    """A model that encodes an image even if most of its patches are hidden.
+
+    It also has an attribute `patch_embedding`, the module with the grid. Pre-training that hides
+    patches needs it; a model without it can be trained in every other way.
+    """
+
+    def encode(
+        self, images_BCHW: torch.Tensor, visible_BV: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """Return the tokens that the head is computed from, normalised: (B, P + N, D).
+
+        Args:
+            images_BCHW: normalised.
+            visible_BV: numbers of the visible patches of each image, row by row from 0; only these
+                are encoded then, in this order: (B, P + V, D).
+        """
+        ...
+
+
+# -- data sources: where the images and their labels come from -------------------------------------
+
+
+class ListedImage(NamedTuple):
+    """A file found by a data source; it has not been opened yet."""
+
+    path: str
+    """Relative to the listing's root, with forward slashes."""
+    label: str
+    """The class name; empty for a file without a class."""
+    split: Split | None = None
+    """The split given by the source; None lets Patchline choose."""
+    group: str | None = None
+    """Images of one group (a patient, a video) never end up in different splits."""
+
+
+class LeftOutFile(NamedTuple):
+    """A file that a data source found but does not use; it is named where the data is described."""
+
+    path: str
+    """As in `ListedImage`; it is never opened."""
+    reason: str
+    """Why it is not used: `is a link; links in archives are not followed`."""
+    status: Literal["damaged", "foreign"] = "damaged"
+    """Whether it should be an image of a class (`damaged`), or is something else (`foreign`)."""
+
+
+@dataclass(frozen=True)
+class ImageListing:
+    """The images of a data source, before any is opened."""
+
+    name: str
+    """Name of the data; the default name of the experiment and the model."""
+    root: Path
+    """The folder that the images' paths are relative to, or a zip or uncompressed tar file; then
+    the paths name members of the archive, which is read in place."""
+    images: list[ListedImage] = field(default_factory=list)
+    mirror_symmetric: bool | None = None
+    """Whether a mirrored image still shows its class; None if the source does not know, so that it
+    is measured."""
+    empty_classes: list[str] = field(default_factory=list)
+    """Classes without any file; a warning names them."""
+    left_out: list[LeftOutFile] = field(default_factory=list)
+    """Files that are not used; none of them is among the images."""
+    notes: list[str] = field(default_factory=list)
+    """What a person should know, such as a guess that the source made; shown with the data."""
+    columns: Mapping[str, list[str]] = field(default_factory=dict)
+    """Further facts by name, with a text for each of `images`. The manifest keeps them as columns
+    `column:NAME`; the data's version does not depend on them."""
+    ignored: list[str] = field(default_factory=list)
+    """Files that `SourceContext.ignored` skips, and folders, which end in a slash."""
+
+
+@dataclass(frozen=True)
+class SourceContext:
+    """Input path and working folder for building a data source."""
+
+    path: str | None
+    """The path given by the user, if any."""
+    work_dir: Path
+    """A folder for files of the source, kept between runs."""
+    needs_labels: bool = True
+    """Whether images without a class are of no use. Otherwise, list them with an empty label."""
+    rules: ReadingRules = field(default_factory=ReadingRules)
+    """Settings that concern several sources, such as the cells that mean no label."""
+
+    @cached_property
+    def ignored(self) -> IgnoredFiles:
+        """What tells which files and folders are skipped, such as thumbnails of other programs.
+
+        Whatever a source lists of them is left out afterwards; a source that derives classes from
+        names should skip them itself.
+        """
+        return IgnoredFiles(self.rules.ignore)
+
+
+class DataSource(Protocol):
+    """The object that a data source plugin builds."""
+
+    def list_images(self) -> ImageListing:
+        """Return the images and their labels; raise `DataError` if there are none."""
+        ...
+
+
+@dataclass(frozen=True)
+class DataSourcePlugin(Generic[C]):
+    """A data source: lists images and their labels."""
+
+    summary: str
+    paper: str
+    config_class: type[C]
+    build: Callable[[C, SourceContext], DataSource]
+    example: Callable[[Path], str] | None = None
+    """For the checks: write a few images of at least two classes into an empty folder, in the
+    source's format, and return the path to pass to it. None for a source that needs no path."""
+    expected_failed_checks: Mapping[str, str] = field(default_factory=dict)
+    """Checks of `patchline.plugin_checks` that the plugin does not pass, each with the reason."""
+    api_version: int = API_VERSION
+
+
+# -- augmentations: random changes to the training images ------------------------------------------
+
+
+@dataclass(frozen=True)
+class AugmentationContext:
+    """Image size for building an augmentation."""
+
+    channels: int
+    height: int
+    width: int
+
+
+class BatchRandom(Protocol):
+    """Random numbers for a batch of B images, as tensors on the device of the images.
+
+    The numbers of an image depend only on the seed, the epoch, the image and the order of the
+    calls; not on the other images of the batch. Each call returns new numbers.
+    """
+
+    def uniform(self, *shape: int, low: float = 0.0, high: float = 1.0) -> torch.Tensor:
+        """Return float32 numbers (B, *shape), evenly distributed from `low` to `high`."""
+        ...
+
+    def integers(self, low: int, high: int, *shape: int) -> torch.Tensor:
+        """Return int64 numbers (B, *shape), at least `low` and less than `high`."""
+        ...
+
+    def pixels(self, *shape: int) -> torch.Tensor:
+        """Return uint8 numbers (B, *shape), evenly distributed from 0 to 255."""
+        ...
+
+    def alternating(self) -> torch.Tensor:
+        """Return a bool for each image (B,), random in the first epoch, then alternating."""
+        ...
+
+
+@dataclass(frozen=True)
+class Assumptions:
+    """What an augmentation takes for granted: that these changes keep what an image shows.
+
+    Shifts of up to a quarter of a side, crops to at least half of the area, rotations of up to 45
+    degrees, noise, and changes of brightness and contrast need not be listed.
+    """
+
+    mirrors: str = ""
+    """How it mirrors images whatever the data, in words such as "HorizontalFlip in flips.yaml";
+    empty if it does not, or only by a setting `horizontal_flip`."""
+    changes: tuple[str, ...] = ()
+    """Others that nothing measures, in words such as "rotations of up to 90 degrees"."""
+
+
+BatchTransform: TypeAlias = "Callable[[torch.Tensor, BatchRandom], torch.Tensor]"
+"""Maps uint8 images (B, H, W, C) to uint8 images of the same shape, on the same device.
+
+It must draw all random numbers from the `BatchRandom` and treat every image by itself: an image
+looks the same in a batch of one. It must not modify its input.
+"""
+
+
+def _no_image_transform(_config: PluginConfig, _context: AugmentationContext) -> None:
+    """Build nothing, for a plugin that transforms only whole batches."""
+
+
+@dataclass(frozen=True)
+class AugmentationPlugin(Generic[C]):
+    """An augmentation: random transforms of training images.
+
+    A plugin has a `build`, a `build_batch`, or both; then each image passes through the former
+    first. Patchline seeds both; a plugin must not seed anything.
+    """
+
+    summary: str
+    paper: str
+    config_class: type[C]
+    build: Callable[[C, AugmentationContext], Any] = _no_image_transform
+    """Return an `albumentations.Compose` that maps a uint8 image (H, W, C) to a uint8 image of the
+    same shape. It runs image by image, in the data-loader workers."""
+    expected_failed_checks: Mapping[str, str] = field(default_factory=dict)
+    """Checks of `patchline.plugin_checks` that the plugin does not pass, each with the reason."""
+    api_version: int = API_VERSION
+    build_batch: Callable[[C, AugmentationContext], BatchTransform] | None = None
+    """Return a transform of whole batches. It runs on the training device, in the training process,
+    and is much faster than `build` for small images."""
+    assumptions: Callable[[C], Assumptions] | None = None
+    """Return what the transforms take for granted with some settings. Without it, Patchline says
+    that it is not known whether they keep the class."""
+
+
+# -- objectives: what training minimises -----------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class ObjectiveContext:
+    """Input format, number of classes and classification loss for building an objective."""
+
+    image: ImageSpec
+    num_classes: int
+    """K; 0 for an objective that uses no labels."""
+    classification_loss: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+    """The loss that `training.loss`, `training.label_smoothing` and `training.class_weights` set:
+    logits (B, K) and targets to the mean loss of the images."""
+
+
+class Objective(ABC):
+    """What training minimises: a module that it trains, and the loss of the module's outputs.
+
+    By default, the model itself is trained. All random numbers of a step must come from torch's
+    global generator, which is seeded before each step.
+    """
+
+    def training_module(self, model: torch.nn.Module) -> torch.nn.Module:
+        """Return the module to train: the model, or one that contains it as a submodule.
+
+        The module maps normalised images (B, C, H, W) to outputs whose first dimension is B;
+        outputs of shape (B,) are taken as the losses of the images. In evaluation mode, the outputs
+        of an image must not depend on chance or on the other images. Raise `ConfigError` for a
+        model that cannot be trained in this way.
+        """
+        return model
+
+    def model_in(self, module: torch.nn.Module) -> torch.nn.Module:
+        """Return the model inside a module that `training_module` returned, or inside a copy."""
+        return module
+
+    @abstractmethod
+    def loss(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        """Return the mean loss of the images of a batch, in float32.
+
+        Args:
+            outputs: of the module.
+            targets: class indices (B) or probabilities (B, K); without meaning for an objective
+                that uses no labels.
+        """
+
+    def pictures(
+        self,
+        module: torch.nn.Module,  # noqa: ARG002 - for subclasses
+        images_BCHW: torch.Tensor,  # noqa: ARG002 - for subclasses
+    ) -> dict[str, torch.Tensor]:
+        """Return pictures of what was learned, such as reconstructions of the images.
+
+        Args:
+            module: what was trained, in evaluation mode.
+            images_BCHW: normalised test images.
+
+        Returns:
+            For each title, an image (B, C, H, W) for each image, normalised in the same way;
+            nothing if there is nothing to see.
+        """
+        return {}
+
+
+@dataclass(frozen=True)
+class ObjectivePlugin(Generic[C]):
+    """An objective: supervised classification, or pre-training without labels."""
+
+    summary: str
+    paper: str
+    config_class: type[C]
+    build: Callable[[C, ObjectiveContext], Objective]
+    uses_labels: bool = True
+    """Whether it needs classes, and its module's outputs are logits (B, K). Otherwise the run
+    registers an encoder, from which classifiers can start (`model.init`)."""
+    expected_failed_checks: Mapping[str, str] = field(default_factory=dict)
+    """Checks of `patchline.plugin_checks` that the plugin does not pass, each with the reason."""
+    api_version: int = API_VERSION
