@@ -207,19 +207,22 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Package
     ("imports", "sentence"),
     [
         ("import patchline.pipeline.tracking", "entry.py:4 imports patchline.pipeline.tracking."),
-        ("from pipeline import tracking", "entry.py:4 imports patchline.pipeline.tracking."),
+        (
+            "from patchline.pipeline import tracking",
+            "entry.py:4 imports patchline.pipeline.tracking.",
+        ),
         (
             "from patchline.pipeline.errors import DataError",
             "entry.py:4 imports patchline.pipeline.errors.DataError.",
         ),
-        ("import pipeline", "entry.py:4 imports pipeline."),
+        ("import patchline.pipeline", "entry.py:4 imports patchline.pipeline."),
         ("import patchline.flows.progress as p", "entry.py:4 imports patchline.flows.progress."),
         (
             "from patchline.plugins.patch_embeddings.patch_grid import PatchGridConfig",
             "entry.py:4 imports patchline.plugins.patch_embeddings.patch_grid.PatchGridConfig.",
         ),
         (
-            "def late():\n    from pipeline import config",
+            "def late():\n    from patchline.pipeline import config",
             "entry.py:5 imports patchline.pipeline.config.",
         ),
     ],
@@ -253,7 +256,7 @@ def test_a_foreign_import_is_found_in_a_second_module(package: Package, imports:
     plugin = package(
         {
             "guest/entry.py": PLUGIN_MODULE.format(imports=imports),
-            "guest/network.py": "from pipeline import tracking\nNetwork = 1\n",
+            "guest/network.py": "from patchline.pipeline import tracking\nNetwork = 1\n",
             "guest/deeper/__init__.py": "",
             "guest/deeper/more.py": "from .. import network\nNetwork = 1\n",
         }
@@ -267,7 +270,8 @@ def test_a_foreign_import_is_found_in_a_second_module(package: Package, imports:
     "imports",
     [
         "import patchline.plugin_api",
-        "from pipeline import plugin_api, layers, plugin_checks",
+        "from patchline import plugin_api, plugin_checks",
+        "from patchline.pipeline import layers",
         "from patchline.pipeline.layers.attention import MultiHeadSelfAttention",
         "import json, os.path",
         "from guest import network",

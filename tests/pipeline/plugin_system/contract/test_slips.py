@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import gc
+import importlib
 import random
-import subprocess
-import sys
+import warnings
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -21,6 +22,7 @@ from patchline.plugin_api import (
     PatchTokens,
     PluginConfig,
 )
+from patchline.plugin_checks import checks_of
 from tests.pipeline.plugin_system.contract import test_data_source_checks as sources
 from tests.pipeline.plugin_system.contract import test_model_checks as models
 from tests.pipeline.plugin_system.contract import test_patch_embedding_checks as embeddings
@@ -159,37 +161,38 @@ def test_a_graph_break_in_training_is_found() -> None:
     assert failures(embeddings._plugin(GraphBreakInTraining), {"compiles"})
 
 
-def test_a_foreign_import_is_found_beside_the_empty_config_class(tmp_path: Path) -> None:
-    """A plugin without settings may use PluginConfig itself, and is read like any other."""
-    (tmp_path / "bare.py").write_text(
-        "from pipeline import errors\n"
-        "from patchline.plugin_api import AugmentationPlugin, PluginConfig\n"
-        "plugin = AugmentationPlugin('x', '', PluginConfig, lambda *_: None)\n"
-        "from patchline.plugin_checks import checks_of\n"
-        "[check] = [c for c in checks_of(plugin) if c.name == 'imports_only_the_public_api']\n"
-        "print(check.result().status)\n",
-        encoding="utf-8",
-    )
-    command = [sys.executable, "-c", "import bare"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "failed"
-
-
-def test_a_foreign_import_is_found_in_the_package_around(tmp_path: Path) -> None:
-    """What a package imports is imported with each of its modules."""
-    (tmp_path / "hull").mkdir()
-    (tmp_path / "hull/__init__.py").write_text("from pipeline import errors\n", encoding="utf-8")
-    source = settings.PLUGIN_MODULE.format(imports="")
-    (tmp_path / "hull/entry.py").write_text(source, encoding="utf-8")
-    program = (
-        "from hull.entry import plugin\n"
-        "from patchline.plugin_checks import checks_of\n"
-        "[check] = [c for c in checks_of(plugin) if c.name == 'imports_only_the_public_api']\n"
-        "print(check.result().status)\n"
-    )
-    command = [sys.executable, "-c", program]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "failed"
+@pytest.mark.parametrize(
+    ("modules", "entry"),
+    [
+        pytest.param(
+            {
+                "bare.py": "from patchline.pipeline import errors\n"
+                "from patchline.plugin_api import AugmentationPlugin, PluginConfig\n"
+                "plugin = AugmentationPlugin('x', '', PluginConfig, lambda *_: None)\n"
+            },
+            "bare",
+            id="the empty config class",
+        ),
+        pytest.param(
+            {
+                "hull/__init__.py": "from patchline.pipeline import errors\n",
+                "hull/entry.py": settings.PLUGIN_MODULE.format(imports=""),
+            },
+            "hull.entry",
+            id="in the package around",
+        ),
+    ],
+)
+def test_a_foreign_import_is_found_around_the_plugin(
+    modules: dict[str, str], entry: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also with PluginConfig itself for settings, and where importing the package imports it."""
+    for name, source in modules.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(source, encoding="utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+    plugin = importlib.import_module(entry).plugin
+    assert "imports_only_the_public_api" in failures(plugin, {"imports_only_the_public_api"})
 
 
 @pytest.mark.parametrize("config_class", [settings.Needy, dict], ids=["no default", "no class"])
@@ -225,13 +228,12 @@ def test_a_failed_export_says_why() -> None:
     assert "i0" in message["exports_to_onnx"]
 
 
-def test_checks_leave_no_warning(tmp_path: Path) -> None:
+def test_checks_leave_no_warning() -> None:
     """An author who makes warnings errors can run them."""
-    program = (
-        "from patchline.plugins.data_sources.image_folder import plugin\n"
-        "from patchline.plugin_checks import checks_of\n"
-        "[check() for check in checks_of(plugin)]\n"
-    )
-    command = [sys.executable, "-W", "default::ResourceWarning", "-c", program]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
-    assert done.stderr == ""
+    source = importlib.import_module("patchline.plugins.data_sources.image_folder")
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always", ResourceWarning)
+        for check in checks_of(source.plugin):
+            check()
+        gc.collect()
+    assert [str(each.message) for each in said if each.category is ResourceWarning] == []
