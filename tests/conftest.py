@@ -191,7 +191,7 @@ def _starts_prefect(item: pytest.Item) -> bool:
     return bool(folders) or "finished_run" in getattr(item, "fixturenames", ())
 
 
-def _shared_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def shared_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return the folder that all test processes of the session share."""
     base = tmp_path_factory.getbasetemp()
     return base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
@@ -200,7 +200,7 @@ def _shared_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def empty_prefect(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return an empty Prefect database to copy: its hundred migrations take seconds."""
-    shared = _shared_folder(tmp_path_factory)
+    shared = shared_folder(tmp_path_factory)
     file, unfinished = shared / "empty_prefect.db", shared / "unfinished_prefect.db"
     program = "from patchline.flows.services import prefect_database; prefect_database.upgrade()"
     database = {PREFECT_DATABASE: f"sqlite+aiosqlite:///{unfinished}"}
@@ -219,7 +219,7 @@ def empty_prefect(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def empty_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return an empty SQLite store to copy: MLflow takes seconds to make one."""
-    shared = _shared_folder(tmp_path_factory)
+    shared = shared_folder(tmp_path_factory)
     file = shared / "empty_store.db"
     with FileLock(shared / "empty_store.lock"):
         if not file.exists():
@@ -247,7 +247,7 @@ def finished_run(tmp_path_factory: pytest.TempPathFactory, empty_prefect: Path) 
     with packages of the names of our folders. Its database of Prefect is `prefect.db`. All test
     processes share it: the first that asks makes it.
     """
-    shared = _shared_folder(tmp_path_factory)
+    shared = shared_folder(tmp_path_factory)
     folder = shared / "finished_run"
     summary = folder / "summary.json"
     with FileLock(shared / "finished_run.lock"):

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
+from filelock import FileLock
 from torch import nn
 
 from patchline.pipeline.config import ModelChoice
@@ -15,6 +16,7 @@ from patchline.pipeline.models.model_description import ModelDescription
 from patchline.pipeline.models.model_files import save_model
 from patchline.pipeline.packaging.calibrated_onnx import ProbabilityModel, export_onnx
 from patchline.plugin_api import ImageSpec
+from tests.conftest import shared_folder
 
 SIDE = 16
 CLASSES = ("across", "down", "rising", "falling", "flat", "dotted")
@@ -63,23 +65,29 @@ class Exported(NamedTuple):
     description_file: Path
 
 
-def _export(folder: Path, channels: int) -> Exported:
-    model = random_model(channels)
-    description = ModelDescription(
-        model=_choice("conv"), plugins=(), classes=CLASSES, image=model.image, temperature=0.7
-    )
-    save_model(folder, model.model, description)
-    export_onnx(model, folder / "model.onnx")
+def _export(shared: Path, channels: int) -> Exported:
+    """Export the model, once for all test processes."""
+    model, folder = random_model(channels), shared / f"exported_{channels}"
+    with FileLock(shared / f"exported_{channels}.lock"):
+        if not folder.exists():
+            description = ModelDescription(
+                model=_choice("conv"), plugins=(), classes=CLASSES, image=model.image,
+                temperature=0.7,
+            )  # fmt: skip
+            unfinished = shared / f"unfinished_{channels}"
+            save_model(unfinished, model.model, description)
+            export_onnx(model, unfinished / "model.onnx")
+            unfinished.rename(folder)
     return Exported(model, folder / "model.onnx", folder / "model.json")
 
 
 @pytest.fixture(scope="session")
 def exported_rgb(tmp_path_factory: pytest.TempPathFactory) -> Exported:
     """Return a model of RGB images; tests must not change it."""
-    return _export(tmp_path_factory.mktemp("exported_rgb"), 3)
+    return _export(shared_folder(tmp_path_factory), 3)
 
 
 @pytest.fixture(scope="session")
 def exported_grey(tmp_path_factory: pytest.TempPathFactory) -> Exported:
     """Return a model of greyscale images; tests must not change it."""
-    return _export(tmp_path_factory.mktemp("exported_grey"), 1)
+    return _export(shared_folder(tmp_path_factory), 1)

@@ -194,15 +194,6 @@ def test_a_resumed_training_remembers_what_came_before(
     assert training.state.sums.total_images == 4 * images_of_an_epoch
 
 
-def test_the_number_of_workers_changes_nothing(
-    reference: tuple[TrainingJob, TrainResult], make_job: MakeJob, tmp_path: Path
-) -> None:
-    """Images that other processes augment give the same weights."""
-    job = make_job(tmp_path, **RANDOM, data={"workers": 2})
-    _trained(job)
-    assert _same(_weights(job), _weights(reference[0]))
-
-
 def test_dropout_and_stochastic_depth_are_in_the_reference(
     reference: tuple[TrainingJob, TrainResult], make_job: MakeJob, tmp_path: Path
 ) -> None:

@@ -13,10 +13,9 @@ from typing import Any
 
 import psutil
 import pytest
-import torch
 from torch.utils.data import DataLoader
 
-from patchline.pipeline.errors import ConfigError, WorkerError
+from patchline.pipeline.errors import WorkerError
 from patchline.pipeline.training.faults.data_workers import dead_workers_named
 from patchline.pipeline.training.job import TrainingJob
 from patchline.pipeline.training.train_result import TrainResult
@@ -149,28 +148,6 @@ def test_a_killed_parent_leaves_nothing_behind(make_job: MakeJob, tmp_path: Path
     assert _ends(group)
 
 
-def test_an_error_of_the_worker_arrives_as_it_was(make_job: MakeJob, tmp_path: Path) -> None:
-    """What the worker raises on purpose is raised in the parent: same class, same sentence."""
-    absent = "mps" if not torch.backends.mps.is_available() else "cuda"
-    job = make_job(tmp_path / "job", training={"device": absent})
-    sentence = (
-        rf"^training\.device is '{absent}', but this machine has cpu.*\. Choose one of these\.$"
-    )
-    with pytest.raises(ConfigError, match=sentence):
-        run_worker(MODULE, job.folder, job, TrainResult, lambda _: None)
-
-
-def test_an_error_that_nobody_meant_names_the_log(make_job: MakeJob, tmp_path: Path) -> None:
-    """Any other error in the worker is reported with its last words and the place of the log."""
-    job = make_job(tmp_path / "job")
-    gone = job.model_copy(update={"store": tmp_path / "gone"})
-    with pytest.raises(WorkerError) as caught:
-        run_worker(MODULE, job.folder, gone, TrainResult, lambda _: None)
-    assert "exited with code 1" in str(caught.value)
-    assert "FileNotFoundError" in str(caught.value)
-    assert str(job.folder / "worker.log") in str(caught.value)
-
-
 def test_a_killed_data_worker_is_an_error_with_its_reason(
     make_job: MakeJob, tmp_path: Path
 ) -> None:
@@ -206,7 +183,7 @@ def test_a_connection_that_breaks_is_the_worker_that_was_killed() -> None:
 
 def test_a_kill_leaves_no_semaphores(make_job: MakeJob, tmp_path: Path) -> None:
     """SIGKILL of the training with its data workers leaves nothing of theirs in /dev/shm."""
-    job = make_job(tmp_path / "job", training={"epochs": 100_000}, data={"workers": 2})
+    job = make_job(tmp_path / "job", **LONG)
     semaphores: set[Path] = set()
 
     def kill(event: Event) -> None:

@@ -26,6 +26,8 @@ class Answer(FrozenModel):
 def _echo(job: Question, events: EventWriter) -> Answer:
     if not job.words:
         raise RunError("I say nothing.")
+    if job.words == "unforeseen":
+        raise ZeroDivisionError("nobody meant this")
     print(f"said {job.words}")  # noqa: T201 - for its log
     events.write("warning", message=job.words)
     return Answer(words=job.words, process=os.getpid())

@@ -15,7 +15,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from patchline.pipeline.errors import RunError
+from patchline.pipeline.errors import RunError, WorkerError
 from patchline.pipeline.workers import worker_start
 from patchline.pipeline.workers.event_log import Event
 from patchline.pipeline.workers.worker_process import run_worker
@@ -113,6 +113,14 @@ def test_an_error_of_a_prepared_worker_arrives_as_it_was(tmp_path: Path) -> None
     """What it raises on purpose is raised in the parent: same class, same sentence."""
     with pytest.raises(RunError, match=r"^I say nothing\.$"):
         _ask(tmp_path / "job", "")
+
+
+def test_an_error_that_nobody_meant_names_the_log(tmp_path: Path) -> None:
+    """Any other error is reported with the worker's last words and the place of its log."""
+    with pytest.raises(WorkerError) as caught:
+        _ask(tmp_path / "job", "unforeseen")
+    for words in ("exited with code 1", "ZeroDivisionError", str(tmp_path / "job/worker.log")):
+        assert words in str(caught.value)
 
 
 def test_what_nobody_took_ends_with_the_block() -> None:

@@ -156,6 +156,7 @@ def test_resumed_batches_equal_the_uninterrupted_ones(either: TrainingImages) ->
     assert not same(batches(either, 3, first_step=4), whole[5:])
 
 
+@pytest.mark.parametrize("either", ["light"], indirect=True)
 def test_number_of_loader_processes_changes_nothing(either: TrainingImages) -> None:
     """Two worker processes give the same batches as none, over the end of an epoch."""
     assert same(batches(either, 5, first_step=1, workers=2), batches(either, 5, first_step=1))
@@ -185,6 +186,7 @@ def test_balanced_draws_every_class_equally_often(
     assert again == list(islice(iter(order), first_step + 3))[first_step:]
 
 
+@pytest.mark.parametrize("either", ["standard"], indirect=True)
 def test_balanced_batches_are_the_same_for_any_workers(either: TrainingImages) -> None:
     """An image drawn twice in an epoch is augmented twice, by whichever worker loads it."""
     labels = np.zeros_like(either.labels)
