@@ -6,7 +6,6 @@ at run time; 2 invalid input; 3 a gate failed.
 
 from __future__ import annotations
 
-import signal
 import sys
 import traceback
 from pathlib import Path
@@ -21,15 +20,9 @@ from patchline.flows.commands.switches import value_of_switch
 from patchline.pipeline import quiet_libraries, redaction, workspace
 from patchline.pipeline.errors import ConfigError, PipelineError
 from patchline.pipeline.files.atomic_files import full_disk
-from patchline.pipeline.host import interpreter
+from patchline.pipeline.host import interpreter, interruption
 from patchline.pipeline.terminal_words import protect_terminal, visible
 
-_INTERRUPTED = 128 + signal.SIGINT
-_TERMINATED = 128 + signal.SIGTERM
-_STOPPED = {
-    _INTERRUPTED: "Stopped by Ctrl-C.",
-    _TERMINATED: "Stopped by the signal SIGTERM.",
-}
 _LEFT_RUNNING = (
     "Stopped by Ctrl-C: servers and active runs keep running. `patchline down --now` stops both."
 )
@@ -37,15 +30,10 @@ _LEFT_RUNNING = (
 
 def main(arguments: list[str] | None = None) -> None:
     """Run one command and exit with its code."""
-    signal.signal(signal.SIGTERM, _end)
+    interruption.exit_on_sigterm()
     protect_terminal()
     redaction.install(streams=True)
     sys.exit(run_command_line(sys.argv[1:] if arguments is None else arguments))
-
-
-def _end(*_: object) -> None:
-    """Exit on SIGTERM through every `finally`, so that nothing stays open or running."""
-    sys.exit(_TERMINATED)
 
 
 def run_command_line(arguments: list[str]) -> int:
@@ -69,8 +57,9 @@ def run_command_line(arguments: list[str]) -> int:
     except CycloptsError as error:
         return _failed(_usage_sentence(error, arguments), ConfigError.exit_code, debug=debug)
     except KeyboardInterrupt:
-        words = _LEFT_RUNNING if arguments[:1] == ["down"] else _STOPPED[_INTERRUPTED]
-        return _failed(words, _INTERRUPTED, debug=debug)
+        stopped = interruption.SENTENCES[interruption.CTRL_C]
+        words = _LEFT_RUNNING if arguments[:1] == ["down"] else stopped
+        return _failed(words, interruption.CTRL_C, debug=debug)
     except BrokenPipeError:
         return 0  # the reader of the output has closed it
     except BaseException as error:  # noqa: BLE001 - the last place to turn an error into a sentence
@@ -113,8 +102,8 @@ def _asks_only(arguments: list[str]) -> bool:
 def _other_end(error: BaseException, *, debug: bool) -> int:
     if isinstance(error, SystemExit):
         code = error.code if isinstance(error.code, int) else 1
-        if code in _STOPPED:  # what Prefect makes of Ctrl-C, and `_end` of SIGTERM
-            return _failed(_STOPPED[code], code, debug=debug)
+        if code in interruption.SENTENCES:
+            return _failed(interruption.SENTENCES[code], code, debug=debug)
         return code
     if full := full_disk(Path.cwd()):
         return _failed(str(full), full.exit_code, debug=debug)

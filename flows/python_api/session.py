@@ -15,7 +15,6 @@ import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from signal import SIGINT
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
@@ -24,7 +23,7 @@ from patchline.flows import prefect_settings
 from patchline.pipeline import config_errors, quiet_libraries, redaction, workspace
 from patchline.pipeline.errors import ConfigError, PipelineError, RunError
 from patchline.pipeline.files.atomic_files import full_disk
-from patchline.pipeline.host import interpreter
+from patchline.pipeline.host import interpreter, interruption
 from patchline.pipeline.local_login import MLFLOW_VARIABLES, OTHER_MLFLOW_LOGINS
 from patchline.pipeline.plugin_system.plugin_loader import FILES_VARIABLE
 from patchline.pipeline.relocation import following, read_only
@@ -37,7 +36,6 @@ _VARIABLES = (
     *(*MLFLOW_VARIABLES, *OTHER_MLFLOW_LOGINS, FILES_VARIABLE),
 )
 _LOGGERS = ("mlflow", "alembic")
-_INTERRUPTED = 128 + SIGINT
 _Section = TypeVar("_Section", bound=BaseModel)
 _one_at_a_time = threading.RLock()
 _said: set[str] = set()
@@ -110,7 +108,7 @@ def _errors() -> Iterator[None]:
             raise full from error
         raise
     except SystemExit as error:
-        if error.code == _INTERRUPTED:
+        if error.code == interruption.CTRL_C:
             raise KeyboardInterrupt from error
         raise RunError(f"The call exited early with code {error.code}. Try again.") from error
     except Exception as error:

@@ -23,6 +23,7 @@ from patchline.pipeline import local_login, redaction
 from patchline.pipeline.errors import OrchestrationError, PipelineError, error_class
 from patchline.pipeline.files.atomic_files import write_private_text, write_text
 from patchline.pipeline.files.file_locks import try_lock
+from patchline.pipeline.host import interruption
 from patchline.pipeline.local_services import (
     Services,
     logs_folder,
@@ -263,7 +264,7 @@ def _supervise(folder: Path) -> None:
 def _main() -> None:
     folder = Path(sys.argv[1])
     redaction.install(streams=True)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    interruption.ignore_ctrl_c()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", stream=sys.stderr)
     for stale in services_folder(folder).glob("lifeline-*"):
         stale.unlink(missing_ok=True)

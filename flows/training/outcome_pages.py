@@ -16,7 +16,6 @@ from prefect.artifacts import (
 from patchline.flows.training import run_messages
 from patchline.pipeline.browsing import pages
 from patchline.pipeline.browsing.encoder_pages import (
-    encoder_summary,
     encoder_verdict,
     write_encoder_pages,
 )
@@ -56,10 +55,9 @@ def publish(context: Context, approval: str) -> RunSummary:
     reused, config_file = context.memory.reused, outcome.run.folder / CONFIG_FILE
     if isinstance(outcome, EncoderOutcome):
         write_encoder_pages(outcome)
-        summary = encoder_summary(outcome, context.seconds, config_file, reused)
     else:
         pages.write_pages(outcome)
-        summary = summary_of(outcome, context.seconds, config_file, approval, reused)
+    summary = summary_of(outcome, context.seconds, config_file, approval, reused)
     try:
         run_messages.update_flow_run(outcome.run_name, outcome.run)
         _write_artifacts(outcome)

@@ -3,15 +3,10 @@
 from __future__ import annotations
 
 import logging
-from pathlib import Path
 
 from patchline.pipeline.browsing.outcome import EncoderOutcome, lineage, links
 from patchline.pipeline.browsing.pages import NOTE_TAG
-from patchline.pipeline.browsing.run_summary import RunSummary
-from patchline.pipeline.data.seen_images import caveat_on_test_images
 from patchline.pipeline.packaging.model_card import escaped
-from patchline.pipeline.redaction import without_credentials
-from patchline.pipeline.tracking import addresses, tracking_store
 from patchline.pipeline.tracking.tracking_store import client
 
 logger = logging.getLogger(__name__)
@@ -44,39 +39,6 @@ def encoder_verdict(outcome: EncoderOutcome) -> str:
         f"{loss.high:.4g}).\n\nRegistered as the encoder **{escaped(registered.name)}, version "
         f"{registered.version}**. Train a classifier from it:\n\n```sh\npatchline run FOLDER "
         f"--model.init {registered.name}/{registered.version}\n```"
-    )
-
-
-def encoder_summary(
-    outcome: EncoderOutcome, seconds: dict[str, float], config_file: Path, reused: dict[str, str]
-) -> RunSummary:
-    """Return the summary of a finished run without labels.
-
-    Args:
-        outcome: of the run.
-        seconds: duration of each stage.
-        config_file: the resolved config.
-        reused: for each stage that was not computed again, the run whose result was used.
-    """
-    return RunSummary(
-        run_id=outcome.run.run_id,
-        name=outcome.registered.name,
-        version=outcome.registered.version,
-        aliases=outcome.aliases,
-        status="FINISHED",
-        seconds=seconds,
-        metrics=outcome.evaluated.report.metrics,
-        report=str(outcome.evaluated.html),
-        tracking_uri=without_credentials(tracking_store.use_store()),
-        config=str(config_file),
-        data_fingerprint=outcome.data.fingerprint,
-        example_image=outcome.data.example_image,
-        notes=outcome.data.notes,
-        provenance=outcome.data.seen_before.provenance,
-        caveat=caveat_on_test_images(outcome.data.seen_before),
-        promotion=None,
-        reused=reused,
-        page=addresses.run_page(outcome.run),
     )
 
 

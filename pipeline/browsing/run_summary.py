@@ -6,7 +6,7 @@ from pathlib import Path
 
 from pydantic import Field
 
-from patchline.pipeline.browsing.outcome import Outcome
+from patchline.pipeline.browsing.outcome import EncoderOutcome, Outcome
 from patchline.pipeline.data.seen_images import caveat_on_test_images
 from patchline.pipeline.frozen_model import FrozenModel
 from patchline.pipeline.metrics.intervals import MetricEstimate
@@ -58,13 +58,13 @@ class RunSummary(FrozenModel):
 
 
 def summary_of(
-    outcome: Outcome,
+    outcome: Outcome | EncoderOutcome,
     seconds: dict[str, float],
     config_file: Path,
     approval: str,
     reused: dict[str, str],
 ) -> RunSummary:
-    """Return the summary of a finished run.
+    """Return the summary of a finished run, of a classifier or of an encoder.
 
     Args:
         outcome: of the run.
@@ -74,6 +74,8 @@ def summary_of(
         reused: for each stage that was not computed again, the run whose result was used.
     """
     run, data, registered = outcome.run, outcome.data, outcome.registered
+    classifier = outcome if isinstance(outcome, Outcome) else None
+    folds = classifier.trained.folds if classifier else None
     return RunSummary(
         run_id=run.run_id,
         name=registered.name,
@@ -90,10 +92,10 @@ def summary_of(
         notes=data.notes,
         provenance=data.seen_before.provenance,
         caveat=caveat_on_test_images(data.seen_before),
-        promotion=outcome.promotion,
+        promotion=classifier.promotion if classifier else None,
         approval=approval,
         reused=reused,
-        cross_validation=outcome.trained.folds.accuracy if outcome.trained.folds else None,
-        calibration=outcome.evaluated.report.calibration,
+        cross_validation=folds.accuracy if folds else None,
+        calibration=classifier.evaluated.report.calibration if classifier else None,
         page=addresses.run_page(run),
     )

@@ -19,6 +19,7 @@ import yaml
 
 from patchline.pipeline.files.path_uris import artifact_uri
 from patchline.pipeline.frozen_model import FrozenModel
+from patchline.pipeline.host.interruption import signals_held
 from patchline.pipeline.metrics.intervals import MetricEstimate
 from patchline.pipeline.models.model_description import WEIGHTS_FILE, load_description
 from patchline.pipeline.packaging.job import Package
@@ -35,7 +36,6 @@ from patchline.pipeline.registry.registered_models import (
     metrics_tag,
 )
 from patchline.pipeline.tracking import provenance
-from patchline.pipeline.tracking.held_signals import signals_held
 from patchline.pipeline.tracking.tracked_run import TrackedRun, check_owner
 from patchline.pipeline.tracking.tracking_store import client
 

@@ -200,8 +200,13 @@ def load_or_predict(
         if row is not None:
             probabilities_NK[position] = np.asarray(row)[order]
     missing = [position for position, row in enumerate(rows) if row is None]
-    if missing and root is not None:
-        _predict(records.package, images, root, missing, probabilities_NK, order, on_progress)
+    if root is not None:
+        for start in range(0, len(missing), _BATCH):
+            batch = missing[start : start + _BATCH]
+            readable, own_RK = _predict(records.package, images.iloc[batch], root)
+            probabilities_NK[np.array(batch)[readable]] = own_RK[:, order]
+            if on_progress:
+                on_progress(start + len(batch), len(missing))
     return probabilities_NK
 
 
@@ -254,32 +259,17 @@ def _table(
     return pd.read_parquet(file)
 
 
-def _predict(
-    package: PackagedModel,
-    images: pd.DataFrame,
-    root: Path,
-    positions: list[int],
-    probabilities_NK: Array,
-    order: Array,
-    on_progress: Callable[[int, int], None] | None,
-) -> None:
-    paths, digests = list(images["path"]), list(images["sha256"])
-    for start in range(0, len(positions), _BATCH):
-        chosen, pixels = [], []
-        for position in positions[start : start + _BATCH]:
-            if not holds(root, paths[position], digests[position]):
-                continue
+def _predict(package: PackagedModel, images: pd.DataFrame, root: Path) -> tuple[Array, Array]:
+    """Return which images (N,) can be read, and the package's probabilities of these (R, K)."""
+    readable, pixels = np.zeros(len(images), bool), []
+    for position, (path, sha256) in enumerate(zip(images["path"], images["sha256"], strict=True)):
+        if holds(root, path, sha256):
             # the package may decode it differently
-            with (
-                suppress(UndecodableImageError),
-                root_image_bytes(root, paths[position]) as data,
-            ):
+            with suppress(UndecodableImageError), root_image_bytes(root, path) as data:
                 pixels.append(package.pixels(data))
-                chosen.append(position)
-        if chosen:
-            probabilities_NK[chosen] = package.probabilities(np.stack(pixels))[:, order]
-        if on_progress:
-            on_progress(min(start + _BATCH, len(positions)), len(positions))
+                readable[position] = True
+    none = np.empty((0, len(package.classes)), np.float32)
+    return readable, package.probabilities(np.stack(pixels)) if pixels else none
 
 
 def _order(own: list[str], classes: tuple[str, ...]) -> Array:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from patchline.pipeline.evaluation.evaluating import FOLDER
 from patchline.pipeline.pretraining import evaluating
 from patchline.pipeline.pretraining.evaluating import MODULE, PretrainingEvaluated
@@ -11,19 +9,16 @@ from patchline.pipeline.registry import registration
 from patchline.pipeline.run_memory import stage_keys
 from patchline.pipeline.run_memory.stage_memory import Ingredients
 from patchline.pipeline.stages.context import Context
-from patchline.pipeline.stages.evaluate import EvaluateInputs
-from patchline.pipeline.stages.stage import Stage
+from patchline.pipeline.stages.evaluate import EvaluateInputs, EvaluateStage
 from patchline.pipeline.tracking import tracked_run
 from patchline.pipeline.tracking.tracked_run import TrackedRun
 from patchline.pipeline.workers.prewarm import Worker
 
 
-class EncoderTest(Stage[EvaluateInputs, PretrainingEvaluated]):
+class EncoderTest(EvaluateStage[PretrainingEvaluated]):
     """Leaves the report, with the loss of the test images under the run's objective."""
 
-    name = "evaluate"
     task = "Test the encoder"
-    reads = EvaluateInputs
     leaves = PretrainingEvaluated
     worker = Worker(MODULE)
     code = (
@@ -31,26 +26,15 @@ class EncoderTest(Stage[EvaluateInputs, PretrainingEvaluated]):
         "patchline.pipeline.pretraining.evaluating",
         "patchline.pipeline.layers",
     )
-    rehearsal = "Evaluating two batches"
 
     def title(self, context: Context, inputs: EvaluateInputs) -> str:
         """Return how many images are used."""
         return f"Testing the encoder ({inputs.data.counts['test']:,} images)"
 
-    def task_run(self, context: Context, inputs: EvaluateInputs) -> str:
-        """Return how many images are used."""
-        return f"Evaluate on {inputs.data.counts['test']:,} test images"
-
     def key(self, context: Context, inputs: EvaluateInputs) -> Ingredients:
         """Return everything that determines the report."""
         determined = evaluating.ingredients(inputs.of(context.config))
         return {**determined, "code": stage_keys.code(*self.code)}
-
-    def folder(
-        self, context: Context, inputs: EvaluateInputs, result: PretrainingEvaluated | None
-    ) -> Path:
-        """Return the folder of the report."""
-        return inputs.run.folder / FOLDER
 
     def compute(self, context: Context, inputs: EvaluateInputs) -> PretrainingEvaluated:
         """Compute the loss in a worker process, and write the report."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 from patchline.pipeline.config import RunConfig
 from patchline.pipeline.data.ingested_data import IngestedData, PreparedData
@@ -12,6 +13,7 @@ from patchline.pipeline.evaluation.chosen_images import EXPLANATIONS
 from patchline.pipeline.evaluation.cost import evaluation_seconds, predicted_images
 from patchline.pipeline.evaluation.evaluating import FOLDER, MODULE, Evaluated
 from patchline.pipeline.evaluation.trained_run import TrainedRun
+from patchline.pipeline.frozen_model import FrozenModel
 from patchline.pipeline.registry import registration
 from patchline.pipeline.registry.registered_models import TEST_IMAGES_TAG
 from patchline.pipeline.run_memory import stage_keys
@@ -38,12 +40,29 @@ class EvaluateInputs:
         return TrainedRun(config, self.data, self.prepared, self.trained)
 
 
-class Evaluate(Stage[EvaluateInputs, Evaluated]):
-    """Leaves the report, whose metrics are those of images not used for training or selection."""
+Report = TypeVar("Report", bound=FrozenModel)
+
+
+class EvaluateStage(Stage[EvaluateInputs, Report]):
+    """Leaves the report on what a line trains, in the run's folder."""
 
     name = "evaluate"
-    task = "Evaluate on the test images"
     reads = EvaluateInputs
+    rehearsal = "Evaluating two batches"
+
+    def task_run(self, context: Context, inputs: EvaluateInputs) -> str:
+        """Return how many test images there are."""
+        return f"Evaluate on {inputs.data.counts['test']:,} test images"
+
+    def folder(self, context: Context, inputs: EvaluateInputs, result: Report | None) -> Path:
+        """Return the folder of the report."""
+        return inputs.run.folder / FOLDER
+
+
+class Evaluate(EvaluateStage[Evaluated]):
+    """Leaves the report, whose metrics are those of images not used for training or selection."""
+
+    task = "Evaluate on the test images"
     leaves = Evaluated
     worker = Worker(MODULE)
     code = (
@@ -51,7 +70,6 @@ class Evaluate(Stage[EvaluateInputs, Evaluated]):
         "patchline.pipeline.evaluation.evaluating",
         "patchline.pipeline.layers",
     )
-    rehearsal = "Evaluating two batches"
 
     def title(self, context: Context, inputs: EvaluateInputs) -> str:
         """Return how many images are predicted, and about how long that takes."""
@@ -64,18 +82,10 @@ class Evaluate(Stage[EvaluateInputs, Evaluated]):
         cost = f"{images:,} images{held_out}, about {max(1, round(seconds)):,} s"
         return f"Evaluating on the test images ({cost})"
 
-    def task_run(self, context: Context, inputs: EvaluateInputs) -> str:
-        """Return how many test images there are."""
-        return f"Evaluate on {inputs.data.counts['test']:,} test images"
-
     def key(self, context: Context, inputs: EvaluateInputs) -> Ingredients:
         """Return everything that determines the report."""
         determined = evaluating.ingredients(inputs.of(context.config))
         return {**determined, "code": stage_keys.code(*self.code)}
-
-    def folder(self, context: Context, inputs: EvaluateInputs, result: Evaluated | None) -> Path:
-        """Return the folder of the report."""
-        return inputs.run.folder / FOLDER
 
     def compute(self, context: Context, inputs: EvaluateInputs) -> Evaluated:
         """Predict in a worker process, and write the report."""

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar, TypeVar
 
+from patchline.pipeline.config import RunConfig
 from patchline.pipeline.data.ingested_data import IngestedData, PreparedData
 from patchline.pipeline.data.seen_images import seen_images_notes
 from patchline.pipeline.evaluation.evaluating import PREDICTIONS_FILE, Evaluated
@@ -12,10 +14,10 @@ from patchline.pipeline.evaluation.trained_run import TrainedRun
 from patchline.pipeline.files.file_digest import digest_of
 from patchline.pipeline.initial_weights.recipe import display_name
 from patchline.pipeline.initial_weights.starting_point import StartingPoint
-from patchline.pipeline.metrics.intervals import MetricEstimate
 from patchline.pipeline.packaging.job import Package
 from patchline.pipeline.packaging.model_card import CardFacts
 from patchline.pipeline.packaging.packaging import MODULE, package_model
+from patchline.pipeline.pretraining.evaluating import PretrainingEvaluated
 from patchline.pipeline.run_memory import stage_keys
 from patchline.pipeline.run_memory.stage_memory import Ingredients
 from patchline.pipeline.stages.context import Context
@@ -30,23 +32,35 @@ FOLDER = "package"
 
 
 @dataclass(frozen=True)
-class PackageInputs:
-    """The weights, and the report with the calibration and the predictions to compare with."""
+class TrainedInputs:
+    """The weights, and the report, whose metrics the model card names."""
 
-    evaluated: Evaluated
+    evaluated: Evaluated | PretrainingEvaluated
     trained: TrainResult
     data: IngestedData
     prepared: PreparedData
     start: StartingPoint | None
     run: TrackedRun
 
+    def of(self, config: RunConfig) -> TrainedRun:
+        """Return them together with the settings."""
+        return TrainedRun(config, self.data, self.prepared, self.trained)
 
-class PackageModel(Stage[PackageInputs, Package]):
-    """Leaves the package: ONNX, weights, model card, and a server that needs no torch."""
+
+@dataclass(frozen=True)
+class PackageInputs(TrainedInputs):
+    """The report has the calibration, and the predictions to compare with."""
+
+    evaluated: Evaluated
+
+
+Inputs = TypeVar("Inputs", bound=TrainedInputs)
+
+
+class PackageStage(Stage[Inputs, Package]):
+    """Leaves the package of whatever a line trains."""
 
     name = "package"
-    task = "Package the model"
-    reads = PackageInputs
     leaves = Package
     worker = Worker(MODULE, accelerator=False)
     code = (
@@ -54,11 +68,41 @@ class PackageModel(Stage[PackageInputs, Package]):
         "patchline.pipeline.packaging.mlflow_classifier",
         "patchline.pipeline.layers",
     )
-    rehearsal = "Packaging the model and checking the package"
+    rehearsal: ClassVar[str]
 
-    def title(self, context: Context, inputs: PackageInputs) -> str:
+    def title(self, context: Context, inputs: Inputs) -> str:
         """Return what is done."""
-        return "Packaging the model and checking the package"
+        return self.rehearsal
+
+    def key(self, context: Context, inputs: Inputs) -> Ingredients:
+        """Return everything that determines the package."""
+        return {
+            **inputs.of(context.config).ingredients,
+            "card": _card(context.config, inputs).model_dump_json(),
+            "code": stage_keys.code(*self.code),
+        }
+
+    def folder(self, context: Context, inputs: Inputs, result: Package | None) -> Path:
+        """Return the folder of the package."""
+        return inputs.run.folder / FOLDER
+
+    def compute(self, context: Context, inputs: Inputs) -> Package:
+        """Export to ONNX, and compare with the model in torch."""
+        return package_model(
+            inputs.of(context.config),
+            inputs.evaluated if isinstance(inputs.evaluated, Evaluated) else None,
+            _card(context.config, inputs),
+            inputs.run.folder / FOLDER,
+            context.reporting.event,
+        )
+
+
+class PackageModel(PackageStage[PackageInputs]):
+    """Leaves the package: ONNX, weights, model card, and a server that needs no torch."""
+
+    task = "Package the model"
+    reads = PackageInputs
+    rehearsal = "Packaging the model and checking the package"
 
     def task_run(self, context: Context, inputs: PackageInputs) -> str:
         """Return what is done, with the accuracy on the test images."""
@@ -67,50 +111,24 @@ class PackageModel(Stage[PackageInputs, Package]):
 
     def key(self, context: Context, inputs: PackageInputs) -> Ingredients:
         """Return everything that determines the package."""
-        report = inputs.evaluated.report
         return {
-            **self._trained(context, inputs).ingredients,
-            "calibration": report.calibration.model_dump_json(),
+            **super().key(context, inputs),
+            "calibration": inputs.evaluated.report.calibration.model_dump_json(),
             "reported": digest_of(inputs.evaluated.folder / PREDICTIONS_FILE).sha256,
-            "card": self._card(context, inputs).model_dump_json(),
-            "code": stage_keys.code(*self.code),
         }
 
-    def folder(self, context: Context, inputs: PackageInputs, result: Package | None) -> Path:
-        """Return the folder of the package."""
-        return inputs.run.folder / FOLDER
 
-    def compute(self, context: Context, inputs: PackageInputs) -> Package:
-        """Export to ONNX, and compare with the reported predictions."""
-        return package_model(
-            self._trained(context, inputs),
-            inputs.evaluated,
-            self._card(context, inputs),
-            inputs.run.folder / FOLDER,
-            context.reporting.event,
-        )
-
-    def _trained(self, context: Context, inputs: PackageInputs) -> TrainedRun:
-        return TrainedRun(context.config, inputs.data, inputs.prepared, inputs.trained)
-
-    def _card(self, context: Context, inputs: PackageInputs) -> CardFacts:
-        run, metrics = self._trained(context, inputs), inputs.evaluated.report.metrics
-        return card_facts(run, metrics, inputs.start)
-
-
-def card_facts(
-    run: TrainedRun, metrics: dict[str, MetricEstimate], start: StartingPoint | None
-) -> CardFacts:
+def _card(config: RunConfig, inputs: TrainedInputs) -> CardFacts:
     """Return the facts for the model card that only the run knows."""
-    config, data = run.config, run.data
+    data, start = inputs.data, inputs.start
     return CardFacts(
         name=str(config.name),
         images=data.counts,
-        metrics=metrics,
+        metrics=inputs.evaluated.report.metrics,
         initial_weights=display_name(config.model.init) if config.model.init else "",
         license=start.weights.license if start and start.weights else "",
         seen_before=tuple(seen_images_notes(data.seen_before, data.counts)),
-        training=run_parts.length(run.trained),
+        training=run_parts.length(inputs.trained),
         commit=provenance.commit()[0][:12],
     )
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
 from patchline.pipeline import quiet_libraries, redaction
 from patchline.pipeline.errors import PipelineError
+from patchline.pipeline.host import interruption
 from patchline.pipeline.supervision import served_workspace, supervisor_lifeline
 from patchline.pipeline.terminal_words import visible
 
@@ -24,7 +24,7 @@ def begin() -> tuple[Path, Path, list[str]]:
     """
     folder, lifeline = Path(sys.argv[1]), Path(sys.argv[2])
     supervisor_lifeline.end_with(lifeline)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    interruption.ignore_ctrl_c()
     quiet_libraries.apply()
     redaction.install(streams=True)
     os.chdir(folder)

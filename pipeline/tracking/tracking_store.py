@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from patchline.pipeline import local_login, local_services
 from patchline.pipeline.errors import PipelineError, ServerAwayError, TrackingError
@@ -15,8 +16,8 @@ from patchline.pipeline.files.atomic_files import storage_errors
 from patchline.pipeline.files.file_locks import locked
 from patchline.pipeline.files.path_uris import artifact_uri, sqlite_path, sqlite_uri
 from patchline.pipeline.host import proxies
+from patchline.pipeline.host.interruption import signals_held
 from patchline.pipeline.redaction import redacted, split_credentials
-from patchline.pipeline.tracking.held_signals import holding_client
 from patchline.pipeline.workspace import WORKSPACE, make_folder
 
 if TYPE_CHECKING:
@@ -147,17 +148,40 @@ def client() -> MlflowClient:
             )  # no signals are held: the server completes what it has begun
             return _answering_client(MlflowClient)
         if database is None:
-            return _answering_client(holding_client())
+            return _answering_client(_holding_client())
         lock = database.parent / WORKSPACE / "mlflow.lock"
         with storage_errors(database):
             make_folder(lock.parent)
             lock.touch()  # fails at once if the folder may not be written
         with locked(lock):  # processes that create a SQLite file together would crash each other
-            return _answering_client(holding_client())
+            return _answering_client(_holding_client())
     except PipelineError:
         raise
     except Exception as error:
         raise unreachable(uri, error) from error
+
+
+@functools.cache
+def _holding_client() -> type[MlflowClient]:
+    """Return the class of MLflow's client whose calls complete before a signal takes effect."""
+    from mlflow import MlflowClient
+
+    class HoldingClient(MlflowClient):
+        """`MlflowClient` for a database."""
+
+        def __getattribute__(self, name: str) -> Any:
+            attribute = super().__getattribute__(name)
+            if name.startswith("_") or not callable(attribute):
+                return attribute
+
+            @functools.wraps(attribute)
+            def whole(*arguments: Any, **named: Any) -> Any:
+                with signals_held():
+                    return attribute(*arguments, **named)
+
+            return whole
+
+    return HoldingClient
 
 
 _FIRST_PAGE, _LARGEST_PAGE = 5, 500

@@ -32,6 +32,7 @@ from patchline.pipeline.errors import (
 from patchline.pipeline.files.atomic_files import storage_errors, write_text
 from patchline.pipeline.files.file_locks import try_lock
 from patchline.pipeline.frozen_model import FrozenModel
+from patchline.pipeline.host import interruption
 from patchline.pipeline.workers import worker_start
 from patchline.pipeline.workers.event_log import Event, EventReader, EventWriter, LineReader
 from patchline.pipeline.workers.worker_start import LOG_FILE
@@ -159,8 +160,8 @@ def worker_main(
     redaction.install(streams=True)
     folder = worker_start.own_folder(introduced)
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C in the terminal
+    interruption.exit_on_sigterm()
+    interruption.ignore_ctrl_c()
     job = job_class.model_validate_json((folder / JOB_FILE).read_text(encoding="utf-8"))
     with _last_worker_gone(folder):
         events = EventWriter(folder / EVENTS_FILE)

@@ -14,7 +14,7 @@ import sqlalchemy
 from mlflow import MlflowClient
 from mlflow.exceptions import MlflowException
 
-from patchline.pipeline.tracking.held_signals import signals_held
+from patchline.pipeline.host.interruption import signals_held
 from patchline.pipeline.tracking.tracking_store import client
 
 
