@@ -1,6 +1,10 @@
-"""The presets: how ambitious a plan is where the user has not set the length of training.
+"""The presets quick, balanced and best: how ambitious a plan is where the user sets no length.
 
-`patchline.pipeline.planning` turns a preset into settings, from the data and the machine.
+`balanced`, which counts unless another one is named, trains for at most 30 minutes or 60 epochs;
+`patchline.pipeline.planning` turns a preset into settings, from the data and the machine. In three
+other places the word is about rare classes: `training.sampling` draws every class equally often,
+`training.class_weights` weighs the loss instead (`pipeline/training/config.py`), and the metric
+balanced accuracy is the mean of the classes' recalls (`pipeline/metrics/averages.py`).
 """
 
 from __future__ import annotations

@@ -113,10 +113,15 @@ def _visible_warning(
     return f"{text}\n  {visible(line.strip())}\n" if line else f"{text}\n"
 
 
+def short_path(path: str | os.PathLike[str]) -> str:
+    """Return a path relative to the working directory if it is below it."""
+    relative = os.path.relpath(path)
+    return os.fspath(path) if relative.startswith("..") else relative
+
+
 def pasted_path(path: str) -> str:
     """Return the shortest form of a path that a shell reads as that path, in visible characters."""
-    relative = os.path.relpath(path)
-    shown = path if relative.startswith("..") else relative
+    shown = short_path(path)
     shown = f"./{shown}" if shown.startswith("-") else shown
     if visible(shown) == shown:
         return shlex.quote(shown)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -21,7 +20,7 @@ from patchline.pipeline.errors import ConfigError
 from patchline.pipeline.evaluation.config import EvaluationConfig, SplitChoice
 from patchline.pipeline.metrics.names import METRICS
 from patchline.pipeline.registry.registered_models import ModelReference, resolve
-from patchline.pipeline.terminal_words import visible
+from patchline.pipeline.terminal_words import short_path, visible
 from patchline.pipeline.tracking import tracked_run
 from patchline.pipeline.tracking.tracked_run import NewRun
 from patchline.pipeline.workspace import WORKSPACE
@@ -206,6 +205,5 @@ def _lines(result: VersionEvaluation) -> list[str]:
         lines.append(f"  calibration: {report.calibration.sentence()}")
     if report.warning:
         lines.append(f"  warning: {report.warning}")
-    path = os.path.relpath(result.html)
-    lines.append(f"  report: {result.html if path.startswith('..') else path}")
+    lines.append(f"  report: {short_path(result.html)}")
     return lines

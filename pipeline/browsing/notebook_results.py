@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import html
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from patchline.pipeline.evaluation.promotion_decision import verdict
+from patchline.pipeline.terminal_words import short_path
 
 if TYPE_CHECKING:
     from patchline.pipeline.browsing.run_summary import RunSummary
@@ -34,7 +36,7 @@ class Report:
 
     def __repr__(self) -> str:
         """Return what it is and where its file is."""
-        return f"{type(self).__name__}({_relative(self.path)})"
+        return f"{type(self).__name__}({short_path(self.path)})"
 
     def _repr_html_(self) -> str:
         """Return a frame with the report, in which no script runs."""
@@ -75,7 +77,7 @@ class Explanation:
 
     def __repr__(self) -> str:
         """Return the answer, and where the page is."""
-        return f"Explanation({self.label} {self.probability:.2%}, {_relative(self.path)})"
+        return f"Explanation({self.label} {self.probability:.2%}, {short_path(self.path)})"
 
     def _repr_html_(self) -> str:
         """Return a frame with the page; its own script may run, but not reach the notebook."""
@@ -106,7 +108,7 @@ class DataReport:
     def __repr__(self) -> str:
         """Return how many images and findings there are, and where the page is."""
         found = f"{self.images:,} images, {len(self.findings)} findings"
-        return f"DataReport({found}, {_relative(self.path)})"
+        return f"DataReport({found}, {short_path(self.path)})"
 
     def _repr_html_(self) -> str:
         """Return a frame with the page, in which no script runs."""
@@ -140,12 +142,10 @@ class Decision:
 
     @property
     def _verdict(self) -> str:
-        if self.forced:
-            return "promoted by force"
-        return "promoted" if self.promoted else "not promoted"
+        return verdict(promoted=self.promoted, forced=self.forced)
 
     def _repr_html_(self) -> str:
-        gates = {gate.name: f"{_passed(gate)}: {gate.sentence}" for gate in self.gates}
+        gates = {gate.name: f"{gate.verdict}: {gate.sentence}" for gate in self.gates}
         facts = {f"{self.name}, version {self.version}": self._verdict, "Reason": self.reason}
         return _facts({**facts, **gates})
 
@@ -204,7 +204,7 @@ class Run:
             title.capitalize(): value,
             "Registered": f"{self.name}, version {self.version} ({', '.join(self.aliases)})",
             "Duration": f"{sum(self.seconds.values()):.0f} s",
-            "Report": _relative(self.report.path),
+            "Report": short_path(self.report.path),
             "MLflow run": self.url or self.run_id,
         }
         if self.promotion and not self.promotion.promoted:
@@ -268,7 +268,7 @@ def decision_of(promotion: Promotion) -> Decision:
 
 def _framed(path: Path, allowed: str = "") -> str:
     """Return a frame with a page, or where it is if it is too large to be kept in a notebook."""
-    name = html.escape(_relative(path))
+    name = html.escape(short_path(path))
     try:
         page = path.read_text(encoding="utf-8")
     except OSError:
@@ -287,12 +287,6 @@ def _own_links(page: str) -> str:
     return page.replace("<head>", '<head><base href="about:srcdoc">', 1)
 
 
-def _passed(gate: GateResult) -> str:
-    if not gate.passed:
-        return "failed"
-    return "passed" if gate.value is not None else "not checked"
-
-
 def _facts(facts: Mapping[str, str]) -> str:
     rows = "".join(
         f'<tr><th style="text-align: left">{html.escape(name)}</th>'
@@ -300,8 +294,3 @@ def _facts(facts: Mapping[str, str]) -> str:
         for name, fact in facts.items()
     )
     return f"<table>{rows}</table>"
-
-
-def _relative(path: Path) -> str:
-    relative = os.path.relpath(path)
-    return str(path) if relative.startswith("..") else relative

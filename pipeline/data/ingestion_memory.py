@@ -15,7 +15,7 @@ from pydantic import ValidationError
 from patchline.pipeline.config import RunConfig
 from patchline.pipeline.data.ingested_data import IngestedData
 from patchline.pipeline.data.manifests import manifest as manifests
-from patchline.pipeline.data.manifests.describing import describe, printable
+from patchline.pipeline.data.manifests.describing import describe
 from patchline.pipeline.data.manifests.scan_memory import FORMAT as SCAN_FORMAT
 from patchline.pipeline.data.manifests.scan_memory import Facts, ScanMemory, digest_of_root
 from patchline.pipeline.data.manifests.source_listing import uses_labels
@@ -27,6 +27,7 @@ from patchline.pipeline.data.symmetry.assumed_symmetries import (
 )
 from patchline.pipeline.files.atomic_files import storage_errors, write_text
 from patchline.pipeline.files.file_digest import digest_of
+from patchline.pipeline.files.table_cells import printable
 from patchline.pipeline.frozen_model import FrozenModel
 from patchline.pipeline.workspace import make_folder
 from patchline.plugin_api import ImageListing

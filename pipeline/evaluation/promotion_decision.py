@@ -23,6 +23,13 @@ class GateResult(FrozenModel):
     sentence: str
     """The result in words, with its values."""
 
+    @property
+    def verdict(self) -> str:
+        """Whether it passed, in words."""
+        if not self.passed:
+            return "failed"
+        return "passed" if self.value is not None else "not checked"
+
 
 class Decision(FrozenModel):
     """Whether a version becomes champion, and why."""
@@ -47,3 +54,10 @@ class Decision(FrozenModel):
     def failed(self) -> tuple[str, ...]:
         """The names of the failed gates."""
         return tuple(gate.name for gate in self.gates if not gate.passed)
+
+
+def verdict(*, promoted: bool, forced: bool) -> str:
+    """Return what was decided, in words."""
+    if forced:
+        return "promoted by force"
+    return "promoted" if promoted else "not promoted"

@@ -37,3 +37,8 @@ def plain_cell(cell: str) -> str:
 
 def _escaped(found: re.Match[str]) -> str:
     return found[0].encode("unicode_escape", "surrogatepass").decode("ascii")
+
+
+def printable(text: str) -> str:
+    """Return a text that Parquet can store: bytes of a name that are not UTF-8 are escaped."""
+    return text if text.isascii() else text.encode("utf-8", "backslashreplace").decode()

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from patchline.pipeline.files.stored_images import StoredImages
+from patchline.pipeline.models.fitting_batches import fitting_batches
 from patchline.plugin_api import ImageSpec
 
 
@@ -95,18 +96,16 @@ def predict_logits(
     device = device or torch.device("cpu")
     was_training = model.training
     model.eval()
-    logits, done = [], 0
-    while done < len(rows):
-        try:
-            batch = torch.from_numpy(np.array(images[rows[done : done + batch_size]])).to(device)
-            with exact_float32(device):
-                logits.append(model(normalised(batch, image)).float().cpu())
-        except torch.OutOfMemoryError:
-            if batch_size == 1:
-                raise
-            batch_size //= 2
-            continue
-        done = min(done + batch_size, len(rows))
+
+    def compute(batch: slice) -> torch.Tensor:
+        images_BHWC = torch.from_numpy(np.array(images[rows[batch]])).to(device)
+        with exact_float32(device):
+            logits_BK: torch.Tensor = model(normalised(images_BHWC, image))
+        return logits_BK.float().cpu()
+
+    logits = []
+    for done, logits_BK in fitting_batches(len(rows), batch_size, compute):
+        logits.append(logits_BK)
         if on_progress:
             on_progress(done, len(rows))
     model.train(was_training)

@@ -20,6 +20,7 @@ from patchline.pipeline.packaging.agreement import largest_difference, reported_
 from patchline.pipeline.packaging.calibrated_onnx import FeatureModel, ProbabilityModel, export_onnx
 from patchline.pipeline.packaging.job import Package, PackagingJob
 from patchline.pipeline.packaging.model_card import model_card
+from patchline.pipeline.packaging.package_files import CARD_FILE, ONNX_FILE, SERVER_FILE
 from patchline.pipeline.packaging.standalone_file import write_model_server
 from patchline.pipeline.provenance.weights_record import provenance_of
 from patchline.pipeline.workers.event_log import EventWriter
@@ -39,9 +40,9 @@ def package(job: PackagingJob, events: EventWriter) -> Package:
         whole = ProbabilityModel(model, description.image, description.temperature).eval()
     else:
         whole = FeatureModel(model, description.image).eval()
-    onnx_file = job.folder / "model.onnx"
+    onnx_file = job.folder / ONNX_FILE
     export_onnx(whole, onnx_file)
-    write_model_server(job.folder / "model_server.py")
+    write_model_server(job.folder / SERVER_FILE)
     difference, images = _compared(job, whole, onnx_file, events)
     outputs = "probabilities" if description.classes else "features"
     others = "the reported ones" if job.reported else "torch's"
@@ -53,7 +54,7 @@ def package(job: PackagingJob, events: EventWriter) -> Package:
         check=f"{outputs} of all {images:,} test images differ from {others} by at most "
         f"{difference:.1g}",
     )
-    write_text(job.folder / "model_card.md", card)
+    write_text(job.folder / CARD_FILE, card)
     size = sum(file.stat().st_size for file in job.folder.iterdir() if file.is_file())
     return Package(
         folder=job.folder,

@@ -20,6 +20,7 @@ import numpy as np
 from patchline.pipeline.errors import DamagedFileError
 from patchline.pipeline.files.sealed_files import verify
 from patchline.pipeline.frozen_model import FrozenModel
+from patchline.pipeline.models.model_description import WEIGHTS_FILE
 from patchline.pipeline.packaging import clean_process_script
 from patchline.pipeline.packaging.packaged_model import PackagedModel
 
@@ -92,7 +93,7 @@ def check_package(folder: Path, package: PackagedModel) -> PackageCheck:
 
 def _damage(artifacts: Path) -> str:
     """Return what is wrong with the files that the clean process does not read."""
-    weights = artifacts / "model.safetensors"
+    weights = artifacts / WEIGHTS_FILE
     if not weights.is_file():
         return f"its file {weights.name} is missing"
     try:

@@ -9,7 +9,6 @@ R: readable images in a batch, K: classes.
 from __future__ import annotations
 
 import json
-import os
 import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
@@ -23,8 +22,10 @@ import cv2
 import numpy as np
 import pyarrow as pa
 
+from patchline.pipeline.data.reading.child_processes import processors
 from patchline.pipeline.data.reading.decoding import UndecodableImageError
 from patchline.pipeline.errors import ConfigError
+from patchline.pipeline.files.table_cells import printable
 from patchline.pipeline.frozen_model import FrozenModel
 from patchline.pipeline.packaging.packaged_model import PackagedModel
 from patchline.pipeline.prediction.image_files import (
@@ -33,7 +34,6 @@ from patchline.pipeline.prediction.image_files import (
     count_images,
     find_images,
     pixels_of,
-    printable,
 )
 from patchline.pipeline.prediction.prediction_parts import (
     PredictionParts,
@@ -185,7 +185,7 @@ def _predictions(
     model: PackagedModel, files: Iterator[ImageFile]
 ) -> Generator[_PredictedBatch, None, None]:
     """Yield the predictions of all files, batch by batch, in order."""
-    cores = _usable_cores()
+    cores = processors()
     threads = min(cores, _MOST_THREADS)
     shared = model.with_threads(max(1, cores // threads))
     batches = iter(lambda: list(islice(files, _BATCH)), [])
@@ -251,13 +251,6 @@ def _table(batch: _PredictedBatch, schema: pa.Schema, model: PackagedModel, top_
             rows[row] = row_K
         columns["probabilities"] = rows
     return pa.table(columns, schema=schema)
-
-
-def _usable_cores() -> int:
-    """Return how many cores this process may use, if the system reports it."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 @contextmanager

@@ -16,6 +16,7 @@ from patchline.pipeline.errors import DataError
 from patchline.pipeline.files.data_kinds import data_kind
 from patchline.pipeline.files.data_names import ARCHIVE_SUFFIXES
 from patchline.pipeline.files.ignored_files import DEFAULT_IGNORED
+from patchline.pipeline.files.table_cells import printable
 
 if TYPE_CHECKING:
     import numpy as np
@@ -157,11 +158,6 @@ def pixels_of(model: PackagedModel, file: ImageFile) -> np.ndarray[Any, Any]:
         return model.pixels(Path(file.path))
     with root_image_bytes(Path(file.archive), file.path) as content:
         return model.pixels(content)
-
-
-def printable(text: str) -> str:
-    """Return text that Parquet can store: bytes that are not UTF-8 are escaped."""
-    return text if text.isascii() else text.encode("utf-8", "backslashreplace").decode()
 
 
 def _members(argument: int, path: Path) -> list[ImageFile]:

@@ -23,6 +23,7 @@ from patchline.pipeline.files.file_locks import locked
 from patchline.pipeline.files.finished_pieces import Piece
 from patchline.pipeline.files.resumable_array import ResumableArray
 from patchline.pipeline.files.stored_images import StoredImages
+from patchline.pipeline.models.fitting_batches import fitting_batches
 from patchline.pipeline.models.inference import logits_of_batch
 from patchline.pipeline.probing.earlier_features import earlier_features, feature_array, write_index
 from patchline.pipeline.probing.linear_head import evaluating
@@ -179,20 +180,18 @@ class FeatureStore:
 
     def _computed(self, rows: Rows) -> Floats:
         """Return the features of a batch; it is divided if the device runs out of memory."""
+        parts = fitting_batches(len(rows), len(rows), lambda part: self._inputs_of(rows[part]))
+        return np.concatenate([features_BD for _, features_BD in parts])
+
+    def _inputs_of(self, rows: Rows) -> Floats:
+        """Return what the head gets for some rows."""
         inputs: list[torch.Tensor] = []
         hook = self.head.register_forward_pre_hook(lambda _, given: inputs.append(given[0]))
         try:
             _forward(self.model, self.images, rows, self.image, self.device, self.precision)
-        except torch.OutOfMemoryError:
-            if len(rows) == 1:
-                raise
-        else:
-            return self._as_array(inputs, len(rows))
         finally:
             hook.remove()
-        inputs.clear()
-        half = len(rows) // 2
-        return np.concatenate([self._computed(rows[:half]), self._computed(rows[half:])])
+        return self._as_array(inputs, len(rows))
 
     def _as_array(self, inputs: list[torch.Tensor], images: int) -> Floats:
         shapes = [tuple(given.shape) for given in inputs]

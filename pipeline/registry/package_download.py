@@ -6,6 +6,7 @@ from pathlib import Path
 
 from patchline.pipeline.errors import ModelReferenceError
 from patchline.pipeline.files.path_uris import artifact_path
+from patchline.pipeline.packaging.package_files import DESCRIPTION_FILE, ONNX_FILE
 from patchline.pipeline.packaging.packaged_model import PackagedModel
 from patchline.pipeline.registry.registered_models import ModelReference
 from patchline.pipeline.tracking.tracking_store import client
@@ -29,7 +30,7 @@ def open_package(reference: ModelReference, folder: Path) -> PackagedModel:
         ModelReferenceError: if it is not a Patchline package, or an encoder without classes.
     """
     folder = folder / "artifacts"
-    files = [folder / "model.onnx", folder / "model.json"]
+    files = [folder / ONNX_FILE, folder / DESCRIPTION_FILE]
     missing = [file.name for file in files if not file.is_file()]
     if len(missing) == 1:
         raise ModelReferenceError(

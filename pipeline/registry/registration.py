@@ -23,6 +23,7 @@ from patchline.pipeline.host.interruption import signals_held
 from patchline.pipeline.metrics.intervals import MetricEstimate
 from patchline.pipeline.models.model_description import WEIGHTS_FILE, load_description
 from patchline.pipeline.packaging.job import Package
+from patchline.pipeline.packaging.package_files import ARTIFACTS, SERVER_FILE
 from patchline.pipeline.packaging.standalone_file import requirements
 from patchline.pipeline.provenance.weights_record import provenance_of
 from patchline.pipeline.registry.registered_models import (
@@ -38,8 +39,6 @@ from patchline.pipeline.registry.registered_models import (
 from patchline.pipeline.tracking import provenance
 from patchline.pipeline.tracking.tracked_run import TrackedRun, check_owner
 from patchline.pipeline.tracking.tracking_store import client
-
-_ARTIFACTS = ("model.onnx", "model.json", "model.safetensors", "model_card.md")
 
 
 class Registered(FrozenModel):
@@ -199,8 +198,8 @@ def save_as_mlflow_model(run: TrackedRun, model_id: str, package: Path) -> Path:
         warnings.simplefilter("ignore")  # hints about type annotations and examples
         mlflow.pyfunc.save_model(
             str(target),
-            python_model=str(package / "model_server.py"),
-            artifacts={name: artifact_uri(package / name) for name in _ARTIFACTS},
+            python_model=str(package / SERVER_FILE),
+            artifacts={name: artifact_uri(package / name) for name in ARTIFACTS},
             signature=signature,
             pip_requirements=requirements(),
             mlflow_model=Model(run_id=run.run_id, model_id=model_id),

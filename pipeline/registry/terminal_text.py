@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 
-from patchline.pipeline.evaluation.promotion_decision import GateResult
+from patchline.pipeline.evaluation.promotion_decision import verdict
 from patchline.pipeline.registry.history import CHAMPION, AliasChange
 from patchline.pipeline.registry.promotion import Promotion
 from patchline.pipeline.registry.registered_models import ModelSummary, VersionSummary
+from patchline.pipeline.terminal_words import short_path
 
 
 def models_text(models: Sequence[ModelSummary], *, details: bool) -> str:
@@ -36,39 +36,21 @@ def decision_text(decision: Promotion) -> str:
     if decision.champion == decision.version:
         return f"{decision.name}, {decision.reason}"
     before = f"version {decision.champion}" if decision.champion else "none"
-    verdict = _verdict(promoted=decision.promoted, forced=decision.forced)
+    decided = verdict(promoted=decision.promoted, forced=decision.forced)
     lines = [
-        f"{decision.name}, version {decision.version}: {verdict}",
+        f"{decision.name}, version {decision.version}: {decided}",
         f"  champion before: {before}",
     ]
     width = max((len(gate.name) for gate in decision.gates), default=0)
     lines += [
-        f"  {_gate_verdict(gate):<11}  {gate.name:<{width}}  {gate.sentence}"
+        f"  {gate.verdict if gate.passed else 'FAILED':<11}  {gate.name:<{width}}  {gate.sentence}"
         for gate in decision.gates
     ]
     if decision.forced or not decision.gates:
         lines.append(f"  reason: {decision.reason}")
     if decision.report:
-        lines.append(f"  report: {_short(decision.report)}")
+        lines.append(f"  report: {short_path(decision.report)}")
     return "\n".join(lines)
-
-
-def _verdict(*, promoted: bool, forced: bool) -> str:
-    if forced:
-        return "promoted by force"
-    return "promoted" if promoted else "not promoted"
-
-
-def _gate_verdict(gate: GateResult) -> str:
-    if not gate.passed:
-        return "FAILED"
-    return "passed" if gate.value is not None else "not checked"
-
-
-def _short(path: str) -> str:
-    """Return a path relative to the working directory if it is below it."""
-    relative = os.path.relpath(path)
-    return path if relative.startswith("..") else relative
 
 
 def _version_line(version: VersionSummary) -> str:
@@ -106,8 +88,8 @@ def _origin_lines(name: str, version: VersionSummary) -> list[str]:
     if decision := version.decision:
         promoted, forced = bool(decision.get("promoted")), bool(decision.get("forced"))
         was = "was " if promoted and not is_champion else ""
-        verdict = _verdict(promoted=promoted, forced=forced)
-        lines.append(f"    {was}{verdict}: {decision.get('reason', '')}")
+        decided = verdict(promoted=promoted, forced=forced)
+        lines.append(f"    {was}{decided}: {decision.get('reason', '')}")
     if (version.approval or {}).get("state") == "asked" and not is_champion:
         reference = f"{name}/{version.version}"
         lines.append(

@@ -154,7 +154,7 @@ def package_versions(distributions: Iterable[str] = ()) -> dict[str, str]:
             name = _REQUIREMENT.match(requirement)
             if name and not _DEVELOPMENT.search(requirement):
                 needed.add(name[0].lower())
-    versions = {name: _version(name) for name in sorted(needed - _ORCHESTRATION)}
+    versions = {name: installed_version(name) for name in sorted(needed - _ORCHESTRATION)}
     return {f"package {name}": version for name, version in versions.items() if version}
 
 
@@ -254,7 +254,8 @@ def _requirements(distribution: str) -> list[str]:
         return []
 
 
-def _version(name: str) -> str:
+def installed_version(name: str) -> str:
+    """Return the version of a distribution; empty if it is not installed."""
     try:
         return metadata.version(name)
     except metadata.PackageNotFoundError:

@@ -8,6 +8,7 @@ from patchline.pipeline.errors import PackagingError
 from patchline.pipeline.evaluation.evaluating import Evaluated
 from patchline.pipeline.packaging.clean_process_check import check_package
 from patchline.pipeline.packaging.job import Package
+from patchline.pipeline.packaging.package_files import DESCRIPTION_FILE, ONNX_FILE
 from patchline.pipeline.packaging.packaged_model import PackagedModel
 from patchline.pipeline.registry import registration
 from patchline.pipeline.registry.registered_models import TEST_IMAGES_TAG
@@ -56,7 +57,7 @@ class Register(Stage[RegisterInputs, Registered]):
         """Write the package as an MLflow model and load it in a clean process; register nothing."""
         package = inputs.package
         saved = registration.save_as_mlflow_model(inputs.run, "rehearsal", package.folder)
-        opened = PackagedModel(package.folder / "model.onnx", package.folder / "model.json")
+        opened = PackagedModel(package.folder / ONNX_FILE, package.folder / DESCRIPTION_FILE)
         check = check_package(saved, opened)
         if not check.passed:
             raise PackagingError(f"The package does not work: {check.finding}. Change the model.")

@@ -36,6 +36,7 @@ from patchline.pipeline.data.reading.jpeg_decoding import decode_jpeg
 from patchline.pipeline.data.reading.reduced_values import reduced_bits
 from patchline.pipeline.files.data_names import IMAGE_SUFFIXES
 from patchline.pipeline.files.file_digest import sha256_of
+from patchline.pipeline.files.table_cells import printable
 from patchline.plugin_api import ListedImage
 
 OnImage = Callable[[str, bytes, Pixels], None]
@@ -219,8 +220,3 @@ def _summary(data: bytes, opacity: list[Pixels]) -> FileSummary:
     clear, hidden = clarity(np.concatenate(opacity)) if opacity else (-1.0, False)
     found = FileSummary(pages=pages, clear=clear, hidden=hidden, reduced=reduced_bits(data))
     return ORDINARY if found == ORDINARY else found
-
-
-def printable(name: str) -> str:
-    """Return a file name that Parquet can hold: bytes that are not UTF-8 are escaped."""
-    return name if name.isascii() else name.encode("utf-8", "backslashreplace").decode()

@@ -17,11 +17,12 @@ from typing import Protocol
 import pandas as pd
 
 from patchline.pipeline.data.config import OWN_COLUMN
-from patchline.pipeline.data.manifests.describing import OnImage, Row, empty_row, printable
+from patchline.pipeline.data.manifests.describing import OnImage, Row, empty_row
 from patchline.pipeline.data.manifests.describing_processes import Files, KeptImages, rows_of
 from patchline.pipeline.data.manifests.scan_memory import DESCRIBED, Facts, ScanMemory
 from patchline.pipeline.data.pixel_values.pixel_mapping import PixelMapping
 from patchline.pipeline.files.atomic_files import replacing
+from patchline.pipeline.files.table_cells import printable
 from patchline.plugin_api import ImageListing, ListedImage
 
 COLUMNS = [

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from functools import cache
-from importlib import metadata
 
 from patchline.pipeline.run_memory import stage_keys
 
@@ -16,12 +15,4 @@ _LIBRARIES = ("opencv-python-headless", "pillow", "pillow-heif", "simplejpeg")
 @cache
 def decoder_version() -> tuple[str, ...]:
     """Return a digest of the decoder's code, and the versions of its libraries."""
-    return stage_keys.code(*_CODE), *map(_version, _LIBRARIES)
-
-
-def _version(library: str) -> str:
-    """Return the version of a library; empty if it is not installed."""
-    try:
-        return metadata.version(library)
-    except metadata.PackageNotFoundError:
-        return ""
+    return stage_keys.code(*_CODE), *map(stage_keys.installed_version, _LIBRARIES)

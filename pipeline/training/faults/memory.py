@@ -1,4 +1,7 @@
-"""The device is out of memory: what a step began is undone, and batches are divided further."""
+"""The device is out of memory: what a step began is undone, and batches are divided further.
+
+Outside training, batches are halved by `patchline.pipeline.models.fitting_batches`.
+"""
 
 from __future__ import annotations
 
