@@ -21,6 +21,7 @@ from patchline.pipeline import quiet_libraries, redaction, workspace
 from patchline.pipeline.errors import ConfigError, PipelineError
 from patchline.pipeline.files.atomic_files import full_disk
 from patchline.pipeline.host import interpreter, interruption
+from patchline.pipeline.host.system_errors import system_error
 from patchline.pipeline.terminal_words import protect_terminal, visible
 
 _LEFT_RUNNING = (
@@ -109,6 +110,8 @@ def _other_end(error: BaseException, *, debug: bool) -> int:
         return _failed(str(full), full.exit_code, debug=debug)
     if wrong := prefect_settings.sentence(error):
         return _failed(str(wrong), wrong.exit_code, debug=debug)
+    if known := system_error(error):
+        return _failed(str(known), known.exit_code, debug=debug)
     sentence = f"{type(error).__name__}: {str(error).strip() or 'no message'}"
     hint = "" if debug else " Run again with --debug for the traceback."
     return _failed(f"Unexpected failure. {sentence}{hint}", 1, debug=debug)

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Any, TypedDict
 
 from prefect.states import Failed
 
-from patchline.pipeline.errors import PipelineError, ServerAwayError, TrackingError
+from patchline.pipeline.errors import ServerAwayError, TrackingError
+from patchline.pipeline.host.system_errors import system_error
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -42,15 +43,21 @@ RETRYING: _Retrying = {
 """Arguments for `@task(name=..., **RETRYING)`: retry failures of a disk or a server."""
 
 
-def failed(error: PipelineError) -> State[Any]:
+def failed(error: Exception) -> State[Any]:
     """Return the final state of a flow that fails with an error for the user.
 
     Prefect raises the error in the caller of the flow. Raised by the flow itself, it would be shown
     as a traceback. If a server did not answer, the state's name says so; the run can be resumed.
+
+    Raises:
+        Exception: the error itself, if neither Patchline nor the machine explains it.
     """
-    if isinstance(error, ServerAwayError):
-        return Failed(name=SERVER_UNAVAILABLE, message=str(error), data=error)
-    return Failed(message=str(error), data=error)
+    known = system_error(error)
+    if known is None:
+        raise error
+    if isinstance(known, ServerAwayError):
+        return Failed(name=SERVER_UNAVAILABLE, message=str(known), data=known)
+    return Failed(message=str(known), data=known)
 
 
 def was_interrupted(state: State[Any]) -> bool:

@@ -26,7 +26,8 @@ from patchline.pipeline.data.ingested_data import IngestedData
 from patchline.pipeline.data.manifests import earlier_manifests, new_images
 from patchline.pipeline.data.manifests import manifest as manifests
 from patchline.pipeline.data.manifests.new_images import NewImages
-from patchline.pipeline.errors import ConfigError, PipelineError
+from patchline.pipeline.errors import ConfigError
+from patchline.pipeline.host.system_errors import system_error
 from patchline.pipeline.plugin_system import plugin_settings
 from patchline.pipeline.run_memory import interrupted_runs, live_runs
 from patchline.pipeline.run_memory.interrupted_runs import InterruptedRun
@@ -47,14 +48,14 @@ def retrain_when_new(config: RunConfig) -> State[Any]:
             watched_folders.cancel_waiting(UUID(str(deployment.id)), UUID(own))
         try:
             config, data, new_images = _compared(config, workspace)
-        except PipelineError as error:
+        except Exception as error:  # noqa: BLE001 - raised again if it is not explained
             name = config.name or data_name(config)
-            facts = {"name": name, "reason": str(error)}
+            facts = {"name": name, "reason": str(system_error(error) or error)}
             events.emit(event_kinds.RUN_FAILED, f"patchline.run.{flow_run.id}", facts)
             return failed(error)
         try:
             return _train_if_enough(config, data, new_images, workspace)
-        except PipelineError as error:  # the training has sent the event
+        except Exception as error:  # noqa: BLE001 - raised again if it is not explained
             return failed(error)
 
 

@@ -24,6 +24,7 @@ from patchline.pipeline import config_errors, quiet_libraries, redaction, worksp
 from patchline.pipeline.errors import ConfigError, PipelineError, RunError
 from patchline.pipeline.files.atomic_files import full_disk
 from patchline.pipeline.host import interpreter, interruption
+from patchline.pipeline.host.system_errors import system_error
 from patchline.pipeline.local_login import MLFLOW_VARIABLES, OTHER_MLFLOW_LOGINS
 from patchline.pipeline.plugin_system.plugin_loader import FILES_VARIABLE
 from patchline.pipeline.relocation import following, read_only
@@ -114,7 +115,7 @@ def _errors() -> Iterator[None]:
     except Exception as error:
         if full := full_disk(Path.cwd()):
             raise full from error
-        if wrong := prefect_settings.sentence(error):
+        if wrong := prefect_settings.sentence(error) or system_error(error):
             raise wrong from error
         raise
 

@@ -17,7 +17,7 @@ from pydantic import Field
 
 from patchline.flows.failures import failed
 from patchline.flows.progress import display
-from patchline.pipeline.errors import DataError, PipelineError
+from patchline.pipeline.errors import DataError
 from patchline.pipeline.frozen_model import FrozenModel
 from patchline.pipeline.prediction.batch_prediction import PredictedTable, predict_images
 from patchline.pipeline.prediction.image_files import is_empty
@@ -68,7 +68,7 @@ def predict_flow(
                 words = f"The folder {images} holds no files yet; {out} is unchanged."
                 return Completed(name=NOTHING, message=words)  # type: ignore[return-value]  # the same
             return _predict(model, Path(images), Path(out), top_k, probabilities=probabilities)
-        except PipelineError as error:
+        except Exception as error:  # noqa: BLE001 - raised again if it is not explained
             return failed(error)  # type: ignore[return-value]  # Prefect raises it
 
 

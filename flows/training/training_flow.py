@@ -26,7 +26,7 @@ from patchline.pipeline.automation import event_kinds
 from patchline.pipeline.browsing.run_summary import RunSummary
 from patchline.pipeline.config import RunConfig
 from patchline.pipeline.data.ingested_data import IngestedData
-from patchline.pipeline.errors import DataError, PipelineError, TakenOverError
+from patchline.pipeline.errors import DataError, TakenOverError
 from patchline.pipeline.files.atomic_files import write_text
 from patchline.pipeline.frozen_model import FrozenModel
 from patchline.pipeline.planning.facts import Plan
@@ -82,7 +82,7 @@ def training_flow(config: RunConfig, resume: str | None = None, fresh: bool = Fa
                 run = _continued(interrupted, new, by_hand=bool(resume)) if interrupted else new
                 prewarm.at_start(engine.workers(run.line.stages, run.context.config))
                 return run.finish()
-        except PipelineError as error:
+        except Exception as error:  # noqa: BLE001 - raised again if it is not explained
             return failed(error)  # type: ignore[return-value]  # Prefect raises it
 
 

@@ -23,7 +23,6 @@ from typing import NoReturn, TypeVar
 
 from patchline.pipeline import redaction
 from patchline.pipeline.errors import (
-    PipelineError,
     RunError,
     StorageError,
     WorkerError,
@@ -33,6 +32,7 @@ from patchline.pipeline.files.atomic_files import storage_errors, write_text
 from patchline.pipeline.files.file_locks import try_lock
 from patchline.pipeline.frozen_model import FrozenModel
 from patchline.pipeline.host import interruption
+from patchline.pipeline.host.system_errors import system_error
 from patchline.pipeline.workers import worker_start
 from patchline.pipeline.workers.event_log import Event, EventReader, EventWriter, LineReader
 from patchline.pipeline.workers.worker_start import LOG_FILE
@@ -178,8 +178,13 @@ def report(folder: Path, work: Callable[[], FrozenModel]) -> str:
     try:
         with storage_errors(folder):
             result = work()
-    except PipelineError as error:
-        return json.dumps({"error": {"class": type(error).__name__, "message": str(error)}})
+    except Exception as error:
+        known = system_error(error)
+        if known is None:
+            raise
+        if known is not error:
+            logging.getLogger(__name__).exception("the worker failed")
+        return json.dumps({"error": {"class": type(known).__name__, "message": str(known)}})
     return f'{{"result": {result.model_dump_json()}}}'
 
 

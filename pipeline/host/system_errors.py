@@ -1,0 +1,203 @@
+"""Errors of the machine, and of the libraries that meet them, in a sentence with a remedy.
+
+What Patchline expects at a place is handled there; this is for failures that may happen anywhere: a
+file that somebody removes while it is read, a limit of the operating system, a server that goes
+away in the middle of a request.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from patchline.pipeline.errors import (
+    DamagedFileError,
+    OrchestrationError,
+    PipelineError,
+    RunError,
+    StorageError,
+    TrackingError,
+)
+
+_Kinds = tuple[tuple[frozenset[int], type[PipelineError], str], ...]
+_OF_THE_SYSTEM: _Kinds = (
+    (
+        frozenset({errno.EMFILE, errno.ENFILE}),
+        RunError,
+        (
+            "Too many files are open at once ({reason}). Raise the limit of this process with "
+            "`ulimit -n 4096`, and try again."
+        ),
+    ),
+    (
+        frozenset({errno.EFBIG}),
+        StorageError,
+        (
+            "{file} would be larger than files may be here ({reason}). Raise the limit with "
+            "`ulimit -f unlimited`, or work on another disk."
+        ),
+    ),
+    (
+        frozenset({errno.EACCES, errno.EPERM, errno.EROFS}),
+        StorageError,
+        (
+            "{file} may not be read or written ({reason}). Change its permissions, or work in a "
+            "folder of your own."
+        ),
+    ),
+    (
+        frozenset({errno.ENOSPC, errno.EDQUOT}),
+        StorageError,
+        "There is no space left to write {file}. Free some, and try again.",
+    ),
+    (
+        frozenset({errno.EEXIST, errno.ENOTDIR, errno.EISDIR, errno.ENOTEMPTY}),
+        StorageError,
+        "{file} is in the way ({reason}). Move it elsewhere, and try again.",
+    ),
+    (
+        frozenset({errno.ENOENT}),
+        StorageError,
+        (
+            "{file} is missing ({reason}): it was removed, or never written. Restore it, or run the "
+            "command again with --fresh."
+        ),
+    ),
+    (
+        frozenset({errno.ENAMETOOLONG}),
+        StorageError,
+        "The name of {file} is too long ({reason}). Choose a shorter one.",
+    ),
+)
+"""What is said of an error of the operating system, by its number."""
+_OTHER = "{file} cannot be read or written ({reason}). Check the disk or the network drive."
+_OF_LIBRARIES: tuple[tuple[tuple[str, ...], type[PipelineError], str], ...] = (
+    (
+        ("mlflow",),
+        TrackingError,
+        (
+            "MLflow failed ({reason}). Check MLFLOW_TRACKING_URI, the server and its files, and run "
+            "the command again."
+        ),
+    ),
+    (
+        ("sqlalchemy", "sqlite3", "psycopg2", "asyncpg", "alembic"),
+        TrackingError,
+        (
+            "A database of MLflow or Prefect failed ({reason}). Check its file or server, or restore "
+            "it from a backup."
+        ),
+    ),
+    (
+        ("prefect",),
+        OrchestrationError,
+        (
+            "Prefect failed ({reason}). Check its server with `patchline up`, and run the command "
+            "again."
+        ),
+    ),
+    (
+        ("httpx", "httpcore", "requests", "urllib3", "websockets"),
+        OrchestrationError,
+        (
+            "A server did not answer ({reason}). Check PREFECT_API_URL, MLFLOW_TRACKING_URI and the "
+            "network, and run the command again."
+        ),
+    ),
+    (
+        ("pyarrow", "safetensors", "safetensors_rust", "zipfile", "tarfile"),
+        DamagedFileError,
+        (
+            "A file of the workspace is damaged ({reason}). Run the command again with --fresh, or "
+            "restore the file from a backup."
+        ),
+    ),
+)
+"""What is said of an error of a library, by the package that its class comes from."""
+_MEMORY = re.compile(
+    r"can't allocate memory|out of memory|cannot allocate memory|unable to allocate|"
+    r"can't start new thread|thread constructor failed|resource temporarily unavailable",
+    re.IGNORECASE,
+)
+_DAMAGED = re.compile(
+    r"parquet|not a database|disk image is malformed|zip ?file|tar ?file|safetensor|"
+    r"incompletemetadata|protobuf|unexpected end of|invalid start byte",
+    re.IGNORECASE,
+)
+_LONGEST = 300
+
+
+def system_error(error: BaseException) -> PipelineError | None:
+    """Return the error for the user, if the machine or a server has caused this one.
+
+    The causes of an error are asked as well, the nearest first: libraries wrap what they meet.
+    """
+    return next(filter(None, map(_known_error, _chain(error))), None)
+
+
+def _chain(error: BaseException) -> Iterator[BaseException]:
+    present: BaseException | None = error
+    while present is not None:
+        yield present
+        present = present.__cause__ or present.__context__
+
+
+def _known_error(error: BaseException) -> PipelineError | None:
+    if isinstance(error, PipelineError):
+        return error
+    if isinstance(error, MemoryError) or _MEMORY.search(str(error)):
+        return RunError(
+            f"The machine has too little memory or too few threads left ({_reason(error)}). Stop "
+            "other programs, raise the limits of this process (`ulimit -a`), or lower "
+            "training.batch_size."
+        )
+    if isinstance(error, ImportError):
+        return RunError(
+            f"A package cannot be imported ({_reason(error)}). Install Patchline again, with the "
+            "versions of constraints.txt."
+        )
+    if isinstance(error, OSError) and error.errno and not isinstance(error, ConnectionError):
+        return _file_error(error)
+    return _library_error(error)
+
+
+def _file_error(error: OSError) -> PipelineError:
+    """Return the sentence for an error of the operating system; it mostly names a file."""
+    for numbers, kind, sentence in _OF_THE_SYSTEM:
+        if error.errno in numbers:
+            return kind(sentence.format(file=_file_of(error), reason=error.strerror))
+    return StorageError(_OTHER.format(file=_file_of(error), reason=_reason(error)))
+
+
+def _file_of(error: OSError) -> str:
+    names = [str(os.fsdecode(name)) for name in (error.filename, error.filename2) if name]
+    return " or ".join(names) or f"A file in {_here()}"
+
+
+def _here() -> str:
+    try:
+        return str(Path.cwd())
+    except OSError:
+        return "the working directory, which was removed"
+
+
+def _library_error(error: BaseException) -> PipelineError | None:
+    """Return the sentence for an error of a library, by where its class comes from."""
+    library = type(error).__module__.partition(".")[0]
+    if isinstance(error, ConnectionError):
+        library = "httpx"
+    elif isinstance(error, ValueError | OSError) and _DAMAGED.search(str(error)):
+        library = "pyarrow"
+    for libraries, kind, sentence in _OF_LIBRARIES:
+        if library in libraries:
+            return kind(sentence.format(reason=_reason(error)))
+    return None
+
+
+def _reason(error: BaseException) -> str:
+    """Return the first line of an error's text, or its name."""
+    lines = str(error).strip().splitlines()
+    return (lines[0] if lines else type(error).__name__)[:_LONGEST].rstrip(". ")

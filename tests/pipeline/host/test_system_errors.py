@@ -1,0 +1,83 @@
+"""What the machine, a server or a damaged file causes is a sentence with a remedy."""
+
+from __future__ import annotations
+
+import errno
+import os
+import sqlite3
+import zipfile
+from pathlib import Path
+
+import httpx
+import pyarrow as pa
+import pytest
+from mlflow.exceptions import MlflowException
+from safetensors import SafetensorError
+
+from patchline.pipeline.errors import DamagedFileError, PipelineError
+from patchline.pipeline.host.system_errors import system_error
+
+
+def refused(number: int, file: str = "a/b.txt") -> OSError:
+    """Return what the operating system raises."""
+    return OSError(number, os.strerror(number), file)
+
+
+CASES: dict[str, tuple[Exception, str, str]] = {
+    "permission": (refused(errno.EACCES), "a/b.txt may not be", "permissions"),
+    "read-only": (refused(errno.EROFS), "a/b.txt may not be", "folder of your own"),
+    "removed": (refused(errno.ENOENT), "a/b.txt is missing", "Restore it"),
+    "file in the way": (refused(errno.ENOTDIR), "a/b.txt is in the way", "Move it"),
+    "folder in the way": (refused(errno.EISDIR), "a/b.txt is in the way", "Move it"),
+    "disk": (refused(errno.EIO), "a/b.txt cannot be read", "Check the disk"),
+    "full": (refused(errno.ENOSPC), "no space left to write a/b.txt", "Free some"),
+    "quota": (refused(errno.EDQUOT), "no space left", "Free some"),
+    "open files": (refused(errno.EMFILE), "Too many files", "ulimit -n"),
+    "size of files": (refused(errno.EFBIG), "larger than files may be", "ulimit -f"),
+    "long name": (refused(errno.ENAMETOOLONG), "too long", "shorter"),
+    "memory": (MemoryError(), "too little memory", "training.batch_size"),
+    "threads": (RuntimeError("can't start new thread"), "too few threads", "ulimit -a"),
+    "torch's memory": (
+        RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes"),
+        "too little memory",
+        "training.batch_size",
+    ),
+    "mlflow": (
+        MlflowException("Run 'a' not found\nmore"),
+        "(Run 'a' not found)",
+        "MLFLOW_TRACKING",
+    ),
+    "database": (sqlite3.DatabaseError("file is not a database"), "not a database", "backup"),
+    "server": (httpx.ConnectError("all attempts failed"), "did not answer", "PREFECT_API_URL"),
+    "connection": (ConnectionResetError(104, "reset by peer"), "did not answer", "network"),
+    "parquet": (pa.ArrowInvalid("Parquet magic bytes not found"), "damaged", "--fresh"),
+    "weights": (SafetensorError("Error while deserializing header"), "damaged", "--fresh"),
+    "zip": (zipfile.BadZipFile("File is not a zip file"), "damaged", "backup"),
+    "package": (ModuleNotFoundError("No module named 'x'"), "'x'", "constraints.txt"),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_an_error_of_the_machine_is_a_sentence(case: str) -> None:
+    """It names the value and the remedy, for the error itself and where a library wraps it."""
+    error, value, remedy = CASES[case]
+    wrapped = RuntimeError("something else failed")
+    wrapped.__cause__ = error
+    for each in (error, wrapped):
+        known = system_error(each)
+        assert isinstance(known, PipelineError)
+        assert value in str(known)
+        assert remedy in str(known)
+        assert str(known).endswith(".")
+
+
+def test_an_error_of_the_code_is_none_of_the_machine() -> None:
+    """A fault in Patchline is not blamed on the machine."""
+    for error in (RuntimeError("tensors differ"), KeyError("a"), ValueError("x"), TypeError("y")):
+        assert system_error(error) is None
+
+
+def test_an_error_of_patchline_stays_what_it_is(tmp_path: Path) -> None:
+    """The sentence of the place that knows more is kept."""
+    error = DamagedFileError(f"{tmp_path} is damaged. Restore it.")
+    assert system_error(error) is error
