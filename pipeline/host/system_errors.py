@@ -44,8 +44,8 @@ _OF_THE_SYSTEM: _Kinds = (
         frozenset({errno.EACCES, errno.EPERM, errno.EROFS}),
         StorageError,
         (
-            "{file} may not be read or written ({reason}). Change its permissions, or work in a "
-            "folder of your own."
+            "{file} may not be read or written ({reason}). Change its permissions, or work in a"
+            " folder of your own."
         ),
     ),
     (
@@ -62,8 +62,8 @@ _OF_THE_SYSTEM: _Kinds = (
         frozenset({errno.ENOENT}),
         StorageError,
         (
-            "{file} is missing ({reason}): it was removed, or never written. Restore it, or run the "
-            "command again with --fresh."
+            "{file} is missing ({reason}): it was removed, or never written. Restore it, or run"
+            " the command again with --fresh."
         ),
     ),
     (
@@ -79,40 +79,40 @@ _OF_LIBRARIES: tuple[tuple[tuple[str, ...], type[PipelineError], str], ...] = (
         ("mlflow",),
         TrackingError,
         (
-            "MLflow failed ({reason}). Check MLFLOW_TRACKING_URI, the server and its files, and run "
-            "the command again."
+            "MLflow failed ({reason}). Check MLFLOW_TRACKING_URI, the server and its files, and"
+            " run the command again."
         ),
     ),
     (
         ("sqlalchemy", "sqlite3", "psycopg2", "asyncpg", "alembic"),
         TrackingError,
         (
-            "A database of MLflow or Prefect failed ({reason}). Check its file or server, or restore "
-            "it from a backup."
+            "A database of MLflow or Prefect failed ({reason}). Check its file or server, or "
+            "restore it from a backup."
         ),
     ),
     (
         ("prefect",),
         OrchestrationError,
         (
-            "Prefect failed ({reason}). Check its server with `patchline up`, and run the command "
-            "again."
+            "Prefect failed ({reason}). Check its server with `patchline up`, and run the "
+            "command again."
         ),
     ),
     (
         ("httpx", "httpcore", "requests", "urllib3", "websockets"),
         OrchestrationError,
         (
-            "A server did not answer ({reason}). Check PREFECT_API_URL, MLFLOW_TRACKING_URI and the "
-            "network, and run the command again."
+            "A server did not answer ({reason}). Check PREFECT_API_URL, MLFLOW_TRACKING_URI and"
+            " the network, and run the command again."
         ),
     ),
     (
         ("pyarrow", "safetensors", "safetensors_rust", "zipfile", "tarfile"),
         DamagedFileError,
         (
-            "A file of the workspace is damaged ({reason}). Run the command again with --fresh, or "
-            "restore the file from a backup."
+            "A file of the workspace is damaged ({reason}). Run the command again with --fresh,"
+            " or restore the file from a backup."
         ),
     ),
 )
