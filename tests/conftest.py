@@ -28,6 +28,9 @@ from tests.patience import patient
 from tests.process_owners import Owners
 from tests.surroundings import OF_OTHERS, recording_proxy
 
+# Tests work in folders of their own. With those on the path, what is installed would be looked up
+# again in every test.
+sys.path[:] = [folder for folder in sys.path if folder]
 quiet_libraries.apply()
 settings.register_profile("repeatable", derandomize=True)  # the same examples each time
 settings.load_profile("repeatable")

@@ -18,9 +18,8 @@ from patchline.flows.commands.switches import without_needless_negatives
 from patchline.pipeline import config_files
 from patchline.pipeline.config import RunConfig
 from patchline.pipeline.errors import ConfigError, PluginError
-from patchline.pipeline.frozen_model import FrozenModel
 from patchline.pipeline.plugin_system import plugin_loader
-from patchline.pipeline.plugin_system.composed_config import composed_config
+from patchline.pipeline.plugin_system.composed_config import ComposedModel, composed_config
 from patchline.pipeline.plugin_system.plugin_loader import KINDS, Kind, PluginEntry, installed
 
 _NAME_FLAGS: dict[Kind, tuple[str, ...]] = {
@@ -208,4 +207,4 @@ def _part(section: type[BaseModel], *keys: str, **classes: type[BaseModel]) -> t
         key: (section.model_fields[key].annotation, section.model_fields[key]) for key in keys
     }
     fields |= {key: (value, section.model_fields[key]) for key, value in classes.items()}
-    return create_model(section.__name__, __base__=FrozenModel, **fields)
+    return create_model(section.__name__, __base__=ComposedModel, **fields)

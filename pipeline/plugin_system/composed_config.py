@@ -12,7 +12,7 @@ from types import NoneType
 from typing import Annotated, Any, get_args
 
 from cyclopts import Parameter
-from pydantic import BaseModel, create_model, model_validator
+from pydantic import BaseModel, ConfigDict, create_model, model_validator
 from pydantic.fields import FieldInfo
 
 from patchline.pipeline.config import ModelChoice, PatchEmbeddingChoice, PluginChoice, RunConfig
@@ -29,7 +29,13 @@ _SWITCHES = ("--dry-run", "--rehearse", "--schema", "--fresh", "--json", "--debu
 """Flags without a value."""
 
 
-class _FlagValues(FrozenModel):
+class ComposedModel(FrozenModel):
+    """A model composed of the fields of others, which carry their help: it has no source."""
+
+    model_config = ConfigDict(use_attribute_docstrings=False)
+
+
+class _FlagValues(ComposedModel):
     """Settings of the command line, which gives `null` as text; YAML reads it as None."""
 
     @model_validator(mode="before")
@@ -151,13 +157,13 @@ def _options_class(source: str) -> type[BaseModel]:
         annotation = _annotation(field)
         short = key in SHORT_OPTIONS
         fields[key] = (Annotated[annotation, Parameter(name=names)] if short else annotation, field)
-    return create_model(plugin_class.__name__, __base__=FrozenModel, **fields)
+    return create_model(plugin_class.__name__, __base__=ComposedModel, **fields)
 
 
 def _embedding_class(name: str) -> type[BaseModel]:
     if name == NO_PATCH_EMBEDDING:
-        field = _documented(PatchEmbeddingChoice, "name", name)
-        return create_model(PatchEmbeddingChoice.__name__, __base__=FrozenModel, name=(str, field))
+        field = (str, _documented(PatchEmbeddingChoice, "name", name))
+        return create_model(PatchEmbeddingChoice.__name__, __base__=ComposedModel, name=field)
     return _choice_class("patch_embedding", name, PatchEmbeddingChoice)
 
 
@@ -170,7 +176,7 @@ def _choice_class(
     fields |= inner
     for key, field in plugin_class.model_fields.items():
         fields[key] = (_annotation(field), field)
-    return create_model(f"{name}_{kind}", __base__=FrozenModel, **fields)
+    return create_model(f"{name}_{kind}", __base__=ComposedModel, **fields)
 
 
 def _replaced(section: type[BaseModel], **classes: type[BaseModel]) -> type[BaseModel]:
@@ -200,7 +206,8 @@ def _field_of(
 def _without_help(section: type[BaseModel], keys: Collection[str]) -> type[BaseModel]:
     """Return the section with some of its flags left out of the help, as runs set them."""
     fields: dict[str, Any] = {key: _hidden_field(section, key) for key in keys}
-    return create_model(section.__name__, __base__=section, **fields)
+    no_source = {"use_attribute_docstrings": False}
+    return create_model(section.__name__, __base__=section, __cls_kwargs__=no_source, **fields)
 
 
 def _hidden_field(section: type[BaseModel], key: str) -> tuple[Any, FieldInfo]:

@@ -42,7 +42,7 @@ socket.socket(socket.AF_INET, socket.SOCK_DGRAM).connect(("127.0.0.1", 9))
 
 
 def test_a_model_is_used_without_a_word_to_anybody(finished_run: Run, tmp_path: Path) -> None:
-    """`models`, `predict` and a process that has the package and MLflow, but no Patchline.
+    """`predict`, and a process that has the package and MLflow, but no Patchline.
 
     Nothing asks libraries to be quiet. onnxruntime reports some seconds after its import what it
     has noted in a state file by then, so that there must be none.
@@ -54,7 +54,6 @@ def test_a_model_is_used_without_a_word_to_anybody(finished_run: Run, tmp_path: 
     started = []
     for number, (command, added) in enumerate(
         [
-            ([PATCHLINE, "models"], {}),
             ([PATCHLINE, "predict", f"{name}/1", image], {}),
             ([sys.executable, "-I", "-c", BARE, package, image, "0"], asked_of_mlflow),
         ]

@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 
 from patchline.pipeline.data.store.earlier_stores import DRAFT_FILE
-from tests.conftest import Finished, patchline, write_photos
+from tests.conftest import Finished, patchline, patchline_here, write_photos
 from tests.small_disks import small_disk as mounted
 
 Command = Callable[..., Finished]
@@ -164,10 +164,13 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
         yield place
 
 
-def test_a_full_disk_ends_the_run_with_a_sentence(tmp_path: Path, small_disk: Path) -> None:
+def test_a_full_disk_ends_the_run_with_a_sentence(
+    tmp_path: Path, small_disk: Path, prefect_server: str
+) -> None:
     """A store that does not fit is an error at run time, and leaves no part of itself."""
-    write_photos(tmp_path / "photos", images=150, side=64)
-    done = patchline("run", tmp_path / "photos", cwd=small_disk)
+    write_photos(tmp_path / "photos", images=50, side=64)
+    server = {"PREFECT_API_URL": prefect_server}
+    done = patchline("run", tmp_path / "photos", cwd=small_disk, env=server)
     _refused(done, "no space left", "Free some", code=1)
     assert not list(small_disk.glob(".patchline/prepared/[!.]*"))
     assert not list(small_disk.glob(".patchline/prepared/.building*"))
@@ -177,5 +180,5 @@ def test_a_read_only_disk_ends_the_run_with_a_sentence(tmp_path: Path, small_dis
     """A folder that may not be written is named."""
     write_photos(tmp_path / "photos", images=6)
     subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)
-    done = patchline("run", tmp_path / "photos", cwd=small_disk)
+    done = patchline_here("run", tmp_path / "photos", cwd=small_disk)
     _refused(done, str(small_disk), "may not be written", code=1)
