@@ -106,7 +106,7 @@ def _other_end(error: BaseException, *, debug: bool) -> int:
         if code in interruption.SENTENCES:
             return _failed(interruption.SENTENCES[code], code, debug=debug)
         return code
-    if full := full_disk(Path.cwd()):
+    if full := full_disk(Path()):
         return _failed(str(full), full.exit_code, debug=debug)
     if wrong := prefect_settings.sentence(error):
         return _failed(str(wrong), wrong.exit_code, debug=debug)
@@ -120,7 +120,7 @@ def _other_end(error: BaseException, *, debug: bool) -> int:
 def _cause(error: PipelineError) -> PipelineError:
     """Return the error to report: a failing server does not say that the disk is full."""
     at_run_time = error.exit_code == PipelineError.exit_code
-    return (full_disk(Path.cwd()) if at_run_time else None) or error
+    return (full_disk(Path()) if at_run_time else None) or error
 
 
 def _failed(sentence: str, code: int, *, debug: bool) -> int:

@@ -119,8 +119,8 @@ def _login(url: str) -> dict[str, str]:
     from prefect.settings import get_current_settings
 
     login = local_login.prefect_login(url)
-    known = get_current_settings().api.auth_string
-    has_it = known is not None and known.get_secret_value() in login.values()
+    auth = get_current_settings().api.auth_string
+    has_it = auth is not None and auth.get_secret_value() in login.values()
     return {} if has_it else login
 
 

@@ -128,10 +128,10 @@ class TerminalBars:
         self, label: str, done: int, total: int, beside: str = "", *, unit: str = ""
     ) -> None:
         """Move the bar; once all is done, show that the stage still runs."""
-        wanted = label if done < total else ""
-        if self._task is None or wanted != self._label:
-            self._start_bar(wanted, total if wanted else None)
-        if wanted and self._task is not None:
+        next_label = label if done < total else ""
+        if self._task is None or next_label != self._label:
+            self._start_bar(next_label, total if next_label else None)
+        if next_label and self._task is not None:
             counts = f"{done:,}/{total:,} {unit}".rstrip()
             self._progress.update(
                 self._task, completed=done, total=total, counts=counts, beside=beside

@@ -96,8 +96,8 @@ def run(
         if extend is not None:
             check_alone("extend", DATA=data, preset=preset, config=config)
             return run_of(run_training(extension(extend, settings), fresh=fresh))
-        asked = new_run(data, settings, preset=preset, config=config)
-        return run_of(run_training(asked, fresh=fresh))
+        request = new_run(data, settings, preset=preset, config=config)
+        return run_of(run_training(request, fresh=fresh))
 
 
 def rehearse(
@@ -162,8 +162,8 @@ def inspect_data(
         from patchline.flows.commands.data_inspect import inspected
 
         check_sections(settings, Settings.__annotations__)
-        asked = new_run(data, settings, preset=preset, config=config)
-        return data_report_of(*inspected(asked, Path(out) if out else None, check_labels))
+        request = new_run(data, settings, preset=preset, config=config)
+        return data_report_of(*inspected(request, Path(out) if out else None, check_labels))
 
 
 def load(model: str) -> Model:
@@ -223,17 +223,17 @@ def evaluate(
         given = {"split": split, "seen_images": seen_images, "common_classes": common_classes}
         choices = checked(EvaluationChoices, {**given, "report": report})
         columns = checked(TableColumns, columns or {}, "columns").model_dump(exclude_none=True)
-        found, tracked = evaluate_model(model, os.fspath(data), choices, columns)
+        result, tracked = evaluate_model(model, os.fspath(data), choices, columns)
     return Evaluation(
-        path=found.html,
-        metrics=found.report.metrics,
-        name=found.reference.name,
-        version=found.reference.version,
+        path=result.html,
+        metrics=result.report.metrics,
+        name=result.reference.name,
+        version=result.reference.version,
         run_id=tracked.run_id,
-        split=found.report.split,
-        images=len(found.selection.rows),
-        notes=found.selection.notes,
-        provenance=found.report.provenance.state,
+        split=result.report.split,
+        images=len(result.selection.rows),
+        notes=result.selection.notes,
+        provenance=result.report.provenance.state,
     )
 
 

@@ -155,8 +155,8 @@ def _left_open(settings: Settings) -> set[str]:
 
 def _in_section(settings: Settings, section: str, key: str) -> Any:
     """Return a value that has not been checked yet; None if its section is no mapping."""
-    found = settings.get(section)
-    return found.get(key) if isinstance(found, Mapping) else None
+    value = settings.get(section)
+    return value.get(key) if isinstance(value, Mapping) else None
 
 
 def dotted_keys(settings: Mapping[str, Any], prefix: str = "") -> list[str]:
@@ -170,16 +170,16 @@ def dotted_keys(settings: Mapping[str, Any], prefix: str = "") -> list[str]:
 
 def _assembled(settings: Settings, flags: Settings) -> Settings:
     """Merge the settings of a file with flags."""
-    asked = set(flags.get("training", {}))
-    if {"time_limit", "epochs"} <= asked:
+    training_flags = set(flags.get("training", {}))
+    if {"time_limit", "epochs"} <= training_flags:
         raise ConfigError(
             "training.time_limit and training.epochs both set the length of training. Give one."
         )
     given_up: set[str] = set()
-    if "time_limit" in asked:  # a new length overrides the one in the file
-        given_up = {"max_epochs", *_RECORDED} - asked
-    elif "epochs" in asked:
-        given_up = {"time_limit", "max_epochs", *_RECORDED} - asked
+    if "time_limit" in training_flags:  # a new length overrides the one in the file
+        given_up = {"max_epochs", *_RECORDED} - training_flags
+    elif "epochs" in training_flags:
+        given_up = {"time_limit", "max_epochs", *_RECORDED} - training_flags
     if given_up and "training" in settings:
         training = {k: v for k, v in settings["training"].items() if k not in given_up}
         settings = {**settings, "training": training}
@@ -200,11 +200,11 @@ def _with_own_embedding(settings: Settings, flags: Settings) -> Settings:
     embedding = model.get("patch_embedding") if isinstance(model, Mapping) else None
     if not isinstance(embedding, Mapping) or embedding.get("name") != AUTO:
         return settings
-    asked = flags.get("model", {})
-    wanted = asked.get("patch_embedding", {}).get("name")
-    if wanted is None or patch_embedding_name(asked.get("name", model["name"]), AUTO) != wanted:
+    model_flags = flags.get("model", {})
+    name = model_flags.get("patch_embedding", {}).get("name")
+    if name is None or patch_embedding_name(model_flags.get("name", model["name"]), AUTO) != name:
         return settings
-    return merged(settings, {"model": {"patch_embedding": {**embedding, "name": wanted}}})
+    return merged(settings, {"model": {"patch_embedding": {**embedding, "name": name}}})
 
 
 def requested(

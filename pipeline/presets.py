@@ -55,9 +55,9 @@ def checked_preset(name: str) -> PresetName:
     Raises:
         ConfigError: if there is no such preset.
     """
-    found = next((known for known in PRESETS if known == name), None)
-    if found is not None:
-        return found
+    preset = next((known for known in PRESETS if known == name), None)
+    if preset is not None:
+        return preset
     close = difflib.get_close_matches(name, PRESETS, n=1)
     hint = f" Did you mean '{close[0]}'?" if close else ""
     raise ConfigError(f"There is no preset '{name}'.{hint} Presets: {', '.join(PRESETS)}.")

@@ -168,7 +168,7 @@ def _end(reference: ModelReference, answer: Answer, *, promoted: bool, reason: s
 
 
 def _emit(event: str, reference: ModelReference, facts: dict[str, Any]) -> None:
-    known = {"name": reference.name, "version": reference.version, **facts}
+    payload = {"name": reference.name, "version": reference.version, **facts}
     if "flow_run_id" in event_kinds.KINDS[event].payload:
-        known["flow_run_id"] = str(flow_run.id)
-    events.emit(event, f"patchline.model.{reference.name}", known)
+        payload["flow_run_id"] = str(flow_run.id)
+    events.emit(event, f"patchline.model.{reference.name}", payload)

@@ -42,11 +42,11 @@ def key_against(champion: str | None) -> str:
 def stored(client: SyncPrefectClient, flow_run_id: UUID) -> Mapping[str, Answer]:
     """Return the answers stored with a flow run, by the key of the request."""
     prefix = f"{_PREFIX}against-"
-    found = client.filter_flow_run_input(
+    inputs = client.filter_flow_run_input(
         flow_run_id=flow_run_id, key_prefix=prefix, limit=_MOST_ANSWERS, exclude_keys=set()
     )
     given = {}
-    for each in found:
+    for each in inputs:
         if each.key.endswith(_RESPONSE):
             with contextlib.suppress(ValidationError):  # bypassed the form: ask again
                 key = each.key.removeprefix(_PREFIX).removesuffix(_RESPONSE)

@@ -83,8 +83,8 @@ def is_pending(reference: ModelReference) -> bool:
     Raises:
         OrchestrationError: if the server does not respond.
     """
-    wanted = (reference.name, reference.version)
-    return any((each.name, each.version) == wanted for each in open_requests())
+    version = (reference.name, reference.version)
+    return any((each.name, each.version) == version for each in open_requests())
 
 
 def newer_version(name: str, version: str) -> str | None:
@@ -118,12 +118,12 @@ def find(
     """
     if not deployment_ids:
         return []
-    wanted: dict[str, Any] = {"deployment_id": {"any_": deployment_ids}}
+    filters: dict[str, Any] = {"deployment_id": {"any_": deployment_ids}}
     if kinds:
-        wanted["state"] = {"type": {"any_": list(kinds)}}
+        filters["state"] = {"type": {"any_": list(kinds)}}
     with asking() as client:
-        found = flow_runs(client, wanted, FlowRunSort.EXPECTED_START_TIME_ASC)
-    return [_from_flow_run(flow_run) for flow_run in found]
+        waiting = flow_runs(client, filters, FlowRunSort.EXPECTED_START_TIME_ASC)
+    return [_from_flow_run(flow_run) for flow_run in waiting]
 
 
 def _from_flow_run(flow_run: FlowRun) -> ApprovalRequest:

@@ -328,9 +328,9 @@ def _server_is_visible() -> bool:
 
 def _processes_of(flow_run: FlowRun) -> list[psutil.Process]:
     """Return this user's processes that a runner started for a run."""
-    found = []
+    processes = []
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error, OSError):
             if process.environ().get(_ID_VARIABLE) == str(flow_run.id):
-                found.append(process)
-    return found
+                processes.append(process)
+    return processes

@@ -52,8 +52,8 @@ class Command:
     def function(self) -> Callable[..., Any]:
         """Return the function, which imports its file."""
         module, _, name = self.import_path.partition(":")
-        found: Callable[..., Any] = getattr(import_module(module), name)
-        return found
+        function: Callable[..., Any] = getattr(import_module(module), name)
+        return function
 
 
 GROUPS = {

@@ -75,11 +75,11 @@ def _find(run: str) -> ApprovalRequest:
     from patchline.pipeline.registry.approval.answer import refuse_closed
 
     pending = requests.open_requests()
-    found = [each for each in pending if run == each.reference] or [
+    matches = [each for each in pending if run == each.reference] or [
         each for each in pending if was_made_by(each.name, each.version, run)
     ]
-    listed = ", ".join(each.reference for each in found or pending)
-    if not found:
+    listed = ", ".join(each.reference for each in matches or pending)
+    if not matches:
         if "/" in run:
             refuse_closed(resolve(run))  # or report an unknown model or version
         if not pending:
@@ -90,11 +90,11 @@ def _find(run: str) -> ApprovalRequest:
             f"No approval request is open for '{run}'. Pending approval: {listed}. Pass one of "
             "these, or the run that made it."
         )
-    if len(found) > 1:
+    if len(matches) > 1:
         raise ModelReferenceError(
             f"'{run}' matches several pending versions: {listed}. Pass one of these."
         )
-    return found[0]
+    return matches[0]
 
 
 def _outcome(request: ApprovalRequest) -> ApprovalRequest:

@@ -75,8 +75,8 @@ def _own(columns: Mapping[str, Any], named: str) -> dict[str, Any]:
     if not _is_data(named):
         return {}
     source = data_settings(named, None)["data"]["source"]
-    known = {*config_class("data_source", source).model_fields, *ReadingRules.model_fields}
-    return {key: value for key, value in columns.items() if key in known}
+    own_keys = {*config_class("data_source", source).model_fields, *ReadingRules.model_fields}
+    return {key: value for key, value in columns.items() if key in own_keys}
 
 
 def _is_data(named: str) -> bool:

@@ -20,7 +20,7 @@ from patchline.pipeline.errors import ConfigError
 from patchline.pipeline.evaluation.config import EvaluationConfig, SplitChoice
 from patchline.pipeline.metrics.names import METRICS
 from patchline.pipeline.registry.registered_models import ModelReference, resolve
-from patchline.pipeline.terminal_words import short_path, visible
+from patchline.pipeline.terminal_words import counted, short_path, visible
 from patchline.pipeline.tracking import tracked_run
 from patchline.pipeline.tracking.tracked_run import NewRun
 from patchline.pipeline.workspace import WORKSPACE
@@ -190,7 +190,7 @@ def _lines(result: VersionEvaluation) -> list[str]:
     lines = [
         (
             f"{reference.name}, version {reference.version}, on {result.data.name}: "
-            f"{len(result.selection.rows)} images, {report.errors} errors"
+            f"{counted(len(result.selection.rows), 'image')}, {counted(report.errors, 'error')}"
         )
     ]
     for key in _SHOWN:

@@ -58,7 +58,7 @@ def version_judge(
                 package, others, root, workspace, on_progress
             )
             probabilities_NK[left] = version_evaluation.predicted(package, images, on_progress)
-        seen = records.has_seen(checked) if records.is_recorded else None
+        is_seen = records.has_seen(checked) if records.is_recorded else None
         version = f"version {records.reference.version} of {records.reference.name}"
         return Judgement(
             model=version,
@@ -66,7 +66,7 @@ def version_judge(
             classes=tuple(package.classes),
             paths=tuple(checked["path"]),
             probabilities_NK=probabilities_NK,
-            seen_N=None if seen is None else seen.to_numpy(bool) & left,
+            seen_N=None if is_seen is None else is_seen.to_numpy(bool) & left,
             by_folds=int((~left).sum()),
             left_out=tuple(sorted(set(rows.loc[~own, "label"]))),
         )

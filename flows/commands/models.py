@@ -19,10 +19,10 @@ def models(name: str | None = None, /, *, as_json: Json = False) -> None:
         List one model only, with the origin of its versions and the history of its aliases.
     """
     tell_closed()
-    found = summaries(name)
+    listed = summaries(name)
     if as_json:
-        print(json.dumps({"models": [model.model_dump(mode="json") for model in found]}, indent=2))
+        print(json.dumps({"models": [model.model_dump(mode="json") for model in listed]}, indent=2))
     else:
         from patchline.pipeline.registry.terminal_text import models_text
 
-        print(visible(models_text(found, details=name is not None), lines=True))
+        print(visible(models_text(listed, details=name is not None), lines=True))

@@ -50,14 +50,18 @@ def list_notifications(*, as_json: Json = False) -> None:
     with prefect_session.connected():
         from patchline.flows.notifications import webhooks
 
-        found = webhooks.read_all()
+        notifications = webhooks.read_all()
     if as_json:
-        content = {"notifications": [each.model_dump(mode="json") for each in found]}
+        content = {"notifications": [each.model_dump(mode="json") for each in notifications]}
         print(json.dumps(content, indent=2))
-    elif not found:
+    elif not notifications:
         print("No notifications yet. Create one with `patchline notify create NAME --webhook URL`.")
     else:
-        print("\n".join(_line(each, max(len(each.name) for each in found)) for each in found))
+        print(
+            "\n".join(
+                _line(each, max(len(each.name) for each in notifications)) for each in notifications
+            )
+        )
 
 
 def remove(name: str, /, *, as_json: Json = False) -> None:

@@ -21,7 +21,7 @@ from patchline.pipeline.prediction.image_files import (
     pixels_of,
 )
 from patchline.pipeline.registry.registered_models import ModelReference, resolve
-from patchline.pipeline.terminal_words import visible
+from patchline.pipeline.terminal_words import counted, visible
 
 if TYPE_CHECKING:
     import numpy as np
@@ -144,11 +144,12 @@ def _tell(table: PredictedTable, out: Path) -> None:
         print(visible(f"and {more} more; see the column error of {out}"), file=sys.stderr)
     if table.warning:
         print(visible(f"Warning: {table.warning}."), file=sys.stderr)
-    counted = f"{table.images - table.unreadable} predictions"
-    counted += f" and {table.unreadable} unreadable images" if table.unreadable else ""
+    written = counted(table.images - table.unreadable, "prediction")
+    if table.unreadable:
+        written += f" and {counted(table.unreadable, 'unreadable image')}"
     before = table.answered_before
     kept = f" ({before} of them by an interrupted command)" if before else ""
-    print(visible(f"Wrote {counted}{kept} to {out}"), file=sys.stderr)
+    print(visible(f"Wrote {written}{kept} to {out}"), file=sys.stderr)
 
 
 def _package(reference: ModelReference) -> PackagedModel:

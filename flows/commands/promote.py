@@ -134,13 +134,13 @@ def _request_approval(
         from patchline.flows.approval import opening, requests
 
         sentence = opening.request_approval(reference, gates)
-        asked = requests.is_pending(reference)
+        is_pending = requests.is_pending(reference)
     champion = champion_of(reference.name)
     sentence = sentence or f"version {reference.version} is already champion; nothing changed"
     if as_json:
         content = {
             "promoted": champion == reference.version,
-            "asked": asked,
+            "asked": is_pending,
             "name": reference.name,
             "version": reference.version,
             "champion": champion,
@@ -150,7 +150,7 @@ def _request_approval(
         print(json.dumps(content, indent=2))
     else:
         print(sentence)
-    return 0 if asked or champion == reference.version else 1
+    return 0 if is_pending or champion == reference.version else 1
 
 
 def rollback(name: str, /, *, reason: str | None = None, as_json: Json = False) -> None:

@@ -86,10 +86,10 @@ def build(arguments: list[str]) -> Callable[..., None]:
             _resume(resume, arguments, began, as_json=as_json)
             return
         given = {"DATA": data, "--config": config, "--preset": preset, "--rehearse": rehearse}
-        asked = _requested(arguments, extend, settings, given)
+        request = _requested(arguments, extend, settings, given)
         tried = dry_run or rehearse
         start = partial(_try, dry_run=dry_run) if tried else partial(_start, began, fresh=fresh)
-        start(asked, as_json=as_json)
+        start(request, as_json=as_json)
 
     # The composed class exists only here, so the annotation is not a name that could be looked up.
     run.__annotations__["settings"] = Annotated[chosen | None, Parameter(name="*")]
@@ -193,10 +193,10 @@ def _print_plan(config: RunConfig) -> None:
     with shown(), worker_start.prepared_workers():
         if config.preset:
             worker_start.prepare(MODULE)
-        found = dry_run(config, place())
-    for line in found.plan.lines() if found.plan else ():
+        result = dry_run(config, place())
+    for line in result.plan.lines() if result.plan else ():
         print(f"# {visible(line)}")
-    print(yaml.safe_dump(found.config.model_dump(mode="json"), sort_keys=False), end="")
+    print(yaml.safe_dump(result.config.model_dump(mode="json"), sort_keys=False), end="")
 
 
 def _rehearse(config: RunConfig, *, as_json: bool) -> None:

@@ -77,7 +77,7 @@ def _create(name: str, times: Times, work: ScheduledWork, *, paused: bool, as_js
         from patchline.flows.schedules.prefect_schedules import prefect_schedule
 
         schedule = prefect_schedule(times)
-        known = {each.id for each in deployments.deployments("schedule")}
+        ids = {each.id for each in deployments.deployments("schedule")}
         deployment_id = deployments.deploy(
             _flow(work),
             name,
@@ -91,7 +91,7 @@ def _create(name: str, times: Times, work: ScheduledWork, *, paused: bool, as_js
         shown = schedule_listing.summary(made)
         page = deployments.page("deployment", deployment_id)
         hint = "" if deployments.runner_is_up() else _NO_RUNNER
-    updated = deployment_id in known
+    updated = deployment_id in ids
     if as_json:
         extra = {"id": str(deployment_id), "updated": updated, "page": page}
         print(json.dumps({**shown.model_dump(mode="json"), **extra}, indent=2))
@@ -152,10 +152,10 @@ def remove(name: ScheduleName, /, *, as_json: Json = False) -> None:
     with connected():
         from patchline.flows.schedules import deployments
 
-        found = _find(name)
-        deployments.remove(found.id)
+        deployment = _find(name)
+        deployments.remove(deployment.id)
     if as_json:
-        print(json.dumps({"removed": name, "id": str(found.id)}, indent=2))
+        print(json.dumps({"removed": name, "id": str(deployment.id)}, indent=2))
     else:
         print(f"Removed schedule '{name}'. Its runs and models are kept.")
 
@@ -165,13 +165,13 @@ def run_now(name: ScheduleName, /, *, as_json: Json = False) -> None:
     with connected():
         from patchline.flows.schedules import deployments
 
-        found = _find(name)
-        if active := deployments.active_run(found.id):
+        deployment = _find(name)
+        if active := deployments.active_run(deployment.id):
             raise OrchestrationError(
                 f"Schedule '{name}' already has an active run ({active.id}, see "
                 f"{deployments.page('flow-run', active.id)}). Wait for it, or cancel it there."
             )
-        run_id = deployments.start(found.id)
+        run_id = deployments.start(deployment.id)
         page = deployments.page("flow-run", run_id)
         hint = "" if deployments.runner_is_up() else _NO_RUNNER
     if as_json:
@@ -215,10 +215,10 @@ def _find(name: str) -> DeploymentResponse:
     Raises:
         ConfigError: if there is none, naming the closest match.
     """
-    found = _named()
-    if name not in found:
-        raise _unknown(name, sorted(found))
-    return found[name]
+    deployments_named = _named()
+    if name not in deployments_named:
+        raise _unknown(name, sorted(deployments_named))
+    return deployments_named[name]
 
 
 def _unknown(name: str, names: Sequence[str]) -> ConfigError:

@@ -35,9 +35,9 @@ def export(
         )
     size = file.stat().st_size
     if as_json:
-        found = contents.model_dump(mode="json", exclude={"members", "format"})
+        summary = contents.model_dump(mode="json", exclude={"members", "format"})
         answer = {"file": str(file.resolve()), "bytes": size, "files": len(contents.members)}
-        print(json.dumps({**answer, **found}, indent=2))
+        print(json.dumps({**answer, **summary}, indent=2))
         return
     print(
         f"Wrote {visible(str(file))}: {counted(contents.runs, 'run')}, "
@@ -77,9 +77,9 @@ def restore(file: Path, folder: Path | None = None, /, *, as_json: Json = False)
         finally:
             os.chdir(before)
     if as_json:
-        found = contents.model_dump(mode="json", exclude={"members", "format"})
+        summary = contents.model_dump(mode="json", exclude={"members", "format"})
         answer = {"imported": str(target), "files": len(contents.members)}
-        print(json.dumps({**answer, **found}, indent=2))
+        print(json.dumps({**answer, **summary}, indent=2))
         return
     print(
         f"Restored {counted(contents.runs, 'run')} and "

@@ -66,18 +66,18 @@ def _compared(config: RunConfig, workspace: Path) -> tuple[RunConfig, IngestedDa
 
 
 def _train_if_enough(
-    config: RunConfig, data: IngestedData, found: NewImages, workspace: Path
+    config: RunConfig, data: IngestedData, images: NewImages, workspace: Path
 ) -> State[Any]:
     name, least = config.name or data.name, config.data.min_new_images
-    if not found.first and found.new < least:
-        return _skip(name, found, least)
-    _publish(name, found, "" if found.first else "That is enough to train again.")
+    if not images.first and images.new < least:
+        return _skip(name, images, least)
+    _publish(name, images, "" if images.first else "That is enough to train again.")
     from patchline.flows.training.training_flow import training_flow  # slow, and often not needed
 
     begun = _interrupted_training(data, workspace)
     summary = training_flow(config, resume=begun.run_id if begun else None)
     return Completed(
-        message=f"{found.words()}: {summary.name}, registered version {summary.version}."
+        message=f"{images.words()}: {summary.name}, registered version {summary.version}."
     )
 
 
@@ -108,24 +108,24 @@ def compare_with_last_run(name: str, data: IngestedData) -> NewImages:
     return new_images.compare(before, manifests.load(data.manifest_file))
 
 
-def _skip(name: str, found: NewImages, least: int) -> State[Any]:
-    reason = f"{found.words()}; data.min_new_images is {least}"
-    _publish(name, found, f"Training needs at least {least}, so nothing was trained.")
+def _skip(name: str, images: NewImages, least: int) -> State[Any]:
+    reason = f"{images.words()}; data.min_new_images is {least}"
+    _publish(name, images, f"Training needs at least {least}, so nothing was trained.")
     facts = {
         "name": name,
-        "new_images": found.new,
+        "new_images": images.new,
         "asked": least,
-        "removed": found.removed,
-        "relabelled": found.relabelled,
+        "removed": images.removed,
+        "relabelled": images.relabelled,
         "reason": reason,
     }
     events.emit(event_kinds.RUN_SKIPPED, f"patchline.model.{name}", facts)
     return Completed(name=SKIPPED, message=f"{reason}.")
 
 
-def _publish(name: str, found: NewImages, verdict: str) -> None:
+def _publish(name: str, images: NewImages, verdict: str) -> None:
     create_markdown_artifact(
         key="new-data",
-        markdown=found.markdown(name, verdict),
+        markdown=images.markdown(name, verdict),
         description="New images since the last training",
     )

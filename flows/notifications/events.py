@@ -55,8 +55,8 @@ def emit_decision(decision: Decision) -> None:
     facts = {"name": decision.name, "version": decision.version, "reason": decision.reason}
     resource = f"patchline.model.{decision.name}"
     if decision.promoted:
-        known = {"before": decision.champion, "forced": decision.forced}
-        emit(event_kinds.MODEL_PROMOTED, resource, {**facts, **known})
+        payload = {"before": decision.champion, "forced": decision.forced}
+        emit(event_kinds.MODEL_PROMOTED, resource, {**facts, **payload})
     else:
         emit(event_kinds.MODEL_REFUSED, resource, {**facts, "champion": decision.champion})
 

@@ -92,8 +92,8 @@ def remove(name: str) -> None:
     with asking() as client:
         existing = _find(client, name)
         if existing is None:
-            known = [automation.name.removeprefix(_TITLE) for automation in _all(client)]
-            hint = notifications.nearest(name, known)
+            names = [automation.name.removeprefix(_TITLE) for automation in _all(client)]
+            hint = notifications.nearest(name, names)
             raise ConfigError(f"There is no notification '{name}'. {hint}")
         client.delete_automation(existing.id)
         if block_id := _block_id(existing):
@@ -128,8 +128,8 @@ def _automation(name: str, events: Sequence[str], block_id: UUID) -> AutomationC
 
 
 def _all(client: SyncPrefectClient) -> list[Automation]:
-    found = [automation for automation in client.read_automations() if _TAG in automation.tags]
-    return sorted(found, key=lambda automation: automation.name)
+    webhooks = [automation for automation in client.read_automations() if _TAG in automation.tags]
+    return sorted(webhooks, key=lambda automation: automation.name)
 
 
 def _find(client: SyncPrefectClient, name: str) -> Automation | None:

@@ -105,7 +105,7 @@ def _errors() -> Iterator[None]:
         yield
     except PipelineError as error:
         at_run_time = error.exit_code == PipelineError.exit_code
-        if at_run_time and (full := full_disk(Path.cwd())):
+        if at_run_time and (full := full_disk(Path())):
             raise full from error
         raise
     except SystemExit as error:
@@ -113,7 +113,7 @@ def _errors() -> Iterator[None]:
             raise KeyboardInterrupt from error
         raise RunError(f"The call exited early with code {error.code}. Try again.") from error
     except Exception as error:
-        if full := full_disk(Path.cwd()):
+        if full := full_disk(Path()):
             raise full from error
         if wrong := prefect_settings.sentence(error) or system_error(error):
             raise wrong from error

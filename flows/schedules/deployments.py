@@ -139,8 +139,8 @@ def deployments(kind: str | None = None) -> list[DeploymentResponse]:
     """
     folder = str(Path.cwd().resolve())
     with asking() as client:
-        found = [each for each in _read_all(client) if each.labels.get(FOLDER) == folder]
-    chosen = [each for each in found if kind in (None, each.labels.get(KIND))]
+        own = [each for each in _read_all(client) if each.labels.get(FOLDER) == folder]
+    chosen = [each for each in own if kind in (None, each.labels.get(KIND))]
     return sorted(chosen, key=name_of)
 
 
@@ -252,12 +252,12 @@ def runner_is_up() -> bool:
 def _read_all(client: SyncPrefectClient) -> list[DeploymentResponse]:
     """Return Patchline's deployments of all folders on the server."""
     ours = DeploymentFilter(tags=DeploymentFilterTags(all_=[TAG]))
-    found = all_pages(
+    pages = all_pages(
         lambda limit, offset: client.read_deployments(
             deployment_filter=ours, limit=limit, offset=offset
         )
     )
-    return [each for each in found if KIND in each.labels]
+    return [each for each in pages if KIND in each.labels]
 
 
 def _existing(
@@ -268,9 +268,9 @@ def _existing(
     Raises:
         ConfigError: if it is of another kind that the same commands manage.
     """
-    wanted = {NAME: name, FOLDER: folder}
+    labels = {NAME: name, FOLDER: folder}
     for each in _read_all(client):
-        if not wanted.items() <= each.labels.items():
+        if not labels.items() <= each.labels.items():
             continue
         if each.labels[KIND] == kind:
             return each

@@ -27,13 +27,13 @@ _POSTPONED = dt.timedelta(minutes=1)
 
 def due(client: SyncPrefectClient, deployment_ids: Sequence[UUID]) -> list[FlowRun]:
     """Return the runs that a schedule created and that are due but not started, oldest first."""
-    wanted = {
+    filters = {
         **of_deployments(deployment_ids),
         "state": {"name": {"any_": ["Scheduled", "Late"]}},
         "next_scheduled_start_time": {"before_": dt.datetime.now(dt.UTC)},
     }
-    found = flow_runs(client, wanted, FlowRunSort.EXPECTED_START_TIME_ASC)
-    return [flow_run for flow_run in found if flow_run.auto_scheduled]
+    runs = flow_runs(client, filters, FlowRunSort.EXPECTED_START_TIME_ASC)
+    return [flow_run for flow_run in runs if flow_run.auto_scheduled]
 
 
 def active(client: SyncPrefectClient, deployment_id: UUID) -> list[FlowRun]:
@@ -55,8 +55,8 @@ def unfinished(client: SyncPrefectClient, deployment_id: UUID) -> list[FlowRun]:
         start = flow_run.next_scheduled_start_time
         return flow_run.state_name == "Scheduled" and start is not None and start > soon
 
-    found = flow_runs(client, {**of_deployments([deployment_id]), "state": state})
-    return [flow_run for flow_run in found if not is_postponed(flow_run)]
+    runs = flow_runs(client, {**of_deployments([deployment_id]), "state": state})
+    return [flow_run for flow_run in runs if not is_postponed(flow_run)]
 
 
 def newest(
@@ -64,14 +64,14 @@ def newest(
 ) -> FlowRun | None:
     """Return the newest run that has started or ended, in none of the states `without`."""
     state = {"type": {"any_": sorted(_STARTED.difference(without))}}
-    found = client.read_flow_runs(
+    runs = client.read_flow_runs(
         flow_run_filter=FlowRunFilter.model_validate(
             {**of_deployments([deployment_id]), "state": state}
         ),
         sort=FlowRunSort.EXPECTED_START_TIME_DESC,
         limit=1,
     )
-    return found[0] if found else None
+    return runs[0] if runs else None
 
 
 def cancel(client: SyncPrefectClient, flow_run: FlowRun, reason: str) -> None:

@@ -32,16 +32,16 @@ def drop_missed() -> None:
     Raises:
         OrchestrationError: if the server does not answer.
     """
-    found = deployments.deployments()  # before the runs, so that every slot's run is seen
+    all_deployments = deployments.deployments()  # before the runs, so that every slot's run is seen
     with asking() as client:
         missed: dict[UUID, list[FlowRun]] = {}
-        scheduled = [each.id for each in found if each.schedules]
+        scheduled = [each.id for each in all_deployments if each.schedules]
         for flow_run in flow_run_queries.due(client, scheduled):
             if flow_run.deployment_id:
                 missed.setdefault(flow_run.deployment_id, []).append(flow_run)
         for deployment_id, runs in missed.items():
             _drop(client, deployment_id, runs)
-        for each in found:
+        for each in all_deployments:
             _release_slot(client, each)
 
 
@@ -55,13 +55,13 @@ def continue_interrupted() -> None:
     ids = [each.id for each in running if not deployments.is_paused(each)]
     if not ids:
         return
-    wanted = {
+    filters = {
         **flow_run_queries.of_deployments(ids),
         "state": {"type": {"any_": [StateType.CRASHED, StateType.FAILED]}},
         "end_time": {"after_": dt.datetime.now(dt.UTC) - _RESUMABLE},
     }
     with asking() as client:
-        for flow_run in flow_runs(client, wanted):
+        for flow_run in flow_runs(client, filters):
             if flow_run.state and was_interrupted(flow_run.state) and _is_last(client, flow_run):
                 retries.retry_when_due(client, flow_run.id, was_interrupted)
 
@@ -87,12 +87,12 @@ def _started_since(
     due = _due(missed)
     own = flow_run_queries.of_deployments([deployment_id])
     began = flow_runs(client, {**own, "start_time": {"after_": due}})
-    found = [
+    later_runs = [
         # Prefect sets the start time of a run that was cancelled before it began, too.
         *(run for run in began if run.run_count),
         *flow_runs(client, {**own, "state": {"type": {"any_": [StateType.PENDING]}}}),
     ]
-    return next((each for each in found if each.auto_scheduled and _since(each) >= due), None)
+    return next((each for each in later_runs if each.auto_scheduled and _since(each) >= due), None)
 
 
 def _release_slot(client: SyncPrefectClient, deployment: DeploymentResponse) -> None:

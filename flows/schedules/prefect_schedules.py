@@ -39,7 +39,7 @@ def next_times(
     server_side = getattr(server_schedules, type(schedule).__name__)
     same = server_side.model_validate(schedule.model_dump(exclude_none=True))
     try:
-        found: list[dt.datetime] = asyncio.run(same.get_dates(count, after))
+        times: list[dt.datetime] = asyncio.run(same.get_dates(count, after))
     except ValueError:  # croniter finds no date within fifty years
         return []
-    return found
+    return times

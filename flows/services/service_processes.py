@@ -31,15 +31,15 @@ def members(folder: Path, *modules: str) -> list[psutil.Process]:
     """Return the living processes of a folder's services: of the named modules, or all of them."""
     import psutil
 
-    found = []
+    processes = []
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error):
             module = _module(process, folder)
             if not module or (modules and module not in modules):
                 continue
             if process.status() != psutil.STATUS_ZOMBIE:
-                found.append(process)
-    return found
+                processes.append(process)
+    return processes
 
 
 def clear(folder: Path, grace_seconds: float) -> None:

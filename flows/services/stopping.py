@@ -114,16 +114,16 @@ def is_draining(folder: Path) -> bool:
 
 def active_runs(folder: Path, supervisor: Supervised) -> list[ActiveRun]:
     """Return the runs on this machine that use the servers: of the runner, and of terminals."""
-    found = {}
+    runs = {}
     for process in service_processes.members(folder, service_processes.FLOW_RUN):
-        found[process.pid] = ActiveRun(process.pid, f"a scheduled run (process {process.pid})")
+        runs[process.pid] = ActiveRun(process.pid, f"a scheduled run (process {process.pid})")
     for record in live_runs.records(folder / WORKSPACE):
-        uses_them = record.pid in found or record.process_started >= supervisor.since
+        uses_them = record.pid in runs or record.process_started >= supervisor.since
         if record.is_here and uses_them and record.is_alive:
             began = dt.datetime.fromisoformat(record.started).astimezone()
             description = f"{record.what} (process {record.pid}, since {began:%H:%M})"
-            found[record.pid] = ActiveRun(record.pid, description)
-    return list(found.values())
+            runs[record.pid] = ActiveRun(record.pid, description)
+    return list(runs.values())
 
 
 @contextmanager
@@ -153,7 +153,7 @@ def _wait_for_runs(folder: Path, supervisor: Supervised, say: Say) -> None:
 
 def _end_runs(folder: Path, supervisor: Supervised, say: Say) -> int:
     """Stop the runs, including those that begin meanwhile; MLflow and Prefect record it."""
-    asked: set[int] = set()
+    signalled: set[int] = set()
     deadline = time.monotonic() + _GRACE_SECONDS
     while runs := active_runs(folder, supervisor):
         late = time.monotonic() > deadline
@@ -161,12 +161,12 @@ def _end_runs(folder: Path, supervisor: Supervised, say: Say) -> int:
             if late:
                 say(f"Killing {run.description}, which did not end within {_GRACE_SECONDS:.0f} s")
                 _send(run.pid, signal.SIGKILL)
-            elif run.pid not in asked:
+            elif run.pid not in signalled:
                 say(f"Stopping {run.description}")
                 _send(run.pid, signal.SIGTERM)
-            asked.add(run.pid)
+            signalled.add(run.pid)
         time.sleep(_LOOK_SECONDS)
-    return len(asked)
+    return len(signalled)
 
 
 def _send(pid: int, number: signal.Signals) -> None:

@@ -57,12 +57,14 @@ def resume_training(reference: str) -> RunSummary:
     """
     from patchline.pipeline.run_memory import interrupted_runs
 
-    found = interrupted_runs.find(reference, WORKSPACE.resolve() / "runs", display().note)
-    files = [*map(Path, found.request.plugin_files), *plugin_files()]
+    interrupted = interrupted_runs.find(reference, WORKSPACE.resolve() / "runs", display().note)
+    files = [*map(Path, interrupted.request.plugin_files), *plugin_files()]
     use_plugin_files(list(dict.fromkeys(files)))
     with worker_start.prepared_workers():
         worker_start.prepare(MODULE)
-        return _in_prefect(found.request.config, resume=found.run_id, fresh=found.request.fresh)
+        return _in_prefect(
+            interrupted.request.config, resume=interrupted.run_id, fresh=interrupted.request.fresh
+        )
 
 
 def _in_prefect(config: RunConfig, *, resume: str | None = None, fresh: bool) -> RunSummary:

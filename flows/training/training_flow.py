@@ -151,8 +151,8 @@ class _Run:
             run = self.context.get(TrackedRun)
             made = {"name": result.name, "version": result.version, "run_id": run.run_id}
             accuracy = outcome_pages.accuracy(self.context)
-            known = {} if accuracy is None else {"accuracy": accuracy}
-            _emit(event_kinds.MODEL_REGISTERED, f"model.{result.name}", **made, **known)
+            metrics = {} if accuracy is None else {"accuracy": accuracy}
+            _emit(event_kinds.MODEL_REGISTERED, f"model.{result.name}", **made, **metrics)
         elif isinstance(result, Promoted):
             self._announce(result)
 

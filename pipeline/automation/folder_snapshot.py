@@ -34,23 +34,23 @@ def snapshot(folder: Path, ignored: IgnoredFiles = DEFAULT_IGNORED) -> Snapshot:
     Raises:
         OSError: if the folder itself cannot be read.
     """
-    found: list[tuple[str, int, int]] = []
+    files: list[tuple[str, int, int]] = []
 
     def note_unreadable(below: str, error: OSError) -> None:
         if not below:
             raise error
-        found.append((f"{below}/", -1, -1))
+        files.append((f"{below}/", -1, -1))
 
     for path, entry in walk_files(folder, note_unreadable, ignored):
         if entry.name.endswith(_UNFINISHED_SUFFIX):
             continue
         status = _status(entry)
         if status is not None:
-            found.append((path, status.st_size, status.st_mtime_ns))
+            files.append((path, status.st_size, status.st_mtime_ns))
     digest = hashlib.sha256()
-    for path, size, modified in sorted(found):
+    for path, size, modified in sorted(files):
         digest.update(f"{path}\0{size}\0{modified}\n".encode("utf-8", "surrogateescape"))
-    return Snapshot(digest.hexdigest(), len(found))
+    return Snapshot(digest.hexdigest(), len(files))
 
 
 def _status(entry: os.DirEntry[str]) -> os.stat_result | None:

@@ -96,6 +96,6 @@ def nearest(word: str, names: Sequence[str]) -> str:
 def _event_name(word: str) -> str:
     full = event_kinds.PREFIX + word.removeprefix(event_kinds.PREFIX)
     if full not in event_kinds.KINDS:
-        known = short_names(event_kinds.KINDS)
-        raise ConfigError(f"There is no event '{word}'. {nearest(word, known)}")
+        names = short_names(event_kinds.KINDS)
+        raise ConfigError(f"There is no event '{word}'. {nearest(word, names)}")
     return full

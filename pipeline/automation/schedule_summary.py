@@ -71,17 +71,17 @@ class ScheduleSummary(FrozenModel):
     @property
     def notes(self) -> list[str]:
         """What else a person should know: a changed config file, a failure."""
-        found = []
+        notes = []
         if self.config_changed:
             file = Path(str(self.config_file)).name
             change = "was deleted" if self.config_missing else "has changed"
-            found.append(
+            notes.append(
                 f"{file} {change} since then; the stored settings are used. Create the schedule "
                 "again with the same name to update them."
             )
         if self.last and self.last.message:
-            found.append(f"{self.last.state}: {self.last.message}")
-        return found
+            notes.append(f"{self.last.state}: {self.last.message}")
+        return notes
 
 
 def work_words(kind: str, parameters: Mapping[str, Any], watched: object = None) -> str:

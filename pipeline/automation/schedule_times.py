@@ -122,15 +122,15 @@ def checked_timezone(name: str) -> str:
     Raises:
         ConfigError: if it does not, naming the closest match.
     """
-    known = available_timezones()
-    if name in known:
+    zones = available_timezones()
+    if name in zones:
         return name
-    by_lower = {each.lower(): each for each in sorted(known)}
-    cities = {each.lower().rpartition("/")[2]: each for each in sorted(known) if "/" in each}
-    wanted = name.lower().replace(" ", "_")
-    close = difflib.get_close_matches(wanted, [*by_lower, *cities], n=1)
-    found = by_lower.get(close[0]) or cities[close[0]] if close else None
-    hint = f"Did you mean {found}?" if found else "Use a name such as Europe/Berlin or UTC."
+    by_lower = {each.lower(): each for each in sorted(zones)}
+    cities = {each.lower().rpartition("/")[2]: each for each in sorted(zones) if "/" in each}
+    plain = name.lower().replace(" ", "_")
+    close = difflib.get_close_matches(plain, [*by_lower, *cities], n=1)
+    closest = by_lower.get(close[0]) or cities[close[0]] if close else None
+    hint = f"Did you mean {closest}?" if closest else "Use a name such as Europe/Berlin or UTC."
     raise ConfigError(f"There is no time zone '{name}'. {hint}")
 
 

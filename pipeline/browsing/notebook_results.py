@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from patchline.pipeline.evaluation.promotion_decision import verdict
-from patchline.pipeline.terminal_words import short_path
+from patchline.pipeline.terminal_words import counted, short_path
 
 if TYPE_CHECKING:
     from patchline.pipeline.browsing.run_summary import RunSummary
@@ -107,8 +107,8 @@ class DataReport:
 
     def __repr__(self) -> str:
         """Return how many images and findings there are, and where the page is."""
-        found = f"{self.images:,} images, {len(self.findings)} findings"
-        return f"DataReport({found}, {short_path(self.path)})"
+        size = f"{counted(self.images, 'image')}, {counted(len(self.findings), 'finding')}"
+        return f"DataReport({size}, {short_path(self.path)})"
 
     def _repr_html_(self) -> str:
         """Return a frame with the page, in which no script runs."""
@@ -192,9 +192,9 @@ class Run:
     @property
     def _result(self) -> tuple[str, str]:
         """The title and the value of the main metric."""
-        if found := self.metrics.get("test/accuracy"):
-            interval = f"({found.low:.1%} to {found.high:.1%}, n={found.n})"
-            return "test accuracy", f"{found.value:.1%} {interval}"
+        if estimate := self.metrics.get("test/accuracy"):
+            interval = f"({estimate.low:.1%} to {estimate.high:.1%}, n={estimate.n})"
+            return "test accuracy", f"{estimate.value:.1%} {interval}"
         loss = self.metrics["test/loss"]
         return "test loss", f"{loss.value:.4g} ({loss.low:.4g} to {loss.high:.4g}, n={loss.n})"
 

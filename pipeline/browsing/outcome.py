@@ -141,12 +141,12 @@ def links(outcome: Outcome | EncoderOutcome, base: str = "") -> str:
         "Model version": addresses.model_path(registered.name, registered.version),
         "All runs, best first": saved_views.path(run.experiment_id),
     }
-    found = {label: f"{base}{path}" for label, path in paths.items()}
+    urls = {label: f"{base}{path}" for label, path in paths.items()}
     if base:
-        found = {"Run in MLflow": f"{base}{addresses.run_path(run)}", **found}
+        urls = {"Run in MLflow": f"{base}{addresses.run_path(run)}", **urls}
     elif outcome.flow_page:
-        found["Flow run in Prefect"] = outcome.flow_page
-    return " · ".join(f"[{label}]({address})" for label, address in found.items())
+        urls["Flow run in Prefect"] = outcome.flow_page
+    return " · ".join(f"[{label}]({address})" for label, address in urls.items())
 
 
 def metrics_table(outcome: Outcome) -> str:
@@ -182,8 +182,8 @@ def _lineage(outcome: Outcome | EncoderOutcome) -> Iterator[tuple[str, str]]:
     yield "model", f"{escaped(recipe(config))}, {trained.parameters:,} parameters"
     if config.model.init:
         yield "initial weights", escaped(display_name(config.model.init))
-    seen = data.seen_before.provenance
-    yield "images seen", escaped(f"{seen.state}: {seen.sentence('the model')}")
+    summary = data.seen_before.provenance
+    yield "images seen", escaped(f"{summary.state}: {summary.sentence('the model')}")
     if trained.folds is not None:
         mean = trained.folds.accuracy
         interval = f"95% t interval {mean.low:.1%} to {mean.high:.1%}"

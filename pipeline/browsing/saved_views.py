@@ -185,9 +185,9 @@ def write_views(experiment_id: str, description: str) -> None:
     """
     store = client()
     tags = store.get_experiment(experiment_id).tags
-    wanted = {_TAG + view_id(view): view for view in VIEWS}
+    views = {_TAG + view_id(view): view for view in VIEWS}
     moment = int(time.time() * 1000)
-    for number, (tag, view) in enumerate(wanted.items()):
+    for number, (tag, view) in enumerate(views.items()):
         if _is_old(tags.get(tag), view):
             # The menu shows the newest view first.
             store.set_experiment_tag(experiment_id, tag, _envelope(view, moment - number))

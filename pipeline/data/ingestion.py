@@ -117,8 +117,8 @@ def scan(
     listing = listing_of(config, workspace)
     labelled = uses_labels(config)
     reading = _labelled(on_progress, "Reading images")
-    known = ScanMemory(listing.root, workspace)
-    manifest = manifests.scan(listing, reading, labelled=labelled, on_image=on_image, memory=known)
+    memory = ScanMemory(listing.root, workspace)
+    manifest = manifests.scan(listing, reading, labelled=labelled, on_image=on_image, memory=memory)
     values = chosen_values(manifest, listing.root, config.data, on_image)
     return ScannedData(
         name=listing.name,
@@ -153,19 +153,19 @@ def ingest(
         DataError: if the images or labels cannot be used; no manifest and no split is saved then.
     """
     listing = listing_of(config, workspace)
-    known = ScanMemory(listing.root, workspace, fresh=fresh)
+    scan_memory = ScanMemory(listing.root, workspace, fresh=fresh)
     facts, memory = None, None
     if config.data.manifest is None:
-        facts = known.facts(sorted(image.path for image in listing.images))
+        facts = scan_memory.facts(sorted(image.path for image in listing.images))
         if config.data.exclude is None:
-            memory = IngestionMemory(config, listing, facts, known)
-    found = memory.recall() if memory else None
-    if found is None:
-        source = _Source(config, listing, known, facts)
-        found, splits, lasting = _ingested(source, on_progress, remember=remember)
+            memory = IngestionMemory(config, listing, facts, scan_memory)
+    recalled = memory.recall() if memory else None
+    if recalled is None:
+        source = _Source(config, listing, scan_memory, facts)
+        recalled, splits, lasting = _ingested(source, on_progress, remember=remember)
         if memory and remember and lasting:
-            memory.keep(found, splits)
-    return found
+            memory.keep(recalled, splits)
+    return recalled
 
 
 class _Source(NamedTuple):
@@ -187,11 +187,13 @@ def _ingested(
         What was found; the file that remembers the splits, if there is one; whether the next
         ingestion of the same files finds exactly this.
     """
-    config, listing, known, _ = source
-    workspace = known.workspace
+    config, listing, scan_memory, _ = source
+    workspace = scan_memory.workspace
     labelled, data = uses_labels(config), config.data
     earlier = earlier_data(data.manifest, workspace) if data.manifest else None
-    draft = ScanDraft(config, listing.root, workspace) if remember and not known.fresh else None
+    draft = (
+        ScanDraft(config, listing.root, workspace) if remember and not scan_memory.fresh else None
+    )
     manifest, notes, exclude, values = _read(source, on_progress, earlier, draft)
     check_slices(config.evaluation.slices if labelled else (), manifest.columns)
     if labelled and earlier is None and "leakage" not in data.accept:  # else it was checked before
@@ -208,7 +210,7 @@ def _ingested(
     rows = manifests.usable(manifest)
     declared = listing.mirror_symmetric
     mirror = mirror_symmetry(config, declared, rows, Files(listing.root, values.mapping), workspace)
-    found = IngestedData(
+    result = IngestedData(
         name=listing.name,
         manifest_file=file,
         fingerprint=fingerprint,
@@ -241,7 +243,7 @@ def _ingested(
     )
     splits = split_memory.file_of(workspace, fractions, data.split_seed) if fractions else None
     said_once = range_notes or (split_notes and any_new)
-    return found, splits, not said_once
+    return result, splits, not said_once
 
 
 def _read(
@@ -254,13 +256,15 @@ def _read(
 
     With data of an earlier run, its manifest is returned, with its splits.
     """
-    config, listing, known, facts = source
+    config, listing, scan_memory, facts = source
     labelled, data = uses_labels(config), config.data
     if earlier is not None:
         checking = _labelled(on_progress, "Checking images")
-        rest, more, exclude = exclusion.applied(data.exclude, earlier.manifest, known.workspace)
+        rest, more, exclude = exclusion.applied(
+            data.exclude, earlier.manifest, scan_memory.workspace
+        )
         earlier = earlier._replace(manifest=rest)
-        manifest, notes = repeated(config, earlier, listing.root, known.workspace, checking)
+        manifest, notes = repeated(config, earlier, listing.root, scan_memory.workspace, checking)
         check_images(manifest, listing.root, labelled=labelled)
         values = usable_values(manifest, listing.root, config.data)
         manifest = manifest if labelled else manifest.assign(label="")
@@ -272,16 +276,16 @@ def _read(
         _labelled(on_progress, "Reading images"),
         labelled=labelled,
         on_image=on_image,
-        memory=known,
+        memory=scan_memory,
         facts=facts,
         draft=draft,
     )
-    manifest, more, exclude = exclusion.applied(data.exclude, manifest, known.workspace)
+    manifest, more, exclude = exclusion.applied(data.exclude, manifest, scan_memory.workspace)
     check_images(manifest, listing.root, labelled=labelled)
     values = usable_values(manifest, listing.root, config.data, on_image)
     notes = [*_notes(manifest, listing, labelled=labelled), *more, *values.notes]
     if thumbnails is not None:
-        compared = SearchMemory(listing.root, known.workspace, fresh=known.fresh)
+        compared = SearchMemory(listing.root, scan_memory.workspace, fresh=scan_memory.fresh)
         manifest, note = with_near_groups(manifest, thumbnails, on_progress, compared)
         notes.append(note)
     return manifest, notes, exclude, values

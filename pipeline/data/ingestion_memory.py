@@ -148,5 +148,5 @@ def _settings(config: RunConfig) -> str:
 def _listed(listing: ImageListing) -> bytes:
     """Return everything that a source lists."""
     rest = [listing.name, listing.mirror_symmetric, listing.notes, listing.empty_classes]
-    found = [*rest, listing.images, listing.left_out, dict(listing.columns)]
-    return json.dumps(found).encode()
+    parts = [*rest, listing.images, listing.left_out, dict(listing.columns)]
+    return json.dumps(parts).encode()

@@ -32,15 +32,15 @@ def predict(job: PredictionJob, events: EventWriter) -> PredictionResult:
     parts = [(job.model_folder, np.flatnonzero(table["split"].isin(job.splits)))]
     parts += [(held_out.model_folder, held_out.rows(table)) for held_out in job.held_out]
     total, began = sum(len(rows) for _, rows in parts), time.monotonic()
-    found: list[pd.DataFrame] = []
+    tables: list[pd.DataFrame] = []
     kept = [*FROM_MANIFEST, *job.columns]
     for folder, rows in parts:
-        before = sum(len(part) for part in found)
+        before = sum(len(part) for part in tables)
         report = partial(_report, events, before, total)
         logits_NK = logits_of(folder, images, rows, device, report)
-        found.append(table.loc[rows, kept].assign(row=rows, logits=list(logits_NK)))
+        tables.append(table.loc[rows, kept].assign(row=rows, logits=list(logits_NK)))
     seconds = time.monotonic() - began
-    chosen = pd.concat(found).sort_values("row", kind="stable")
+    chosen = pd.concat(tables).sort_values("row", kind="stable")
     save(chosen, job.file)
     return PredictionResult(
         file=job.file, images=total, seconds=seconds, explanations=_explanations(job, chosen)

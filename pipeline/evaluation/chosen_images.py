@@ -36,13 +36,13 @@ def choose_images(table: pd.DataFrame) -> tuple[ChosenImage, ...]:
     chosen = []
     for page, rows in zip(TITLES, (test[right], test[~right]), strict=True):
         if len(rows):
-            found = rows.sort_values("probability").iloc[-1]
+            surest = rows.sort_values("probability").iloc[-1]
             chosen.append(
                 ChosenImage(
                     page=page,
-                    path=str(found["path"]),
-                    label=str(found["label"]),
-                    row=int(found["row"]),
+                    path=str(surest["path"]),
+                    label=str(surest["label"]),
+                    row=int(surest["row"]),
                 )
             )
     return tuple(chosen)

@@ -111,8 +111,8 @@ def evaluate_run(run: TrainedRun, folder: Path, on_event: Callable[[Event], None
         on_event,
     )
     members = trained.ensemble.calibrations if trained.ensemble else ()
-    logits, known = pd.read_parquet(predicted.file), by_member(members) if members else None
-    table, calibration = calibrated(logits, data.classes, known)
+    logits, fits = pd.read_parquet(predicted.file), by_member(members) if members else None
+    table, calibration = calibrated(logits, data.classes, fits)
     if not calibration.is_determined:
         on_event({"kind": "note", "message": f"calibration: {calibration.sentence()}"})
     predicted.file.unlink()  # the table has its logits
@@ -191,8 +191,8 @@ def _looked(explanations: Explanations, folder: Path) -> WhereItLooked:
     if explanations.maps_file is not None:
         explanations.maps_file.unlink()
     titles = {f"{EXPLANATIONS}/{page}.html": title for page, title in TITLES.items()}
-    found = {path: title for path, title in titles.items() if (folder / path).is_file()}
-    return WhereItLooked(maps, explanations.maps_kind, found)
+    titled = {path: title for path, title in titles.items() if (folder / path).is_file()}
+    return WhereItLooked(maps, explanations.maps_kind, titled)
 
 
 def _weights_facts(trained: TrainResult) -> dict[str, str]:

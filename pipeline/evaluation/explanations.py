@@ -54,14 +54,14 @@ def explain_predictions(
     large = sum(each.numel() for each in model.parameters()) > _LARGE_MODEL
     test = table[table["split"] == "test"]
     worst = confident_errors(Predictions.of(test))[: job.errors]
-    found = Explanations()
+    explanations = Explanations()
     try:
         if len(worst):
-            found = _error_maps(model, description, images, test.iloc[worst], job.folder)
+            explanations = _error_maps(model, description, images, test.iloc[worst], job.folder)
         tested = _spread(test["row"].to_numpy(), _TESTED_IMAGES_LARGE if large else _TESTED_IMAGES)
         pixels = [np.array(images[row]) for row in tested]
         covering = covering_test(model, description, pixels, job.seed)
-        found = found.model_copy(update={"test": covering})
+        explanations = explanations.model_copy(update={"test": covering})
     except Exception:  # a plugin's model may do anything; the report goes without
         logger.warning("The maps of where the model looked could not be computed", exc_info=True)
     write_explanations(
@@ -73,7 +73,7 @@ def explain_predictions(
         job.name,
         occlusion=not large,
     )
-    return found
+    return explanations
 
 
 def _error_maps(

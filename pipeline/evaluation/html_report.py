@@ -151,20 +151,20 @@ def _metric_rows(report: EvaluationReport) -> list[tuple[str, MetricName, Metric
 
 def _notes(report: EvaluationReport, page: ReportPage) -> list[str]:
     """Return warnings about the metrics, unless the page already has them."""
-    found = []
+    notes = []
     few = f"only {report.images:,} {report.split} images"
     said = any(note.startswith(few) for note in page.notes)
     if report.images < report.config.small_sample and not said:
-        found.append(f"{few}: the metrics are imprecise")
+        notes.append(f"{few}: the metrics are imprecise")
     absent = [row.name for row in report.by_class if row.images == 0]
     if absent:
         named = ", ".join(absent[:_MOST_NAMED_CLASSES])
         rest = len(absent) - _MOST_NAMED_CLASSES
         more = f" and {rest} more" if rest > 0 else ""
-        found.append(
+        notes.append(
             f"no {report.split} image of {named}{more}: excluded from means over the classes"
         )
-    return found
+    return notes
 
 
 def _galleries(
@@ -173,12 +173,12 @@ def _galleries(
     def shown(
         images: Sequence[GalleryImage], maps: Mapping[int, Array] = MappingProxyType({})
     ) -> list[tuple[GalleryImage, str, str]]:
-        found = []
+        galleries = []
         for image in images:
             pixels, seen_hw = pixels_of(image.position), maps.get(image.position)
             over = "" if seen_hw is None else thumbnail(tinted(seen_hw, pixels))
-            found.append((image, thumbnail(pixels), over))
-        return found
+            galleries.append((image, thumbnail(pixels), over))
+        return galleries
 
     doubted = report.suspected_labels
     return [

@@ -153,7 +153,7 @@ def evaluate(
         raise DataError(f"There is no {split} image to report on. Choose a split that has images.")
     config = config or EvaluationConfig()
     answers, areas = probabilities.argmax(axis=1), Areas.of(probabilities, labels)
-    found = metrics(probabilities, labels, areas)
+    estimates = metrics(probabilities, labels, areas)
     doubtful = galleries.likely_label_errors(predictions)
     shown = slice(config.gallery_size)
     return EvaluationReport(
@@ -163,7 +163,7 @@ def evaluate(
         images_fingerprint=contents_fingerprint(predictions.table),
         images=len(labels),
         classes=classes,
-        metrics={f"{split}/{key}": value for key, value in found.items()},
+        metrics={f"{split}/{key}": value for key, value in estimates.items()},
         by_class=by_class(probabilities, labels, classes, areas),
         **_confusion(labels, answers, len(classes)),
         errors=int((answers != labels).sum()),

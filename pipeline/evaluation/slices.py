@@ -37,14 +37,14 @@ def slices(predictions: Predictions, config: EvaluationConfig) -> tuple[Slice, .
     """Return the slices by each chosen column; a column with one value has none."""
     right_N = predictions.probabilities_NK.argmax(axis=1) == predictions.labels_N
     overall = float(right_N.mean())
-    found = []
+    result = []
     for column in config.slices:
         parts = list(_parts(column, _values(predictions.table, column)))
         if len(parts) < 2:  # noqa: PLR2004 - one part is no division
             continue
         for value, chosen_N in parts:
             accuracy = proportion(int(right_N[chosen_N].sum()), int(chosen_N.sum()))
-            found.append(
+            result.append(
                 Slice(
                     column=column,
                     value=value,
@@ -54,17 +54,17 @@ def slices(predictions: Predictions, config: EvaluationConfig) -> tuple[Slice, .
                     differs=not accuracy.low <= overall <= accuracy.high,
                 )
             )
-    return tuple(found)
+    return tuple(result)
 
 
 def undivided(predictions: Predictions, config: EvaluationConfig) -> dict[str, str]:
     """Return the chosen columns that have one value for all images, with that value."""
-    found = {}
+    reasons = {}
     for column in config.slices:
         parts = list(_parts(column, _values(predictions.table, column)))
         if len(parts) == 1:
-            found[column] = parts[0][0]
-    return found
+            reasons[column] = parts[0][0]
+    return reasons
 
 
 def _values(table: pd.DataFrame, column: str) -> pd.Series[Any]:

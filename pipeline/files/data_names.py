@@ -57,15 +57,15 @@ def split_named(name: str, *, exactly: bool = False) -> Split | None:
     """
     if exactly:
         return SPLIT_NAMES.get(name.strip().lower())
-    found = set()
+    splits = set()
     for word in re.split(r"[\s_.-]+", name.strip().lower()):
         glued = _GLUED.fullmatch(word)
         split = SPLIT_NAMES.get(glued[1] if glued else word)
         if split is not None:
-            found.add(split)
+            splits.add(split)
         elif word and word not in _FILLERS:
             return None
-    return found.pop() if len(found) == 1 else None
+    return splits.pop() if len(splits) == 1 else None
 
 
 def valid_name(name: str) -> str:

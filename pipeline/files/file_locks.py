@@ -169,11 +169,11 @@ def identity(file: Path) -> str:
         An empty string if it cannot be had.
     """
     try:
-        found = file.stat()
+        status = file.stat()
     except OSError:
         return ""
     kernel = running_kernel()
-    return f"{kernel} {found.st_dev} {found.st_ino}" if kernel else ""
+    return f"{kernel} {status.st_dev} {status.st_ino}" if kernel else ""
 
 
 def same_file(file: Path, of_identity: str) -> bool:

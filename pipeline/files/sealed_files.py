@@ -128,8 +128,8 @@ def _header(opened: BinaryIO) -> bytes:
 
 def _place_of_digest(header: bytes) -> int:
     """Return the position of the digest in the file; 0 without one."""
-    found = header.find(_MARK)
-    return _LENGTH.size + found + len(_MARK) if found >= 0 else 0
+    place = header.find(_MARK)
+    return _LENGTH.size + place + len(_MARK) if place >= 0 else 0
 
 
 def _is_of_another_program(header: bytes) -> bool:

@@ -66,8 +66,8 @@ class FilePart(io.RawIOBase):
     def readinto(self, buffer: WriteableBuffer, /) -> int:
         """Read into a buffer and return the number of bytes."""
         view = memoryview(buffer).cast("B")
-        wanted = max(0, min(len(view), self._size - self._position))
-        data = self._shared.read_at(self._start + self._position, wanted)
+        size = max(0, min(len(view), self._size - self._position))
+        data = self._shared.read_at(self._start + self._position, size)
         view[: len(data)] = data
         self._position += len(data)
         return len(data)

@@ -48,12 +48,12 @@ def shards_in(place: Path) -> list[Path]:
             return []
         if not all(split_named(each.name) for each in folders):
             return []
-        found = [each for each in inside if each.is_file() and _may_be_tar(each)]
+        shards = [each for each in inside if each.is_file() and _may_be_tar(each)]
         for folder in folders:
-            found += sorted(each for each in folder.iterdir() if _may_be_tar(each))
+            shards += sorted(each for each in folder.iterdir() if _may_be_tar(each))
     except OSError:  # whoever reads the folder says why it cannot be
         return []
-    return found if found and _holds_samples(found[0]) else []
+    return shards if shards and _holds_samples(shards[0]) else []
 
 
 def _is_ignored(path: Path) -> bool:

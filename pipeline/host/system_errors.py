@@ -62,8 +62,8 @@ _OF_THE_SYSTEM: _Kinds = (
         frozenset({errno.ENOENT}),
         StorageError,
         (
-            "{file} is missing ({reason}): it was removed, or never written. Restore it, or run"
-            " the command again with --fresh."
+            "There is no {file} ({reason}). Check the path; if something has removed it meanwhile, "
+            "run the command again."
         ),
     ),
     (
@@ -119,7 +119,8 @@ _OF_LIBRARIES: tuple[tuple[tuple[str, ...], type[PipelineError], str], ...] = (
 """What is said of an error of a library, by the package that its class comes from."""
 _MEMORY = re.compile(
     r"can't allocate memory|out of memory|cannot allocate memory|unable to allocate|"
-    r"can't start new thread|thread constructor failed|resource temporarily unavailable",
+    r"failed to map segment|can't start new thread|thread constructor failed|"
+    r"resource temporarily unavailable",
     re.IGNORECASE,
 )
 _DAMAGED = re.compile(
@@ -166,22 +167,32 @@ def _known_error(error: BaseException) -> PipelineError | None:
 
 def _file_error(error: OSError) -> PipelineError:
     """Return the sentence for an error of the operating system; it mostly names a file."""
+    if error.errno == errno.ENOENT and _here() is None:
+        return StorageError("The working directory was removed. Change to another folder.")
     for numbers, kind, sentence in _OF_THE_SYSTEM:
         if error.errno in numbers:
-            return kind(sentence.format(file=_file_of(error), reason=error.strerror))
-    return StorageError(_OTHER.format(file=_file_of(error), reason=_reason(error)))
+            return kind(_sentence(sentence, error))
+    return StorageError(_sentence(_OTHER, error))
+
+
+def _sentence(form: str, error: OSError) -> str:
+    file = _file_of(error)
+    if form.startswith("{file}") and file.startswith("a file in "):
+        file = f"A{file[1:]}"
+    return form.format(file=file, reason=error.strerror or _reason(error))
 
 
 def _file_of(error: OSError) -> str:
     names = [str(os.fsdecode(name)) for name in (error.filename, error.filename2) if name]
-    return " or ".join(names) or f"A file in {_here()}"
+    return " or ".join(names) or f"a file in {_here()}"
 
 
-def _here() -> str:
+def _here() -> str | None:
+    """Return the working directory, if it is there."""
     try:
         return str(Path.cwd())
     except OSError:
-        return "the working directory, which was removed"
+        return None
 
 
 def _library_error(error: BaseException) -> PipelineError | None:

@@ -57,12 +57,12 @@ def file_of(reference: str, *, download: bool) -> Downloaded:
         OrchestrationError: if the proxy of the environment cannot be used for the download.
         PluginError: if the library is not installed.
     """
-    found = published(reference)
-    if found.cached is not None:
-        return Downloaded(found.cached, found.license)
-    bring = f"or bring {found.file} to this machine and give its path"
+    weights = published(reference)
+    if weights.cached is not None:
+        return Downloaded(weights.cached, weights.license)
+    bring = f"or bring {weights.file} to this machine and give its path"
     if not download:
-        licensed = f" (license: {found.license})" if found.license else ""
+        licensed = f" (license: {weights.license})" if weights.license else ""
         raise ConfigError(
             f"model.init {reference}{licensed} has not been downloaded yet. Add --download to "
             f"allow it, {bring}."
@@ -74,7 +74,7 @@ def file_of(reference: str, *, download: bool) -> Downloaded:
             f"model.init {reference} could not be downloaded ({answer['error']}). Check the "
             f"network, {bring}."
         )
-    return Downloaded(Path(answer["file"]), answer["license"] or found.license)
+    return Downloaded(Path(answer["file"]), answer["license"] or weights.license)
 
 
 def published(reference: str) -> Published:
@@ -136,14 +136,14 @@ def _license_on_card(repository: str) -> str:
 def _cached(repository: str, file: str) -> Path | None:
     hub = _library("huggingface_hub", "hf")
     try:
-        found = hub.try_to_load_from_cache(repository, file)
+        cached = hub.try_to_load_from_cache(repository, file)
     except ValueError as error:  # not a valid name of a repository
         reason = str(error).splitlines()[0][:_SHOWN]
         raise ConfigError(
             f"model.init hf:{repository} does not name a repository ({reason}). Write "
             "hf:OWNER/NAME."
         ) from error
-    return Path(found) if isinstance(found, str) else None
+    return Path(cached) if isinstance(cached, str) else None
 
 
 def _library(module: str, prefix: str) -> Any:
@@ -202,8 +202,8 @@ def _download(reference: str) -> dict[str, str]:
         torch.hub.load_state_dict_from_url(
             get_weight(name).url, check_hash=True, map_location="cpu", weights_only=True
         )
-        found = _of_torchvision(name)
-        return {"file": str(found.cached), "license": found.license}
+        download = _of_torchvision(name)
+        return {"file": str(download.cached), "license": download.license}
     repository, license_name = _of_timm(name) if library == "timm" else (name, "")
     hub = _library("huggingface_hub", "hf")
     card = hub.model_info(repository)

@@ -35,15 +35,15 @@ class StartingPoint(FrozenModel):
 
     def notes(self) -> list[str]:
         """Return sentences for the user: what was found, and what was assumed."""
-        found = self.weights
-        if found is None:
+        weights = self.weights
+        if weights is None:
             return ["the model has no champion yet: training starts from random weights"]
         trainable = self.config.training.trainable
         trained = f"; training {_TRAINED[trainable]}" if trainable else ""  # a plan decides later
-        size = f"{found.image_size}x{found.image_size} pixels"
+        size = f"{weights.image_size}x{weights.image_size} pixels"
         return [
-            f"initial weights: {found.origin} ({found.layout}, {size}){trained}",
-            *found.notes,
+            f"initial weights: {weights.origin} ({weights.layout}, {size}){trained}",
+            *weights.notes,
         ]
 
     def tags(self) -> dict[str, str]:
@@ -90,7 +90,7 @@ def starting_point(
     model = config.model
     name = config.name or data_name
     heads = model.settings.get("num_heads")
-    found = finding.find(
+    weights = finding.find(
         str(model.init),
         workspace,
         name,
@@ -98,14 +98,14 @@ def starting_point(
         num_heads=heads,
         download=model.download,
     )
-    if found is None:
+    if weights is None:
         return StartingPoint(config=settings.without_initial_weights(config), weights=None)
-    provenance = stored_provenance(weights_folder(workspace, found.sha256))
-    seen = SeenBefore(provenance=provenance.summary)
+    provenance = stored_provenance(weights_folder(workspace, weights.sha256))
+    seen_images = SeenBefore(provenance=provenance.summary)
     if manifest_file:
-        seen = count_seen_images(manifest_file, provenance)
+        seen_images = count_seen_images(manifest_file, provenance)
     return StartingPoint(
-        config=settings.with_initial_weights(config, found, classes),
-        weights=found,
-        seen_before=seen,
+        config=settings.with_initial_weights(config, weights, classes),
+        weights=weights,
+        seen_before=seen_images,
     )

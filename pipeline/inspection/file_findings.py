@@ -115,12 +115,12 @@ def findings_on_light(rows: pd.DataFrame) -> list[Finding]:
     if len(others) < _FEWEST_TO_COMPARE:
         blurred &= False
     trained = "Trains on them like all others."
-    found = _finding(
+    finding = _finding(
         "blank", "warning", rows[blank], _images,
         "Trains on them like all others, although they show nothing. Exclude them.",
     )  # fmt: skip
     return [
-        *(each.model_copy(update={"exclude": each.files}) for each in found),
+        *(each.model_copy(update={"exclude": each.files}) for each in finding),
         *_finding("dark", "note", rows[dark], _images,
                   f"{trained} Exclude those that cannot be recognized."),
         *_finding("blurred", "note", rows[blurred], _images,

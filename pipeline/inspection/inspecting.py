@@ -105,11 +105,11 @@ def inspect_data(
             notes.append(note)
     assigned, origin, more = _with_splits(manifest, scanned, config, workspace)
     rows = manifests.usable(assigned)
-    found = findings_on_status(manifest)
+    findings = findings_on_status(manifest)
     if len(rows):
         measured = pd.concat([rows, measures.table(rows["path"])], axis=1)
         given = given_splits(manifest).reset_index(drop=True)
-        found += [
+        findings += [
             *findings_on_format(measured),
             *findings_on_values(rows, scanned.pixel_values),
             *findings_on_size(rows),
@@ -121,21 +121,21 @@ def inspect_data(
         unreadable = unreadable_classes(manifest)
         divided = (given_splits(manifest) == "train").reset_index(drop=True)
         splits = len(fractions) + 1
-        found += findings_on_classes(rows, divided, scanned.empty_classes, splits, unreadable)
+        findings += findings_on_classes(rows, divided, scanned.empty_classes, splits, unreadable)
     mapping = scanned.pixel_values.mapping
     mirror = mirror_symmetry(
         config, scanned.mirror_symmetric, rows, Files(scanned.root, mapping), workspace
     )
     on_mirror = finding_on_mirror_images(mirror, sorted(rows["label"].unique()))
-    found += on_mirror
+    findings += on_mirror
     assumed = unmeasured_symmetries(config) if uses_labels(config) else ""
     more = [*more, *([assumed] if assumed else [])]
     more += [mirror.note] if mirror.note and not on_mirror else []
     if judge is not None:
         judgement = judge(rows, scanned.root)
-        found += findings_on_labels(rows, judgement)
+        findings += findings_on_labels(rows, judgement)
         more = [*more, *judgement.notes()]
-    found_in_order, told = _sorted(found), (*notes, *more)
+    found_in_order, told = _sorted(findings), (*notes, *more)
     result = summary_of(scanned.name, assigned, origin, found_in_order, told, mapping)
     return Inspected(result, scanned.root, assigned, mapping)
 
@@ -179,9 +179,9 @@ def _with_splits(
     return assigned, split.origin(manifest, fractions), stops
 
 
-def _sorted(found: list[Finding]) -> tuple[Finding, ...]:
+def _sorted(findings: list[Finding]) -> tuple[Finding, ...]:
     order = {severity: place for place, severity in enumerate(SEVERITIES)}
-    return tuple(sorted(found, key=lambda each: (order[each.severity], KINDS.index(each.kind))))
+    return tuple(sorted(findings, key=lambda each: (order[each.severity], KINDS.index(each.kind))))
 
 
 def summary_of(

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from patchline.pipeline.inspection.finding import SEVERITIES, Finding, Inspection
-from patchline.pipeline.terminal_words import visible
+from patchline.pipeline.terminal_words import counted, visible
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -35,19 +35,20 @@ def terminal_report(result: Inspection) -> Iterator[RenderableType]:
 
 def verdict(result: Inspection) -> str:
     """Return the numbers of findings by severity: `1 error, 2 warnings`."""
-    counted = [
+    counts = [
         f"{count} {severity}{'' if count == 1 else 's'}"
         for severity in SEVERITIES
         if (count := len(result.worst(severity)))
     ]
-    return ", ".join(counted) if counted else "No problem found."
+    return ", ".join(counts) if counts else "No problem found."
 
 
 def _overview(result: Inspection) -> str:
-    classes = f" in {len(result.classes):,} classes" if set(result.classes) - {""} else ""
-    left_out = result.files - result.images
-    rest = f"; {left_out:,} other file{'' if left_out == 1 else 's'}" if left_out else ""
-    return f"{visible(result.name)}: {result.images:,} images{classes}{rest}"
+    named = set(result.classes) - {""}
+    classes = f" in {counted(len(result.classes), 'class', 'classes')}" if named else ""
+    others = result.files - result.images
+    rest = f"; {counted(others, 'other file')}" if others else ""
+    return f"{visible(result.name)}: {counted(result.images, 'image')}{classes}{rest}"
 
 
 def looks(result: Inspection) -> list[str]:

@@ -93,7 +93,7 @@ def suspicions(counts: Mapping[str, int]) -> list[Suspicion]:
         counts: images of each class.
     """
     names = sorted(counts)
-    found = [
+    suspicions = [
         _similar(names, counts),
         _same_answer(names),
         _copies(names),
@@ -106,7 +106,7 @@ def suspicions(counts: Mapping[str, int]) -> list[Suspicion]:
         _several_labels(names),
         numbers(counts) or identifiers(counts),
     ]
-    return [each for each in found if each]
+    return [each for each in suspicions if each]
 
 
 def identifiers(counts: Mapping[str, int]) -> Suspicion | None:
@@ -206,45 +206,45 @@ def _same_answer(names: Sequence[str]) -> Suspicion | None:
 
 
 def _copies(names: Sequence[str]) -> Suspicion | None:
-    known, found = set(names), {}
+    all_names, copies = set(names), {}
     for name in names:
         match = _COPY.fullmatch(name)
-        if match and match["name"] != name and match["name"] in known:
-            found[name] = match["name"]
-    if not found:
+        if match and match["name"] != name and match["name"] in all_names:
+            copies[name] = match["name"]
+    if not copies:
         return None
-    shown = [f"{_quoted([copy])} beside {_quoted([name])}" for copy, name in found.items()]
+    shown = [f"{_quoted([copy])} beside {_quoted([name])}" for copy, name in copies.items()]
     return Suspicion(
         "similar_classes",
-        tuple(sorted({*found, *found.values()})),
+        tuple(sorted({*copies, *copies.values()})),
         f"class folders that look like copies of others: {_some(shown)}",
         "Move their images together, or delete the copies",
     )
 
 
 def _missing(names: Sequence[str], counts: Mapping[str, int]) -> Suspicion | None:
-    found = [name for name in names if name.strip().casefold() in _NOTHING]
-    if set(found) == {"-"} and "+" in names:
+    missing = [name for name in names if name.strip().casefold() in _NOTHING]
+    if set(missing) == {"-"} and "+" in names:
         return None  # negative and positive
-    if not found:
+    if not missing:
         return None
-    shown = [f"{_quoted([name])} ({counts[name]:,})" for name in found]
+    shown = [f"{_quoted([name])} ({counts[name]:,})" for name in missing]
     return Suspicion(
         "suspicious_class",
-        tuple(found),
+        tuple(missing),
         f"class names that may mean that there is no label: {_some(shown)}",
         "If they do, leave the images out: --data.no-label for a table, --data.ignore for folders",
     )
 
 
 def _other_things(names: Sequence[str]) -> Suspicion | None:
-    found = [name for name in names if name.casefold() in _OTHER_THINGS or split_named(name)]
-    if not found:
+    others = [name for name in names if name.casefold() in _OTHER_THINGS or split_named(name)]
+    if not others:
         return None
     return Suspicion(
         "suspicious_class",
-        tuple(found),
-        f"class names that are usual for folders of something else: {_some(_each_quoted(found))}",
+        tuple(others),
+        f"class names that are usual for folders of something else: {_some(_each_quoted(others))}",
         "If they are no classes, move them out of the data, or leave them out with --data.ignore",
     )
 
@@ -279,19 +279,19 @@ def _meant(name: str) -> str | None:
 
 
 def _invisible(names: Sequence[str]) -> Suspicion | None:
-    found = [
+    invisible = [
         name
         for name in names
         if name != name.strip() or any(unicodedata.category(each) in _HIDDEN for each in name)
     ]
-    found = [name for name in found if not _joins_letters(name)]
-    if not found:
+    invisible = [name for name in invisible if not _joins_letters(name)]
+    if not invisible:
         return None
     return Suspicion(
         "suspicious_class",
-        tuple(found),
+        tuple(invisible),
         "class names with characters that cannot be seen, or spaces at an end: "
-        f"{_some(_each_quoted(found))}",
+        f"{_some(_each_quoted(invisible))}",
         "Rename them",
     )
 
@@ -309,14 +309,14 @@ def _joins_letters(name: str) -> bool:
 
 
 def _mixed_alphabets(names: Sequence[str]) -> Suspicion | None:
-    found = [name for name in names if len(_alphabets(name)) > 1]
-    if not found:
+    mixed = [name for name in names if len(_alphabets(name)) > 1]
+    if not mixed:
         return None
     return Suspicion(
         "suspicious_class",
-        tuple(found),
+        tuple(mixed),
         f"class names that mix letters of several alphabets within a word: "
-        f"{_some(_each_quoted(found))}",
+        f"{_some(_each_quoted(mixed))}",
         "Type them again if they are meant to be Latin",
     )
 
@@ -334,34 +334,34 @@ def _alphabets(name: str) -> set[str]:
 
 
 def _file_names(names: Sequence[str]) -> Suspicion | None:
-    found = [
+    file_names = [
         name
         for name in names
         if f".{name.rpartition('.')[2].lower()}" in IMAGE_SUFFIXES or len(name) > _LONGEST
     ]
-    if not found:
+    if not file_names:
         return None
     return Suspicion(
         "suspicious_class",
-        tuple(found),
-        f"class names that look like file names or sentences: {_some(_each_quoted(found))}",
+        tuple(file_names),
+        f"class names that look like file names or sentences: {_some(_each_quoted(file_names))}",
         "Check that --data.label-column, or --data.label, chooses the classes",
     )
 
 
 def _several_labels(names: Sequence[str]) -> Suspicion | None:
-    known = {name.strip().casefold() for name in names}
-    found = []
+    plain_names = {name.strip().casefold() for name in names}
+    combined = []
     for name in names:
         parts = [part.strip().casefold() for part in _SEPARATED.split(name)]
-        if len(parts) > 1 and sum(part in known for part in parts) > 1:
-            found.append(name)
-    if not found:
+        if len(parts) > 1 and sum(part in plain_names for part in parts) > 1:
+            combined.append(name)
+    if not combined:
         return None
     return Suspicion(
         "suspicious_class",
-        tuple(found),
-        f"class names that look like several labels of one image: {_some(_each_quoted(found))}",
+        tuple(combined),
+        f"class names that look like several labels of one image: {_some(_each_quoted(combined))}",
         "Patchline trains one class for each image; keep one label",
     )
 

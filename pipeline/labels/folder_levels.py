@@ -51,10 +51,10 @@ def unclear_level(labelled: Iterable[tuple[str, str]]) -> UnclearLevel | None:
                 levels.append({each: set() for each in classes})
             levels[depth][label].add(name)
     for depth, inside in enumerate(levels):
-        found = _shared(inside)
-        if found:
+        level = _shared(inside)
+        if level:
             whole = all(len(parts) == depth + 1 for parts in below.values())
-            return _question(classes, found, depth, prefix, is_leaf=whole)
+            return _question(classes, level, depth, prefix, is_leaf=whole)
         if depth == 0 and (folder := _like_the_classes(inside)):
             return _nested_classes(folder, inside[folder])
     return None

@@ -56,8 +56,8 @@ class PathTemplate:
         """Return the text of each name in braces; None if the path is of another form."""
         if len(path) > _LONGEST_PATH or max(map(len, path.split("/"))) > _LONGEST_NAME:
             return None
-        found = self._pattern.fullmatch(path)
-        return found.groupdict() if found else None
+        match = self._pattern.fullmatch(path)
+        return match.groupdict() if match else None
 
     def _part(self, part: str, *, is_last: bool) -> str:
         """Return the regular expression of one folder, with its slash, or of the file."""

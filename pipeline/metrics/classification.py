@@ -87,17 +87,17 @@ def metrics(
     if n == 0:
         raise DataError("There are 0 images to evaluate. Choose a split that has images.")
     predictions_N = probabilities_NK.argmax(axis=1)
-    found = average_estimates(ConfusionCells.of_answers(labels_N, predictions_N, num_classes))
-    found["accuracy"] = proportion(int((predictions_N == labels_N).sum()), n)
-    found["weighted_recall"] = found["accuracy"]
+    estimates = average_estimates(ConfusionCells.of_answers(labels_N, predictions_N, num_classes))
+    estimates["accuracy"] = proportion(int((predictions_N == labels_N).sum()), n)
+    estimates["weighted_recall"] = estimates["accuracy"]
     if num_classes > 5:  # noqa: PLR2004 - with five classes top-5 is always 1
-        found["top5_accuracy"] = proportion(top_k_hits(probabilities_NK, labels_N, 5), n)
-    found["log_loss"] = log_loss(probabilities_NK, labels_N)
+        estimates["top5_accuracy"] = proportion(top_k_hits(probabilities_NK, labels_N, 5), n)
+    estimates["log_loss"] = log_loss(probabilities_NK, labels_N)
     areas = areas or Areas.of(probabilities_NK, labels_N)
     if areas.roc and areas.precision:
-        found["roc_auc"], found["pr_auc"] = areas.roc.macro, areas.precision.macro
-    found["ece"] = expected_calibration_error(probabilities_NK, labels_N)
-    return {key: found[key] for key in METRICS if key in found}
+        estimates["roc_auc"], estimates["pr_auc"] = areas.roc.macro, areas.precision.macro
+    estimates["ece"] = expected_calibration_error(probabilities_NK, labels_N)
+    return {key: estimates[key] for key in METRICS if key in estimates}
 
 
 def by_class(

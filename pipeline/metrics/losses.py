@@ -36,8 +36,8 @@ def log_loss(probabilities_NK: Array, labels_N: Array) -> MetricEstimate:
     n, value = len(losses), float(losses.mean())
     expected, squared = _implied_moments(probabilities_NK, _SURPRISES / (n + 1))
     implied = max(squared - expected**2, 0.0)
-    seen = float(losses.var(ddof=1)) if n > 1 else implied
-    variance = (seen * n + implied * _PRIOR_IMAGES) / (n + _PRIOR_IMAGES) / n
+    observed = float(losses.var(ddof=1)) if n > 1 else implied
+    variance = (observed * n + implied * _PRIOR_IMAGES) / (n + _PRIOR_IMAGES) / n
     unseen = _WEIGHT_OF_THE_UNSEEN * squared / expected / n if expected > 0 else 0.0
     low, high = _gamma_bounds(value, variance, unseen)
     return MetricEstimate(value=value, low=min(low, value), high=max(high, value), n=n)

@@ -38,10 +38,10 @@ class Area(NamedTuple):
     @property
     def summary(self) -> AreaSummary:
         """All of it but what each sample does."""
-        seen = float(np.sort(self.influences_N**2).sum())
+        squares = float(np.sort(self.influences_N**2).sum())
         n = len(self.influences_N)
         return AreaSummary(
-            self.value, self.centre, self.shrunk, self.variance, seen, self.freedom, n
+            self.value, self.centre, self.shrunk, self.variance, squares, self.freedom, n
         )
 
 
@@ -161,8 +161,8 @@ def precision_area(scores_N: Array, is_positive_N: Array) -> Area:
     positive, n = is_positive_N[order], len(scores_N)
     last = np.append(np.flatnonzero(np.diff(scores_N[order])), n - 1)  # of each run of equal scores
     run = np.repeat(np.arange(len(last)), np.diff(last, prepend=-1))
-    found, rank = np.cumsum(positive)[last], last + 1.0
-    new, precision = np.diff(found, prepend=0), found / rank
+    hits, rank = np.cumsum(positive)[last], last + 1.0
+    new, precision = np.diff(hits, prepend=0), hits / rank
     positives = int(positive.sum())
     value = min(float((precision * new).sum() / positives), 1.0)
     # A sample moves the precision at its own rank and at all ranks below it.
@@ -172,7 +172,7 @@ def precision_area(scores_N: Array, is_positive_N: Array) -> Area:
     moved = np.where(positive, precision[run] - value + raised[run], -lowered[run]) / positives
     influences = np.empty(n)
     influences[order] = (moved - moved.mean()) * np.sqrt(positives / max(positives - 1, 1))
-    centre, shrunk, variance = precision_summary(found, rank, new, value)
+    centre, shrunk, variance = precision_summary(hits, rank, new, value)
     freedom = min(positives, n - positives) - 1
     return Area(value, centre, shrunk, variance, influences, freedom)
 

@@ -163,12 +163,14 @@ def fit_temperature(
     likelihood = _Likelihood.of(logits_NK, labels_N)
     peak, interval = _profile(likelihood.value)
     low, high = interval.ends()
-    known = {"low": low, "high": high, "images": images}
+    bounds = {"low": low, "high": high, "images": images}
     if classes == 1 and logits_NK.shape[1] > 1:
         return _unfitted(images, "all validation images are of one class")
     wide = low is None or high is None or high / low > WIDEST
     if wide and interval.start <= 0 <= interval.stop:
-        reason = _flat(logits_NK, labels_N, TemperatureFit(temperature=1, state="unknown", **known))
+        reason = _flat(
+            logits_NK, labels_N, TemperatureFit(temperature=1, state="unknown", **bounds)
+        )
         return _unfitted(images, reason, low, high)
     narrow = low is not None and high is not None and high / low < _NARROW
     if not narrow:
@@ -176,10 +178,10 @@ def fit_temperature(
     stop = 0.0 if wide else interval.stop  # nothing but the prior limits confidence without errors
     best = float(np.exp(np.clip(peak, interval.start, max(stop, interval.stop))))
     if not wide:
-        return TemperatureFit(temperature=best, state="fitted", **known)
+        return TemperatureFit(temperature=best, state="fitted", **bounds)
     direction = "overconfident" if interval.start > 0 else "underconfident"
     reason = f"{images:,} validation images show that the model is {direction}, but not by how much"
-    return TemperatureFit(temperature=best, state="uncertain", reason=reason, **known)
+    return TemperatureFit(temperature=best, state="uncertain", reason=reason, **bounds)
 
 
 def _unfitted(
@@ -288,10 +290,12 @@ def _profile(value: Callable[[float], float]) -> tuple[float, _Interval]:
 
     bounds = float(np.log(LOWEST)), float(np.log(HIGHEST))
     options = {"xatol": _PRECISE}
-    found = minimize_scalar(lambda at: -value(at), bounds=bounds, method="bounded", options=options)
+    optimum = minimize_scalar(
+        lambda at: -value(at), bounds=bounds, method="bounded", options=options
+    )
     edges = {end: value(end) for end in bounds}
     peak, most = max(
-        [(float(found.x), -float(found.fun)), *edges.items()], key=lambda pair: pair[1]
+        [(float(optimum.x), -float(optimum.fun)), *edges.items()], key=lambda pair: pair[1]
     )
 
     def excess(at: float) -> float:

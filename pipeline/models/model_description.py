@@ -52,11 +52,11 @@ class ModelDescription(FrozenModel):
 
 def describe_plugins(choice: ModelChoice) -> tuple[PluginRecord, ...]:
     """Return the records of the plugins that a model is made of."""
-    wanted: list[tuple[plugin_loader.Kind, str]] = [("model", choice.name)]
+    chosen: list[tuple[plugin_loader.Kind, str]] = [("model", choice.name)]
     embedding = named_patch_embedding(choice).name
     if embedding != NO_PATCH_EMBEDDING:
-        wanted.append(("patch_embedding", embedding))
-    entries = [plugin_loader.find(kind, name) for kind, name in wanted]
+        chosen.append(("patch_embedding", embedding))
+    entries = [plugin_loader.find(kind, name) for kind, name in chosen]
     return tuple(
         PluginRecord(kind=e.kind, name=e.name, distribution=e.distribution, version=e.version)
         for e in entries

@@ -66,18 +66,18 @@ def reported_difference(
         return np.stack(probabilities[batch])
 
     rows = reported["row"].to_numpy(np.int64)
-    found = _largest(file, images, rows, expected, on_progress, is_relative=False)
-    if not found.value <= TOLERANCE:  # nor if it is NaN
-        path = reported["path"].iloc[found.position]
-        others = f", and so do those of {found.beyond - 1:,} more" if found.beyond > 1 else ""
+    worst = _largest(file, images, rows, expected, on_progress, is_relative=False)
+    if not worst.value <= TOLERANCE:  # nor if it is NaN
+        path = reported["path"].iloc[worst.position]
+        others = f", and so do those of {worst.beyond - 1:,} more" if worst.beyond > 1 else ""
         raise PackagingError(
             f"The packaged model gives the test image '{path}' a probability of "
-            f"{found.packaged:.6f} for the class '{classes[found.output]}', but the report "
-            f"{found.expected:.6f}: they differ by {found.value:.2g}, more than the {TOLERANCE:g} "
+            f"{worst.packaged:.6f} for the class '{classes[worst.output]}', but the report "
+            f"{worst.expected:.6f}: they differ by {worst.value:.2g}, more than the {TOLERANCE:g} "
             f"allowed{others} of {len(rows):,} test images. Check with `patchline plugins check "
             "model NAME` that the model computes the same when exported, or run again with --fresh."
         )
-    return found.value
+    return worst.value
 
 
 def largest_difference(
@@ -107,15 +107,15 @@ def largest_difference(
             outputs_BK: Array = model(torch.from_numpy(pixels_BHWC)).numpy()
         return outputs_BK
 
-    found = _largest(file, images, rows, expected, on_progress, is_relative=True)
-    if not found.value <= TOLERANCE:
+    worst = _largest(file, images, rows, expected, on_progress, is_relative=True)
+    if not worst.value <= TOLERANCE:
         raise PackagingError(
-            f"Output {found.output} of the packaged model is {found.packaged:.6g} for test image "
-            f"number {found.position + 1} of {len(rows):,}, but {found.expected:.6g} in torch: it "
-            f"differs by {found.value:.2g}; at most {TOLERANCE:g} is allowed. Check with "
+            f"Output {worst.output} of the packaged model is {worst.packaged:.6g} for test image "
+            f"number {worst.position + 1} of {len(rows):,}, but {worst.expected:.6g} in torch: it "
+            f"differs by {worst.value:.2g}; at most {TOLERANCE:g} is allowed. Check with "
             "`patchline plugins check model NAME` that the model computes the same when exported."
         )
-    return found.value
+    return worst.value
 
 
 def _largest(

@@ -337,8 +337,8 @@ def _file_of(module_name: str) -> Path | None:
     spec = None
     for end, _ in enumerate(module_name.split("."), start=1):
         full_name = ".".join(module_name.split(".")[:end])
-        found = (finder.find_spec(full_name, folders) for finder in sys.meta_path)
-        spec = next((s for s in found if s is not None), None)
+        specs = (finder.find_spec(full_name, folders) for finder in sys.meta_path)
+        spec = next((s for s in specs if s is not None), None)
         if spec is None:
             return None
         folders = list(spec.submodule_search_locations or [])

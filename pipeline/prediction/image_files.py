@@ -165,11 +165,11 @@ def _members(argument: int, path: Path) -> list[ImageFile]:
     file, archive = _opened_archive(path)
     errors = [("", member) for member in DEFAULT_IGNORED.remaining(archive.paths)]
     errors += [(member.reason, member.path) for member in archive.refused]
-    found = [
+    members = [
         ImageFile(argument, member, printable(f"{path}/{member}"), error, str(file))
         for error, member in errors
     ]
-    return sorted(found, key=lambda member: member.place)
+    return sorted(members, key=lambda member: member.place)
 
 
 def _opened_archive(path: Path) -> tuple[Path, Archive]:

@@ -61,9 +61,9 @@ def _counts(out: Path) -> list[tuple[str, int]]:
         )
         parsing = csv.ParseOptions(newlines_in_values=True)
         labels = csv.read_csv(out, parse_options=parsing, convert_options=columns)["label"]
-    found: list[dict[str, Any]] = pc.value_counts(labels.drop_null()).to_pylist()
+    counts: list[dict[str, Any]] = pc.value_counts(labels.drop_null()).to_pylist()
     return sorted(
-        ((plain_cell(each["values"]), each["counts"]) for each in found),
+        ((plain_cell(each["values"]), each["counts"]) for each in counts),
         key=lambda pair: (-pair[1], pair[0]),
     )
 

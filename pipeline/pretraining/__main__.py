@@ -88,7 +88,7 @@ def _written(
     pictures: dict[str, torch.Tensor], paths: list[str], image: ImageSpec, folder: Path
 ) -> tuple[PicturedImage, ...]:
     """Write all views as PNG files."""
-    found = []
+    images = []
     for number, path in enumerate(paths if pictures else ()):
         views = []
         for place, (title, views_BCHW) in enumerate(pictures.items()):
@@ -98,8 +98,8 @@ def _written(
             with replacing(folder / name) as temporary:
                 temporary.write_bytes(encoded.tobytes())
             views.append(Picture(title=title, file=name))
-        found.append(PicturedImage(path=path, views=tuple(views)))
-    return tuple(found)
+        images.append(PicturedImage(path=path, views=tuple(views)))
+    return tuple(images)
 
 
 def _pixels(view_CHW: torch.Tensor, image: ImageSpec) -> np.ndarray[Any, np.dtype[np.uint8]]:

@@ -83,13 +83,13 @@ class SeenImages:
             columns: what an image is recognised by.
             trained_only: leave out images that were used for model selection alone.
         """
-        found = np.zeros(len(images), np.bool_)
+        is_contained = np.zeros(len(images), np.bool_)
         sets = (self.trained_N,) if trained_only else (self.trained_N, self.selected_N)
         for column in columns:
             places, digests = _of_column(images, column)
             for digests_N in sets:
-                found[places] |= np.isin(digests, digests_N)
-        return found
+                is_contained[places] |= np.isin(digests, digests_N)
+        return is_contained
 
 
 def united(sets: Iterable[SeenImages]) -> SeenImages:

@@ -97,8 +97,8 @@ def compare_versions(
     before, now = (
         empty if each.manifest is None else each.manifest for each in (champion, challenger)
     )
-    seen = (champion.provenance.seen, challenger.provenance.seen)
-    chosen = comparable_images(before, now, *seen)
+    seen_images = (champion.provenance.seen, challenger.provenance.seen)
+    chosen = comparable_images(before, now, *seen_images)
     images = chosen.images.reset_index(drop=True)
     classes = tuple(challenger.package.classes)
     root = challenger.root

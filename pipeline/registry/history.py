@@ -71,12 +71,12 @@ def read(store: MlflowClient, name: str) -> list[AliasChange]:
 def _entries(store: MlflowClient, name: str) -> list[tuple[str, AliasChange]]:
     """Return the entries of a model with the tags that hold them, oldest first."""
     tags = store.get_registered_model(name).tags
-    found = []
+    entries = []
     for key in sorted(tags):
         if key.startswith(HISTORY_PREFIX):
             with contextlib.suppress(ValidationError):  # by a newer Patchline, or by hand
-                found.append((key, AliasChange.model_validate_json(tags[key])))
-    return sorted(found, key=lambda entry: entry[1].sequence)
+                entries.append((key, AliasChange.model_validate_json(tags[key])))
+    return sorted(entries, key=lambda entry: entry[1].sequence)
 
 
 def alias_of(store: MlflowClient, name: str, alias: str) -> str | None:

@@ -169,13 +169,13 @@ def _no_class_worse(config: PromotionConfig, max_drop: float, comparison: Compar
 
 def _latency(limit: float, check: PackageCheck) -> GateResult:
     value = check.milliseconds
-    found = "was not measured" if value is None else f"takes {value:.1f} ms"
+    measured = "was not measured" if value is None else f"takes {value:.1f} ms"
     return GateResult(
         name="latency",
         passed=value is not None and value <= limit,
         value=value,
         threshold=limit,
-        sentence=f"one image {found} on this machine; maximum {limit:g} ms",
+        sentence=f"one image {measured} on this machine; maximum {limit:g} ms",
     )
 
 

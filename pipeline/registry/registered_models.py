@@ -108,10 +108,10 @@ def check_classes(name: str, classes: tuple[str, ...]) -> None:
     newest = versions[0]
     if newest.tags.get(DIGEST_TAG) in (None, class_tags(classes)[DIGEST_TAG]):
         return
-    known = set(json.loads(newest.tags.get(CLASSES_TAG, "[]")))
-    added, missing = sorted(set(classes) - known), sorted(known - set(classes))
-    parts = [f"{len(classes)} classes here, {len(known)} there"] if known else []
-    parts += [f"only here: {_few(added)}"] if added and known else []
+    classes_before = set(json.loads(newest.tags.get(CLASSES_TAG, "[]")))
+    added, missing = sorted(set(classes) - classes_before), sorted(classes_before - set(classes))
+    parts = [f"{len(classes)} classes here, {len(classes_before)} there"] if classes_before else []
+    parts += [f"only here: {_few(added)}"] if added and classes_before else []
     parts += [f"only there: {_few(missing)}"] if missing else []
     raise ModelReferenceError(
         f"The registered model '{name}' (version {newest.version}) has other classes than this "
@@ -277,14 +277,14 @@ def write_record(reference: ModelReference, name: str, content: str) -> None:
 
 def aliases(name: str, version: str) -> tuple[str, ...]:
     """Return the aliases that point to a version."""
-    found = client().get_registered_model(name).aliases
-    return tuple(sorted(alias for alias, number in found.items() if str(number) == version))
+    by_alias = client().get_registered_model(name).aliases
+    return tuple(sorted(alias for alias, number in by_alias.items() if str(number) == version))
 
 
 def _versions(store: MlflowClient, name: str) -> list[ModelVersion]:
     quoted = name.replace("'", "''")
-    found = store.search_model_versions(f"name = '{quoted}'", max_results=10_000)
-    return sorted(found, key=lambda version: -int(version.version))
+    versions = store.search_model_versions(f"name = '{quoted}'", max_results=10_000)
+    return sorted(versions, key=lambda version: -int(version.version))
 
 
 def _summary(store: MlflowClient, name: str) -> ModelSummary:

@@ -225,8 +225,8 @@ def _commit_tag() -> dict[str, str]:
 
 def _earlier_model(run: TrackedRun) -> str | None:
     condition = f"source_run_id = '{run.run_id}'"
-    found = client().search_logged_models([run.experiment_id], filter_string=condition)
-    return next((str(model.model_id) for model in found), None)
+    models = client().search_logged_models([run.experiment_id], filter_string=condition)
+    return next((str(model.model_id) for model in models), None)
 
 
 def _linked_models(run: TrackedRun) -> set[str]:
@@ -235,5 +235,5 @@ def _linked_models(run: TrackedRun) -> set[str]:
 
 
 def _earlier_version(run: TrackedRun, name: str) -> str | None:
-    found = client().search_model_versions(f"run_id = '{run.run_id}'")
-    return next((str(version.version) for version in found if version.name == name), None)
+    versions = client().search_model_versions(f"run_id = '{run.run_id}'")
+    return next((str(version.version) for version in versions if version.name == name), None)

@@ -244,8 +244,8 @@ def _remedy(common: int) -> str:
 def _unseen(
     rows: pd.DataFrame, records: VersionRecords, choices: EvaluationChoices, notes: list[str]
 ) -> pd.DataFrame:
-    seen = records.has_seen(rows)
-    count = int(seen.sum())
+    is_seen = records.has_seen(rows)
+    count = int(is_seen.sum())
     if count == 0:
         return rows
     if choices.seen_images:
@@ -258,7 +258,7 @@ def _unseen(
         f"{count:,} of {counted(len(rows), 'image')} {'was' if count == 1 else 'were'} left out "
         f"because the model used {'it' if count == 1 else 'them'} for training or model selection"
     )
-    return rows[~seen]
+    return rows[~is_seen]
 
 
 def prepared_images(

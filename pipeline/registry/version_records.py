@@ -88,13 +88,13 @@ class VersionRecords:
         Args:
             images: rows of a manifest.
         """
-        seen = pd.Series(self.provenance.seen.contain(images), index=images.index)
+        is_seen = pd.Series(self.provenance.seen.contain(images), index=images.index)
         if self.manifest is None:
-            return seen
+            return is_seen
         used = self.manifest["split"].isin(["train", "validation"])
         of_version, numbers = content_numbers(self.manifest, images)
         groups = set(self.manifest.loc[used, "group"]) - {""}
-        return seen | numbers.isin(of_version[used]) | images["group"].isin(groups)
+        return is_seen | numbers.isin(of_version[used]) | images["group"].isin(groups)
 
     @cached_property
     def of_folds(self) -> dict[str, Array]:

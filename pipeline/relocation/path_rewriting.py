@@ -78,10 +78,10 @@ def rewrite_mlflow(database: Path, rewrite: Rewrite) -> int:
     """
     with closing(sqlite3.connect(database, timeout=_BUSY_SECONDS)) as store, store:
         store.execute("BEGIN IMMEDIATE")
-        known = _tables(store)
+        tables = _tables(store)
         changed = 0
         for table, column in _LOCATIONS:
-            if column in known.get(table, ()):
+            if column in tables.get(table, ()):
                 changed += _rewrite_column(store, table, column, location(rewrite))
         where = f"key IN ({', '.join('?' for _ in _TAGS)})"
         _rewrite_column(store, "tags", "value", rewrite, where, _TAGS)
@@ -97,10 +97,10 @@ def rewrite_prefect(database: Path, rewrite: Rewrite) -> None:
     """
     with closing(sqlite3.connect(database, timeout=_BUSY_SECONDS)) as store, store:
         store.execute("BEGIN IMMEDIATE")
-        known = _tables(store)
+        tables = _tables(store)
         for table, columns in _PREFECT:
             unfinished = "state_type IN ('SCHEDULED', 'PAUSED')" if table == "flow_run" else "1"
-            for column in set(columns) & set(known.get(table, ())):
+            for column in set(columns) & set(tables.get(table, ())):
                 _rewrite_column(store, table, column, _of_json(rewrite), unfinished)
 
 

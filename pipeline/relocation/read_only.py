@@ -47,8 +47,8 @@ def check(arguments: list[str]) -> None:
     dry = "--dry-run" in arguments or (words[:1] == ["clean"] and not removes)
     if not words or dry or words[0] in READERS or " ".join(words[:2]) in READERS:
         return
-    known = words[0] in {"schedule", "data", "notify"}
-    command = " ".join(words[:2] if known else words[:1])
+    has_words = words[0] in {"schedule", "data", "notify"}
+    command = " ".join(words[:2] if has_words else words[:1])
     raise refused(f"patchline {command}{' --yes' if command == 'clean' else ''}")
 
 
@@ -126,15 +126,15 @@ _copies: dict[Path, _Copy] = {}
 
 def _state(database: Path) -> tuple[tuple[int, int] | None, ...]:
     """Return time of change (ns) and size (bytes) of a database, its log and its journal."""
-    found: list[tuple[int, int] | None] = []
+    state: list[tuple[int, int] | None] = []
     for suffix in ("", "-wal", "-journal"):
         try:
             status = database.with_name(database.name + suffix).stat()
         except FileNotFoundError:
-            found.append(None)
+            state.append(None)
         else:
-            found.append((status.st_mtime_ns, status.st_size))
-    return tuple(found)
+            state.append((status.st_mtime_ns, status.st_size))
+    return tuple(state)
 
 
 def _follow(copy: Path) -> None:

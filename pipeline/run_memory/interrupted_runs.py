@@ -84,19 +84,19 @@ def find(
     Raises:
         ConfigError: if no run or several match, or if the run cannot be resumed.
     """
-    found = named(reference, runs)
-    if found.info.status == "FINISHED":
+    run = named(reference, runs)
+    if run.info.status == "FINISHED":
         raise ConfigError(
-            f"The run {found.info.run_id[:8]} ({found.info.run_name}) is FINISHED, so there is "
+            f"The run {run.info.run_id[:8]} ({run.info.run_name}) is FINISHED, so there is "
             "nothing to resume. Start a new run. (A run that was interrupted while reading the "
             "data leaves nothing to resume.)"
         )
-    interrupted = _interrupted(found, runs)
+    interrupted = _interrupted(run, runs)
     owner = interrupted.owner
     if owner is Liveness.UNKNOWN:
-        owner = liveness.settled(lambda: client().get_run(found.info.run_id), _say(found, on_wait))
+        owner = liveness.settled(lambda: client().get_run(run.info.run_id), _say(run, on_wait))
     if owner is not Liveness.DEAD:
-        raise ConfigError(not_resumable(found, owner))
+        raise ConfigError(not_resumable(run, owner))
     return interrupted
 
 

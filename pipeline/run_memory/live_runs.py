@@ -226,13 +226,13 @@ def _owner_is_gone(workspace: Path, owner: str) -> bool:
         return False
     lock_file = _lock_file(workspace, name)
     digest, _, number = coded.partition(".")
-    seen = file_locks.identity(lock_file)
-    is_same = bool(seen) and _coded(seen).partition(".")[0] == digest
-    identity = seen if is_same else f"elsewhere {number}"
-    found = liveness.of_lock(lock_file, identity)
-    if found is Liveness.UNKNOWN and file_locks.same_file(lock_file, identity):
-        found = _of_heartbeat(lock_file)  # the lock file in a copy is another one
-    return found is Liveness.DEAD
+    present = file_locks.identity(lock_file)
+    is_same = bool(present) and _coded(present).partition(".")[0] == digest
+    identity = present if is_same else f"elsewhere {number}"
+    state = liveness.of_lock(lock_file, identity)
+    if state is Liveness.UNKNOWN and file_locks.same_file(lock_file, identity):
+        state = _of_heartbeat(lock_file)  # the lock file in a copy is another one
+    return state is Liveness.DEAD
 
 
 def _coded(identity: str) -> str:
@@ -331,7 +331,7 @@ def records(workspace: Path) -> list[LiveRun]:
 
     One that cannot be read is left out, and so are the runs that this very process has ended.
     """
-    found = []
+    records = []
     for file in (workspace.resolve() / FOLDER).glob("*.json"):
         lock_file = file.with_suffix(".lock")
         if lock_file in _ended_here:
@@ -340,8 +340,8 @@ def records(workspace: Path) -> list[LiveRun]:
             record = LiveRun.model_validate_json(file.read_text(encoding="utf-8"))
         except (OSError, ValidationError):
             continue  # it ended meanwhile, or a newer Patchline wrote it
-        found.append(record.at(lock_file))
-    return sorted(found, key=lambda record: (record.started, record.flow_run_id))
+        records.append(record.at(lock_file))
+    return sorted(records, key=lambda record: (record.started, record.flow_run_id))
 
 
 def _lock_file(workspace: Path, flow_run_id: str) -> Path:

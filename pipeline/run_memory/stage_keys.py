@@ -74,7 +74,7 @@ def _with_imports(modules: Iterable[str]) -> set[Path]:
 
     Files beside a module that are not modules, such as templates, are included.
     """
-    found: set[Path] = set()
+    sources: set[Path] = set()
     waiting = []
     for module in modules:
         files = _files_of(module) or _outside(module)
@@ -83,14 +83,14 @@ def _with_imports(modules: Iterable[str]) -> set[Path]:
         waiting += files
     while waiting:
         file = waiting.pop()
-        if file in found:
+        if file in sources:
             continue
-        found.add(file)
+        sources.add(file)
         if file.name != "config.py" and file.is_relative_to(_ROOT):  # settings use no templates
-            found.update(path for path in file.parent.iterdir() if _is_template(path))
+            sources.update(path for path in file.parent.iterdir() if _is_template(path))
         for name in _source(file, file.stat().st_mtime_ns).imports:
             waiting += _files_of(name)
-    return found
+    return sources
 
 
 def _files_of(module: str) -> list[Path]:

@@ -35,8 +35,8 @@ def user_of(client: Address, server: Address) -> int | None:
             if ends[0] not in line:
                 continue
             words = line.split()
-            found = (words[_LOCAL].removeprefix(_MAPPED), words[_REMOTE].removeprefix(_MAPPED))
-            if found == ends and words[_STATE] == _ESTABLISHED:
+            addresses = (words[_LOCAL].removeprefix(_MAPPED), words[_REMOTE].removeprefix(_MAPPED))
+            if addresses == ends and words[_STATE] == _ESTABLISHED:
                 return int(words[_USER])
     return None
 

@@ -42,9 +42,9 @@ class Computation:
         if key is None:
             return self._compute()
         target = None if stage.shared else stage.folder(context, inputs, None)
-        known = context.memory.recall(stage.name, key, stage.leaves, target)
-        if known is not None:
-            return self._checked(known)
+        recalled = context.memory.recall(stage.name, key, stage.leaves, target)
+        if recalled is not None:
+            return self._checked(recalled)
         result = self._compute()
         if stage.lasts(result):
             run_is_open = context.find(TrackedRun) is not None
@@ -104,9 +104,9 @@ def check(stages: Iterable[AnyStage], config: RunConfig, workspace: Path) -> Ite
     """
     for stage in stages:
         if stage.applies(config):
-            found = stage.check(config, workspace)
-            if found:
-                yield found
+            sentence = stage.check(config, workspace)
+            if sentence:
+                yield sentence
 
 
 def workers(stages: Iterable[AnyStage], config: RunConfig) -> Iterator[Worker]:

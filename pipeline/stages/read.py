@@ -10,6 +10,7 @@ from patchline.pipeline.data import ingestion
 from patchline.pipeline.data.ingested_data import IngestedData
 from patchline.pipeline.stages.context import Context
 from patchline.pipeline.stages.stage import Stage
+from patchline.pipeline.terminal_words import counted
 from patchline.pipeline.tracking import tracked_run
 from patchline.pipeline.tracking.tracked_run import TrackedRun
 
@@ -34,8 +35,8 @@ class Read(Stage[ReadInputs, IngestedData]):
     def check(self, config: RunConfig, workspace: Path) -> str:
         """List the source, so that a wrong path fails at once."""
         listed = ingestion.check_source(config, workspace)
-        where = f" in {listed.classes:,} classes" if listed.classes else ""
-        return f"{listed.files:,} files found{where}"
+        where = f" in {counted(listed.classes, 'class', 'classes')}" if listed.classes else ""
+        return f"{counted(listed.files, 'file')} found{where}"
 
     def title(self, context: Context, inputs: ReadInputs) -> str:
         """Return what is read."""

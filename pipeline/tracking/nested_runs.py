@@ -54,5 +54,5 @@ def _found(parent: TrackedRun, fold: int) -> Iterator[tuple[TrackedRun, str]]:
     for run in all_runs(condition):
         folder = liveness.folder_of(run)
         if folder.is_dir() and folder.parent == parent.folder / "folds":
-            found = TrackedRun(run.info.run_id, run.info.experiment_id, folder, continued=True)
-            yield found, run.info.status
+            tracked = TrackedRun(run.info.run_id, run.info.experiment_id, folder, continued=True)
+            yield tracked, run.info.status

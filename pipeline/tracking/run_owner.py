@@ -62,10 +62,13 @@ def claim(store: MlflowClient, run: Run) -> int:
     mine = f"{socket.gethostname()} {uuid.uuid4().hex[:12]}"
     with contextlib.suppress(MlflowException):  # it has another value: what follows reads it
         store.log_param(run_id, f"{OWNER_PARAM}{number}", mine)
-    found = store.get_run(run_id)
-    if found.data.params.get(f"{OWNER_PARAM}{number}") != mine or number_of_owners(found) != number:
+    stored = store.get_run(run_id)
+    if (
+        stored.data.params.get(f"{OWNER_PARAM}{number}") != mine
+        or number_of_owners(stored) != number
+    ):
         raise RunError(
-            f"Another process{_where(found)} has just taken over the run {run_id[:8]} and resumes "
+            f"Another process{_where(stored)} has just taken over the run {run_id[:8]} and resumes "
             "it. Wait until it ends, or stop it."
         )
     return number
@@ -138,10 +141,10 @@ class Owner:
 
     def verify(self) -> None:
         """Read the run's owner, and beat if that is this process."""
-        found = self._store.get_run(self._run_id)
-        if number_of_owners(found) != self._number:
+        run = self._store.get_run(self._run_id)
+        if number_of_owners(run) != self._number:
             self._lost = (
-                f"Another process{_where(found)} has taken over the run {self._run_id[:8]} because "
+                f"Another process{_where(run)} has taken over the run {self._run_id[:8]} because "
                 "this one gave no sign of life, so this one stops. Nothing is lost: the run "
                 "continues there."
             )
@@ -149,7 +152,7 @@ class Owner:
         with self._writes:
             if self._ends.is_set():
                 return
-            if found.info.status != "RUNNING":
+            if run.info.status != "RUNNING":
                 logger.warning(
                     "The run %s was closed while this process was suspended; it continues.",
                     self._run_id[:8],

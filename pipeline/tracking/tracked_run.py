@@ -144,23 +144,23 @@ def continued_run(
         RunError: if its owner is alive or may be, another process resumes it, or it has finished.
     """
     store = client()
-    found = store.get_run(run_id)
-    if found.info.status == "RUNNING" and not nested:
+    stored = store.get_run(run_id)
+    if stored.info.status == "RUNNING" and not nested:
         owner = liveness.settled(lambda: store.get_run(run_id))
         if owner is not Liveness.DEAD:
-            raise RunError(not_resumable(found, owner))
+            raise RunError(not_resumable(stored, owner))
     with try_lock(owner_lock(folder), _LOCK_SECONDS) as is_owner:
         if not is_owner:
-            raise RunError(not_resumable(found, Liveness.ALIVE))
-        number = run_owner.claim(store, found)
+            raise RunError(not_resumable(stored, Liveness.ALIVE))
+        number = run_owner.claim(store, stored)
         if store.get_run(run_id).info.status == "FINISHED":
             raise RunError(
                 f"The run {run_id[:8]} has finished in the meantime. Nothing is left to do."
             )
-        run = TrackedRun(run_id, found.info.experiment_id, folder, continued=True)
+        run = TrackedRun(run_id, stored.info.experiment_id, folder, continued=True)
         store.update_run(run_id, status="RUNNING")
         with _closed_in_the_end(store, run, number):
-            missing = {key: params[key] for key in params.keys() - found.data.params.keys()}
+            missing = {key: params[key] for key in params.keys() - stored.data.params.keys()}
             _log_params(store, run_id, missing)  # MLflow refuses to change one
             set_tags(run, {**_owner_tags(folder), **tags})
             yield run

@@ -40,6 +40,20 @@ _IN_WORDS = (
     ("Connection refused", "nothing listens there"),
     ("NewConnectionError", "nothing listens there"),
     ("Name or service not known", "there is no such host"),
+    ("unsupported URI", "MLflow keeps no runs at an address of this kind"),
+)
+_REMEDIES = (
+    (
+        "not a database",
+        "Restore the file from a backup, or move it elsewhere to begin a new store.",
+    ),
+    ("is malformed", "Restore the file from a backup, or move it elsewhere to begin a new store."),
+    ("unable to open database file", "Move away what is in the place of the file."),
+    ("unsupported URI", "Set {variable} to an http, https, sqlite or postgresql address."),
+    (
+        "psycopg2",
+        "Install Patchline with the extra `postgres`, or set {variable} to another store.",
+    ),
 )
 
 
@@ -260,7 +274,9 @@ def unreachable(
     text = str(error)
     first_line = text.splitlines()[0] if text else type(error).__name__
     reason = next((words for sign, words in _IN_WORDS if sign in text), first_line)
+    usual = "Check {variable} and the server."
+    remedy = next((words for sign, words in _REMEDIES if sign in text), usual)
     return ServerAwayError(
-        f"The MLflow store {redacted(uri)} cannot be used ({redacted(reason)[:300]}). Check "
-        f"{variable} and the server."
+        f"The MLflow store {redacted(uri)} cannot be used ({redacted(reason)[:300]}). "
+        f"{remedy.format(variable=variable)}"
     )

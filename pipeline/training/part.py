@@ -74,11 +74,11 @@ class TrainingPart(FrozenModel):
         progress reaches 1.
         """
         before = self.plan_steps_per_epoch or steps_per_epoch
-        found = scaled(knots, steps_per_epoch, before)
+        scaled_knots = scaled(knots, steps_per_epoch, before)
         if self.epochs is None:
-            return found
-        last = min(found[-1][2], max(1, math.floor(self.epochs * steps_per_epoch + 0.5)))
-        plan = StepPlan(found)
+            return scaled_knots
+        last = min(scaled_knots[-1][2], max(1, math.floor(self.epochs * steps_per_epoch + 0.5)))
+        plan = StepPlan(scaled_knots)
         plan.end_after(last, 0)
         return tuple(plan.knots)
 
@@ -116,8 +116,8 @@ def moved(step: int, numerator: int, denominator: int) -> int:
 
 def scaled(knots: Sequence[Knot], numerator: int, denominator: int) -> tuple[Knot, ...]:
     """Return a plan whose steps are multiplied by a fraction; knots that coincide are merged."""
-    found: dict[int, Knot] = {}
+    knots_by_step: dict[int, Knot] = {}
     for step, progress, end in knots:
         start, until = (moved(each, numerator, denominator) for each in (step, end))
-        found[start] = (start, progress, max(1, start, until))
-    return tuple(found.values())
+        knots_by_step[start] = (start, progress, max(1, start, until))
+    return tuple(knots_by_step.values())

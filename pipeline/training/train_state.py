@@ -60,12 +60,12 @@ class TrainState:
 
     def tensors(self) -> Tensors:
         """Return all tensors by name, without copying."""
-        found = {f"model.{name}": tensor for name, tensor in self.model.state_dict().items()}
+        tensors = {f"model.{name}": tensor for name, tensor in self.model.state_dict().items()}
         averages = self.average.model.state_dict()
-        found |= {f"average.{name}": tensor for name, tensor in averages.items()}
+        tensors |= {f"average.{name}": tensor for name, tensor in averages.items()}
         for index, values in self.optimizer.state_dict()["state"].items():
-            found |= {f"optimizer.{index}.{name}": value for name, value in values.items()}
-        return found
+            tensors |= {f"optimizer.{index}.{name}": value for name, value in values.items()}
+        return tensors
 
     def numbers(self) -> Numbers:
         """Return everything else."""

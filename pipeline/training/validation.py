@@ -46,15 +46,15 @@ class Validator:
         outputs = self._outputs(model, images)
         labels_N = torch.from_numpy(self.data.labels[self.data.validation_rows[:images]])
         loss, accuracy = self._loss_and_accuracy(outputs, labels_N)
-        found: dict[str, Any] = {
+        metrics: dict[str, Any] = {
             "validation_images": images,
             "validation_loss": loss,
             "validation_accuracy": accuracy,
         }
         if compared < images:
             part = self._loss_and_accuracy(outputs[:compared], labels_N[:compared])
-            found |= dict(zip(("compared_loss", "compared_accuracy"), part, strict=True))
-        return found
+            metrics |= dict(zip(("compared_loss", "compared_accuracy"), part, strict=True))
+        return metrics
 
     def speed(self, model: nn.Module) -> tuple[int, float]:
         """Predict a few images, and return their number and the seconds."""

@@ -207,11 +207,11 @@ def _pooled(subject: Subject, figures: list[Figure]) -> tuple[list[Figure], str]
 
 def attribution_step(subject: Subject) -> Step:
     """Return the step about the cross-entropy, its gradient, and covering parts of the image."""
-    found = subject.attributions
+    attributions = subject.attributions
     classes = subject.description.classes
-    probability = float(subject.traced.probabilities_K[found.label])
-    rows, columns = found.grid
-    name = classes[found.label]
+    probability = float(subject.traced.probabilities_K[attributions.label])
+    rows, columns = attributions.grid
+    name = classes[attributions.label]
     sentences = [
         (
             "Training lowers the cross-entropy: minus the logarithm of the true label's "
@@ -226,27 +226,29 @@ def attribution_step(subject: Subject) -> Step:
     ]
     figures: list[Figure] = [
         _signed(
-            found.gradient_hw,
+            attributions.gradient_hw,
             f"Predicted rise of the cross-entropy for each of {rows} by {columns} parts",
             "Predicted by the gradient",
         )
     ]
-    if found.occlusion_hw is None or found.probabilities_hw is None:
+    if attributions.occlusion_hw is None or attributions.probabilities_hw is None:
         sentences.append("Covering the parts one by one was left out, so this is not checked.")
     else:
-        worst = np.unravel_index(int(found.occlusion_hw.argmax()), found.occlusion_hw.shape)
+        worst = np.unravel_index(
+            int(attributions.occlusion_hw.argmax()), attributions.occlusion_hw.shape
+        )
         sentences += [
             (
                 f"So each of {rows} × {columns} parts was covered in turn, and the model asked "
-                f"again ({found.seconds:.1f} s). Covering row {worst[0] + 1}, column "
+                f"again ({attributions.seconds:.1f} s). Covering row {worst[0] + 1}, column "
                 f"{worst[1] + 1} harms most: the probability of “{name}” goes from "
-                f"{percent(probability)} to {percent(float(found.probabilities_hw[worst]))}."
+                f"{percent(probability)} to {percent(float(attributions.probabilities_hw[worst]))}."
             ),
-            _agreement(found.agreement),
+            _agreement(attributions.agreement),
         ]
         figures.append(
             _signed(
-                found.occlusion_hw,
+                attributions.occlusion_hw,
                 f"Measured rise of the cross-entropy for each of {rows} by {columns} parts",
                 "Measured by covering",
             )
@@ -258,7 +260,7 @@ def attribution_step(subject: Subject) -> Step:
         tuple(figures),
         (
             shape_of("gradient", subject.traced.input_CHW, "C × H × W"),
-            shape_of("map", found.gradient_hw, "parts"),
+            shape_of("map", attributions.gradient_hw, "parts"),
         ),
     )
 

@@ -66,7 +66,7 @@ def attention_maps(
         ]
         return AttentionMaps("gradient", np.maximum(np.concatenate(maps), 0))
     together = max(1, _MOST_WEIGHTS // inside.weights)
-    found = []
+    layers = []
     for start in range(0, len(images), together):
         inputs_BCHW = normalised(_batch(images[start : start + together]), description.image)
         with torch.inference_mode(), recorded(model) as values:
@@ -74,8 +74,8 @@ def attention_maps(
         attention_LBANN = np.stack(
             [block.attention.weights_BHNN.numpy() for block in values.blocks]
         )
-        found += [_seen(attention_LBANN[:, place], inside) for place in range(len(inputs_BCHW))]
-    return AttentionMaps("attention", np.stack(found))
+        layers += [_seen(attention_LBANN[:, place], inside) for place in range(len(inputs_BCHW))]
+    return AttentionMaps("attention", np.stack(layers))
 
 
 def _inside(model: nn.Module, description: ModelDescription, image: Pixels) -> _Inside | None:

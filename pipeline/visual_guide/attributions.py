@@ -171,16 +171,16 @@ def _by_occlusion(
     """Return the loss with each cell covered, and with none."""
     rows, columns = grid
     cells = np.eye(rows * columns, dtype=bool).reshape(-1, rows, columns)
-    found: list[float] = []
+    effects: list[float] = []
     with torch.inference_mode():
         before = float(losses(input_CHW[None])[0])
         for start in range(0, len(cells), _BATCH):
             batch = cells[start : start + _BATCH]
             covered_BCHW = torch.stack([covered(input_CHW, cell_hw) for cell_hw in batch])
-            found += losses(covered_BCHW).tolist()
+            effects += losses(covered_BCHW).tolist()
             if on_progress:
-                on_progress(len(found), len(cells))
-    return np.array(found).reshape(grid), before
+                on_progress(len(effects), len(cells))
+    return np.array(effects).reshape(grid), before
 
 
 def _spans(side: int, parts: int) -> list[slice]:

@@ -57,14 +57,14 @@ def covering_test(
         return None
     marked = max(1, round(COVERED_SHARE * cells))
     generator = np.random.default_rng(seed)
-    found = [
+    curves = [
         _probabilities(
             model, description, images[start : start + _TOGETHER], attention, start, grid, marked,
             generator,
         )
         for start in range(0, len(images), _TOGETHER)
     ]  # fmt: skip
-    before_B, random_B, *by_map = (np.concatenate(column) for column in zip(*found, strict=True))
+    before_B, random_B, *by_map = (np.concatenate(column) for column in zip(*curves, strict=True))
     kinds: list[MapKind] = ["gradient", "attention"]
     return CoveringTest(
         images=len(images),

@@ -146,8 +146,10 @@ def _no_patches(subject: Subject) -> Step:
     )
     high, wide = field.size
     least = "at least " if field.is_cut else ""
-    seen = np.sqrt(field.influence_HW)[..., None]
-    lit = (np.broadcast_to(pixels, (*pixels.shape[:2], 3)) * (0.15 + 0.85 * seen)).astype(np.uint8)
+    influence = np.sqrt(field.influence_HW)[..., None]
+    lit = (np.broadcast_to(pixels, (*pixels.shape[:2], 3)) * (0.15 + 0.85 * influence)).astype(
+        np.uint8
+    )
     figure = Picture(
         photo_uri(lit),
         f"The image, lit where the token in the middle looks: {least}{high} by {wide} pixels",

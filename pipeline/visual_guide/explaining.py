@@ -66,8 +66,8 @@ def read_image(file: Path, description: ModelDescription, label: str | None) -> 
     spec, classes = description.image, description.classes
     mapping = PixelMapping.of(spec.pixel_values.model_dump())
     if label is not None and label not in classes:
-        known = ", ".join(classes[:8]) + (", …" if len(classes) > 8 else "")  # noqa: PLR2004
-        raise ConfigError(f"--label {label} is not a class of the model. Choose one of: {known}.")
+        names = ", ".join(classes[:8]) + (", …" if len(classes) > 8 else "")  # noqa: PLR2004
+        raise ConfigError(f"--label {label} is not a class of the model. Choose one of: {names}.")
     if label is None and file.absolute().parent.name in classes:
         label = file.absolute().parent.name
     try:
@@ -152,7 +152,7 @@ def subject_of(
     traced = trace(model, description, image.pixels)
     true = None if image.label is None else description.classes.index(image.label)
     inside = traced.transformer
-    found = attribute(
+    attributions = attribute(
         model,
         traced.input_CHW,
         traced.predicted if true is None else true,
@@ -170,7 +170,7 @@ def subject_of(
         width=width,
         height=height,
     )
-    subject = Subject(model, description, traced, image.name, photo, true, found)
+    subject = Subject(model, description, traced, image.name, photo, true, attributions)
     return subject if inside is None else _with_inside(subject)
 
 

@@ -103,9 +103,9 @@ def stored_queries(
             for row in range(first, rows, step)
             for column in range(first, columns, step)
         ]
-        found = [*range(prefix_tokens), *patches]
-        if layers * heads * len(found) * tokens <= most_bytes or len(patches) <= 1:
-            return found
+        queries = [*range(prefix_tokens), *patches]
+        if layers * heads * len(queries) * tokens <= most_bytes or len(patches) <= 1:
+            return queries
         step += 1
 
 

@@ -145,8 +145,8 @@ class Subject:
 
     def part(self, name: str) -> Array | None:
         """Return the output of a part of the model, if the part exists."""
-        found: Mapping[str, Any] = self.inside.parts
-        return found[name].numpy() if name in found else None
+        parts: Mapping[str, Any] = self.inside.parts
+        return parts[name].numpy() if name in parts else None
 
 
 def shape_of(name: str, tensor: Any, meaning: str) -> Shape:

@@ -101,12 +101,12 @@ def _is_image(kind: str) -> bool:
 
 def _samples(shard: Path) -> dict[str, dict[str, str]]:
     """Return the paths of the members of each sample, by their kinds."""
-    found: dict[str, dict[str, str]] = {}
+    samples: dict[str, dict[str, str]] = {}
     for path in open_archive(shard).paths:
         key, kind = sample_key(path)
         if kind:
-            found.setdefault(key, {})[kind] = path
-    return found
+            samples.setdefault(key, {})[kind] = path
+    return samples
 
 
 def _facts(shard: Path, kinds: dict[str, str]) -> dict[str, str]:

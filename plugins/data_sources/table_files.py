@@ -42,21 +42,21 @@ def find_files(table: Path, values: list[str], folder: Path) -> FoundFiles:
     Raises:
         DataError: if a value is a web address, or may name several files.
     """
-    found: dict[str, str] = {}
+    files: dict[str, str] = {}
     missing: list[str] = []
     for value in dict.fromkeys(values):
         file = _existing(table, value, folder)
         if file:
-            found[value] = file
+            files[value] = file
         elif value.strip():
             missing.append(value)
-    searched = _below(table, missing, folder, set(found.values())) if missing else {}
+    searched = _below(table, missing, folder, set(files.values())) if missing else {}
     note = _note(searched) if searched else ""
     for value, path in searched.items():
-        found[value] = f"{folder}/{path}"
-    root = _common_root(found.values(), folder)
+        files[value] = f"{folder}/{path}"
+    root = _common_root(files.values(), folder)
     start = len(str(root).rstrip("/")) + 1
-    paths = [found[value][start:] if value in found else None for value in values]
+    paths = [files[value][start:] if value in files else None for value in values]
     return FoundFiles(root, paths, note)
 
 
@@ -98,10 +98,10 @@ def _below(table: Path, values: list[str], folder: Path, named: Collection[str])
         folder: where to search.
         named: files that other values state; they are no answer.
     """
-    wanted: dict[str, list[str]] = {}
+    by_name: dict[str, list[str]] = {}
     for value, relative in _relative(values, elsewhere=not named).items():
-        wanted.setdefault(_plain(relative), []).append(value)
-    names = {PurePosixPath(name).name for name in wanted}
+        by_name.setdefault(_plain(relative), []).append(value)
+    names = {PurePosixPath(name).name for name in by_name}
     candidates: dict[str, list[str]] = {}
     for file in walk_files(folder):
         path = PurePosixPath(file.path)
@@ -111,7 +111,7 @@ def _below(table: Path, values: list[str], folder: Path, named: Collection[str])
             if plain.rpartition("/")[2] not in names or f"{folder}/{file.path}" in named:
                 continue
             for tail in _tails(plain):
-                for value in wanted.get(tail, ()):
+                for value in by_name.get(tail, ()):
                     candidates.setdefault(value, []).append(file.path)
     exact = {
         value: [each for each in paths if _ends_with(each, value)] or paths
@@ -158,7 +158,7 @@ def _tails(path: str) -> Iterable[str]:
 def _unambiguous(table: Path, candidates: dict[str, list[str]]) -> dict[str, str]:
     """Choose the file in the folder with most other files, or that the table is named for."""
     folders = Counter(_folder(path) for paths in candidates.values() for path in set(paths))
-    found = {}
+    places = {}
     for value, paths in candidates.items():
         distinct = sorted(set(paths))
         most = max(folders[_folder(path)] for path in distinct)
@@ -171,8 +171,8 @@ def _unambiguous(table: Path, candidates: dict[str, list[str]]) -> dict[str, str
                 f"'{shown(value)}' in {table} may be {best[0]} or {best[1]}. Set "
                 "--data.image-folder to the folder of the images."
             )
-        found[value] = best[0]
-    return found
+        places[value] = best[0]
+    return places
 
 
 def _folder(path: str) -> str:

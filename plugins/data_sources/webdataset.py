@@ -63,14 +63,14 @@ class WebDataset:
     def list_images(self) -> ImageListing:
         """Return one image for each sample; raise `DataError` if the shards cannot be used."""
         place = self._place()
-        found = shards_in(place)
-        if not found:
+        files = shards_in(place)
+        if not files:
             raise DataError(
                 f"{place} holds no WebDataset shards. Give tar files whose images have a label "
                 "beside them, such as 0001.jpg and 0001.cls."
             )
         top = place if place.is_dir() else place.parent
-        names = {shard.relative_to(top).as_posix(): shard for shard in found}
+        names = {shard.relative_to(top).as_posix(): shard for shard in files}
         skipped: list[str] = []
         shards = {
             name: readable_archive(names[name], self.work_dir)

@@ -96,11 +96,11 @@ class BalancedOrder(BatchOrder):
         """Return the draws of an epoch in order, as many as there are rows."""
         share, more = divmod(len(self.rows), len(self._by_class))
         longer = set(generator.permutation(len(self._by_class))[:more].tolist())
-        found = [
+        parts = [
             self._of_class(rows, share + (number in longer), generator)
             for number, rows in enumerate(self._by_class)
         ]
-        return generator.permutation(np.concatenate(found))
+        return generator.permutation(np.concatenate(parts))
 
     def _of_class(self, rows: Rows, count: int, generator: np.random.Generator) -> Rows:
         rounds = [

@@ -108,8 +108,8 @@ def _leaf(_: ListedImage, folders: Sequence[str]) -> str:
 
 def _by_template(listing: ImageListing, template: PathTemplate) -> ImageListing:
     """Return the listing with the label, and whatever else a template reads, of each path."""
-    found = [template.match(image.path) for image in listing.images]
-    if not any(found):
+    matches = [template.match(image.path) for image in listing.images]
+    if not any(matches):
         paths = " or ".join(image.path for image in listing.images[:_NAMED]) or "none is there"
         raise DataError(
             f"data.label is '{template.text}', but no path is of that form: {paths}. Change it; it "
@@ -121,17 +121,17 @@ def _by_template(listing: ImageListing, template: PathTemplate) -> ImageListing:
             split=_split(image, parts, template),
             group=parts.get(GROUP) or image.group,
         )
-        for image, parts in zip(listing.images, found, strict=True)
+        for image, parts in zip(listing.images, matches, strict=True)
         if parts is not None
     ]
     others = [
         LeftOutFile(image.path, _OTHER_FORM, "foreign")
-        for image, parts in zip(listing.images, found, strict=True)
+        for image, parts in zip(listing.images, matches, strict=True)
         if parts is None
     ]
-    listing = _only(listing, [parts is not None for parts in found])
+    listing = _only(listing, [parts is not None for parts in matches])
     own = [name for name in template.names if name not in (LABEL, SPLIT, GROUP)]
-    columns = {name: [parts[name] for parts in found if parts is not None] for name in own}
+    columns = {name: [parts[name] for parts in matches if parts is not None] for name in own}
     return replace(
         listing,
         images=images,

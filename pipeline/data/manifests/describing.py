@@ -218,5 +218,5 @@ def _summary(data: bytes, opacity: list[Pixels]) -> FileSummary:
     """Return what is special about an image of 8 bits."""
     pages = tiff_page(data).pages if data.startswith((b"II", b"MM")) else 1
     clear, hidden = clarity(np.concatenate(opacity)) if opacity else (-1.0, False)
-    found = FileSummary(pages=pages, clear=clear, hidden=hidden, reduced=reduced_bits(data))
-    return ORDINARY if found == ORDINARY else found
+    summary = FileSummary(pages=pages, clear=clear, hidden=hidden, reduced=reduced_bits(data))
+    return ORDINARY if summary == ORDINARY else summary

@@ -38,8 +38,8 @@ def manifest_of_last_run(
     if not store_exists():
         return None
     store = client()
-    found = store.get_experiment_by_name(experiment)
-    if found is None:
+    stored = store.get_experiment_by_name(experiment)
+    if stored is None:
         return None
     conditions = [
         "attributes.status = 'FINISHED'",
@@ -49,7 +49,7 @@ def manifest_of_last_run(
     token: str | None = None
     while True:
         page = store.search_runs(
-            [found.experiment_id],
+            [stored.experiment_id],
             filter_string=" and ".join(conditions),
             order_by=["attributes.end_time DESC"],
             max_results=_PAGE,
@@ -92,7 +92,7 @@ def run_of_version(reference: str) -> str | None:
             return None
     store = client()
     try:
-        found = (
+        run_id = (
             store.get_model_version_by_alias(name, alias)
             if at
             else store.get_model_version(name, number)
@@ -101,7 +101,7 @@ def run_of_version(reference: str) -> str | None:
         raise DataError(
             f"There is no model version {reference}. `patchline models` lists all of them."
         ) from error
-    return str(found.run_id) if found.run_id else None
+    return str(run_id.run_id) if run_id.run_id else None
 
 
 def _manifest(store: MlflowClient, run_id: str) -> pd.DataFrame | None:

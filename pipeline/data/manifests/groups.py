@@ -29,8 +29,8 @@ def with_groups(listing: ImageListing, text: str) -> ImageListing:
         )
     pattern = re.compile(text)
     name = GROUP_NAME if GROUP_NAME in pattern.groupindex else 1
-    found = [pattern.search(image.path) for image in listing.images]
-    names = [match[name] or "" if match else "" for match in found]
+    matches = [pattern.search(image.path) for image in listing.images]
+    names = [match[name] or "" if match else "" for match in matches]
     if not any(names):
         paths = " or ".join(image.path for image in listing.images[:_EXAMPLES])
         raise ConfigError(

@@ -31,14 +31,14 @@ def check_slices(slices: Iterable[str], there: Iterable[str]) -> None:
     Raises:
         ConfigError: naming the columns that are there.
     """
-    known = own_columns(there)
+    columns = own_columns(there)
     for name in own_columns(slices):
-        if name in known:
+        if name in columns:
             continue
-        close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+        close = difflib.get_close_matches(name, columns, n=1, cutoff=0.5)
         nearest = f"did you mean {close[0]}? " if close else ""
         none = "only tables and shards have such columns, so remove it"
-        remedy = f"choose from: {', '.join(known)}" if known else none
+        remedy = f"choose from: {', '.join(columns)}" if columns else none
         raise ConfigError(
             f"evaluation.slices names '{name}', but the data has no such column; {nearest}{remedy}."
         )

@@ -66,13 +66,13 @@ def earlier_data(reference: str, workspace: Path) -> EarlierData:
     run_id = run_of_version(reference)
     if run_id is None:
         run_id = str(interrupted_runs.named(reference, workspace / "runs").info.run_id)
-    found = manifest_of_run(run_id)
-    if found is None:
+    earlier_rows = manifest_of_run(run_id)
+    if earlier_rows is None:
         raise DataError(
             f"The run {run_id[:8]} has no manifest in the tracking store. Name another run, or "
             "leave out data.manifest."
         )
-    return EarlierData(_complete(found), run_id)
+    return EarlierData(_complete(earlier_rows), run_id)
 
 
 def repeated(
@@ -96,8 +96,8 @@ def repeated(
     """
     manifest = earlier.manifest.copy()
     used = manifest.index[manifest["status"] == "ok"]
-    found = _changes(root, manifest.loc[used], on_progress)
-    changes = {row: what for row, what in zip(used, found, strict=True) if what}
+    reasons = _changes(root, manifest.loc[used], on_progress)
+    changes = {row: what for row, what in zip(used, reasons, strict=True) if what}
     notes = _unused(config, earlier)
     if not changes:
         return manifest, [f"the images, labels and splits are those of {earlier.words}", *notes]
@@ -108,7 +108,7 @@ def repeated(
         f"{by_number(len(changes), 'is missing or has', 'are missing or have')} changed: "
         f"{manifests.examples(listed['path'])}"
     )
-    if len(changes) == len(used) and set(found) == {"missing"}:
+    if len(changes) == len(used) and set(reasons) == {"missing"}:
         raise DataError(
             f"None of the {len(used):,} images of {earlier.words} is below {root}. Give the data "
             "of that run, or its config.yaml with --config."
@@ -148,13 +148,13 @@ def _changes(
             return None
         return "changed" if is_file(root, path) else "missing"
 
-    found: list[str | None] = []
+    reasons: list[str | None] = []
     with ThreadPoolExecutor(max_workers=min(8, 2 * (os.cpu_count() or 1))) as pool:
         for each in pool.map(change, rows["path"], rows["sha256"], chunksize=64):
-            found.append(each)
+            reasons.append(each)
             if on_progress:
-                on_progress(len(found), len(rows))
-    return found
+                on_progress(len(reasons), len(rows))
+    return reasons
 
 
 def _listed(changes: pd.DataFrame, workspace: Path) -> Path:

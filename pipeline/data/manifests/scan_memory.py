@@ -93,8 +93,8 @@ class ScanMemory:
     def settled(self, facts: Facts) -> np.ndarray[Any, np.dtype[np.bool_]]:
         """Return for which files a later change would be noticed."""
         recent = facts[:, 1:3].max(axis=1) >= self._began - _RECENT_NANOSECONDS
-        found: np.ndarray[Any, np.dtype[np.bool_]] = (facts >= 0).all(axis=1) & ~recent
-        return found
+        is_settled: np.ndarray[Any, np.dtype[np.bool_]] = (facts >= 0).all(axis=1) & ~recent
+        return is_settled
 
     def keep(self, manifest: pd.DataFrame, facts: Facts) -> None:
         """Remember the usable images of a scan.
@@ -103,10 +103,10 @@ class ScanMemory:
             manifest: its rows.
             facts: of each row, from before it was described.
         """
-        wanted = self.settled(facts) & (manifest["status"] == "ok").to_numpy()
-        table = manifest.loc[wanted, ["path", *DESCRIBED]]
+        kept_rows = self.settled(facts) & (manifest["status"] == "ok").to_numpy()
+        table = manifest.loc[kept_rows, ["path", *DESCRIBED]]
         for place, name in enumerate(_FACTS):
-            table[name] = facts[wanted, place]
+            table[name] = facts[kept_rows, place]
         with storage_errors(self.file):
             make_folder(self.file.parent)
             with replacing(self.file) as temporary:
@@ -140,7 +140,7 @@ def _shard_of(archive: ShardedArchive, path: str) -> str:
 
 def _facts(file: str) -> tuple[int, int, int, int]:
     try:
-        found = os.stat(file)  # noqa: PTH116 - a Path for each of a million files takes its time
+        status = os.stat(file)  # noqa: PTH116 - a Path for each of a million files takes its time
     except (OSError, ValueError):
         return -1, -1, -1, -1
-    return found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_ino & (2**63 - 1)
+    return status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino & (2**63 - 1)

@@ -59,8 +59,8 @@ def _spectrum(pictures_NHW: Array, top: float, left: float, side: float, count: 
     """Return the cosine coefficients of one part of each picture: float32 (N, U, V)."""
     rows = _cosines(pictures_NHW.shape[1], top, side, count)
     columns = _cosines(pictures_NHW.shape[2], left, side, count)
-    found: Array = rows @ pictures_NHW.astype(np.float32) @ columns.T
-    return found
+    spectrum: Array = rows @ pictures_NHW.astype(np.float32) @ columns.T
+    return spectrum
 
 
 def _normalized(rows_ND: Array) -> Array:
@@ -81,13 +81,13 @@ def _vectors(
     ]
     parts = []
     for plane, count in planes:
-        found = _spectrum(plane, view.top, view.left, view.side, count)
-        found[:, 0, 0] -= found[:, 0, 0] if plane is thumbnails.luma_NHW else _NO_COLOR
+        vectors = _spectrum(plane, view.top, view.left, view.side, count)
+        vectors[:, 0, 0] -= vectors[:, 0, 0] if plane is thumbnails.luma_NHW else _NO_COLOR
         if view.mirrored:
-            found[:, :, 1::2] *= -1
+            vectors[:, :, 1::2] *= -1
         heights = np.add.outer(np.arange(count), np.arange(count))
         weights = ((heights + 1) ** power).astype(np.float32)
-        parts.append((found * weights)[:, heights < count])
+        parts.append((vectors * weights)[:, heights < count])
     return _normalized(np.concatenate(parts, axis=1))
 
 
@@ -98,5 +98,5 @@ def _cosines(pixels: int, start: float, side: float, count: int) -> Array:
     number = np.arange(count)[:, None]
     waves = np.sin(np.pi * number * edges) / (np.pi * np.maximum(number, 1))
     integrals = np.where(number > 0, np.sqrt(2) * np.diff(waves, axis=1), np.diff(edges))
-    found: Array = integrals.astype(np.float32)
-    return found
+    cosines: Array = integrals.astype(np.float32)
+    return cosines

@@ -88,8 +88,8 @@ def near_duplicates(
     keys = column_of(rows, PIXELS).where(lambda pixels: pixels != "", rows[FILE]).to_numpy()
     keys = keys[first[large]].astype(np.bytes_)
     new, pairs = memory.recall(keys) if memory else (None, np.zeros((2, 0), np.int64))
-    found = matches(thumbnails.take(first[large]), on_progress, new=new)
-    pairs = np.concatenate([pairs, *(pair for pair, _ in found)], axis=1)
+    matched = matches(thumbnails.take(first[large]), on_progress, new=new)
+    pairs = np.concatenate([pairs, *(pair for pair, _ in matched)], axis=1)
     if memory and len(keys):
         memory.keep(keys, pairs)
     a, b = large[pairs]
@@ -167,31 +167,33 @@ def aligned(thumbnails: Thumbnails, whole: Array, part: Array, search: Search) -
         part: rows of the images that the part is compared with.
         search: where the part is.
     """
-    found = np.full(len(whole), -1.0, np.float32)
+    similarity = np.full(len(whole), -1.0, np.float32)
     coarse = search._replace(shifts=search.shifts[::3], sides=(search.view.side,))
 
     def align(start: int) -> None:
         rows = np.arange(start, min(start + _BLOCK, len(whole)))
         for step in (coarse, search):
             values = _aligned(thumbnails, whole[rows], part[rows], step)
-            found[rows] = np.maximum(found[rows], values)
-            rows = rows[found[rows] >= _PROMISING]
+            similarity[rows] = np.maximum(similarity[rows], values)
+            rows = rows[similarity[rows] >= _PROMISING]
 
     with ThreadPoolExecutor(processors()) as pool:
         for _ in pool.map(align, range(0, len(whole), _BLOCK)):
             pass
-    return found
+    return similarity
 
 
 def _aligned(thumbnails: Thumbnails, whole: Array, part: Array, search: Search) -> Array:
     original = thumbnails.take(whole)
-    wanted = fine_vectors(thumbnails.take(part), View(0, 0, 1))
-    found = np.full(len(whole), -1.0, np.float32)
+    originals = fine_vectors(thumbnails.take(part), View(0, 0, 1))
+    similarity = np.full(len(whole), -1.0, np.float32)
     for side in search.sides:
         for top, left in _places(search, side):
             view = View(top, left, side, search.view.mirrored)
-            found = np.maximum(found, (wanted * fine_vectors(original, view)).sum(axis=1))
-    return found
+            similarity = np.maximum(
+                similarity, (originals * fine_vectors(original, view)).sum(axis=1)
+            )
+    return similarity
 
 
 def _places(search: Search, side: float) -> Iterator[tuple[float, float]]:

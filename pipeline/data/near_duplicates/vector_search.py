@@ -58,12 +58,16 @@ class VectorIndex:
         ends = np.searchsorted(cells[order], np.arange(len(self._starts)))
 
         def in_cell(cell: int) -> list[tuple[Array, Array, Array]]:
-            asked = queries[ends[cell] : ends[cell + 1]]
-            return list(self._in_cell(cell, (queries_ND, own_N), asked, threshold, most))
+            own_queries = queries[ends[cell] : ends[cell + 1]]
+            return list(self._in_cell(cell, (queries_ND, own_N), own_queries, threshold, most))
 
         with ThreadPoolExecutor(processors()) as pool:
-            found = [hits for each in pool.map(in_cell, range(len(ends) - 1)) for hits in each]
-        rows, places, similarities = (np.concatenate(parts) for parts in zip(*found, strict=True))
+            hits_by_query = [
+                hits for each in pool.map(in_cell, range(len(ends) - 1)) for hits in each
+            ]
+        rows, places, similarities = (
+            np.concatenate(parts) for parts in zip(*hits_by_query, strict=True)
+        )
         rows, places, _ = _best(rows, places, similarities, most)
         return rows, places
 
@@ -89,14 +93,14 @@ class VectorIndex:
         vectors, originals = self._sorted[here], self._order[here]
         block = max(1, _CELL_BLOCK // max(1, len(vectors)))
         for start in range(0, max(1, len(queries)), block):
-            asked = queries[start : start + block]
-            similar = queries_ND[asked] @ vectors.T
+            query_block = queries[start : start + block]
+            similar = queries_ND[query_block] @ vectors.T
             rows, columns = np.nonzero(similar >= threshold)
-            others = own_N[asked[rows]] != originals[columns]
+            others = own_N[query_block[rows]] != originals[columns]
             rows, columns = rows[others], columns[others]
             values = similar[rows, columns]
             rows, columns, values = _best(rows, columns, values, most)
-            yield asked[rows], originals[columns], values
+            yield query_block[rows], originals[columns], values
 
 
 def _best(rows: Array, columns: Array, values: Array, most: int) -> tuple[Array, Array, Array]:
@@ -114,8 +118,8 @@ def _nearest(rows_ND: Array, centres_KD: Array) -> Array:
     starts = range(0, max(1, len(rows_ND)), _BLOCK)
 
     def nearest(start: int) -> Array:
-        found: Array = (rows_ND[start : start + _BLOCK] @ centres_KD.T).argmax(axis=1)
-        return found
+        cells: Array = (rows_ND[start : start + _BLOCK] @ centres_KD.T).argmax(axis=1)
+        return cells
 
     with ThreadPoolExecutor(processors()) as pool:
         return np.concatenate(list(pool.map(nearest, starts)))

@@ -69,9 +69,9 @@ class FileSummary:
     @classmethod
     def read(cls, text: str) -> FileSummary:
         """Return the summary that `text` has written."""
-        found: dict[str, Any] = json.loads(text) if text else {}
-        found |= {key: tuple(found[key]) for key in ("low", "high") if key in found}
-        return cls(**found)
+        values: dict[str, Any] = json.loads(text) if text else {}
+        values |= {key: tuple(values[key]) for key in ("low", "high") if key in values}
+        return cls(**values)
 
     @property
     def text(self) -> str:

@@ -37,12 +37,12 @@ class DeepNetpbm(NamedTuple):
 
 def deep_netpbm(data: bytes) -> DeepNetpbm | None:
     """Return what the header states; None for a file of 8 bits or fewer."""
-    found = _HEADER.match(data[:_LONGEST_HEADER])
-    if found is None or not _EIGHT < int(found[4]) <= _MOST:
+    header = _HEADER.match(data[:_LONGEST_HEADER])
+    if header is None or not _EIGHT < int(header[4]) <= _MOST:
         return None
-    kind, width, height, white = (int(each) for each in found.groups())
+    kind, width, height, white = (int(each) for each in header.groups())
     samples = 3 if kind in (3, 6) else 1
-    return DeepNetpbm(width, height, samples, white, kind in (2, 3), found.end())
+    return DeepNetpbm(width, height, samples, white, kind in (2, 3), header.end())
 
 
 def netpbm_values(data: bytes, header: DeepNetpbm) -> FileValues:

@@ -125,8 +125,8 @@ class PixelMapping:
         """Return the range of a type of values, if there is one."""
         if kind == EIGHT_BITS:
             return 0.0, float(_WHITE)
-        found = [(low, high) for name, low, high in self.ranges if name == kind]
-        return found[0] if found else None
+        ranges = [(low, high) for name, low, high in self.ranges if name == kind]
+        return ranges[0] if ranges else None
 
     def eight_bits(self, values: FileValues, channels: int) -> tuple[Values, ValueFit]:
         """Return an image as uint8 (H, W, C), and how its values fit the range.
@@ -261,8 +261,8 @@ def _own_range(
     white = white_of(values.kind, highest, values.declared)
     if white:
         return 0.0, white
-    known = [kind_words(kind) for kind, _, _ in mapping.ranges]
-    trained = f"{' and '.join(known)} values" if known else "8 bits"
+    kinds = [kind_words(kind) for kind, _, _ in mapping.ranges]
+    trained = f"{' and '.join(kinds)} values" if kinds else "8 bits"
     reach = f" up to {number(highest)}" if values.kind == "uint16" else ""
     raise UndecodableImageError(
         f"it has {kind_words(values.kind)} values{reach}, and nothing says which are black and "

@@ -166,9 +166,9 @@ def _page_tags(data: bytes, order: ByteOrder, at: int, is_big: bool) -> tuple[Ti
 def _declared(tags: TiffTags) -> float:
     """Return the largest value that a file declares its samples to have; 0 if it does not."""
     for tag in (_S_MAX_SAMPLE, _MAX_SAMPLE):
-        found = tags.get(tag)
-        if found is not None and len(found) and float(found.max()) > 0:
-            return float(found.max())
+        value = tags.get(tag)
+        if value is not None and len(value) and float(value.max()) > 0:
+            return float(value.max())
     return 0.0
 
 

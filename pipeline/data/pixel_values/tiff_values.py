@@ -128,11 +128,11 @@ def _samples(data: bytes, page: TiffPage) -> Values:
     planes = page.samples if page.is_planar else 1
     per_plane = page.samples // planes
     count = len(page.blocks) // planes
-    found = [
+    samples = [
         _plane(data, page, page.blocks[first * count : (first + 1) * count], per_plane)
         for first in range(planes)
     ]
-    return found[0] if planes == 1 else np.concatenate(found, axis=2)
+    return samples[0] if planes == 1 else np.concatenate(samples, axis=2)
 
 
 def _plane(data: bytes, page: TiffPage, blocks: Sequence[tuple[int, int]], n: int) -> Values:

@@ -191,8 +191,8 @@ def _others(end: bytes, frame: JpegFrame) -> Iterator[bytes]:
     yield end + _JPEG_FOLLOWING + b"\xff\xd9"
     yield end + b"\xff\0" * len(_JPEG_FOLLOWING) + b"\xff\xd9"
     if frame.restarts:
-        found = [end.rfind(bytes([0xFF, 0xD0 + each]), frame.data_start) for each in range(8)]
-        last = max(found)
+        markers = [end.rfind(bytes([0xFF, 0xD0 + each]), frame.data_start) for each in range(8)]
+        last = max(markers)
         following = (end[last + 1] - 0xD0 + 1) % 8 if last >= 0 else 0
         yield end + bytes([0xFF, 0xD0 + following]) + _JPEG_FOLLOWING + b"\xff\xd9"
 

@@ -105,12 +105,12 @@ class Search:
         """
         if not all(self._is_possible(number) for number in range(len(self.demands))):
             return False
-        found = self._searched(_FIRST_LIMIT)
-        if found is None and thorough and not (found := self._walked(_WALK) or None):
-            found = self._searched(_LIMIT)
-        if found:
+        solution = self._searched(_FIRST_LIMIT)
+        if solution is None and thorough and not (solution := self._walked(_WALK) or None):
+            solution = self._searched(_LIMIT)
+        if solution:
             self._bring_back()
-        return found
+        return solution
 
     def _searched(self, limit: int) -> bool | None:
         """Try every way, depth first."""

@@ -48,9 +48,9 @@ def folds_of(rows: pd.DataFrame, folds: int, seed: int) -> Integers:
     of_unit = _spread(table, _assigned(table, folds, seed), folds)
     assigned = of_unit[units]
     _check(table, assigned, folds)
-    found = np.full(len(rows), NO_FOLD, np.int64)
-    found[used] = assigned
-    return found
+    folds_N = np.full(len(rows), NO_FOLD, np.int64)
+    folds_N[used] = assigned
+    return folds_N
 
 
 def rows_of_fold(rows: pd.DataFrame, fold: int, folds: int, seed: int) -> tuple[Integers, Integers]:
@@ -62,9 +62,9 @@ def rows_of_fold(rows: pd.DataFrame, fold: int, folds: int, seed: int) -> tuple[
         folds: number of folds.
         seed: the split seed.
     """
-    found = folds_of(rows, folds, seed)
-    training = (found != fold - 1) & (found != NO_FOLD)
-    return np.flatnonzero(training), np.flatnonzero(found == fold - 1)
+    fold_numbers = folds_of(rows, folds, seed)
+    training = (fold_numbers != fold - 1) & (fold_numbers != NO_FOLD)
+    return np.flatnonzero(training), np.flatnonzero(fold_numbers == fold - 1)
 
 
 def used_rows(rows: pd.DataFrame) -> Integers:

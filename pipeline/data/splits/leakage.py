@@ -27,10 +27,10 @@ def check_leakage(manifest: pd.DataFrame) -> None:
         DataError: with the number of shared images and a few of them.
     """
     usable = manifest[manifest["status"] == "ok"]
-    found = notes_on_leakage(usable.assign(split=given_splits(manifest)))
-    if found:
+    notes = notes_on_leakage(usable.assign(split=given_splits(manifest)))
+    if notes:
         raise DataError(
-            f"{found[0]}. `patchline data inspect` lists all of them. Exclude the copies with "
+            f"{notes[0]}. `patchline data inspect` lists all of them. Exclude the copies with "
             "--data.exclude, or accept them with --data.accept leakage."
         )
 

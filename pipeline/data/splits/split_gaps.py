@@ -170,15 +170,15 @@ class _Component:
             more = [*demands]
             more[place] = (split, *demands[place])
             now = {splits[unit] for unit in units.members[place]} | units.held[place]
-            found: bool | None = True if split in now else None
-            if found is None and unclear < _MOST_UNCLEAR:
+            is_possible: bool | None = True if split in now else None
+            if is_possible is None and unclear < _MOST_UNCLEAR:
                 search = Search(units, [Demand(each, len(each)) for each in more], splits)
-                found, splits = search.found(thorough=False), search.parts
-                unclear += found is None
-            if found:
+                is_possible, splits = search.found(thorough=False), search.parts
+                unclear += is_possible is None
+            if is_possible:
                 demands = more
             elif place in classes:
-                cause: Cause = "not found" if found is None else "groups"
+                cause: Cause = "not found" if is_possible is None else "groups"
                 gaps.append((self._labels[place], split, cause))
         return _Solution(splits, gaps)
 

@@ -105,8 +105,8 @@ class ScanDraft:
         return StoreSpec(_CHANNELS, side, side, data.resize)
 
     def _headers(self, files: Files) -> Iterator[ImageHeader]:
-        wanted = [listed.path for listed, is_wanted in files if is_wanted]
-        for path in wanted[:: max(1, len(wanted) // _SAMPLE)]:
+        paths = [listed.path for listed, is_wanted in files if is_wanted]
+        for path in paths[:: max(1, len(paths) // _SAMPLE)]:
             try:
                 with root_image_bytes(self._root, path) as content:
                     yield read_header(content)
@@ -138,8 +138,8 @@ class OpenScanDraft:
     def finish(self, rows: Sequence[Row]) -> None:
         """Keep the images of these rows, which are all of the scan, for the prepared store."""
         usable = [place for place, row in enumerate(rows) if row["status"] == "ok"]
-        seen = [FileSummary.read(rows[place]["values"]) for place in usable]
-        if not usable or any(each.is_deep or each.hidden for each in seen):  # mapped later
+        summaries = [FileSummary.read(rows[place]["values"]) for place in usable]
+        if not usable or any(each.is_deep or each.hidden for each in summaries):  # mapped later
             return
         self._close_gaps(np.array(usable))
         named = [(rows[place]["path"], rows[place]["sha256"]) for place in usable]

@@ -27,13 +27,13 @@ def mirroring_settings(config: RunConfig) -> tuple[str, ...]:
             "mirror_equivariant"
         ),
     }
-    found = [f"{name} is true" for name, value in settings.items() if value is True]
-    known = _assumptions(config)
-    if known and known.mirrors:
-        found.append(
-            f"augmentation.name {config.augmentation.name} mirrors images ({known.mirrors})"
+    settings_on = [f"{name} is true" for name, value in settings.items() if value is True]
+    assumptions = _assumptions(config)
+    if assumptions and assumptions.mirrors:
+        settings_on.append(
+            f"augmentation.name {config.augmentation.name} mirrors images ({assumptions.mirrors})"
         )
-    return tuple(found)
+    return tuple(settings_on)
 
 
 def notes_on_mirroring_weights(
@@ -46,8 +46,8 @@ def notes_on_mirroring_weights(
         config: with what follows from the weights.
         mirror: the answer for the data.
     """
-    known = mirroring_settings(before)
-    brought = [each for each in mirroring_settings(config) if each not in known]
+    assumptions = mirroring_settings(before)
+    brought = [each for each in mirroring_settings(config) if each not in assumptions]
     if not brought or mirror.answer == "symmetric":
         return []
     answer = "mirrored images do not show the same classes"
@@ -62,16 +62,16 @@ def notes_on_mirroring_weights(
 
 def unmeasured_symmetries(config: RunConfig) -> str:
     """Return what the augmentation assumes without a measurement; empty if that is nothing."""
-    known, name = _assumptions(config), config.augmentation.name
-    if known is None:
+    assumptions, name = _assumptions(config), config.augmentation.name
+    if assumptions is None:
         return (
             f"whether an image keeps its class under the augmentation {name} is not known: its "
             "plugin does not declare what it assumes"
         )
-    if not known.changes:
+    if not assumptions.changes:
         return ""
     return (
-        f"assumed, not measured: an image keeps its class under {_listed(known.changes)} "
+        f"assumed, not measured: an image keeps its class under {_listed(assumptions.changes)} "
         f"(augmentation {name}); choose another augmentation.name if it does not"
     )
 

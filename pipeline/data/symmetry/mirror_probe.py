@@ -189,8 +189,8 @@ def _cells(values_NSSD: Array, side: int) -> Array:
 
 def _normalised(cells: Array) -> Array:
     whole = cells.sum((1, 2, 3), keepdims=True)
-    found: Array = np.sqrt(cells / (whole + 1e-6)).reshape(len(cells), -1)
-    return found
+    histogram: Array = np.sqrt(cells / (whole + 1e-6)).reshape(len(cells), -1)
+    return histogram
 
 
 def _ranks(labels_N: Array, units_N: Array) -> Array:

@@ -73,8 +73,8 @@ class _File(NamedTuple):
 def summaries(rows: pd.DataFrame) -> list[FileSummary]:
     """Return what the manifest notes about the values of each file."""
     texts = rows["values"] if "values" in rows else [""] * len(rows)
-    known = {text: FileSummary.read(text or "") for text in set(texts)}
-    return [known[text] for text in texts]
+    summary_of = {text: FileSummary.read(text or "") for text in set(texts)}
+    return [summary_of[text] for text in texts]
 
 
 def band_counts(rows: pd.DataFrame) -> list[int]:
@@ -215,14 +215,14 @@ def _range(
         declared.append(file.summary.declared)
     most = max(bands, default=0)
     listed = [(file.path, file.sha256) for file in group if most <= file.bands]
-    seen = Observed(
+    observed = Observed(
         kind=kind,
         low=min(lows),
         high=max(highs),
         declared=max(declared) if all(declared) else 0.0,
         sample=value_sample(root, listed, bands),
     )
-    return choose_range(seen, settings.value_range, settings.value_range_percentiles)
+    return choose_range(observed, settings.value_range, settings.value_range_percentiles)
 
 
 def _flat(

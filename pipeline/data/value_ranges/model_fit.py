@@ -47,11 +47,11 @@ def _fit(summary: FileSummary, mapping: PixelMapping) -> ValueFit:
     if not summary.is_deep or summary.kind == EIGHT_BITS:
         return ValueFit(reduced=summary.reduced)
     low, high = summary.extremes(mapping.bands)
-    known = mapping.range_of(summary.kind)
-    if known is None or not low <= high:
-        return ValueFit(summary.kind, 0.0, *(known or (low, high)))
-    margin = _MARGIN * (known[1] - known[0])
-    is_outside = high > known[1] + margin or low < known[0] - margin
+    value_range = mapping.range_of(summary.kind)
+    if value_range is None or not low <= high:
+        return ValueFit(summary.kind, 0.0, *(value_range or (low, high)))
+    margin = _MARGIN * (value_range[1] - value_range[0])
+    is_outside = high > value_range[1] + margin or low < value_range[0] - margin
     return ValueFit(summary.kind, float(is_outside), low, high)
 
 
@@ -63,9 +63,9 @@ def _unfit(bands: int, summary: FileSummary, mapping: PixelMapping) -> str:
             return f"it has {bands} band{'' if bands == 1 else 's'}, but the model reads {named}"
     elif summary.unknown_bands:
         return f"it has {bands} bands, and the model was trained on images of grey or RGB"
-    known = {kind for kind, _, _ in mapping.ranges} | {EIGHT_BITS}
+    kinds = {kind for kind, _, _ in mapping.ranges} | {EIGHT_BITS}
     highest = max(summary.high[: summary.colors], default=0.0)
-    if summary.kind not in known and not white_of(summary.kind, highest, summary.declared):
+    if summary.kind not in kinds and not white_of(summary.kind, highest, summary.declared):
         there = [kind_words(kind) for kind, _, _ in mapping.ranges] or ["8-bit"]
         return (
             f"it has {kind_words(summary.kind)} values up to {number(highest)}, and the model was "

@@ -76,8 +76,11 @@ class FitCounts:
         self.kinds.setdefault(fit.kind, _Reach()).add(fit, path)
         if fit.share > _MOST_OUTSIDE:
             self.outside.setdefault(fit.kind, _Reach()).add(fit, path)
-        known = None if fit.kind == EIGHT_BITS else mapping.range_of(fit.kind)
-        if known and fit.high < known[0] + (known[1] - known[0]) * _LEAST_REACHED:
+        value_range = None if fit.kind == EIGHT_BITS else mapping.range_of(fit.kind)
+        if (
+            value_range
+            and fit.high < value_range[0] + (value_range[1] - value_range[0]) * _LEAST_REACHED
+        ):
             self.dark.setdefault(fit.kind, _Reach()).add(fit, path)
         if fit.reduced:
             self.reduced.add(ValueFit(low=fit.reduced, high=fit.reduced), path)

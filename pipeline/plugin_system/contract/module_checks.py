@@ -291,8 +291,8 @@ class ModuleChecks(ABC):
             session = open_session(file)
         for batch in _ONNX_BATCHES:
             images = shape.images(batch, seed=batch)
-            found = np.asarray(session.run(None, {"images": images.numpy()})[0])
-            _require_close(torch.from_numpy(found), module(images), "The ONNX outputs differ.")
+            outputs = np.asarray(session.run(None, {"images": images.numpy()})[0])
+            _require_close(torch.from_numpy(outputs), module(images), "The ONNX outputs differ.")
 
 
 def require_gradients(parameters: Iterable[tuple[str, nn.Parameter]]) -> None:

@@ -101,9 +101,9 @@ class ObjectiveChecks:
         module = objective.training_module(model)
         require(objective.model_in(module) is model, "model_in does not return the model.")
         copied = copy.deepcopy(module)
-        found = objective.model_in(copied)
+        inner = objective.model_in(copied)
         require(
-            found is not model and any(each is found for each in copied.modules()),
+            inner is not model and any(each is inner for each in copied.modules()),
             "In a copy of the trained module, model_in does not return the copied model. Find the "
             "model in the module that it is given.",
         )
@@ -184,10 +184,10 @@ class ObjectiveChecks:
         expected = self._tested(objective, module)
         with torch.autocast("cpu", torch.bfloat16):
             outputs = module(_images())
-        found = float(objective.loss(outputs, _targets()))
+        loss = float(objective.loss(outputs, _targets()))
         require(
-            abs(found - expected) <= _BFLOAT16_TOLERANCE * abs(expected),
-            f"Under autocast the loss is {found:.3g} instead of {expected:.3g}. Compute the "
+            abs(loss - expected) <= _BFLOAT16_TOLERANCE * abs(expected),
+            f"Under autocast the loss is {loss:.3g} instead of {expected:.3g}. Compute the "
             "sensitive parts in float32.",
         )
 

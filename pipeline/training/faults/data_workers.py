@@ -56,15 +56,15 @@ def _death_behind(error: Exception) -> Exception:
 
 def _reason(error: BaseException) -> str | None:
     """Return how a worker ended, as torch's error or an error before it says; None for others."""
-    found = None
+    reason = None
     current: BaseException | None = error
     while current is not None:
         if killed := _KILLED.search(str(current)):
             return f"was killed by the signal '{killed[1].strip()}'"
         if ended := _ENDED.search(str(current)):
-            found = f"exited with code {ended[1]}" if ended[1] else found or "exited unexpectedly"
+            reason = f"exited with code {ended[1]}" if ended[1] else reason or "exited unexpectedly"
         current = current.__cause__ or current.__context__
-    return found
+    return reason
 
 
 def survive_kills() -> None:

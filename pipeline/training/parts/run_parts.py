@@ -81,27 +81,27 @@ class RunParts:
 
     def _with_folds(self, folds: int) -> TrainResult:
         first, records = self._fold(1, folds, None)
-        found = [records]
+        metrics = [records]
         for fold in range(2, folds + 1):
             _, record = self._fold(fold, folds, first)
-            found.append(record)
+            metrics.append(record)
         counts = self.inputs.data.counts
         images = counts["train"] + counts["validation"]
         result = FoldsResult(
-            folds=tuple(found),
-            accuracy=mean_of_repeats([record.accuracy for record in found], (0.0, 1.0), images),
-            loss=mean_of_repeats([record.loss for record in found], (0.0, float("inf"))),
+            folds=tuple(metrics),
+            accuracy=mean_of_repeats([record.accuracy for record in metrics], (0.0, 1.0), images),
+            loss=mean_of_repeats([record.loss for record in metrics], (0.0, float("inf"))),
         )
         self._report(result)
-        stages = [f"fold-{record.fold}" for record in found]
+        stages = [f"fold-{record.fold}" for record in metrics]
         summary = {"folds": result, "best_validation_accuracy": result.accuracy.value}
         if self.inputs.config.training.ensemble:
             ensemble = self._ensemble(first, result)
             self._summarise_reuse(*stages, "ensemble")
             final = {"best": ensemble.weights, "ensemble": ensemble}
         else:
-            first = _with_median_regularization(first, found)
-            refit = self._refit(first, statistics.median(record.epoch for record in found))
+            first = _with_median_regularization(first, metrics)
+            refit = self._refit(first, statistics.median(record.epoch for record in metrics))
             self._summarise_reuse(*stages, "refit")
             final = {"best": refit.weights, "refit": refit}
         return first.model_copy(update={**summary, **final, "history": ()})
@@ -119,9 +119,9 @@ class RunParts:
         inputs = replace(self.inputs, config=config, on_event=self._prepare_next)
         finished = nested_runs.finished_fold(inputs.run, fold)
         if finished is not None:
-            known = launching.recalled_part(part, TrainResult, replace(inputs, run=finished))
-            if known is not None:
-                return known, self._record(fold, finished, known)
+            recalled = launching.recalled_part(part, TrainResult, replace(inputs, run=finished))
+            if recalled is not None:
+                return recalled, self._record(fold, finished, recalled)
         with nested_runs.fold_run(inputs.run, fold, folds, config) as run:
             trained = launching.train_part(part, TrainResult, replace(inputs, run=run))
             record = self._record(fold, run, trained)
@@ -176,9 +176,9 @@ class RunParts:
         images = self.inputs.data.counts["train"] + self.inputs.data.counts["validation"]
         what = f"training on all {images:,} images for {epochs:.4g} epochs"
         if first.probe is not None:
-            known = first.probe.regularization
-            part = part.model_copy(update={"regularization": known})
-            what = f"fitting the head on all {images:,} images with regularization C {known:g}"
+            c_used = first.probe.regularization
+            part = part.model_copy(update={"regularization": c_used})
+            what = f"fitting the head on all {images:,} images with regularization C {c_used:g}"
         self.on_note(f"refit: {what}")
         config = config.model_copy(update={"training": training})
         return launching.train_part(part, RefitResult, self._last_inputs(config))
@@ -248,10 +248,10 @@ def _following(config: RunConfig, first: TrainResult) -> RunConfig:
 
     If a later part diverges or runs out of memory, it does so in steps of its own.
     """
-    known = replayable(config, first)
+    replay = replayable(config, first)
     own = {"rate_cuts": (), "halvings": (), "thread_changes": (), "threads": first.last_threads}
-    training = known.training.model_copy(update=own)
-    return known.model_copy(update={"training": training})
+    training = replay.training.model_copy(update=own)
+    return replay.model_copy(update={"training": training})
 
 
 def _with_median_regularization(first: TrainResult, folds: Sequence[FoldRecord]) -> TrainResult:
@@ -259,10 +259,10 @@ def _with_median_regularization(first: TrainResult, folds: Sequence[FoldRecord])
 
     Of two in the middle it is the stronger penalty.
     """
-    found = [each.regularization for each in folds if each.regularization is not None]
-    if first.probe is None or not found:
+    values = [each.regularization for each in folds if each.regularization is not None]
+    if first.probe is None or not values:
         return first
-    median = statistics.median_low(found)
+    median = statistics.median_low(values)
     return first.model_copy(
         update={
             "probe": first.probe.model_copy(update={"regularization": median}),
@@ -278,23 +278,23 @@ def _best_epoch(trained: TrainResult) -> float:
 
 def tags(trained: TrainResult) -> dict[str, str]:
     """Return tags that tell how the final weights were made; none for an ordinary training."""
-    found = {}
+    tags = {}
     if trained.probe is not None:
-        found[tracked_run.REGULARIZATION_TAG] = f"{trained.probe.regularization:g}"
+        tags[tracked_run.REGULARIZATION_TAG] = f"{trained.probe.regularization:g}"
     if trained.fine_tuning is not None:
-        found["training.fine_tuning"] = trained.fine_tuning.sentence()
+        tags["training.fine_tuning"] = trained.fine_tuning.sentence()
     if trained.averaged is not None:
-        found["training.averaged_validations"] = str(trained.averaged.validations)
+        tags["training.averaged_validations"] = str(trained.averaged.validations)
     if trained.folds is not None:
-        found["training.folds"] = str(len(trained.folds.folds))
+        tags["training.folds"] = str(len(trained.folds.folds))
     if trained.refit is not None:
-        found["training.refit_images"] = str(trained.refit.images)
+        tags["training.refit_images"] = str(trained.refit.images)
         if trained.probe is None:
-            found["training.refit_epochs"] = f"{trained.refit.epochs:.4g}"
-            found["training.refit_steps"] = str(trained.refit.steps)
+            tags["training.refit_epochs"] = f"{trained.refit.epochs:.4g}"
+            tags["training.refit_steps"] = str(trained.refit.steps)
     if trained.ensemble is not None:
-        found["training.ensemble"] = f"{len(trained.ensemble.calibrations)} models"
-    return found
+        tags["training.ensemble"] = f"{len(trained.ensemble.calibrations)} models"
+    return tags
 
 
 def length(trained: TrainResult) -> str:

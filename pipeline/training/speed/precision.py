@@ -74,20 +74,20 @@ class Chooser:
 
     def choose(self, seconds: float = MOST_SECONDS) -> Precision:
         """Return the precision that is set, certain, remembered, or else faster."""
-        asked = self.config.training.precision
-        if asked != "auto":
-            return Precision(name=asked)
+        setting = self.config.training.precision
+        if setting != "auto":
+            return Precision(name=setting)
         device = next(self.model.parameters()).device
         if reason := certain_reason(device) or self._reason_of_folds():
             return Precision(name="float32", reason=reason)
         if self.workspace is None:
             return self._measured(seconds)
         memory, key = StageMemory(self.workspace), self._ingredients(device)
-        known = memory.recall(STAGE, key, Precision)
-        if known is None:
-            known = self._measured(seconds)
-            memory.remember(STAGE, known, self.workspace / STAGE, key)
-        return known
+        recalled = memory.recall(STAGE, key, Precision)
+        if recalled is None:
+            recalled = self._measured(seconds)
+            memory.remember(STAGE, recalled, self.workspace / STAGE, key)
+        return recalled
 
     def _reason_of_folds(self) -> str:
         """Return why features are computed in float32 if each image is predicted by a fold."""

@@ -124,11 +124,11 @@ def extended_training(job: TrainingJob, runs: Path) -> ExtendedTraining | None:
 
 def _finished(reference: str, runs: Path) -> tuple[str, Path]:
     """Return the id and the folder of a finished run."""
-    found = interrupted_runs.named(reference, runs)
-    run_id, folder = found.info.run_id, liveness.folder_of(found)
-    if found.info.status != "FINISHED":
+    run = interrupted_runs.named(reference, runs)
+    run_id, folder = run.info.run_id, liveness.folder_of(run)
+    if run.info.status != "FINISHED":
         raise ConfigError(
-            f"The run {run_id[:8]} is {found.info.status}, so there is no finished training to "
+            f"The run {run_id[:8]} is {run.info.status}, so there is no finished training to "
             f"extend. Resume it first: `patchline run --resume {run_id[:8]}`."
         )
     if not is_readable(folder / REQUEST_FILE):

@@ -48,12 +48,12 @@ def initial_model(job: TrainingJob, data: TrainingData, events: EventWriter) -> 
     initialise_from_images(model, data.images, rows, job.image, seed)
     if job.initial_weights is None or _load_fitted(model, job.folder):
         return model
-    found = load_record(job.initial_weights)
-    done = load_into(model, found, job.initial_weights, job.classes)
+    record = load_record(job.initial_weights)
+    done = load_into(model, record, job.initial_weights, job.classes)
     table = job.folder / TABLE_FILE
     if not table.exists():
         write_text(table, as_csv(done))
-        events.write("note", message=summary(found, done))
+        events.write("note", message=summary(record, done))
         events.write("artifact", path=str(table), name=TABLE_FILE)
     return model
 

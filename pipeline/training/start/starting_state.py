@@ -52,9 +52,9 @@ def take_over(
         of_part = state.best.compared_loss is not None
         if job.classes and (of_part or state.best.validation_images < validator.images):
             model = load_model(copied)[0].to(validator.device)
-            found = validator.metrics(model, validator.images, validator.images)
+            metrics = validator.metrics(model, validator.images, validator.images)
             compared = dict.fromkeys(("compared_accuracy", "compared_loss"))
-            state.best = state.best.model_copy(update={**found, **compared})
+            state.best = state.best.model_copy(update={**metrics, **compared})
 
 
 def log_history(state: TrainState, events: EventWriter) -> None:

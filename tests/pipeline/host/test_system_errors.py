@@ -14,6 +14,7 @@ import pytest
 from mlflow.exceptions import MlflowException
 from safetensors import SafetensorError
 
+from patchline.flows.command_line import run_command_line
 from patchline.pipeline.errors import DamagedFileError, PipelineError
 from patchline.pipeline.host.system_errors import system_error
 
@@ -26,7 +27,7 @@ def refused(number: int, file: str = "a/b.txt") -> OSError:
 CASES: dict[str, tuple[Exception, str, str]] = {
     "permission": (refused(errno.EACCES), "a/b.txt may not be", "permissions"),
     "read-only": (refused(errno.EROFS), "a/b.txt may not be", "folder of your own"),
-    "removed": (refused(errno.ENOENT), "a/b.txt is missing", "Restore it"),
+    "removed": (refused(errno.ENOENT), "There is no a/b.txt", "Check the path"),
     "file in the way": (refused(errno.ENOTDIR), "a/b.txt is in the way", "Move it"),
     "folder in the way": (refused(errno.EISDIR), "a/b.txt is in the way", "Move it"),
     "disk": (refused(errno.EIO), "a/b.txt cannot be read", "Check the disk"),
@@ -81,3 +82,15 @@ def test_an_error_of_patchline_stays_what_it_is(tmp_path: Path) -> None:
     """The sentence of the place that knows more is kept."""
     error = DamagedFileError(f"{tmp_path} is damaged. Restore it.")
     assert system_error(error) is error
+
+
+def test_a_working_directory_that_was_removed_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The error of the system names no file."""
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    (tmp_path / "here").rmdir()
+    known = system_error(FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT)))
+    assert str(known) == "The working directory was removed. Change to another folder."
+    assert run_command_line(["models"]) == 1
