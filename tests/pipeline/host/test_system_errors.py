@@ -73,7 +73,7 @@ def test_an_error_of_the_machine_is_a_sentence(case: str) -> None:
 
 
 def test_an_error_of_the_code_is_none_of_the_machine() -> None:
-    """A fault in Patchline is not blamed on the machine."""
+    """A fault in Patchline is not reported as one of the machine."""
     for error in (RuntimeError("tensors differ"), KeyError("a"), ValueError("x"), TypeError("y")):
         assert system_error(error) is None
 
