@@ -148,17 +148,6 @@ def test_wrong_path_is_answered_without_reading_images(tmp_path: Path, make: Any
         check_source(config_of(folder), tmp_path / "work")
 
 
-def test_good_folder_passes_the_first_check(photos: Path, tmp_path: Path) -> None:
-    """The check before the scan has nothing against good data."""
-    check_source(config_of(photos), tmp_path / "work")
-
-
-def test_missing_path_is_named() -> None:
-    """An image folder without a path names the setting that is missing."""
-    with pytest.raises(DataError, match=r"data\.path is missing"):
-        check_source(config_of(None), Path("work"))
-
-
 def test_damaged_and_foreign_files_are_named_and_left_out(photos: Path) -> None:
     """Files that cannot be used are named with their reasons, and the others are used."""
     (photos / "down/cut.png").write_bytes((photos / "down/000.png").read_bytes()[:500])
@@ -174,12 +163,6 @@ def test_damaged_and_foreign_files_are_named_and_left_out(photos: Path) -> None:
     assert "readme.txt (is not in a class folder)" in notes
     assert ".hidden" not in notes
     assert data.class_counts == {"across": 20, "down": 20, "rising": 20}
-
-
-def test_one_damaged_file_is_written_in_the_singular(photos: Path) -> None:
-    """A note about one file reads as English."""
-    (photos / "down/empty.png").write_bytes(b"")
-    assert any(note.startswith("1 file is empty and was left") for note in ingested(photos).notes)
 
 
 @pytest.mark.parametrize(
@@ -252,13 +235,6 @@ def test_patch_size_that_does_not_divide_the_image_is_refused(photos: Path, embe
     assert "patch_size 5 does not divide the 32x32 image" in sentence
     assert "2, 4, 8, 16, 32" in sentence
     assert "data.image_size" in sentence
-
-
-def test_digits_are_all_there(digits: IngestedData) -> None:
-    """The built-in digits are 1,797 greyscale images of 8 pixels in ten classes."""
-    assert sum(digits.counts.values()) == 1797
-    assert digits.classes == tuple("0123456789")
-    assert (digits.median_side, digits.greyscale) == (8, True)
 
 
 def test_digits_are_not_mirrored_but_photos_are(digits: IngestedData, photos: Path) -> None:

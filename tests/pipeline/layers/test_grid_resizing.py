@@ -27,13 +27,6 @@ def test_the_same_grid_keeps_the_values() -> None:
     torch.testing.assert_close(resized_grid(values_1ND, (3, 4), (3, 4)), values_1ND)
 
 
-def test_a_constant_stays_constant() -> None:
-    """The weights of every new place sum to 1, at the edges too."""
-    values_1ND = torch.randn(1, 1, 6).expand(-1, 12, -1)
-    expected = values_1ND[:, :1].expand(-1, 35, -1)
-    torch.testing.assert_close(resized_grid(values_1ND, (3, 4), (7, 5)), expected)
-
-
 def test_keeps_the_precision_of_the_values() -> None:
     """Values in bfloat16 are interpolated in float32 and come back in bfloat16."""
     values_1ND = torch.randn(1, 12, 6).bfloat16()
@@ -46,18 +39,6 @@ def test_refuses_values_that_do_not_fill_the_grid() -> None:
     """Too many values for a grid are refused with both numbers."""
     with pytest.raises(ValueError, match="13 values do not fill a grid of 3x4"):
         resized_grid(torch.zeros(1, 13, 6), (3, 4), (2, 2))
-
-
-@pytest.mark.parametrize("prefix_tokens", [0, 1, 3])
-@pytest.mark.parametrize("new_grid", [(4, 4), (10, 10), (5, 9)])
-def test_positions_equal_timms(prefix_tokens: int, new_grid: tuple[int, int]) -> None:
-    """Positions of patches are interpolated as in timm; those of other tokens are kept."""
-    positions_1ND = torch.randn(1, prefix_tokens + 49, 8)
-    expected = resample_abs_pos_embed(
-        positions_1ND, list(new_grid), num_prefix_tokens=prefix_tokens
-    )
-    found = resized_positions(positions_1ND, prefix_tokens, (7, 7), new_grid)
-    torch.testing.assert_close(found, expected, atol=1e-5, rtol=0)
 
 
 def test_positions_of_the_same_grid_are_not_copied() -> None:

@@ -1,33 +1,10 @@
-"""Both classification heads against their formulas."""
+"""A new classification head; parity of both is in `tests/plugins/test_vit_parity`."""
 
 from __future__ import annotations
 
 import torch
-from torch import nn
 
 from patchline.pipeline.layers.head import LinearHead, TanhHead
-
-
-@torch.no_grad()
-def test_the_linear_head_is_one_linear_map() -> None:
-    """Logits are the features times the weights, plus the biases."""
-    head = LinearHead(6, 4)
-    nn.init.normal_(head.bias)
-    features_BD = torch.randn(5, 6)
-    expected = features_BD @ head.weight.T + head.bias
-    torch.testing.assert_close(head(features_BD), expected, atol=1e-6, rtol=1e-5)
-
-
-@torch.no_grad()
-def test_the_tanh_head_has_one_hidden_layer() -> None:
-    """Logits are a linear map of tanh of a linear map that keeps the dimension."""
-    head = TanhHead(6, 4)
-    nn.init.normal_(head.output.weight)
-    features_BD = torch.randn(5, 6)
-    hidden_BD = torch.tanh(features_BD @ head.hidden.weight.T + head.hidden.bias)
-    expected = hidden_BD @ head.output.weight.T + head.output.bias
-    assert hidden_BD.shape == features_BD.shape
-    torch.testing.assert_close(head(features_BD), expected, atol=1e-6, rtol=1e-5)
 
 
 @torch.no_grad()

@@ -1,4 +1,4 @@
-"""Rotary positions: only differences of places count; the maths is timm's."""
+"""Rotary positions: only differences of places count; parity with timm is in `test_rope_vit`."""
 
 from __future__ import annotations
 
@@ -7,19 +7,16 @@ from typing import Any
 
 import pytest
 import torch
-from timm.layers import RotaryEmbeddingCat, RotaryEmbeddingMixed, apply_rot_embed_cat
 from torch import nn
 
 from patchline.pipeline.layers.attention import AttentionValues, MultiHeadSelfAttention
 from patchline.pipeline.layers.rotary_attention import (
     RotarySelfAttention,
     grid_positions,
-    rotated,
     rotation_frequencies,
 )
 
 D, H = 48, 3
-HEAD = D // H
 GRID = (4, 6)
 
 
@@ -30,12 +27,6 @@ def _attention(*, learned: bool = False) -> RotarySelfAttention:
         nn.init.normal_(linear.weight, std=0.3)
         nn.init.normal_(linear.bias, std=0.3)
     return layer.eval()
-
-
-def _angles(frequencies_2HF: torch.Tensor, places_N2: torch.Tensor) -> torch.Tensor:
-    """Return x * frequency_x + y * frequency_y for each head, place and pair."""
-    x_N1, y_N1 = places_N2[:, :1], places_N2[:, 1:]
-    return x_N1 * frequencies_2HF[0][:, None] + y_N1 * frequencies_2HF[1][:, None]
 
 
 def _seen(layer: RotarySelfAttention, *inputs: torch.Tensor) -> AttentionValues:
@@ -83,22 +74,6 @@ def test_the_distance_along_each_axis_counts(learned: bool, axis: int) -> None:
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("learned", [False, True])
-def test_turning_keeps_lengths_and_the_place_zero(learned: bool) -> None:
-    """Queries and keys keep their lengths, values stay, and a token at (0, 0) is not turned."""
-    layer, tokens_BND = _attention(learned=learned), torch.randn(2, 24, D)
-    plain, turned = _seen(layer, tokens_BND), _seen(layer, tokens_BND, grid_positions(GRID))
-    assert torch.equal(turned.value_BHNd, plain.value_BHNd)
-    for before, after in (
-        (plain.query_BHNd, turned.query_BHNd),
-        (plain.key_BHNd, turned.key_BHNd),
-    ):
-        torch.testing.assert_close(after.norm(dim=-1), before.norm(dim=-1), atol=1e-4, rtol=1e-4)
-        assert torch.equal(after[:, :, 0], before[:, :, 0])
-        assert ((after - before)[:, :, 1:].abs().amax(dim=(1, 3)) > 0.1).all()
-
-
-@torch.no_grad()
 def test_without_places_it_is_plain_attention() -> None:
     """Tokens without places are mixed as by attention that knows none."""
     rotary, plain = _attention(), MultiHeadSelfAttention(D, H).eval()
@@ -120,32 +95,6 @@ def test_every_image_may_have_places_of_its_own(learned: bool) -> None:
     torch.testing.assert_close(
         layer(tokens_BND, places_BN2), torch.stack(alone), atol=1e-5, rtol=1e-5
     )
-
-
-@torch.no_grad()
-def test_axial_turning_equals_timm() -> None:
-    """Fixed frequencies turn as timm's axial embedding with temperature 100 does."""
-    rope = RotaryEmbeddingCat(
-        HEAD, temperature=100.0, in_pixels=False, feat_shape=list(GRID), grid_indexing="xy"
-    )
-    queries_BHNd = torch.randn(2, H, 24, HEAD)
-    frequencies_2HF = rotation_frequencies(H, HEAD, mixed=False)
-    angles_HNF = _angles(frequencies_2HF, grid_positions(GRID))
-    expected = apply_rot_embed_cat(queries_BHNd, rope.get_embed())
-    torch.testing.assert_close(rotated(queries_BHNd, angles_HNF), expected, atol=1e-5, rtol=1e-5)
-
-
-@torch.no_grad()
-def test_mixed_turning_equals_timm() -> None:
-    """From the same frequencies, mixed turning is that of timm's mixed embedding."""
-    torch.manual_seed(0)
-    rope = RotaryEmbeddingMixed(D, depth=2, num_heads=H, feat_shape=list(GRID), grid_indexing="xy")
-    queries_BHNd = torch.randn(2, H, 24, HEAD)
-    for layer_index in range(2):
-        angles_HNF = _angles(rope.freqs[:, layer_index], grid_positions(GRID))
-        expected = apply_rot_embed_cat(queries_BHNd, rope.get_embed()[layer_index])
-        found = rotated(queries_BHNd, angles_HNF)
-        torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
 
 
 def test_axial_frequencies_belong_to_one_axis() -> None:

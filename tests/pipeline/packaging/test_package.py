@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import base64
 import json
 import os
 import pickletools
@@ -153,15 +152,6 @@ def test_the_package_answers_where_torch_and_patchline_are_absent(
     _check_answers(found["answers"], package, image)
 
 
-def test_the_answer_does_not_depend_on_the_way(package: Path, finished_run: Run) -> None:
-    """A broken image in a table gets its own error, and the others their answers."""
-    good = Path(str(finished_run.summary["example_image"])).read_bytes()
-    model = PackagedModel(package / "artifacts/model.onnx", package / "artifacts/model.json")
-    first, broken, last = model.answers([good, good[:50], base64.b64encode(good).decode()])
-    assert broken["error"]
-    assert first == last == model.answers([good])[0]
-
-
 def test_the_package_says_everything_about_itself(package: Path, finished_run: Run) -> None:
     """Classes, temperature, fingerprint and run stand in it; the card tells them in words."""
     description = json.loads((package / "artifacts/model.json").read_text())
@@ -177,19 +167,6 @@ def test_the_package_says_everything_about_itself(package: Path, finished_run: R
         "Limitations",
     ):
         assert words in card
-
-
-def test_a_package_made_before_still_predicts(package: Path, finished_run: Run) -> None:
-    """Without a card, and without what `model.json` may lack, it answers."""
-    artifacts = package / "artifacts"
-    image = Path(str(finished_run.summary["example_image"]))
-    [expected] = PackagedModel(artifacts / "model.onnx", artifacts / "model.json").answers([image])
-    (artifacts / "model_card.md").unlink()
-    description = json.loads((artifacts / "model.json").read_text())
-    older = {key: description[key] for key in ("classes", "image")}
-    (artifacts / "model.json").write_text(json.dumps(older))
-    old = PackagedModel(artifacts / "model.onnx", artifacts / "model.json")
-    assert old.answers([image]) == [expected]
 
 
 @pytest.mark.slow

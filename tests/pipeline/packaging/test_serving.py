@@ -81,20 +81,6 @@ def test_one_image_or_many_are_answered_alike(packaged: Path, exported_rgb: Expo
     assert len(model.predict(pd.DataFrame({"image": images[:1]}))[0]["top_k"]) == 5
 
 
-def test_a_broken_image_in_a_table_gets_its_own_error(
-    packaged: Path, exported_rgb: Exported
-) -> None:
-    """The others get their answers, wherever the broken ones stand."""
-    good = [_png(1), _png(2)]
-    model = mlflow.pyfunc.load_model(str(packaged))
-    rows = [b"", good[0], good[0][:60], good[1], None]
-    answers = model.predict(pd.DataFrame({"image": rows}), params={"top_k": 2})
-    _assert_same([answers[1], answers[3]], _expected(exported_rgb, good))
-    for place in (0, 2, 4):
-        assert answers[place]["error"]
-        assert answers[place]["label"] is None
-
-
 @pytest.fixture
 def served(packaged: Path, tmp_path: Path) -> Iterator[str]:
     """Serve the package as a user would, and end the server with all its processes."""

@@ -122,14 +122,6 @@ def test_seeds_epochs_and_indices_each_give_another_picture() -> None:
     assert len(pictures) == 3 * 6 * 6
 
 
-def test_image_itself_is_not_changed() -> None:
-    """The image that is given keeps its pixels."""
-    image = image_of()
-    before = image.copy()
-    augmentation()(image, 1, 1)
-    assert np.array_equal(image, before)
-
-
 def test_transforms_decide_independently() -> None:
     """Mirroring and brightness each happen half of the time, and together a quarter of it."""
     image = np.full((8, 8, 3), 60, np.uint8)
@@ -172,16 +164,6 @@ def test_neighbouring_images_and_epochs_are_not_correlated() -> None:
     assert flips.mean() == pytest.approx(0.5, abs=0.07)
     assert abs(np.corrcoef(flips[:, :-1].ravel(), flips[:, 1:].ravel())[0, 1]) < 0.12
     assert abs(np.corrcoef(flips[:-1].ravel(), flips[1:].ravel())[0, 1]) < 0.12
-
-
-def test_mirroring_can_be_switched_off() -> None:
-    """Without mirroring no image is ever mirrored."""
-    image = np.full((8, 8, 3), 60, np.uint8)
-    image[:, 4:] = 160
-    augment = augmentation(
-        side=8, shift=0, scale=0, rotation=0, brightness=0, horizontal_flip=False
-    )
-    assert all(np.array_equal(augment(image, 0, index), image) for index in range(50))
 
 
 def test_none_changes_nothing() -> None:

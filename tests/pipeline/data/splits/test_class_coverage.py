@@ -69,7 +69,7 @@ def test_split_finds_whatever_exists_and_names_the_cause(tmp_path: Path, by: str
     """A first split, and one after growth, divide whatever brute force divides; nothing moves."""
     random_ = random.Random(by)  # noqa: S311 - no secret
     seen = dict.fromkeys(["divided", "groups", "memory", "divided after growth"], 0)
-    for case in range(90):
+    for case in range(45):
         units, classes = _random_classes(random_)
         possible = _possible(units, classes, {})
         memory = SplitMemory(tmp_path / "none")
@@ -108,7 +108,7 @@ def test_split_finds_whatever_exists_and_names_the_cause(tmp_path: Path, by: str
         seen["groups"] += not possible
         seen["memory"] += by_memory
         seen["divided after growth"] += grown
-    assert min(seen.values()) >= 5, seen
+    assert min(seen.values()) >= 3, seen
 
 
 def test_folds_find_whatever_exists() -> None:
