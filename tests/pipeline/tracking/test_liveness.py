@@ -97,7 +97,7 @@ def _suspend(process: subprocess.Popen[str], run_id: str) -> None:
     before, deadline = _beat(run_id), time.monotonic() + patient(60)
     while _beat(run_id) == before:
         assert time.monotonic() < deadline, "it does not beat"
-        time.sleep(0.02)
+        time.sleep(0.1)
     time.sleep(patient(0.1))
     process.send_signal(signal.SIGSTOP)
 

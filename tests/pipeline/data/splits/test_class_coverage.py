@@ -114,7 +114,7 @@ def test_split_finds_whatever_exists_and_names_the_cause(tmp_path: Path, by: str
 def test_folds_find_whatever_exists() -> None:
     """Each class is in two folds whenever brute force puts it there, and in all where that goes."""
     random_ = random.Random(3)  # noqa: S311 - no secret
-    for case in range(60):
+    for case in range(30):
         _, classes = _random_classes(random_)
         if case % 3 == 0:  # classes of two groups
             classes = [members[:2] for members in classes]
