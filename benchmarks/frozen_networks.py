@@ -60,7 +60,11 @@ from patchline.pipeline.models.model_building import build_model
 from patchline.pipeline.models.onnx_export import write_onnx
 from patchline.pipeline.models.onnx_session import open_session
 from patchline.pipeline.plugin_system.plugin_settings import resolve_settings
-from patchline.pipeline.probing.features import features_of, seconds_per_image, suitable_batch_size
+from patchline.pipeline.probing.features import (
+    FeatureStore,
+    seconds_per_image,
+    suitable_batch_size,
+)
 from patchline.pipeline.probing.linear_fit import FittedHead, fit_head
 from patchline.pipeline.probing.linear_head import linear_head
 from patchline.plugin_api import DataTraits, ImageSpec
@@ -140,16 +144,18 @@ def features(network: Network, images: Images, num_classes: int, folder: Path) -
         ]
     )
     began = time.monotonic()
-    computed = features_of(
+    device = torch.device("cpu")
+    computed = FeatureStore(
         network.model,
         linear_head(network.model, num_classes),
         pixels,
         np.arange(len(pixels)),
         spec,
         folder / network.sha256[:16],
-        device=torch.device("cpu"),
+        device,
         precision="float32",
-    )
+        batch_size=suitable_batch_size(spec, device),
+    ).features()
     seconds = time.monotonic() - began
     print(f"{len(pixels)} features in {seconds:.0f} s, {len(pixels) / seconds:.1f}/s", flush=True)
     return np.asarray(computed)
@@ -365,9 +371,10 @@ def _compare_features(count: int, rounds: int, precision: str) -> None:
         bare.append(_bare_loop(model, images, precision))
         with tempfile.TemporaryDirectory() as folder:
             began = time.perf_counter()
-            features_ND = features_of(
-                *(model, head, images, rows, _IMAGE, Path(folder)), device=_CPU, precision=precision
-            )
+            size = suitable_batch_size(_IMAGE, _CPU)
+            features_ND = FeatureStore(
+                *(model, head, images, rows, _IMAGE, Path(folder), _CPU, precision, size)
+            ).features()
             ours.append(time.perf_counter() - began)
         for size in sizes:
             theirs[size].append(onnx.seconds(images, size, features_ND))

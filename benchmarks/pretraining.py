@@ -49,7 +49,7 @@ from patchline.pipeline.metrics.intervals import proportion
 from patchline.pipeline.models.inference import predict_logits
 from patchline.pipeline.models.model_building import build_model
 from patchline.pipeline.models.model_files import load_model
-from patchline.pipeline.probing.features import features_of
+from patchline.pipeline.probing.features import FeatureStore, suitable_batch_size
 from patchline.pipeline.probing.linear_fit import fit_head
 from patchline.pipeline.probing.linear_head import linear_head
 from patchline.pipeline.training.config import duration_seconds
@@ -161,16 +161,18 @@ def _say(name: str, labelled: tuple[Array, Array], tests: tuple[Array, Array]) -
 def _features(
     encoder: torch.nn.Module, images: Images, spec: ImageSpec, folder: Path
 ) -> tuple[Array, Array]:
-    features = features_of(
+    device = torch.device("cpu")
+    features = FeatureStore(
         encoder,
         linear_head(encoder, 1),
         images.pixels,
         np.arange(len(images.pixels)),
         spec,
         folder / str(len(images.pixels)),
-        device=torch.device("cpu"),
+        device,
         precision="float32",
-    )
+        batch_size=suitable_batch_size(spec, device),
+    ).features()
     return np.asarray(features), images.labels_N
 
 

@@ -205,32 +205,6 @@ class FeatureStore:
         return features_BD
 
 
-def features_of(
-    model: nn.Module,
-    head: nn.Linear,
-    images: StoredImages,
-    rows: Rows,
-    image: ImageSpec,
-    folder: Path,
-    *,
-    device: torch.device,
-    precision: str,
-    batch_size: int | None = None,
-    on_progress: Progress | None = None,
-) -> Floats:
-    """Return the head's input (N, D) for each row, in the order of the rows, mapped from disk.
-
-    Features that are stored in the folder are not computed again. See `FeatureStore`.
-
-    Raises:
-        StorageError: if the disk is full or read-only.
-        ConfigError: if the head's input is not one vector per image.
-    """
-    size = batch_size or suitable_batch_size(image, device)
-    store = FeatureStore(model, head, images, rows, image, folder, device, precision, size)
-    return store.features(on_progress)
-
-
 def suitable_batch_size(image: ImageSpec, device: torch.device) -> int:
     """Return how many images to compute together: on a CPU 16 of 224x224 pixels."""
     pixels = _CPU_PIXELS if device.type == "cpu" else _ACCELERATOR_PIXELS

@@ -45,21 +45,12 @@ class FileTensors(NamedTuple):
     """Every other tensor, or part with tensors, and why it is not among the weights."""
 
 
-def read_weights(file: Path) -> dict[str, torch.Tensor]:
-    """Return the floating-point tensors of a weight file by name.
-
-    Raises:
-        ConfigError: if the file is missing, damaged, of an unknown kind, without tensors, or holds
-            code.
-    """
-    return read_tensors(file).weights
-
-
 def read_tensors(file: Path) -> FileTensors:
     """Return the tensors of a weight file, and what else is in it.
 
     Raises:
-        ConfigError: as `read_weights`.
+        ConfigError: if the file is missing, damaged, of an unknown kind, without tensors, or holds
+            code.
     """
     try:
         reader = _reader(file)

@@ -21,7 +21,6 @@ from patchline.pipeline.errors import ConfigError, StorageError
 from patchline.pipeline.models.inference import normalised
 from patchline.pipeline.probing.features import (
     FeatureStore,
-    features_of,
     seconds_per_image,
     suitable_batch_size,
 )
@@ -87,13 +86,8 @@ def test_equal_to_a_plain_loop(tmp_path: Path, name: str, precision: str) -> Non
     model.train()
     images, seen = stored_images(30, image.height), list[tuple[int, int]]()
     head = linear_head(model, 5, image)
-    features_ND = features_of(
-        *(model, head, images, ROWS, image, tmp_path),
-        device=CPU,
-        precision=precision,
-        batch_size=8,
-        on_progress=lambda done, of: seen.append((done, of)),
-    )
+    store = FeatureStore(model, head, images, ROWS, image, tmp_path, CPU, precision, batch_size=8)
+    features_ND = store.features(lambda done, of: seen.append((done, of)))
     assert model.training
     assert isinstance(features_ND, np.memmap)
     assert (features_ND.dtype, features_ND.shape) == (np.float32, (IMAGES, head.in_features))
@@ -238,11 +232,11 @@ def test_a_head_of_tokens_is_an_error(tmp_path: Path) -> None:
     head = model[1]
     assert isinstance(head, nn.Linear)
     with pytest.raises(ConfigError, match=r"\(4, 3, 64\)\] for 4 images, but a linear probe needs"):
-        features_of(
-            *(model, head, stored_images(4, 8), np.arange(4), image_spec(8), tmp_path),
-            device=CPU,
+        FeatureStore(
+            *(model, head, stored_images(4, 8), np.arange(4), image_spec(8), tmp_path, CPU),
             precision="float32",
-        )
+            batch_size=4,
+        ).features()
 
 
 def test_the_duration_is_measured_on_few_images() -> None:

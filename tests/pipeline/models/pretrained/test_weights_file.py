@@ -16,7 +16,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 from patchline.pipeline.errors import ConfigError
-from patchline.pipeline.models.pretrained.weights_file import read_tensors, read_weights
+from patchline.pipeline.models.pretrained.weights_file import read_tensors
 
 TENSORS = {"a.weight": torch.arange(6.0).reshape(2, 3), "a.bias": torch.ones(2, dtype=torch.half)}
 
@@ -34,7 +34,7 @@ def _written(file: Path, contents: Any, **settings: Any) -> Path:
 @pytest.mark.parametrize("suffix", [".safetensors", ".pth", ".pt", ".bin", ".ckpt", ".npz", ".PTH"])
 def test_every_kind_of_file_is_read(suffix: str, tmp_path: Path) -> None:
     """Names, values and types of the tensors come back from every kind of file."""
-    found = read_weights(_written(tmp_path / f"weights{suffix}", TENSORS))
+    found = read_tensors(_written(tmp_path / f"weights{suffix}", TENSORS)).weights
     assert found.keys() == TENSORS.keys()
     for name, tensor in TENSORS.items():
         torch.testing.assert_close(found[name], tensor)
@@ -43,7 +43,7 @@ def test_every_kind_of_file_is_read(suffix: str, tmp_path: Path) -> None:
 def test_files_of_old_versions_of_torch_are_read(tmp_path: Path) -> None:
     """A checkpoint that is no zip archive, as before torch 1.6, is read as well."""
     file = _written(tmp_path / "old.pth", TENSORS, _use_new_zipfile_serialization=False)
-    assert torch.equal(read_weights(file)["a.weight"], TENSORS["a.weight"])
+    assert torch.equal(read_tensors(file).weights["a.weight"], TENSORS["a.weight"])
 
 
 @pytest.mark.parametrize(
@@ -62,7 +62,9 @@ def test_wrappers_are_opened(wrappers: list[str], tmp_path: Path) -> None:
     contents: Any = TENSORS
     for wrapper in reversed(wrappers):
         contents = {wrapper: contents, "epoch": 3, "args": argparse.Namespace(lr=0.1)}
-    assert read_weights(_written(tmp_path / "weights.pth", contents)).keys() == TENSORS.keys()
+    assert (
+        read_tensors(_written(tmp_path / "weights.pth", contents)).weights.keys() == TENSORS.keys()
+    )
 
 
 @pytest.mark.parametrize("prefix", ["module.", "_orig_mod.", "backbone.", "module._orig_mod."])
@@ -70,13 +72,15 @@ def test_prefixes_are_stripped(prefix: str, tmp_path: Path) -> None:
     """The prefixes of wrapping modules are not part of the names."""
     contents = {prefix + name: tensor for name, tensor in TENSORS.items()}
     file = _written(tmp_path / "weights.safetensors", contents)
-    assert read_weights(file).keys() == TENSORS.keys()
+    assert read_tensors(file).weights.keys() == TENSORS.keys()
 
 
 def test_a_prefix_stays_where_two_names_would_become_one(tmp_path: Path) -> None:
     """With `bias` and `module.bias` in a file, both keep their names."""
     contents = {"bias": torch.ones(2), "module.bias": torch.zeros(2)}
-    assert read_weights(_written(tmp_path / "weights.pth", contents)).keys() == contents.keys()
+    assert (
+        read_tensors(_written(tmp_path / "weights.pth", contents)).weights.keys() == contents.keys()
+    )
 
 
 def test_the_rest_of_a_checkpoint_is_listed(tmp_path: Path) -> None:
@@ -205,7 +209,7 @@ def test_a_fault_is_one_sentence(fault: str, tmp_path: Path) -> None:
     prepare, expected = FAULTS[fault]
     file = prepare(tmp_path)
     with pytest.raises(ConfigError, match=expected) as caught:
-        read_weights(file)
+        read_tensors(file)
     assert f"'{file}'" in str(caught.value)
     assert "\n" not in str(caught.value)
 
@@ -217,5 +221,5 @@ def test_code_in_a_file_is_never_run(zipped: bool, tmp_path: Path) -> None:
     contents = {"model": TENSORS, "intruder": _Intruder(trace)}
     file = _written(tmp_path / "w.pth", contents, _use_new_zipfile_serialization=zipped)
     with pytest.raises(ConfigError, match="contains code, which Patchline does not run"):
-        read_weights(file)
+        read_tensors(file)
     assert not trace.exists()
