@@ -14,6 +14,7 @@ from patchline.flows.notifications import events
 from patchline.flows.progress import display
 from patchline.pipeline import local_login, local_services
 from patchline.pipeline.errors import OrchestrationError
+from patchline.pipeline.host import environment
 
 if TYPE_CHECKING:
     from patchline.flows.temporary_server import TemporaryServer
@@ -143,24 +144,17 @@ def _using(url: str, login: Mapping[str, str]) -> Iterator[None]:
     from prefect.settings import PREFECT_API_URL, temporary_settings
 
     variables = {prefect_settings.URL_VARIABLE: url, **login}
-    before = {name: os.environ.get(name) for name in variables}
-    os.environ.update(variables)
     updates: dict[Any, Any] = {PREFECT_API_URL: url}
     if login:
         updates |= prefect_settings.own_client(login[_LOGIN_VARIABLE])
-    try:
+    with environment.restored(variables):
+        os.environ.update(variables)
         with temporary_settings(updates):
             try:
                 yield
             finally:
                 APILogHandler().flush()  # before the server stops
                 events.flush()
-    finally:
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value
 
 
 @contextmanager

@@ -23,7 +23,7 @@ from patchline.flows import prefect_settings
 from patchline.pipeline import config_errors, quiet_libraries, redaction, workspace
 from patchline.pipeline.errors import ConfigError, PipelineError, RunError
 from patchline.pipeline.files.atomic_files import full_disk
-from patchline.pipeline.host import interpreter, interruption
+from patchline.pipeline.host import environment, interpreter, interruption
 from patchline.pipeline.host.system_errors import system_error
 from patchline.pipeline.local_login import MLFLOW_VARIABLES, OTHER_MLFLOW_LOGINS
 from patchline.pipeline.plugin_system.plugin_loader import FILES_VARIABLE
@@ -155,15 +155,10 @@ def _say_what_is_left_out() -> None:
 
 @contextmanager
 def _environment() -> Iterator[None]:
-    before = {name: os.environ.get(name) for name in _VARIABLES}
     try:
-        yield
+        with environment.restored(_VARIABLES):
+            yield
     finally:
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
         quiet_libraries.forget()
 
 

@@ -15,7 +15,7 @@ from patchline.pipeline.errors import PipelineError, ServerAwayError, TrackingEr
 from patchline.pipeline.files.atomic_files import storage_errors
 from patchline.pipeline.files.file_locks import locked
 from patchline.pipeline.files.path_uris import artifact_uri, sqlite_path, sqlite_uri
-from patchline.pipeline.host import proxies
+from patchline.pipeline.host import environment, proxies
 from patchline.pipeline.host.interruption import signals_held
 from patchline.pipeline.redaction import redacted, split_credentials
 from patchline.pipeline.workspace import WORKSPACE, make_folder
@@ -247,18 +247,11 @@ def _answering_client(kind: type[MlflowClient]) -> MlflowClient:
 @contextmanager
 def _impatient() -> Iterator[None]:
     """Use short timeouts for the first request, before the server is known to answer."""
-    before = {name: os.environ.get(name) for name in _FIRST_ANSWER}
-    for name, most in _FIRST_ANSWER.items():
-        given = before[name] or ""
-        os.environ[name] = str(min(int(given), most) if given.isdigit() else most)
-    try:
+    with environment.restored(_FIRST_ANSWER) as before:
+        for name, most in _FIRST_ANSWER.items():
+            given = before[name] or ""
+            os.environ[name] = str(min(int(given), most) if given.isdigit() else most)
         yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value
 
 
 def unreachable(
