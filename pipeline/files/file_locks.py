@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import logging
 import os
 import socket
 import sys
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from enum import Enum
 from pathlib import Path
@@ -23,8 +22,6 @@ from filelock import BaseFileLock, FileLock, Timeout
 
 from patchline.pipeline.files.atomic_files import storage_errors
 from patchline.pipeline.workspace import make_folder
-
-logger = logging.getLogger(__name__)
 
 _FOREVER = -1.0
 _PAUSE_SECONDS = 0.05
@@ -54,12 +51,12 @@ def acquire(file: Path, wait_seconds: float = _FOREVER) -> BaseFileLock | None:
 
 
 @contextmanager
-def locked(file: Path, waiting: str = "") -> Iterator[None]:
+def locked(file: Path, on_wait: Callable[[], None] | None = None) -> Iterator[None]:
     """Hold the lock on a file while the block runs; wait until it is free.
 
     Args:
         file: created with its folder if it does not exist.
-        waiting: a warning to log if another process holds the lock.
+        on_wait: called once if another holder has the lock.
 
     Raises:
         StorageError: if the file may not be written.
@@ -68,8 +65,8 @@ def locked(file: Path, waiting: str = "") -> Iterator[None]:
         if free:
             yield
             return
-    if waiting:
-        logger.warning(waiting)
+    if on_wait:
+        on_wait()
     with try_lock(file, _FOREVER):
         yield
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -28,6 +29,8 @@ from patchline.pipeline.models.inference import logits_of_batch
 from patchline.pipeline.probing.earlier_features import earlier_features, feature_array, write_index
 from patchline.pipeline.probing.linear_head import evaluating
 from patchline.plugin_api import ImageSpec
+
+logger = logging.getLogger(__name__)
 
 Pixels = np.ndarray[Any, np.dtype[np.uint8]]
 Rows = np.ndarray[Any, np.dtype[np.int64]]
@@ -98,8 +101,7 @@ class FeatureStore:
         if not len(self.rows):
             return np.empty((0, self.head.in_features), np.float32)
         array = self._array()
-        waiting = "Another process is computing the same features; waiting until it ends."
-        with locked(array.file.with_suffix(".lock"), waiting), evaluating(self.model):
+        with locked(array.file.with_suffix(".lock"), _on_wait), evaluating(self.model):
             intact = array.finished.intact()
             array.begin(intact)
             if self.contents:
@@ -203,6 +205,10 @@ class FeatureStore:
             )
         features_BD: Floats = inputs[0].float().cpu().numpy()
         return features_BD
+
+
+def _on_wait() -> None:
+    logger.warning("Another process is computing the same features; waiting until it ends.")
 
 
 def suitable_batch_size(image: ImageSpec, device: torch.device) -> int:

@@ -19,14 +19,14 @@ import tempfile
 import time
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from patchline.pipeline import local_services
 from patchline.pipeline.errors import TrackingError
 from patchline.pipeline.files.atomic_files import storage_errors
-from patchline.pipeline.files.file_locks import locked, try_lock
+from patchline.pipeline.files.file_locks import locked
 from patchline.pipeline.host.private_folder import private_folder
 from patchline.pipeline.tracking.tracking_store import client, sqlite_file, use_store
 from patchline.pipeline.workspace import WORKSPACE, make_folder
@@ -58,11 +58,8 @@ def machine_lock(name: str, on_wait: Callable[[], None] | None = None) -> Iterat
     with storage_errors(file):
         make_folder(file.parent)
         file.touch(mode=0o600)
-    with try_lock(file) as at_once:
-        if on_wait and not at_once:
-            on_wait()
-        with nullcontext() if at_once else locked(file):
-            yield
+    with locked(file, on_wait):
+        yield
 
 
 @contextmanager

@@ -77,8 +77,11 @@ def prepare(
         build = PackedBuild(rows, root, spec, stores, on_progress, fewest)
         if not fresh and build.is_intact():
             return build.store, True
-    waiting = "another process is decoding these images; waiting for it"
-    with storage_errors(build.store), file_locks.locked(lock_of(build.store), waiting):
+
+    def on_wait() -> None:
+        logger.warning("another process is decoding these images; waiting for it")
+
+    with storage_errors(build.store), file_locks.locked(lock_of(build.store), on_wait):
         return build.store, build.finish(fresh=fresh)
 
 
