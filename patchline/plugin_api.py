@@ -130,7 +130,7 @@ class ValueRange(FrozenModel):
     high: float
     """Becomes 255, as does what is above."""
 
-    found: str = ""
+    origin: str = ""
     """How the range was found."""
 
 

@@ -187,7 +187,7 @@ class Supervisor:
                 self._all_were_well_at(now)
             turned = now
             for process in self._processes.values():
-                self._look(process)
+                self._check(process)
             if now - state_checked > _STATE_CHECK_SECONDS:
                 state_checked = now
                 self._restore_state()
@@ -195,7 +195,7 @@ class Supervisor:
                 logs_checked = now
                 _rotate_logs(logs_folder(self._folder))
 
-    def _look(self, process: SupervisedProcess) -> None:
+    def _check(self, process: SupervisedProcess) -> None:
         try:
             happened = process.check()
         except OSError as error:

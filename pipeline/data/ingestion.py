@@ -173,7 +173,7 @@ class _Source(NamedTuple):
 
     config: RunConfig
     listing: ImageListing
-    known: ScanMemory
+    scan_memory: ScanMemory
     facts: Facts | None
     """None if the manifest of an earlier run says what the files are."""
 
@@ -361,7 +361,7 @@ def resolve(config: RunConfig, data: IngestedData) -> RunConfig:
                 "path": _absolute(config),
                 "exclude": str(data.exclude) if data.exclude else None,
                 "manifest": data.repeats,
-                "mirror_symmetric": _known(data.mirror),
+                "mirror_symmetric": _mirror_setting(data.mirror),
             }
         ),
     }
@@ -405,7 +405,7 @@ def prepare(
     return PreparedData(store=store, reused=reused, image=image)
 
 
-def _known(mirror: MirrorSymmetry) -> bool | None:
+def _mirror_setting(mirror: MirrorSymmetry) -> bool | None:
     """Return the answer as a setting, so that a repetition of the run takes the same."""
     return None if mirror.answer == "unknown" else mirror.is_symmetric
 

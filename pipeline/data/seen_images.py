@@ -24,7 +24,7 @@ def count_seen_images(manifest_file: Path, provenance: Provenance) -> SeenBefore
     rows = manifests.usable(manifests.load(manifest_file))
     counts = {}
     for split in ("validation", "test"):
-        of_split, seen = rows[rows["split"] == split], provenance.seen
+        of_split, seen = rows[rows["split"] == split], provenance.images
         overlap_N = seen.contain(of_split, CONTENT, trained_only=split == "validation")
         counts[split] = int(overlap_N.sum())
     related_N = seen.contain(of_split, ["group"]) & ~overlap_N  # of the test split, the last one
@@ -35,17 +35,17 @@ def count_seen_images(manifest_file: Path, provenance: Provenance) -> SeenBefore
     )
 
 
-def with_seen_images(data: IngestedData, seen: SeenBefore) -> IngestedData:
+def with_seen_images(data: IngestedData, before: SeenBefore) -> IngestedData:
     """Return the data with what its initial weights have seen of it, and notes about that."""
-    notes = (*data.notes, *seen_images_notes(seen, data.counts))
-    return data.model_copy(update={"seen_before": seen, "notes": notes})
+    notes = (*data.notes, *seen_images_notes(before, data.counts))
+    return data.model_copy(update={"seen_before": before, "notes": notes})
 
 
-def seen_images_notes(seen: SeenBefore, counts: Mapping[str, int]) -> list[str]:
+def seen_images_notes(before: SeenBefore, counts: Mapping[str, int]) -> list[str]:
     """Return how many images were seen, and what that means for the metrics.
 
     Args:
-        seen: by the initial weights.
+        before: by the initial weights.
         counts: number of all images by split.
     """
     words = {
@@ -55,30 +55,30 @@ def seen_images_notes(seen: SeenBefore, counts: Mapping[str, int]) -> list[str]:
         "`patchline evaluate` leaves such images out",
     }
     notes = [
-        f"{seen.counts[split]:,} of the {counts[split]:,} {split} images "
-        f"{_were(seen.counts[split])} {meaning}"
+        f"{before.counts[split]:,} of the {counts[split]:,} {split} images "
+        f"{_were(before.counts[split])} {meaning}"
         for split, meaning in words.items()
-        if seen.counts.get(split)
+        if before.counts.get(split)
     ]
-    if seen.related:
+    if before.related:
         notes.append(
-            f"{seen.related:,} {'other ' if seen.counts.get('test') else ''}test "
-            f"{_related(seen.related)}: the test metrics may be optimistic; `patchline evaluate` "
+            f"{before.related:,} {'other ' if before.counts.get('test') else ''}test "
+            f"{_related(before.related)}: the test metrics may be optimistic; `patchline evaluate` "
             "leaves such images out"
         )
-    caveat = seen.provenance.caveat("the initial weights", "validation or test images")
+    caveat = before.provenance.caveat("the initial weights", "validation or test images")
     return [*notes, caveat] if caveat else notes
 
 
-def about_test_images(seen: SeenBefore) -> str:
+def about_test_images(before: SeenBefore) -> str:
     """Return what the test images were used for before, as far as it is known."""
-    provenance = seen.provenance
+    provenance = before.provenance
     unused = f"{'were' if provenance.is_known else 'are'} {unused_words(provenance)}"
     caveat = provenance.caveat("the initial weights", "these images")
     more = f" {caveat[:1].upper()}{caveat[1:]}." if caveat else ""
-    if seen.related:
-        more = f" {seen.related:,} of these {_related(seen.related)}.{more}"
-    if count := seen.counts.get("test", 0):
+    if before.related:
+        more = f" {before.related:,} of these {_related(before.related)}.{more}"
+    if count := before.counts.get("test", 0):
         return (
             f"{count:,} of these images {_were(count)} used to train or select the initial "
             f"weights, so the metrics are optimistic; the others {unused}.{more}"
@@ -86,10 +86,10 @@ def about_test_images(seen: SeenBefore) -> str:
     return f"These images {unused}.{more}"
 
 
-def caveat_on_test_images(seen: SeenBefore) -> str:
+def caveat_on_test_images(before: SeenBefore) -> str:
     """Return why the test metrics may be optimistic; empty if they are not."""
-    is_clean = seen.provenance.is_known and not (seen.counts.get("test") or seen.related)
-    return "" if is_clean else about_test_images(seen)
+    is_clean = before.provenance.is_known and not (before.counts.get("test") or before.related)
+    return "" if is_clean else about_test_images(before)
 
 
 def _related(count: int) -> str:

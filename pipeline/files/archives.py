@@ -218,19 +218,19 @@ class ShardedArchive:
 
     def size_of(self, path: str) -> int:
         """Return the size of a file in bytes."""
-        shard, member = self._found(path)
+        shard, member = self._member_of(path)
         return open_archive(shard).size_of(member)
 
     def open(self, path: str) -> BinaryIO:
         """Open a file for reading; raise `MemberError` if it is not in its shard."""
-        shard, member = self._found(path)
+        shard, member = self._member_of(path)
         return open_archive(shard).open(member)
 
     def shard_of(self, path: str) -> Path:
         """Return the shard that a file is in; raise `MemberError` if it is in none."""
-        return self._found(path)[0]
+        return self._member_of(path)[0]
 
-    def _found(self, path: str) -> tuple[Path, str]:
+    def _member_of(self, path: str) -> tuple[Path, str]:
         parts = path.split("/")
         for count in range(1, len(parts)):
             shard = self._shards.get("/".join(parts[:count]))

@@ -52,7 +52,7 @@ class AreaSummary(NamedTuple):
     centre: float
     shrunk: float
     variance: float
-    seen: float
+    squares: float
     freedom: int
     n: int
 
@@ -101,7 +101,7 @@ def estimates(areas: list[AreaSummary]) -> list[MetricEstimate]:
     effective_n = []
     for area in areas:
         weight = area.freedom / (area.freedom + _PRIOR_IMAGES)
-        variance = weight * area.seen + (1 - weight) * area.variance
+        variance = weight * area.squares + (1 - weight) * area.variance
         spread = weight * area.value * (1 - area.value)
         spread += (1 - weight) * area.shrunk * (1 - area.shrunk)
         effective_n.append(spread / variance)

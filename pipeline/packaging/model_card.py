@@ -198,7 +198,7 @@ def escaped(text: str) -> str:
     """Return text escaped for Markdown: one line, shown literally, with no links."""
     one_line = _CONTROL.sub(" ", text.encode("utf-8", "backslashreplace").decode())
     marked = _MARKDOWN.sub(r"\\\1", one_line)
-    return _ADDRESS.sub(lambda found: re.sub(r"([:.])", r"\\\1", found[0]), marked)
+    return _ADDRESS.sub(lambda match: re.sub(r"([:.])", r"\\\1", match[0]), marked)
 
 
 def _facts(
@@ -244,7 +244,7 @@ def _pixel_values(values: PixelValues) -> Iterator[str]:
     for each in values.ranges:
         yield (
             f"{each.kind} from {each.low:,.6g} to {each.high:,.6g} become 256 grey levels "
-            f"({each.found})"
+            f"({each.origin})"
         )
     if not values.eight_bit:
         yield "no training image had 8 bits per color"

@@ -40,5 +40,5 @@ def _standing_alone(module: str, written: set[str]) -> str:
     written.add(module)
     source = _LIBRARY.joinpath(*module.split(".")).with_suffix(".py").read_text(encoding="utf-8")
     text = source.replace(_FUTURE, "")
-    inlined = _OWN_IMPORT.sub(lambda found: _standing_alone(found[1], written), text)
+    inlined = _OWN_IMPORT.sub(lambda match: _standing_alone(match[1], written), text)
     return f"# -- patchline.pipeline.{module} --\n{inlined}"

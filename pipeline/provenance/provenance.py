@@ -111,13 +111,13 @@ class Provenance:
         return cls(unknown=(one_line(reason),))
 
     @property
-    def seen(self) -> SeenImages:
+    def images(self) -> SeenImages:
         """All images that are recorded."""
         return united([self.own, self.inherited]) if self.inherited else self.own
 
     def from_initial(self, initial: Provenance) -> Provenance:
         """Return the provenance of a training run that started from weights."""
-        return Provenance(self.own, initial.seen, initial.published, initial.unknown)
+        return Provenance(self.own, initial.images, initial.published, initial.unknown)
 
     @property
     def summary(self) -> ProvenanceSummary:

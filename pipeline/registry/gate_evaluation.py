@@ -97,7 +97,7 @@ def compare_versions(
     before, now = (
         empty if each.manifest is None else each.manifest for each in (champion, challenger)
     )
-    seen_images = (champion.provenance.seen, challenger.provenance.seen)
+    seen_images = (champion.provenance.images, challenger.provenance.images)
     chosen = comparable_images(before, now, *seen_images)
     images = chosen.images.reset_index(drop=True)
     classes = tuple(challenger.package.classes)

@@ -65,11 +65,11 @@ def _version_line(version: VersionSummary) -> str:
     aliases = ", ".join(version.aliases)
     return (
         f"  version {version.version:<4} {shown:<40} {aliases:<24} run {version.run_id[:8]}  "
-        f"data {version.data_fingerprint[:8]}{_seen(version)}"
+        f"data {version.data_fingerprint[:8]}{_unknown_images(version)}"
     )
 
 
-def _seen(version: VersionSummary) -> str:
+def _unknown_images(version: VersionSummary) -> str:
     """Return whether the images that a version has seen are unknown; nothing if they are known."""
     return "" if version.provenance == "known" else f"  images seen: {version.provenance}"
 

@@ -77,7 +77,7 @@ class VersionRecords:
     def is_recorded(self) -> bool:
         """Whether anything is known about the images that the version has seen."""
         provenance = self.provenance
-        return self.manifest is not None or bool(provenance.seen) or not provenance.unknown
+        return self.manifest is not None or bool(provenance.images) or not provenance.unknown
 
     def has_seen(self, images: pd.DataFrame) -> pd.Series[bool]:
         """Return which images, or others of their groups, are recorded as seen.
@@ -88,7 +88,7 @@ class VersionRecords:
         Args:
             images: rows of a manifest.
         """
-        is_seen = pd.Series(self.provenance.seen.contain(images), index=images.index)
+        is_seen = pd.Series(self.provenance.images.contain(images), index=images.index)
         if self.manifest is None:
             return is_seen
         used = self.manifest["split"].isin(["train", "validation"])

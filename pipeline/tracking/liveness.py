@@ -70,7 +70,7 @@ class _Observation(FrozenModel):
 
 
 class _Observations(FrozenModel):
-    seen: dict[str, _Observation] = Field(default_factory=dict)
+    observations: dict[str, _Observation] = Field(default_factory=dict)
 
 
 _seen_here: dict[tuple[Path, str], _Observation] = {}
@@ -181,7 +181,7 @@ def _clock() -> str:
 def _read(workspace: Path) -> dict[str, _Observation]:
     try:
         text = (workspace / _OBSERVATIONS_FILE).read_text(encoding="utf-8")
-        return _Observations.model_validate_json(text).seen
+        return _Observations.model_validate_json(text).observations
     except (OSError, ValidationError):
         return {}
 
@@ -200,6 +200,6 @@ def _note(workspace: Path, key: str, observed: _Observation) -> None:
         for name, each in _read(workspace).items()
         if each.clock == observed.clock and observed.seconds - each.seconds < _KEPT_SECONDS
     }
-    content = _Observations(seen={**recent, key: observed})
+    content = _Observations(observations={**recent, key: observed})
     with contextlib.suppress(OSError, StorageError):
         write_text(workspace / _OBSERVATIONS_FILE, content.model_dump_json(indent=2))

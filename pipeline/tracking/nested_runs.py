@@ -17,7 +17,7 @@ _COMMAND = "patchline run (fold)"
 
 def finished_fold(parent: TrackedRun, fold: int) -> TrackedRun | None:
     """Return the run of a fold that has finished, or None."""
-    return next((run for run, status in _found(parent, fold) if status == "FINISHED"), None)
+    return next((run for run, status in _earlier_runs(parent, fold) if status == "FINISHED"), None)
 
 
 @contextmanager
@@ -30,7 +30,7 @@ def fold_run(parent: TrackedRun, fold: int, folds: int, config: RunConfig) -> It
         folds: number of folds.
         config: the settings of the fold.
     """
-    unfinished = [run for run, status in _found(parent, fold) if status != "FINISHED"]
+    unfinished = [run for run, status in _earlier_runs(parent, fold) if status != "FINISHED"]
     if unfinished:
         same = unfinished[0]
         settings = config.flat()
@@ -48,7 +48,7 @@ def fold_run(parent: TrackedRun, fold: int, folds: int, config: RunConfig) -> It
         yield run
 
 
-def _found(parent: TrackedRun, fold: int) -> Iterator[tuple[TrackedRun, str]]:
+def _earlier_runs(parent: TrackedRun, fold: int) -> Iterator[tuple[TrackedRun, str]]:
     """Yield the runs of a fold whose folders exist, with their status, the newest first."""
     condition = f"tags.`{PARENT_TAG}` = '{parent.run_id}' AND tags.`{FOLD_TAG}` = '{fold}'"
     for run in all_runs(condition):

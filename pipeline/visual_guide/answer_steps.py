@@ -196,7 +196,7 @@ def _pooled(subject: Subject, figures: list[Figure]) -> tuple[list[Figure], str]
         matrix_uri(vector),
         f"The {vector.shape[1]} numbers that the head reads",
         "What the head reads, y",
-        look="strip",
+        display="strip",
         width=vector.shape[1],
     )
     return [strip, *figures], sentence

@@ -74,7 +74,9 @@ def attention_maps(
         attention_LBANN = np.stack(
             [block.attention.weights_BHNN.numpy() for block in values.blocks]
         )
-        layers += [_seen(attention_LBANN[:, place], inside) for place in range(len(inputs_BCHW))]
+        layers += [
+            _patch_shares(attention_LBANN[:, place], inside) for place in range(len(inputs_BCHW))
+        ]
     return AttentionMaps("attention", np.stack(layers))
 
 
@@ -94,7 +96,7 @@ def _batch(images: Sequence[Pixels]) -> torch.Tensor:
     return torch.from_numpy(np.stack(images))
 
 
-def _seen(attention_LANN: Array, inside: _Inside) -> Array:
+def _patch_shares(attention_LANN: Array, inside: _Inside) -> Array:
     """Return the share of each patch in the token that is classified."""
     rollout_NN = rollout(attention_LANN)
     first = inside.prefix_tokens

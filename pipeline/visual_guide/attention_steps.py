@@ -67,7 +67,7 @@ def _queries_keys_values(subject: Subject) -> Step:
             matrix_uri(matrix.numpy()),
             f"The {name} of head {head + 1}: {N} rows, {head_dim} columns",
             name.capitalize(),
-            look="matrix",
+            display="matrix",
             width=head_dim,
             height=N,
         )
@@ -201,7 +201,7 @@ def _weighted_sum(subject: Subject) -> Step:
                 matrix_uri(rows),
                 "Weighted values of the tokens with the largest shares, the rest, and their sum",
                 f"From top to bottom: {', '.join(names)}, all others, and in the last row the sum",
-                look="matrix",
+                display="matrix",
                 width=rows.shape[1],
                 height=rows.shape[0],
             ),
@@ -273,7 +273,7 @@ def _concatenated(subject: Subject) -> Step:
                 matrix_uri(vector[None]),
                 f"{name}: {len(vector)} numbers",
                 name,
-                look="strip",
+                display="strip",
                 width=len(vector),
             )
             for name, vector in strips

@@ -118,10 +118,10 @@ def _plain(text: str) -> str:
 def drawn(figure: Picture, subject: Subject) -> Image.Image:
     """Return a picture as the page shows it, with enlarged values."""
     image = Image.open(io.BytesIO(base64.b64decode(figure.uri.partition(",")[2])))
-    if figure.look in ("overlay", "signed"):
-        return _on_photo(image, subject, signed=figure.look == "signed")
+    if figure.display in ("overlay", "signed"):
+        return _on_photo(image, subject, signed=figure.display == "signed")
     shown = image.convert("RGBA")
-    if figure.look in ("strip", "matrix"):
+    if figure.display in ("strip", "matrix"):
         rows = figure.height * (_ROW if figure.height <= 12 else 5)  # noqa: PLR2004 - as the page
         size = figure.shown_width, min(max(rows, _LEAST), _MOST)
     else:

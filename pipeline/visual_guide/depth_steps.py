@@ -23,7 +23,7 @@ def _strip(vector: Array, name: str) -> Picture:
         matrix_uri(vector[None]),
         f"{name}: {len(vector)} numbers",
         caption,
-        look="strip",
+        display="strip",
         width=len(vector),
     )
 

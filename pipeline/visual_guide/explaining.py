@@ -166,7 +166,7 @@ def subject_of(
         photo_uri(image.original),
         f"The image {image.name}, {height} by {width} pixels",
         f"{image.name}, {height} × {width} pixels",
-        look="photo",
+        display="photo",
         width=width,
         height=height,
     )

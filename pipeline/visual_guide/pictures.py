@@ -41,7 +41,7 @@ class Picture:
     alt: str
     """What it shows, for those who do not see it."""
     caption: str = ""
-    look: Look = "map"
+    display: Look = "map"
     """How the page sizes it; `overlay` lies on the image that the model sees."""
     width: int = 1
     """Values in a row."""

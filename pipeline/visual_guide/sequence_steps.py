@@ -61,7 +61,7 @@ def _class_token(subject: Subject) -> Step:
                 matrix_uri(vector),
                 f"The {vector.shape[1]} numbers of the class token",
                 "The class token",
-                look="strip",
+                display="strip",
                 width=vector.shape[1],
             ),
         ),

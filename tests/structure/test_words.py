@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -49,3 +51,39 @@ def test_plain_sentences_pass(tmp_path: Path) -> None:
     (tmp_path / "page.md").write_text(text, encoding="utf-8")
     assert list(stumbles([tmp_path], tmp_path)) == []
     assert len(BANNED) >= 30
+
+
+_NOT_A_NAME = {"found", "known", "wanted", "asked", "look", "seen"}
+
+
+def _names(tree: ast.AST) -> Iterator[tuple[int, str]]:
+    """Yield what functions, classes, their parameters and their fields are called."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            yield node.lineno, node.name
+        elif isinstance(node, ast.arg):
+            yield node.lineno, node.arg
+        if isinstance(node, ast.ClassDef):
+            for field in node.body:
+                if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name):
+                    yield field.lineno, field.target.id
+
+
+@pytest.mark.parametrize("package", ["pipeline", "flows", "plugins", "patchline"])
+def test_a_participle_names_no_function_parameter_or_field(package: str) -> None:
+    """A reader meets the name of the thing, not what somebody has done with it."""
+    misnamed = [
+        f"{file.relative_to(ROOT)}:{line}: {name}"
+        for file in sorted((ROOT / package).rglob("*.py"))
+        for line, name in _names(ast.parse(file.read_text("utf-8")))
+        if name.strip("_").lower() in _NOT_A_NAME
+    ]
+    assert misnamed == []
+
+
+def test_a_participle_as_a_parameter_is_noticed() -> None:
+    """Functions, parameters and fields count; locals do not."""
+    source = "def f(known):\n    found = 1\nclass A:\n    seen: int\n    def look(self): ...\n"
+    assert {name for _, name in _names(ast.parse(source))} & _NOT_A_NAME == {
+        *("known", "seen", "look")
+    }

@@ -270,11 +270,11 @@ def _own_range(
     )
 
 
-def _fit(kind: str, known: Values, low: float, high: float) -> ValueFit:
-    if not known.size:
+def _fit(kind: str, present: Values, low: float, high: float) -> ValueFit:
+    if not present.size:
         return ValueFit(kind, 0.0, low, high)
-    outside = int(np.count_nonzero(known < low) + np.count_nonzero(known > high))
-    return ValueFit(kind, outside / known.size, float(known.min()), float(known.max()))
+    outside = int(np.count_nonzero(present < low) + np.count_nonzero(present > high))
+    return ValueFit(kind, outside / present.size, float(present.min()), float(present.max()))
 
 
 def _on_white(colors_HWN: Values, values: FileValues, high: float) -> Values:

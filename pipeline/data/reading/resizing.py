@@ -44,8 +44,8 @@ def resize_image(
     shrinks = new_height < source_height or new_width < source_width
     top, left = (new_height - height) // 2, (new_width - width) // 2
     if not shrinks and new_height * new_width > _MOST_STRETCHED * height * width:
-        image_HWC, new_height, top = _seen(image_HWC, 0, new_height, top, height)
-        image_HWC, new_width, left = _seen(image_HWC, 1, new_width, left, width)
+        image_HWC, new_height, top = _cropped_source(image_HWC, 0, new_height, top, height)
+        image_HWC, new_width, left = _cropped_source(image_HWC, 1, new_width, left, width)
     method = cv2.INTER_AREA if shrinks else cv2.INTER_CUBIC
     scaled = cv2.resize(
         np.ascontiguousarray(image_HWC), (new_width, new_height), interpolation=method
@@ -70,7 +70,7 @@ def _padded(image_HWC: np.ndarray[Any, Any], height: int, width: int) -> Pixels:
     return padded
 
 
-def _seen(
+def _cropped_source(
     image_HWC: np.ndarray[Any, Any], axis: int, scaled: int, first: int, count: int
 ) -> tuple[np.ndarray[Any, Any], int, int]:
     """Crop an image along an axis to the part that a crop of its enlargement shows.

@@ -93,7 +93,7 @@ class Search:
         self._locked_in: list[set[int]] = [set() for _ in demands]
         self._lacking = {number for number in range(len(demands)) if self._lacks(number)}
 
-    def found(self, *, thorough: bool = True) -> bool | None:
+    def solve(self, *, thorough: bool = True) -> bool | None:
         """Move units until every demand is met.
 
         Args:

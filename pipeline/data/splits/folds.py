@@ -109,7 +109,7 @@ def _spread(table: pd.DataFrame, of_unit: Integers, folds: int) -> Integers:
         demands = [Demand(parts, min(most, len(each))) for each in members]
         demands.append(Demand(parts, min(folds, len(everything))))
         search = Search(units, demands, dict(enumerate(of_unit.tolist())))
-        if search.found(thorough=most == at_least):
+        if search.solve(thorough=most == at_least):
             return np.array([search.parts[unit] for unit in range(len(of_unit))], np.int64)
     return of_unit
 

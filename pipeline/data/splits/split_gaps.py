@@ -148,7 +148,7 @@ class _Component:
         free = Units(members, held, last=frozenset({_TRAIN}))
         start = {unit: int(codes[unit]) for of_class in members for unit in of_class}
         search = Search(free, [Demand(self._needed, len(self._needed))] * len(members), start)
-        if search.found():
+        if search.solve():
             return _Solution(search.parts, [])
         return self._most(free, start)
 
@@ -173,7 +173,7 @@ class _Component:
             is_possible: bool | None = True if split in now else None
             if is_possible is None and unclear < _MOST_UNCLEAR:
                 search = Search(units, [Demand(each, len(each)) for each in more], splits)
-                is_possible, splits = search.found(thorough=False), search.parts
+                is_possible, splits = search.solve(thorough=False), search.parts
                 unclear += is_possible is None
             if is_possible:
                 demands = more

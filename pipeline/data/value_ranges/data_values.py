@@ -108,7 +108,7 @@ def choose_values(rows: pd.DataFrame, root: Path, settings: DataConfig) -> DataV
             deep.setdefault(file.summary.kind, []).append(file)
     for kind, group in sorted(deep.items()):
         chosen = _range(kind, group, root, settings, bands)
-        ranges.append(ValueRange(kind=kind, low=chosen.low, high=chosen.high, found=chosen.found))
+        ranges.append(ValueRange(kind=kind, low=chosen.low, high=chosen.high, origin=chosen.origin))
         note = _range_note(kind, len(group), len(files), chosen, is_set)
         no_values = no_values or (_flat(group, kind, chosen, bands) if is_set else None)
         notes.append(note)
@@ -246,7 +246,7 @@ def _range_note(kind: str, count: int, total: int, chosen: ChosenRange, is_set: 
     words = (
         f"{many} images {by_number(count, 'has', 'have')} {kind_words(kind)} values: "
         f"{number(chosen.low)} to "
-        f"{number(chosen.high)} become 256 grey levels ({chosen.found})"
+        f"{number(chosen.high)} become 256 grey levels ({chosen.origin})"
     )
     losses = loss_words(chosen)
     may_be_ct = _LEAST_HOUNSFIELD <= chosen.low < 0 < chosen.high <= _MOST_HOUNSFIELD

@@ -51,7 +51,7 @@ class ChosenRange(NamedTuple):
 
     low: float
     high: float
-    found: str
+    origin: str
     """How it was found."""
     clipped: float
     """Share of the values outside of it, 0 to 1."""

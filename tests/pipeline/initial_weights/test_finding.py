@@ -160,7 +160,7 @@ def test_a_copied_model_knows_what_it_has_seen(tmp_path: Path) -> None:
         assert found is not None
         assert found.provenance.state == state
         kept = stored_provenance(weights_folder(tmp_path / "work", found.sha256))
-        assert kept.seen == (made.seen if provenance else Provenance().seen)
+        assert kept.images == (made.images if provenance else Provenance().images)
         assert kept.summary == found.provenance
     assert found is not None
     assert "there is no record of the images" in found.provenance.unknown[0]

@@ -50,8 +50,8 @@ def test_the_record_holds_exactly_what_was_seen(
     after = from_metadata(as_metadata(before), "x")
     assert after == before
     every = images(list(range(41)))
-    assert set(np.flatnonzero(after.seen.contain(every))) == {*trained, *selected, *other}
-    only = after.seen.contain(every, trained_only=True)
+    assert set(np.flatnonzero(after.images.contain(every))) == {*trained, *selected, *other}
+    only = after.images.contain(every, trained_only=True)
     assert set(np.flatnonzero(only)) == {*trained, *other}
     assert set(np.flatnonzero(after.inherited.contain(every))) == set(other)
 
@@ -173,7 +173,7 @@ def test_what_is_not_known_is_inherited() -> None:
     for initial, state in ((unknown, "unknown"), (upstream, "upstream corpus unknown")):
         grandchild = second.from_initial(first.from_initial(initial))
         assert grandchild.summary.state == state
-        assert grandchild.seen == united([first.own, second.own])
+        assert grandchild.images == united([first.own, second.own])
         ensemble = together([first, grandchild])
         assert ensemble.summary.state == state
         assert "not recorded" in unused_words(first.summary, ensemble.summary)

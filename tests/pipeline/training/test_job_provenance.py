@@ -31,7 +31,7 @@ def _rows(job: TrainingJob) -> pd.DataFrame:
 
 def _seen(job: TrainingJob, *, trained_only: bool = False) -> set[str]:
     """Return the splits of which a job's weights have seen every image; others must be unseen."""
-    rows, seen = _rows(job), provenance_of_job(job).seen
+    rows, seen = _rows(job), provenance_of_job(job).images
     contained = pd.Series(seen.contain(rows, trained_only=trained_only), index=rows.index)
     shares = contained.groupby(rows["split"]).mean()
     assert set(shares) <= {0.0, 1.0}
@@ -61,8 +61,8 @@ def test_an_ensemble_has_seen_what_its_members_have(make_job: MakeJob, tmp_path:
     for fold in (1, 2):
         of_fold = job.model_copy(update={"part": TrainingPart(fold=fold, folds=2)})
         seen = provenance_of_job(of_fold)
-        assert 0 < seen.seen.contain(_rows(job), trained_only=True).sum() < used.sum()
-        assert (seen.seen.contain(_rows(job)) == used).all()
+        assert 0 < seen.images.contain(_rows(job), trained_only=True).sum() < used.sum()
+        assert (seen.images.contain(_rows(job)) == used).all()
         folders.append(tmp_path / f"fold {fold}")
         write_tensors(folders[-1] / WEIGHTS_FILE, {}, as_metadata(seen))
     whole = job.model_copy(update={"part": TrainingPart(members=tuple(folders))})
@@ -84,9 +84,9 @@ def test_a_descendant_has_seen_what_its_initial_weights_have(
     folder = tmp_path / "saved"
     save_model(folder, torch.nn.Linear(2, 2), description_of(job), provenance_of_job(job))
     found = provenance_of(folder / WEIGHTS_FILE, "x")
-    assert found.inherited == ancestor.seen
-    assert found.seen.contain(made_manifest()).sum() == 150
-    assert found.seen.contain(_rows(job)).sum() == (_rows(job)["split"] != "test").sum()
+    assert found.inherited == ancestor.images
+    assert found.images.contain(made_manifest()).sum() == 150
+    assert found.images.contain(_rows(job)).sum() == (_rows(job)["split"] != "test").sum()
     assert found.summary == summary
 
 

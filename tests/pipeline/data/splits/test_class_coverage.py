@@ -175,11 +175,11 @@ def test_a_search_that_is_given_up_says_so_and_changes_nothing() -> None:
     """Twelve pigeons in eleven holes are more than a few moves decide: it is not known."""
     units = Units([list(range(9))] * 1, [frozenset()])
     impossible = Search(units, [Demand(tuple(range(10)), 10)], dict.fromkeys(range(9), 0))
-    assert impossible.found() is False
+    assert impossible.solve() is False
     pairs = [[a, b] for a in range(12) for b in range(a)]
     entangled = Units(pairs, [frozenset()] * len(pairs))
     demands = [Demand(tuple(range(11)), 2)] * len(pairs)
     search = Search(entangled, demands, dict.fromkeys(range(12), 0))
-    assert search.found(thorough=False) is None
+    assert search.solve(thorough=False) is None
     assert search.parts == dict.fromkeys(range(12), 0)
     assert np.unique(list(search.parts.values())).tolist() == [0]

@@ -177,7 +177,7 @@ def test_the_range_that_is_set_is_used_and_is_part_of_the_data_version(tmp_path:
     pixels = stored(root, window, value_range=(-160, 240))
     assert all(np.mean((each == 0) | (each == 255)) > 0.5 for each in pixels.values())
     percentiles = ingested(root, value_range_percentiles=(1, 99))
-    assert percentiles.pixel_values.ranges[0].found == "percentiles 1 and 99 of the pixels"
+    assert percentiles.pixel_values.ranges[0].origin == "percentiles 1 and 99 of the pixels"
 
 
 def test_a_range_that_changes_as_data_grows_is_said(tmp_path: Path) -> None:

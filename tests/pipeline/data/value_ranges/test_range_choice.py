@@ -78,7 +78,7 @@ def test_what_the_user_sets_is_taken_and_its_loss_is_said() -> None:
     """A window clips what is outside, a wide range leaves few levels, percentiles are measured."""
     values = seen("int16", whole(-1000, 1000))
     window = choose_range(values, (-160, 240), None)
-    assert (window.low, window.high, window.found) == (-160, 240, "set by data.value_range")
+    assert (window.low, window.high, window.origin) == (-160, 240, "set by data.value_range")
     assert window.clipped == pytest.approx(0.8, abs=0.02)
     assert loss_words(window) == "about 80 % of the pixels lie outside and are clipped"
     assert loss_words(ChosenRange(0, 1, "", 0.9996, 255, 255)) == (
