@@ -9,7 +9,7 @@ import pytest
 from prefect.client.orchestration import SyncPrefectClient, get_client
 
 from patchline.flows.command_line import run_command_line
-from tests.flows.lasting_server import LastingServer, used
+from tests.flows.lasting_server import LastingServer, lasting_server
 
 Command = Callable[..., tuple[int, str, str]]
 """Arguments in; exit code, standard output and standard error out."""
@@ -27,20 +27,10 @@ def run_here(capsys: pytest.CaptureFixture[str]) -> Command:
     return run
 
 
-@pytest.fixture(scope="session")
-def shared_server(
-    tmp_path_factory: pytest.TempPathFactory, empty_prefect: Path
-) -> Iterator[LastingServer]:
-    """Return a Prefect server for all tests that look at the runs of their own folder alone."""
-    server = LastingServer(tmp_path_factory.mktemp("shared_server"), empty_prefect)
-    yield server
-    server.stop()
-
-
 @pytest.fixture(scope="module")
-def prefect_server(shared_server: LastingServer) -> Iterator[str]:
-    """Let this process use that server during the module; return its API's address."""
-    with used(shared_server) as url:
+def prefect_server(tmp_path_factory: pytest.TempPathFactory, empty_prefect: Path) -> Iterator[str]:
+    """Let this process use a Prefect server of the module's own; return its API's address."""
+    with lasting_server(tmp_path_factory.mktemp("prefect_server"), empty_prefect) as url:
         yield url
 
 

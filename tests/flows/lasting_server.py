@@ -67,15 +67,8 @@ def lasting_server(folder: Path, empty_prefect: Path) -> Iterator[str]:
     """Start a server, and let this process use it; yield its API's address."""
     server = LastingServer(folder, empty_prefect)
     try:
-        with used(server) as url:
-            yield url
+        with temporary_settings({PREFECT_API_URL: server.url()}):
+            yield server.url()
+            APILogHandler().flush()  # before the server goes
     finally:
         server.stop()
-
-
-@contextmanager
-def used(server: LastingServer) -> Iterator[str]:
-    """Let this process use a server; yield its API's address."""
-    with temporary_settings({PREFECT_API_URL: server.url()}):
-        yield server.url()
-        APILogHandler().flush()  # before the server goes

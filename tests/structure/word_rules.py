@@ -69,11 +69,11 @@ def stumbles(paths: Sequence[Path], root: Path) -> Iterator[str]:
         name = file.relative_to(root).as_posix()
         if name in _SKIPPED:
             continue
-        for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), start=1):
-            for rule, instead in rules:
-                found = rule.search(line)
-                if found:
-                    yield f"{name}:{number}: '{found[0]}': write {instead}"
+        text = file.read_text(encoding="utf-8")
+        for rule, instead in rules:
+            for found in rule.finditer(text):
+                number = text.count("\n", 0, found.start()) + 1
+                yield f"{name}:{number}: '{found[0]}': write {instead}"
 
 
 def _is_hidden(path: Path) -> bool:
