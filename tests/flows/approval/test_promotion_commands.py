@@ -18,9 +18,10 @@ QUICK = ("--promotion.no-package-check", "--promotion.min-images", "10")
 
 
 @pytest.fixture(scope="module")
-def made_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def made_store(tmp_path_factory: pytest.TempPathFactory, empty_store: Path) -> Path:
     """Return a folder whose store has a champion, an equal version and a better one."""
     folder = tmp_path_factory.mktemp("made_store")
+    shutil.copy(empty_store, folder / "mlflow.db")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         patch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{folder / 'mlflow.db'}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pandas as pd
@@ -18,9 +19,10 @@ from tests.pipeline.registry.made_versions import CLASSES, make_version
 
 
 @pytest.fixture(scope="module")
-def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def store(tmp_path_factory: pytest.TempPathFactory, empty_store: Path) -> Path:
     """Return a folder with 36 photos and a version that was trained on 12 of them."""
     folder = tmp_path_factory.mktemp("evaluated")
+    shutil.copy(empty_store, folder / "mlflow.db")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         patch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{folder / 'mlflow.db'}")

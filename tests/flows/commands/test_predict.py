@@ -41,9 +41,10 @@ class Asked(NamedTuple):
 
 
 @pytest.fixture(scope="module")
-def store(tmp_path_factory: pytest.TempPathFactory) -> str:
+def store(tmp_path_factory: pytest.TempPathFactory, empty_store: Path) -> str:
     """Return a registry with two versions of `pets`, with random weights."""
     folder = tmp_path_factory.mktemp("registry")
+    shutil.copy(empty_store, folder / "mlflow.db")
     uri = f"sqlite:///{folder / 'mlflow.db'}"
     client = MlflowClient(tracking_uri=uri, registry_uri=uri)
     client.create_registered_model("pets")

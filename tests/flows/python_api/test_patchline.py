@@ -29,9 +29,10 @@ GATES = {"package_check": False, "min_images": 10}
 
 
 @pytest.fixture(scope="module")
-def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def store(tmp_path_factory: pytest.TempPathFactory, empty_store: Path) -> Path:
     """Return a folder with two versions of `stripes`, and 36 photos that neither has seen."""
     folder = tmp_path_factory.mktemp("python_api")
+    shutil.copy(empty_store, folder / "mlflow.db")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         patch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{folder / 'mlflow.db'}")

@@ -196,6 +196,7 @@ def _interrupted(
     return run
 
 
+@pytest.mark.usefixtures("own_store")
 def test_a_run_is_found_by_id_beginning_name_and_last(tmp_path: Path) -> None:
     """Each way of naming a run finds the same one; `last` is the newest."""
     runs = tmp_path / ".patchline/runs"
@@ -208,6 +209,7 @@ def test_a_run_is_found_by_id_beginning_name_and_last(tmp_path: Path) -> None:
         assert found.request.config.name == "roses"
 
 
+@pytest.mark.usefixtures("own_store")
 @pytest.mark.parametrize("word", ["folder", "parent", "model", "patchline", "runs", "vit"])
 def test_a_secret_in_the_environment_does_not_hide_a_run_from_its_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, word: str
@@ -226,6 +228,7 @@ def test_a_secret_in_the_environment_does_not_hide_a_run_from_its_folder(
     assert without_credentials(tracking_store.use_store()).endswith(store)
 
 
+@pytest.mark.usefixtures("own_store")
 def test_runs_that_cannot_be_continued_are_refused_in_a_sentence(
     tmp_path: Path, run_here: Command
 ) -> None:
@@ -251,6 +254,7 @@ def test_runs_that_cannot_be_continued_are_refused_in_a_sentence(
         assert "Traceback" not in err
 
 
+@pytest.mark.usefixtures("own_store")
 def test_only_a_finished_run_is_extended(tmp_path: Path, run_here: Command) -> None:
     """One that was interrupted has to be resumed first, and the message has the command."""
     run = _interrupted(tmp_path)
@@ -265,6 +269,7 @@ def test_only_a_finished_run_is_extended(tmp_path: Path, run_here: Command) -> N
     assert (code, "has folds or a refit" in err) == (2, True), err
 
 
+@pytest.mark.usefixtures("own_store")
 def test_a_run_that_is_alive_is_not_continued(
     tmp_path: Path, run_here: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
