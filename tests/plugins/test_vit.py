@@ -62,6 +62,18 @@ def test_every_size_builds(size: str) -> None:
     assert model(torch.zeros(2, 3, 224, 224, device="meta")).shape == (2, 7)
 
 
+@pytest.mark.parametrize(
+    ("size", "patch_size", "parameters"),
+    [("b", 16, 86_567_656), ("l", 16, 304_326_632), ("h", 14, 632_045_800)],
+)
+def test_base_large_and_huge_have_their_published_sizes(
+    size: str, patch_size: int, parameters: int
+) -> None:
+    """86, 307 and 632 million, as torchvision states exactly (arXiv 2010.11929, table 1)."""
+    model = build_on_meta(_choice(size=size, patch_size=patch_size), _image(224), 1000)
+    assert sum(parameter.numel() for parameter in model.parameters()) == parameters
+
+
 def test_a_dimension_beats_the_size() -> None:
     """What is set separately replaces the size's number, and only that."""
     model: Any = build_on_meta(_choice(size="ti", depth=3, mlp_dim=100), _image(), 7)

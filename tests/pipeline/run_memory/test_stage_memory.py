@@ -175,7 +175,7 @@ def test_every_stage_names_code_that_is_there() -> None:
     """A module that was moved is noticed, not hashed as nothing."""
     assert CLASSIFIER.code != ENCODER.code
     with pytest.raises(ValueError, match=r"pipeline\.gone"):
-        stage_keys.code("pipeline.gone")
+        stage_keys.code("patchline.pipeline.gone")
 
 
 # -- records -----------------------------------------------------------------------------------
