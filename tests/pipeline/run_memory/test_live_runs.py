@@ -212,7 +212,7 @@ def test_onlookers_do_not_keep_a_run_from_starting(tmp_path: Path) -> None:
     for onlooker in onlookers:
         onlooker.start()
     try:
-        for turn in range(30):
+        for turn in range(10):
             with live_runs.alive(tmp_path, f"run-{turn % 3}", "training"):
                 if not [record for record in live_runs.records(tmp_path) if record.is_alive]:
                     wrong.append(f"turn {turn}")
