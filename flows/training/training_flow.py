@@ -1,6 +1,6 @@
 """The training flow: from a config to a registered model.
 
-One MLflow run owns the whole line of stages. A flow run that Prefect retries, and one that resumes
+One MLflow run owns the stages from training on. A flow run that Prefect retries, and one that resumes
 a run by its id, continue that run from the stage that failed.
 """
 
@@ -57,7 +57,7 @@ from patchline.pipeline.workspace import WORKSPACE
     on_cancellation=[close_runs.on_cancellation],
 )
 def training_flow(config: RunConfig, resume: str | None = None, fresh: bool = False) -> RunSummary:
-    """Read the data, train, evaluate, package and register: one MLflow run owns the whole line.
+    """Read the data, train, evaluate, package and register.
 
     Args:
         config: everything that decides what is computed.
