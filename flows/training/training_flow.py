@@ -1,7 +1,7 @@
 """The training flow: from a config to a registered model.
 
-One MLflow run owns the stages from training on. A flow run that Prefect retries, and one that resumes
-a run by its id, continue that run from the stage that failed.
+One MLflow run owns the stages from training on. A flow run that Prefect retries, and one that
+resumes a run by its id, continue that run from the stage that failed.
 """
 
 from __future__ import annotations
