@@ -128,6 +128,8 @@ _DAMAGED = re.compile(
     r"incompletemetadata|protobuf|unexpected end of|invalid start byte",
     re.IGNORECASE,
 )
+_FAULTS = (TypeError, LookupError, AttributeError, AssertionError, NameError)
+"""Faults of the code: what was being handled when they happened has not caused them."""
 _LONGEST = 300
 
 
@@ -143,7 +145,8 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
     present: BaseException | None = error
     while present is not None:
         yield present
-        present = present.__cause__ or present.__context__
+        handled = None if isinstance(present, _FAULTS) else present.__context__
+        present = present.__cause__ or handled
 
 
 def _known_error(error: BaseException) -> PipelineError | None:

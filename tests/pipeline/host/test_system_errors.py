@@ -94,3 +94,12 @@ def test_a_working_directory_that_was_removed_is_named(
     known = system_error(FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT)))
     assert str(known) == "The working directory was removed. Change to another folder."
     assert run_command_line(["models"]) == 1
+
+
+def test_a_fault_while_an_error_of_the_machine_is_handled_stays_a_fault() -> None:
+    """Nobody is sent to restore a file because of a misspelt key of ours."""
+    fault = KeyError("lable")
+    fault.__context__ = FileNotFoundError(2, "No such file or directory", "photo.png")
+    assert system_error(fault) is None
+    fault.__cause__ = fault.__context__
+    assert "photo.png" in str(system_error(fault))
