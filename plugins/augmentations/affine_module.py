@@ -42,17 +42,18 @@ def moved(
     right_B1, down_B1 = (_whole_pixels(random, shift * side) for side in (width, height))
     mirrored_B = random.integers(0, 2).bool() if flip else torch.zeros_like(angle_B).bool()
     # Where each pixel comes from: undo the shift, turn back, and undo the scale, in pixels.
-    middle_2 = (angle_B.new_tensor([width, height]) - 1) / 2
-    x_BW = torch.arange(width, device=angle_B.device) - middle_2[0] - right_B1
-    y_BH = torch.arange(height, device=angle_B.device) - middle_2[1] - down_B1
+    # Numbers, not tensors: a copy to a GPU would wait for it in each step.
+    middle_x, middle_y = (width - 1) / 2, (height - 1) / 2
+    x_BW = torch.arange(width, device=angle_B.device) - middle_x - right_B1
+    y_BH = torch.arange(height, device=angle_B.device) - middle_y - down_B1
     cos_B11, sin_B11 = angle_B.cos()[:, None, None], angle_B.sin()[:, None, None]
     x_B1W, y_BH1 = x_BW[:, None, :], y_BH[:, :, None]
     sign_B = 1 - 2 * mirrored_B.float()
     across_BHW = (cos_B11 * x_B1W + sin_B11 * y_BH1) * (sign_B / scale_B2[:, 0])[:, None, None]
     down_BHW = (cos_B11 * y_BH1 - sin_B11 * x_B1W) / scale_B2[:, 1, None, None]
     # grid_sample counts from the middle, and the outermost pixels are at -1 and 1
-    half_2 = middle_2.clamp(min=0.5)
-    grid_BHW2 = torch.stack([across_BHW / half_2[0], down_BHW / half_2[1]], dim=-1)
+    half_x, half_y = max(middle_x, 0.5), max(middle_y, 0.5)
+    grid_BHW2 = torch.stack([across_BHW / half_x, down_BHW / half_y], dim=-1)
     return grid_sample(
         images_BCHW, grid_BHW2, mode="bilinear", padding_mode="reflection", align_corners=True
     )

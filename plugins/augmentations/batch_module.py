@@ -5,6 +5,7 @@ Shapes: B batch, H height, W width, C channels, A attempts.
 
 from __future__ import annotations
 
+import functools
 import math
 
 import torch
@@ -110,10 +111,7 @@ def rectangles(
         ratio: smallest and largest ratio of height to width.
     """
     areas_BA = random.uniform(_ATTEMPTS, low=area[0], high=area[1]) * (size[0] * size[1])
-    # A table instead of an exponential, which differs between devices in the last bit.
-    low, high = (math.log(bound) for bound in ratio)
-    steps = [math.exp(low + (high - low) * i / (_RATIO_STEPS - 1)) for i in range(_RATIO_STEPS)]
-    table = torch.tensor(steps, device=areas_BA.device)
+    table = _ratios(ratio, areas_BA.device)
     ratios_BA = table[random.integers(0, _RATIO_STEPS, _ATTEMPTS)]
     heights_BA = (areas_BA * ratios_BA).sqrt().round().long()
     widths_BA = (areas_BA / ratios_BA).sqrt().round().long()
@@ -121,6 +119,14 @@ def rectangles(
     first_B1 = fits_BA.int().argmax(1, keepdim=True)
     heights_B1, widths_B1 = (each.gather(1, first_B1) for each in (heights_BA, widths_BA))
     return heights_B1, widths_B1, fits_BA.any(1, keepdim=True)
+
+
+@functools.lru_cache(maxsize=8)  # on a GPU, copying the table would wait for it in each step
+def _ratios(ratio: tuple[float, float], device: torch.device) -> torch.Tensor:
+    """Return the ratios to draw from: a table, as an exponential differs between devices."""
+    low, high = (math.log(bound) for bound in ratio)
+    steps = [math.exp(low + (high - low) * i / (_RATIO_STEPS - 1)) for i in range(_RATIO_STEPS)]
+    return torch.tensor(steps, device=device)
 
 
 def _inside(random: BatchRandom, length_B1: torch.Tensor, side: int) -> torch.Tensor:

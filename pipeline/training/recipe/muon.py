@@ -4,19 +4,23 @@ Muon (Jordan 2024; scaled as in arXiv 2502.16982, section 2.2) replaces the mome
 the nearest matrix with orthogonal rows or columns, so that every direction is learned at the same
 rate. A convolution counts as the matrix of its flattened kernels.
 
-`torch.optim.Muon` takes two-dimensional parameters only and computes in bfloat16, which is slow and
-less exact on processors without bfloat16 arithmetic; here the computation is float32.
+`torch.optim.Muon` takes two-dimensional parameters only, one after the other, and computes in
+bfloat16, which is slow and less exact on processors without bfloat16 arithmetic. Here matrices of
+one shape are computed together, in float32 on a CPU and in bfloat16 on a GPU that has it.
 
-Shapes: M rows, N columns of a matrix.
+Shapes: S matrices of one shape, M rows, N columns of a matrix.
 """
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Callable
+from collections import defaultdict
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
+from torch import nn
 from torch.optim.adamw import adamw
 
 _COEFFICIENTS = (3.4445, -4.7750, 2.0315)
@@ -28,20 +32,32 @@ _RMS_OF_ADAMW = 0.2
 
 
 @torch.no_grad()
-def orthogonalised(matrix_MN: torch.Tensor) -> torch.Tensor:
-    """Return nearly U V' for a matrix U S V': its singular values become 0.7 to 1.2.
+def orthogonalised(matrices_SMN: torch.Tensor) -> torch.Tensor:
+    """Return nearly U V' for each matrix U S V': its singular values become 0.7 to 1.2.
 
-    Five Newton-Schulz iterations, float32, matrix products only.
+    Five Newton-Schulz iterations, matrix products only, in the type of the matrices.
     """
     a, b, c = _COEFFICIENTS
-    rows, columns = matrix_MN.shape
-    X = matrix_MN.float()
-    X = X.T if rows > columns else X
-    X = X / X.norm().clamp(min=_EPSILON)
+    _, rows, columns = matrices_SMN.shape
+    X = matrices_SMN.mT if rows > columns else matrices_SMN
+    X = X / torch.linalg.matrix_norm(X, keepdim=True).clamp(min=_EPSILON)
     for _ in range(_ITERATIONS):
-        gram = X @ X.T
-        X = torch.addmm(X, torch.addmm(gram, gram, gram, beta=b, alpha=c), X, beta=a)
-    return X.T if rows > columns else X
+        gram = X @ X.mT
+        X = torch.baddbmm(X, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), X, beta=a)
+    return X.mT if rows > columns else X
+
+
+@functools.cache
+def _type_of_products(device: torch.device) -> torch.dtype:
+    """Return the fastest type in which the iterations of Muon still converge."""
+    if device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False):
+        return torch.bfloat16
+    return torch.float32
+
+
+def has_fused_kernels(parameters: Iterable[nn.Parameter]) -> bool:
+    """Return whether to update all parameters in one pass: three times faster on a CPU."""
+    return {parameter.device.type for parameter in parameters} <= {"cpu", "cuda"}
 
 
 class Muon(torch.optim.Optimizer):
@@ -86,25 +102,34 @@ class Muon(torch.optim.Optimizer):
 
     def _step_matrices(self, group: dict[str, Any]) -> None:
         momentum, lr = group["momentum"], group["lr"]
-        for parameter in group["params"]:
-            if parameter.grad is None:
-                continue
-            state = self.state[parameter]
-            if not state:
-                state["momentum"] = torch.zeros_like(parameter)
-            mean = state["momentum"].lerp_(parameter.grad, 1 - momentum)
-            ahead_MN = parameter.grad.lerp(mean, momentum).flatten(1)
-            scale = _RMS_OF_ADAMW * math.sqrt(max(ahead_MN.shape))
-            update = orthogonalised(ahead_MN).reshape(parameter.shape)
-            parameter.mul_(1 - lr * group["weight_decay"])
-            parameter.add_(update, alpha=-lr * scale)
+        trained = [parameter for parameter in group["params"] if parameter.grad is not None]
+        if not trained:
+            return
+        for parameter in trained:
+            if not self.state[parameter]:
+                self.state[parameter]["momentum"] = torch.zeros_like(parameter)
+        gradients = [parameter.grad for parameter in trained]
+        means = [self.state[parameter]["momentum"] for parameter in trained]
+        torch._foreach_lerp_(means, gradients, 1 - momentum)
+        ahead = torch._foreach_lerp(gradients, means, momentum)  # noqa: SLF001 - as its others
+        torch._foreach_mul_(trained, 1 - lr * group["weight_decay"])
+        alike: dict[tuple[int, ...], list[int]] = defaultdict(list)
+        for index, each in enumerate(ahead):
+            alike[each.flatten(1).shape].append(index)
+        for shape, indices in alike.items():
+            matrices_SMN = torch.stack([ahead[index].flatten(1) for index in indices])
+            updates_SMN = orthogonalised(matrices_SMN.to(_type_of_products(matrices_SMN.device)))
+            scale = _RMS_OF_ADAMW * math.sqrt(max(shape))
+            for index, update_MN in zip(indices, updates_SMN, strict=True):
+                parameter = trained[index]
+                parameter.add_(update_MN.reshape(parameter.shape), alpha=-lr * scale)
 
     def _step_adamw(self, group: dict[str, Any]) -> None:
         trained = [parameter for parameter in group["params"] if parameter.grad is not None]
         for parameter in trained:
             state = self.state[parameter]
             if not state:
-                state["step"] = torch.tensor(0.0)
+                state["step"] = torch.zeros((), device=parameter.device)
                 state["exp_avg"] = torch.zeros_like(parameter)
                 state["exp_avg_sq"] = torch.zeros_like(parameter)
         states = [self.state[parameter] for parameter in trained]
@@ -116,7 +141,7 @@ class Muon(torch.optim.Optimizer):
             [state["exp_avg_sq"] for state in states],
             [],
             [state["step"] for state in states],
-            fused=all(parameter.is_cpu for parameter in trained),
+            fused=has_fused_kernels(trained),
             amsgrad=False,
             beta1=beta1,
             beta2=beta2,

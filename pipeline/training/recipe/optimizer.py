@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -12,7 +12,7 @@ from torch import nn
 
 from patchline.pipeline.errors import ConfigError
 from patchline.pipeline.training.config import OptimizerConfig
-from patchline.pipeline.training.recipe.muon import Muon
+from patchline.pipeline.training.recipe.muon import Muon, has_fused_kernels
 
 _BLOCK = re.compile(r"(?P<stack>(?:.*?\.)?(?:blocks|layers))\.(?:\w+_)?(?P<index>\d+)\.")
 
@@ -20,10 +20,8 @@ Groups = list[dict[str, Any]]
 """Parameters with settings of their own, as torch's optimizers take them."""
 
 
-def _has_fused_kernels(groups: Groups) -> bool:
-    """Return whether to update all parameters in one pass: three times faster on a CPU."""
-    devices = {parameter.device.type for group in groups for parameter in group["params"]}
-    return devices <= {"cpu", "cuda"}
+def _parameters(groups: Groups) -> Iterator[nn.Parameter]:
+    return (parameter for group in groups for parameter in group["params"])
 
 
 def _adamw(groups: Groups, config: OptimizerConfig) -> torch.optim.Optimizer:
@@ -33,7 +31,7 @@ def _adamw(groups: Groups, config: OptimizerConfig) -> torch.optim.Optimizer:
         lr=config.learning_rate,
         betas=(config.beta1, config.beta2),
         weight_decay=config.weight_decay,
-        fused=_has_fused_kernels(groups),
+        fused=has_fused_kernels(_parameters(groups)),
     )
 
 
@@ -45,7 +43,7 @@ def _sgd(groups: Groups, config: OptimizerConfig) -> torch.optim.Optimizer:
         momentum=config.momentum,
         nesterov=config.momentum > 0,
         weight_decay=config.weight_decay,
-        fused=_has_fused_kernels(groups),
+        fused=has_fused_kernels(_parameters(groups)),
     )
 
 
