@@ -22,6 +22,8 @@ class DataFacts(FrozenModel):
     """Whether a mirrored image still shows its class, as far as is known."""
     mirror: str = ""
     """How that is known, in a few words."""
+    can_be_folded: bool = False
+    """Whether five folds divide the images so that each of them can be trained."""
 
 
 class MachineFacts(FrozenModel):

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from patchline.pipeline.data.image_size import default_image_size
 from patchline.pipeline.planning import recipes, speed
@@ -16,11 +16,13 @@ from patchline.pipeline.planning.facts import Plan, PlanFacts
 from patchline.pipeline.planning.recipes import Length
 from patchline.pipeline.planning.tiers import (
     OWN,
+    PHOTOGRAPH_TIERS,
     THUMBNAIL,
     TIERS,
     Tier,
     halvings,
     image_side,
+    share_for_classes,
     tiers_for,
     tokens,
 )
@@ -49,6 +51,17 @@ BUSY_CORES = 0.5
 """CPU cores used by other programs from which a plan mentions them."""
 _STEPS_OF_A_PLAN = 128
 """Images in a step of a recorded step plan whose batch size is not set."""
+FOLDS = 5
+FEW_FOR_A_CHOICE, _FEW_FOR_A_METRIC = 50, 150
+"""Validation images below which a run takes folds or a refit: one image of 50 is 2 points, more
+than the epochs between which the validation chooses differ."""
+_STEPS_OF_A_FIT = 400
+"""Updates that each of several fits needs; with fewer, one longer fit is better."""
+_ONE_FIT = (
+    *("training.folds", "training.refit", "training.ensemble", "training.average_last"),
+    *("training.epochs", "training.step_plan", "training.extends", "training.early_stopping"),
+)
+"""Settings of the user with which the plan does not repeat the training."""
 
 
 @dataclass(frozen=True)
@@ -71,14 +84,10 @@ def plan(
         user_settings: what the user has set, by dotted key; never changed, and the rest fits it.
         given: keys of these that the user has set, if others follow from initial weights.
     """
-    user = UserSettings(user_settings)
-    chosen, length = _chosen(facts, user)
-    batch = user.get("training.batch_size") or max(
-        recipes.batch_size(facts, chosen.tier, chosen.side, length),
-        _fewest_images_of_a_batch(user),
-    )
+    asked, follows = UserSettings(user_settings), given is not None
+    user, chosen, length, batch, repeated = decided(facts, user_settings, follows=follows)
     decay, stochastic_depth = recipes.regularisation(user, chosen.tier, batch, length)
-    training: Settings = {"batch_size": batch, "ema_decay": decay}
+    training: Settings = {"batch_size": batch, "ema_decay": decay, **repeated}
     if user.leaves_model and user.leaves_embedding:
         training |= recipes.smaller_images_first(facts, chosen.tier, chosen.side, length)
     training |= _planned_length(facts, user, length)
@@ -94,15 +103,15 @@ def plan(
     augmentation, why = recipes.augmentation(facts, chosen.tier, chosen.side, length)
     if user.leaves_augmentation:
         settings["augmentation"] = augmentation
-    settings = user.without_set(settings)
-    follows = given is not None
+    settings = asked.without_set(settings)
     reasons = [
         _why_model(facts, chosen, user, follows=follows),
         _why_length(facts, chosen, length, user),
+        *_why_repeated(facts, repeated),
     ]
     reasons += [why] if user.leaves_augmentation else []
     reasons += _why_mirrored(settings.get("model", {}), facts, user)
-    reasons += _kept(user.values if given is None else given)
+    reasons += _kept(asked.values if given is None else given)
     reasons += [] if follows else _too_short(facts, user, length, batch)
     return Plan(
         settings=settings,
@@ -111,6 +120,73 @@ def plan(
         images_per_second=length.images_per_second,
         facts=facts,
     )
+
+
+class Decision(NamedTuple):
+    """What the rest of a plan has to fit."""
+
+    user: UserSettings
+    """What is set, and whether the training is repeated."""
+    chosen: Candidate
+    length: Length
+    """Of the first fit."""
+    batch: int
+    repeated: Settings
+
+    @property
+    def steps(self) -> int:
+        """Updates of the weights in the first fit."""
+        images = self.length.images_seen / max(1.0, self.length.epochs)
+        return round(max(1.0, self.length.epochs) * math.ceil(images / self.batch))
+
+
+def decided(
+    facts: PlanFacts, user_settings: Mapping[str, Any], *, follows: bool = False
+) -> Decision:
+    """Return the model, the length and the batch of a plan, and whether its training is repeated.
+
+    Args:
+        facts: data, machine and measured speeds.
+        user_settings: what the user has set, by dotted key.
+        follows: whether the training starts from weights of a model of Patchline's own.
+    """
+    asked = UserSettings(user_settings)
+    repeated = {} if follows else _repeated(facts, asked)
+    user = asked.with_planned({f"training.{key}": value for key, value in repeated.items()})
+    chosen, length = _chosen(facts, user)
+    return Decision(user, chosen, length, _batch(facts, user, chosen, length), repeated)
+
+
+def _batch(facts: PlanFacts, user: UserSettings, chosen: Candidate, length: Length) -> int:
+    """Return the images of a step, as set or planned."""
+    images = images_by_training(facts, user)[0]
+    planned = recipes.batch_size(facts, chosen.tier, chosen.side, length, images)
+    return user.get("training.batch_size") or max(planned, _fewest_images_of_a_batch(user))
+
+
+def _repeated(facts: PlanFacts, user: UserSettings) -> Settings:
+    """Return the settings that repeat the training where the validation images are few.
+
+    Folds choose the length on all images that are not held back for the test; a refit uses the
+    validation images for training too. Both only if each fit has time for the same model and for
+    enough updates.
+    """
+    data = facts.data
+    if not (data.classes and data.validation_images) or any(key in user for key in _ONE_FIT):
+        return {}
+    options: list[Settings] = []
+    if data.validation_images < FEW_FOR_A_CHOICE and data.can_be_folded:
+        options.append({"folds": FOLDS})
+    if data.validation_images < _FEW_FOR_A_METRIC:
+        options.append({"refit": True})
+    once, _ = _chosen(facts, user)
+    for option in options:
+        several = user.with_planned({f"training.{key}": value for key, value in option.items()})
+        chosen, length = _chosen(facts, several)
+        steps = length.images_seen / _batch(facts, several, chosen, length)
+        if chosen.tier == once.tier and steps >= _STEPS_OF_A_FIT:
+            return option
+    return {}
 
 
 def _fewest_images_of_a_batch(user: UserSettings) -> int:
@@ -125,7 +201,8 @@ def candidates(facts: PlanFacts, user_settings: Mapping[str, Any]) -> list[Candi
     tiers = _tiers(facts, user)
     if not user.leaves_model:
         return [_candidate(OWN, tiers[1], facts, user)]
-    return [_candidate(tier.name, tier, facts, user) for tier in tiers]
+    found = [_candidate(tier.name, tier, facts, user) for tier in tiers]
+    return [each for each in found if each.side % (each.tier.patch_size or 1) == 0]
 
 
 def _tiers(facts: PlanFacts, user: UserSettings) -> tuple[Tier, ...]:
@@ -142,11 +219,14 @@ def _candidate(name: str, tier: Tier, facts: PlanFacts, user: UserSettings) -> C
     if user.leaves_model:
         sizes = {key: getattr(tier, key) for key in ("embed_dim", "depth", "num_heads", "mlp_dim")}
         model = {**user.dimensions(sizes), "pooling": "average", "residual_init": "zero"}
-    if user.leaves_embedding and side >= _SMALLEST_WHITENED:
+    if user.leaves_embedding and tier.patch_size:
+        model["patch_embedding"] = {"name": "conv_stem", "patch_size": tier.patch_size}
+    elif user.leaves_embedding and side >= _SMALLEST_WHITENED:
         number = halvings(side, pools_early=tier.pools_early)
         early = {"early_pooling": True} if tier.pools_early else {}
         model["patch_embedding"] = {"name": "whitened", "num_halvings": number, **early}
-    if user.leaves_model and facts.data.mirror_symmetric and user.leaves_augmentation:
+    mirrors = facts.data.mirror_symmetric and not tier.patch_size
+    if user.leaves_model and mirrors and user.leaves_augmentation:
         keeps_no_positions = user.get("model.positions", "none") == "none"
         model |= _mirrored(model, tier) if keeps_no_positions else {"test_time_flip": True}
     if model:
@@ -179,13 +259,13 @@ def _why_mirrored(model: Settings, facts: PlanFacts, user: UserSettings) -> list
 def _chosen(facts: PlanFacts, user: UserSettings) -> tuple[Candidate, Length]:
     """Return the largest candidate that pays within the length, and that length."""
     options = [(each, _length(facts, each, user)) for each in candidates(facts, user.values)]
+    share = share_for_classes(facts.data.classes)
     for candidate, length in reversed(options):
-        tier = candidate.tier
-        enough_images = facts.data.training_images >= tier.training_images
+        tier, scale = candidate.tier, share if candidate.tier in PHOTOGRAPH_TIERS else 1.0
         if (
-            enough_images
+            facts.data.training_images >= scale * tier.training_images
             and candidate.side >= tier.image_size
-            and length.images_seen >= tier.images_seen
+            and length.images_seen >= scale * tier.images_seen
         ):
             return candidate, length
     return options[0]
@@ -226,6 +306,7 @@ def _most_epochs(facts: PlanFacts, user: UserSettings) -> int:
     side = user.get("data.image_size") or image_side(TIERS[0], facts.data.median_side)
     epochs = PRESETS[facts.preset].epochs
     epochs = epochs // _FEWER_FOR_THUMBNAILS if side < THUMBNAIL else epochs
+    epochs = recipes.most_epochs(epochs, images_by_training(facts, user)[0])
     return int(min(epochs, user.get("training.max_epochs") or epochs))
 
 
@@ -267,7 +348,9 @@ def _summary(
         model += f" {value('model.embed_dim')} wide, {depth} block{'' if depth == 1 else 's'}"
     embedding = value("model.patch_embedding.name", "the default")
     if user.leaves_embedding:
-        count = tokens(chosen.side, value("model.patch_embedding.num_halvings"))
+        patch = chosen.tier.patch_size
+        halved = value("model.patch_embedding.num_halvings", 0)
+        count = (chosen.side // patch) ** 2 if patch else tokens(chosen.side, halved)
         embedding = f"{embedding} ({count} tokens)"
     limit = value("training.time_limit", "")
     epochs = _number(length.epochs)
@@ -318,6 +401,25 @@ def _why_length(facts: PlanFacts, chosen: Candidate, length: Length, user: UserS
         return f"{known}: {took}"
     aim = f"{facts.preset} aims at {duration(ambition.minutes * 60)}, at most {most} epochs"
     return f"{known}: {took} ({aim})"
+
+
+def _why_repeated(facts: PlanFacts, repeated: Settings) -> list[str]:
+    if not repeated:
+        return []
+    data = facts.data
+    number = data.validation_images
+    known = f"{number} validation image{'' if number == 1 else 's'}"
+    everything = data.training_images + number
+    why = (
+        f"worth training on, so the model is trained once more on all {everything} images, for as "
+        "many epochs as were best (training.refit)"
+    )
+    if "folds" in repeated:
+        why = (
+            f"too few to choose an epoch on, so {repeated['folds']} folds choose it on all "
+            f"{everything} images, and the model is trained on all of them (training.folds)"
+        )
+    return [f"{known}: {why}"]
 
 
 def is_busy(facts: PlanFacts) -> bool:

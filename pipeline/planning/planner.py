@@ -15,8 +15,10 @@ from patchline.pipeline import config_files
 from patchline.pipeline.config import RunConfig
 from patchline.pipeline.data import ingestion
 from patchline.pipeline.data.ingested_data import IngestedData
+from patchline.pipeline.data.manifests import manifest as manifests
+from patchline.pipeline.data.splits.folds import folds_of
 from patchline.pipeline.data.symmetry.assumed_symmetries import unmeasured_symmetries
-from patchline.pipeline.errors import WorkerError
+from patchline.pipeline.errors import DataError, WorkerError
 from patchline.pipeline.initial_weights import recipe
 from patchline.pipeline.planning.facts import DataFacts, MachineFacts, Plan, PlanFacts
 from patchline.pipeline.planning.fine_tuning import FEATURES, fine_tuning_plan
@@ -26,7 +28,7 @@ from patchline.pipeline.planning.measuring_job import (
     Measurement,
     MeasuringJob,
 )
-from patchline.pipeline.planning.plan import candidates, plan
+from patchline.pipeline.planning.plan import FEW_FOR_A_CHOICE, FOLDS, candidates, plan
 from patchline.pipeline.planning.warm_start import warm_start_plan, with_rate
 from patchline.pipeline.plugin_system.plugin_loader import Kind
 from patchline.pipeline.plugin_system.plugin_settings import checked_plugins
@@ -188,6 +190,7 @@ def plan_facts(config: RunConfig, data: IngestedData) -> PlanFacts:
             greyscale=greyscale,
             mirror_symmetric=data.mirror.is_symmetric,
             mirror=data.mirror.why,
+            can_be_folded=_can_be_folded(config, data),
         ),
         machine=MachineFacts(
             device=device,
@@ -197,6 +200,21 @@ def plan_facts(config: RunConfig, data: IngestedData) -> PlanFacts:
             memory_gib=round(psutil.virtual_memory().total / 2**30, 1),
         ),
     )
+
+
+def _can_be_folded(config: RunConfig, data: IngestedData) -> bool:
+    """Return whether folds may be planned: the validation images are few, and each class divides.
+
+    Where the validation images are enough, nobody asks, and the manifest is not read.
+    """
+    if not data.classes or data.counts["validation"] >= FEW_FOR_A_CHOICE:
+        return False
+    rows = manifests.usable(manifests.load(data.manifest_file))
+    try:
+        folds_of(rows, FOLDS, config.data.split_seed)
+    except DataError:
+        return False
+    return True
 
 
 def ingredients(config: RunConfig, data: IngestedData) -> Ingredients:

@@ -10,30 +10,29 @@ from dataclasses import dataclass
 from typing import Any
 
 from patchline.pipeline.planning.facts import PlanFacts
-from patchline.pipeline.planning.tiers import (
-    LARGEST_UNSHRUNK,
-    Tier,
-    first_filters,
-    halvings,
-    tokens,
-)
+from patchline.pipeline.planning.tiers import LARGEST_UNSHRUNK, Tier, activations
 from patchline.pipeline.planning.user_settings import UserSettings
 
-_BATCHES = (16, 32, 64, 128, 256)
+_QUARTERS = (4, 5, 6, 7)
+_BATCHES = (*(number << octave for octave in range(2, 6) for number in _QUARTERS), 256)
+"""Four for each factor of two, so that a few images more change a batch only a little."""
 _BATCHES_ACCELERATOR = (*_BATCHES, 512, 1024)
-_STEPS_PER_EPOCH, _STEPS = 20, 100
+_STEPS_PER_EPOCH, _STEPS = 23, 100
 """Fewest: Muon needs updates more than it needs exact gradients."""
+_STEPS_FOR_EPOCH = 30
+"""Updates for each epoch of a preset that few images have at least, by more epochs."""
 _STEPS_FOR_LARGE_BATCH = 5_000
 _REFERENCE_BATCH = 256
-_MEMORY_SHARE = 0.25
+_MEMORY_SHARE, _MEMORY_SHARE_ACCELERATOR, _BYTES = 0.25, 0.6, 4
+"""Of the memory, for what a step keeps until its backward pass, in float32."""
 _LONG_RUN_STEPS = 2_000
 _SHORT_WARMUP, _LONG_WARMUP = 0.15, 0.05
 _SGD_RATE = 0.1
 _STRONGER_EPOCHS, _STRONGEST_EPOCHS = 8, 30
 """Passes over the images from which they are worth disguising more."""
-_STRONGEST_EPOCHS_PHOTOGRAPH = 400
-"""The same for photographs. Mixed images were 1.4 points behind after 27 passes over 2,829 of them;
-where they begin to pay is an estimate."""
+_STRONGEST_EPOCHS_PHOTOGRAPH = 150
+"""The same for photographs. Mixed images were 1.4 points behind after 27 passes over 2,829 of them,
+and 1.0 after 143; where they begin to pay is an estimate, within the reach of the preset best."""
 _SMALLEST_AREA = 0.25
 """Of the crops of photographs."""
 _STRONGER_EPOCHS_EARLY, _STRONGEST_EPOCHS_EARLY = 60, 120
@@ -42,6 +41,8 @@ after 17 (docs/reference/cifar10.md, "Early pooling")."""
 _ERASED = 0.25
 """Share of the small images of which a part is erased from `_STRONGER_EPOCHS` on."""
 _FEW_IMAGES, _PLAIN_SIDE = 5_000, 24
+_FEW_IMAGES_COUNT = 2.0
+"""How many times a pass over few images counts, since they are known by heart sooner."""
 _SMALL_PAD = 0.0625
 """2 pixels at 32, which short runs on CIFAR-10 do best with."""
 _SMALLER, _FULL_SIZE_FROM = 0.75, 0.6
@@ -70,28 +71,39 @@ class Length:
         return self.images_seen / self.images_per_second
 
 
-def batch_size(facts: PlanFacts, tier: Tier, side: int, length: Length) -> int:
-    """Return the largest batch with enough steps, overall and in an epoch, that fits memory."""
+def batch_size(facts: PlanFacts, tier: Tier, side: int, length: Length, images: float) -> int:
+    """Return the largest batch with enough steps, overall and in an epoch, that fits memory.
+
+    Args:
+        facts: data and machine.
+        tier: of the model.
+        side: of its images, in pixels.
+        length: of the training.
+        images: in an epoch.
+    """
     accelerator = facts.machine.device == "cuda"
-    images = facts.data.training_images
-    memory = facts.machine.memory_gib * 2**30 * _MEMORY_SHARE
+    share = _MEMORY_SHARE_ACCELERATOR if accelerator else _MEMORY_SHARE
+    memory = facts.machine.memory_gib * 2**30 * share
     fitting = [
         batch
         for batch in (_BATCHES_ACCELERATOR if accelerator else _BATCHES)
         if images >= batch * _STEPS_PER_EPOCH
         and length.images_seen >= batch * _STEPS
-        and batch * _activation_bytes(tier, side) <= memory
+        and batch * _BYTES * activations(tier, side) <= memory
         and (batch <= _REFERENCE_BATCH or length.images_seen >= batch * _STEPS_FOR_LARGE_BATCH)
     ]
-    fewest = 2 * _BATCHES[0]
-    return max(fitting, default=fewest if images >= fewest else _BATCHES[0])
+    return max(fitting, default=_BATCHES[0])
 
 
-def _activation_bytes(tier: Tier, side: int) -> float:
-    """Return roughly what an image takes until its backward pass, in float32."""
-    number = halvings(side, pools_early=tier.pools_early)
-    convolutions = 12 * side**2 * first_filters(tier, number)
-    return 4 * (convolutions + 20 * tokens(side, number) * tier.embed_dim * tier.depth)
+def most_epochs(epochs: int, images: float) -> int:
+    """Return the epochs of a preset, or more where images are so few that there were few updates.
+
+    Args:
+        epochs: of the preset.
+        images: in an epoch.
+    """
+    batch = max((b for b in _BATCHES if images >= b * _STEPS_PER_EPOCH), default=_BATCHES[0])
+    return max(epochs, math.ceil(_STEPS_FOR_EPOCH * epochs / math.ceil(images / batch)))
 
 
 def optimizer(
@@ -154,7 +166,7 @@ def _rounded(rate: float) -> float:
 def smaller_images_first(facts: PlanFacts, tier: Tier, side: int, length: Length) -> dict[str, Any]:
     """Return the settings that make the first epochs of a short training cheaper."""
     stronger, _ = _epochs_of_augmentations(facts, tier)
-    if side < _PLAIN_SIDE or length.epochs >= stronger:
+    if side < _PLAIN_SIDE or length.epochs >= stronger or tier.patch_size:
         return {}
     return {"initial_image_scale": _SMALLER, "full_size_from": _FULL_SIZE_FROM}
 
@@ -164,17 +176,17 @@ def augmentation(
 ) -> tuple[dict[str, Any], str]:
     """Return the augmentation with its settings, and why."""
     epochs, data = length.epochs, facts.data
-    stronger, strongest = _epochs_of_augmentations(facts, tier)
+    stronger, _ = _epochs_of_augmentations(facts, tier)
     if side < _PLAIN_SIDE or data.greyscale:
         return {
             "name": "light"
         }, "thumbnails and greyscale images keep their shapes: light augmentation"
-    if data.training_images < _FEW_IMAGES:
-        epochs *= 2  # fewer images are known by heart sooner
-    photographs = tier.pools_early and _are_photographs(facts)
-    if epochs >= strongest:
+    # Between 5,000 and 10,000 images, the count falls to 1 without a step.
+    epochs *= min(_FEW_IMAGES_COUNT, max(1.0, 2 * _FEW_IMAGES / data.training_images))
+    cropped = (tier.pools_early or tier.patch_size) and _are_photographs(facts)
+    if is_mixed(facts, tier, side, length):
         name, strength = "randaugment", "strong"
-    elif epochs >= stronger and photographs:
+    elif epochs >= stronger and cropped:
         name, strength = "resized_crop", "strong"
     elif epochs >= stronger:
         name, strength = "trivialaugment", "strong"
@@ -195,7 +207,10 @@ def augmentation(
 
 
 def is_mixed(facts: PlanFacts, tier: Tier, side: int, length: Length) -> bool:
-    """Return whether images are seen so often that mixing two of them pays."""
+    """Return whether images are seen so often that mixing two of them pays.
+
+    The strongest augmentation of single images comes with it, never without.
+    """
     plain = side < _PLAIN_SIDE or facts.data.greyscale
     _, strongest = _epochs_of_augmentations(facts, tier)
     return length.epochs >= strongest and not plain

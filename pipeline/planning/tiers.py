@@ -3,13 +3,15 @@
 A larger model reaches a higher accuracy, but only after more images seen; below the numbers here, a
 smaller one is ahead after the same time. Measured on CIFAR-10 unless noted.
 
-Thumbnails get attention blocks on some 64 tokens. Small images, of 24 to 95 pixels, and photographs
+Thumbnails get attention blocks on some 64 tokens. Small images, of 24 to 64 pixels, and photographs
 learn more from the same computation in convolutions: their embedding pools early and has more
-filters. Small images leave some 12 tokens to one or two blocks, photographs 25 to 81.
+filters. Small images leave some 12 tokens to one or two blocks, photographs 25 to 81. With hundreds
+of thousands of photographs and a GPU, a plain ViT-S/16 at 224 pixels is worth its computation.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -42,6 +44,9 @@ class Tier:
     """Whether the embedding pools before norm and activation, with more filters."""
     mirror_equivariant: bool = False
     """Whether the embedding mirrors every filter where that keeps the classes."""
+    patch_size: int | None = None
+    """Pixels per side of the patches of a plain ViT with a convolutional stem (arXiv 2106.14881);
+    None for a whitened embedding that halves the image."""
 
     @property
     def mlp_dim(self) -> int:
@@ -101,20 +106,33 @@ SMALL_IMAGE_TIERS = (
     ),
 )  # fmt: skip
 """Rising in size; for small images. The limits of large and huge are estimates."""
-PHOTOGRAPH_TIERS = tuple(
-    replace(
-        early,
-        depth=depth,
-        images_seen=late.images_seen,
-        photo_size=size,
-        why=late.why,
-        mirror_equivariant=False,
-    )
-    for early, late, depth, size in zip(
-        SMALL_IMAGE_TIERS, TIERS, (1, 1, 2, 4, 8), (64, 96, 96, 128, 160), strict=True
-    )
+_VIT_S = Tier(
+    "vit_s16", 384, 12, 6, 4_000_000, 300_000, 224, 224, 1e-3,
+    "ViT-S/16 at 224 pixels: for hundreds of thousands of photographs on a GPU",
+    patch_size=16,
+)  # fmt: skip
+PHOTOGRAPH_TIERS = (
+    *(
+        replace(
+            early,
+            depth=depth,
+            images_seen=images_seen,
+            photo_size=size,
+            why=late.why,
+            mirror_equivariant=False,
+        )
+        for early, late, depth, images_seen, size in zip(
+            SMALL_IMAGE_TIERS,
+            TIERS,
+            (1, 1, 2, 4, 8),
+            (0, 12_000, 300_000, 1_000_000, 10_000_000),
+            (64, 96, 96, 128, 160),
+            strict=True,
+        )
+    ),
+    _VIT_S,
 )
-"""Rising in size; for photographs. Only small was measured, on 2,945 of them."""
+"""Rising in size; for photographs. Only small was measured, on 2,945 of them in five classes."""
 _SMALL_IMAGES = 24
 """Least side in pixels of the images that pool early."""
 
@@ -126,12 +144,24 @@ def tiers_for(median_side: int) -> tuple[Tier, ...]:
     return SMALL_IMAGE_TIERS if median_side <= LARGEST_UNSHRUNK else PHOTOGRAPH_TIERS
 
 
+_MANY_CLASSES, _LEAST_SHARE = 10, 0.25
+
+
+def share_for_classes(classes: int) -> float:
+    """Return which share of a tier's numbers of photographs is enough for so many classes.
+
+    More classes need more features, so a larger model pays sooner: in proportion to the square root
+    of their number, from ten on. An estimate.
+    """
+    return max(_LEAST_SHARE, math.sqrt(_MANY_CLASSES / max(_MANY_CLASSES, classes)))
+
+
 OWN = "own"
 """The candidate that stands for a model that the user has chosen; `small` lends it its recipe."""
 
-LARGEST_UNSHRUNK = 95
+LARGEST_UNSHRUNK = 64
 """Sources up to so many pixels keep their size; larger ones are photographs."""
-_FEWEST_PIXELS, _SIDE_STEP, _LARGEST_SMALL = 8, 4, 64
+_FEWEST_PIXELS, _SIDE_STEP, _PHOTOGRAPH_STEP = 8, 4, 32
 
 
 def image_side(tier: Tier, median_side: int) -> int:
@@ -142,9 +172,8 @@ def image_side(tier: Tier, median_side: int) -> int:
         median_side: of the sources, in pixels.
     """
     if median_side > LARGEST_UNSHRUNK:
-        return min(tier.photo_size, median_side // 32 * 32)
-    side = min(_LARGEST_SMALL, median_side) // _SIDE_STEP * _SIDE_STEP
-    return max(_FEWEST_PIXELS, side)
+        return min(tier.photo_size, median_side // _PHOTOGRAPH_STEP * _PHOTOGRAPH_STEP)
+    return max(_FEWEST_PIXELS, median_side // _SIDE_STEP * _SIDE_STEP)
 
 
 _WANTED_TOKENS, _WANTED_TOKENS_LARGE, _LARGE_SIDE = 64, 100, 128
@@ -175,14 +204,40 @@ def _distance(count: int, target: int) -> float:
 
 def work(tier: Tier, side: int, channels: int) -> float:
     """Return roughly the multiply-accumulates of an image, to compare candidates by."""
+    if tier.patch_size:
+        return _stem(tier, side, channels) + _blocks(tier, (side // tier.patch_size) ** 2)
     number, whitened = halvings(side, pools_early=tier.pools_early), 8 * channels
     convolutions = _early_convolutions if tier.pools_early else _late_convolutions
     total = float(side**2 * 4 * channels * whitened)
     for size, before, after in convolutions(tier.embed_dim, number, side, whitened):
         total += 9 * size**2 * before * after
-    count, width = tokens(side, number), tier.embed_dim
+    return total + _blocks(tier, tokens(side, number))
+
+
+def _blocks(tier: Tier, count: int) -> float:
+    width = tier.embed_dim
     per_token = 4 * width**2 + 2 * tier.mlp_dim * width + 2 * count * width
-    return total + count * tier.depth * per_token
+    return float(count * tier.depth * per_token)
+
+
+def _stem(tier: Tier, side: int, channels: int) -> float:
+    """Return those of 3x3 convolutions that halve the image and double the width each."""
+    steps = max(1, (tier.patch_size or 2).bit_length() - 1)
+    widths = [channels, *(tier.embed_dim / 2.0**step for step in reversed(range(steps)))]
+    total = 0.0
+    for step, (before, after) in enumerate(pairwise(widths)):
+        total += 9 * (side / 2 ** (step + 1)) ** 2 * before * after
+    return total
+
+
+def activations(tier: Tier, side: int) -> float:
+    """Return roughly the values of an image that are kept until the backward pass."""
+    if tier.patch_size:
+        stem = 12 * (side / 2) ** 2 * tier.embed_dim / tier.patch_size
+        return stem + 20 * (side // tier.patch_size) ** 2 * tier.embed_dim * tier.depth
+    number = halvings(side, pools_early=tier.pools_early)
+    convolutions = 12 * side**2 * first_filters(tier, number)
+    return convolutions + 20 * tokens(side, number) * tier.embed_dim * tier.depth
 
 
 Convolutions = Iterator[tuple[float, float, float]]

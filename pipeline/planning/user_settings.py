@@ -20,6 +20,10 @@ class UserSettings:
         """Return whether a setting, or anything below it, is set."""
         return any(name == key or name.startswith(f"{key}.") for name in self.values)
 
+    def with_planned(self, planned: Mapping[str, Any]) -> UserSettings:
+        """Return the same settings with planned ones that the rest of the plan has to fit."""
+        return UserSettings({**self.values, **planned})
+
     def get(self, key: str, default: Any = None) -> Any:
         """Return the value of a setting, or the default if it is not set."""
         return self.values.get(key, default)

@@ -50,7 +50,7 @@ def test_a_preset_shows_the_augmentation_that_it_plans(run_here: RunHere, tmp_pa
     photos = write_photos(tmp_path / "photos", images=8, side=32)
     code, out, err = run_here("data", "preview", str(photos), "--preset", "quick", "--json")
     assert code == 0, err
-    assert json.loads(out)["augmentation"]["name"] == "standard"
+    assert json.loads(out)["augmentation"]["name"] == "randaugment"
     assert "Planning the training" in err
 
 

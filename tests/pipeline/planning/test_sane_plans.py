@@ -1,0 +1,185 @@
+"""Plans over a grid of data, machines and times: what must rise rises, and nothing jumps."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import pairwise, product
+
+import pytest
+
+from benchmarks.plans import CPU, H100, MACHINES, Case, Machine, facts_of, settings_of, table
+from patchline.pipeline.planning.facts import PlanFacts
+from patchline.pipeline.planning.plan import Decision, decided, images_by_training, plan
+from patchline.pipeline.planning.tiers import tiers_for, work
+from patchline.pipeline.presets import PRESETS, PresetName
+
+IMAGES = (
+    *(16, 20, 34, 50, 100, 200, 320, 348, 500, 640, 900, 1_000, 1_700, 3_000, 4_200, 5_000),
+    *(6_000, 8_500, 12_000, 22_000, 60_000, 200_000, 600_000, 1_200_000),
+)
+MINUTES = (0.2, 0.5, 1, 2, 5, 10, 15, 20, 30, 45, 60, 120, 240, 480, 1_440)
+PIXELS = (8, 12, 15, 16, 20, 23, 24, 28, 32, 40, 48, 60, 64, 65, 72, 80, 90, 96, 97, 128, 224, 300)
+ROUNDING = 0.9
+"""A last batch that is not full, and whole epochs."""
+ENOUGH = 5_000
+"""Updates from which a GPU's batches grow at their expense."""
+
+
+def decision(case: Case, machine: Machine) -> tuple[PlanFacts, Decision]:
+    """Return what is planned for a case."""
+    facts = facts_of(case, machine)
+    return facts, decided(facts, settings_of(case))
+
+
+def place(facts: PlanFacts, made: Decision) -> int:
+    """Return the place of the model among those for such images."""
+    return tiers_for(facts.data.median_side).index(made.chosen.tier)
+
+
+def total(facts: PlanFacts, made: Decision) -> float:
+    """Return the multiplications of all fits."""
+    fits = images_by_training(facts, made.user)
+    seen = made.length.images_seen * sum(fits) / fits[0]
+    return seen * work(made.chosen.tier, made.chosen.side, 3)
+
+
+def data_and_machines() -> Iterator[tuple[Machine, PresetName, int, int]]:
+    """Yield machines, presets, pixels and classes."""
+    yield from product(MACHINES, PRESETS, (8, 20, 32, 64, 300), (2, 100))
+
+
+def test_more_images_never_get_less() -> None:
+    """Neither a smaller model nor, with the same model, a smaller batch or fewer updates."""
+    for machine, preset, pixels, classes in data_and_machines():
+        made = [decision(Case(n, classes, pixels, None, preset), machine) for n in IMAGES]
+        for (facts, fewer), (others, more) in pairwise(made):
+            where = (machine.title, preset, pixels, classes, facts.data.training_images)
+            assert place(others, more) >= place(facts, fewer), where
+            if more.chosen.tier != fewer.chosen.tier:
+                continue
+            assert more.batch >= fewer.batch, where
+            has_time = "epochs" in plan(others, {}).settings["training"]
+            if has_time and more.repeated == fewer.repeated:
+                assert more.steps >= min(ENOUGH, ROUNDING * fewer.steps), where
+
+
+def test_more_time_and_a_faster_machine_never_get_less() -> None:
+    """Neither a smaller model, nor, with the same model and fits, fewer updates."""
+    numbers = (50, 500, 3_000, 60_000, 1_200_000)
+    for images, pixels, classes in product(numbers, PIXELS[::3], (2, 100)):
+        for machine in MACHINES:
+            made = [decision(Case(images, classes, pixels, each), machine) for each in MINUTES]
+            for (facts, less), (others, more) in pairwise(made):
+                where = (machine.title, images, pixels, classes, less.length)
+                assert place(others, more) >= place(facts, less), where
+                assert total(others, more) >= 0.95 * total(facts, less), where
+                if (more.chosen.tier, more.repeated) == (less.chosen.tier, less.repeated):
+                    assert more.batch >= less.batch, where
+                    assert more.steps >= min(ENOUGH, ROUNDING * less.steps), where
+
+
+def test_more_pixels_are_never_shrunk_further() -> None:
+    """The side of the images never falls; the model is at most one size smaller, for the time."""
+    for images, machine, preset in product((500, 3_000, 60_000), MACHINES, PRESETS):
+        made = [decision(Case(images, 10, each, None, preset), machine) for each in PIXELS]
+        for (facts, fewer), (others, more) in pairwise(made):
+            where = (machine.title, images, preset, facts.data.median_side)
+            assert more.chosen.side >= fewer.chosen.side, where
+            assert place(others, more) >= place(facts, fewer) - 1, where
+
+
+@pytest.mark.parametrize("machine", MACHINES, ids=lambda each: each.title)
+def test_neighbours_get_neighbouring_plans(machine: Machine) -> None:
+    """A few images or pixels more change the batch, the length and the computation a little."""
+    for images, pixels in product((34, 348, 640, 1_280, 2_560, 5_000, 5_888), (32, 90, 300)):
+        (facts, fewer), (others, more) = (
+            decision(Case(each, 5, pixels), machine) for each in (images, round(1.03 * images) + 1)
+        )
+        if more.repeated == fewer.repeated:
+            assert more.batch <= 1.3 * fewer.batch, images
+            assert 0.75 <= more.length.epochs / fewer.length.epochs <= 1.34, images
+            assert more.chosen.tier == fewer.chosen.tier
+    for before, after in ((64, 65), (90, 97), (95, 96), (127, 128)):
+        (facts, fewer), (others, more) = (
+            decision(Case(10_000, 10, each), machine) for each in (before, after)
+        )
+        assert place(facts, fewer) == place(others, more), before
+        costs = [work(each.chosen.tier, each.chosen.side, 3) for each in (fewer, more)]
+        assert 0.5 <= costs[0] / costs[1] <= 2, before
+
+
+@pytest.mark.parametrize("images", [16, 38, 50, 348, 500, 1_000, 3_000])
+def test_few_images_are_trained_for_a_least_number_of_updates(images: int) -> None:
+    """Fifty images are not done after two updates in each of sixty epochs."""
+    for preset, ambition in PRESETS.items():
+        _, made = decision(Case(images, 2, 300, None, preset), H100)
+        assert made.steps >= 30 * ambition.epochs * ROUNDING
+
+
+def test_few_validation_images_choose_no_epoch_alone() -> None:
+    """Folds where they are very few, a refit where they are worth training on, else neither."""
+    repeated = {n: decision(Case(n, 2, 300), CPU)[1].repeated for n in (50, 500, 1_010)}
+    assert repeated == {50: {"folds": 5}, 500: {"refit": True}, 1_010: {}}
+    facts = facts_of(Case(50, 2, 300), CPU)
+    words = plan(facts, {}).text()
+    assert "8 validation images: too few to choose an epoch on, so 5 folds" in words
+    whole = facts.data.model_copy(update={"can_be_folded": False})
+    alone = plan(facts.model_copy(update={"data": whole}), {})
+    assert alone.settings["training"]["refit"] is True
+    assert "trained once more on all" in alone.text()
+
+
+@pytest.mark.parametrize(
+    "user",
+    [
+        {"training.epochs": 5},
+        {"training.refit": False},
+        {"training.folds": None},
+        {"training.time_limit": "10s"},
+        {"training.average_last": 3},
+    ],
+    ids=str,
+)
+def test_training_is_not_repeated_against_the_user_or_the_clock(user: dict[str, object]) -> None:
+    """A length in epochs, an answer to the question, or too little time."""
+    settings = plan(facts_of(Case(50, 2, 300), CPU), user).settings["training"]
+    assert not {"folds", "refit"} & set(settings)
+
+
+def test_more_classes_of_photographs_need_a_larger_model() -> None:
+    """500 images of 5 classes and 5,000 of 100 do not get the same network."""
+    for machine in MACHINES:
+        (_, few), (_, many) = (
+            decision(Case(*each, 300), machine) for each in ((500, 5), (5_000, 100))
+        )
+        assert many.chosen.tier.embed_dim > few.chosen.tier.embed_dim
+
+
+def test_a_million_photographs_on_a_gpu_get_a_vit_s16() -> None:
+    """At 224 pixels, not a network for thumbnails; on two cores they do not."""
+    made = plan(facts_of(Case(1_200_000, 1_000, 300), H100), {}).settings
+    model = made["model"]
+    assert (model["embed_dim"], model["depth"], model["num_heads"]) == (384, 12, 6)
+    assert model["patch_embedding"] == {"name": "conv_stem", "patch_size": 16}
+    assert made["data"]["image_size"] == 224
+    assert made["training"]["batch_size"] == 512
+    slow = plan(facts_of(Case(1_200_000, 1_000, 300), CPU), {}).settings
+    assert slow["data"]["image_size"] == 96
+
+
+def test_the_strongest_augmentation_comes_with_mixing() -> None:
+    """`best` reaches it with photographs, and neither is planned without the other."""
+    for machine, preset, pixels, classes in data_and_machines():
+        for images in IMAGES[::2]:
+            made = plan(facts_of(Case(images, classes, pixels, None, preset), machine), {}).settings
+            strongest = made["augmentation"]["name"] == "randaugment"
+            assert strongest is ("cutmix" in made["training"])
+    best = plan(facts_of(Case(3_000, 5, 300, None, "best"), CPU), {}).settings
+    assert best["training"]["cutmix"] == 1.0
+
+
+def test_the_page_shows_the_table_of_cases() -> None:
+    """What `python -m benchmarks.plans docs/reference/plans.md` writes."""
+    from tests.structure.pages import ROOT
+
+    assert "\n".join(table()) in (ROOT / "docs/reference/plans.md").read_text("utf-8")
