@@ -86,7 +86,7 @@ def _step_seconds(job: MeasuringJob, candidate: MeasuredCandidate) -> _Step:
     config, image = candidate.config, _image(candidate)
     device = torch.device(choose_device(config.training, detect_machine()))
     batch = max(2, min(_BATCH if device.type == "cpu" else _BATCH_ACCELERATOR, job.images))
-    make_repeatable(config.training.threads)
+    make_repeatable(config.training.threads, device)
     torch.manual_seed(0)
     model = build_model(config.model, image, job.num_classes).to(device)
     seconds = min(MOST_SECONDS, _SHARE_OF_ONE * job.budget_seconds)
@@ -114,7 +114,7 @@ def _features_seconds(job: MeasuringJob, candidate: MeasuredCandidate) -> _Step:
     """Measure an image's pass without gradients."""
     config, image = candidate.config, _image(candidate)
     device = torch.device(choose_device(config.training, detect_machine()))
-    make_repeatable(config.training.threads)
+    make_repeatable(config.training.threads, device)
     torch.manual_seed(0)
     model = build_model(config.model, image, job.num_classes).to(device).eval()
     seconds = min(MOST_SECONDS, _SHARE_OF_ONE * job.budget_seconds)

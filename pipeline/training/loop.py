@@ -61,9 +61,9 @@ class Training:
         self.job, self.events, self.config = job, events, job.config
         self.group = group or ProcessGroup()
         settings = job.config.training
-        own_threads = make_repeatable(self.group.own_threads(settings.threads))
-        self.threads = own_threads * settings.processes
         self.device = self.group.own_device(choose_device(settings, detect_machine()))
+        own_threads = make_repeatable(self.group.own_threads(settings.threads), self.device)
+        self.threads = own_threads * settings.processes
         self.data = open_data(job)
         self.order = self.data.order(settings, job.config.seed)
         model = initial_model(job, self.data, events).to(self.device)

@@ -7,6 +7,7 @@ again by each process.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -47,6 +48,11 @@ class TrainState:
     """Steps from which micro-batches are half as large, after the device ran out of memory."""
     thread_changes: list[tuple[int, int]] = field(default_factory=list)
     """(step, threads): the number of threads from a step on, after a measurement."""
+
+    @cached_property
+    def parameters(self) -> list[nn.Parameter]:
+        """All parameters of the model; listing them walks through all its modules."""
+        return list(self.model.parameters())
 
     @property
     def rate_factor(self) -> float:

@@ -17,6 +17,7 @@ from torch import nn
 from patchline.pipeline.config import RunConfig
 from patchline.pipeline.data.batches.loader import Batch
 from patchline.pipeline.models.inference import normalised
+from patchline.pipeline.training.device import DeterministicKernels
 from patchline.pipeline.training.processes.batch_parts import BatchPart
 from patchline.pipeline.training.processes.process_group import ProcessGroup
 from patchline.pipeline.training.recipe.mixing import (
@@ -59,6 +60,12 @@ class TrainStep:
     size: ProgressiveSize
     schedules: ModelSchedules
     group: ProcessGroup = field(default_factory=ProcessGroup)
+    kernels: DeterministicKernels = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Insist on deterministic kernels; several processes could not repeat a step together."""
+        kernels = DeterministicKernels(self.device, insist=self.group.size == 1)
+        object.__setattr__(self, "kernels", kernels)
 
     def compute_gradients(self, state: TrainState, batch: Batch) -> Gradients:
         """Compute the gradients of a batch, in micro-batches, and clip them; updates no weight."""
@@ -81,10 +88,10 @@ class TrainStep:
         """
         part = self.group.part(state.step, len(batch[1]))
         state.optimizer.zero_grad(set_to_none=True)
-        with self.group.sharing_memory_errors():
+        with self.group.sharing_memory_errors(), self.kernels.chosen():
             loss, correct = self._backward(state, batch, part, progress, parts)
         loss, correct = self.group.sum_up(state.model, loss, correct)
-        return Gradients(loss, correct, part.batch_images, self._clip(state.model))
+        return Gradients(loss, correct, part.batch_images, self._clip(state.parameters))
 
     def _backward(
         self, state: TrainState, batch: Batch, part: BatchPart, progress: float, parts: int
@@ -121,7 +128,7 @@ class TrainStep:
         self.group.announce_update(learning_rate)
         self.update_own_weights(state, learning_rate)
         if not averages_itself(state.optimizer):
-            state.average.update(state.model, state.step)
+            state.average.update(state.step)
 
     @staticmethod
     def update_own_weights(state: TrainState, learning_rate: float) -> None:
@@ -140,12 +147,12 @@ class TrainStep:
         part, parts = self.group.part(state.step, images), self.micro_batches_at(state)
         return len(list(part.micro_batches(2 * parts))) > len(list(part.micro_batches(parts)))
 
-    def _clip(self, model: nn.Module) -> torch.Tensor:
-        gradients = [each.grad for each in model.parameters() if each.grad is not None]
+    def _clip(self, parameters: list[nn.Parameter]) -> torch.Tensor:
+        gradients = [each.grad for each in parameters if each.grad is not None]
         norm = nn.utils.get_total_norm(gradients)
         limit = self.config.optimizer.gradient_clip
         if limit is not None:
-            nn.utils.clip_grads_with_norm_(model.parameters(), limit, norm)
+            nn.utils.clip_grads_with_norm_(parameters, limit, norm)
         return norm
 
 

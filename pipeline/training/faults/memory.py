@@ -1,4 +1,7 @@
-"""The device is out of memory: what a step began is undone, and batches are divided further.
+"""A step that cannot be computed as it was begun is undone, and computed in another way.
+
+If the device is out of memory, batches are divided further; if an operation has no deterministic
+kernel, another one is used, and that is said.
 
 Outside training, batches are halved by `patchline.pipeline.models.fitting_batches`.
 """
@@ -33,18 +36,17 @@ class BeforeGradients:
 
 
 @contextmanager
-def undone_without_memory(state: TrainState) -> Iterator[None]:
-    """Undo the gradients that the block computes if the device runs out of memory there.
+def undone_if_it_fails(state: TrainState) -> Iterator[None]:
+    """Undo the gradients that the block computes if it fails.
 
     Raises:
-        torch.OutOfMemoryError: if it does.
+        RuntimeError: if it does; torch.OutOfMemoryError is one.
     """
     before = BeforeGradients(state)
     try:
         yield
-    except torch.OutOfMemoryError:
+    except RuntimeError:
         before.restore()
-        torch.cuda.empty_cache()
         raise
 
 
@@ -60,12 +62,14 @@ class DividingBatches:
     def gradients(self, step: TrainStep, batch: Batch) -> Gradients:
         """Compute the gradients of a batch; with smaller micro-batches if memory is short.
 
+        What failed is no longer in memory when it is tried again.
+
         Raises:
             RunError: if there is nothing to divide.
         """
         while True:
             try:
-                with undone_without_memory(self.state):
+                with undone_if_it_fails(self.state):
                     return step.compute_gradients(self.state, batch)
             except torch.OutOfMemoryError as error:
                 if not step.can_halve(self.state, len(batch[1])):
@@ -73,7 +77,22 @@ class DividingBatches:
                         "The device is out of memory even with two images at a time. Choose a "
                         "smaller model or image size."
                     ) from error
+            except RuntimeError as error:
+                operation = step.kernels.missing(error)
+                if not operation:
+                    raise
+                self._say_not_repeatable(operation)
+                continue
+            # The error is gone here, and with its traceback what the failed step had computed.
+            torch.cuda.empty_cache()
             self._halve(step)
+
+    def _say_not_repeatable(self, operation: str) -> None:
+        self.events.write(
+            "warning",
+            message=f"PyTorch's {operation} has no deterministic kernel for this GPU: training "
+            "again with the same settings gives nearly the same weights, but not bit for bit.",
+        )
 
     def _halve(self, step: TrainStep) -> None:
         self.state.halvings.append(self.state.step)

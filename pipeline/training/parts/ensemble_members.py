@@ -29,8 +29,8 @@ _WEIGHTS = "weights"
 def combine_members(job: TrainingJob, events: EventWriter) -> EnsembleResult:
     """Calibrate the models of the folds, and save them as one model."""
     began = time.monotonic()
-    make_repeatable(job.config.training.threads)
     device = torch.device(choose_device(job.config.training, detect_machine()))
+    make_repeatable(job.config.training.threads, device)
     images = open_images(job.store)
     rows = manifests.usable(manifests.load(job.manifest_file))
     index = {label: number for number, label in enumerate(job.classes)}

@@ -147,8 +147,8 @@ def refit_head(job: TrainingJob, events: EventWriter) -> RefitResult:
 
 def _frozen(job: TrainingJob, events: EventWriter) -> _Frozen:
     """Build the model of a job, and compute the features that are not stored yet."""
-    threads = make_repeatable(job.config.training.threads)
     device = torch.device(choose_device(job.config.training, detect_machine()))
+    threads = make_repeatable(job.config.training.threads, device)
     data = open_data(job)
     model = initial_model(job, data, events).to(device).eval()
     chooser = Chooser(job.config, job.image, len(job.classes), model, job.workspace, is_frozen=True)

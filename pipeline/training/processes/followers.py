@@ -8,7 +8,7 @@ import torch
 
 from patchline.pipeline.data.batches.loader import Batch
 from patchline.pipeline.training.faults.data_workers import dead_workers_named
-from patchline.pipeline.training.faults.memory import memory_named, undone_without_memory
+from patchline.pipeline.training.faults.memory import memory_named, undone_if_it_fails
 from patchline.pipeline.training.loop import Training
 from patchline.pipeline.training.processes.several_processes import Kind, SeveralProcesses
 
@@ -33,5 +33,5 @@ def follow(training: Training, group: SeveralProcesses) -> None:
 
 def _compute(training: Training, batch: Batch, progress: float, parts: int) -> None:
     """Compute gradients; if a process runs out of memory, the leader announces smaller parts."""
-    with suppress(torch.OutOfMemoryError), undone_without_memory(training.state):
+    with suppress(torch.OutOfMemoryError), undone_if_it_fails(training.state):
         training.step.gradients_at(training.state, batch, progress, parts)

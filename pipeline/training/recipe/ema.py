@@ -13,23 +13,32 @@ class MovingAverage:
     """An exponential moving average whose decay is warmed up: min(decay, (1 + n) / (10 + n)).
 
     So even in a short run the average is no longer dominated by the initial weights.
+
+    Args:
+        model: on its device; its parameters and buffers are followed.
+        decay: of the average after many steps.
     """
 
     def __init__(self, model: nn.Module, decay: float) -> None:
         self.model = copy.deepcopy(model).requires_grad_(requires_grad=False)
         self.decay = decay
+        # Listing them walks through all modules, which would take longer than the update. Batch
+        # statistics belong to the averaged weights.
+        pairs = [
+            *zip(self.model.parameters(), model.parameters(), strict=True),
+            *zip(self.model.buffers(), model.buffers(), strict=True),
+        ]
+        self._averaged = [mine for mine, _ in pairs if mine.is_floating_point()]
+        self._followed = [theirs for _, theirs in pairs if theirs.is_floating_point()]
+        self._copied = [pair for pair in pairs if not pair[0].is_floating_point()]
 
     @torch.no_grad()
-    def update(self, model: nn.Module, step: int) -> None:
+    def update(self, step: int) -> None:
         """Move the average towards the model after `step` steps."""
         decay = min(self.decay, (1 + step) / (10 + step))
-        averages: list[torch.Tensor] = list(self.model.parameters())
-        torch._foreach_lerp_(averages, list(model.parameters()), 1 - decay)
-        for mine, theirs in zip(self.model.buffers(), model.buffers(), strict=True):
-            if mine.is_floating_point():  # batch statistics belong to the averaged weights
-                mine.lerp_(theirs, 1 - decay)
-            else:
-                mine.copy_(theirs)
+        torch._foreach_lerp_(self._averaged, self._followed, 1 - decay)
+        for mine, theirs in self._copied:
+            mine.copy_(theirs)
 
     @torch.no_grad()
     def take_averaged(self, model: nn.Module, optimizer: Any) -> None:

@@ -48,7 +48,7 @@ def _train(state: TrainState, steps: int) -> None:
         loss.backward()  # type: ignore[no-untyped-call]  # torch leaves it unannotated
         state.optimizer.step()
         state.step += 1
-        state.average.update(state.model, state.step)
+        state.average.update(state.step)
 
 
 def _same(one: TrainState, other: TrainState) -> bool:

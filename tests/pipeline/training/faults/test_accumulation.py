@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -96,6 +98,55 @@ def test_a_batch_that_does_not_fit_is_divided(make_job: MakeJob, tmp_path: Path)
     expected = divided.step.compute_gradients(divided.state, batch)
     assert torch.equal(gradients.loss, expected.loss)
     assert torch.equal(gradients.norm, expected.norm)
+
+
+class _Failing(nn.Module):
+    """A model whose first steps fail after the forward pass."""
+
+    def __init__(self, model: nn.Module, errors: list[RuntimeError]) -> None:
+        super().__init__()
+        self.model, self.errors = model, errors
+        self.earlier: list[weakref.ref[torch.Tensor]] = []
+        self.alive: list[bool] = []
+
+    def forward(self, images_BCHW: torch.Tensor) -> torch.Tensor:
+        self.alive = [reference() is not None for reference in self.earlier]
+        logits_BK: torch.Tensor = self.model(images_BCHW)
+        self.earlier.append(weakref.ref(logits_BK))
+        if self.errors:
+            raise self.errors.pop()
+        return logits_BK
+
+
+def test_what_failed_is_not_in_memory_any_more(make_job: MakeJob, tmp_path: Path) -> None:
+    """Neither the first nor the second failed graph is alive when the batch is tried again."""
+    training = _training(make_job, tmp_path)
+    errors: list[RuntimeError] = [torch.OutOfMemoryError("full"), torch.OutOfMemoryError("full")]
+    model = training.state.model = _Failing(training.state.model, errors)
+    gc.disable()
+    try:
+        training.dividing.gradients(training.step, next(training.batches()))
+    finally:
+        gc.enable()
+    assert len(training.state.halvings) == 2
+    assert model.alive[:2] == [False, False]
+
+
+def test_an_operation_without_a_deterministic_kernel_is_said_once(
+    make_job: MakeJob, tmp_path: Path
+) -> None:
+    """The step is computed again with another kernel; any other error stays one."""
+    training = _training(make_job, tmp_path)
+    missing = "cumsum_cuda_kernel does not have a deterministic implementation, but you set it"
+    model = training.state.model = _Failing(training.state.model, [RuntimeError(missing)])
+    batch = next(training.batches())
+    training.dividing.gradients(training.step, batch)
+    assert not training.step.kernels.insist
+    [said] = [each["message"] for each in read_events(tmp_path / "events.jsonl")]
+    assert said.startswith("PyTorch's cumsum_cuda_kernel has no deterministic kernel")
+    model.errors.append(RuntimeError("mat1 and mat2 shapes cannot be multiplied"))
+    with pytest.raises(RuntimeError, match="cannot be multiplied"):
+        training.dividing.gradients(training.step, batch)
 
 
 def test_two_images_that_do_not_fit_are_an_error(make_job: MakeJob, tmp_path: Path) -> None:

@@ -27,7 +27,7 @@ def test_follows_the_formula_with_its_warm_up() -> None:
     decays = []
     for step in range(1, 30):
         _shift(model)
-        average.update(model, step)
+        average.update(step)
         decays.append(min(0.6, (1 + step) / (10 + step)))
         expected = [
             decays[-1] * mean + (1 - decays[-1]) * parameter.detach().double()
@@ -57,7 +57,7 @@ def test_leaves_the_model_alone() -> None:
     average = MovingAverage(model, decay=0.9)
     _shift(model)
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    average.update(model, 1)
+    average.update(1)
     assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())
     assert all(parameter.requires_grad for parameter in model.parameters())
     assert not any(parameter.requires_grad for parameter in average.model.parameters())
@@ -68,7 +68,7 @@ def test_averages_running_statistics_and_copies_counters() -> None:
     model = _model()
     average = MovingAverage(model, decay=0.9)
     model(torch.randn(16, 3) + 5)
-    average.update(model, 1)
+    average.update(1)
     ours, theirs = average.model.state_dict(), model.state_dict()
     kept = 2 / 11  # of the first mean, which is zero, after one step of the warm-up
     assert float(theirs["1.running_mean"].abs().max()) > 0
@@ -84,6 +84,6 @@ def test_a_short_run_leaves_the_initial_weights_behind() -> None:
     with torch.no_grad():
         model.get_parameter("0.weight").add_(1.0)
     for step in range(1, 21):
-        average.update(model, step)
+        average.update(step)
     left = 1 - (average.model.get_parameter("0.weight") - start)
     assert float(left.max()) < 0.01
