@@ -135,7 +135,7 @@ def evaluate_run(run: TrainedRun, folder: Path, on_event: Callable[[Event], None
     preview = trained.best.parent / "augmentation_preview.png"
     html = write_report(
         report,
-        _page(run),
+        _page(run, table),
         table,
         lambda position: images[rows[position]],
         folder,
@@ -195,8 +195,9 @@ def _looked(explanations: Explanations, folder: Path) -> WhereItLooked:
     return WhereItLooked(maps, explanations.maps_kind, titled)
 
 
-def _weights_facts(trained: TrainResult) -> dict[str, str]:
+def _weights_facts(trained: TrainResult, table: pd.DataFrame) -> dict[str, str]:
     """Return which weights are evaluated, and what the validation metrics belong to."""
+    validated = _validated(trained, table)
     facts = {}
     if trained.probe is not None:
         facts["Head"] = (
@@ -204,13 +205,13 @@ def _weights_facts(trained: TrainResult) -> dict[str, str]:
             f"C {trained.probe.regularization:g}"
         )
         if trained.folds is None:
-            facts["Head"] += f", {_validated(trained)}"
+            facts["Head"] += f", {validated}"
     elif trained.folds is None:
         which = "Best weights" if trained.averaged is None else "Averaged weights"
         when = f"epoch {trained.best_step / trained.steps_per_epoch:.0f}"
         if trained.averaged is not None:
             when = f"of the last {trained.averaged.validations} validations"
-        facts[which] = f"{when}, {_validated(trained)}"
+        facts[which] = f"{when}, {validated}"
     if trained.folds is not None:
         accuracy = trained.folds.accuracy
         facts["Cross-validation"] = (
@@ -237,8 +238,13 @@ def _weights_facts(trained: TrainResult) -> dict[str, str]:
     return facts
 
 
-def _validated(trained: TrainResult) -> str:
-    """Return the validation accuracy with its interval, and the precision if it is not float32."""
+def _validated(trained: TrainResult, table: pd.DataFrame) -> str:
+    """Return the validation accuracy with its interval; if it is not float32, that in float32 too.
+
+    Args:
+        trained: has the accuracy of the training run.
+        table: all predictions, in float32.
+    """
     accuracy = trained.best_validation_accuracy or 0.0
     words = f"validation accuracy {accuracy:.1%}"
     of_best = [each for each in trained.history if each.step == trained.best_step]
@@ -246,8 +252,13 @@ def _validated(trained: TrainResult) -> str:
     if images:
         interval = proportion(round(accuracy * images), images)
         words += f" of {images:,} images (95% interval {interval.low:.1%} to {interval.high:.1%})"
-    if trained.probe is not None and trained.precision != "float32":
-        words += f", with features in {trained.precision}"
+    if trained.precision != "float32":
+        words += f", {'with features ' if trained.probe else ''}in {trained.precision}"
+        # After a refit, the predictions are those of other weights.
+        validated = table[table["split"] == "validation"]
+        if trained.refit is None and len(validated):
+            exact = float((validated["predicted"] == validated["label"]).mean())
+            words += f"; {exact:.1%} of {len(validated):,} in float32, as registered"
     return words
 
 
@@ -301,11 +312,11 @@ def _training(trained: TrainResult) -> str:
     return f"{what} in {trained.seconds:.0f} s on {trained.device} ({trained.precision})"
 
 
-def _page(run: TrainedRun) -> ReportPage:
+def _page(run: TrainedRun, table: pd.DataFrame) -> ReportPage:
     return ReportPage(
         title=f"{run.config.name}: test report",
         lead=about_test_images(run.data.seen_before),
-        facts={**about_run(run), **_weights_facts(run.trained)},
+        facts={**about_run(run), **_weights_facts(run.trained, table)},
         notes=run.data.notes,
         settings=run.config.flat(),
     )

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import functools
+from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -75,6 +76,47 @@ def exact_float32(device: torch.device) -> Iterator[None]:
             each.fp32_precision = precision
 
 
+_MOST_AHEAD = 2
+"""Batches that are copied to a GPU before it has computed the ones before them."""
+
+
+class Transfers:
+    """Copies to and from a device; those of a GPU overlap with what it computes.
+
+    Args:
+        device: any; copies of all but CUDA devices are done when the methods return.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self._unfinished: deque[torch.cuda.Event] = deque()
+
+    def to_device(self, values: np.ndarray[Any, Any]) -> torch.Tensor:
+        """Return a tensor on the device."""
+        tensor = torch.from_numpy(np.array(values))
+        if self.device.type != "cuda":
+            return tensor.to(self.device)
+        return tensor.pin_memory().to(self.device, non_blocking=True)
+
+    def to_host(self, values: torch.Tensor) -> torch.Tensor:
+        """Return a tensor on the CPU, whose values are there after `wait`."""
+        if self.device.type != "cuda":
+            return values.cpu()
+        on_cpu = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
+        on_cpu.copy_(values, non_blocking=True)
+        copied = torch.cuda.Event()  # type: ignore[no-untyped-call]  # torch leaves it unannotated
+        copied.record()
+        self._unfinished.append(copied)
+        while len(self._unfinished) > _MOST_AHEAD:
+            self._unfinished.popleft().synchronize()
+        return on_cpu
+
+    def wait(self) -> None:
+        """Wait for all copies."""
+        while self._unfinished:
+            self._unfinished.popleft().synchronize()
+
+
 @torch.inference_mode()
 def predict_logits(
     model: nn.Module,
@@ -84,29 +126,32 @@ def predict_logits(
     *,
     batch_size: int = 256,
     device: torch.device | None = None,
+    precision: str = "float32",
     on_progress: Callable[[int, int], None] | None = None,
 ) -> torch.Tensor:
     """Return float32 logits (N, K) of the given rows, in their order, on the CPU.
 
-    All numbers that are reported about a model come from these logits: its package computes the
-    same, and packaging compares the two on all test images. Runs the model in evaluation mode and
-    restores its mode afterwards. A batch that does not fit the memory of the device is divided, and
-    so are the next ones.
+    All numbers that are reported about a finished model come from these logits in float32: its
+    package computes the same, and packaging compares the two on all test images. Runs the model in
+    evaluation mode and restores its mode afterwards. A batch that does not fit the memory of the
+    device is divided, and so are the next ones.
     """
     device = device or torch.device("cpu")
+    transfers = Transfers(device)
+    exact = exact_float32(device) if precision == "float32" else nullcontext()
     was_training = model.training
     model.eval()
 
     def compute(batch: slice) -> torch.Tensor:
-        images_BHWC = torch.from_numpy(np.array(images[rows[batch]])).to(device)
-        with exact_float32(device):
-            logits_BK: torch.Tensor = model(normalised(images_BHWC, image))
-        return logits_BK.float().cpu()
+        images_BHWC = transfers.to_device(images[rows[batch]])
+        return transfers.to_host(logits_of_batch(model, images_BHWC, image, precision).float())
 
     logits = []
-    for done, logits_BK in fitting_batches(len(rows), batch_size, compute):
-        logits.append(logits_BK)
-        if on_progress:
-            on_progress(done, len(rows))
+    with exact:
+        for done, logits_BK in fitting_batches(len(rows), batch_size, compute):
+            logits.append(logits_BK)
+            if on_progress:
+                on_progress(done, len(rows))
+        transfers.wait()
     model.train(was_training)
     return torch.cat(logits)

@@ -94,7 +94,9 @@ class Training:
         )
         average = MovingAverage(model, settings.ema_decay)
         model = self.group.synchronised(model)
-        self.validator = Validator(self.data, self.objective, job.image, self.device)
+        self.validator = Validator(
+            self.data, self.objective, job.image, self.device, self.precision.name
+        )
         length = (settings, job.part, self.order.steps_per_epoch, len(self.data.validation_rows))
         self.validations = planned_validations(*length)
         self.planner, plan = planned_steps(*length, self.validations)

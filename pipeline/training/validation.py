@@ -29,6 +29,8 @@ class Validator:
     objective: Objective
     image: ImageSpec
     device: torch.device
+    precision: str = "float32"
+    """That of the training run; the finished model is judged in float32."""
 
     @property
     def images(self) -> int:
@@ -72,7 +74,14 @@ class Validator:
 
     def _outputs(self, model: nn.Module, images: int) -> torch.Tensor:
         rows = self.data.validation_rows[:images]
-        return predict_logits(model, self.data.images, rows, self.image, device=self.device)
+        return predict_logits(
+            model,
+            self.data.images,
+            rows,
+            self.image,
+            device=self.device,
+            precision=self.precision,
+        )
 
 
 def loss_and_accuracy(logits_NK: torch.Tensor, labels_N: torch.Tensor) -> tuple[float, float]:

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from patchline.pipeline.models.inference import predict_logits
+from patchline.pipeline.models.inference import normalised, predict_logits
 from patchline.plugin_api import ImageSpec
 
 IMAGE = ImageSpec(channels=3, height=8, width=8, mean=(0.5,) * 3, std=(0.5,) * 3, resize="crop")
@@ -43,6 +43,19 @@ def test_a_batch_that_does_not_fit_is_divided() -> None:
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
     assert model.seen == [4] * 5
     assert done[-1] == (20, 20)
+
+
+def test_a_training_run_is_validated_in_its_precision() -> None:
+    """With bfloat16 the products are those of autocast; without, they are exact."""
+    images = np.random.default_rng(0).integers(0, 256, (6, 8, 8, 3), np.uint8)
+    rows, model = np.arange(6), _Limited(20)
+    exact = predict_logits(model, images, rows, IMAGE)
+    coarse = predict_logits(model, images, rows, IMAGE, precision="bfloat16")
+    with torch.inference_mode(), torch.autocast("cpu", torch.bfloat16):
+        expected = model(normalised(torch.from_numpy(images), IMAGE)).float()
+    assert torch.equal(coarse, expected)
+    assert not torch.equal(coarse, exact)
+    assert coarse.dtype == exact.dtype == torch.float32
 
 
 def test_one_image_that_does_not_fit_is_an_error() -> None:
