@@ -2,7 +2,7 @@
 
     import patchline
 
-    run = patchline.run("flowers", preset="balanced")
+    run = patchline.run("flowers", preset="quick")
     run.metrics["test/accuracy"].value
     model = patchline.load("flowers@champion")
     model.predict(["rose.jpg", "tulip.jpg"])

@@ -69,8 +69,8 @@ def run(
     Args:
         data: a folder with one subfolder of images for each class, an archive, a table, or
             SOURCE:NAME; by default the built-in digits.
-        preset: plan the settings that are not given from the data and this machine: quick,
-            balanced or best.
+        preset: plans the settings that are not given from the data and this machine: quick,
+            balanced (unless the file names another one) or best; none keeps the defaults.
         config: YAML file with settings. Every run writes such a file, see `Run.config`.
         fresh: compute every stage instead of reusing unchanged results of earlier runs.
         resume: continue a run that failed or was interrupted, with the settings it was started
@@ -149,7 +149,8 @@ def inspect_data(
     Args:
         data: as for `run`.
         check_labels: registered model, such as `flowers`, that searches for likely label errors.
-        preset: also plan a training run; the plan is in the page and in `plan`.
+        preset: also plan a training run: quick, balanced or best; the plan is in the page and in
+            `plan`.
         out: folder for the page and the table of findings, by default below .patchline/inspections.
         config: YAML file with settings.
         settings: as for `run`, such as `data={"exclude": "findings.csv"}`.
@@ -159,11 +160,14 @@ def inspect_data(
         DataError: if the data cannot be read at all.
     """
     with session():
-        from patchline.flows.commands.data_inspect import inspected
+        from patchline.flows.commands.data_inspect import inspected, names_preset
 
         check_sections(settings, Settings.__annotations__)
         request = new_run(data, settings, preset=preset, config=config)
-        return data_report_of(*inspected(request, Path(out) if out else None, check_labels))
+        file = Path(config) if config else None
+        planned = names_preset(preset, file)
+        folder = Path(out) if out else None
+        return data_report_of(*inspected(request, folder, check_labels, with_plan=planned))
 
 
 def load(model: str) -> Model:

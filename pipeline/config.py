@@ -10,7 +10,7 @@ from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, model_v
 from patchline.pipeline.data.config import DataConfig
 from patchline.pipeline.evaluation.config import EvaluationConfig
 from patchline.pipeline.frozen_model import FrozenModel
-from patchline.pipeline.presets import PresetChoice
+from patchline.pipeline.presets import DEFAULT, PresetChoice, preset_choice
 from patchline.pipeline.registry.config import PromotionConfig
 from patchline.pipeline.training.config import OptimizerConfig, TrainingConfig
 from patchline.plugin_api import NO_PATCH_EMBEDDING
@@ -33,10 +33,6 @@ def _checked_name(name: str) -> str:
     if not is_name(name):
         raise ValueError(NAME_RULE)
     return name
-
-
-def _as_choice(preset: Any) -> Any:
-    return {"name": preset} if isinstance(preset, str) else preset
 
 
 class PluginChoice(FrozenModel):
@@ -141,9 +137,11 @@ class RunConfig(FrozenModel):
     follow initial weights; a value that differs from the default counts as given even if it is not
     listed. Null once they are resolved, and without initial weights."""
 
-    preset: Annotated[PresetChoice | None, BeforeValidator(_as_choice)] = None
-    """Preset that plans all settings not given, from the data and the machine: quick, balanced or
-    best; null once the plan is made, and for the defaults."""
+    preset: Annotated[PresetChoice | None, BeforeValidator(preset_choice)] = PresetChoice(
+        name=DEFAULT
+    )
+    """Preset that plans all settings not given, from the data and the machine: quick, balanced,
+    best, or none for the defaults; null, the same as none, once the plan is made."""
 
     @model_validator(mode="after")
     def _a_trained_head_has_initial_weights(self) -> Self:

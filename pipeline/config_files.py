@@ -12,7 +12,7 @@ from typing import Any
 import yaml
 from pydantic import ValidationError
 
-from patchline.pipeline import config_errors
+from patchline.pipeline import config_errors, presets
 from patchline.pipeline.config import AUTO, RunConfig
 from patchline.pipeline.data.config import source_of
 from patchline.pipeline.errors import ConfigError
@@ -24,7 +24,7 @@ from patchline.pipeline.plugin_system.plugin_loader import (
     patch_embedding_name,
 )
 from patchline.pipeline.plugin_system.plugin_settings import checked_plugins
-from patchline.pipeline.presets import checked_preset
+from patchline.pipeline.presets import PresetName
 
 Settings = dict[str, Any]
 
@@ -98,27 +98,38 @@ def assemble(*, preset_name: str | None, file: Path | None, flags: Settings) -> 
     follow the weights.
 
     Args:
-        preset_name: overrides the preset of the file.
-        file: a YAML file with settings, and optionally `preset: balanced`.
+        preset_name: overrides the preset of the file; None for that, or else the default one.
+        file: a YAML file with settings, and optionally `preset: quick`.
         flags: nested settings, which override the file.
     """
     settings = read_settings(file) if file is not None else {}
-    preset = settings.pop("preset", None) if preset_name is None else preset_name
-    settings.pop("preset", None)
+    preset = settings.pop("preset", presets.DEFAULT)
+    name = _preset_name(preset if preset_name is None else preset_name)
     given = _given(settings, flags, preset)
     settings.pop(_GIVEN, None)
     chosen = _assembled(settings, flags)
     reference = _in_section(chosen, "model", "init")
     if reference:
         chosen[_GIVEN] = sorted(given - _left_open(chosen))
-    if reference and not preset:  # else the plan decides
+    if reference and name is None:  # else the plan decides
         trainable = _in_section(chosen, "training", "trainable")
         followed = recipe.settings_for(str(reference), trainable, labelled=_is_labelled(chosen))
         chosen = merged(followed, chosen)
-    if preset is None:
-        return chosen
-    name = preset.get("name", "") if isinstance(preset, Mapping) else preset
-    return {**chosen, "preset": {"name": checked_preset(str(name)), "keep": sorted(given)}}
+    choice = None if name is None else {"name": name, "keep": sorted(given)}
+    return {**chosen, "preset": choice}
+
+
+def _preset_name(preset: object) -> PresetName | None:
+    """Return the name of the preset that a file or a flag names; None to plan nothing.
+
+    Raises:
+        ConfigError: if there is no such preset.
+    """
+    choice = presets.preset_choice(preset)
+    if choice is None:
+        return None
+    name = choice.get("name", "") if isinstance(choice, Mapping) else choice
+    return presets.checked_preset(str(name))
 
 
 def _given(settings: Settings, flags: Settings, preset: object) -> set[str]:
@@ -218,7 +229,8 @@ def requested(
 
     Args:
         data: the data to train on, as the argument DATA of a command names it.
-        preset_name: plans what neither the file nor a flag sets.
+        preset_name: plans what neither the file nor a flag sets; None for the file's, or else the
+            default one, and `none` to plan nothing.
         file: a YAML file.
         flags: nested settings, which override the file.
 

@@ -1,6 +1,8 @@
-"""The presets quick, balanced and best: how ambitious a plan is where the user sets no length.
+"""The presets quick, balanced, best and none: how ambitious the plan of a run is.
 
-`balanced`, which counts unless another one is named, trains for at most 30 minutes or 60 epochs;
+Every run is planned with `balanced`, at most 30 minutes or 60 epochs, unless another preset is
+named; `none` plans nothing, so that what is not set has its default. In a `RunConfig`, `none` is
+null: so it is written once a plan is made, and a resolved config is never planned again.
 `patchline.pipeline.planning` turns a preset into settings, from the data and the machine. In three
 other places the word is about rare classes: `training.sampling` draws every class equally often,
 `training.class_weights` weighs the loss instead (`pipeline/training/config.py`), and the metric
@@ -10,8 +12,9 @@ balanced accuracy is the mean of the classes' recalls (`pipeline/metrics/average
 from __future__ import annotations
 
 import difflib
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
@@ -19,6 +22,10 @@ from patchline.pipeline.errors import ConfigError
 from patchline.pipeline.frozen_model import FrozenModel
 
 PresetName = Literal["quick", "balanced", "best"]
+NONE = "none"
+"""The name that stands for no preset."""
+DEFAULT: PresetName = "balanced"
+"""The preset of every run whose settings name none."""
 
 
 @dataclass(frozen=True)
@@ -41,23 +48,38 @@ PRESETS: dict[PresetName, Ambition] = {
 class PresetChoice(FrozenModel):
     """A preset, and the settings that its plan leaves unchanged."""
 
-    name: PresetName
-    """Preset to plan with: quick, balanced or best."""
+    name: Annotated[PresetName, Field(json_schema_extra={"enum": [*PRESETS, NONE]})]
+    """Preset to plan with: quick, balanced or best; none for the defaults."""
 
     keep: tuple[str, ...] = Field(default=())
     """Settings that the user has set, such as training.epochs; a value that differs from the
     default is kept even if it is not listed."""
 
 
-def checked_preset(name: str) -> PresetName:
-    """Return the name of a preset.
+def preset_choice(preset: Any) -> Any:
+    """Return what a setting names as a preset: a choice, or None for `none` and null.
+
+    Args:
+        preset: a name, a choice, or its fields, as in a config file, a form or a stored config.
+    """
+    name = preset.get("name") if isinstance(preset, Mapping) else preset
+    if name == NONE:
+        return None
+    return {"name": preset} if isinstance(preset, str) else preset
+
+
+def checked_preset(name: str) -> PresetName | None:
+    """Return the name of a preset; None for `none`.
 
     Raises:
         ConfigError: if there is no such preset.
     """
+    if name == NONE:
+        return None
     preset = next((known for known in PRESETS if known == name), None)
     if preset is not None:
         return preset
-    close = difflib.get_close_matches(name, PRESETS, n=1)
+    names = (*PRESETS, NONE)
+    close = difflib.get_close_matches(name, names, n=1)
     hint = f" Did you mean '{close[0]}'?" if close else ""
-    raise ConfigError(f"There is no preset '{name}'.{hint} Presets: {', '.join(PRESETS)}.")
+    raise ConfigError(f"There is no preset '{name}'.{hint} Presets: {', '.join(names)}.")

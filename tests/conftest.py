@@ -267,7 +267,7 @@ def finished_run(tmp_path_factory: pytest.TempPathFactory, empty_prefect: Path) 
                 PREFECT_DATABASE: f"sqlite+aiosqlite:///{folder / 'prefect.db'}",
                 "PYTHONPATH": str(folder / "own_packages"),
             }
-            arguments = ("run", "photos", "--training.epochs", "12", "--json")
+            arguments = ("run", "photos", "--preset", "none", "--training.epochs", "12", "--json")
             (folder / "prefect.toml").write_text(OF_OTHERS, encoding="utf-8")
             with recording_proxy() as proxy:
                 done = patchline(*arguments, cwd=folder, env={**proxy.environment, **given})

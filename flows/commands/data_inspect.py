@@ -16,6 +16,7 @@ from patchline.flows.progress import display, shown
 from patchline.pipeline import config_files
 from patchline.pipeline.browsing.notebook_results import PAGE, TABLE
 from patchline.pipeline.config import RunConfig
+from patchline.pipeline.config_files import read_settings
 from patchline.pipeline.errors import ConfigError, PipelineError, UserError
 from patchline.pipeline.terminal_words import pasted_path, visible
 from patchline.pipeline.workspace import is_read_only, make_folder, place
@@ -48,7 +49,8 @@ def build(arguments: list[str]) -> Callable[..., None]:
         check_labels
             Registered model, such as flowers@champion, that searches for likely label errors.
         preset
-            Also plan a training run for the data and this machine: quick, balanced or best.
+            Also plan a training run for the data and this machine: quick, balanced or best. A run
+            is planned with balanced unless told otherwise.
         out
             Folder for the page and the table of findings, by default below .patchline/inspections.
         config
@@ -58,7 +60,8 @@ def build(arguments: list[str]) -> Callable[..., None]:
         """
         flags = settings.model_dump(exclude_unset=True, mode="json") if settings else {}
         request = config_files.requested(data, preset_name=preset, file=config, flags=flags)
-        inspected_data, folder = inspected(request, out, check_labels)
+        with_plan = names_preset(preset, config)
+        inspected_data, folder = inspected(request, out, check_labels, with_plan=with_plan)
         if as_json:
             files = {"page": str(folder / PAGE), "table": str(folder / TABLE)}
             print(json.dumps({**inspected_data.result.model_dump(mode="json"), **files}, indent=2))
@@ -73,15 +76,21 @@ def build(arguments: list[str]) -> Callable[..., None]:
     return inspect
 
 
+def names_preset(preset: str | None, config: Path | None) -> bool:
+    """Return whether a preset is named, which asks for its plan: measuring takes some seconds."""
+    return preset is not None or (config is not None and "preset" in read_settings(config))
+
+
 def inspected(
-    request: RunConfig, out: Path | None, check_labels: str | None = None
+    request: RunConfig, out: Path | None, check_labels: str | None = None, *, with_plan: bool
 ) -> tuple[Inspected, Path]:
     """Inspect the data, and write the page and the table into a folder.
 
     Args:
-        request: the config of a run; with a preset, its training is planned.
+        request: the config of a run.
         out: the folder; by default below `.patchline/inspections`.
         check_labels: the model that searches for label errors.
+        with_plan: whether to plan a run, unless its preset is none.
 
     Returns:
         What was found, and the folder.
@@ -107,7 +116,7 @@ def inspected(
         judge = _judge(check_labels, request, workspace)
         display().stage(f"Inspecting the data ({request.data.path or request.data.source})")
         inspected_data = inspect_data(request, workspace, display().advance, judge)
-        if request.preset:
+        if with_plan and request.preset:
             inspected_data = _with_plan(inspected_data, request, workspace)
         result = inspected_data.result
         below = workspace / "inspections" / f"{result.name}-{result.fingerprint[:8]}"
@@ -180,7 +189,7 @@ def _print(inspected_data: Inspected, folder: Path, own_model: str | None) -> No
         f"Table of findings:    {visible(table)}",
     ]
     if not inspected_data.result.plan:
-        lines.append("Training plan:        add --preset balanced")
+        lines.append("Plan of a run:        add --preset balanced, or `patchline run --dry-run`")
     if own_model:
         lines.append(f"Likely label errors:  add --check-labels {pasted_path(own_model)}")
     if inspected_data.result.findings:

@@ -51,7 +51,7 @@ def build(arguments: list[str]) -> Callable[..., None]:
         config
             YAML file with settings; flags override it.
         preset
-            Plan to show: quick, balanced or best; the file and flags override it.
+            Plan to show: quick, balanced (unless the file names another one), best, or none.
         settings
             Settings of a run: --augmentation.name standard, --training.cutmix 1.
         """
@@ -76,7 +76,7 @@ def build(arguments: list[str]) -> Callable[..., None]:
 
 
 def _draw(request: RunConfig, file: Path, images: int, epochs: int) -> RunConfig:
-    """Draw what a run with these settings would show: with a preset, that is planned first."""
+    """Draw what a run with these settings would show, which is planned first unless told not to."""
     from patchline.flows.training.dry_run import dry_run
     from patchline.pipeline.training.augmentation_preview import save_preview
     from patchline.pipeline.workers import worker_start

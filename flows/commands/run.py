@@ -62,7 +62,8 @@ def build(arguments: list[str]) -> Callable[..., None]:
         config
             YAML file with settings; flags override it. Every run writes such a file.
         preset
-            Plan the settings not given, for the data and this machine: quick, balanced or best.
+            Plan the settings not given, for the data and this machine: quick, balanced (unless the
+            file names another one), best, or none for the defaults.
         dry_run
             Read the data and print the resolved settings, without training.
         rehearse

@@ -26,7 +26,7 @@ class DryRun:
     config: RunConfig
     """Resolved."""
     plan: Plan | None
-    """None without a preset."""
+    """None with the preset none."""
     context: Context
     """What the stages have left."""
 

@@ -103,7 +103,7 @@ class DataReport:
     fingerprint: str
     """Version of the data."""
     plan: tuple[str, ...] = ()
-    """What a run with the preset would train and why; empty without a preset."""
+    """What a run with the preset would train and why; empty if none is named."""
 
     def __repr__(self) -> str:
         """Return how many images and findings there are, and where the page is."""

@@ -72,8 +72,8 @@ def _fine_tuning(config: RunConfig) -> Settings:
 
     Until the weights were found, they were taken for those of a warm start.
     """
-    if config.preset is not None or config.set_by_user is None or config.model.init_sha256:
-        return {}  # planned, from a form, or resolved before
+    if config.set_by_user is None or config.model.init_sha256:
+        return {}  # from a form, or resolved before
     return {
         section: {
             key: value

@@ -172,7 +172,7 @@ class Inspection(FrozenModel):
     findings: tuple[Finding, ...]
     notes: tuple[str, ...] = ()
     plan: tuple[str, ...] = ()
-    """What a run would train and why, a line each; empty without a preset."""
+    """What a run would train and why, a line each; empty if nobody asked for the plan."""
 
     def worst(self, severity: Severity) -> list[Finding]:
         """Return the findings of a severity."""

@@ -54,6 +54,10 @@ class Speed(FrozenModel):
     candidate: str
     images_per_second: float
     """Measured, with augmentation and update."""
+    precision: str = ""
+    """In which it is that fast: float32 or bfloat16."""
+    precision_reason: str = ""
+    """Empty if the user has set it."""
 
 
 class PlanFacts(FrozenModel):
@@ -79,6 +83,8 @@ class Plan(FrozenModel):
     images_per_second: float
     """Of training, measured or estimated."""
     facts: PlanFacts
+    candidate: str = ""
+    """The one that is planned; empty if there was only one."""
 
     def lines(self) -> list[str]:
         """Return the plan as it is printed."""

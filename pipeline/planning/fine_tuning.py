@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 from patchline.pipeline import config_files
 from patchline.pipeline.initial_weights import recipe
 from patchline.pipeline.planning.facts import Plan, PlanFacts
+from patchline.pipeline.planning.fixed_length import length_is_set, shorter
 from patchline.pipeline.planning.plan import images_by_training
 from patchline.pipeline.planning.user_settings import UserSettings
 from patchline.pipeline.presets import PRESETS
@@ -156,9 +157,10 @@ def _reasons(
 def _why(facts: PlanFacts, user: UserSettings, cost: _Cost, chosen: str, epochs: int) -> str:
     if chosen == "head_then_all":
         took = duration(epochs * cost.epoch)
+        remedy = "" if length_is_set(user.values) else f" ({shorter(facts.preset)})"
         return (
             f"training all weights {_epochs(epochs)} takes about {took} more, and is kept only if "
-            "it is significantly better on the validation images"
+            f"it is significantly better on the validation images{remedy}"
         )
     if repeated := _repeated(user):
         return f"with {repeated}, only the head is fitted unless training.trainable is set"

@@ -1,11 +1,16 @@
-"""Measure how fast candidates train, by a few real steps in a process of its own."""
+"""Measure how fast candidates train, by a few real steps in a process of its own.
+
+The number of threads and the precision of the training are those that are the fastest here.
+"""
 
 from __future__ import annotations
 
+import os
 import time
 from typing import NamedTuple
 
 import numpy as np
+import psutil
 import torch
 
 from patchline.pipeline.models.model_building import build_model
@@ -14,9 +19,10 @@ from patchline.pipeline.planning.measuring_job import MeasuredCandidate, Measure
 from patchline.pipeline.probing.features import seconds_per_image
 from patchline.pipeline.training.device import make_repeatable
 from patchline.pipeline.training.machine import choose_device, detect_machine
-from patchline.pipeline.training.speed.precision import MOST_SECONDS, Chooser
+from patchline.pipeline.training.speed.precision import MOST_SECONDS, Chooser, Precision
 from patchline.pipeline.training.speed.thread_plan import (
     BUSY_CORES,
+    WORTH_CHANGING,
     OtherPrograms,
     measured_rates,
     numbers_of_threads,
@@ -34,45 +40,78 @@ _SHARE_OF_ONE = 0.3
 """Of the budget, for one candidate."""
 _NEXT_IS_SLOWER = 3
 """How many times longer a step of the next candidate takes, roughly."""
+_LOAD_SECONDS = 0.3
+"""How long other programs are observed before the number of threads is chosen."""
 _MEAN, _STD = 0.45, 0.25
 
 
 def measure(job: MeasuringJob, events: EventWriter) -> Measurement:
     """Measure the candidates in their order until the budget is used; the first one always."""
-    began, speeds, others = time.monotonic(), [], OtherPrograms()
+    began, speeds, others = time.monotonic(), [], _other_programs()
+    threads_reason = _choose_threads(job, job.candidates[0])
+    threads = torch.get_num_threads()
     for number, candidate in enumerate(job.candidates):
         measured = _features_seconds if candidate.features_only else _step_seconds
         step = measured(job, candidate)
-        if number == 0 and not candidate.features_only:
-            step = _with_fewer_threads(job, candidate, step, others.cores())
-        speeds.append(Speed(candidate=candidate.name, images_per_second=step.images / step.seconds))
+        torch.set_num_threads(threads)
+        speeds.append(
+            Speed(
+                candidate=candidate.name,
+                images_per_second=step.images / step.seconds,
+                precision=step.precision.name,
+                precision_reason=step.precision.reason,
+            )
+        )
         events.progress(number + 1, len(job.candidates), "candidate")
         left = job.budget_seconds - (time.monotonic() - began)
         of_next = _NEXT_IS_SLOWER * step.seconds * min(1.0, _BATCH / step.images)
         if (_FEWEST_STEPS + 1) * of_next > left:
             break
     return Measurement(
-        speeds=tuple(speeds), busy_cores=others.cores(), accelerator_gib=_accelerator_gib()
+        speeds=tuple(speeds),
+        threads=threads if _is_on_cpu(job.candidates[0]) else None,
+        threads_reason=threads_reason,
+        busy_cores=others.cores(),
+        accelerator_gib=_accelerator_gib(),
     )
 
 
-def _with_fewer_threads(
-    job: MeasuringJob, candidate: MeasuredCandidate, step: _Step, busy_cores: float
-) -> _Step:
-    """On a busy machine, measure with fewer threads too, as training will, and keep the best."""
+def _other_programs() -> OtherPrograms:
+    """Return what other programs use: neither this run nor its servers and workers."""
+    return OtherPrograms(psutil.Process(os.getppid()))
+
+
+def _is_on_cpu(candidate: MeasuredCandidate) -> bool:
+    return choose_device(candidate.config.training, detect_machine()) == "cpu"
+
+
+def _choose_threads(job: MeasuringJob, candidate: MeasuredCandidate) -> str:
+    """Use fewer threads on a busy machine if that is faster, and return why; empty if it is not."""
     training = candidate.config.training
-    on_cpu = choose_device(training, detect_machine()) == "cpu"
-    if busy_cores <= BUSY_CORES or not on_cpu or threads_are_set(training):
-        return step
+    make_repeatable(training.threads, torch.device(choose_device(training, detect_machine())))
+    most = torch.get_num_threads()
+    is_free = _is_on_cpu(candidate) and not threads_are_set(training) and training.processes == 1
+    if most == 1 or not is_free or candidate.features_only:
+        return ""
     trial = trial_of(candidate.config, _image(candidate), job.num_classes, "float32")
+    images = max(2, min(_BATCH, job.images))
+    with torch.random.fork_rng():
+        steps, began, others = trial(images), time.monotonic(), _other_programs()
+        while time.monotonic() - began < _LOAD_SECONDS:
+            next(steps)
+    busy_cores = others.cores()
+    if busy_cores <= BUSY_CORES:
+        return ""
     seconds = _SHARE_OF_ONE * job.budget_seconds
-    numbers = numbers_of_threads(torch.get_num_threads())
-    rates = measured_rates(trial, numbers, step.images, seconds)
+    rates = measured_rates(trial, numbers_of_threads(most), images, seconds, fewest_rounds=1)
     fastest = max(rates, key=lambda number: rates[number])
-    if rates[fastest] * step.seconds <= step.images:
-        return step
+    if rates[fastest] < WORTH_CHANGING * rates[most]:
+        return ""
     torch.set_num_threads(fastest)
-    return _Step(step.images, step.images / rates[fastest])
+    return (
+        f"measured {rates[fastest]:,.0f} images/s against {rates[most]:,.0f} with {most}, while "
+        f"other programs use {busy_cores:.1f} CPU cores"
+    )
 
 
 class _Step(NamedTuple):
@@ -80,17 +119,17 @@ class _Step(NamedTuple):
 
     images: int
     seconds: float
+    precision: Precision
 
 
 def _step_seconds(job: MeasuringJob, candidate: MeasuredCandidate) -> _Step:
     config, image = candidate.config, _image(candidate)
     device = torch.device(choose_device(config.training, detect_machine()))
     batch = max(2, min(_BATCH if device.type == "cpu" else _BATCH_ACCELERATOR, job.images))
-    make_repeatable(config.training.threads, device)
     torch.manual_seed(0)
     model = build_model(config.model, image, job.num_classes).to(device)
     seconds = min(MOST_SECONDS, _SHARE_OF_ONE * job.budget_seconds)
-    precision = Chooser(config, image, job.num_classes, model, job.workspace).choose(seconds)
+    precision = Chooser(config, image, job.num_classes, model, None).choose(seconds)
     steps = trial_steps(config, image, job.num_classes, model, precision.name, batch)
     next(steps)  # the first step warms up caches
     larger = min(_LARGER_BATCH, job.images)
@@ -107,22 +146,22 @@ def _step_seconds(job: MeasuringJob, candidate: MeasuredCandidate) -> _Step:
         used = time.monotonic() - began
         if len(taken) >= _FEWEST_STEPS and used > _SHARE_OF_ONE * job.budget_seconds:
             break
-    return _Step(batch, sum(taken) / len(taken))
+    return _Step(batch, sum(taken) / len(taken), precision)
 
 
 def _features_seconds(job: MeasuringJob, candidate: MeasuredCandidate) -> _Step:
     """Measure an image's pass without gradients."""
     config, image = candidate.config, _image(candidate)
     device = torch.device(choose_device(config.training, detect_machine()))
-    make_repeatable(config.training.threads, device)
     torch.manual_seed(0)
     model = build_model(config.model, image, job.num_classes).to(device).eval()
     seconds = min(MOST_SECONDS, _SHARE_OF_ONE * job.budget_seconds)
-    chooser = Chooser(config, image, job.num_classes, model, job.workspace, is_frozen=True)
+    chooser = Chooser(config, image, job.num_classes, model, None, is_frozen=True)
     precision = chooser.choose(seconds)
     images = np.zeros((_BATCH, image.height, image.width, image.channels), np.uint8)
     rows = np.arange(_BATCH, dtype=np.int64)
-    return _Step(1, seconds_per_image(model, images, rows, image, device, precision.name))
+    each = seconds_per_image(model, images, rows, image, device, precision.name)
+    return _Step(1, each, precision)
 
 
 def _image(candidate: MeasuredCandidate) -> ImageSpec:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from patchline.pipeline.config import RunConfig
 from patchline.pipeline.frozen_model import FrozenModel
 from patchline.pipeline.planning.facts import Speed
@@ -30,14 +28,16 @@ class MeasuringJob(FrozenModel):
     images: int
     """In the training split."""
     budget_seconds: float
-    workspace: Path | None = None
-    """Remembers the precision of each candidate."""
 
 
 class Measurement(FrozenModel):
-    """The measured speeds; slow candidates may be missing."""
+    """The measured speeds, and how they were reached; slow candidates may be missing."""
 
     speeds: tuple[Speed, ...]
+    threads: int | None = None
+    """Torch threads that computed on the CPU; None on an accelerator."""
+    threads_reason: str = ""
+    """Why these are fewer than torch's own number; empty if they are not."""
     busy_cores: float = 0.0
     """CPU cores that other programs used meanwhile."""
     accelerator_gib: float | None = None

@@ -13,6 +13,14 @@ from typing import Any, NamedTuple
 from patchline.pipeline.data.image_size import default_image_size
 from patchline.pipeline.planning import recipes, speed
 from patchline.pipeline.planning.facts import Plan, PlanFacts
+from patchline.pipeline.planning.fixed_length import (
+    TRAINING_SHARE,
+    fixed_length,
+    length_is_set,
+    number,
+    shorter,
+    with_step_cost,
+)
 from patchline.pipeline.planning.recipes import Length
 from patchline.pipeline.planning.tiers import (
     OWN,
@@ -32,8 +40,6 @@ from patchline.pipeline.terminal_words import duration
 from patchline.pipeline.training.part import images_of_fits
 
 Settings = dict[str, Any]
-TRAINING_SHARE = 0.9
-"""Of a time limit; validation takes the rest."""
 _SMALLEST_WHITENED = 5
 _WHY_FLIPPED = (
     "mirrored images show the same classes: an image is predicted together with its mirror image, "
@@ -90,7 +96,10 @@ def plan(
     training: Settings = {"batch_size": batch, "ema_decay": decay, **repeated}
     if user.leaves_model and user.leaves_embedding:
         training |= recipes.smaller_images_first(facts, chosen.tier, chosen.side, length)
-    training |= _planned_length(facts, user, length)
+    whole = with_step_cost(user, length, _step_cost(training), most_epochs(facts, user))
+    if not length_is_set(user.values):
+        most = most_epochs(facts, user)
+        training |= fixed_length(facts, user, whole, batch=batch, most_epochs=most)
     settings: Settings = {
         **chosen.settings,
         "optimizer": recipes.optimizer(facts, user, chosen.tier, chosen.side, batch, length),
@@ -106,7 +115,7 @@ def plan(
     settings = asked.without_set(settings)
     reasons = [
         _why_model(facts, chosen, user, follows=follows),
-        _why_length(facts, chosen, length, user),
+        _why_length(facts, chosen, length, whole, user),
         *_why_repeated(facts, repeated),
     ]
     reasons += [why] if user.leaves_augmentation else []
@@ -115,10 +124,11 @@ def plan(
     reasons += [] if follows else _too_short(facts, user, length, batch)
     return Plan(
         settings=settings,
-        summary=_summary(settings, user, chosen, length),
+        summary=_summary(settings, user, chosen, whole),
         reasons=tuple(reasons),
         images_per_second=length.images_per_second,
         facts=facts,
+        candidate=chosen.name,
     )
 
 
@@ -297,12 +307,13 @@ def _length(facts: PlanFacts, candidate: Candidate, user: UserSettings) -> Lengt
         seen = float(user.get("training.epochs") * images)
     else:
         ambition = PRESETS[facts.preset]
-        most = _most_epochs(facts, user) * images
+        most = most_epochs(facts, user) * images
         seen = min(most, rate * ambition.minutes * 60 * share * TRAINING_SHARE)
     return Length(seen, seen / images, rate)
 
 
-def _most_epochs(facts: PlanFacts, user: UserSettings) -> int:
+def most_epochs(facts: PlanFacts, user: UserSettings) -> int:
+    """Return the epochs of a fit where there is time for all of them."""
     side = user.get("data.image_size") or image_side(TIERS[0], facts.data.median_side)
     epochs = PRESETS[facts.preset].epochs
     epochs = epochs // _FEWER_FOR_THUMBNAILS if side < THUMBNAIL else epochs
@@ -310,24 +321,10 @@ def _most_epochs(facts: PlanFacts, user: UserSettings) -> int:
     return int(min(epochs, user.get("training.max_epochs") or epochs))
 
 
-def _planned_length(facts: PlanFacts, user: UserSettings, length: Length) -> Settings:
-    """Return the settings of the length: epochs if there is time for all of them, else a limit.
-
-    Speed is measured at one moment. If the machine is busy just then, or becomes busy later, a
-    time limit follows what the training really reaches; fixed epochs would be too few or too long.
-    """
-    if length_is_set(user.values):
-        return {}
-    most = _most_epochs(facts, user)
-    if length.epochs >= most or "training.extends" in user:
-        return {"epochs": max(1, round(length.epochs))}
-    return {"time_limit": f"{PRESETS[facts.preset].minutes:g}m", "max_epochs": most}
-
-
-def length_is_set(settings: Mapping[str, Any]) -> bool:
-    """Return whether settings by dotted key decide how long the training is."""
-    keys = ("training.time_limit", "training.step_plan", "training.epochs")
-    return any(settings.get(key) is not None for key in keys)
+def _step_cost(training: Settings) -> float:
+    """Return the mean cost of a step, as a fraction of one with images of full size."""
+    scale, until = training.get("initial_image_scale", 1.0), training.get("full_size_from", 0.0)
+    return float(1 - until * (1 - scale**2))
 
 
 # -- in words ----------------------------------------------------------------------------------
@@ -353,7 +350,7 @@ def _summary(
         count = (chosen.side // patch) ** 2 if patch else tokens(chosen.side, halved)
         embedding = f"{embedding} ({count} tokens)"
     limit = value("training.time_limit", "")
-    epochs = _number(length.epochs)
+    epochs = number(length.epochs)
     long = f"{limit}, about {epochs} epochs" if limit else f"{epochs} epochs"
     recipe = (
         f"training: {long}, batch {value('training.batch_size')}, "
@@ -376,31 +373,27 @@ def _why_model(facts: PlanFacts, chosen: Candidate, user: UserSettings, *, follo
     return f"{known}: the {chosen.name} model ({chosen.tier.why})"
 
 
-def _why_length(facts: PlanFacts, chosen: Candidate, length: Length, user: UserSettings) -> str:
+def _why_length(
+    facts: PlanFacts, chosen: Candidate, length: Length, whole: Length, user: UserSettings
+) -> str:
     verb = "measured" if speed.is_measured(facts, chosen.name) else "estimated"
     machine = facts.machine
     where = machine.computes_on
     vector = f", {machine.vector_instructions}" if machine.vector_instructions else ""
     busy = f"; other programs used {facts.busy_cores:.1f} CPU cores" * is_busy(facts)
-    known = f"{verb} {_number(length.images_per_second)} images/s ({where}{vector}{busy})"
-    limit, epochs = user.get("training.time_limit"), _number(length.epochs)
+    known = f"{verb} {number(length.images_per_second)} images/s ({where}{vector}{busy})"
+    limit, epochs = user.get("training.time_limit"), number(whole.epochs)
     fits = images_by_training(facts, user)
     each = f" for each of {len(fits)} fits" if len(fits) > 1 else ""
     if limit:
         return f"{known}: {limit}, including validation, is about {epochs} epochs{each}"
-    ambition = PRESETS[facts.preset]
-    most = _most_epochs(facts, user)
-    if "time_limit" in _planned_length(facts, user, length):
-        return (
-            f"{known}: about {epochs} of at most {most} epochs{each} fit into the "
-            f"{duration(ambition.minutes * 60)} of {facts.preset}, so that is the time limit"
-        )
-    whole = length.seconds / TRAINING_SHARE * sum(fits) / fits[0]
-    took = f"{epochs} epochs{each} take about {duration(whole)}"
+    seconds = whole.seconds / TRAINING_SHARE * sum(fits) / fits[0]
+    took = f"{epochs} epochs{each} take about {duration(seconds)}"
     if length_is_set(user.values):
         return f"{known}: {took}"
-    aim = f"{facts.preset} aims at {duration(ambition.minutes * 60)}, at most {most} epochs"
-    return f"{known}: {took} ({aim})"
+    minutes = duration(PRESETS[facts.preset].minutes * 60)
+    aim = f"{facts.preset} aims at {minutes}, at most {most_epochs(facts, user)} epochs"
+    return f"{known}: {took} ({aim}; {shorter(facts.preset)})"
 
 
 def _why_repeated(facts: PlanFacts, repeated: Settings) -> list[str]:
@@ -437,7 +430,7 @@ def _too_short(facts: PlanFacts, user: UserSettings, length: Length, batch: int)
     if user.get("training.epochs"):
         remedy = "more training.epochs"
     words = (
-        f"too short: about {_number(steps)} updates of the weights, but a model from random "
+        f"too short: about {number(steps)} updates of the weights, but a model from random "
         f"weights needs at least {FEWEST_STEPS}: choose {remedy}, or pre-trained weights "
         "(model.init)"
     )
@@ -448,7 +441,3 @@ def _kept(given: Collection[str]) -> list[str]:
     prefixes = ("model", "optimizer", "training", "augmentation", "data.image_size")
     keys = [key for key in sorted(given) if key.startswith(prefixes)]
     return [f"kept as set: {', '.join(keys)}"] if keys else []
-
-
-def _number(value: float) -> str:
-    return f"{value:.1f}" if value < 10 else f"{value:,.0f}"  # noqa: PLR2004 - two digits

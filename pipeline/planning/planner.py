@@ -16,6 +16,7 @@ from patchline.pipeline.config import RunConfig
 from patchline.pipeline.data import ingestion
 from patchline.pipeline.data.ingested_data import IngestedData
 from patchline.pipeline.data.manifests import manifest as manifests
+from patchline.pipeline.data.manifests.source_listing import uses_labels
 from patchline.pipeline.data.splits.folds import folds_of
 from patchline.pipeline.data.symmetry.assumed_symmetries import unmeasured_symmetries
 from patchline.pipeline.errors import DataError, WorkerError
@@ -29,11 +30,15 @@ from patchline.pipeline.planning.measuring_job import (
     MeasuringJob,
 )
 from patchline.pipeline.planning.plan import FEW_FOR_A_CHOICE, FOLDS, candidates, plan
+from patchline.pipeline.planning.pretraining import pretraining_plan
+from patchline.pipeline.planning.tiers import OWN
+from patchline.pipeline.planning.user_settings import UserSettings
 from patchline.pipeline.planning.warm_start import warm_start_plan, with_rate
 from patchline.pipeline.plugin_system.plugin_loader import Kind
 from patchline.pipeline.plugin_system.plugin_settings import checked_plugins
 from patchline.pipeline.run_memory import stage_keys
 from patchline.pipeline.run_memory.stage_memory import Ingredients
+from patchline.pipeline.terminal_words import counted
 from patchline.pipeline.tracking import provenance
 from patchline.pipeline.training.config import duration_seconds
 from patchline.pipeline.training.machine import cached_machine, choose_device
@@ -42,7 +47,10 @@ from patchline.pipeline.workspace import make_folder
 
 _MOST_SECONDS, _SHARE_OF_LIMIT = 4.0, 0.05
 CODE = (
-    *(f"{MODULE}.{name}" for name in ("__main__", "planner", "plan", "fine_tuning", "warm_start")),
+    *(
+        f"{MODULE}.{name}"
+        for name in ("__main__", "planner", "plan", "fine_tuning", "warm_start", "pretraining")
+    ),
     "patchline.pipeline.layers",
 )
 """Where the code begins that decides a plan."""
@@ -79,18 +87,51 @@ def planned(
     request = _request(config, data)
     try:
         job = measuring_job(config, data, request.facts, request.settings)
-        measured = measured_apart(
-            job.model_copy(update={"workspace": workspace.resolve()}), workspace
-        )
+        measured = measured_apart(job, workspace)
     except WorkerError as error:
         on_note(f"the training speed could not be measured and is estimated: {error}")
         return with_assumptions(request.decide(request.facts, request.settings), config)
     machine = request.facts.machine
     if machine.device == "cuda" and measured.accelerator_gib:
         machine = machine.model_copy(update={"memory_gib": measured.accelerator_gib})
+    if measured.threads:
+        machine = machine.model_copy(update={"threads": measured.threads})
     update = {"speeds": measured.speeds, "busy_cores": measured.busy_cores, "machine": machine}
     made = request.decide(request.facts.model_copy(update=update), request.settings)
-    return with_assumptions(made, config)
+    return with_assumptions(computed_as_measured(made, measured, request.settings), config)
+
+
+def computed_as_measured(
+    made: Plan, measured: Measurement, user_settings: Mapping[str, Any]
+) -> Plan:
+    """Return the plan with the threads and the precision in which its speed was measured.
+
+    They decide the last bits of the weights, so they are part of the plan, and the training
+    measures nothing again. A model that was too slow to be measured has those of the largest one
+    that was, from whose speed its own is estimated.
+    """
+    own = [each for each in measured.speeds if each.candidate == made.candidate]
+    speed = (own or list(measured.speeds))[-1]
+    measured_in = {"precision": speed.precision, "threads": measured.threads}
+    settings = {key: value for key, value in measured_in.items() if value}
+    left = UserSettings(user_settings).without_set({"training": settings})
+    reasons = []
+    if "threads" in left.get("training", {}):
+        why = f" ({measured.threads_reason})" if measured.threads_reason else ""
+        reasons.append(f"{counted(measured.threads or 1, 'thread')}{why}")
+    if "precision" in left.get("training", {}):
+        why = f" ({speed.precision_reason})" if speed.precision_reason else ""
+        reasons.append(f"{speed.precision}{why}")
+    if not reasons:
+        return made
+    again = "; --fresh measures again" if measured.threads_reason else ""
+    words = f"computed with {' in '.join(reasons)}{again}"
+    return made.model_copy(
+        update={
+            "settings": config_files.merged(made.settings, left),
+            "reasons": (*made.reasons, words),
+        }
+    )
 
 
 class _Request(NamedTuple):
@@ -106,8 +147,10 @@ class _Request(NamedTuple):
 
 def _request(config: RunConfig, data: IngestedData) -> _Request:
     facts, settings = plan_facts(config, data), user_settings(config)
+    if not uses_labels(config):
+        return _Request(facts, settings, "", pretraining_plan)
     if _is_warm_start(config):
-        given = _given(config, settings)
+        given = given_by_user(config, settings)
         with_given = partial(warm_start_plan, given=given)
         return _Request(facts, with_rate(settings), ", ".join(sorted(given)), with_given)
     decide = fine_tuning_plan if _has_frozen_features(config) else plan
@@ -242,6 +285,9 @@ def measuring_job(
     config: RunConfig, data: IngestedData, facts: PlanFacts, set_keys: Mapping[str, Any]
 ) -> MeasuringJob:
     """Return the candidates for a run, and how long measuring them may take."""
+    if not uses_labels(config):
+        whole = _resolved(config, data, {})
+        return _job(config, data, [MeasuredCandidate(name=OWN, config=whole)])
     if _has_frozen_features(config):
         # What needs all weights does not change the speed of their features.
         alone = {"trainable": "head", "average_last": None, "ensemble": False}
@@ -277,10 +323,11 @@ def _is_warm_start(config: RunConfig) -> bool:
     return bool(config.model.init) and not _has_frozen_features(config)
 
 
-def _given(config: RunConfig, set_keys: Mapping[str, Any]) -> set[str]:
+def given_by_user(config: RunConfig, set_keys: Mapping[str, Any]) -> set[str]:
     """Return the keys of what the user has set, without what follows from the initial weights."""
     listed = set(config.set_by_user or ())
-    follow = {key for key in set_keys if key.startswith("model.") or key in _FOLLOW}
+    recipes = config_files.dotted_keys(recipe.FINE_TUNING)
+    follow = {key for key in set_keys if key.startswith("model.") or key in {*_FOLLOW, *recipes}}
     return {key for key in set_keys if key in listed or key not in follow}
 
 

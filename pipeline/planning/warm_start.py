@@ -12,7 +12,8 @@ from typing import Any
 from patchline.pipeline import config_files
 from patchline.pipeline.initial_weights import recipe
 from patchline.pipeline.planning.facts import Plan, PlanFacts
-from patchline.pipeline.planning.plan import length_is_set, plan
+from patchline.pipeline.planning.fixed_length import length_is_set
+from patchline.pipeline.planning.plan import plan
 
 _RATE = "optimizer.learning_rate"
 

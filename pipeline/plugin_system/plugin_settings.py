@@ -44,7 +44,6 @@ def _check_objective(config: RunConfig) -> None:
     if load_objective(name).uses_labels:
         return
     needs_classes = {
-        "preset": config.preset and config.preset.name,
         "training.folds": training.folds,
         "training.refit": training.refit,
         "training.average_last": training.average_last,

@@ -58,7 +58,9 @@ def opened(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Opened]:
     assert up.code == 0, up.err
     try:
         run = patchline(
-            *("run", "photos", "--training.epochs", "12", "--json"), cwd=folder, env=database
+            *("run", "photos", "--preset", "none", "--training.epochs", "12", "--json"),
+            cwd=folder,
+            env=database,
         )
         assert run.code == 0, run.err
         schedule = patchline(

@@ -13,6 +13,7 @@ CONFIG = """
 name: tiny
 model: {name: vit, embed_dim: 32, depth: 1, num_heads: 2}
 training: {epochs: 1}
+preset: none
 """
 
 

@@ -46,7 +46,8 @@ def test_dry_run_prints_the_resolved_settings_and_trains_nothing(
     tmp_path: Path, photos: Path
 ) -> None:
     """`run --dry-run` reads the data, fills in what depends on it, and opens no run."""
-    done = patchline_here("run", photos, "--dry-run", "--training.epochs", "3", cwd=tmp_path)
+    arguments = ("run", photos, "--dry-run", "--preset", "none", "--training.epochs", "3")
+    done = patchline_here(*arguments, cwd=tmp_path)
     settings = yaml.safe_load(done.out)
     assert settings["name"] == "photos"
     assert settings["data"]["image_size"] == 32

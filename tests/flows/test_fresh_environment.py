@@ -46,7 +46,16 @@ def test_a_new_plugin_works_in_a_fresh_environment(tmp_path: Path) -> None:
     run(programs / "python", "-m", "pip", "install", "--quiet", tmp_path / "patchline-my-stem")
     assert "0 failed" in run(programs / "patchline", "plugins", "check", "my_stem")
     embedding = ("--model.patch-embedding.name", "my_stem")
-    run(programs / "patchline", "run", "photos", *embedding, "--training.epochs", "1")
+    run(
+        programs / "patchline",
+        "run",
+        "photos",
+        "--preset",
+        "none",
+        *embedding,
+        "--training.epochs",
+        "1",
+    )
     assert "my_stem" not in run(PATCHLINE, "plugins", "list")
     photo = tmp_path / "photos" / "across" / "000.png"
     assert "across" in run(PATCHLINE, "predict", "photos@champion", photo)

@@ -67,7 +67,8 @@ def test_a_failed_stage_is_failed_on_a_configured_server_and_leaves_no_mlflow_ru
     write_photos(tmp_path / "photos", images=6)
     (tmp_path / "photos" / "broken").mkdir()
     (tmp_path / "photos" / "broken" / "a.jpg").write_bytes(b"\xff\xd8\xff nothing")
-    done = patchline("run", "photos", cwd=tmp_path, env={"PREFECT_API_URL": server})
+    env = {"PREFECT_API_URL": server}
+    done = patchline("run", "photos", "--preset", "none", cwd=tmp_path, env=env)
     assert done.code == 2
     newest = _ask(server, "flow_runs/filter", {"sort": "START_TIME_DESC", "limit": 1})[0]
     assert newest["state_type"] == "FAILED"

@@ -28,8 +28,10 @@ def written(tmp_path: Path) -> Any:
 
 
 def test_default_applies_where_nothing_is_said() -> None:
-    """Without preset, file and flags the config is the default one."""
-    assert assemble(preset_name=None, file=None, flags={}) == {}
+    """Without preset, file and flags the config is the default one, which is planned."""
+    settings = assemble(preset_name=None, file=None, flags={})
+    assert settings == {"preset": {"name": "balanced", "keep": []}}
+    assert validated(settings) == validated({})
     assert validated({}).training.epochs == RunConfig().training.epochs
 
 
@@ -235,7 +237,34 @@ def test_every_preset_is_a_valid_config(name: PresetName) -> None:
     config = validated(assemble(preset_name=name, file=None, flags={}))
     assert config.preset is not None
     assert (config.preset.name, config.preset.keep) == (name, ())
-    assert config.model_copy(update={"preset": None}) == validated({})
+    assert config.model_copy(update={"preset": None}) == validated({"preset": "none"})
+
+
+@pytest.mark.parametrize("text", ["preset: none\n", "preset: null\n", "preset: {name: none}\n"])
+def test_no_preset_is_a_choice(written: Any, text: str) -> None:
+    """`none` plans nothing, in a file and as a flag; a resolved config, which says null, neither.
+
+    What names no preset is planned.
+    """
+    flags = {"training": {"batch_size": 8}}
+    assert validated(assemble(preset_name=None, file=written(text), flags=flags)).preset is None
+    by_flag = validated(assemble(preset_name="none", file=written("preset: best\n"), flags={}))
+    assert by_flag.preset is None
+    again = validated(assemble(preset_name="quick", file=written(text), flags=flags)).preset
+    assert again is not None
+    assert (again.name, again.keep) == ("quick", ("training.batch_size",))
+    planned = validated(assemble(preset_name=None, file=written("seed: 3\n"), flags={})).preset
+    assert planned is not None
+    assert (planned.name, planned.keep) == ("balanced", ("seed",))
+
+
+def test_a_form_may_choose_no_preset() -> None:
+    """The Prefect form offers `none` beside the presets, and its default is the plan."""
+    schema = RunConfig.model_json_schema()
+    assert schema["$defs"]["PresetChoice"]["properties"]["name"]["enum"] == [*PRESETS, "none"]
+    assert schema["properties"]["preset"]["default"]["name"] == "balanced"
+    assert RunConfig.model_validate({"preset": {"name": "none", "keep": []}}).preset is None
+    assert RunConfig.model_validate({}).preset == RunConfig(preset="balanced").preset
 
 
 def test_a_schedule_keeps_the_preset_and_what_was_set(written: Any, tmp_path: Path) -> None:

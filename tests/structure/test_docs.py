@@ -113,7 +113,7 @@ def test_the_python_examples_work(garden: Path, trained: Path) -> None:
 def _train_first(garden: Path) -> None:
     """Register `flowers`, as a reader of README has, unless it is registered already."""
     if not (garden / "mlflow.db").exists():
-        execute("patchline run flowers --training.epochs 1", garden)
+        execute("patchline run flowers --preset none --training.epochs 1", garden)
 
 
 @pytest.mark.slow

@@ -31,7 +31,7 @@ Trial = Callable[[int], Iterator[float]]
 
 BUSY_CORES = 0.5
 """Cores used by other programs from which fewer threads may be faster."""
-_WORTH_CHANGING = 1.15
+WORTH_CHANGING = 1.15
 """How many times faster another number has to be."""
 _FALLEN = 0.6
 """Share of the best rate so far below which the number is measured again."""
@@ -111,7 +111,7 @@ class ThreadPlan:
         rates = measured_rates(self._trial, numbers_of_threads(self._first), images)
         fastest = max(rates, key=lambda number: rates[number])
         self._kept, self._best_rate = (rate, busy_cores), 0.0
-        if rates[fastest] < _WORTH_CHANGING * rates[self._current]:
+        if rates[fastest] < WORTH_CHANGING * rates[self._current]:
             return
         state.thread_changes.append((state.step, fastest))
         self._events.write(
@@ -146,7 +146,11 @@ def numbers_of_threads(most: int) -> list[int]:
 
 
 def measured_rates(
-    trial: Trial, numbers: list[int], images: int, seconds: float = _MEASURED_SECONDS
+    trial: Trial,
+    numbers: list[int],
+    images: int,
+    seconds: float = _MEASURED_SECONDS,
+    fewest_rounds: int = _FEWEST_ROUNDS,
 ) -> dict[int, float]:
     """Return the images per second with each number of threads; torch keeps its number.
 
@@ -157,7 +161,8 @@ def measured_rates(
         trial: does the steps.
         numbers: to compare.
         images: of a step.
-        seconds: how long this should take; three rounds are always done.
+        seconds: how long this should take.
+        fewest_rounds: always done.
     """
     before = torch.get_num_threads()
     taken = dict.fromkeys(numbers, 0.0)
@@ -166,7 +171,7 @@ def measured_rates(
             steps = trial(images)
             next(steps)  # warms up caches
             began, rounds = time.monotonic(), 0
-            while rounds < _FEWEST_ROUNDS or (
+            while rounds < fewest_rounds or (
                 rounds < _MOST_ROUNDS and time.monotonic() - began < seconds
             ):
                 for number in numbers:
@@ -190,10 +195,14 @@ def trial_of(config: RunConfig, image: ImageSpec, num_classes: int, precision: s
 
 
 class OtherPrograms:
-    """How many CPU cores everything except this process and its children uses."""
+    """How many CPU cores everything except a process and its children uses.
 
-    def __init__(self) -> None:
-        self._process = psutil.Process()
+    Args:
+        process: by default this one.
+    """
+
+    def __init__(self, process: psutil.Process | None = None) -> None:
+        self._process = process or psutil.Process()
         self._last = self.sample()
 
     def cores(self) -> float:

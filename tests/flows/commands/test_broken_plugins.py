@@ -298,7 +298,16 @@ def test_a_run_with_a_broken_plugin_ends_in_its_sentence(
     write_photos(tmp_path / "photos", images=8)
     done = _patchline(
         site,
-        *("run", "photos", "--model.patch-embedding.name", name, "--training.epochs", "1"),
+        *(
+            "run",
+            "photos",
+            "--preset",
+            "none",
+            "--model.patch-embedding.name",
+            name,
+            "--training.epochs",
+            "1",
+        ),
         cwd=tmp_path,
     )
     _refused(done, f"{_beginning(broken)} {broken.sentence}")
@@ -313,7 +322,16 @@ def test_a_run_with_a_sound_plugin_succeeds_beside_them(site: Path, tmp_path: Pa
     write_photos(tmp_path / "photos", images=8)
     done = _patchline(
         site,
-        *("run", "photos", "--model.patch-embedding.name", "sound", "--training.epochs", "1"),
+        *(
+            "run",
+            "photos",
+            "--preset",
+            "none",
+            "--model.patch-embedding.name",
+            "sound",
+            "--training.epochs",
+            "1",
+        ),
         "--json",
         cwd=tmp_path,
     )

@@ -108,7 +108,9 @@ def test_folds_judge_images_that_they_were_not_trained_on(tmp_path: Path) -> Non
     """Every image of the training has a verdict of its own; none counts as seen."""
     folder = write_photos(tmp_path / "photos", images=20)
     wrong = (folder / "across/003.png").rename(folder / "down/wrong.png")
-    patchline.run(folder, model={"size": "micro"}, training={"epochs": 8, "folds": 3})
+    patchline.run(
+        folder, preset="none", model={"size": "micro"}, training={"epochs": 8, "folds": 3}
+    )
     found = patchline.inspect_data(folder, check_labels="photos", out=tmp_path / "report")
     judged = [note for note in found.notes if "judged by the folds of version 1 of photos" in note]
     assert len(judged) == 1

@@ -12,13 +12,15 @@ from PIL import Image
 from tests.conftest import write_photos
 
 RunHere = Callable[..., tuple[int, str, str]]
+NONE = ("--preset", "none")
+"""Nothing is measured, which takes some seconds."""
 
 
 def test_it_writes_a_picture_and_prints_its_path(run_here: RunHere, tmp_path: Path) -> None:
     """The picture has a column for each epoch; nothing else is left but the manifest."""
     photos = write_photos(tmp_path / "photos", images=8, side=32)
     code, out, err = run_here(
-        *("data", "preview", str(photos), "--augmentation.name", "standard"),
+        *("data", "preview", str(photos), "--augmentation.name", "standard", *NONE),
         *("--training.cutmix", "1", "--images", "4", "--epochs", "3", "--picture", "seen.png"),
     )
     assert code == 0, err
@@ -34,7 +36,7 @@ def test_json_has_the_resolved_augmentation(run_here: RunHere, tmp_path: Path) -
     """The answer names the picture and every setting, also those that depend on the data."""
     photos = write_photos(tmp_path / "photos", images=8, side=32)
     code, out, err = run_here(
-        *("data", "preview", str(photos), "--augmentation.name", "standard", "--json"),
+        *("data", "preview", str(photos), "--augmentation.name", "standard", *NONE, "--json"),
     )
     assert code == 0, err
     answer = json.loads(out)
@@ -62,7 +64,7 @@ def test_images_without_labels_are_shown(run_here: RunHere, tmp_path: Path) -> N
     for number, file in enumerate(sorted((tmp_path / "photos").rglob("*.png"))):
         file.rename(folder / f"{number}.png")
     code, out, err = run_here(
-        *("data", "preview", str(folder), "--objective.name", "mae", "--picture", "seen.png")
+        *("data", "preview", str(folder), "--objective.name", "mae", *NONE, "--picture", "seen.png")
     )
     assert code == 0, err
     assert out == "seen.png\n"

@@ -39,15 +39,15 @@ def photos(tmp_path: Path) -> Path:
 
 
 def _planned(output: Output, *arguments: str | Path) -> Any:
-    """Return the resolved settings that `run --dry-run` prints."""
-    code = run_command_line(["run", *map(str, arguments), "--dry-run"])
+    """Return the resolved settings that `run --preset none --dry-run` prints."""
+    code = run_command_line(["run", *map(str, arguments), "--preset", "none", "--dry-run"])
     answer = output.readouterr()
     assert code == 0, answer.err
     return yaml.safe_load(answer.out)
 
 
 def _refused(output: Output, *arguments: str | Path) -> str:
-    code = run_command_line(["run", *map(str, arguments), "--dry-run"])
+    code = run_command_line(["run", *map(str, arguments), "--preset", "none", "--dry-run"])
     answer = output.readouterr()
     assert (code, answer.out) == (2, "")
     [sentence] = [line for line in answer.err.splitlines() if line.startswith("Error: ")]

@@ -180,7 +180,7 @@ def test_other_classes_than_those_of_the_model_are_refused(
     """A version must answer with the classes of the versions before it; the remedy is a name."""
     other = write_photos(tmp_path / "four", classes=4, images=6)
     shutil.copy(finished_run.folder / "mlflow.db", tmp_path)
-    refused = patchline("run", other, "--name", "photos", cwd=tmp_path)
+    refused = patchline("run", other, "--preset", "none", "--name", "photos", cwd=tmp_path)
     assert refused.code == 2
     assert "only here: falling" in refused.err
     assert "--name" in refused.err

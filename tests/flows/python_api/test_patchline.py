@@ -198,7 +198,9 @@ def test_a_run_starts_from_weights(tmp_path: Path) -> None:
     asked = new_run("photos", {"model": {"init": file, "activation": "gelu"}})
     flags = {"model": {"init": str(file), "activation": "gelu"}}
     assert asked == requested("photos", flags=flags)
-    assert asked.training.trainable == "head"
+    assert asked.training.trainable is None  # the plan decides
+    plain = new_run("photos", {"model": {"init": file}}, preset="none")
+    assert plain.training.trainable == "head"
     assert "model.activation" in (asked.set_by_user or ())
 
 

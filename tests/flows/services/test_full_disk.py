@@ -42,7 +42,7 @@ def test_a_run_on_a_disk_that_fills_up_is_closed_when_there_is_space(tmp_path: P
         servers = Servers(folder)
         try:
             assert servers.up().code == 0
-            settings = ("--training.epochs", "300", "--model.depth", "1")
+            settings = ("--preset", "none", "--training.epochs", "300", "--model.depth", "1")
             run = servers.begin("run", str(tmp_path / "photos"), *settings)
             until(lambda: list(folder.glob(".patchline/runs/*/training/best*")), "the training")
             _fill(folder / "filler")

@@ -121,7 +121,17 @@ def test_planted_secrets_are_found_nowhere(tmp_path: Path, guarded: str) -> None
         planted["PATCHLINE_WEBHOOK"] = hook
         command("notify", "create", "hook")
         command("notify", "list", "--json")
-        command("run", "photos", "--name", "shapes", "--training.epochs", "1", "--json")
+        command(
+            "run",
+            "photos",
+            "--preset",
+            "none",
+            "--name",
+            "shapes",
+            "--training.epochs",
+            "1",
+            "--json",
+        )
         command("models", "--json")
         lines = [" ".join(_command_line(each)) for each in psutil.process_iter()]
         seen += [line for line in lines if str(folder) in line]

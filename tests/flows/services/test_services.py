@@ -415,7 +415,7 @@ def test_runs_before_during_and_after_are_one_history(tmp_path: Path) -> None:
     servers = Servers(tmp_path)
 
     def train(seed: int) -> Finished:
-        flags = ("--training.epochs", "1", "--seed", str(seed), "--json")
+        flags = ("--preset", "none", "--training.epochs", "1", "--seed", str(seed), "--json")
         process = servers.begin("run", "photos", *flags)
         out, err = process.communicate(timeout=patient(600))
         assert process.returncode == 0, err

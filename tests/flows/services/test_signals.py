@@ -27,7 +27,7 @@ class LongRun:
     def __init__(self, folder: Path, *flags: str) -> None:
         self.folder = folder
         write_photos(folder / "photos", images=8)
-        arguments = ["run", "photos", "--training.epochs", "100000", *flags]
+        arguments = ["run", "photos", "--preset", "none", "--training.epochs", "100000", *flags]
         self.errors = folder / "stderr.txt"
         with self.errors.open("wb") as stream:
             self.process = subprocess.Popen(
@@ -177,7 +177,18 @@ def test_an_error_in_training_fails_the_run(tmp_path: Path) -> None:
     plugin = tmp_path / "exploding.py"
     plugin.write_text(_EXPLODING, encoding="utf-8")
     done = patchline(
-        *("run", "photos", "--plugin", plugin, "--model.name", "exploding", "--json"), cwd=tmp_path
+        *(
+            "run",
+            "photos",
+            "--preset",
+            "none",
+            "--plugin",
+            plugin,
+            "--model.name",
+            "exploding",
+            "--json",
+        ),
+        cwd=tmp_path,
     )
     assert done.code == 1
     assert "loss became nan" in done.err

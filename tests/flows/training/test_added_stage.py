@@ -108,7 +108,7 @@ def test_an_added_stage_is_a_task_reused_rehearsed_and_resumed(
     """Everything that the engine does for a stage, it does for one that it has never heard of."""
     (tmp_path / "taste.py").write_text(STAGE)
     (tmp_path / "entry.py").write_text(ENTRY)
-    flags = (str(photos), "--training.epochs", "1", "--training.threads", "1")
+    flags = (str(photos), "--preset", "none", "--training.epochs", "1", "--training.threads", "1")
     rehearsed = run(tmp_path, *flags, "--rehearse")
     assert rehearsed.code == 0, rehearsed.err
     assert "Tasting a crumb" in rehearsed.err

@@ -36,8 +36,8 @@ def stripes(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_learns_and_is_registered(stripes: Path, choice: tuple[str, str]) -> None:
     """The run ends with a registered version whose test accuracy no guess reaches."""
     done = patchline(
-        "run", "photos", *choice, "--training.epochs", "25", "--training.batch-size", "16",
-        "--json", cwd=stripes, timeout=900,
+        "run", "photos", *choice, "--preset", "none", "--training.epochs", "25",
+        "--training.batch-size", "16", "--json", cwd=stripes, timeout=900,
     )  # fmt: skip
     assert done.code == 0, done.err
     accuracy = done.json["metrics"]["test/accuracy"]

@@ -10,6 +10,7 @@ import pytest
 from tests.conftest import patchline, write_photos
 
 SETTINGS = (
+    "--preset", "none",
     "--model.embed-dim", "24", "--model.depth", "1", "--model.num-heads", "2",
     "--data.image-size", "16", "--json",
 )  # fmt: skip

@@ -28,7 +28,7 @@ def test_two_batches_hold_every_class(photos: Path, tmp_path: Path) -> None:
 
 def test_a_run_that_would_fail_late_fails_in_its_rehearsal(tmp_path: Path, photos: Path) -> None:
     """A setting that does not fit the images is the usual sentence, with the usual exit code."""
-    flags = ["--model.patch-embedding.patch-size", "5"]
+    flags = ["--preset", "none", "--model.patch-embedding.patch-size", "5"]
     done = patchline_here("run", photos, "--rehearse", *flags, cwd=tmp_path)
     assert done.code == 2
     assert "patch_size 5 does not divide the 32x32 image" in done.err
@@ -41,7 +41,9 @@ def test_images_without_labels_are_rehearsed(tmp_path: Path, photos: Path) -> No
     folder.mkdir()
     for number, file in enumerate(sorted(photos.rglob("*.png"))):
         shutil.copy(file, folder / f"{number}.png")
-    done = patchline("run", folder, "--rehearse", "--objective.name", "mae", cwd=tmp_path)
+    done = patchline(
+        "run", folder, "--rehearse", "--preset", "none", "--objective.name", "mae", cwd=tmp_path
+    )
     assert done.code == 0, done.err
     assert "images without labels: " in done.err
 

@@ -24,6 +24,7 @@ from tests.flows.conftest import Command
 from tests.patience import patient
 
 SETTINGS = [
+    "--preset", "none",
     "--training.epochs", "12", "--training.batch-size", "8", "--training.threads", "1",
     "--training.precision", "float32", "--model.depth", "2",
 ]  # fmt: skip
@@ -129,7 +130,7 @@ def test_an_interrupted_run_says_how_to_continue_it_and_refuses_other_data(
     """The last line names the command; when the data has changed since, that is refused."""
     write_photos(tmp_path / "photos", images=12)
     process = subprocess.Popen(
-        [str(PATCHLINE), "run", "photos", *SETTINGS[2:], "--training.epochs", "100000"],
+        [str(PATCHLINE), "run", "photos", *SETTINGS, "--training.epochs", "100000"],
         cwd=tmp_path,
         stderr=subprocess.PIPE,
         text=True,

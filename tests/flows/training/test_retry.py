@@ -49,6 +49,7 @@ def _config(folder: Path) -> RunConfig:
             "data": {"source": "image_folder", "path": str(folder)},
             "model": {"name": "vit", "depth": 1},
             "training": {"epochs": 2, "threads": 1},
+            "preset": "none",
         }
     )
 

@@ -12,8 +12,18 @@ import pytest
 
 from tests.conftest import Finished, Run, patchline, patchline_here, write_photos
 
+NONE = ("--preset", "none")
 STAGES = {"prepare", "train", "evaluate", "package"}
-SETTINGS = ["--training.epochs", "2", "--training.threads", "1", "--model.depth", "1"]
+SETTINGS = [
+    "--preset",
+    "none",
+    "--training.epochs",
+    "2",
+    "--training.threads",
+    "1",
+    "--model.depth",
+    "1",
+]
 
 
 def _client(folder: Path) -> Any:
@@ -35,7 +45,7 @@ def test_the_same_run_again_computes_nothing_and_has_everything(
 ) -> None:
     """It says so for each stage, registers a version of its own, and its MLflow run is complete."""
     workspace = Path(shutil.copytree(finished_run.folder, tmp_path / "workspace"))
-    flags = ("--training.epochs", "12", "--json")
+    flags = (*NONE, "--training.epochs", "12", "--json")
     done = patchline_here("run", "photos", *flags, cwd=workspace)
     assert done.code == 0, done.err
     first, again = finished_run.summary, done.json
@@ -67,7 +77,15 @@ def test_slices_by_a_column_of_a_table_evaluate_again(finished_run: Run, tmp_pat
     for number, file in enumerate(sorted(photos.rglob("*.png"))):
         lines.append(f"{file.relative_to(photos)},{file.parent.name},{'ab'[number % 2]}")
     (photos / "labels.csv").write_text("\n".join(lines) + "\n", encoding="utf-8")
-    flags = ["--training.epochs", "12", "--evaluation.slices", "column:site", "--json"]
+    flags = [
+        "--preset",
+        "none",
+        "--training.epochs",
+        "12",
+        "--evaluation.slices",
+        "column:site",
+        "--json",
+    ]
     done = patchline("run", photos / "labels.csv", *flags, cwd=tmp_path)
     assert done.code == 0, done.err
     assert set(done.json["reused"]) >= {"train"}
@@ -119,7 +137,16 @@ def test_what_changed_is_computed_again_and_what_did_not_is_not(tmp_path: Path) 
 def test_the_resolved_config_and_a_time_limit_are_answered_too(tmp_path: Path) -> None:
     """A run's own config.yaml asks for the same; so does the same time limit, which is said."""
     write_photos(tmp_path / "photos", images=12)
-    flags = ["photos", "--training.time-limit", "3s", "--training.threads", "1", "--json"]
+    flags = [
+        "photos",
+        "--preset",
+        "none",
+        "--training.time-limit",
+        "3s",
+        "--training.threads",
+        "1",
+        "--json",
+    ]
     first = patchline("run", *flags, cwd=tmp_path)
     assert first.code == 0, first.err
     again = patchline("run", *flags, cwd=tmp_path)

@@ -10,7 +10,9 @@ import pytest
 
 from tests.conftest import patchline, write_photos
 
+NONE = ("--preset", "none")
 SETTINGS = (
+    *NONE,
     "--model.embed-dim", "24", "--model.depth", "1", "--model.num-heads", "2",
     "--data.image-size", "16", "--training.epochs", "2", "--json",
 )  # fmt: skip
@@ -32,7 +34,9 @@ def test_runs_start_from_a_champion_and_from_a_file(tmp_path: Path) -> None:
     champion = ("--model.init", "champion")
     first, said = ran("photos", *SETTINGS, *champion, folder=tmp_path)
     assert "no champion yet: training starts from random weights" in said
-    second, said = ran("photos", "--training.epochs", "1", *champion, "--json", folder=tmp_path)
+    second, said = ran(
+        "photos", *NONE, "--training.epochs", "1", *champion, "--json", folder=tmp_path
+    )
     assert "initial weights: photos/1 (Patchline, 16x16 pixels); training all weights" in said
     client = MlflowClient(f"sqlite:///{tmp_path / 'mlflow.db'}")
     run = client.get_run(second["run_id"])
@@ -47,16 +51,16 @@ def test_runs_start_from_a_champion_and_from_a_file(tmp_path: Path) -> None:
     assert refused.code == 2
     packages = sorted((tmp_path / ".patchline" / "runs").glob("*/package"))
     weights = packages[0] / "model.safetensors"
-    third, said = ran("photos", "--model.init", str(weights), "--json", folder=tmp_path)
+    third, said = ran("photos", *NONE, "--model.init", str(weights), "--json", folder=tmp_path)
     assert "training the head alone" in said
     assert "head: validation accuracy" in said
     assert third["version"] == "3"
-    again, said = ran("photos", "--model.init", str(weights), "--json", folder=tmp_path)
+    again, said = ran("photos", *NONE, "--model.init", str(weights), "--json", folder=tmp_path)
     assert again["metrics"] == third["metrics"]
     longer = patchline("run", "--extend", "last", "--training.epochs", "9", cwd=tmp_path)
     assert longer.code == 2
     assert "fitted a head, which has no epochs to extend" in longer.err
-    _, said = ran("photos", "--model.init", "photos/3", "--json", folder=tmp_path)
+    _, said = ran("photos", *NONE, "--model.init", "photos/3", "--json", folder=tmp_path)
     assert "initial weights: photos/3 (Patchline, 16x16 pixels); training the head alone" in said
     wrong = patchline("run", "photos", "--model.init", "photos@none", cwd=tmp_path)
     assert wrong.code == 2

@@ -15,6 +15,7 @@ from patchline.pipeline.initial_weights.settings import (
     with_initial_weights,
     without_initial_weights,
 )
+from patchline.pipeline.planning import planner
 
 FOUND = InitialWeights(
     reference="/somewhere/tower.safetensors",
@@ -39,7 +40,7 @@ FOUND = InitialWeights(
 FILE = "tower.safetensors"
 
 
-def asked(preset: str | None = None, **sections: Any) -> RunConfig:
+def asked(preset: str = "none", **sections: Any) -> RunConfig:
     """Return the config of a run with initial weights and some flags."""
     flags = config_files.merged({"model": {"init": FILE}}, sections)
     return config_files.requested(None, preset_name=preset, flags=flags)
@@ -175,7 +176,7 @@ def test_a_model_of_which_the_head_was_trained_trains_its_head_again() -> None:
     frozen = version.model_copy(update={"head_only": True})
     model = {"init": "flowers/1"}
 
-    def trainable(found: InitialWeights, preset: str | None = None, **training: str) -> str | None:
+    def trainable(found: InitialWeights, preset: str = "none", **training: str) -> str | None:
         config = with_initial_weights(asked(preset, model=model, training=training), found)
         return config.training.trainable
 
@@ -190,6 +191,13 @@ def test_a_model_of_which_the_head_was_trained_trains_its_head_again() -> None:
     assert (slow.training.epochs, slow.training.batch_size) == (20, 32)  # 20 is the user's
     assert with_initial_weights(slow, frozen) == slow
     assert with_initial_weights(every, version).optimizer.learning_rate == 1e-3
+    planned = with_initial_weights(
+        asked("quick", model=model, training={"trainable": "all"}), frozen
+    )
+    assert (planned.optimizer.learning_rate, planned.training.batch_size) == (1e-4, 32)
+    set_keys = planner.user_settings(planned)
+    assert set_keys["optimizer.layer_decay"] == 0.75
+    assert planner.given_by_user(planned, set_keys) == {"model.init", "training.trainable"}
 
 
 def test_the_recipe_depends_on_what_is_trained() -> None:
@@ -198,7 +206,8 @@ def test_the_recipe_depends_on_what_is_trained() -> None:
     everything = asked(training={"trainable": "all"})
     assert (everything.optimizer.learning_rate, everything.optimizer.layer_decay) == (1e-4, 0.75)
     assert everything.training.epochs == 10
-    warm = config_files.requested(None, flags={"model": {"init": "flowers@champion"}})
+    flags = {"model": {"init": "flowers@champion"}}
+    warm = config_files.requested(None, preset_name="none", flags=flags)
     assert (warm.optimizer.learning_rate, warm.training.epochs) == (1e-3, 20)
     plain = RunConfig().training.epochs
     chosen = asked(training={"trainable": "all", "epochs": plain})
@@ -219,13 +228,13 @@ def test_pretraining_continues_with_all_weights(reference: str) -> None:
 def test_without_a_champion_training_is_as_usual() -> None:
     """The first run of a schedule has the usual rate and length, but for what was set."""
     flags: dict[str, Any] = {"model": {"init": "champion"}, "optimizer": {"weight_decay": 0.2}}
-    config = without_initial_weights(config_files.requested(None, flags=flags))
+    config = without_initial_weights(config_files.requested(None, preset_name="none", flags=flags))
     usual = RunConfig()
     assert config.model.init is None
     assert config.optimizer.learning_rate == usual.optimizer.learning_rate
     assert config.training.epochs == usual.training.epochs
     assert config.optimizer.weight_decay == 0.2
-    for preset in (None, "quick"):
+    for preset in ("none", "quick"):
         settings = {**flags, "training": {"epochs": 20}}
         config = config_files.requested(None, preset_name=preset, flags=settings)
         assert without_initial_weights(config).training.epochs == 20

@@ -106,7 +106,7 @@ def test_minutes_of_a_slow_machine_give_the_small_model_and_simple_augmentation(
     assert made.settings["augmentation"] == {"name": "standard", "pad": 0.0625}
     assert (config.training.ema_decay, config.training.initial_image_scale) == (0.0, 0.75)
     text = made.text()
-    for words in ("42,500 training images of 32 pixels", "measured 131 images/s", "2.5 epochs"):
+    for words in ("42,500 training images of 32 pixels", "measured 131 images/s", "3.4 epochs"):
         assert words in text
 
 
@@ -367,14 +367,41 @@ def test_heads_divide_an_embedding_that_is_set() -> None:
 
 
 def test_a_preset_without_a_length_keeps_to_its_minutes_and_epochs() -> None:
-    """A number of epochs that fits is fixed; where the time decides, a limit replaces it."""
+    """The length is fixed before the first step: whole epochs, or fewer than ten in steps."""
     few = plan(facts(training_images=10_000, rate=5_000.0, preset="quick"), {})
     assert few.settings["training"]["epochs"] == PRESETS["quick"].epochs
-    assert "time_limit" not in few.settings["training"]
-    for preset, minutes in (("quick", "5m"), ("best", "240m")):
-        many = plan(facts(rate=100.0, preset=preset), {}).settings["training"]
-        assert (many["time_limit"], many["max_epochs"]) == (minutes, PRESETS[preset].epochs)  # type: ignore[index]  # a preset's name
-        assert "epochs" not in many
+    for rate, preset in ((100.0, "quick"), (100.0, "best"), (20.0, "balanced")):
+        made = plan(facts(rate=rate, preset=preset), {})
+        training = whole(made).training
+        assert training.time_limit is None
+        if training.step_plan:
+            [(_, _, steps)] = training.step_plan
+            images = steps * training.batch_size
+        else:
+            images = training.epochs * 42_500
+        cost = 1 - training.full_size_from * (1 - training.initial_image_scale**2)
+        seconds = images * cost / made.images_per_second
+        assert seconds == pytest.approx(54 * PRESETS[preset].minutes, rel=0.1)  # type: ignore[index]  # a preset's name
+        text = made.text()
+        assert "for less, " in text
+        assert "--training.time-limit)" in text
+        assert ("--preset quick" in text) is (preset != "quick")
+
+
+def test_a_validation_split_larger_than_the_training_is_validated_in_parts() -> None:
+    """All validations take at most a tenth of the time, and there are some before the last."""
+    given = facts(training_images=1_000_000, validation_images=200_000, rate=50.0)
+    training = whole(plan(given, {})).training
+    assert training.step_plan
+    assert training.validation_plan
+    steps = [step for step, _ in training.validation_plan]
+    assert (len(steps), steps[-1]) == (6, training.step_plan[0][2])
+    validated = sum(images for _, images in training.validation_plan)
+    trained = training.step_plan[0][2] * training.batch_size
+    assert validated / 6 >= 64
+    assert validated / 3 <= 0.12 * trained
+    small = whole(plan(facts(validation_images=5_000, rate=200.0), {})).training
+    assert small.validation_plan is None
 
 
 def test_a_maximum_of_epochs_that_is_set_counts() -> None:
@@ -385,18 +412,17 @@ def test_a_maximum_of_epochs_that_is_set_counts() -> None:
     )
     slow = plan(facts(rate=1.0), user).settings["training"]
     assert "epochs" not in slow
-    assert slow["time_limit"] == "30m"
+    assert slow["step_plan"][0][2] < 5 * 42_500 / slow["batch_size"]
 
 
-def test_a_busy_moment_does_not_shorten_a_plan() -> None:
-    """Measured at a sixth of its speed, 8,000 images still get up to 60 epochs, and the time."""
+def test_what_was_measured_at_a_busy_moment_stays_the_plan() -> None:
+    """A plan is kept, so it follows the measured speed; its reason says that other programs ran."""
     idle = plan(facts(training_images=8_000, rate=900.0), {})
-    busy = plan(facts(training_images=8_000, rate=150.0), {})
+    given = facts(training_images=8_000, rate=150.0).model_copy(update={"busy_cores": 1.5})
+    busy = plan(given, {})
     assert idle.settings["training"]["epochs"] == 60
-    assert busy.settings["training"]["max_epochs"] == 60
-    assert busy.settings["training"]["time_limit"] == "30m"
-    assert whole(busy).training.time_limit == "30m"
-    assert any("at most 60 epochs fit into the 30 min of balanced" in each for each in busy.reasons)
+    assert whole(busy).training.epochs < 50
+    assert any("other programs used 1.5 CPU cores" in each for each in busy.reasons)
 
 
 @pytest.mark.parametrize(

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from patchline.pipeline.config import RunConfig
 from patchline.pipeline.config_files import requested
 from patchline.pipeline.data.ingestion import ingest
-from patchline.pipeline.models.model_building import build_model
-from patchline.pipeline.planning import planner
-from patchline.pipeline.planning.facts import Plan, Speed
+from patchline.pipeline.planning import measuring, planner
+from patchline.pipeline.planning.facts import DataFacts, Plan, PlanFacts, Speed
 from patchline.pipeline.planning.measuring import measure
 from patchline.pipeline.planning.measuring_job import Measurement
 from patchline.pipeline.planning.plan import plan
@@ -21,9 +22,8 @@ from patchline.pipeline.stages import engine
 from patchline.pipeline.stages.context import Context, Reporting
 from patchline.pipeline.stages.plan import PLAN
 from patchline.pipeline.training.speed import precision
-from patchline.pipeline.training.speed.precision import Chooser
+from patchline.pipeline.training.speed.thread_plan import OtherPrograms
 from patchline.pipeline.workers.event_log import EventWriter
-from patchline.plugin_api import ImageSpec
 
 
 def asked(photos: Path, **flags: Any) -> RunConfig:
@@ -59,10 +59,12 @@ def test_a_plan_is_remembered_and_keeps_the_settings_stable(
     work = tmp_path / "work"
     config = asked(photos, training={"time_limit": "1m"})
     data = ingest(config, work)
-    speeds = iter([900.0, 1.0, 5.0])
+    loads = iter([(900.0, 2), (1.0, 1), (5.0, 1)])
 
     def measured(*_: object) -> Measurement:
-        return Measurement(speeds=(Speed(candidate="tiny", images_per_second=next(speeds)),))
+        rate, threads = next(loads)
+        speed = Speed(candidate="tiny", images_per_second=rate, precision="float32")
+        return Measurement(speeds=(speed,), threads=threads)
 
     monkeypatch.setattr(planner, "measured_apart", measured)
 
@@ -78,9 +80,13 @@ def test_a_plan_is_remembered_and_keeps_the_settings_stable(
     assert planned(config) == first
     seeded = config.model_copy(update={"seed": 3})
     assert planned(seeded) == first
+    assert planner.with_plan(config, first).training.threads == 2
     other = planned(asked(photos, training={"time_limit": "2m"}))
     assert other.images_per_second < first.images_per_second
-    assert planned(config, fresh=True) not in (first, other)
+    measured_again = planned(config, fresh=True)
+    assert measured_again not in (first, other)
+    assert planner.with_plan(config, measured_again).training.threads == 1
+    assert planned(config) == measured_again
 
 
 def test_the_planned_config_has_every_setting_and_no_preset(photos: Path, tmp_path: Path) -> None:
@@ -99,30 +105,97 @@ def test_the_planned_config_has_every_setting_and_no_preset(photos: Path, tmp_pa
     assert whole.data.path == str(photos)
 
 
+def measured_on(photos: Path, tmp_path: Path, **training: Any) -> Measurement:
+    """Measure the fastest candidate alone, with real steps."""
+    config = asked(photos, training=training)
+    data = ingest(config, tmp_path / "work")
+    facts = planner.plan_facts(config, data)
+    job = planner.measuring_job(config, data, facts, planner.user_settings(config))
+    job = job.model_copy(update={"budget_seconds": 0.001, "images": 8})
+    with closing(EventWriter(tmp_path / "events.jsonl")) as events:
+        return measure(job, events)
+
+
 def test_measuring_gives_a_speed_for_the_first_candidate_at_least(
     photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A budget of nothing still measures the fastest model, with real steps.
-
-    Its precision is remembered for the training.
-    """
+    """A budget of nothing still measures the fastest model, in the precision that is faster."""
     monkeypatch.setattr(precision, "certain_reason", lambda _: "")
-    config = asked(photos)
-    data = ingest(config, tmp_path / "work")
-    facts = planner.plan_facts(config, data)
-    job = planner.measuring_job(config, data, facts, {})
-    changes = {"budget_seconds": 0.001, "images": 8, "workspace": tmp_path / "work"}
-    job = job.model_copy(update=changes)
-    events = EventWriter(tmp_path / "events.jsonl")
-    found = measure(job, events)
-    assert [speed.candidate for speed in found.speeds] == ["tiny"]
-    assert found.speeds[0].images_per_second > 0
-    monkeypatch.setattr(precision, "faster", lambda _: pytest.fail("was measured again"))
-    chosen = job.candidates[0].config
-    side = chosen.data.image_size or 0
-    image = ImageSpec(
-        channels=3, height=side, width=side, mean=(0.5,) * 3, std=(0.5,) * 3, resize="crop"
+    found = measured_on(photos, tmp_path)
+    [speed] = found.speeds
+    assert speed.candidate == "tiny"
+    assert speed.images_per_second > 0
+    assert speed.precision in {"float32", "bfloat16"}
+    assert "images/s in float32" in speed.precision_reason
+    assert found.threads == torch.get_num_threads()
+
+
+def test_what_is_set_is_not_measured(
+    photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A precision and a number of threads stand, and the speed is that with them."""
+    monkeypatch.setattr(precision, "faster", lambda _: pytest.fail("was measured"))
+    before = torch.get_num_threads()
+    try:
+        found = measured_on(photos, tmp_path, precision="bfloat16", threads=2)
+    finally:
+        torch.set_num_threads(before)
+    assert (found.speeds[0].precision, found.speeds[0].precision_reason) == ("bfloat16", "")
+    assert found.threads == 2
+
+
+def test_fewer_threads_are_planned_where_other_programs_use_the_cores(
+    photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only if that is clearly faster, and with the reason."""
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.setattr(OtherPrograms, "cores", lambda _: 1.5)
+    rates = {2: 60.0, 1: 1_000.0}
+    monkeypatch.setattr(measuring, "measured_rates", lambda *_, **__: rates)
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        found = measured_on(photos, tmp_path)
+        torch.set_num_threads(2)
+        rates[2] = 900.0
+        close = measured_on(photos, tmp_path)
+    finally:
+        torch.set_num_threads(before)
+    assert found.threads == 1
+    assert found.threads_reason == (
+        "measured 1,000 images/s against 60 with 2, while other programs use 1.5 CPU cores"
     )
-    model = build_model(chosen.model, image, job.num_classes)
-    remembered = Chooser(chosen, image, job.num_classes, model, job.workspace).choose()
-    assert "images/s in float32" in remembered.reason
+    assert (close.threads, close.threads_reason) == (2, "")
+
+
+_SPEEDS = (
+    Speed(candidate="tiny", images_per_second=9.0, precision="float32", precision_reason="why"),
+    Speed(candidate="small", images_per_second=4.0, precision="bfloat16", precision_reason="so"),
+)
+
+
+@pytest.mark.parametrize(
+    ("candidate", "user", "settings", "words"),
+    [
+        ("tiny", {}, ("float32", 1), "computed with 1 thread (busy) in float32 (why); --fresh"),
+        ("small", {}, ("bfloat16", 1), "1 thread (busy) in bfloat16 (so)"),
+        ("huge", {}, ("bfloat16", 1), "in bfloat16 (so)"),
+        ("tiny", {"training.threads": 4}, ("float32", None), "computed with float32 (why)"),
+        ("tiny", {"training.precision": "bfloat16"}, (None, 1), "computed with 1 thread (busy)"),
+        ("tiny", {"training.precision": "float32", "training.threads": 1}, (None, None), ""),
+    ],
+)
+def test_the_plan_computes_as_it_measured(
+    candidate: str, user: dict[str, Any], settings: tuple[str | None, int | None], words: str
+) -> None:
+    """Threads and precision are settings of the plan, unless the user has set them."""
+    facts = PlanFacts(preset="quick", data=DataFacts(training_images=9, classes=2, median_side=32))
+    made = Plan(
+        settings={}, summary=(), reasons=(), images_per_second=1.0, facts=facts, candidate=candidate
+    )
+    measured = Measurement(speeds=_SPEEDS, threads=1, threads_reason="busy")
+    whole = planner.computed_as_measured(made, measured, user)
+    training = whole.settings.get("training", {})
+    assert (training.get("precision"), training.get("threads")) == settings
+    assert words in whole.text()
+    assert bool(whole.reasons) is bool(words)

@@ -9,7 +9,13 @@ import pytest
 
 from benchmarks.plans import CPU, H100, MACHINES, Case, Machine, facts_of, settings_of, table
 from patchline.pipeline.planning.facts import PlanFacts
-from patchline.pipeline.planning.plan import Decision, decided, images_by_training, plan
+from patchline.pipeline.planning.plan import (
+    Decision,
+    decided,
+    images_by_training,
+    most_epochs,
+    plan,
+)
 from patchline.pipeline.planning.tiers import tiers_for, work
 from patchline.pipeline.presets import PRESETS, PresetName
 
@@ -58,7 +64,7 @@ def test_more_images_never_get_less() -> None:
             if more.chosen.tier != fewer.chosen.tier:
                 continue
             assert more.batch >= fewer.batch, where
-            has_time = "epochs" in plan(others, {}).settings["training"]
+            has_time = more.length.epochs >= most_epochs(others, more.user)
             if has_time and more.repeated == fewer.repeated:
                 assert more.steps >= min(ENOUGH, ROUNDING * fewer.steps), where
 

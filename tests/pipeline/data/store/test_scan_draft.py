@@ -77,8 +77,8 @@ def test_the_store_needs_no_files_once_they_are_read(
 
 
 def test_the_default_size_is_told_from_a_few_headers(photos: Path, tmp_path: Path) -> None:
-    """Without a setting, photographs of 32 pixels are kept in this size."""
-    config, work = config_of(photos), tmp_path / "work"
+    """Without a setting and a plan, photographs of 32 pixels are kept in this size."""
+    config, work = config_of(photos).model_copy(update={"preset": None}), tmp_path / "work"
     data = ingestion.ingest(config, work)
     shutil.rmtree(photos / "down")
     assert prepared(config, data, work).shape == (13, 32, 32, 3)

@@ -1,0 +1,116 @@
+"""The plan for training without labels: the length; model and recipe stay the objective's own.
+
+A pure function, as in `patchline.pipeline.planning.plan`. Nothing about the accuracy of a
+classifier that starts from the encoder can be planned from images without labels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from patchline.pipeline import config_files
+from patchline.pipeline.config import RunConfig
+from patchline.pipeline.initial_weights import recipe
+from patchline.pipeline.planning import speed
+from patchline.pipeline.planning.facts import Plan, PlanFacts
+from patchline.pipeline.planning.fixed_length import (
+    TRAINING_SHARE,
+    fixed_length,
+    length_is_set,
+    number,
+    shorter,
+)
+from patchline.pipeline.planning.recipes import Length
+from patchline.pipeline.planning.tiers import OWN, TIERS
+from patchline.pipeline.planning.user_settings import UserSettings
+from patchline.pipeline.presets import PRESETS
+from patchline.pipeline.terminal_words import duration
+
+_DEFAULTS = RunConfig()
+_FEWER_FROM_WEIGHTS = 3
+"""Continued pre-training takes a third of the epochs, as a warm start does."""
+
+
+def pretraining_plan(facts: PlanFacts, user_settings: Mapping[str, Any]) -> Plan:
+    """Return the plan of a run whose objective uses no labels.
+
+    Args:
+        facts: data, machine, and the measured speed of the model with its objective.
+        user_settings: what the user has set, by dotted key; never changed.
+    """
+    user = UserSettings(user_settings)
+    starts = bool(user.get("model.init"))
+    settings: dict[str, Any] = {}
+    if starts:
+        settings = {"optimizer": recipe.WARM_START["optimizer"]}
+    most = _most_epochs(facts, user, starts=starts)
+    length = _length(facts, user, most)
+    if not length_is_set(user.values):
+        batch = user.get("training.batch_size") or _DEFAULTS.training.batch_size
+        training = fixed_length(facts, user, length, batch=batch, most_epochs=most)
+        settings = config_files.merged(settings, {"training": training})
+    return Plan(
+        settings=user.without_set(settings),
+        summary=_summary(user, settings, length, starts=starts),
+        reasons=(_why_length(facts, user, length, most),),
+        images_per_second=length.images_per_second,
+        facts=facts,
+    )
+
+
+def _most_epochs(facts: PlanFacts, user: UserSettings, *, starts: bool) -> int:
+    epochs = PRESETS[facts.preset].epochs
+    epochs = epochs // _FEWER_FROM_WEIGHTS if starts else epochs
+    return int(min(epochs, user.get("training.max_epochs") or epochs))
+
+
+def _length(facts: PlanFacts, user: UserSettings, most: int) -> Length:
+    rate = speed.images_per_second(facts, TIERS[1], TIERS, OWN)
+    images = max(1, facts.data.training_images)
+    knots = user.get("training.step_plan")
+    if knots:
+        batch = user.get("training.batch_size") or _DEFAULTS.training.batch_size
+        seen = float(knots[-1][2] * batch)
+    elif user.seconds:
+        seen = rate * user.seconds * TRAINING_SHARE
+    elif user.get("training.epochs"):
+        seen = float(user.get("training.epochs") * images)
+    else:
+        seen = min(float(most * images), rate * PRESETS[facts.preset].minutes * 60 * TRAINING_SHARE)
+    return Length(seen, seen / images, rate)
+
+
+# -- in words ----------------------------------------------------------------------------------
+
+
+def _summary(
+    user: UserSettings, settings: Mapping[str, Any], length: Length, *, starts: bool
+) -> tuple[str, str]:
+    model = user.get("model.name", _DEFAULTS.model.name)
+    of = "that of the initial weights" if starts else f"{model}, as set or by default"
+    optimizer = settings.get("optimizer", {})
+    default = optimizer.get("learning_rate", _DEFAULTS.optimizer.learning_rate)
+    rate = user.get("optimizer.learning_rate", default)
+    name = user.get("optimizer.name", _DEFAULTS.optimizer.name)
+    limit = user.get("training.time_limit")
+    epochs = f"{number(length.epochs)} epochs"
+    long = f"{limit}, about {epochs}" if limit else epochs
+    return f"model: {of}", f"pre-training without labels: {long}, {name} at {rate:g}"
+
+
+def _why_length(facts: PlanFacts, user: UserSettings, length: Length, most: int) -> str:
+    verb = "measured" if speed.is_measured(facts, OWN) else "estimated"
+    known = (
+        f"{verb} {number(length.images_per_second)} images/s "
+        f"({facts.machine.computes_on}) on {facts.data.training_images:,} training images"
+    )
+    epochs = number(length.epochs)
+    if limit := user.get("training.time_limit"):
+        return f"{known}: {limit}, including validation, is about {epochs} epochs"
+    took = f"{epochs} epochs take about {duration(length.seconds / TRAINING_SHARE)}"
+    if length_is_set(user.values):
+        return f"{known}: {took}"
+    minutes = duration(PRESETS[facts.preset].minutes * 60)
+    aim = f"{facts.preset} aims at {minutes}, at most {most} epochs"
+    return f"{known}: {took} ({aim}; {shorter(facts.preset)})"
