@@ -16,6 +16,15 @@ from patchline.pipeline.files.stored_images import StoredImages
 from patchline.pipeline.models.fitting_batches import fitting_batches
 from patchline.plugin_api import ImageSpec
 
+HALF_PRECISIONS = {"bfloat16": torch.bfloat16, "float16": torch.float16}
+"""What autocast multiplies in, by the name of a precision; in float32 it is off."""
+
+
+def autocast(device: torch.device, precision: str) -> torch.autocast:
+    """Return the context in which a forward pass has a precision."""
+    half = HALF_PRECISIONS.get(precision)
+    return torch.autocast(device.type, half or torch.bfloat16, enabled=half is not None)
+
 
 def normalised(images_BHWC: torch.Tensor, image: ImageSpec) -> torch.Tensor:
     """Normalise uint8 images (B, H, W, C) for a model: float32 (B, C, H, W)."""
@@ -47,10 +56,9 @@ def logits_of_batch(
         model: on the device of the images.
         images_BHWC: not normalised.
         image: the normalisation.
-        precision: float32 or bfloat16.
+        precision: float32, bfloat16 or float16.
     """
-    device = images_BHWC.device.type
-    with torch.autocast(device, torch.bfloat16, enabled=precision == "bfloat16"):
+    with autocast(images_BHWC.device, precision):
         logits_BK: torch.Tensor = model(normalised(images_BHWC, image))
     return logits_BK
 

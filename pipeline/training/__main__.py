@@ -27,6 +27,10 @@ def train(job: TrainingJob, events: EventWriter) -> FrozenModel:
         return refit_head(job, events) if job.part.refit else probe(job, events)
     if trainable == "head_then_all":
         fit_head_first(job, events)
+    unusable = detect_machine().unusable_gpu
+    if unusable and job.config.training.device == "auto":
+        message = f"The GPU is not used: {unusable}. Install a build of torch for this GPU."
+        events.write("warning", message=message)
     several = job.config.training.processes > 1
     result = train_in_processes(job) if several else lead(job, events, ProcessGroup())
     if trainable == "head_then_all" and isinstance(result, TrainResult):

@@ -203,9 +203,10 @@ class TrainingConfig(FrozenModel):
     """Fraction of training after which the model's patch dropout ends, so that the last steps
     see whole images."""
 
-    precision: Literal["auto", "float32", "bfloat16"] = "auto"
-    """Precision of the forward pass (bfloat16 uses autocast); auto measures both and chooses
-    bfloat16 if it is clearly faster."""
+    precision: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    """Precision of the forward pass: bfloat16 and float16 use autocast, float16 with a scaled loss
+    (arXiv 1710.03740). auto measures float32 and bfloat16, or float16 on a GPU without bfloat16,
+    and chooses the latter if it is clearly faster."""
 
     compile: bool | None = None
     """Whether to compile the model with torch.compile, which takes a minute or more; by default on

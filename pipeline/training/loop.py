@@ -26,6 +26,7 @@ from patchline.pipeline.training.length.validation_plan import Timed
 from patchline.pipeline.training.machine import choose_device, detect_machine
 from patchline.pipeline.training.processes.process_group import ProcessGroup
 from patchline.pipeline.training.recipe.ema import MovingAverage
+from patchline.pipeline.training.recipe.loss_scale import LossScale
 from patchline.pipeline.training.recipe.model_schedules import ModelSchedules
 from patchline.pipeline.training.recipe.objectives import build_objective, save_trained
 from patchline.pipeline.training.recipe.optimizer import averages_itself, build_optimizer
@@ -105,6 +106,7 @@ class Training:
             average=average,
             optimizer=build_optimizer(job.config.optimizer, model),
             plan=plan,
+            loss_scale=LossScale(self.precision.name),
             rate_cuts=list(settings.rate_cuts),
             halvings=list(settings.halvings),
             thread_changes=list(settings.thread_changes),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterable
 
 from patchline.pipeline.errors import ConfigError
 from patchline.pipeline.frozen_model import FrozenModel
@@ -24,24 +25,55 @@ class Machine(FrozenModel):
     """The available devices: their names in a config, with their product names."""
     gpus: int = 0
     """Number of CUDA devices."""
+    unusable_gpu: str = ""
+    """Why the GPU of this machine cannot be used; empty if there is none or it can."""
 
 
 def detect_machine() -> Machine:
     """Query torch in this process."""
     import torch
 
-    devices = {"cpu": "cpu"}
+    devices, unusable = {"cpu": "cpu"}, ""
     if torch.cuda.is_available():
-        devices["cuda"] = torch.cuda.get_device_name()
+        name, capability = torch.cuda.get_device_name(), torch.cuda.get_device_capability()
+        architectures = torch.cuda.get_arch_list()
+        if has_kernels(capability, architectures):
+            devices["cuda"] = name
+        else:
+            major, minor = capability
+            unusable = (
+                f"torch {torch.__version__} has no kernels for {name}, which is of compute "
+                f"capability {major}.{minor}, but only for {', '.join(architectures)}"
+            )
     if torch.backends.mps.is_available():
         devices["mps"] = "mps"
-    capability = torch.backends.cpu.get_cpu_capability()
     return Machine(
-        cpu_capability=capability,
+        cpu_capability=torch.backends.cpu.get_cpu_capability(),
         threads=torch.get_num_threads(),
         devices=devices,
         gpus=torch.cuda.device_count() if "cuda" in devices else 0,
+        unusable_gpu=unusable,
     )
+
+
+def has_kernels(capability: tuple[int, int], architectures: Iterable[str]) -> bool:
+    """Return whether a build of torch runs on a GPU.
+
+    Machine code (sm_86) runs on GPUs of the same major version whose minor version is not lower;
+    intermediate code (compute_86) on all GPUs that are not older.
+
+    Args:
+        capability: compute capability of the GPU, such as (8, 6).
+        architectures: that torch is built for, as `torch.cuda.get_arch_list` returns them.
+    """
+    for each in architectures:
+        kind, _, number = each.partition("_")
+        digits = number.rstrip("abcdefghijklmnopqrstuvwxyz")
+        version = (int(digits[:-1]), int(digits[-1]))
+        is_of_major = version[0] == capability[0]
+        if version <= capability and (is_of_major or kind == "compute"):
+            return True
+    return False
 
 
 @functools.cache
@@ -61,6 +93,11 @@ def choose_device(config: TrainingConfig, machine: Machine) -> str:
     name = config.device
     if name == "auto":
         name = "cuda" if "cuda" in machine.devices else "cpu"
+    if name == "cuda" and machine.unusable_gpu:
+        raise ConfigError(
+            f"training.device is 'cuda', but {machine.unusable_gpu}. Install a build of torch for "
+            "this GPU, or set training.device to cpu."
+        )
     if name not in machine.devices:
         raise ConfigError(
             f"training.device is '{name}', but this machine has {', '.join(machine.devices)}. "

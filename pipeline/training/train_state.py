@@ -16,6 +16,7 @@ from torch import nn
 from patchline.pipeline.errors import DamagedFileError
 from patchline.pipeline.training.length.step_plan import StepPlan
 from patchline.pipeline.training.recipe.ema import MovingAverage
+from patchline.pipeline.training.recipe.loss_scale import LossScale
 from patchline.pipeline.training.running_sums import RunningSums
 from patchline.pipeline.training.train_result import EpochRecord
 
@@ -32,6 +33,7 @@ class TrainState:
     average: MovingAverage
     optimizer: torch.optim.Optimizer
     plan: StepPlan
+    loss_scale: LossScale = field(default_factory=LossScale)
     step: int = 0
     training_seconds: float = 0.0
     """Time spent in steps, without validation, over all attempts."""
@@ -87,6 +89,7 @@ class TrainState:
             "rate_cuts": self.rate_cuts,
             "halvings": self.halvings,
             "thread_changes": self.thread_changes,
+            "loss_scale": self.loss_scale.numbers(),
             "optimizer_groups": [_numbers_of(group) for group in self.optimizer.param_groups],
         }
 
@@ -116,6 +119,7 @@ class TrainState:
         groups = self.optimizer.param_groups
         for group, saved in zip(groups, numbers["optimizer_groups"], strict=True):
             group.update(saved)
+        self.loss_scale.restore(numbers["loss_scale"])
         self.plan.knots = StepPlan(numbers["plan"]).knots
         self.step = numbers["step"]
         self.training_seconds = numbers["training_seconds"]

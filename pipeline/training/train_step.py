@@ -16,7 +16,7 @@ from torch import nn
 
 from patchline.pipeline.config import RunConfig
 from patchline.pipeline.data.batches.loader import Batch
-from patchline.pipeline.models.inference import normalised
+from patchline.pipeline.models.inference import autocast, normalised
 from patchline.pipeline.training.device import DeterministicKernels
 from patchline.pipeline.training.processes.batch_parts import BatchPart
 from patchline.pipeline.training.processes.process_group import ProcessGroup
@@ -43,7 +43,8 @@ class Gradients:
     """Number of images that were classified correctly; 0 without classes."""
     images: int
     norm: torch.Tensor
-    """Global norm of the gradient, before clipping."""
+    """Global norm of the gradient, before clipping; 0 if it overflows float16, so that the update
+    is left out."""
 
 
 @dataclass(frozen=True)
@@ -91,7 +92,9 @@ class TrainStep:
         with self.group.sharing_memory_errors(), self.kernels.chosen():
             loss, correct = self._backward(state, batch, part, progress, parts)
         loss, correct = self.group.sum_up(state.model, loss, correct)
-        return Gradients(loss, correct, part.batch_images, self._clip(state.parameters))
+        state.loss_scale.unscale(state.parameters)
+        norm = state.loss_scale.tolerated(self._clip(state.parameters))
+        return Gradients(loss, correct, part.batch_images, norm)
 
     def _backward(
         self, state: TrainState, batch: Batch, part: BatchPart, progress: float, parts: int
@@ -111,12 +114,10 @@ class TrainStep:
             inputs_BCHW, targets, shown_B = inputs_BCHW[1:], targets[1:], shown_B[1:]
         loss, correct = torch.zeros((), device=self.device), torch.zeros_like(labels_B[0])
         for micro, share in part.micro_batches(parts):
-            with torch.autocast(
-                self.device.type, torch.bfloat16, enabled=self.precision == "bfloat16"
-            ):
+            with autocast(self.device, self.precision):
                 outputs = state.model(inputs_BCHW[micro])
             part_loss = share * self.objective.loss(outputs, targets[micro])
-            part_loss.backward()  # type: ignore[no-untyped-call]  # torch leaves it unannotated
+            state.loss_scale.scaled(part_loss).backward()  # type: ignore[no-untyped-call]  # torch leaves it unannotated
             loss = loss + part_loss.detach()
             if self.num_classes:
                 right_B = outputs.detach().argmax(1) == shown_B[micro]
@@ -135,7 +136,7 @@ class TrainStep:
         """Apply the gradients to this process's copy of the weights."""
         for group in state.optimizer.param_groups:
             group["lr"] = learning_rate * group.get("rate_factor", 1.0)
-        state.optimizer.step()
+        state.loss_scale.step(state.optimizer)
         state.step += 1
 
     def micro_batches_at(self, state: TrainState) -> int:

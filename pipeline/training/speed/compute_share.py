@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from patchline.pipeline.models.inference import normalised
+from patchline.pipeline.models.inference import HALF_PRECISIONS, normalised
 from patchline.pipeline.training.device import wait_for
 from patchline.pipeline.training.recipe.progressive_size import ProgressiveSize
 from patchline.plugin_api import ImageSpec
@@ -97,7 +97,7 @@ def _one_view_in_evaluation(model: nn.Module) -> Iterator[None]:
 def matrix_product_rate(device: torch.device, precision: str) -> float:
     """Return the floating-point operations per second of a large matrix product; the best of 4."""
     side = _SIDE.get(device.type, 1024)
-    dtype = torch.bfloat16 if precision == "bfloat16" else torch.float32
+    dtype = HALF_PRECISIONS.get(precision, torch.float32)
     square = torch.ones(side, side, dtype=dtype, device=device)
     best = float("inf")
     for _ in range(_ROUNDS):

@@ -39,7 +39,8 @@ _WORTH_CASTING = 1.15
 _FEWEST_IMAGES, _MOST_IMAGES = 8, 256
 """Of a measured step."""
 _ROUNDS, _ENLARGED = 3, 2
-_NAMES = ("float32", "bfloat16")
+_FIRST_WITH_TENSOR_CORES = (7, 0)
+"""Compute capability from which a GPU multiplies float16 several times faster than float32."""
 _X86 = {"x86_64", "amd64"}
 
 
@@ -47,7 +48,7 @@ class Precision(FrozenModel):
     """The precision of a training run, and why it has that one."""
 
     name: str
-    """float32 or bfloat16."""
+    """float32, bfloat16 or float16."""
     reason: str = ""
     """Empty if it is set."""
 
@@ -78,14 +79,19 @@ class Chooser:
         if setting != "auto":
             return Precision(name=setting)
         device = next(self.model.parameters()).device
-        if reason := certain_reason(device) or self._reason_of_folds():
+        half = half_precision(device)
+        if self.is_frozen and half == "float16":
+            reason = "features are not scaled, so they could overflow in float16"
+        else:
+            reason = certain_reason(device) or self._reason_of_folds()
+        if reason:
             return Precision(name="float32", reason=reason)
         if self.workspace is None:
-            return self._measured(seconds)
+            return self._measured(half, seconds)
         memory, key = StageMemory(self.workspace), self._ingredients(device)
         recalled = memory.recall(STAGE, key, Precision)
         if recalled is None:
-            recalled = self._measured(seconds)
+            recalled = self._measured(half, seconds)
             memory.remember(STAGE, recalled, self.workspace / STAGE, key)
         return recalled
 
@@ -95,7 +101,7 @@ class Chooser:
             return ""
         return "the calibration on all folds needs the float32 features of all images"
 
-    def _measured(self, seconds: float) -> Precision:
+    def _measured(self, half: str, seconds: float) -> Precision:
         plain = self.config.model_copy(update={"augmentation": PluginChoice(name="none")})
 
         def steps(name: str, batch: int) -> Iterator[float]:
@@ -108,10 +114,10 @@ class Chooser:
         with torch.random.fork_rng():
             while most > 1:
                 try:
-                    return faster(images_per_second(steps, most, seconds))
+                    return faster(images_per_second(steps, half, most, seconds))
                 except torch.OutOfMemoryError:
                     most //= 2
-        return Precision(name="float32", reason="there is not enough memory to measure bfloat16")
+        return Precision(name="float32", reason=f"there is not enough memory to measure {half}")
 
     def _ingredients(self, device: torch.device) -> Ingredients:
         """Return everything that decides which precision is faster."""
@@ -149,42 +155,50 @@ def choose_for_training(chooser: Chooser, folder: Path, events: EventWriter) -> 
 
 
 def certain_reason(device: torch.device) -> str:
-    """Return why bfloat16 cannot be faster on a device; empty if only measuring can tell."""
+    """Return why float32 is certain on a device; empty if only measuring can tell."""
     if device.type == "mps":
         return "bfloat16 is untested on mps"
     if device.type == "cuda":
-        has = torch.cuda.is_bf16_supported(including_emulation=False)
-        return "" if has else "this GPU does not support bfloat16 natively"
+        return "" if half_precision(device) else "this GPU has no fast arithmetic of 16 bits"
     emulated = platform.machine().lower() in _X86 and not torch.cpu._is_avx512_bf16_supported()  # noqa: SLF001 - no public name
     return "this CPU has no bfloat16 vector instructions" if emulated else ""
 
 
+def half_precision(device: torch.device) -> str:
+    """Return the precision of 16 bits that a device may be faster in; empty if there is none."""
+    if device.type != "cuda" or torch.cuda.is_bf16_supported(including_emulation=False):
+        return "bfloat16"
+    fast = torch.cuda.get_device_capability(device) >= _FIRST_WITH_TENSOR_CORES
+    return "float16" if fast else ""
+
+
 def images_per_second(
-    steps: Callable[[str, int], Iterator[float]], most: int, seconds: float
+    steps: Callable[[str, int], Iterator[float]], half: str, most: int, seconds: float
 ) -> dict[str, float]:
     """Measure both precisions in turn, and return the best rate of each.
 
     Args:
         steps: yields the seconds of steps, for the name of a precision and a number of images.
+        half: the precision to compare float32 with.
         most: images of a step, at most; on a slow machine, a step has fewer.
         seconds: how long this should take; a few steps of a few images are always measured.
     """
-    began, batch = None, min(_FEWEST_IMAGES, most)
+    began, batch, names = None, min(_FEWEST_IMAGES, most), ("float32", half)
     while True:
-        running = {name: steps(name, batch) for name in _NAMES}
+        running = {name: steps(name, batch) for name in names}
         for each in running.values():
             next(each)  # the first step warms up caches
         if began is None:  # what the first steps of all load and compile says nothing
             began = time.monotonic()
         step = max(next(each) for each in running.values())
         left = seconds - (time.monotonic() - began)
-        room = left / (step * len(_NAMES) * (2 + _ROUNDS))
+        room = left / (step * len(names) * (2 + _ROUNDS))
         if batch == most or room < _ENLARGED:
             break
         # The update of the weights takes the same for any number of images, so few do not tell.
         # Each new number costs a step to warm up, so the next one is as large as the time allows.
         batch = min(most, batch * 2 ** int(math.log2(room)))
-    best = dict.fromkeys(_NAMES, float("inf"))
+    best = dict.fromkeys(names, float("inf"))
     for _ in range(_ROUNDS):
         for name, each in running.items():
             best[name] = min(best[name], next(each))
@@ -192,10 +206,11 @@ def images_per_second(
 
 
 def faster(rates: dict[str, float]) -> Precision:
-    """Return bfloat16 if it is clearly faster, with both rates in the reason."""
-    ratio = rates["bfloat16"] / rates["float32"]
+    """Return the precision of 16 bits if it is clearly faster, with both rates in the reason."""
+    [half] = rates.keys() - {"float32"}
+    ratio = rates[half] / rates["float32"]
     return Precision(
-        name="bfloat16" if ratio >= _WORTH_CASTING else "float32",
-        reason=f"measured {rates['float32']:,.0f} images/s in float32, {rates['bfloat16']:,.0f} in "
-        f"bfloat16, which must be at least {_WORTH_CASTING:g} times as fast",
+        name=half if ratio >= _WORTH_CASTING else "float32",
+        reason=f"measured {rates['float32']:,.0f} images/s in float32, {rates[half]:,.0f} in "
+        f"{half}, which must be at least {_WORTH_CASTING:g} times as fast",
     )

@@ -18,6 +18,7 @@ from patchline.pipeline.models.inference import logits_of_batch
 from patchline.pipeline.training.device import wait_for
 from patchline.pipeline.training.length.step_plan import StepPlan
 from patchline.pipeline.training.recipe.ema import MovingAverage
+from patchline.pipeline.training.recipe.loss_scale import LossScale
 from patchline.pipeline.training.recipe.model_schedules import ModelSchedules
 from patchline.pipeline.training.recipe.objectives import build_objective
 from patchline.pipeline.training.recipe.optimizer import build_optimizer
@@ -47,7 +48,7 @@ def trial_steps(
         image: the size of the images.
         num_classes: K; 0 if the objective uses no labels.
         model: on its device; it is trained.
-        precision: float32 or bfloat16.
+        precision: float32, bfloat16 or float16.
         batch: B.
     """
     device = next(model.parameters()).device
@@ -71,6 +72,7 @@ def trial_steps(
         average=MovingAverage(model, config.training.ema_decay),
         optimizer=build_optimizer(config.optimizer, model),
         plan=StepPlan.of_steps(_PLANNED_STEPS),
+        loss_scale=LossScale(precision),
     )
     augment = SeededAugmentation(config.augmentation, image, 0)
     generator = np.random.default_rng(0)
@@ -97,7 +99,7 @@ def trial_predictions(
     Args:
         image: the size of the images.
         model: on its device, in evaluation mode.
-        precision: float32 or bfloat16.
+        precision: float32, bfloat16 or float16.
         batch: B.
     """
     device = next(model.parameters()).device

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from pathlib import Path
 from typing import Any
@@ -12,12 +13,14 @@ import torch
 from safetensors.torch import load_file
 
 from patchline.pipeline.errors import RunError
+from patchline.pipeline.files.sealed_files import read_tensors
 from patchline.pipeline.models.model_files import load_model
 from patchline.pipeline.training import training_data
 from patchline.pipeline.training.checkpoints import checkpoint
 from patchline.pipeline.training.job import TrainingJob
 from patchline.pipeline.training.loop import Training
 from patchline.pipeline.training.parts import launching
+from patchline.pipeline.training.recipe import loss_scale
 from patchline.pipeline.training.recipe.objectives import save_trained
 from patchline.pipeline.training.train_result import EpochRecord, TrainResult
 from patchline.pipeline.workers.event_log import EventWriter, read_events
@@ -132,6 +135,29 @@ def test_a_resumed_training_ends_where_an_uninterrupted_one_does(
     assert _figures(result) == _figures(reference[1])
     assert result.best_step == reference[1].best_step
     assert _same(_weights(job), _weights(reference[0]))
+
+
+def test_a_training_in_float16_resumes_with_its_scaled_loss(
+    make_job: MakeJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first updates overflow and are left out; a resumed run has the same bits."""
+    monkeypatch.setattr(loss_scale, "_FIRST", 2.0**20)
+    monkeypatch.setattr(loss_scale, "_UPDATES", 3)
+    monkeypatch.setattr(checkpoint, "_PAUSE_SECONDS", 0.0)
+    monkeypatch.setattr(checkpoint, "_SHARE", math.inf)
+    training = {"epochs": 2, "precision": "float16"}
+    whole = make_job(tmp_path / "whole", training=training)
+    expected = _trained(whole)
+    job = make_job(tmp_path, training=training)
+    with pytest.raises(_Stop):
+        _trained(job, _StoppingWriter(tmp_path / "events.jsonl", 5))
+    result = _trained(job)
+    assert _figures(result) == _figures(expected)
+    assert _same(_weights(job), _weights(whole))
+    assert result.precision == "float16"
+    progress = json.loads(read_tensors(job.folder / "last.safetensors")[1]["progress"])
+    assert progress["loss_scale"]["factor"] < 2.0**20
+    assert result.history[-1].train_loss < result.history[0].train_loss
 
 
 @pytest.mark.parametrize("damage", ["last", "both", "best", "cut"])

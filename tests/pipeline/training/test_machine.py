@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 import pytest
@@ -15,6 +16,7 @@ from patchline.pipeline.training.machine import (
     cached_machine,
     choose_device,
     detect_machine,
+    has_kernels,
 )
 from patchline.pipeline.workers import worker_start
 
@@ -44,6 +46,43 @@ def test_auto_takes_a_gpu_that_is_there() -> None:
     assert choose_device(TrainingConfig(), SERVER) == "cuda"
     assert choose_device(TrainingConfig(), LAPTOP) == "cpu"
     assert choose_device(TrainingConfig(device="cpu"), SERVER) == "cpu"
+
+
+@pytest.mark.parametrize(
+    ("capability", "architectures", "runs"),
+    [
+        ((9, 0), ("sm_80", "sm_90"), True),
+        ((8, 6), ("sm_80", "sm_90"), True),  # machine code of a lower minor version
+        ((8, 0), ("sm_86",), False),
+        ((12, 0), ("sm_90", "compute_90"), True),  # compiled when it is loaded
+        ((12, 0), ("sm_90a", "sm_100f"), False),
+        ((7, 5), ("sm_75", "sm_120"), True),
+        ((7, 0), ("sm_75", "sm_80", "compute_120"), False),  # V100
+        ((6, 0), ("sm_75",), False),  # P100
+    ],
+)
+def test_machine_code_runs_on_newer_gpus_of_its_generation(
+    capability: tuple[int, int], architectures: tuple[str, ...], *, runs: bool
+) -> None:
+    """And intermediate code on all newer ones; other GPUs have no kernels."""
+    assert has_kernels(capability, architectures) == runs
+
+
+def test_a_gpu_without_kernels_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By default the CPU trains; who asks for the GPU learns what it lacks."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "Tesla P100")
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (6, 0))
+    monkeypatch.setattr(torch.cuda, "get_arch_list", lambda: ["sm_75", "sm_90"])
+    machine = detect_machine()
+    assert machine.devices.keys() == {"cpu"}
+    assert choose_device(TrainingConfig(), machine) == "cpu"
+    sentence = (
+        rf"^training\.device is 'cuda', but torch {re.escape(torch.__version__)} has no kernels "
+        r"for Tesla P100, which is of compute capability 6\.0, but only for sm_75, sm_90\. Install "
+    )
+    with pytest.raises(ConfigError, match=sentence):
+        choose_device(TrainingConfig(device="cuda"), machine)
 
 
 def test_a_look_finds_what_torch_has() -> None:

@@ -80,6 +80,21 @@ def test_only_a_cpu_that_multiplies_bfloat16_is_measured(
     assert reason == ("" if multiplies_bfloat16 else "this CPU has no bfloat16 vector instructions")
 
 
+@pytest.mark.parametrize(
+    ("has_bfloat16", "capability", "half"),
+    [(True, (9, 0), "bfloat16"), (False, (7, 5), "float16"), (False, (6, 1), "")],
+    ids=["H100", "T4", "P4"],
+)
+def test_a_gpu_without_bfloat16_is_measured_in_float16_if_it_has_tensor_cores(
+    monkeypatch: pytest.MonkeyPatch, *, has_bfloat16: bool, capability: tuple[int, int], half: str
+) -> None:
+    """Older ones multiply in float32."""
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda **_: has_bfloat16)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
+    assert precision.half_precision(torch.device("cuda")) == half
+    assert bool(precision.certain_reason(torch.device("cuda"))) == (not half)
+
+
 @pytest.mark.parametrize(("ratio", "name"), [(1.2, "bfloat16"), (1.1, "float32"), (0.1, "float32")])
 def test_bfloat16_is_chosen_only_where_it_is_clearly_faster(ratio: float, name: str) -> None:
     """The reason names both rates."""
@@ -98,13 +113,15 @@ def test_a_slow_machine_measures_fewer_images() -> None:
         while True:
             yield batch * (0.002 if name == "float32" else 0.001)
 
-    assert images_per_second(steps, 64, 100.0) == pytest.approx({"float32": 500, "bfloat16": 1000})
+    assert images_per_second(steps, "bfloat16", 64, 100.0) == pytest.approx(
+        {"float32": 500, "bfloat16": 1000}
+    )
     assert max(sizes) == 64
     sizes.clear()
-    images_per_second(steps, 64, 1.2)  # 10 steps of 32 images
+    images_per_second(steps, "bfloat16", 64, 1.2)  # 10 steps of 32 images
     assert max(sizes) == 32
     sizes.clear()
-    images_per_second(steps, 64, 0.0)
+    images_per_second(steps, "bfloat16", 64, 0.0)
     assert max(sizes) == 8
 
 
@@ -115,8 +132,8 @@ def test_what_each_step_costs_beside_its_images_does_not_decide() -> None:
         while True:
             yield 0.04 + batch * (0.001 if name == "float32" else 0.0005)
 
-    assert faster(images_per_second(steps, 64, 10.0)).name == "bfloat16"
-    assert faster(images_per_second(steps, 8, 10.0)).name == "float32"
+    assert faster(images_per_second(steps, "bfloat16", 64, 10.0)).name == "bfloat16"
+    assert faster(images_per_second(steps, "bfloat16", 8, 10.0)).name == "float32"
 
 
 @pytest.mark.usefixtures("_no_table")
@@ -145,7 +162,7 @@ def test_a_device_with_little_memory_measures_fewer_images(
     monkeypatch.setattr(precision, "certain_reason", lambda _: "")
     tried: list[int] = []
 
-    def measured(_: object, most: int, __: float) -> dict[str, float]:
+    def measured(_: object, __: str, most: int, ___: float) -> dict[str, float]:
         tried.append(most)
         if most > room:
             raise torch.OutOfMemoryError
