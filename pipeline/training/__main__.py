@@ -5,13 +5,12 @@ from __future__ import annotations
 import importlib
 
 from patchline.pipeline.frozen_model import FrozenModel
+from patchline.pipeline.training.fit import fit
 from patchline.pipeline.training.job import TrainingJob
 from patchline.pipeline.training.machine import detect_machine
 from patchline.pipeline.training.parts.ensemble_members import combine_members
 from patchline.pipeline.training.parts.fine_tuning import better_of_both, fit_head_first
 from patchline.pipeline.training.parts.probe import probe, refit_head
-from patchline.pipeline.training.processes.leading import lead
-from patchline.pipeline.training.processes.process_group import ProcessGroup
 from patchline.pipeline.training.processes.process_launch import train_in_processes
 from patchline.pipeline.training.train_result import TrainResult
 from patchline.pipeline.workers.event_log import EventWriter
@@ -32,7 +31,7 @@ def train(job: TrainingJob, events: EventWriter) -> FrozenModel:
         message = f"The GPU is not used: {unusable}. Install a build of torch for this GPU."
         events.write("warning", message=message)
     several = job.config.training.processes > 1
-    result = train_in_processes(job) if several else lead(job, events, ProcessGroup())
+    result = train_in_processes(job) if several else fit(job, events)
     if trainable == "head_then_all" and isinstance(result, TrainResult):
         return better_of_both(job, result)
     return result

@@ -321,11 +321,6 @@ class TrainingConfig(FrozenModel):
                 f"images of a batch, and training.batch_size is {self.batch_size}. Lower "
                 "training.processes, or raise training.batch_size"
             )
-        if self.processes > 1 and self.compile:
-            raise ValueError(
-                f"training.processes is {self.processes}, but training.compile works in a single "
-                "process only. Leave one of them out"
-            )
         return self
 
     @model_validator(mode="after")

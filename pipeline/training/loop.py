@@ -1,4 +1,8 @@
-"""The training loop.
+"""The training loop: the one program that every rank of a training run runs.
+
+With one process or several, each rank goes through the same steps with the same weights and decides
+alike, by the clock of rank 0. Each trains and validates on its part of the images; rank 0 alone
+writes events and files.
 
 Randomness is counter-based: the order of the images and their augmentation depend on (seed, epoch),
 dropout and stochastic depth on (seed, step) and the rank of the process. So training that was
@@ -8,7 +12,6 @@ killed and resumes from its last checkpoint reaches the same weights as without 
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Iterator
 
 from patchline.pipeline.data.batches.loader import Batch, training_batches
@@ -17,14 +20,21 @@ from patchline.pipeline.training.checkpoints import best_weights
 from patchline.pipeline.training.checkpoints.checkpoint import Checkpoints
 from patchline.pipeline.training.device import make_repeatable, wait_for
 from patchline.pipeline.training.faults import data_workers
-from patchline.pipeline.training.faults.divergence import Diverged, FiniteCheck, save_batch
+from patchline.pipeline.training.faults.divergence import (
+    Diverged,
+    FiniteCheck,
+    batch_files,
+    save_batch,
+)
 from patchline.pipeline.training.faults.memory import DividingBatches, memory_named
 from patchline.pipeline.training.job import TrainingJob
 from patchline.pipeline.training.job_provenance import provenance_of_job
 from patchline.pipeline.training.length.run_length import planned_steps, planned_validations
 from patchline.pipeline.training.length.validation_plan import Timed
 from patchline.pipeline.training.machine import choose_device, detect_machine
-from patchline.pipeline.training.processes.process_group import ProcessGroup
+from patchline.pipeline.training.processes.batch_parts import DividedOrder
+from patchline.pipeline.training.processes.ranks import Ranks
+from patchline.pipeline.training.processes.shared_clock import SharedClock
 from patchline.pipeline.training.recipe.ema import MovingAverage
 from patchline.pipeline.training.recipe.loss_scale import LossScale
 from patchline.pipeline.training.recipe.model_schedules import ModelSchedules
@@ -33,6 +43,7 @@ from patchline.pipeline.training.recipe.optimizer import averages_itself, build_
 from patchline.pipeline.training.recipe.progressive_size import ProgressiveSize
 from patchline.pipeline.training.recipe.schedule import learning_rate
 from patchline.pipeline.training.recipe.weight_averaging import LastWeights
+from patchline.pipeline.training.running_sums import RunningSums
 from patchline.pipeline.training.speed.compilation import compile_model
 from patchline.pipeline.training.speed.compute_share import ComputeShare
 from patchline.pipeline.training.speed.precision import Chooser, Precision, choose_for_training
@@ -56,32 +67,36 @@ _AVERAGED = "averaged"
 class Training:
     """One training run, from a job to a result."""
 
-    def __init__(
-        self, job: TrainingJob, events: EventWriter, group: ProcessGroup | None = None
-    ) -> None:
+    def __init__(self, job: TrainingJob, events: EventWriter, ranks: Ranks | None = None) -> None:
         self.job, self.events, self.config = job, events, job.config
-        self.group = group or ProcessGroup()
+        self.ranks = ranks or Ranks()
+        self.clock = SharedClock(self.ranks)
         settings = job.config.training
-        self.device = self.group.own_device(choose_device(settings, detect_machine()))
-        own_threads = make_repeatable(self.group.own_threads(settings.threads), self.device)
-        self.threads = own_threads * settings.processes
+        self.device = self.ranks.own_device(choose_device(settings, detect_machine()))
+        own_threads = make_repeatable(self.ranks.own_threads(settings.threads), self.device)
+        self.threads = own_threads * self.ranks.size
         self.data = open_data(job)
         self.order = self.data.order(settings, job.config.seed)
-        model = initial_model(job, self.data, events).to(self.device)
+        with self.ranks.first_before_others():
+            model = initial_model(job, self.data, events).to(self.device)
         self.parameters = sum(parameter.numel() for parameter in model.parameters())
         chooser = Chooser(job.config, job.image, len(job.classes), model, job.workspace)
-        self.precision = self.group.from_leader(
+        self.precision = self.ranks.from_first(
             Precision, lambda: choose_for_training(chooser, job.folder, events)
         )
         weights_K = None
         if settings.class_weights == "balanced":
             weights_K = self.data.class_weights_K().to(self.device)
         trial = trial_of(job.config, job.image, len(job.classes), self.precision.name)
-        alone = self.group.size == 1
+        alone = self.ranks.size == 1
         self.thread_plan = ThreadPlan(job.config, self.device, trial, events, alone=alone)
         self.objective = build_objective(job.config, job.image, len(job.classes), weights_K)
         self.sizes = ProgressiveSize(settings, job.image, model)
         model = self.objective.training_module(model).to(self.device)
+        average = MovingAverage(model, settings.ema_decay)
+        model = self.ranks.synchronised(model)
+        mixing = bool(settings.mixup or settings.cutmix)
+        self.own_order = DividedOrder(self.order, self.ranks.rank, self.ranks.size, mixing=mixing)
         self.step = TrainStep(
             config=job.config,
             objective=self.objective,
@@ -91,12 +106,11 @@ class Training:
             precision=self.precision.name,
             size=self.sizes,
             schedules=ModelSchedules(settings, model),
-            group=self.group,
+            ranks=self.ranks,
+            replica=self.ranks.replicated(model),
         )
-        average = MovingAverage(model, settings.ema_decay)
-        model = self.group.synchronised(model)
         self.validator = Validator(
-            self.data, self.objective, job.image, self.device, self.precision.name
+            self.data, self.objective, job.image, self.device, self.precision.name, self.ranks
         )
         length = (settings, job.part, self.order.steps_per_epoch, len(self.data.validation_rows))
         self.validations = planned_validations(*length)
@@ -107,13 +121,19 @@ class Training:
             optimizer=build_optimizer(job.config.optimizer, model),
             plan=plan,
             loss_scale=LossScale(self.precision.name),
+            sums=RunningSums(self.ranks.sum),
             rate_cuts=list(settings.rate_cuts),
             halvings=list(settings.halvings),
             thread_changes=list(settings.thread_changes),
         )
-        self.dividing = DividingBatches(self.state, self.order.batch_size, events)
-        self.checkpoints = Checkpoints(job.folder, restarts=settings.retries_after_divergence > 0)
-        self.finite, self.recent_rate = FiniteCheck(), RecentRate()
+        self.dividing = DividingBatches(self.state, self.order.batch_size, events, job.folder)
+        self.checkpoints = Checkpoints(
+            job.folder,
+            restarts=settings.retries_after_divergence > 0,
+            writes=self.ranks.is_first,
+            clock=self.clock,
+        )
+        self.finite, self.recent_rate = FiniteCheck(self.ranks.sum), RecentRate()
         self._share: ComputeShare | None = None
         self.last_weights = LastWeights(job.folder, settings.average_last)
 
@@ -129,17 +149,20 @@ class Training:
     def train_to_the_end(self) -> None:
         """Do all steps of the plan that are left, and write the last checkpoint."""
         state = self.state
-        if resumed := self.checkpoints.resume(state):
-            self.events.write("warning", message=resumed)
-        self.last_weights.forget_after(state.step)
+        if message := self.ranks.warning():
+            self.events.write("warning", message=message)
+        with self.ranks.first_before_others():
+            if resumed := self.checkpoints.resume(state):
+                self.events.write("warning", message=resumed)
+            self.last_weights.forget_after(state.step)
         if self.job.extends and state.step == 0:
             take_over(self.job, self.job.extends, state, self.validator)
             log_history(state, self.events)
             self.checkpoints.mark(state)
-        self.compiled = self.group.size == 1 and compile_model(self.step, self.order, self.dividing)
-        self.group.announce_state(state)
-        self._seconds_before = state.elapsed_seconds
-        self._started = time.monotonic()
+        self.dividing.resume(self.step)
+        self.compiled = compile_model(self.step, self.own_order, self.dividing)
+        self.clock.restart(state.step)
+        self._seconds_before, self._started = state.elapsed_seconds, self.clock.now
         self.checkpoints.start_clock()
         if isinstance(self.validations, Timed):
             self.validations.restore(state.history, state.validation_seconds, self.elapsed)
@@ -149,7 +172,6 @@ class Training:
                     self._train()
                 except Diverged as diverged:
                     self._restart(diverged)
-        self.group.announce_end()
         self._write_checkpoint()
 
     def _train(self) -> None:
@@ -159,16 +181,15 @@ class Training:
             Diverged: if the loss or the gradient of a step is not finite.
         """
         state, batches = self.state, self.batches()
+        self.clock.restart(state.step)
         while not self.is_finished:
             self.thread_plan.before_step(state)
-            began = time.monotonic()
             self._train_step(next(batches))
-            took = time.monotonic() - began
-            state.training_seconds += took
-            state.sums.seconds += took
-            if self.planner:
-                self.planner.after_step(state.step, state.training_seconds, self.elapsed)
-            self._report_progress()
+            if self.clock.is_due(state.step) or state.step >= state.plan.last_step:
+                self._count_training_time(self.clock.read_after(state.step))
+                if self.planner:
+                    self.planner.after_step(state.step, state.training_seconds, self.elapsed)
+                self._report_progress()
             ends = state.step >= state.plan.last_step
             if ends or self.validations.is_due(state.step, self.elapsed):
                 self._validate(last=ends)
@@ -179,7 +200,7 @@ class Training:
     @property
     def elapsed(self) -> float:
         """Seconds since the first step, including earlier attempts."""
-        return self._seconds_before + time.monotonic() - self._started
+        return self._seconds_before + self.clock.now - self._started
 
     @property
     def first_step(self) -> int:
@@ -203,33 +224,43 @@ class Training:
     # -- set-up --------------------------------------------------------------------------------
 
     def batches(self) -> Iterator[Batch]:
-        """Yield what this process loads of each batch, from the next step on."""
-        settings = self.config.training
-        mixing = bool(settings.mixup or settings.cutmix)
+        """Yield what this rank loads of each batch, from the next step on."""
         self.order.first_step = self.state.step
-        if self.config.data.workers:
+        workers = self.config.data.workers
+        if workers:
             data_workers.survive_kills()
-        order = self.group.divide(self.order, mixing=mixing)
-        return training_batches(order, self.data.training, self.config.data.workers, self.device)
+        return training_batches(self.own_order, self.data.training, workers, self.device)
 
     # -- one step ------------------------------------------------------------------------------
 
     def _train_step(self, batch: Batch) -> None:
-        began, state = time.monotonic(), self.state
-        gradients = self.dividing.gradients(self.step, batch)
-        learning_rate = self._next_learning_rate(began)
-        self.finite.check(state.step, learning_rate, gradients)
-        state.sums.add(gradients.loss, gradients.correct, gradients.images)
-        self.step.update_weights(state, learning_rate)
-
-    def _next_learning_rate(self, began: float) -> float:
         state = self.state
-        if self.planner and not state.plan.is_known:
-            wait_for(self.device)
-            self.planner.before_first_update(time.monotonic() - began)
+        part = self.own_order.at(state.step)
+        is_planned = not self.planner or state.plan.is_known
+        if not is_planned:
+            self._count_training_time(self.clock.read())
+        gradients = self.dividing.gradients(self.step, batch, part)
+        if not is_planned:
+            self._plan_first_update()
         rate = learning_rate(self.config.optimizer, state.plan.progress_of(state.step))
         self.learning_rate = rate * state.rate_factor
-        return self.learning_rate
+        self.finite.check(state.step, self.learning_rate, gradients)
+        state.sums.add(gradients.loss, gradients.correct, gradients.images)
+        self.step.update_weights(state, self.learning_rate)
+
+    def _plan_first_update(self) -> None:
+        wait_for(self.device)
+        seconds = self.clock.read()
+        self._count_training_time(seconds)
+        if self.planner:
+            self.planner.before_first_update(seconds)
+
+    def _count_training_time(self, seconds: float) -> None:
+        """Count seconds that the ranks have trained since they last read the clock."""
+        self.state.training_seconds += seconds
+        self.state.sums.seconds += seconds
+        if self.ranks.size > 1:  # later, rank 0 alone shows the sums
+            self.state.sums.read()
 
     def _report_progress(self) -> None:
         state = self.state
@@ -262,13 +293,13 @@ class Training:
 
     def _validate(self, *, last: bool) -> None:
         self.finite.settle()
-        began, state = time.monotonic(), self.state
+        state = self.state
+        self._count_training_time(self.clock.read())
         if averages_itself(state.optimizer):
             state.average.take_averaged(state.model, state.optimizer)
         images = self._images_to_validate(last=last)
         compared = min(images, self.validations.compared())
-        with self.group.alone():
-            metrics = self.validator.metrics(state.average.model, images, compared)
+        metrics = self.validator.metrics(state.average.model, images, compared)
         loss = metrics["validation_loss"]
         if not math.isfinite(loss):  # the last update was too large
             raise Diverged(state.step - 1, self.learning_rate, loss, math.nan, validated=True)
@@ -283,41 +314,49 @@ class Training:
         )
         state.history.append(record)
         state.sums.next_epoch()
-        state.validation_seconds += time.monotonic() - began
+        seconds = self.clock.read()
+        state.validation_seconds += seconds
         if isinstance(self.validations, Timed):
-            self.validations.validated(images, time.monotonic() - began, self.elapsed)
-        self.last_weights.add(state.step, state.average.model)
-        if state.best is None or record.score > state.best.score:
-            state.best = record
-            folder = best_weights.folder_of(self.job.folder, record.step)
-            described = description_of(self.job), provenance_of_job(self.job)
-            save_trained(folder, self.objective, state.average.model, *described)
-            self.checkpoints.keep_best(record.step)
+            self.validations.validated(images, seconds, self.elapsed)
+        self._keep_weights(record)
         values = record.metric_values()
         if self._share is None and self.elapsed > _LONG_RUN_SECONDS:
-            with self.group.alone():
-                self._share = ComputeShare(
-                    state.average.model,
-                    self.job.image,
-                    self.sizes,
-                    self.device,
-                    self.precision.name,
-                )
+            self._share = ComputeShare(
+                state.average.model,
+                self.job.image,
+                self.sizes,
+                self.device,
+                self.precision.name,
+            )
         if self._share:
-            rate = state.sums.total_images / state.training_seconds / self.group.devices
+            rate = state.sums.total_images / state.training_seconds / self.ranks.size
             progress = state.plan.progress_of(state.step)
             values["matmul_share"] = self._share.at(rate, progress)
         self.events.write("metrics", step=state.step, values=values)
         self.checkpoints.mark(state)
+        self.clock.read()
         if self.checkpoints.is_due or not self.checkpoints.exist:
             self._write_checkpoint()
+
+    def _keep_weights(self, record: EpochRecord) -> None:
+        """Keep the weights just validated if they are the best, or will be averaged."""
+        state, is_best = self.state, self.state.best is None or record.score > self.state.best.score
+        if is_best:
+            state.best = record
+        if not self.ranks.is_first:
+            return
+        self.last_weights.add(state.step, state.average.model)
+        if is_best:
+            folder = best_weights.folder_of(self.job.folder, record.step)
+            described = description_of(self.job), provenance_of_job(self.job)
+            save_trained(folder, self.objective, state.average.model, *described)
+            self.checkpoints.keep_best(record.step)
 
     def _images_to_validate(self, *, last: bool) -> int:
         """Return the number of images of the next validation; measures the speed first."""
         plan, model = self.validations, self.state.average.model
         if isinstance(plan, Timed) and not plan.is_measured:
-            with self.group.alone():
-                plan.measured(*self.validator.speed(model))
+            plan.measured(*self.validator.speed(model, self.clock.read))
             images, whole = plan.images(self.state.step, last=last), self.validator.images
             if images < whole:
                 self.events.write(
@@ -335,9 +374,12 @@ class Training:
         """
         self.finite.forget()
         state, point = self.state, self.checkpoints.restart_point
-        files = save_batch(diverged, self.data, self.order, self.job.folder)
+        files = batch_files(diverged, self.job.folder)
+        if self.ranks.is_first:
+            save_batch(diverged, self.data, self.order, self.job.folder)
         for file in files:
             self.events.write("artifact", path=str(file), name=file.name)
+        self.ranks.wait_for_first()
         if point is None or len(state.rate_cuts) >= self.config.training.retries_after_divergence:
             coarse = self.precision.name != "float32"
             other = ", or set training.precision to float32" if coarse else ""
@@ -348,7 +390,6 @@ class Training:
         cuts, halvings = [*state.rate_cuts, point.step], state.halvings
         point.restore(state)
         state.rate_cuts, state.halvings = cuts, halvings
-        self.group.announce_state(state)
         self.checkpoints.mark(state)
         if self.planner:
             self.planner.restart(state.step, state.training_seconds)
@@ -420,7 +461,8 @@ class Training:
             return result
         own = [record.step for record in state.history if record.step > self.first_step]
         steps, folder, model = own[-count:], self.job.folder / _AVERAGED, state.average.model
-        self.last_weights.save_average(steps, model, folder, self.data, self.job)
+        with self.ranks.first_before_others():
+            self.last_weights.save_average(steps, model, folder, self.data, self.job)
         images = state.history[-1].validation_images  # all, or as many as a time limit allows
         metrics = self.validator.metrics(model, images, images)
         record = AverageRecord(

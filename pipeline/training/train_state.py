@@ -127,7 +127,7 @@ class TrainState:
         self.elapsed_seconds = numbers["elapsed"]
         self.history = [EpochRecord.model_validate(record) for record in numbers["history"]]
         self.best = EpochRecord.model_validate(numbers["best"]) if numbers["best"] else None
-        self.sums = RunningSums(**numbers["sums"])
+        self.sums.restore(numbers["sums"])
         self.rate_cuts = list(numbers["rate_cuts"])
         self.halvings = list(numbers["halvings"])
         self.thread_changes = [(int(at), int(threads)) for at, threads in numbers["thread_changes"]]

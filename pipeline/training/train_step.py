@@ -1,5 +1,6 @@
 """One training step: the gradients of a batch, then an update of the weights and their average.
 
+With several ranks, each computes its part of the batch; the gradients are those of the whole.
 Dropout and stochastic depth depend only on (seed, step) and the rank of the process, so a resumed
 run repeats them. Loss and gradient norm stay on the device; reading them is left to the caller.
 
@@ -8,6 +9,7 @@ Shapes: B images of a batch, H, W and C of an image, K classes.
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -19,7 +21,7 @@ from patchline.pipeline.data.batches.loader import Batch
 from patchline.pipeline.models.inference import autocast, normalised
 from patchline.pipeline.training.device import DeterministicKernels
 from patchline.pipeline.training.processes.batch_parts import BatchPart
-from patchline.pipeline.training.processes.process_group import ProcessGroup
+from patchline.pipeline.training.processes.ranks import Ranks
 from patchline.pipeline.training.recipe.mixing import (
     dominant_labels,
     draw_mix,
@@ -38,13 +40,14 @@ class Gradients:
     """What is known of a batch once its gradients are computed; all on the device."""
 
     loss: torch.Tensor
-    """Mean loss per image."""
+    """This rank's part of the mean loss per image; the sum over the ranks is the mean."""
     correct: torch.Tensor
-    """Number of images that were classified correctly; 0 without classes."""
+    """Number of images of this rank that were classified correctly; 0 without classes."""
     images: int
+    """In the whole batch."""
     norm: torch.Tensor
     """Global norm of the gradient, before clipping; 0 if it overflows float16, so that the update
-    is left out."""
+    is left out; not finite if the loss of any rank is not."""
 
 
 @dataclass(frozen=True)
@@ -60,48 +63,45 @@ class TrainStep:
     precision: str
     size: ProgressiveSize
     schedules: ModelSchedules
-    group: ProcessGroup = field(default_factory=ProcessGroup)
+    ranks: Ranks = field(default_factory=Ranks)
+    replica: nn.Module | None = None
+    """Calls the model and sums its gradients over the ranks; None for the model itself."""
     kernels: DeterministicKernels = field(init=False)
 
     def __post_init__(self) -> None:
-        """Insist on deterministic kernels; several processes could not repeat a step together."""
-        kernels = DeterministicKernels(self.device, insist=self.group.size == 1)
+        """Insist on deterministic kernels; several ranks could not repeat a step together."""
+        kernels = DeterministicKernels(self.device, insist=self.ranks.size == 1)
         object.__setattr__(self, "kernels", kernels)
 
-    def compute_gradients(self, state: TrainState, batch: Batch) -> Gradients:
-        """Compute the gradients of a batch, in micro-batches, and clip them; updates no weight."""
-        # With a time limit, the plan is not known before the first step, but a replay knows it.
-        progress = state.plan.progress_of(state.step) if state.step else 0.0
-        parts = self.micro_batches_at(state)
-        self.group.announce_gradients(progress, parts)
-        return self.gradients_at(state, batch, progress, parts)
-
-    def gradients_at(
-        self, state: TrainState, batch: Batch, progress: float, parts: int
+    def compute_gradients(
+        self, state: TrainState, batch: Batch, part: BatchPart | None = None
     ) -> Gradients:
-        """Compute the gradients together with the other processes, each of its part of a batch.
+        """Compute the gradients of a batch, in micro-batches, and clip them; updates no weight.
 
         Args:
-            state: its plan is not used.
-            batch: what this process has loaded.
-            progress: of the training.
-            parts: number of micro-batches.
+            state: whose model it is.
+            batch: what this rank has loaded.
+            part: of the whole batch that this is; None for all of it.
         """
-        part = self.group.part(state.step, len(batch[1]))
+        # With a time limit, the plan is not known before the first step, but a replay knows it.
+        progress = state.plan.progress_of(state.step) if state.step else 0.0
+        part = part or BatchPart.whole(len(batch[1]))
         state.optimizer.zero_grad(set_to_none=True)
-        with self.group.sharing_memory_errors(), self.kernels.chosen():
-            loss, correct = self._backward(state, batch, part, progress, parts)
-        loss, correct = self.group.sum_up(state.model, loss, correct)
+        with self.kernels.chosen():
+            loss, correct = self._backward(state, batch, part, progress)
         state.loss_scale.unscale(state.parameters)
         norm = state.loss_scale.tolerated(self._clip(state.parameters))
+        if self.precision == "float16":  # a gradient may overflow, but no loss, of any rank
+            norm = norm + 0.0 * self.ranks.sum(loss)
         return Gradients(loss, correct, part.batch_images, norm)
 
     def _backward(
-        self, state: TrainState, batch: Batch, part: BatchPart, progress: float, parts: int
+        self, state: TrainState, batch: Batch, part: BatchPart, progress: float
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the loss and the number of correct images of a part."""
+        model = self.replica or state.model
         images_BHWC, labels_B = (tensor.to(self.device, non_blocking=True) for tensor in batch)
-        torch.manual_seed(_step_seed(self.config.seed, state.step, self.group.rank))
+        torch.manual_seed(_step_seed(self.config.seed, state.step, self.ranks.rank))
         self.schedules.apply(progress)
         inputs_BCHW = self.size.resized(normalised(images_BHWC, self.image), progress)
         mix = draw_mix(self.config.training, self.config.seed, state.step, *inputs_BCHW.shape[-2:])
@@ -113,39 +113,45 @@ class TrainStep:
         if part.has_image_before:
             inputs_BCHW, targets, shown_B = inputs_BCHW[1:], targets[1:], shown_B[1:]
         loss, correct = torch.zeros((), device=self.device), torch.zeros_like(labels_B[0])
-        for micro, share in part.micro_batches(parts):
-            with autocast(self.device, self.precision):
-                outputs = state.model(inputs_BCHW[micro])
-            part_loss = share * self.objective.loss(outputs, targets[micro])
-            state.loss_scale.scaled(part_loss).backward()  # type: ignore[no-untyped-call]  # torch leaves it unannotated
+        *others, last = part.micro_batches(self.micro_batches_at(state))
+        for micro, share in (*others, last):
+            summing = nullcontext() if micro == last[0] else self.ranks.accumulating(model)
+            with summing:
+                with autocast(self.device, self.precision):
+                    outputs = model(inputs_BCHW[micro])
+                part_loss = share * self.objective.loss(outputs, targets[micro])
+                self._backward_of(state.loss_scale.scaled(part_loss))
             loss = loss + part_loss.detach()
             if self.num_classes:
                 right_B = outputs.detach().argmax(1) == shown_B[micro]
                 correct = correct + right_B.sum() * part.counts
         return loss, correct
 
+    def _backward_of(self, loss: torch.Tensor) -> None:
+        """Add the gradients of a loss, times the number of ranks, of which the mean is taken.
+
+        A loss that is not finite makes all gradients nan, so that all ranks see it.
+        """
+        factor = self.ranks.size + 0.0 * loss.detach()
+        loss.backward(factor)  # type: ignore[no-untyped-call]  # torch leaves it unannotated
+
     def update_weights(self, state: TrainState, learning_rate: float) -> None:
         """Apply the gradients with a learning rate, and update the moving average."""
-        self.group.announce_update(learning_rate)
-        self.update_own_weights(state, learning_rate)
-        if not averages_itself(state.optimizer):
-            state.average.update(state.step)
-
-    @staticmethod
-    def update_own_weights(state: TrainState, learning_rate: float) -> None:
-        """Apply the gradients to this process's copy of the weights."""
         for group in state.optimizer.param_groups:
             group["lr"] = learning_rate * group.get("rate_factor", 1.0)
         state.loss_scale.step(state.optimizer)
         state.step += 1
+        self.ranks.average_statistics(state.model)
+        if not averages_itself(state.optimizer):
+            state.average.update(state.step)
 
     def micro_batches_at(self, state: TrainState) -> int:
         """Return the number of micro-batches of the next step."""
         return int(self.config.training.accumulation * 2**state.halvings_before_next_step)
 
-    def can_halve(self, state: TrainState, images: int) -> bool:
-        """Return whether a batch, of which that many images were loaded, can be divided further."""
-        part, parts = self.group.part(state.step, images), self.micro_batches_at(state)
+    def can_halve(self, state: TrainState, part: BatchPart) -> bool:
+        """Return whether a part of a batch can be divided further."""
+        parts = self.micro_batches_at(state)
         return len(list(part.micro_batches(2 * parts))) > len(list(part.micro_batches(parts)))
 
     def _clip(self, parameters: list[nn.Parameter]) -> torch.Tensor:

@@ -1,9 +1,12 @@
-"""Validation: loss and accuracy of what is trained, on the validation split or its first images."""
+"""Validation: loss and accuracy of what is trained, on the validation split or its first images.
+
+Each rank predicts a part of the images, and each image is predicted once.
+"""
 
 from __future__ import annotations
 
-import time
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -11,7 +14,8 @@ from torch import nn
 from torch.nn import functional
 
 from patchline.pipeline.models.inference import predict_logits
-from patchline.pipeline.training.training_data import TrainingData
+from patchline.pipeline.training.processes.ranks import Ranks
+from patchline.pipeline.training.training_data import Integers, TrainingData
 from patchline.plugin_api import ImageSpec, Objective
 
 _WARM_UP, _MEASURED = 16, 64
@@ -31,6 +35,7 @@ class Validator:
     device: torch.device
     precision: str = "float32"
     """That of the training run; the finished model is judged in float32."""
+    ranks: Ranks = field(default_factory=Ranks)
 
     @property
     def images(self) -> int:
@@ -40,40 +45,59 @@ class Validator:
     def metrics(self, model: nn.Module, images: int, compared: int) -> dict[str, Any]:
         """Return loss and accuracy of the first images, as fields of an `EpochRecord`.
 
+        All ranks call this together, and get the same.
+
         Args:
             model: the module that is trained; in evaluation mode afterwards as before.
             images: number of images to predict.
             compared: number of images by which the best validation is chosen.
         """
-        outputs = self._outputs(model, images)
-        labels_N = torch.from_numpy(self.data.labels[self.data.validation_rows[:images]])
-        loss, accuracy = self._loss_and_accuracy(outputs, labels_N)
+        mine = self.ranks.share(images)
+        rows = self.data.validation_rows[mine]
+        outputs = self._outputs(model, rows)
+        loss, accuracy = self._loss_and_accuracy(outputs, rows, images)
         metrics: dict[str, Any] = {
             "validation_images": images,
             "validation_loss": loss,
             "validation_accuracy": accuracy,
         }
         if compared < images:
-            part = self._loss_and_accuracy(outputs[:compared], labels_N[:compared])
+            own = max(0, min(mine.stop, compared) - mine.start)
+            part = self._loss_and_accuracy(outputs[:own], rows[:own], compared)
             metrics |= dict(zip(("compared_loss", "compared_accuracy"), part, strict=True))
         return metrics
 
-    def speed(self, model: nn.Module) -> tuple[int, float]:
-        """Predict a few images, and return their number and the seconds."""
-        self._outputs(model, min(_WARM_UP, self.images))
-        images, began = min(_MEASURED, self.images), time.monotonic()
-        self._outputs(model, images)
-        return images, max(time.monotonic() - began, 1e-9)
+    def speed(self, model: nn.Module, clock: Callable[[], float]) -> tuple[int, float]:
+        """Predict a few images, and return their number and the seconds.
+
+        Args:
+            model: as for `metrics`.
+            clock: returns the seconds since it was called last.
+        """
+        self.metrics(model, min(_WARM_UP, self.images), self.images)
+        images, _ = min(_MEASURED * self.ranks.size, self.images), clock()
+        self.metrics(model, images, images)
+        return images, max(clock(), 1e-9)
 
     def _loss_and_accuracy(
-        self, outputs: torch.Tensor, labels_N: torch.Tensor
+        self, outputs: torch.Tensor, rows: Integers, images: int
     ) -> tuple[float, float | None]:
-        if self.data.classes:
-            return loss_and_accuracy(outputs, labels_N)
-        return float(self.objective.loss(outputs, labels_N)), None
+        """Return the means over so many images of all ranks, of which this one has some rows."""
+        sums_2 = torch.zeros(2, dtype=torch.float64)
+        if len(rows):
+            labels_N = torch.from_numpy(self.data.labels[rows])
+            if self.data.classes:
+                mean = functional.cross_entropy(outputs, labels_N)
+                sums_2[1] = (outputs.argmax(1) == labels_N).sum()
+            else:
+                mean = self.objective.loss(outputs, labels_N)
+            sums_2[0] = mean.double() * len(rows)
+        loss, accuracy = (self.ranks.sum(sums_2) / images).float().tolist()
+        return loss, accuracy if self.data.classes else None
 
-    def _outputs(self, model: nn.Module, images: int) -> torch.Tensor:
-        rows = self.data.validation_rows[:images]
+    def _outputs(self, model: nn.Module, rows: Integers) -> torch.Tensor:
+        if not len(rows):
+            return torch.empty(0)
         return predict_logits(
             model,
             self.data.images,

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import logging
-import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
@@ -19,6 +18,7 @@ from patchline.pipeline.files.sealed_files import read_tensors, verify, write_te
 from patchline.pipeline.models.model_description import WEIGHTS_FILE
 from patchline.pipeline.run_memory.cleaning import LAST_CHECKPOINT, PREVIOUS_CHECKPOINT
 from patchline.pipeline.training.checkpoints import best_weights
+from patchline.pipeline.training.processes.shared_clock import SharedClock
 from patchline.pipeline.training.train_state import Numbers, Tensors, TrainState
 
 logger = logging.getLogger(__name__)
@@ -93,31 +93,37 @@ class Checkpoints:
     Args:
         folder: of the training run.
         restarts: whether training may restart from its last validation.
+        writes: whether this rank writes the files; the others read them.
+        clock: says when the next checkpoint is due.
     """
 
-    def __init__(self, folder: Path, *, restarts: bool = False) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        restarts: bool = False,
+        writes: bool = True,
+        clock: SharedClock | None = None,
+    ) -> None:
         self.restart_point: RestartPoint | None = None
-        self._restarts = restarts
+        self.exist = False
+        """Whether there is a checkpoint."""
+        self._restarts, self._writes, self._clock = restarts, writes, clock or SharedClock()
         self._restart_steps: tuple[int, ...] = ()  # of the restart points of both checkpoints
         self._folder = folder
         self._last, self._previous = folder / LAST, folder / PREVIOUS
         self._best_steps: tuple[int, ...] = ()  # of the best weights in both checkpoints
-        self._written_at = time.monotonic()
+        self._written_at = self._clock.now
         self._pause = min(_FIRST_PAUSE_SECONDS, _PAUSE_SECONDS)
 
     def start_clock(self) -> None:
         """Start measuring the time to the next checkpoint."""
-        self._written_at = time.monotonic()
+        self._written_at = self._clock.now
 
     @property
     def is_due(self) -> bool:
         """Whether it is time for the next checkpoint."""
-        return time.monotonic() - self._written_at > self._pause
-
-    @property
-    def exist(self) -> bool:
-        """Whether there is a checkpoint."""
-        return self._last.exists()
+        return self._clock.now - self._written_at > self._pause
 
     def mark(self, state: TrainState) -> None:
         """Keep a state, which has just been validated or built, in memory as the restart point."""
@@ -125,15 +131,20 @@ class Checkpoints:
             self.restart_point = RestartPoint.of(state)
 
     def write(self, state: TrainState) -> None:
-        """Write the state, and keep the previous checkpoint."""
-        began = time.monotonic()
+        """Write the state, and keep the previous checkpoint; all ranks call this together."""
+        self._clock.read()
+        if self._writes:
+            self._write(state)
+        seconds = self._clock.read()
+        self.exist, self._written_at = True, self._clock.now
+        self._pause = max(_PAUSE_SECONDS, seconds / _SHARE)
+
+    def _write(self, state: TrainState) -> None:
         if self.restart_point:
             self.restart_point.write(self._folder, state.step)
         if self._last.exists():
             self._last.replace(self._previous)
         save(self._last, state)
-        self._written_at = time.monotonic()
-        self._pause = max(_PAUSE_SECONDS, (self._written_at - began) / _SHARE)
         if state.best is not None:
             self._best_steps = (*self._best_steps[-1:], state.best.step)
             best_weights.keep_only(self._folder, *self._best_steps)
@@ -143,7 +154,8 @@ class Checkpoints:
 
     def keep_best(self, step: int) -> None:
         """Delete all best weights except those of a step and those named by a checkpoint."""
-        best_weights.keep_only(self._folder, step, *self._best_steps)
+        if self._writes:
+            best_weights.keep_only(self._folder, step, *self._best_steps)
 
     def resume(self, state: TrainState) -> str:
         """Restore the newest intact state and describe what was done; empty without checkpoints."""
@@ -161,6 +173,7 @@ class Checkpoints:
                 file.unlink()  # so that it never replaces an intact one
             else:
                 self._best_steps = (state.best.step,) if state.best else ()
+                self.exist = True
                 return f"resuming from step {state.step}{why}"
         if why:
             best_weights.keep_only(self._folder)
@@ -184,6 +197,8 @@ class Checkpoints:
 
     def finish(self, best_step: int) -> Path:
         """Keep only the last checkpoint and the best weights, and return the weights' folder."""
+        if not self._writes:
+            return self._folder / best_weights.FINAL
         self._previous.unlink(missing_ok=True)
         _keep_restart_points(self._folder)
         best_weights.keep_only(self._folder, best_step)

@@ -1,5 +1,7 @@
 """Divergence: a loss or a gradient that is not finite, and the batch that caused it.
 
+All ranks notice it in the same step, because the norm of the gradient is the same on all of them.
+
 On a CPU it is noticed before the update. On a GPU reading a value would wait for the device in each
 step, so it is noticed one step later; nothing is validated or saved in between, and training
 restarts from a state before it.
@@ -9,6 +11,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -45,9 +48,14 @@ class _Pending:
 
 
 class FiniteCheck:
-    """Notice losses and gradients that are not finite."""
+    """Notice losses and gradients that are not finite.
 
-    def __init__(self) -> None:
+    Args:
+        total: returns the sum of a tensor over the ranks.
+    """
+
+    def __init__(self, total: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        self._total = total
         self._pending: _Pending | None = None
 
     def check(self, step: int, learning_rate: float, gradients: Gradients) -> None:
@@ -58,14 +66,14 @@ class FiniteCheck:
         """
         values_2 = torch.stack([gradients.loss, gradients.norm.float()])
         if values_2.device.type != "cuda":
-            _check(step, learning_rate, values_2)
+            self._check(step, learning_rate, values_2)
             return
         on_cpu_2 = torch.empty(2, pin_memory=True)
         on_cpu_2.copy_(values_2, non_blocking=True)
         arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]  # torch leaves it unannotated
         arrived.record()
         earlier, self._pending = self._pending, _Pending(step, learning_rate, on_cpu_2, arrived)
-        _settle(earlier)
+        self._settle(earlier)
 
     def settle(self) -> None:
         """Check what is pending, before anything is validated or saved.
@@ -74,29 +82,31 @@ class FiniteCheck:
             Diverged: names the step.
         """
         pending, self._pending = self._pending, None
-        _settle(pending)
+        self._settle(pending)
 
     def forget(self) -> None:
         """Drop what is pending, because training restarts."""
         self._pending = None
 
+    def _settle(self, pending: _Pending | None) -> None:
+        if pending:
+            pending.arrived.synchronize()
+            self._check(pending.step, pending.learning_rate, pending.values_2)
 
-def _settle(pending: _Pending | None) -> None:
-    if pending:
-        pending.arrived.synchronize()
-        _check(pending.step, pending.learning_rate, pending.values_2)
-
-
-def _check(step: int, learning_rate: float, values_2: torch.Tensor) -> None:
-    loss, norm = values_2.tolist()
-    if not (math.isfinite(loss) and math.isfinite(norm)):
-        raise Diverged(step, learning_rate, loss, norm)
+    def _check(self, step: int, learning_rate: float, values_2: torch.Tensor) -> None:
+        loss, norm = values_2.tolist()
+        if not (math.isfinite(loss) and math.isfinite(norm)):
+            raise Diverged(step, learning_rate, float(self._total(values_2[0])), norm)
 
 
-def save_batch(
-    diverged: Diverged, data: TrainingData, order: BatchOrder, folder: Path
-) -> list[Path]:
-    """Write the batch of a step that diverged, and return the files.
+def batch_files(diverged: Diverged, folder: Path) -> tuple[Path, Path]:
+    """Return the files that `save_batch` writes."""
+    name = f"diverged_step_{diverged.step + 1}"
+    return folder / f"{name}.npz", folder / f"{name}.json"
+
+
+def save_batch(diverged: Diverged, data: TrainingData, order: BatchOrder, folder: Path) -> None:
+    """Write the batch of a step that diverged.
 
     `diverged_step_N.npz` holds the augmented images (uint8, B H W C) and their class indices;
     `diverged_step_N.json` the step, its learning rate, loss and gradient norm, and the path of each
@@ -106,8 +116,7 @@ def save_batch(
     chosen = next(iter(again))
     rows = [row_of(draw, len(data.paths)) for _, draw in chosen]
     images_BHWC, labels_B = next(training_batches(again, data.training, workers=0))
-    name = f"diverged_step_{diverged.step + 1}"
-    arrays, description = folder / f"{name}.npz", folder / f"{name}.json"
+    arrays, description = batch_files(diverged, folder)
     with replacing(arrays) as temporary, temporary.open("wb") as opened:
         np.savez_compressed(opened, images=images_BHWC.numpy(), labels=labels_B.numpy())
     content = {
@@ -119,4 +128,3 @@ def save_batch(
         "images": [{"path": data.paths[row], "label": data.class_of(row)} for row in rows],
     }
     write_text(description, json.dumps(content, indent=2))
-    return [arrays, description]

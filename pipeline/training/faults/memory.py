@@ -3,22 +3,35 @@
 If the device is out of memory, batches are divided further; if an operation has no deterministic
 kernel, another one is used, and that is said.
 
+Of several ranks, the others are summing gradients by then, so the ranks end, and all of them start
+again from the last checkpoint, with smaller micro-batches from the step on that did not fit.
+
 Outside training, batches are halved by `patchline.pipeline.models.fitting_batches`.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 
 from patchline.pipeline.data.batches.loader import Batch
 from patchline.pipeline.errors import RunError
+from patchline.pipeline.files.atomic_files import write_text
+from patchline.pipeline.training.processes.batch_parts import BatchPart
 from patchline.pipeline.training.train_state import TrainState
 from patchline.pipeline.training.train_step import Gradients, TrainStep
 from patchline.pipeline.workers.event_log import EventWriter
+
+_HALVINGS_FILE = "halvings.json"
+
+
+class RanksRestart(Exception):  # noqa: N818 - an outcome that the ranks' launcher handles
+    """All ranks have to start again from the last checkpoint, because one is out of memory."""
 
 
 class BeforeGradients:
@@ -56,23 +69,32 @@ class DividingBatches:
 
     state: TrainState
     batch_size: int
-    """Images in a batch of all processes together."""
+    """Images in a batch of all ranks together."""
     events: EventWriter
+    folder: Path
+    """Of the training run."""
 
-    def gradients(self, step: TrainStep, batch: Batch) -> Gradients:
+    def gradients(self, step: TrainStep, batch: Batch, part: BatchPart | None = None) -> Gradients:
         """Compute the gradients of a batch; with smaller micro-batches if memory is short.
 
         What failed is no longer in memory when it is tried again.
 
+        Args:
+            step: computes them.
+            batch: what this rank has loaded.
+            part: of the whole batch that this is; None for all of it.
+
         Raises:
             RunError: if there is nothing to divide.
+            RanksRestart: if other ranks wait for these gradients.
         """
+        part = part or BatchPart.whole(len(batch[1]))
         while True:
             try:
                 with undone_if_it_fails(self.state):
-                    return step.compute_gradients(self.state, batch)
+                    return step.compute_gradients(self.state, batch, part)
             except torch.OutOfMemoryError as error:
-                if not step.can_halve(self.state, len(batch[1])):
+                if not step.can_halve(self.state, part):
                     raise RunError(
                         "The device is out of memory even with two images at a time. Choose a "
                         "smaller model or image size."
@@ -96,7 +118,23 @@ class DividingBatches:
 
     def _halve(self, step: TrainStep) -> None:
         self.state.halvings.append(self.state.step)
-        parts = step.micro_batches_at(self.state)
+        if step.replica is not None:
+            write_text(self.folder / _HALVINGS_FILE, json.dumps(self.state.halvings))
+            raise RanksRestart
+        self._say_it(step)
+
+    def resume(self, step: TrainStep) -> None:
+        """Take the halving for which the ranks were started again, if there was one."""
+        file = self.folder / _HALVINGS_FILE
+        if file.exists():
+            halvings = [int(at) for at in json.loads(file.read_text(encoding="utf-8"))]
+            if len(halvings) > len(self.state.halvings):
+                self.state.halvings = halvings
+                self._say_it(step)
+
+    def _say_it(self, step: TrainStep) -> None:
+        halved = sum(at <= self.state.halvings[-1] for at in self.state.halvings)
+        parts = step.config.training.accumulation * 2**halved
         self.events.write(
             "warning",
             message=f"The device is out of memory: each batch of {self.batch_size} images is now "

@@ -6,6 +6,8 @@ first training were. There is no image left to validate on, so the last weights 
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from patchline.pipeline.models.model_files import save_model
 from patchline.pipeline.training.checkpoints.checkpoint import PREVIOUS
 from patchline.pipeline.training.job_provenance import provenance_of_job
@@ -24,14 +26,8 @@ class Refit(Training):
         """Train to the end of the plan, and return the folder of the last weights."""
         self.train_to_the_end()
         state, folder = self.state, self.job.folder / _WEIGHTS
-        (self.job.folder / PREVIOUS).unlink(missing_ok=True)
-        if self.last_weights.count is None:
-            described, seen = description_of(self.job), provenance_of_job(self.job)
-            save_model(folder, state.average.model, described, seen)
-        else:
-            ends = range(self.order.steps_per_epoch, state.step, self.order.steps_per_epoch)
-            steps = [*ends, state.step][-self.last_weights.count :]
-            self.last_weights.save_average(steps, state.average.model, folder, self.data, self.job)
+        if self.ranks.is_first:
+            self._save(folder)
         return RefitResult(
             weights=folder,
             images=len(self.data.training.rows),
@@ -41,6 +37,17 @@ class Refit(Training):
             images_per_second=state.sums.total_images / max(state.training_seconds, 1e-9),
         )
 
+    def _save(self, folder: Path) -> None:
+        state = self.state
+        (self.job.folder / PREVIOUS).unlink(missing_ok=True)
+        if self.last_weights.count is None:
+            described, seen = description_of(self.job), provenance_of_job(self.job)
+            save_model(folder, state.average.model, described, seen)
+        else:
+            ends = range(self.order.steps_per_epoch, state.step, self.order.steps_per_epoch)
+            steps = [*ends, state.step][-self.last_weights.count :]
+            self.last_weights.save_average(steps, state.average.model, folder, self.data, self.job)
+
     def _validate(self, *, last: bool = False) -> None:  # noqa: ARG002 - as the loop calls it
         """Report the end of an epoch; called by the loop where other fits validate.
 
@@ -48,6 +55,7 @@ class Refit(Training):
         """
         self.finite.settle()
         state = self.state
+        self._count_training_time(self.clock.read())
         if averages_itself(state.optimizer):
             state.average.take_averaged(state.model, state.optimizer)
         values = {
@@ -57,7 +65,9 @@ class Refit(Training):
             "refit/epoch": state.step / self.order.steps_per_epoch,
         }
         state.sums.next_epoch()
-        self.last_weights.add(state.step, state.average.model)
+        if self.ranks.is_first:
+            self.last_weights.add(state.step, state.average.model)
         self.events.write("metrics", step=state.step, values=values)
+        self.clock.read()
         if self.checkpoints.is_due or not self.checkpoints.exist:
             self._write_checkpoint()

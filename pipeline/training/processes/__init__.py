@@ -1,1 +1,1 @@
-"""Training in several processes: how they start, share batches and agree."""
+"""Training in several processes, its ranks: how they start, share batches and agree."""

@@ -1,4 +1,4 @@
-"""The parts of a batch: micro-batches, and what each process of a training computes of a batch."""
+"""The parts of a batch: micro-batches, and what each rank of a training run computes of a batch."""
 
 from __future__ import annotations
 
@@ -22,22 +22,22 @@ def micro_batches(images: int, parts: int) -> Iterator[slice]:
 
 @dataclass(frozen=True)
 class BatchPart:
-    """The images of a batch from `start` to `stop`, which one process computes."""
+    """The images of a batch from `start` to `stop`, which one rank computes."""
 
     start: int
     stop: int
     batch_images: int
     """Size of the whole batch."""
     smallest: int
-    """Size of the smallest part; with it, all processes choose the same number of micro-batches."""
+    """Size of the smallest part; with it, all ranks choose the same number of micro-batches."""
     counts: bool = True
-    """False if the batch has too few images for all processes, and this one repeats others."""
+    """False if the batch has too few images for all ranks, and this one repeats others."""
     has_image_before: bool = False
     """Whether the image before the part is loaded too, because MixUp and CutMix mix with it."""
 
     @classmethod
     def whole(cls, images: int) -> BatchPart:
-        """Return the part of the only process: the whole batch."""
+        """Return the part of the only rank: the whole batch."""
         return cls(0, images, images, images)
 
     def micro_batches(self, parts: int) -> Iterator[tuple[slice, float]]:
@@ -49,32 +49,35 @@ class BatchPart:
 
 
 class DividedOrder:
-    """The batches of an order, divided among processes by position; yields those of one of them.
+    """The batches of an order, divided among ranks by position; yields those of one of them.
 
     Args:
         order: of the whole batches.
-        rank: the process, from 0.
-        size: number of processes.
+        rank: from 0.
+        size: number of ranks.
         mixing: whether the images of a batch are mixed, each with the one before it.
     """
 
     def __init__(self, order: BatchOrder, rank: int, size: int, *, mixing: bool) -> None:
-        self.order, self.mixing = order, mixing
+        self.order, self._mixing = order, mixing and size > 1
         self._rank, self._size = rank, size
 
     def at(self, step: int) -> BatchPart:
         """Return the part of the batch of a step."""
-        return self._part_of(self.order.images_at(step))
+        return self.part_of(self.order.images_at(step))
 
     def __iter__(self) -> Iterator[list[tuple[int, int]]]:
         for keys in self.order:
-            part = self._part_of(len(keys))
-            before = [keys[part.start - 1]] if self.mixing else []
+            part = self.part_of(len(keys))
+            before = [keys[part.start - 1]] if part.has_image_before else []
             yield before + keys[part.start : part.stop]
 
-    def _part_of(self, images: int) -> BatchPart:
+    def part_of(self, images: int) -> BatchPart:
+        """Return the part of a batch of so many images."""
+        if self._size == 1:
+            return BatchPart.whole(images)
         parts = list(micro_batches(images, self._size))
         counts = self._rank < len(parts)
         mine = parts[self._rank if counts else 0]
         smallest = min(each.stop - each.start for each in parts)
-        return BatchPart(mine.start, mine.stop, images, smallest, counts, self.mixing)
+        return BatchPart(mine.start, mine.stop, images, smallest, counts, self._mixing)

@@ -1,9 +1,9 @@
 """Train in several processes, which torch's elastic agent starts, watches and starts again.
 
 If one of them ends unexpectedly, the agent ends the others and starts all of them again; they
-resume from the last checkpoint. The agent runs in the worker process of the training, and the
-processes end when it does, however it ends. They find each other through files, and talk over the
-loopback interface only.
+resume from the last checkpoint. If one is out of memory, they resume under a new agent. It runs in
+the worker process of the training, and the processes end when it does, however it ends. They find
+each other through files, and talk over the loopback interface only.
 """
 
 from __future__ import annotations
@@ -24,7 +24,12 @@ from patchline.pipeline.errors import ConfigError, WorkerError
 from patchline.pipeline.frozen_model import FrozenModel
 from patchline.pipeline.training.job import TrainingJob
 from patchline.pipeline.training.machine import choose_device, detect_machine
-from patchline.pipeline.training.processes.rank import GROUP_FOLDER, MODULE, RESULT_FILE
+from patchline.pipeline.training.processes.rank import (
+    MODULE,
+    RANKS_FOLDER,
+    RESTART_FILE,
+    RESULT_FILE,
+)
 from patchline.pipeline.training.train_result import RefitResult, TrainResult
 from patchline.pipeline.workers.worker_process import last_line, reported
 from patchline.pipeline.workers.worker_start import LOG_FILE
@@ -47,19 +52,24 @@ def train_in_processes(job: TrainingJob) -> FrozenModel:
         WorkerError: if they ended without a report more often than they may be restarted.
     """
     _check(job)
-    folder = job.folder / GROUP_FOLDER
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir()
-    result = folder / RESULT_FILE
+    folder = job.folder / RANKS_FOLDER
     try:
-        try:
-            _launch(job, folder)
-        except WorkerError:
-            if not result.exists():  # otherwise reported by the last attempt
-                raise
-        return reported(result, RefitResult if job.part.refit else TrainResult)
+        while True:
+            shutil.rmtree(folder, ignore_errors=True)
+            folder.mkdir()
+            try:
+                _launch(job, folder)
+            except WorkerError:
+                if not any((folder / name).exists() for name in (RESULT_FILE, RESTART_FILE)):
+                    raise  # otherwise, a rank has said why
+            if not (folder / RESTART_FILE).exists():
+                return reported(folder / RESULT_FILE, _result_class(job))
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def _result_class(job: TrainingJob) -> type[TrainResult | RefitResult]:
+    return RefitResult if job.part.refit else TrainResult
 
 
 def _check(job: TrainingJob) -> None:
@@ -84,6 +94,7 @@ def _launch(job: TrainingJob, folder: Path) -> None:
         os.environ.setdefault(f"{backend}_SOCKET_IFNAME", loopback_interface())
     # The agent would otherwise listen on all interfaces, for processes that need no such store.
     os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # torch finds unused parameters unusual
     command = ("-P", "-m", MODULE, str(job.folder), str(os.getpid()))
     logging.disable(logging.ERROR)  # the agent's own lines would hide the reason in the log
     try:

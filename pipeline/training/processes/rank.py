@@ -1,9 +1,8 @@
-"""One process: `python -P -m patchline.pipeline.training.processes.rank FOLDER PARENT`.
+"""One rank: `python -P -m patchline.pipeline.training.processes.rank FOLDER PARENT`.
 
 `process_launch.py` starts it, with the environment variables of torchrun; PARENT is the id of the
-process that does so. The leader, process 0, writes the result of the training. Heavy modules are
-imported late, because a process that is restarted after the training has ended has nothing left to
-do.
+process that does so. Every rank does the same fit, and rank 0 writes its result. Heavy modules are
+imported late, because a rank that is restarted after the training has ended has nothing left to do.
 """
 
 from __future__ import annotations
@@ -12,6 +11,8 @@ import os
 import sys
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
@@ -31,92 +32,93 @@ from patchline.pipeline.workers.worker_process import (
 
 if TYPE_CHECKING:
     from patchline.pipeline.training.job import TrainingJob
-    from patchline.pipeline.training.processes.several_processes import SeveralProcesses
+    from patchline.pipeline.training.processes.ranks import Ranks
 
 MODULE = "patchline.pipeline.training.processes.rank"
-GROUP_FOLDER = "processes"
-"""Folder for what the processes of a training share while they run."""
+RANKS_FOLDER = "processes"
+"""Folder for what the ranks of a training run share while they run."""
 RESULT_FILE = "result.json"
-"""Of the group, in its folder."""
-_LOCK_FILE = ".leader.lock"
+"""Of the ranks, in their folder."""
+RESTART_FILE = "restart"
+"""Tells that all ranks have to start again."""
+_LOCK_FILE = ".first.lock"
 _PARENT_POLL_SECONDS = 0.2
 _EARLIER_SECONDS = 60.0
 
 
-class Done(FrozenModel):
-    """The result of a process that does not lead."""
-
-
 def main(folder: Path, parent: int) -> NoReturn:
-    """Take part in the training of a folder, and write its result or its error."""
+    """Take part in the training run of a folder, and write its result or an error."""
     redaction.install(streams=True)
     threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
-    file = folder / GROUP_FOLDER / RESULT_FILE
-    if not file.exists():  # otherwise another process has reported an error before a restart
-        leads = os.environ["RANK"] == "0"
-        content = report(folder, lambda: _lead(folder) if leads else _follow(folder))
-        failed = content.startswith('{"error"')
-        if failed or leads:
-            write_text(file, content)
-        if failed:
-            os._exit(1)  # which ends the others
-    leave()
+    shared = folder / RANKS_FOLDER
+    if not any((shared / name).exists() for name in (RESULT_FILE, RESTART_FILE)):
+        _take_part(folder)
+    leave()  # otherwise, another rank has ended all of them, and the agent has restarted them
 
 
-def _lead(folder: Path) -> FrozenModel:
-    from patchline.pipeline.training.processes.leading import lead
+def _take_part(folder: Path) -> None:
+    from patchline.pipeline.training.faults.memory import RanksRestart
 
+    shared, is_first = folder / RANKS_FOLDER, os.environ["RANK"] == "0"
+    try:
+        content = report(folder, lambda: _fit(folder, is_first=is_first))
+    except RanksRestart:
+        write_text(shared / RESTART_FILE, "")
+        os._exit(1)  # which ends the others
+    failed = content.startswith('{"error"')
+    if failed or is_first:
+        write_text(shared / RESULT_FILE, content)
+    if failed:
+        os._exit(1)
+
+
+def _fit(folder: Path, *, is_first: bool) -> FrozenModel:
+    from patchline.pipeline.training.fit import fit
+    from patchline.pipeline.training.job import TrainingJob
+    from patchline.pipeline.training.processes.ranks import stopped_ranks_named
+
+    job = TrainingJob.model_validate_json((folder / JOB_FILE).read_text(encoding="utf-8"))
+    with _only_first(folder) if is_first else nullcontext(), stopped_ranks_named():
+        events = EventWriter(folder / EVENTS_FILE if is_first else Path(os.devnull))
+        _say_what_happened(events)
+        return fit(job, events, _ranks(job))
+
+
+@contextmanager
+def _only_first(folder: Path) -> Iterator[None]:
+    """Write to a folder only after a rank 0 of an earlier attempt has ended.
+
+    Raises:
+        WorkerError: if it does not end within a minute.
+    """
     with try_lock(folder / _LOCK_FILE, _EARLIER_SECONDS) as locked:
         if not locked:
             raise WorkerError(
                 f"A process of an earlier attempt is still running in {folder}. End it, then retry."
             )
-        job = _job_in(folder)
-        group = _group(job)
-        events = EventWriter(folder / EVENTS_FILE)
-        _say_what_happened(events, group.size)
-        return lead(job, events, group)
+        yield
 
 
-def _follow(folder: Path) -> FrozenModel:
-    from patchline.pipeline.training.loop import Training
-    from patchline.pipeline.training.parts.refit import Refit
-    from patchline.pipeline.training.processes.followers import follow
-
-    job = _job_in(folder)
-    group = _group(job)
-    kind = Refit if job.part.refit else Training
-    follow(kind(job, EventWriter(Path(os.devnull)), group), group)
-    return Done()
-
-
-def _job_in(folder: Path) -> TrainingJob:
-    from patchline.pipeline.training.job import TrainingJob
-
-    return TrainingJob.model_validate_json((folder / JOB_FILE).read_text(encoding="utf-8"))
-
-
-def _say_what_happened(events: EventWriter, size: int) -> None:
+def _say_what_happened(events: EventWriter) -> None:
     restarts = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
     if restarts:
         events.write(
             "warning",
-            message=f"A training process ended unexpectedly: all {size} were started again "
-            f"(restart {restarts} of {os.environ['TORCHELASTIC_MAX_RESTARTS']}).",
+            message=f"A training process ended unexpectedly: all {os.environ['WORLD_SIZE']} were "
+            f"started again (restart {restarts} of {os.environ['TORCHELASTIC_MAX_RESTARTS']}).",
         )
 
 
-def _group(job: TrainingJob) -> SeveralProcesses:
+def _ranks(job: TrainingJob) -> Ranks:
     from torch.distributed import FileStore  # type: ignore[attr-defined]  # not in its __all__
 
     from patchline.pipeline.training.machine import choose_device, detect_machine
-    from patchline.pipeline.training.processes.several_processes import SeveralProcesses
+    from patchline.pipeline.training.processes.ranks import Ranks
 
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     attempt = os.environ["TORCHELASTIC_RESTART_COUNT"]
-    store = FileStore(str(job.folder / GROUP_FOLDER / f"store-{attempt}"), size)
-    device = choose_device(job.config.training, detect_machine())
-    return SeveralProcesses(rank, size, device, store)
+    store = FileStore(str(job.folder / RANKS_FOLDER / f"store-{attempt}"), size)
+    return Ranks(rank, size, choose_device(job.config.training, detect_machine()), store)
 
 
 def _end_with(parent: int) -> None:

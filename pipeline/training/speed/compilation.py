@@ -12,12 +12,13 @@ import os
 from dataclasses import replace
 
 import torch
+from torch import nn
 
-from patchline.pipeline.data.batches.batch_order import BatchOrder
 from patchline.pipeline.errors import PipelineError, StorageError
 from patchline.pipeline.host.private_folder import private_folder
 from patchline.pipeline.training.config import TrainingConfig, duration_seconds
 from patchline.pipeline.training.faults.memory import BeforeGradients, DividingBatches
+from patchline.pipeline.training.processes.batch_parts import DividedOrder
 from patchline.pipeline.training.train_step import TrainStep
 
 _FEWEST_STEPS, _FEWEST_SECONDS = 5_000, 1_200.0
@@ -44,7 +45,7 @@ def is_wanted(config: TrainingConfig, device: torch.device, steps: int) -> bool:
     return steps >= _FEWEST_STEPS
 
 
-def compile_model(step: TrainStep, order: BatchOrder, dividing: DividingBatches) -> bool:
+def compile_model(step: TrainStep, order: DividedOrder, dividing: DividingBatches) -> bool:
     """Compile the model of a state in place, if wanted, and return whether it is compiled.
 
     Its state dict keeps its names. Where it cannot be compiled, the reason becomes an event, and
@@ -52,7 +53,7 @@ def compile_model(step: TrainStep, order: BatchOrder, dividing: DividingBatches)
 
     Args:
         step: how gradients are computed.
-        order: of the training, for the sizes of its batches.
+        order: of this rank's parts, for their sizes.
         dividing: has the state, and divides batches that do not fit the device.
     """
     settings = step.config.training
@@ -62,6 +63,9 @@ def compile_model(step: TrainStep, order: BatchOrder, dividing: DividingBatches)
         reason = "training.stochastic_depth_ramp changes it in every step; set that to 0"
     else:
         reason = _refused_cache() or _failure(step, order, dividing)
+        if step.ranks.sum(torch.tensor(float(bool(reason)))) and not reason:
+            _undo(dividing.state.model)
+            reason = "another process could not compile it"
     if reason:
         message = f"The model is not compiled: {reason}. Training runs without compilation."
         dividing.events.write("warning", message=message)
@@ -83,7 +87,7 @@ def _refused_cache() -> str:
     return ""
 
 
-def _failure(step: TrainStep, order: BatchOrder, dividing: DividingBatches) -> str:
+def _failure(step: TrainStep, order: DividedOrder, dividing: DividingBatches) -> str:
     """Compile the model and try every shape of a batch; return what failed, or nothing."""
     from torch._dynamo import config as dynamo
     from torch._inductor import config as inductor
@@ -97,7 +101,7 @@ def _failure(step: TrainStep, order: BatchOrder, dividing: DividingBatches) -> s
     except PipelineError:
         raise
     except Exception as error:  # noqa: BLE001 - compilers fail in many ways
-        model._compiled_call_impl = None  # noqa: SLF001 - there is no public way back
+        _undo(model)
         line = " ".join(str(error).split())[:_LONGEST_REASON]
         return f"{type(error).__name__}: {line}. Install a C++ compiler, such as g++"
     finally:
@@ -106,17 +110,24 @@ def _failure(step: TrainStep, order: BatchOrder, dividing: DividingBatches) -> s
     return ""
 
 
-def _try_all_shapes(step: TrainStep, order: BatchOrder, dividing: DividingBatches) -> None:
+def _undo(model: nn.Module) -> None:
+    model._compiled_call_impl = None  # noqa: SLF001 - there is no public way back
+
+
+def _try_all_shapes(step: TrainStep, order: DividedOrder, dividing: DividingBatches) -> None:
     """Compute gradients of black images in the shapes of all batches; the weights stay.
 
-    If the device is out of memory, batches are divided as in a step.
+    If the device is out of memory, batches are divided as in a step. Each rank tries the shapes of
+    its own parts, without the others.
     """
-    image = step.image
-    last = len(order.rows) - (order.steps_per_epoch - 1) * order.batch_size
+    image, whole = step.image, order.order
+    last = len(whole.rows) - (whole.steps_per_epoch - 1) * whole.batch_size
     only_full = copy.copy(step.size)
     only_full.small_size = only_full.full_size
-    for images in sorted({min(order.batch_size, len(order.rows)), last}, reverse=True):
-        shape = (images, image.height, image.width, image.channels)
-        batch = torch.zeros(shape, dtype=torch.uint8), torch.zeros(images, dtype=torch.int64)
+    for images in sorted({min(whole.batch_size, len(whole.rows)), last}, reverse=True):
+        part = order.part_of(images)
+        loaded = part.stop - part.start + part.has_image_before
+        shape = (loaded, image.height, image.width, image.channels)
+        batch = torch.zeros(shape, dtype=torch.uint8), torch.zeros(loaded, dtype=torch.int64)
         for size in {step.size.small_size: step.size, only_full.full_size: only_full}.values():
-            dividing.gradients(replace(step, size=size), batch)
+            dividing.gradients(replace(step, size=size, replica=None), batch, part)

@@ -47,11 +47,13 @@ def take_over(
         progress = max(progress, settings.full_size_from)
     state.plan.knots = StepPlan([(0, 0.0, state.step), (state.step, progress, end)]).knots
     if state.best is not None:
-        copied = best_weights.folder_of(job.folder, state.best.step)
-        shutil.copytree(extended.folder / best_weights.FINAL, copied, dirs_exist_ok=True)
+        best = extended.folder / best_weights.FINAL
+        if validator.ranks.is_first:
+            copied = best_weights.folder_of(job.folder, state.best.step)
+            shutil.copytree(best, copied, dirs_exist_ok=True)
         of_part = state.best.compared_loss is not None
         if job.classes and (of_part or state.best.validation_images < validator.images):
-            model = load_model(copied)[0].to(validator.device)
+            model = load_model(best)[0].to(validator.device)
             metrics = validator.metrics(model, validator.images, validator.images)
             compared = dict.fromkeys(("compared_accuracy", "compared_loss"))
             state.best = state.best.model_copy(update={**metrics, **compared})

@@ -1,4 +1,4 @@
-"""Two processes train as one does: the same gradients, exact resume, and none is left behind."""
+"""Several ranks train as one does: the same gradients, exact resume, and none is left behind."""
 
 from __future__ import annotations
 
@@ -16,135 +16,215 @@ import torch
 from safetensors.torch import load_file
 
 from patchline.pipeline.errors import ConfigError
-from patchline.pipeline.training.job import TrainingJob
+from patchline.pipeline.training.job import ExtendedTraining, TrainingJob
 from patchline.pipeline.training.loop import Training
 from patchline.pipeline.training.machine import Machine, choose_device
+from patchline.pipeline.training.part import TrainingPart
 from patchline.pipeline.training.processes.process_launch import loopback_interface
 from patchline.pipeline.training.processes.rank import MODULE as RANK
 from patchline.pipeline.training.train_result import TrainResult
+from patchline.pipeline.training.training_data import open_data
 from patchline.pipeline.workers.event_log import Event, EventWriter, read_events
 from patchline.pipeline.workers.worker_process import run_worker
 from tests.patience import patient
 from tests.pipeline.training.conftest import MakeJob
 
 MODULE = "patchline.pipeline.training"
-TWO: dict[str, Any] = {"processes": 2, "threads": 2, "batch_size": 11}
+SIZE = 3
+"""Ranks that are started together; with three, the order of a sum decides its last bits."""
+THREE: dict[str, Any] = {"processes": SIZE, "threads": SIZE, "batch_size": 11}
 """An odd batch, so the parts differ; the last batch of an epoch is smaller still."""
 GRADIENTS: dict[str, dict[str, Any]] = {
-    "plain": {},
-    "weighted": {"class_weights": "balanced", "loss": "bce"},
-    "mixup": {"mixup": 0.4, "class_weights": "balanced"},
+    "mixup": {"mixup": 0.4, "class_weights": "balanced", "loss": "bce"},
     "cutmix": {"cutmix": 1.0, "accumulation": 2},
-    "memory": {},
+    "smaller": {"initial_image_scale": 0.5, "sampling": "balanced"},
 }
 RANDOM: dict[str, Any] = {
+    "data": {"validation_fraction": 0.28},
     "model": {"dropout": 0.2, "stochastic_depth": 0.3},
-    "training": {**TWO, "epochs": 2, "mixup": 0.2},
+    "training": {**THREE, "epochs": 2, "mixup": 0.2, "initial_image_scale": 0.5},
+    "optimizer": {"name": "muon"},
 }
+TRAINED: dict[str, dict[str, Any]] = {
+    "whole": RANDOM,
+    "stopped": RANDOM,
+    "diverged": {
+        "model": {"patch_embedding": {"name": "conv_stem", "norm": "batch"}},
+        "training": {**THREE, "epochs": 2},
+    },
+    "averaged": {
+        "model": {"stochastic_depth": 0.5},
+        "training": {**THREE, "epochs": 2, "average_last": 2, "stochastic_depth_ramp": 0.5},
+    },
+    "masked": {
+        "objective": {"name": "mae", "decoder_depth": 1},
+        "model": {"patch_embedding": {"patch_size": 4}},
+        "training": {**THREE, "epochs": 1},
+    },
+    "timed": {
+        "optimizer": {"name": "schedule_free", "schedule": "constant"},
+        "training": {**THREE, "time_limit": "1.5s", "early_stopping": 5},
+    },
+}
+
+
+def _start(folder: Path, size: int) -> list[subprocess.Popen[bytes]]:
+    command = [sys.executable, "-P", "-m", f"{__package__}.training_ranks", str(folder)]
+    environment = {
+        **os.environ,
+        "GLOO_SOCKET_IFNAME": loopback_interface(),
+        "TORCH_CPP_LOG_LEVEL": "ERROR",
+        "PYTHONPATH": str(Path(__file__).parents[4]),
+    }
+    return [
+        subprocess.Popen([*command, str(rank), str(size)], env=environment) for rank in range(size)
+    ]
 
 
 @pytest.fixture(scope="module")
 def ranks(make_job: MakeJob, tmp_path_factory: pytest.TempPathFactory) -> dict[str, TrainingJob]:
-    """Return jobs that two processes have done; both process all of them, to start only once."""
+    """Return jobs that three ranks have done; all of them process all jobs, to start only once."""
     folder = tmp_path_factory.mktemp("ranks")
     jobs = {
-        f"gradients-{name}": make_job(folder / name, training={**TWO, **changes})
+        f"gradients-{name}": make_job(folder / name, training={**THREE, **changes})
         for name, changes in GRADIENTS.items()
     }
-    jobs |= {name: make_job(folder / name, **RANDOM) for name in ("whole", "stopped")}
-    stem = {"patch_embedding": {"name": "conv_stem", "norm": "batch"}}
-    jobs["diverged"] = make_job(folder / "diverged", model=stem, training={**TWO, "epochs": 2})
+    jobs |= {name: make_job(folder / name, **changes) for name, changes in TRAINED.items()}
+    refit = make_job(folder / "refit", training={**THREE, "epochs": 1})
+    jobs["refit"] = refit.model_copy(update={"part": TrainingPart(refit=True, epochs=0.5)})
+    longer = make_job(
+        folder / "zz-extended", **{**TRAINED["diverged"], "training": {**THREE, "epochs": 4}}
+    )
+    steps = 2 * -(-len(open_data(longer).training.rows) // THREE["batch_size"])
+    extended = ExtendedTraining(run_id="earlier", folder=jobs["diverged"].folder, steps=steps)
+    jobs["zz-extended"] = longer.model_copy(update={"extends": extended})
     for name, job in jobs.items():
         (folder / f"{name}.json").write_text(job.model_dump_json(), encoding="utf-8")
-    command = [
-        sys.executable,
-        "-P",
-        "-m",
-        "tests.pipeline.training.processes.training_ranks",
-        str(folder),
-    ]
-    environment = {
-        **os.environ,
-        "GLOO_SOCKET_IFNAME": loopback_interface(),
-        "PYTHONPATH": str(Path(__file__).parents[4]),
-    }
-    processes = [subprocess.Popen([*command, str(rank), "2"], env=environment) for rank in range(2)]
-    assert [each.wait(patient(60)) for each in processes] == [0, 0]
+    processes = _start(folder, SIZE)
+    assert [each.wait(patient(120)) for each in processes] == [0] * SIZE
     return jobs
 
 
+def _of_rank(job: TrainingJob, rank: int) -> dict[str, torch.Tensor]:
+    return load_file(job.folder / f"rank-{rank}.safetensors")
+
+
+def _messages(job: TrainingJob, kind: str = "warning") -> list[str]:
+    events = read_events(job.folder / "events.jsonl")
+    return [event["message"] for event in events if event["kind"] == kind]
+
+
+def _alone(job: TrainingJob, folder: Path) -> Training:
+    """Return the training of a job in this process."""
+    training = job.config.training.model_copy(update={"processes": 1})
+    config = job.config.model_copy(update={"training": training})
+    alone = job.model_copy(update={"config": config, "folder": folder})
+    return Training(alone, EventWriter(folder / "events.jsonl"))
+
+
 @pytest.mark.parametrize("name", GRADIENTS)
-def test_two_processes_have_the_gradients_of_one(
+def test_several_ranks_have_the_gradients_of_one(
     ranks: dict[str, TrainingJob], tmp_path: Path, name: str
 ) -> None:
     """Loss, clipped gradients and correct images are those of one process, for uneven parts too."""
     job = ranks[f"gradients-{name}"]
-    training = job.config.training.model_copy(update={"processes": 1})
-    config = job.config.model_copy(update={"training": training})
-    one = Training(
-        job.model_copy(update={"config": config}), EventWriter(tmp_path / "events.jsonl")
-    )
+    one, found = _alone(job, tmp_path), _of_rank(job, 0)
     for step in (0, one.order.steps_per_epoch - 1):
         one.state.step = step
         expected = one.step.compute_gradients(one.state, next(one.batches()))
-        found = load_file(job.folder / f"gradients-{step}.safetensors")
-        assert float(found.pop("loss")) == pytest.approx(float(expected.loss), abs=1e-5)
-        assert float(found.pop("norm")) == pytest.approx(float(expected.norm), abs=1e-5)
-        assert int(found.pop("correct")) == int(expected.correct)
+        of_step = {
+            key.removeprefix(f"{step}."): value
+            for key, value in found.items()
+            if key.startswith(f"{step}.")
+        }
+        assert float(of_step.pop("loss")) == pytest.approx(float(expected.loss), abs=1e-5)
+        assert float(of_step.pop("norm")) == pytest.approx(float(expected.norm), abs=1e-5)
+        assert int(of_step.pop("correct")) == int(expected.correct)
         grads = {key: each.grad for key, each in one.state.model.named_parameters()}
-        assert found.keys() == {key for key, each in grads.items() if each is not None}
-        for key, gradient in found.items():
+        assert of_step.keys() == {key for key, each in grads.items() if each is not None}
+        for key, gradient in of_step.items():
             torch.testing.assert_close(gradient, grads[key], atol=1e-5, rtol=0)
 
 
-def test_a_resumed_group_ends_where_an_uninterrupted_one_does(
-    ranks: dict[str, TrainingJob],
-) -> None:
-    """Stopped after a step and resumed, two processes reach the same bits, with dropout."""
-    stopped, whole = ranks["stopped"].folder, ranks["whole"].folder
-    warnings = [
-        each["message"]
-        for each in read_events(stopped / "events.jsonl")
-        if each["kind"] == "warning"
-    ]
-    assert warnings == ["resuming from step 2"]
-    for file in ("last.safetensors", "best/model.safetensors"):
-        one, other = load_file(whole / file), load_file(stopped / file)
-        assert one.keys() == other.keys()
-        assert all(torch.equal(one[name], other[name]) for name in one)
+@pytest.mark.parametrize("name", [*TRAINED, "refit", "zz-extended"])
+def test_all_ranks_end_with_the_same_bits(ranks: dict[str, TrainingJob], name: str) -> None:
+    """Weights, averages and moments: every optimizer, objective and part of a batch."""
+    first, *others = (_of_rank(ranks[name], rank) for rank in range(SIZE))
+    assert len(first) > 10
+    for other in others:
+        assert first.keys() == other.keys()
+        assert [key for key in first if not torch.equal(first[key], other[key])] == []
 
 
-def test_all_processes_halve_their_micro_batches(ranks: dict[str, TrainingJob]) -> None:
-    """If one process runs out of memory, all divide the batch, and nothing else changes."""
-    events = read_events(ranks["gradients-memory"].folder / "events.jsonl")
-    said = [event["message"] for event in events if event["kind"] == "warning"]
-    assert said[0].startswith("The device is out of memory: each batch of 11 images is now divided")
-
-
-def test_all_processes_restart_after_a_divergence(ranks: dict[str, TrainingJob]) -> None:
-    """Infinite images in one process take all back to the beginning, and they train to the end."""
-    folder = ranks["diverged"].folder
-    said = [each["message"] for each in read_events(folder / "events.jsonl") if "message" in each]
-    assert len(said) == 2
-    assert said[0].startswith("Batch norm is not synchronised on a CPU: each of the 2 processes")
-    assert said[1].startswith("The loss became nan at step 2")
-    assert "restarting from step 0 with the learning rate times 0.5" in said[1]
-    last = load_file(folder / "last.safetensors")
-    assert all(tensor.isfinite().all() for tensor in last.values())
-
-
-def test_each_process_has_dropout_of_its_own(
-    ranks: dict[str, TrainingJob], make_job: MakeJob, tmp_path: Path
-) -> None:
-    """With dropout, two processes reach other weights than one, so the test above sees it."""
-    settings = {**RANDOM["training"], "processes": 1}
-    one = make_job(tmp_path, model=RANDOM["model"], training=settings)
-    events = EventWriter(tmp_path / "events.jsonl")
-    Training(one, events).run()
-    ours, theirs = (
-        load_file(folder / "best/model.safetensors") for folder in (tmp_path, ranks["whole"].folder)
+def test_resumed_ranks_end_where_uninterrupted_ones_do(ranks: dict[str, TrainingJob]) -> None:
+    """Stopped after three steps and resumed, three ranks reach the same bits, with dropout."""
+    assert _messages(ranks["stopped"])[-1].startswith("resuming from step ")
+    one, other = (_of_rank(ranks[each], 0) for each in ("whole", "stopped"))
+    assert one.keys() == other.keys()
+    assert [key for key in one if not torch.equal(one[key], other[key])] == []
+    best, resumed = (
+        load_file(ranks[each].folder / "best/model.safetensors") for each in ("whole", "stopped")
     )
-    assert not torch.equal(ours["head.weight"], theirs["head.weight"])
+    assert all(torch.equal(best[key], resumed[key]) for key in best)
+
+
+def test_all_ranks_restart_after_a_divergence(ranks: dict[str, TrainingJob]) -> None:
+    """Infinite images in one process take all back to the beginning, and they train to the end."""
+    of_batch_norm, said = _messages(ranks["diverged"])
+    assert of_batch_norm == (
+        "Batch norm is not synchronised on a CPU: each of the 3 processes normalises its own part "
+        "of a batch."
+    )
+    assert said.startswith("The loss became nan at step 2")
+    assert "restarting from step 0 with the learning rate times 0.5" in said
+    assert all(tensor.isfinite().all() for tensor in _of_rank(ranks["diverged"], 0).values())
+
+
+def test_ranks_validate_each_image_once(ranks: dict[str, TrainingJob], tmp_path: Path) -> None:
+    """Loss and accuracy of the last validation are those that one process computes."""
+    job = ranks["whole"]
+    alone = _alone(job, tmp_path)
+    state = _of_rank(job, 0)
+    averages = {
+        key.removeprefix("average."): value
+        for key, value in state.items()
+        if key.startswith("average.")
+    }
+    alone.state.average.model.load_state_dict(averages)
+    images = alone.validator.images
+    assert images % SIZE, "the parts differ in size"
+    expected = alone.validator.metrics(alone.state.average.model, images, images)
+    events = read_events(job.folder / "events.jsonl")
+    said = [event["values"] for event in events if event["kind"] == "metrics"][-1]
+    assert said["validation/loss"] == pytest.approx(expected["validation_loss"], rel=1e-5)
+    assert said["validation/accuracy"] == expected["validation_accuracy"]
+
+
+def test_a_time_limit_ends_all_ranks_at_the_same_step(ranks: dict[str, TrainingJob]) -> None:
+    """The clock is that of rank 0, so all plan the same steps; progress is written by rank 0."""
+    events = read_events(ranks["timed"].folder / "events.jsonl")
+    [*_, last] = [event for event in events if event["kind"] == "progress"]
+    assert last["done"] == last["total"] > 1
+    assert [event["seq"] for event in events] == list(range(len(events)))
+
+
+def test_a_rank_that_does_not_answer_is_named(ranks: dict[str, TrainingJob]) -> None:
+    """The others end with a sentence instead of waiting forever."""
+    folder = ranks["whole"].folder.parent
+    for rank in range(SIZE - 1):
+        said = (folder / f"hanging-{rank}.txt").read_text(encoding="utf-8")
+        assert said == (
+            "A training process has not responded for 1 minutes, so all of them were ended. Start "
+            "the run again to resume training from its last checkpoint."
+        )
+
+
+def test_each_rank_has_dropout_of_its_own(ranks: dict[str, TrainingJob], tmp_path: Path) -> None:
+    """With dropout, three ranks reach other weights than one, so the tests above see it."""
+    one = _alone(ranks["whole"], tmp_path)
+    one.run()
+    ours, theirs = one.state.model.state_dict(), _of_rank(ranks["whole"], 0)
+    assert not torch.equal(ours["head.weight"], theirs["model.head.weight"])
 
 
 def test_too_small_a_batch_is_an_error(make_job: MakeJob, tmp_path: Path) -> None:
@@ -215,7 +295,7 @@ def test_a_killed_process_restarts_all_from_the_last_checkpoint(
 @pytest.mark.slow
 def test_a_killed_worker_leaves_no_process(make_job: MakeJob, tmp_path: Path) -> None:
     """SIGKILL of the process that started them ends all of them, and their data-loader workers."""
-    changes = {"training": {**TWO, "epochs": 100_000}, "data": {"workers": 1}}
+    changes = {"training": {**THREE, "epochs": 100_000}, "data": {"workers": 1}}
     job = make_job(tmp_path / "job", **changes)
     ended: list[psutil.Process] = []
 

@@ -1,49 +1,39 @@
-"""One of two processes: `python -P -m tests.pipeline.training.processes.training_ranks`.
+"""One of several ranks: `python -P -m tests.pipeline.training.processes.training_ranks`.
 
-Arguments: a folder with jobs, the rank, and the number of processes. The leader writes gradients of
-the jobs `gradients-*`, and trains the others, `stopped` in two attempts. Of `gradients-memory` the
-second process runs out of memory with more than three images; of `diverged` it once gets infinite
-images.
+Arguments: a folder with jobs, the rank, and the number of ranks. All ranks do all jobs, in the
+order of their names, and write what they have in the end to `rank-N.safetensors`: of the jobs
+`gradients-*` the gradients of two steps, of the others the state. Those that begin with `stopped`
+are done in two attempts. Of `diverged` the last rank once gets infinite images. In the end, it
+does not answer the others.
 """
 
 from __future__ import annotations
 
 import os
 import sys
+import time
+from contextlib import suppress
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors.torch import save_file
-from torch import nn
+from torch import distributed, nn
 from torch.distributed import FileStore  # type: ignore[attr-defined]  # not in its __all__
 
+from patchline.pipeline.errors import WorkerError
 from patchline.pipeline.training.checkpoints import checkpoint
 from patchline.pipeline.training.job import TrainingJob
 from patchline.pipeline.training.loop import Training
-from patchline.pipeline.training.processes.followers import follow
-from patchline.pipeline.training.processes.leading import lead
-from patchline.pipeline.training.processes.several_processes import SeveralProcesses
+from patchline.pipeline.training.parts.refit import Refit
+from patchline.pipeline.training.processes.ranks import Ranks, stopped_ranks_named
 from patchline.pipeline.workers.event_log import EventWriter
 from patchline.pipeline.workers.worker_process import leave
 
 
 class _Stop(Exception):  # noqa: N818 - stands for a kill, not for an error
     pass
-
-
-class _StoppingWriter(EventWriter):
-    """Raises when three steps have been done."""
-
-    def progress(self, done: int, total: int, unit: str, **values: Any) -> None:
-        super().progress(done, total, unit, **values)
-        if done == 3:
-            raise _Stop
-
-
-def _small_memory(_: nn.Module, inputs: tuple[torch.Tensor]) -> None:
-    if len(inputs[0]) > 3:
-        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB.")
 
 
 class _InfiniteOnce:
@@ -60,51 +50,84 @@ class _InfiniteOnce:
 def main(folder: Path, rank: int, size: int) -> None:
     """Do all jobs of the folder, in the order of their names."""
     checkpoint._PAUSE_SECONDS, checkpoint._SHARE = 0.0, float("inf")  # one after each step
+    checkpoint._FIRST_PAUSE_SECONDS = 0.0
     store = FileStore(str(folder / "store"), size)
-    group = SeveralProcesses(rank, size, "cpu", store)
+    ranks = Ranks(rank, size, "cpu", store)
     for file in sorted(folder.glob("*.json")):
         job = TrainingJob.model_validate_json(file.read_text(encoding="utf-8"))
-        attempts = 2 if file.stem.startswith("stopped") else 1
-        for attempt in range(attempts):
-            if rank:
-                training = Training(job, EventWriter(Path(os.devnull)), group)
-                if file.stem == "gradients-memory":
-                    training.state.model.register_forward_pre_hook(_small_memory)
-                if file.stem == "diverged":
-                    training.state.model.register_forward_pre_hook(_InfiniteOnce())
-                follow(training, group)
-            elif file.stem.startswith("gradients"):
-                _write_gradients(job, group)
-            else:
-                _train(job, group, stop=attempt + 1 < attempts)
+        if file.stem.startswith("gradients"):
+            tensors = _gradients(job, ranks)
+        else:
+            tensors = _train(file.stem, job, ranks)
+        save_file(tensors, job.folder / f"rank-{rank}.safetensors")
+    distributed.destroy_process_group()
+    _wait_in_vain(folder, rank, size)
     leave()
 
 
-def _write_gradients(job: TrainingJob, group: SeveralProcesses) -> None:
-    training = Training(job, EventWriter(job.folder / "events.jsonl"), group)
-    state, last = training.state, training.order.steps_per_epoch - 1
-    for step in (0, last):
+def _events(job: TrainingJob, ranks: Ranks) -> EventWriter:
+    return EventWriter(job.folder / "events.jsonl" if ranks.is_first else Path(os.devnull))
+
+
+def _gradients(job: TrainingJob, ranks: Ranks) -> dict[str, torch.Tensor]:
+    training = Training(job, _events(job, ranks), ranks)
+    state = training.state
+    tensors: dict[str, torch.Tensor] = {}
+    for step in (0, training.order.steps_per_epoch - 1):
         state.step = step
-        group.announce_state(state)
-        found = training.dividing.gradients(training.step, next(training.batches()))
-        named = {
-            name: each.grad
+        part = training.own_order.at(step)
+        found = training.dividing.gradients(training.step, next(training.batches()), part)
+        values: dict[str, torch.Tensor] = {
+            name: each.grad.clone()
             for name, each in state.model.named_parameters()
             if each.grad is not None
         }
-        values = {"loss": found.loss, "norm": found.norm, "correct": found.correct}
-        save_file({**named, **values}, job.folder / f"gradients-{step}.safetensors")
-    group.announce_end()
+        values |= {
+            "loss": ranks.sum(found.loss),
+            "norm": found.norm,
+            "correct": ranks.sum(found.correct),
+        }
+        tensors |= {f"{step}.{name}": value for name, value in values.items()}
+    return tensors
 
 
-def _train(job: TrainingJob, group: SeveralProcesses, *, stop: bool) -> None:
-    kind = _StoppingWriter if stop else EventWriter
-    events = kind(job.folder / "events.jsonl")
+def _train(name: str, job: TrainingJob, ranks: Ranks) -> dict[str, torch.Tensor]:
+    infinite = name == "diverged" and ranks.rank + 1 == ranks.size
+    attempts = 2 if name.startswith("stopped") else 1
+    for attempt in range(attempts):
+        events = _events(job, ranks)
+        training = (Refit if job.part.refit else Training)(job, events, ranks)
+        if infinite:
+            training.state.model.register_forward_pre_hook(_InfiniteOnce())
+        if attempt + 1 < attempts:
+            _stop_after_three_steps(training)
+        with suppress(_Stop):
+            training.refit() if isinstance(training, Refit) else training.run()
+        events.close()
+    tensors = training.state.tensors()
+    return {key: tensor.clone().contiguous() for key, tensor in tensors.items()}
+
+
+def _stop_after_three_steps(training: Training) -> None:
+    def stop(*_: Any) -> None:
+        if training.state.step == 3:  # the fourth step, before it counts
+            raise _Stop
+
+    training.state.optimizer.register_step_post_hook(stop)
+
+
+def _wait_in_vain(folder: Path, rank: int, size: int) -> None:
+    """Write what a rank says whose companion does not answer."""
+    wait = timedelta(seconds=1)
+    ranks = Ranks(rank, size, "cpu", FileStore(str(folder / "second-store"), size), wait)
+    if rank + 1 == size:
+        time.sleep(2)
+        return
     try:
-        lead(job, events, group)
-    except _Stop:
-        group.announce_end()
-    events.close()
+        with stopped_ranks_named(wait):
+            ranks.sum(torch.ones(1))
+    except WorkerError as error:
+        (folder / f"hanging-{rank}.txt").write_text(str(error), encoding="utf-8")
 
 
 if __name__ == "__main__":

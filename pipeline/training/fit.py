@@ -1,0 +1,36 @@
+"""One fit, as every rank of a training run does it: the augmentation preview, then the training."""
+
+from __future__ import annotations
+
+import cv2
+
+from patchline.pipeline.frozen_model import FrozenModel
+from patchline.pipeline.training.augmentation_preview import preview_grid
+from patchline.pipeline.training.job import TrainingJob
+from patchline.pipeline.training.loop import Training
+from patchline.pipeline.training.parts.refit import Refit
+from patchline.pipeline.training.processes.ranks import Ranks
+from patchline.pipeline.workers.event_log import EventWriter
+
+
+def fit(job: TrainingJob, events: EventWriter, ranks: Ranks | None = None) -> FrozenModel:
+    """Train to the end, and return the result of the job's part.
+
+    Args:
+        job: the same on all ranks.
+        events: those of other ranks than the first are not read.
+        ranks: by default, this process trains alone.
+    """
+    training = (Refit if job.part.refit else Training)(job, events, ranks)
+    if training.ranks.is_first:
+        _draw_preview(training)
+    return training.refit() if isinstance(training, Refit) else training.run()
+
+
+def _draw_preview(training: Training) -> None:
+    data, job = training.data, training.job
+    augmentation, rows = data.training.augment(), data.preview_rows()
+    grid = preview_grid(augmentation, data.images, rows, mixing=job.config.training)
+    picture = job.folder / "augmentation_preview.png"
+    cv2.imwrite(str(picture), grid[:, :, ::-1])
+    training.events.write("artifact", path=str(picture), name=picture.name)

@@ -1,0 +1,195 @@
+"""The processes of a training run, its ranks, as the program sees them that each of them runs.
+
+Every rank computes its part of each batch, and torch's DistributedDataParallel sums the gradients
+while they are computed, so weights, optimizer, averages and plan are equal on all ranks. What is
+decided from them is decided alike everywhere; only the clock is that of rank 0, and rank 0 alone
+writes events and files. In a training run of one process, there is nothing to agree on.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from datetime import timedelta
+from typing import TypeVar
+
+import torch
+from torch import distributed, nn
+from torch.distributed.distributed_c10d import Store
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.parallel import DistributedDataParallel
+
+from patchline.pipeline.errors import WorkerError
+from patchline.pipeline.frozen_model import FrozenModel
+
+FIRST = 0
+"""The rank whose clock counts, and which writes events and files."""
+LONGEST_WAIT = timedelta(minutes=10)
+"""For another rank; a training run whose rank has stopped ends after it."""
+
+Value = TypeVar("Value", bound=FrozenModel)
+
+
+class Ranks:
+    """This process's place among the ranks of a training run; by default, it is the only one.
+
+    Args:
+        rank: of this process.
+        size: number of ranks.
+        device: `cpu` or `cuda`.
+        store: through which the ranks find each other; not used by a single one.
+        longest_wait: for another rank.
+    """
+
+    def __init__(
+        self,
+        rank: int = FIRST,
+        size: int = 1,
+        device: str = "cpu",
+        store: Store | None = None,
+        longest_wait: timedelta = LONGEST_WAIT,
+    ) -> None:
+        self.rank, self.size = rank, size
+        self.is_first = rank == FIRST
+        self._on_cuda = device == "cuda" and size > 1
+        self._separate_batch_norm = False
+        if size == 1:
+            return
+        if self._on_cuda:
+            torch.cuda.set_device(rank)
+        distributed.init_process_group(
+            "cpu:gloo,cuda:nccl" if self._on_cuda else "gloo",
+            store=store,
+            rank=rank,
+            world_size=size,
+            timeout=longest_wait,
+        )
+
+    def own_threads(self, requested: int | None) -> int | None:
+        """Return this rank's part of the torch threads, at least one; None for torch's default."""
+        if self.size == 1:
+            return requested
+        return max(1, (requested or torch.get_num_threads()) // self.size)
+
+    def own_device(self, name: str) -> torch.device:
+        """Return this rank's device of a kind: each has a GPU of its own."""
+        return torch.device(name, self.rank) if self._on_cuda else torch.device(name)
+
+    # -- the model -----------------------------------------------------------------------------
+
+    def synchronised(self, model: nn.Module) -> nn.Module:
+        """Return the model with batch norm over the images of all ranks, on GPUs."""
+        has_batch_norm = any(isinstance(each, _BatchNorm) for each in model.modules())
+        self._separate_batch_norm = self.size > 1 and has_batch_norm and not self._on_cuda
+        if not (self._on_cuda and has_batch_norm):
+            return model
+        converted: nn.Module = nn.SyncBatchNorm.convert_sync_batchnorm(model)  # type: ignore[no-untyped-call]  # torch leaves it unannotated
+        return converted
+
+    def replicated(self, model: nn.Module) -> nn.Module | None:
+        """Return what calls the model and takes the mean of the gradients; None for a single rank.
+
+        A model that does not fit one device would be sharded here, in place (`fully_shard`).
+        """
+        if self.size == 1:
+            return None
+        # With parameters that may be unused, torch never changes the buckets in which it sums, so
+        # that the first step after a checkpoint has the bits of any other step.
+        return DistributedDataParallel(
+            model,
+            find_unused_parameters=True,
+            forward_sync_buffers=False,
+            gradient_as_bucket_view=True,
+        )
+
+    @staticmethod
+    def accumulating(model: nn.Module) -> AbstractContextManager[None]:
+        """Leave the gradients of this rank alone inside the block, because more are added."""
+        return model.no_sync() if isinstance(model, DistributedDataParallel) else nullcontext()
+
+    def average_statistics(self, model: nn.Module) -> None:
+        """Take the mean over the ranks of batch-norm statistics that each rank has of its part."""
+        if not self._separate_batch_norm:
+            return
+        layers = [each for each in model.modules() if isinstance(each, _BatchNorm)]
+        statistics = [each for layer in layers for each in (layer.running_mean, layer.running_var)]
+        tracked = [each for each in statistics if each is not None]
+        if tracked:
+            mean = self.sum(torch.cat(tracked)) / self.size
+            means = torch.split(mean, [len(each) for each in tracked])
+            torch._foreach_copy_(tracked, list(means))
+
+    def warning(self) -> str:
+        """Return a sentence if batch norm is not synchronised; otherwise nothing."""
+        if not self._separate_batch_norm:
+            return ""
+        return (
+            f"Batch norm is not synchronised on a CPU: each of the {self.size} processes "
+            "normalises its own part of a batch."
+        )
+
+    # -- agreement -----------------------------------------------------------------------------
+
+    def sum(self, values: torch.Tensor) -> torch.Tensor:
+        """Return the sum of a tensor over the ranks, which all call this together."""
+        if self.size > 1:
+            values = values.clone()
+            distributed.all_reduce(values)
+        return values
+
+    def numbers_of_first(self, *numbers: float) -> list[float]:
+        """Return the numbers that rank 0 passes, on all ranks, which call this together."""
+        if self.size == 1:
+            return list(numbers)
+        values = torch.tensor(numbers, dtype=torch.float64)
+        distributed.broadcast(values, FIRST)
+        return values.tolist()
+
+    def from_first(self, kind: type[Value], compute: Callable[[], Value]) -> Value:
+        """Return what rank 0 computes, on all ranks, which call this together."""
+        if self.size == 1:
+            return compute()
+        text = compute().model_dump_json().encode() if self.is_first else b""
+        [size] = self.numbers_of_first(len(text))
+        packed = torch.zeros(int(size), dtype=torch.uint8)
+        if text:
+            packed = torch.frombuffer(bytearray(text), dtype=torch.uint8)
+        distributed.broadcast(packed, FIRST)
+        return kind.model_validate_json(packed.numpy().tobytes())
+
+    @contextmanager
+    def first_before_others(self) -> Iterator[None]:
+        """Let rank 0 run the block, then the others; they read the files that it has written."""
+        if not self.is_first:
+            self.wait_for_first()
+        yield
+        if self.is_first:
+            self.wait_for_first()
+
+    def wait_for_first(self) -> None:
+        """Wait until rank 0 calls this too."""
+        self.numbers_of_first(0)
+
+    def share(self, count: int) -> slice:
+        """Return which of so many things this rank computes; together, the ranks do each once."""
+        return slice(*(count * index // self.size for index in (self.rank, self.rank + 1)))
+
+
+@contextmanager
+def stopped_ranks_named(longest_wait: timedelta = LONGEST_WAIT) -> Iterator[None]:
+    """Say so if this rank has waited too long for another one inside the block.
+
+    Raises:
+        WorkerError: instead of torch's error.
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        if "Timed out waiting" not in str(error):
+            raise
+        minutes = math.ceil(longest_wait.total_seconds() / 60)
+        raise WorkerError(
+            f"A training process has not responded for {minutes} minutes, so all of them were "
+            "ended. Start the run again to resume training from its last checkpoint."
+        ) from error
