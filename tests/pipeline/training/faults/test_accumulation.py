@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import weakref
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import torch
 from torch import nn
 
 from patchline.pipeline.errors import RunError
+from patchline.pipeline.training.faults.memory import RanksRestart
 from patchline.pipeline.training.loop import Training
 from patchline.pipeline.training.parts import launching
 from patchline.pipeline.training.processes.batch_parts import micro_batches
@@ -147,6 +149,26 @@ def test_an_operation_without_a_deterministic_kernel_is_said_once(
     model.errors.append(RuntimeError("mat1 and mat2 shapes cannot be multiplied"))
     with pytest.raises(RuntimeError, match="cannot be multiplied"):
         training.dividing.gradients(training.step, batch)
+
+
+def test_of_several_ranks_all_start_again_with_smaller_parts(
+    make_job: MakeJob, tmp_path: Path
+) -> None:
+    """The others wait for these gradients, so the halving is left in a file for the next start."""
+    training = _short_of_memory(_training(make_job, tmp_path), images=3)
+    with_others = replace(training.step, replica=training.state.model)
+    training.state.step = 5
+    with pytest.raises(RanksRestart):
+        training.dividing.gradients(with_others, next(training.batches()))
+    again = _training(make_job, tmp_path)
+    again.dividing.resume(again.step)
+    assert again.state.halvings == [5]
+    [said] = [each["message"] for each in read_events(tmp_path / "events.jsonl")]
+    assert "divided into 2 micro-batches. The effective batch size is unchanged" in said
+    once_more = _training(make_job, tmp_path)
+    once_more.state.halvings = [5]
+    once_more.dividing.resume(once_more.step)
+    assert len(read_events(tmp_path / "events.jsonl")) == 1, "a checkpoint that has it is not news"
 
 
 def test_two_images_that_do_not_fit_are_an_error(make_job: MakeJob, tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ import torch
 from safetensors.torch import load_file
 
 from patchline.pipeline.errors import ConfigError
+from patchline.pipeline.plugin_system.plugin_loader import FILES_VARIABLE
 from patchline.pipeline.training.job import ExtendedTraining, TrainingJob
 from patchline.pipeline.training.loop import Training
 from patchline.pipeline.training.machine import Machine, choose_device
@@ -66,6 +67,35 @@ TRAINED: dict[str, dict[str, Any]] = {
         "training": {**THREE, "time_limit": "1.5s", "early_stopping": 5},
     },
 }
+
+
+SHORT_MEMORY = """
+import os
+
+import torch
+from torch import nn
+
+from patchline.plugin_api import PatchEmbeddingPlugin, PatchTokens, PluginConfig
+
+
+class Stem(nn.Module):
+    def __init__(self, config, context):
+        super().__init__()
+        self.grid, self.steps = (4, 4), 0
+        self.stem = nn.Conv2d(context.channels, context.embed_dim, kernel_size=4, stride=4)
+
+    def forward(self, images_BCHW):
+        self.steps += self.training
+        if os.environ.get("RANK") == "1" and self.steps == 5 and len(images_BCHW) > 3:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB.")
+        return PatchTokens(self.stem(images_BCHW).flatten(2).transpose(1, 2), self.grid)
+
+
+plugin = PatchEmbeddingPlugin(
+    summary="Its fifth step needs much memory", paper="-", config_class=PluginConfig, build=Stem
+)
+"""
+"""A patch embedding in a file."""
 
 
 def _start(folder: Path, size: int) -> list[subprocess.Popen[bytes]]:
@@ -263,7 +293,8 @@ def test_a_killed_process_restarts_all_from_the_last_checkpoint(
     make_job: MakeJob, tmp_path: Path
 ) -> None:
     """SIGKILL of one process: training continues and ends with the same weights."""
-    changes: dict[str, Any] = {**RANDOM, "training": {**RANDOM["training"], "epochs": 20}}
+    training = {**RANDOM["training"], "processes": 2, "epochs": 20}
+    changes: dict[str, Any] = {**RANDOM, "training": training}
     whole, killed = (make_job(tmp_path / name, **changes) for name in ("whole", "killed"))
     expected = run_worker(MODULE, whole.folder, whole, TrainResult, lambda _: None)
     victims: list[int] = []
@@ -293,9 +324,37 @@ def test_a_killed_process_restarts_all_from_the_last_checkpoint(
 
 
 @pytest.mark.slow
+def test_a_rank_without_memory_restarts_all_with_smaller_micro_batches(
+    make_job: MakeJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One rank runs out of memory in its fifth step; the result is that of the recorded halving."""
+    (tmp_path / "short_memory.py").write_text(SHORT_MEMORY, encoding="utf-8")
+    monkeypatch.setenv(FILES_VARIABLE, str(tmp_path / "short_memory.py"))
+    settings: dict[str, Any] = {"processes": 2, "epochs": 3}
+    model = {"patch_embedding": {"name": "short_memory"}}
+    job = make_job(tmp_path / "job", model=model, training=settings)
+    events: list[Event] = []
+    result = run_worker(MODULE, job.folder, job, TrainResult, events.append)
+    assert result.halvings == (4,)
+    said = [event["message"] for event in events if event["kind"] == "warning"]
+    assert said == [
+        "resuming from step 4",
+        (
+            "The device is out of memory: each batch of 12 images is now divided into 2 "
+            "micro-batches. The effective batch size is unchanged."
+        ),
+    ]
+    replayed = make_job(tmp_path / "replay", model=model, training={**settings, "halvings": (4,)})
+    run_worker(MODULE, replayed.folder, replayed, TrainResult, lambda _: None)
+    one, other = (load_file(each.folder / "last.safetensors") for each in (job, replayed))
+    assert [key for key in one if not torch.equal(one[key], other[key])] == []
+
+
+@pytest.mark.slow
 def test_a_killed_worker_leaves_no_process(make_job: MakeJob, tmp_path: Path) -> None:
     """SIGKILL of the process that started them ends all of them, and their data-loader workers."""
-    changes = {"training": {**THREE, "epochs": 100_000}, "data": {"workers": 1}}
+    training = {**THREE, "processes": 2, "epochs": 100_000}
+    changes = {"training": training, "data": {"workers": 1}}
     job = make_job(tmp_path / "job", **changes)
     ended: list[psutil.Process] = []
 
