@@ -19,10 +19,11 @@ from typing import Any
 
 import torch
 from safetensors.torch import save_file
-from torch import distributed, nn
-from torch.distributed import FileStore  # type: ignore[attr-defined]  # not in its __all__
+from torch import nn
+from torch.distributed import FileStore, distributed_c10d  # type: ignore[attr-defined]  # not in its __all__
 
 from patchline.pipeline.errors import WorkerError
+from patchline.pipeline.files.atomic_files import write_text
 from patchline.pipeline.training.checkpoints import checkpoint
 from patchline.pipeline.training.job import TrainingJob
 from patchline.pipeline.training.loop import Training
@@ -60,8 +61,7 @@ def main(folder: Path, rank: int, size: int) -> None:
         else:
             tensors = _train(file.stem, job, ranks)
         save_file(tensors, job.folder / f"rank-{rank}.safetensors")
-    distributed.destroy_process_group()
-    _wait_in_vain(folder, rank, size)
+    _wait_in_vain(folder, ranks)
     leave()
 
 
@@ -116,18 +116,21 @@ def _stop_after_three_steps(training: Training) -> None:
     training.state.optimizer.register_step_post_hook(stop)
 
 
-def _wait_in_vain(folder: Path, rank: int, size: int) -> None:
-    """Write what a rank says whose companion does not answer."""
+def _wait_in_vain(folder: Path, ranks: Ranks) -> None:
+    """Write what the ranks say of the last one, which does not answer."""
+    files = [folder / f"hanging-{rank}.txt" for rank in range(ranks.size - 1)]
     wait = timedelta(seconds=1)
-    ranks = Ranks(rank, size, "cpu", FileStore(str(folder / "second-store"), size), wait)
-    if rank + 1 == size:
-        time.sleep(2)
+    ranks.sum(torch.ones(1))
+    distributed_c10d._set_pg_timeout(wait)
+    if ranks.rank == len(files):
+        while not all(file.exists() for file in files):
+            time.sleep(0.05)
         return
     try:
         with stopped_ranks_named(wait):
             ranks.sum(torch.ones(1))
     except WorkerError as error:
-        (folder / f"hanging-{rank}.txt").write_text(str(error), encoding="utf-8")
+        write_text(files[ranks.rank], str(error))
 
 
 if __name__ == "__main__":
