@@ -306,9 +306,9 @@ def promote(
     """
     with session(writes="patchline.promote()"), shown():
         from patchline.flows.commands.promote import promote_version
-        from patchline.pipeline.registry.config import PromotionConfig
+        from patchline.pipeline.registry.config import GateConfig
 
-        gates = checked(PromotionConfig, promotion or {}, "promotion")
+        gates = checked(GateConfig, promotion or {}, "promotion")
         file = None if config is None else Path(config)
         decision = promote_version(
             name, version=version, config=file, promotion=gates, force=force, reason=reason

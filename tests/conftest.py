@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import io
 import json
 import os
@@ -43,8 +44,33 @@ PATCHLINE = Path(sys.executable).parent / "patchline"
 
 def pytest_configure(config: pytest.Config) -> None:
     """Measure how patient to be, and let every process have an owner."""
+    gc.disable()  # until everything is imported: nothing of it can be freed
     patience.factor()
     config.pluginmanager.register(Owners(config), "owners")
+
+
+_TOGETHER = {
+    "tests/flows/services/test_services.py": "servers",
+    "tests/flows/services/test_doors.py": "servers",
+    "tests/flows/services/test_down.py": "servers",
+    "tests/flows/new_data/test_data_watch.py": "event server",
+    "tests/flows/notifications/test_events.py": "event server",
+    "tests/flows/notifications/test_webhooks.py": "event server",
+}
+"""Modules that share a fixture of the session which takes seconds: one process runs them all."""
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Give each module to one process, and modules with the same servers to the same process."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    if config.getoption("dist") != "loadscope":
+        return None
+    scheduler = LoadScopeScheduling(config, log)
+    module_of = scheduler._split_scope
+    scheduler._split_scope = lambda test: _TOGETHER.get(module_of(test), module_of(test))
+    return scheduler
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -52,12 +78,18 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
     The first makes the finished run, so the second is one that does not wait for that.
     """
-    longest = {"test_docs.py": 0, "test_services.py": 1}
+    longest = {"test_docs.py": 0, "test_services.py": 1, "test_doors.py": 2, "test_down.py": 3}
     items.sort(key=lambda item: longest.get(item.path.name, len(longest)))
     for item in items:
         given = item.get_closest_marker("timeout")
         seconds = float(given.args[0] if given else config.getini("timeout"))
         item.add_marker(pytest.mark.timeout(patient(seconds)), append=False)
+
+
+def pytest_collection_finish() -> None:
+    """Spare the garbage collector what was imported, which stays until the end."""
+    gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -243,7 +275,9 @@ def own_store(empty_store: Path, tmp_path: Path) -> None:
 
 
 @pytest.fixture(scope="session")
-def finished_run(tmp_path_factory: pytest.TempPathFactory, empty_prefect: Path) -> Run:
+def finished_run(
+    tmp_path_factory: pytest.TempPathFactory, empty_prefect: Path, empty_store: Path
+) -> Run:
     """Return one real run of the whole flow on small photos; tests must not change it.
 
     It has the surroundings of a company laptop, see `test_prefect_settings.py`, and of a project
@@ -258,6 +292,7 @@ def finished_run(tmp_path_factory: pytest.TempPathFactory, empty_prefect: Path) 
             shutil.rmtree(folder, ignore_errors=True)
             write_photos(folder / "photos", images=40)
             shutil.copy(empty_prefect, folder / "prefect.db")
+            shutil.copy(empty_store, folder / "mlflow.db")
             for name in ("flows", "pipeline", "plugins"):  # of a project; ours never import them
                 package = folder / "own_packages" / name
                 package.mkdir(parents=True)

@@ -12,7 +12,7 @@ from patchline.flows.notifications import events
 from patchline.flows.progress import display, shown
 from patchline.pipeline.automation import event_kinds
 from patchline.pipeline.errors import ConfigError, RunError
-from patchline.pipeline.registry.config import PromotionConfig
+from patchline.pipeline.registry.config import GateConfig
 from patchline.pipeline.registry.gate_settings import gates_for
 from patchline.pipeline.registry.history import CHALLENGER
 from patchline.pipeline.registry.reasons import checked_reason
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from patchline.pipeline.registry.promotion import Promotion
 
 REFUSED = 3
-without_needless_negatives(PromotionConfig)
+without_needless_negatives(GateConfig)
 
 
 def promote(
@@ -41,7 +41,7 @@ def promote(
     reason: str | None = None,
     ask: Switch = False,
     as_json: Json = False,
-    promotion: PromotionConfig | None = None,
+    promotion: GateConfig | None = None,
 ) -> int:
     """Promote a version to champion if it passes the gates; exits with code 3 if one fails.
 
@@ -88,7 +88,7 @@ def promote_version(
     *,
     version: int | str | None,
     config: Path | None,
-    promotion: PromotionConfig | None,
+    promotion: GateConfig | None,
     force: bool,
     reason: str | None,
 ) -> Promotion:
@@ -97,6 +97,11 @@ def promote_version(
         raise ConfigError("--force overrules the gates, so it requires --reason TEXT.")
     if reason is not None and not force:
         raise ConfigError("--reason explains --force, which is missing. Add it, or omit --reason.")
+    if promotion and "approval_hours" in promotion.model_fields_set:
+        raise ConfigError(
+            "promotion.approval_hours limits a request for approval, and none is made. Omit it, or "
+            "request one with --ask."
+        )
     reason = checked_reason(reason)
     reference = _version(name, version)
     gates = gates_for(reference, config, promotion)
@@ -122,7 +127,7 @@ def _version(name: str, version: int | str | None) -> ModelReference:
 def _request_approval(
     reference: ModelReference,
     config: Path | None,
-    promotion: PromotionConfig | None,
+    promotion: GateConfig | None,
     *,
     as_json: bool,
 ) -> int:

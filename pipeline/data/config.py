@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from typing import Annotated, Any, Literal, Self
 
@@ -50,8 +49,8 @@ def _captures_a_group(text: str) -> str:
 
 def _ascending(given: tuple[float, float]) -> tuple[float, float]:
     low, high = given
-    if not low < high or not all(map(math.isfinite, given)):
-        raise ValueError(f"{low:g} {high:g} is not a range; give the smaller value first")
+    if not low < high:
+        raise ValueError("the first value must be smaller than the second")
     return given
 
 

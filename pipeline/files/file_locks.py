@@ -102,27 +102,16 @@ class LockState(Enum):
 def state_of(file: Path, wait_seconds: float = 0.0) -> LockState:
     """Return the state of the lock on a file.
 
+    The check itself is a shared lock where the system has such (not on Windows): any number of
+    processes may check at the same time, and see the holder and not each other.
+
     Args:
-        file: is not created; it may belong to another user.
-        wait_seconds: how long the lock must stay held. Two processes that check it at the same
-            moment without a wait may both see it held.
+        file: is not created; it may belong to another user, and be read-only.
+        wait_seconds: how long the lock must stay held, because whoever removes what a dead holder
+            left behind holds the lock for a moment.
     """
-    try:
-        file.stat()
-        with FileLock(file, timeout=wait_seconds):
-            return LockState.FREE
-    except Timeout:
-        return LockState.HELD
-    except PermissionError:
-        return _state_of_read_only(file, wait_seconds)
-    except OSError:
-        return LockState.INVISIBLE
-
-
-def _state_of_read_only(file: Path, wait_seconds: float) -> LockState:
-    """Return the state of a lock on a file that may be read but not written."""
     if sys.platform == "win32":
-        return LockState.INVISIBLE
+        return _state_by_holding(file, wait_seconds)
     import fcntl
 
     try:
@@ -144,6 +133,18 @@ def _state_of_read_only(file: Path, wait_seconds: float) -> LockState:
         return LockState.INVISIBLE
     finally:
         os.close(handle)
+
+
+def _state_by_holding(file: Path, wait_seconds: float) -> LockState:
+    """Return the state of a lock where there are no shared locks: hold it for a moment."""
+    try:
+        file.stat()
+        with FileLock(file, timeout=wait_seconds):
+            return LockState.FREE
+    except Timeout:
+        return LockState.HELD
+    except OSError:
+        return LockState.INVISIBLE
 
 
 def is_held(file: Path, wait_seconds: float = 0.0) -> bool:

@@ -13,6 +13,14 @@ if TYPE_CHECKING:
 
 _MOST_CLASSES, _MOST_FILES = 20, 3
 _STYLES = {"error": "bold red", "warning": "yellow", "note": "cyan"}
+_DAMAGED = {
+    "unreadable": ("unreadable file", "unreadable files"),
+    "truncated": ("truncated image", "truncated images"),
+    "contradictory_rows": ("image with contradictory rows", "images with contradictory rows"),
+    "missing_file": ("missing file", "missing files"),
+    "refused_member": ("refused member", "refused members"),
+}
+"""Findings on images that no run can use, with what the first line calls them."""
 
 
 def terminal_report(result: Inspection) -> Iterator[RenderableType]:
@@ -46,9 +54,19 @@ def verdict(result: Inspection) -> str:
 def _overview(result: Inspection) -> str:
     named = set(result.classes) - {""}
     classes = f" in {counted(len(result.classes), 'class', 'classes')}" if named else ""
+    images = f"{counted(result.images, 'image')}{classes}"
+    return f"{visible(result.name)}: {'; '.join([images, *_left_out(result)])}"
+
+
+def _left_out(result: Inspection) -> list[str]:
+    """Return what else there is: `1 unreadable file`, `2 other files`."""
     others = result.files - result.images
-    rest = f"; {counted(others, 'other file')}" if others else ""
-    return f"{visible(result.name)}: {counted(result.images, 'image')}{classes}{rest}"
+    parts = []
+    for kind, (one, many) in _DAMAGED.items():
+        if count := sum(len(each.files) for each in result.findings if each.kind == kind):
+            parts.append(counted(count, one, many))
+            others -= count
+    return [*parts, counted(others, "other file")] if others > 0 else parts
 
 
 def looks(result: Inspection) -> list[str]:

@@ -25,9 +25,7 @@ def _minima(limits: dict[str, float]) -> dict[str, float]:
         if not METRICS[metric].higher_is_better:
             raise ValueError(f"lower is better for '{metric}'; set promotion.maximum instead")
         if limit > 1:
-            raise ValueError(
-                f"'{metric}' never exceeds 1, but its minimum is {limit:g}; write 90% as 0.9"
-            )
+            raise ValueError(f"'{metric}' never exceeds 1; write 90% as 0.9")
     return limits
 
 
@@ -39,14 +37,8 @@ def _maxima(limits: dict[str, float]) -> dict[str, float]:
     return limits
 
 
-class PromotionConfig(FrozenModel):
+class GateConfig(FrozenModel):
     """Gates that a version has to pass before it becomes champion."""
-
-    automatic: bool = False
-    """Promote at the end of a run if every gate passes; if false, promotion requires approval."""
-
-    approval: bool = False
-    """Request approval at the end of a run; needs `patchline up`."""
 
     approval_hours: Annotated[float, Field(gt=0, le=8760)] = 72
     """Hours until an unanswered approval request expires and the version is not promoted."""
@@ -81,3 +73,13 @@ class PromotionConfig(FrozenModel):
 
     package_check: bool = True
     """Require the package to load in a clean process and give the same probabilities there."""
+
+
+class PromotionConfig(GateConfig):
+    """The gates, and what happens at the end of a run."""
+
+    automatic: bool = False
+    """Promote at the end of a run if every gate passes; if false, promotion requires approval."""
+
+    approval: bool = False
+    """Request approval at the end of a run; needs `patchline up`."""

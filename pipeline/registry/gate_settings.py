@@ -9,13 +9,13 @@ import yaml
 
 from patchline.pipeline import config_files
 from patchline.pipeline.errors import ConfigError, ModelReferenceError
-from patchline.pipeline.registry.config import PromotionConfig
+from patchline.pipeline.registry.config import GateConfig, PromotionConfig
 from patchline.pipeline.registry.registered_models import ModelReference
 from patchline.pipeline.tracking.tracking_store import client
 
 
 def gates_for(
-    reference: ModelReference, file: Path | None, flags: PromotionConfig | None
+    reference: ModelReference, file: Path | None, flags: GateConfig | None
 ) -> PromotionConfig:
     """Return the gates for a version: flags override the file, the file overrides its run.
 

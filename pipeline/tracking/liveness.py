@@ -45,7 +45,8 @@ BEAT_SECONDS = 10.0
 """Time between two heartbeats of an owner."""
 STALE_SECONDS = 90.0
 """How long an observer has to see the same heartbeat until the owner counts as dead."""
-_CHECK_SECONDS = 1.0
+_CHECK_SECONDS = 0.2
+"""How long a lock must stay held: longer than it takes to remove a dead owner's files."""
 _POLL_SECONDS = 2.0
 _KEPT_SECONDS = 24 * 3600.0
 _NO_LOCKS = "locks-have-no-effect"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+import re
 import subprocess
 from importlib import metadata
 from pathlib import Path
@@ -30,8 +31,10 @@ def commit() -> tuple[str, bool]:
     The commit is empty if Patchline was installed from a package.
     """
     source = Path(__file__).resolve().parent
-    head = _git(source, "rev-parse", "HEAD")
-    return head, bool(head and _git(source, "status", "--porcelain", "--untracked-files=no"))
+    status = _git(source, "status", "--porcelain=v2", "--branch", "--untracked-files=no")
+    entries = [line for line in status.splitlines() if not line.startswith("# ")]
+    [head] = re.findall(r"^# branch\.oid ([0-9a-f]+)$", status, re.MULTILINE) or [""]
+    return head, bool(head and entries)
 
 
 def package_versions() -> dict[str, str]:

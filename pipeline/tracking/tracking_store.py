@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from patchline.pipeline import local_login, local_services
 from patchline.pipeline.errors import PipelineError, ServerAwayError, TrackingError
+from patchline.pipeline.files import file_locks
 from patchline.pipeline.files.atomic_files import storage_errors
 from patchline.pipeline.files.file_locks import locked
 from patchline.pipeline.files.path_uris import artifact_uri, sqlite_path, sqlite_uri
@@ -33,6 +34,9 @@ ARTIFACT_ROOT_VARIABLE = "_MLFLOW_SERVER_ARTIFACT_ROOT"
 """Where MLflow reads the artifact root of a SQL store that a process opens."""
 _REGISTRY = "MLFLOW_REGISTRY_URI"
 """Names another store for the registered models than for the runs."""
+_SQLITE_HEADER = b"SQLite format 3\0"
+_answered: dict[str, str] = {}
+"""Identities of the SQLite files that have answered this process, by address."""
 _FIRST_ANSWER = {"MLFLOW_HTTP_REQUEST_TIMEOUT": 10, "MLFLOW_HTTP_REQUEST_MAX_RETRIES": 1}
 """Timeout in seconds, and retries, of the first request to a server."""
 _IN_WORDS = (
@@ -167,12 +171,25 @@ def client() -> MlflowClient:
         with storage_errors(database):
             make_folder(lock.parent)
             lock.touch()  # fails at once if the folder may not be written
+        if _has_answered(uri, database):
+            return _holding_client()()
         with locked(lock):  # processes that create a SQLite file together would crash each other
-            return _answering_client(_holding_client())
+            answering = _answering_client(_holding_client())
+        _answered[uri] = file_locks.identity(database)
+        return answering  # noqa: TRY300 - the handlers below are for all of it
     except PipelineError:
         raise
     except Exception as error:
         raise unreachable(uri, error) from error
+
+
+def _has_answered(uri: str, database: Path) -> bool:
+    """Return whether this SQLite file has answered this process, and still begins like one."""
+    known = _answered.get(uri)
+    if not known or known != file_locks.identity(database) or os.environ.get(_REGISTRY):
+        return False
+    with database.open("rb") as stream:
+        return stream.read(len(_SQLITE_HEADER)) == _SQLITE_HEADER
 
 
 @functools.cache

@@ -10,6 +10,7 @@ Shapes: B batch, C channels, H height, W width, K classes; h, w the grid of cell
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,7 @@ from torch import nn
 from patchline.pipeline.metrics.intervals import mean_of_repeats
 from patchline.pipeline.models.inference import normalised
 from patchline.pipeline.models.model_description import ModelDescription
-from patchline.pipeline.visual_guide.attention_maps import AttentionMaps, attention_maps
+from patchline.pipeline.visual_guide.attention_maps import attention_maps
 from patchline.pipeline.visual_guide.attributions import cell_grid, covered, gradient_maps
 from patchline.pipeline.visual_guide.covering_result import CoveredByMap, CoveringTest, MapKind
 from patchline.pipeline.visual_guide.traced_image import Pixels
@@ -56,14 +57,13 @@ def covering_test(
     if cells < _FEWEST_CELLS:
         return None
     marked = max(1, round(COVERED_SHARE * cells))
-    generator = np.random.default_rng(seed)
+    cover = _Cover(model, description, grid, marked, np.random.default_rng(seed))
     curves = [
-        _probabilities(
-            model, description, images[start : start + _TOGETHER], attention, start, grid, marked,
-            generator,
+        cover.probabilities(
+            images[start : start + _TOGETHER], attention.maps_Bhw[start:] if attention else None
         )
         for start in range(0, len(images), _TOGETHER)
-    ]  # fmt: skip
+    ]
     before_B, random_B, *by_map = (np.concatenate(column) for column in zip(*curves, strict=True))
     kinds: list[MapKind] = ["gradient", "attention"]
     return CoveringTest(
@@ -83,42 +83,47 @@ def covering_test(
     )
 
 
-def _probabilities(
-    model: nn.Module,
-    description: ModelDescription,
-    images: Sequence[Pixels],
-    attention: AttentionMaps | None,
-    first: int,
-    grid: tuple[int, int],
-    marked: int,
-    generator: np.random.Generator,
-) -> list[Array]:
-    """Return the probabilities (B) of the predicted classes: before, random, by each map."""
-    inputs_BCHW = normalised(torch.from_numpy(np.stack(images)), description.image)
+@dataclass(frozen=True)
+class _Cover:
+    """Covers cells of images, and measures what that costs."""
 
-    def probabilities(changed_BCHW: torch.Tensor) -> torch.Tensor:
+    model: nn.Module
+    description: ModelDescription
+    grid: tuple[int, int]
+    """Rows and columns of cells."""
+    marked: int
+    """Cells that are covered in an image."""
+    generator: np.random.Generator
+    """Draws the random cells."""
+
+    def probabilities(self, images: Sequence[Pixels], attention_Bhw: Array | None) -> list[Array]:
+        """Return the probabilities (B) of the predicted classes: before, random, by each map."""
+        inputs_BCHW = normalised(torch.from_numpy(np.stack(images)), self.description.image)
+        before_BK = self._softmax(inputs_BCHW)
+        labels_B = before_BK.argmax(dim=1)
+
+        def after(importance_of: Callable[[int], Array]) -> Array:
+            masks = [_largest(importance_of(place), self.marked) for place in range(len(images))]
+            changed = [covered(image, mask) for image, mask in zip(inputs_BCHW, masks, strict=True)]
+            return _own(self._softmax(torch.stack(changed)), labels_B)
+
+        gradients_Bhw = gradient_maps(self.model, inputs_BCHW, labels_B, self.grid)
+        draws = [
+            after(lambda _place: self.generator.random(self.grid)) for _ in range(_RANDOM_DRAWS)
+        ]
+        columns = [
+            _own(before_BK, labels_B),
+            np.mean(draws, axis=0),
+            after(gradients_Bhw.__getitem__),
+        ]
+        if attention_Bhw is not None:
+            columns.append(after(lambda place: _summed(attention_Bhw[place], self.grid)))
+        return columns
+
+    def _softmax(self, images_BCHW: torch.Tensor) -> torch.Tensor:
         with torch.inference_mode():
-            return torch.softmax(model(changed_BCHW).float() / description.temperature, dim=1)
-
-    before_BK = probabilities(inputs_BCHW)
-    labels_B = before_BK.argmax(dim=1)
-
-    def after(importance_of: Callable[[int], Array]) -> Array:
-        masks = [_largest(importance_of(place), marked) for place in range(len(inputs_BCHW))]
-        changed = [covered(image, mask) for image, mask in zip(inputs_BCHW, masks, strict=True)]
-        return _own(probabilities(torch.stack(changed)), labels_B)
-
-    gradients_Bhw = gradient_maps(model, inputs_BCHW, labels_B, grid)
-    draws = [after(lambda _place: generator.random(grid)) for _ in range(_RANDOM_DRAWS)]
-    columns = [
-        _own(before_BK, labels_B),
-        np.mean(draws, axis=0),
-        after(gradients_Bhw.__getitem__),
-    ]
-    if attention is not None:
-        maps_Bhw = attention.maps_Bhw[first:]
-        columns.append(after(lambda place: _summed(maps_Bhw[place], grid)))
-    return columns
+            logits_BK = self.model(images_BCHW).float()
+            return torch.softmax(logits_BK / self.description.temperature, dim=1)
 
 
 def _own(probabilities_BK: torch.Tensor, labels_B: torch.Tensor) -> Array:

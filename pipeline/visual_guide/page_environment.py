@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import functools
+
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from patchline.pipeline.terminal_words import visible
 
 
+@functools.cache
 def page_environment(package: str) -> Environment:
     """Return the environment for the templates beside the modules of a package.
+
+    A process compiles each template once.
 
     A browser shows control characters as nothing or as boxes, and obeys those that change the
     direction of text, so they are written out as on a terminal.

@@ -36,17 +36,25 @@ def plain_blocks(
 
 
 def encoder_blocks(
-    config: BlockConfig, attention: Callable[[], MultiHeadSelfAttention]
+    config: BlockConfig, attention: Callable[[], MultiHeadSelfAttention] | None = None
 ) -> nn.ModuleList:
     """Return the encoder blocks, with the parts and the initial weights of the settings.
 
     Args:
         config: dimensions, regularisation and parts of each block.
-        attention: builds the attention layer of a block.
+        attention: builds the attention layer of a block; by default that of the paper.
     """
+    from patchline.pipeline.layers.attention import MultiHeadSelfAttention
+
+    embed_dim, _, num_heads, _ = config.dimensions()
+
+    def published() -> MultiHeadSelfAttention:
+        dropout, qk_norm = config.attention_dropout, config.qk_norm
+        return MultiHeadSelfAttention(embed_dim, num_heads, dropout, qk_norm=qk_norm)
+
     blocks = plain_blocks(
         config,
-        attention,
+        attention or published,
         layer_scale=config.layer_scale,
         norm=config.norm,
         norm_epsilon=config.norm_epsilon,

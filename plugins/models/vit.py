@@ -44,7 +44,6 @@ class VitConfig(BlockConfig):
 
 def build(config: VitConfig, context: ModelContext) -> torch.nn.Module:
     """Build the network (section 3.1, equations 1 to 4)."""
-    from patchline.pipeline.layers.attention import MultiHeadSelfAttention
     from patchline.pipeline.layers.class_token import ClassToken
     from patchline.pipeline.layers.head import LinearHead, TanhHead
     from patchline.pipeline.layers.normalisation import NORMS
@@ -52,7 +51,7 @@ def build(config: VitConfig, context: ModelContext) -> torch.nn.Module:
     from patchline.pipeline.layers.vision_transformer import VisionTransformer
     from patchline.plugins.models.encoder_blocks import encoder_blocks
 
-    embed_dim, _, num_heads, _ = config.dimensions()
+    embed_dim = config.dimensions().embed_dim
     patch_embedding = context.patch_embedding(embed_dim)
     grid: Any = patch_embedding.grid
     prefix_tokens = 1 if config.pooling == "class_token" else 0
@@ -63,12 +62,7 @@ def build(config: VitConfig, context: ModelContext) -> torch.nn.Module:
         class_token=ClassToken(embed_dim) if prefix_tokens else None,
         position_embedding=position_embedding(config.positions, grid, embed_dim, prefix_tokens),
         embedding_norm=norm(embed_dim, config.norm_epsilon) if config.embedding_norm else None,
-        blocks=encoder_blocks(
-            config,
-            lambda: MultiHeadSelfAttention(
-                embed_dim, num_heads, config.attention_dropout, qk_norm=config.qk_norm
-            ),
-        ),
+        blocks=encoder_blocks(config),
         norm=norm(embed_dim, config.norm_epsilon),
         pooling=_pooling(config),
         head=head(embed_dim, context.num_classes),

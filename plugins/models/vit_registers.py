@@ -28,7 +28,6 @@ class VitRegistersConfig(BlockConfig):
 
 def build(config: VitRegistersConfig, context: ModelContext) -> torch.nn.Module:
     """Build the network (section 2.2): the head reads the class token."""
-    from patchline.pipeline.layers.attention import MultiHeadSelfAttention
     from patchline.pipeline.layers.class_token import ClassToken
     from patchline.pipeline.layers.head import LinearHead
     from patchline.pipeline.layers.learned_positions import LearnedPositionEmbedding
@@ -38,7 +37,7 @@ def build(config: VitRegistersConfig, context: ModelContext) -> torch.nn.Module:
     from patchline.pipeline.layers.vision_transformer import VisionTransformer
     from patchline.plugins.models.encoder_blocks import encoder_blocks
 
-    embed_dim, _, num_heads, _ = config.dimensions()
+    embed_dim = config.dimensions().embed_dim
     patch_embedding = context.patch_embedding(embed_dim)
     grid: Any = patch_embedding.grid
     norm = NORMS[config.norm]
@@ -48,12 +47,7 @@ def build(config: VitRegistersConfig, context: ModelContext) -> torch.nn.Module:
         position_embedding=LearnedPositionEmbedding(grid, embed_dim, prefix_tokens=1),
         registers=RegisterTokens(config.num_registers, embed_dim),
         embedding_norm=norm(embed_dim, config.norm_epsilon) if config.embedding_norm else None,
-        blocks=encoder_blocks(
-            config,
-            lambda: MultiHeadSelfAttention(
-                embed_dim, num_heads, config.attention_dropout, qk_norm=config.qk_norm
-            ),
-        ),
+        blocks=encoder_blocks(config),
         norm=norm(embed_dim, config.norm_epsilon),
         pooling=ClassTokenPooling(),
         head=LinearHead(embed_dim, context.num_classes),

@@ -58,6 +58,8 @@ def test_a_server_that_does_not_answer_is_named_with_its_file(
         for use in (prefect_session.server, prefect_session.connected):
             with pytest.raises(OrchestrationError, match=words), use():
                 pass
+            if file != "prefect.toml":  # both ask in the same way, and wait for the answer
+                break
 
 
 def test_a_variable_precedes_the_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

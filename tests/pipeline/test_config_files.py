@@ -138,7 +138,7 @@ def test_two_lengths_at_once_are_refused() -> None:
 
 def test_a_limit_that_nothing_can_reach_is_refused() -> None:
     """90 instead of 0.9 would refuse every version after hours of training."""
-    with pytest.raises(ConfigError, match=r"never exceeds 1, .* 0\.9"):
+    with pytest.raises(ConfigError, match=r"never exceeds 1; .* 0\.9"):
         validated({"promotion": {"minimum": {"accuracy": 90}}})
 
 

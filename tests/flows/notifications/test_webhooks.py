@@ -34,7 +34,7 @@ class Receiver(ThreadingHTTPServer):
         self.seconds = 0.0
         self.refusals = 0
         self.probed = threading.Event()
-        threading.Thread(target=self.serve_forever, daemon=True).start()
+        threading.Thread(target=self.serve_forever, args=(0.02,), daemon=True).start()
 
     @property
     def address(self) -> str:
@@ -46,7 +46,7 @@ class Receiver(ThreadingHTTPServer):
 
         def probed() -> bool:
             events.emit(event, _PROBE, {})
-            return self.probed.wait(0.5)
+            return self.probed.wait(0.2)
 
         until(probed, "no probe came")
 

@@ -95,6 +95,20 @@ class Servers:
         assert not local_services.state_file(self.folder).exists()
 
 
+def recorded_services(folder: Path) -> local_services.Services:
+    """Return the state of servers that do not run, with the number of this process."""
+    return local_services.Services(
+        folder=folder,
+        pid=os.getpid(),
+        prefect_url="http://127.0.0.1:1",
+        prefect_api_url="http://127.0.0.1:1/api",
+        mlflow_url="http://127.0.0.1:2",
+        own=("prefect", "mlflow"),
+        started_at="2026-01-01T00:00:00+00:00",
+        versions={},
+    )
+
+
 def own_database() -> dict[str, str]:
     """Return an environment in which Prefect's database is that of the folder."""
     return {name: value for name, value in os.environ.items() if name != PREFECT_DATABASE}

@@ -99,7 +99,7 @@ def serving(pages: dict[str, str]) -> Iterator[str]:
             """Print nothing."""
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
+    threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
     try:
         yield f"http://127.0.0.1:{server.server_port}"
     finally:

@@ -8,7 +8,6 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,6 @@ from patchline.flows.services import service_processes
 from patchline.flows.temporary_server import TemporaryServer
 from patchline.pipeline import local_login, local_services
 from tests.browser.chromium import browser, missing
-from tests.conftest import Finished
 from tests.flows.services.local_servers import Servers, proof, until
 from tests.flows.services.strangers import AS_NOBODY, INTRUDER, TRIED, ask, attack, serving
 from tests.patience import patient
@@ -30,24 +28,6 @@ _HTML = {"Accept": "text/html"}
 _PATHS = {"prefect": "/api/flows/filter", "mlflow": "/api/2.0/mlflow/experiments/search"}
 _HEALTH = {"prefect": "/api/health", "mlflow": "/health"}
 _NOBODY = 65534
-
-
-@pytest.fixture(scope="module")
-def started(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Servers, Finished]]:
-    """Start the servers of one folder; return them with what the command said."""
-    servers = Servers(tmp_path_factory.mktemp("doors"), dict(os.environ))
-    try:
-        done = servers.up()
-        assert done.code == 0, done.err
-        yield servers, done
-    finally:
-        servers.down("--now")
-
-
-@pytest.fixture
-def servers(started: tuple[Servers, Finished]) -> Servers:
-    """Return the servers of the module."""
-    return started[0]
 
 
 def _url(servers: Servers, name: str) -> str:
@@ -62,7 +42,7 @@ def test_a_page_of_another_origin_is_refused(servers: Servers) -> None:
         assert status == 403
         assert not [each for each in headers if each.lower().startswith("access-control")]
     known = proof(servers.folder)
-    other_port = f"http://127.0.0.1:{servers.ports[1]}"
+    other_port = servers.state.mlflow_url
     for origin in (_FOREIGN, "null", other_port):
         assert (
             ask(servers.state.prefect_api_url + "/flows/filter", {}, Origin=origin, **known)[0]
@@ -153,10 +133,9 @@ def _session(servers: Servers) -> str:
     return headers["set-cookie"].partition(";")[0]
 
 
-def test_a_link_signs_in_once_at_both_servers(started: tuple[Servers, Finished]) -> None:
+def test_a_link_signs_in_once_at_both_servers(servers: Servers) -> None:
     """It gives a cookie that no script can read and leads to the page; the second time neither."""
-    servers, done = started
-    link = done.json["prefect_login_url"]
+    link = servers.up().json["prefect_login_url"]
     assert link.startswith(f"{servers.state.prefect_url}/patchline/login?code=")
     for preview in ({"method": "HEAD"}, {"Sec_Purpose": "prefetch"}):
         assert ask(link, **{**_HTML, **preview})[0] == 503
@@ -307,12 +286,3 @@ def _temporary_servers() -> list[psutil.Process]:
         for process in psutil.Process().children()
         if "patchline.flows.temporary_server" in process.cmdline()
     ]
-
-
-def test_down_takes_the_secret_away(servers: Servers) -> None:
-    """What the servers were opened with before opens nothing of the next ones."""
-    before = local_login.secret(servers.folder)
-    assert servers.down("--now").code == 0
-    assert local_login.secret(servers.folder) is None
-    assert not local_login.login_file(servers.folder).exists()
-    assert local_login.ensure_secret(servers.folder) != before

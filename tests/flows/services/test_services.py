@@ -7,65 +7,28 @@ import shutil
 import signal
 import sqlite3
 import time
-from collections.abc import Iterator
-from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
 from patchline.flows import prefect_session
-from patchline.flows.services import mlflow_server, service_processes, stopping
+from patchline.flows.services import mlflow_server, service_processes
 from patchline.flows.services.startup_plan import Plan
 from patchline.flows.services.supervisor import Supervisor
 from patchline.pipeline import local_login, local_services
 from patchline.pipeline.errors import OrchestrationError
-from patchline.pipeline.files import file_locks
 from patchline.pipeline.tracking import tracking_store
 from tests.conftest import Finished, patchline, write_photos
 from tests.flows.conftest import Command
 from tests.flows.services.local_servers import (
     Servers,
-    ended,
     free_port,
-    listening,
     mlflow_client,
-    nap,
     page,
+    recorded_services,
     until,
 )
 from tests.patience import patient
-from tests.surroundings import OF_OTHERS, recording_proxy
-
-
-@pytest.fixture(scope="module")
-def started(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Servers, list[Finished]]]:
-    """Start the servers of one folder by two commands at once, while both ports are taken.
-
-    All variables name a proxy, and a file has Prefect's settings for another server.
-    """
-    folder = tmp_path_factory.mktemp("services")
-    (folder / "prefect.toml").write_text(OF_OTHERS, encoding="utf-8")
-    try:
-        with recording_proxy() as proxy, ExitStack() as stack:
-            servers = Servers(folder, {**os.environ, **proxy.environment})
-            for port in servers.ports:
-                stack.enter_context(listening(port))
-            begun = [servers.begin_up(), servers.begin_up()]
-            done = [ended(process) for process in begun]
-            assert proxy.heard == []
-        assert [each.code for each in done] == [0, 0], [each.err for each in done]
-        (folder / "prefect.toml").unlink()
-        yield servers, done
-    finally:
-        servers.down("--now")
-
-
-@pytest.fixture
-def servers(started: tuple[Servers, list[Finished]], monkeypatch: pytest.MonkeyPatch) -> Servers:
-    """Return the servers of the module; the working directory is their folder."""
-    monkeypatch.chdir(started[0].folder)
-    assert local_services.running(started[0].folder)
-    return started[0]
 
 
 def test_two_at_once_start_one_set_of_servers(started: tuple[Servers, list[Finished]]) -> None:
@@ -152,23 +115,6 @@ def test_what_is_killed_is_started_again(servers: Servers, name: str, module: st
         until(lambda: local_services.answers(base + addresses[name]), f"{name} does not answer")
 
 
-def test_down_waits_for_a_run_and_may_be_interrupted(servers: Servers) -> None:
-    """It names the run; Ctrl-C only ends the waiting: run and servers keep running."""
-    with nap(servers.folder) as run:
-        down = servers.begin("down")
-        assert down.stderr
-        line = ""
-        while "Waiting for" not in line:
-            line = down.stderr.readline()
-            assert line, "down ended"
-        assert f"a nap (process {run.pid}" in line
-        assert "--now" in line
-        down.send_signal(signal.SIGINT)
-        assert ended(down).code == 130
-        assert run.poll() is None
-    assert local_services.answers(f"{servers.state.mlflow_url}/health")
-
-
 def test_a_damaged_state_is_written_again(servers: Servers) -> None:
     """The supervisor knows where the servers are, and the secret that they expect."""
     before, secret = servers.state, local_login.secret(servers.folder)
@@ -177,33 +123,6 @@ def test_a_damaged_state_is_written_again(servers: Servers) -> None:
     until(lambda: local_login.secret(servers.folder) == secret, "the secret is gone")
     assert servers.state == before
     assert "was damaged and is written again" in servers.log("supervisor")
-
-
-def test_without_a_state_the_supervisor_is_found_by_its_process(servers: Servers) -> None:
-    """`down` needs nothing else of it, and never signals the number of another process."""
-    [process] = service_processes.members(servers.folder, service_processes.SUPERVISOR)
-    assert stopping.supervisor_process(servers.folder) == stopping.Supervised(
-        process.pid, process.create_time()
-    )
-    assert stopping.supervisor_process(servers.folder.parent) is None
-
-
-def test_down_now_ends_runs_and_servers(servers: Servers) -> None:
-    """It ends the run by SIGTERM, then the servers: no process, no lock and no state is left.
-
-    The file with the state was truncated before.
-    """
-    with nap(servers.folder) as run:
-        local_services.state_file(servers.folder).write_text('{"folder": "/tm', encoding="utf-8")
-        done = servers.down("--now")
-        assert done.code == 0, done.err
-        assert done.json["stopped"] is True
-        assert done.json["stopped_runs"] == 1
-        assert run.wait(patient(60)) == -signal.SIGTERM
-    servers.assert_gone()
-    again = servers.down()
-    assert again.code == 0
-    assert again.json["stopped"] is False
 
 
 def test_without_servers_a_connection_is_refused_in_a_sentence(tmp_path: Path) -> None:
@@ -245,24 +164,11 @@ def test_a_configured_server_that_is_away_is_named(tmp_path: Path, variable: str
     assert not service_processes.members(tmp_path)
 
 
-def _services(folder: Path) -> local_services.Services:
-    return local_services.Services(
-        folder=folder,
-        pid=os.getpid(),
-        prefect_url="http://127.0.0.1:1",
-        prefect_api_url="http://127.0.0.1:1/api",
-        mlflow_url="http://127.0.0.1:2",
-        own=("prefect", "mlflow"),
-        started_at="2026-01-01T00:00:00+00:00",
-        versions={},
-    )
-
-
 def test_state_that_a_dead_supervisor_left_is_not_believed(tmp_path: Path) -> None:
     """Without the supervisor's lock the file says nothing, and MLflow is the plain file."""
     file = local_services.state_file()
     file.parent.mkdir(parents=True)
-    file.write_text(_services(tmp_path).model_dump_json(), encoding="utf-8")
+    file.write_text(recorded_services(tmp_path).model_dump_json(), encoding="utf-8")
     local_services.supervisor_lock().touch()
     assert local_services.running() is None
     assert tracking_store.use_store() == f"sqlite:///{tmp_path / 'mlflow.db'}"
@@ -297,25 +203,6 @@ def test_a_supervisor_writes_nothing_where_its_folder_was_moved_from(tmp_path: P
     assert local_services.read_state(first) == supervisor._services
 
 
-def test_down_removes_what_a_supervisor_could_not(tmp_path: Path, run_here: Command) -> None:
-    """One that was killed, or whose folder was moved, leaves its secret; `down` makes it useless.
-
-    The logs stay.
-    """
-    services = _services(tmp_path)
-    state = local_services.state_file(tmp_path)
-    state.parent.mkdir(parents=True)
-    state.write_text(services.model_dump_json(), encoding="utf-8")
-    local_login.restore(services, "a secret")
-    (state.parent / "lifeline-1-2").touch()
-    logs = local_services.logs_folder(tmp_path)
-    logs.mkdir()
-    (logs / "mlflow.log").write_text("a line\n", encoding="utf-8")
-    assert run_here("down")[0] == 0
-    left = {each.name for each in state.parent.rglob("*") if each.suffix != ".lock"}
-    assert left == {"logs", "mlflow.log"}
-
-
 def test_settings_for_other_mlflow_servers_do_not_reach_ours(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -338,27 +225,6 @@ def test_settings_for_other_mlflow_servers_do_not_reach_ours(
     assert environment.items() >= kept.items()
     assert foreign.keys() & environment.keys() == {"MLFLOW_TRACKING_URI"}
     assert environment["MLFLOW_TRACKING_URI"] == "sqlite:////x/mlflow.db"
-
-
-@pytest.mark.parametrize("is_damaged", [False, True])
-def test_down_leaves_servers_alone_whose_processes_cannot_be_seen(
-    tmp_path: Path, run_here: Command, *, is_damaged: bool
-) -> None:
-    """Those of another container: their supervisor's lock is held, and none of ours is it.
-
-    The process that has its id here is another one.
-    """
-    state = local_services.state_file(tmp_path)
-    state.parent.mkdir(parents=True)
-    text = "damaged" if is_damaged else _services(tmp_path).model_dump_json()
-    state.write_text(text, encoding="utf-8")
-    with file_locks.locked(local_services.supervisor_lock(tmp_path)):
-        code, out, err = run_here("down")
-        assert (code, out) == (1, ""), err
-        assert "run in another container or on another machine" in err
-        assert state.exists()
-    assert run_here("down")[0] == 0
-    assert not state.exists()
 
 
 @pytest.mark.slow

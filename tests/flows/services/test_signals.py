@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import time
@@ -24,8 +25,9 @@ _SECONDS = patient(180.0)
 class LongRun:
     """A `patchline run` that would train for a very long time."""
 
-    def __init__(self, folder: Path, *flags: str) -> None:
+    def __init__(self, folder: Path, empty_store: Path, *flags: str) -> None:
         self.folder = folder
+        shutil.copy(empty_store, folder / "mlflow.db")
         write_photos(folder / "photos", images=8)
         arguments = ["run", "photos", "--preset", "none", "--training.epochs", "100000", *flags]
         self.errors = folder / "stderr.txt"
@@ -80,12 +82,12 @@ StartLongRun = Callable[..., LongRun]
 
 
 @pytest.fixture
-def long_run(tmp_path: Path) -> Iterator[StartLongRun]:
+def long_run(empty_store: Path, tmp_path: Path) -> Iterator[StartLongRun]:
     """Return a function that starts a long run; what is left of it is killed in the end."""
     started: list[LongRun] = []
 
     def start(*flags: str) -> LongRun:
-        started.append(LongRun(tmp_path, *flags))
+        started.append(LongRun(tmp_path, empty_store, *flags))
         started[-1].wait_until_it_trains()
         return started[-1]
 
