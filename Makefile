@@ -12,6 +12,8 @@ export DO_NOT_TRACK = 1
 export PREFECT_SERVER_ANALYTICS_ENABLED = false
 export MLFLOW_DISABLE_TELEMETRY = true
 export NO_ALBUMENTATIONS_UPDATE = 1
+# All processes of a run, and hundreds of the tests, import the same modules: compile them once.
+export PYTHONDONTWRITEBYTECODE =
 
 .PHONY: run test test-all lint format clean
 

@@ -88,9 +88,9 @@ def read_state(folder: Path | None = None) -> Services | None:
         return None
 
 
-def running_soon(folder: Path, seconds: float = _RESTORING_SECONDS) -> Services | None:
+def running_soon(folder: Path) -> Services | None:
     """Return the servers of a folder, once a living supervisor has restored a damaged state."""
-    deadline = time.monotonic() + seconds
+    deadline = time.monotonic() + _RESTORING_SECONDS
     while (services := running(folder)) is None and time.monotonic() < deadline:
         if not is_supervised(folder):
             return None

@@ -36,6 +36,7 @@ quiet_libraries.apply()
 settings.register_profile("repeatable", derandomize=True)  # the same examples each time
 settings.load_profile("repeatable")
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # two tests run at a time
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # hundreds of processes import the same modules
 SERVER_SECRET = "of-the-tests-own-prefect-servers"  # noqa: S105 - it guards nothing
 os.environ["PREFECT_API_AUTH_STRING"] = f"patchline:{SERVER_SECRET}"  # before Prefect is imported
 PREFECT_DATABASE = "PREFECT_SERVER_DATABASE_CONNECTION_URL"
@@ -111,7 +112,7 @@ def _own_prefect_home(
 def _own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Run every test in a folder of its own, with a store and random numbers of its own."""
     if torch := sys.modules.get("torch"):
-        torch.manual_seed(0)  # the same weights, whatever ran before
+        torch.default_generator.manual_seed(0)  # the same weights, whatever ran before
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     monkeypatch.delenv("PATCHLINE_PLUGIN_FILES", raising=False)

@@ -17,6 +17,7 @@ from patchline.pipeline.errors import ConfigError, RunError
 from patchline.pipeline.files.access import is_readable
 from patchline.pipeline.files.file_locks import LockState, state_of, try_lock
 from patchline.pipeline.frozen_model import FrozenModel
+from patchline.pipeline.redaction import redacted
 from patchline.pipeline.tracking import liveness
 from patchline.pipeline.tracking.liveness import Liveness
 from patchline.pipeline.tracking.tracked_run import (
@@ -28,7 +29,7 @@ from patchline.pipeline.tracking.tracked_run import (
     not_resumable,
     owner_lock,
 )
-from patchline.pipeline.tracking.tracking_store import all_runs, client, store_exists
+from patchline.pipeline.tracking.tracking_store import all_runs, client, store_exists, use_store
 
 if TYPE_CHECKING:
     from mlflow.entities import Run
@@ -38,6 +39,7 @@ SUMMARY_FILE = "summary.json"
 _RESUME_LOCK_FILE = "resume.lock"
 _LOCK_SECONDS = 1.0
 """How long somebody who only looks at the lock may hold it."""
+_CHECK_SECONDS = 0.2
 _ID = re.compile(r"[0-9a-f]{4,32}")
 
 
@@ -149,7 +151,7 @@ def named(reference: str, runs: Path) -> Run:
     if reference == LAST:
         newest = _newest_in(runs.resolve())
         if newest is None:
-            raise ConfigError("This folder has no run yet. Start one with `patchline run`.")
+            raise ConfigError(_why_none(runs.resolve()))
         return newest
     named_so = _training_runs(_comparison("attributes.run_name", "=", reference))
     matches = [run for run in named_so if run.info.run_name == reference]
@@ -157,8 +159,9 @@ def named(reference: str, runs: Path) -> Run:
         matches = list(_training_runs(f"attributes.run_id LIKE '{reference}%'"))
     if not matches:
         raise ConfigError(
-            f"There is no run '{reference}' in this store. Give a run's id, the beginning of its "
-            f"id, its name, or `{LAST}`."
+            _deleted("", lambda run: reference in (run.info.run_id, run.info.run_name))
+            or f"There is no run '{reference}' in this store. Give a run's id, the beginning of "
+            f"its id, its name, or `{LAST}`."
         )
     if len(matches) > 1:
         listed = ", ".join(run.info.run_id[:8] for run in matches[:5])
@@ -177,6 +180,44 @@ def _newest_in(folder: Path) -> Run | None:
             if liveness.folder_of(run).parent == folder:
                 return run
     return None
+
+
+def _why_none(runs: Path) -> str:
+    """Return why the store has no run of this folder: there is none, or it was deleted there."""
+    folders = sorted(each for each in runs.glob("*") if (each / REQUEST_FILE).exists())
+    if not folders:
+        return "This folder has no run yet. Start one with `patchline run`."
+    last = folders[-1]
+    condition = _comparison(f"tags.`{FOLDER_TAG}`", "LIKE", f"%{last.name}")
+    deleted = _deleted(condition, lambda run: liveness.folder_of(run) == last)
+    return deleted or (
+        f"The last run of this folder, {last.name}, is not in the MLflow store "
+        f"{redacted(use_store())}. Set MLFLOW_TRACKING_URI to the store that it was recorded in, "
+        "or start a new run."
+    )
+
+
+def _deleted(condition: str, is_it: Callable[[Run], bool]) -> str:
+    """Return that a run was deleted in MLflow, and how it is restored; empty if none is it."""
+    from mlflow.entities import ViewType
+
+    if not store_exists():
+        return ""
+    store = client()
+    experiments = {each.experiment_id: each for each in store.search_experiments(ViewType.ALL)}
+    for run in store.search_runs([*experiments], condition, ViewType.ALL):
+        if is_it(run):
+            id_, experiment = run.info.run_id, experiments[run.info.experiment_id]
+            how, restore = "", f"runs restore --run-id {id_}"
+            if experiment.lifecycle_stage == "deleted":  # which deletes its runs, too
+                how = f" with its experiment {experiment.name}"
+                restore = f"experiments restore --experiment-id {experiment.experiment_id}"
+            return (
+                f"The run {id_[:8]} ({run.info.run_name}) was deleted in MLflow{how}. Restore it "
+                f"with `MLFLOW_TRACKING_URI={redacted(use_store())} mlflow {restore}`, or start a "
+                "new run."
+            )
+    return ""
 
 
 def _training_runs(condition: str = "") -> Iterator[Run]:
@@ -225,7 +266,7 @@ def _interrupted(run: Run, runs: Path) -> InterruptedRun:
 
 def _owner(run: Run, folder: Path) -> Liveness:
     """Return what is known about the process that worked on a run."""
-    if state_of(folder / _RESUME_LOCK_FILE, _LOCK_SECONDS) is LockState.HELD:
+    if state_of(folder / _RESUME_LOCK_FILE, _CHECK_SECONDS) is LockState.HELD:
         return Liveness.ALIVE
     if run.info.status == "RUNNING":
         return liveness.of_run(run)

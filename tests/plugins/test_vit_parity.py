@@ -89,11 +89,14 @@ class _Logits(nn.Module):
         return logits_BK
 
 
-def test_base_equals_torchvision() -> None:
+@pytest.mark.parametrize("depth", [2, pytest.param(12, marks=pytest.mark.slow)])
+def test_base_equals_torchvision(depth: int) -> None:
     """With the weights of torchvision's ViT-B/16, logits and all gradients come out."""
-    theirs = without_weights(lambda: torchvision.models.vit_b_16(weights=None))
+    theirs = without_weights(
+        lambda: torchvision.models.VisionTransformer(224, 16, depth, 12, 768, 3072)
+    )
     randomise(theirs)
-    ours = _published("b")
+    ours = _published("b", depth=depth)
     load(ours, _torchvision_names(values_of(theirs)))
     assert_same_function(ours, theirs, _torchvision_names, random_images(1, 224))
 

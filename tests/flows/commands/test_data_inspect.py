@@ -38,9 +38,18 @@ def test_terminal_names_counts_findings_and_files(run_here: RunHere, tmp_path: P
     """A person reads what was found, what follows, and where the page is."""
     folder = write_photos(tmp_path / "photos", images=12)
     shutil.copy(folder / "across/003.png", folder / "down/line\nend.png")
+    whole = (folder / "across/004.png").read_bytes()
+    (folder / "across/x.png").write_bytes(
+        whole[:60] + whole[60:].translate(bytes(range(255, -1, -1)))
+    )
+    (folder / "across/y.png").write_bytes(whole[: len(whole) // 2])
+    (folder / "across/notes.txt").write_text("of the photographer", "utf-8")
     code, out, err = run_here("data", "inspect", str(folder))
     assert code == 0, err
-    assert "photos: 37 images in 3 classes" in out
+    line = (
+        "photos: 37 images in 3 classes; 1 unreadable file; 1 truncated image; 1 other file Shorter"
+    )
+    assert line in " ".join(out.split())
     assert "label_conflict" in out
     assert "down/line\\nend.png" in out
     assert "inspection.html" in out

@@ -86,12 +86,14 @@ def test_down_removes_what_a_supervisor_could_not(tmp_path: Path, run_here: Comm
 
 @pytest.mark.parametrize("is_damaged", [False, True])
 def test_down_leaves_servers_alone_whose_processes_cannot_be_seen(
-    tmp_path: Path, run_here: Command, *, is_damaged: bool
+    tmp_path: Path, run_here: Command, monkeypatch: pytest.MonkeyPatch, *, is_damaged: bool
 ) -> None:
     """Those of another container: their supervisor's lock is held, and none of ours is it.
 
     The process that has its id here is another one.
     """
+    monkeypatch.setattr(local_services, "_RESTORING_SECONDS", 0.3)
+    monkeypatch.setattr(stopping, "_CHECK_SECONDS", 0.3)
     state = local_services.state_file(tmp_path)
     state.parent.mkdir(parents=True)
     text = "damaged" if is_damaged else recorded_services(tmp_path).model_dump_json()

@@ -41,6 +41,40 @@ def test_the_last_run_is_the_newest_of_this_folder(tmp_path: Path, workspace: st
     assert found("last", runs) == ids[-1]
 
 
+def test_a_deleted_run_is_called_deleted_with_the_way_back(tmp_path: Path) -> None:
+    """The last run of a folder, or one that is named, whether it or its experiment is deleted."""
+    store, runs = client(), (tmp_path / "runs").resolve()
+    experiment = store.create_experiment("flowers")
+    tags = {"mlflow.source.name": "patchline run", FOLDER_TAG: str(runs / "a")}
+    run_id = store.create_run(experiment, run_name="a", tags=tags).info.run_id
+    (runs / "a").mkdir(parents=True)
+    (runs / "a" / REQUEST_FILE).write_text("{}", encoding="utf-8")
+    store.delete_run(run_id)
+    for reference in ("last", "a", run_id):
+        with pytest.raises(ConfigError, match=f"was deleted in MLflow.* runs restore .*{run_id}"):
+            found(reference, runs)
+    store.restore_run(run_id)
+    store.delete_experiment(experiment)
+    words = (
+        f"was deleted in MLflow with its experiment flowers.*restore --experiment-id {experiment}"
+    )
+    with pytest.raises(ConfigError, match=words):
+        found("last", runs)
+    store.restore_experiment(experiment)
+    assert found("last", runs) == run_id
+
+
+def test_a_run_that_another_store_records_is_not_called_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The sentence names the store that was searched, and the variable that names another."""
+    (tmp_path / "runs" / "a").mkdir(parents=True)
+    (tmp_path / "runs" / "a" / REQUEST_FILE).write_text("{}", encoding="utf-8")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "sqlite:///elsewhere.db")
+    with pytest.raises(ConfigError, match=r"run .* a, is not in .*elsewhere\.db\. Set MLFLOW_TR"):
+        found("last", tmp_path / "runs")
+
+
 def test_a_name_or_the_beginning_of_an_id_is_enough(tmp_path: Path) -> None:
     """A name that several runs have is refused, with their ids; what is unknown is named."""
     store = client()

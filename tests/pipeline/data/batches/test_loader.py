@@ -156,12 +156,6 @@ def test_resumed_batches_equal_the_uninterrupted_ones(either: TrainingImages) ->
     assert not same(batches(either, 3, first_step=4), whole[5:])
 
 
-@pytest.mark.parametrize("either", ["light"], indirect=True)
-def test_number_of_loader_processes_changes_nothing(either: TrainingImages) -> None:
-    """Two worker processes give the same batches as none, over the end of an epoch."""
-    assert same(batches(either, 5, first_step=1, workers=2), batches(either, 5, first_step=1))
-
-
 @settings(max_examples=60, deadline=None)
 @given(
     counts=st.lists(st.integers(1, 30), min_size=1, max_size=6),
