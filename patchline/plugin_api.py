@@ -241,7 +241,7 @@ class ModelContext:
 
 @dataclass(frozen=True)
 class ModelPlugin(Generic[C]):
-    """A model: `images_BCHW` (normalised float) to `logits_BK`."""
+    """A model: `images_BCHW` (normalised float, channels last in memory) to `logits_BK`."""
 
     summary: str
     paper: str

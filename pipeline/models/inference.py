@@ -27,12 +27,12 @@ def autocast(device: torch.device, precision: str) -> torch.autocast:
 
 
 def normalised(images_BHWC: torch.Tensor, image: ImageSpec) -> torch.Tensor:
-    """Normalise uint8 images (B, H, W, C) for a model: float32 (B, C, H, W)."""
+    """Normalise uint8 images (B, H, W, C) for a model: float32 (B, C, H, W), channels last."""
     device = images_BHWC.device
     # On an accelerator, creating the tensors again would wait for it in each training step.
     statistics = _statistics if device.type == "cpu" else _kept_statistics
     mean_C, std_C = statistics(image, device)
-    return ((images_BHWC.float() - mean_C) / std_C).permute(0, 3, 1, 2).contiguous()
+    return ((images_BHWC.float() - mean_C) / std_C).permute(0, 3, 1, 2)
 
 
 def _statistics(image: ImageSpec, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:

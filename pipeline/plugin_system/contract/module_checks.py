@@ -43,9 +43,13 @@ class ImageShape(NamedTuple):
         return DataTraits(*self, num_classes=NUM_CLASSES, mirror_symmetric=True)
 
     def images(self, batch: int, seed: int = 0) -> torch.Tensor:
-        """Return a batch of noise in the range of normalised images: (B, C, H, W)."""
+        """Return a batch of noise in the range of normalised images: (B, C, H, W).
+
+        As in training, the channels are last in memory.
+        """
         generator = torch.Generator().manual_seed(seed)
-        return torch.randn(batch, *self, generator=generator)
+        images_BCHW = torch.randn(batch, *self, generator=generator)
+        return images_BCHW.contiguous(memory_format=torch.channels_last)
 
 
 class ModuleChecks(ABC):

@@ -93,7 +93,8 @@ class PatchEmbeddingChecks(ModuleChecks):
     def _require_row_by_row(self, embedding: Any, shape: ImageShape) -> None:
         """Change the middle of the upper edge: the token that changes most must be there."""
         rows, columns = embedding.grid
-        height, width = -(-shape.height // rows), -(-shape.width // columns)
+        # The left half of a token: a whole one would cover two if rows and columns are swapped.
+        height, width = -(-shape.height // rows), max(1, shape.width // columns // 2)
         left = columns // 2 * shape.width // columns
         images = shape.images(_IMAGES)  # many: in a single image another token may change more
         changed = images.clone()

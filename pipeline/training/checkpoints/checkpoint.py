@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
+import torch
+
 from patchline.pipeline.errors import DamagedFileError
 from patchline.pipeline.files.sealed_files import read_tensors, verify, write_tensors
 from patchline.pipeline.models.model_description import WEIGHTS_FILE
@@ -46,10 +48,8 @@ class RestartPoint:
 
     @classmethod
     def of(cls, state: TrainState) -> Self:
-        """Copy a state to the CPU's memory."""
-        copies = {
-            name: each.detach().to("cpu", copy=True) for name, each in state.tensors().items()
-        }
+        """Copy a state to the CPU's memory; from a GPU, while training goes on."""
+        copies = {name: _copy_on_cpu(each.detach()) for name, each in state.tensors().items()}
         numbers: Numbers = json.loads(json.dumps(state.numbers()))
         return cls(copies, numbers)
 
@@ -77,14 +77,29 @@ class RestartPoint:
         the checkpoint.
         """
         file = _restart_file(folder, self.step)
+        _wait_for_copies()
         if 0 < self.step < checkpoint_step and not file.exists():
             _write(file, self.tensors, self.numbers)
 
     def restore(self, state: TrainState) -> None:
         """Bring a state back here, except for its clock."""
         elapsed = state.elapsed_seconds
+        _wait_for_copies()
         state.restore(self.tensors, self.numbers)
         state.elapsed_seconds = elapsed
+
+
+def _copy_on_cpu(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a copy; that of a tensor on a GPU is complete after `_wait_for_copies`."""
+    if not tensor.is_cuda:
+        return tensor.to("cpu", copy=True)
+    copy = torch.empty_like(tensor, device="cpu", pin_memory=True)
+    return copy.copy_(tensor, non_blocking=True)
+
+
+def _wait_for_copies() -> None:
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]  # torch leaves it unannotated
+        torch.cuda.synchronize()
 
 
 class Checkpoints:
