@@ -340,7 +340,8 @@ class Training:
 
     def _keep_weights(self, record: EpochRecord) -> None:
         """Keep the weights just validated if they are the best, or will be averaged."""
-        state, is_best = self.state, self.state.best is None or record.score > self.state.best.score
+        state = self.state
+        is_best = state.best is None or record.replaces(state.best, state.history)
         if is_best:
             state.best = record
         if not self.ranks.is_first:

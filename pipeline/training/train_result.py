@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -32,11 +34,33 @@ class EpochRecord(FrozenModel):
     """Loss on the same images."""
 
     @property
-    def score(self) -> tuple[float, float]:
-        """What the best validation is chosen by: the accuracy, then the loss, which is finer."""
+    def compared(self) -> tuple[float, float]:
+        """Accuracy and loss on the images of every validation, by which the best is chosen."""
         if self.compared_loss is None:
-            return self.validation_accuracy or 0.0, -self.validation_loss
-        return self.compared_accuracy or 0.0, -self.compared_loss
+            return self.validation_accuracy or 0.0, self.validation_loss
+        return self.compared_accuracy or 0.0, self.compared_loss
+
+    def replaces(self, best: EpochRecord, history: Sequence[EpochRecord]) -> bool:
+        """Return whether these weights are better than the best ones so far.
+
+        The highest of many accuracies is partly luck: with few images, an early one of weights that
+        still change a lot. So among those that are at most one standard error below the highest
+        (the rule of Breiman et al. 1984, section 3.4.3), the loss decides, which is finer.
+
+        Args:
+            best: so far.
+            history: all validations, with this one.
+        """
+        highest = max(each.compared[0] for each in history)
+        images = min(each.validation_images for each in history)
+        # With two successes and two failures more (Agresti and Coull 1998), no share of few images
+        # is without error.
+        share = (highest * images + 2) / (images + 4)
+        least = highest - math.sqrt(share * (1 - share) / max(1, images))
+        accuracy, loss = self.compared
+        if best.compared[0] < least:
+            return accuracy >= least
+        return accuracy >= least and loss < best.compared[1]
 
     def metric_values(self) -> dict[str, float]:
         """Return the values by the names that MLflow shows."""

@@ -32,10 +32,10 @@ RANDOM: dict[str, Any] = {
     "model": {"dropout": 0.2, "attention_dropout": 0.1, "stochastic_depth": 0.3},
     "training": {"initial_image_scale": 0.5},
 }
-WORSE = property(lambda record: -record.step)
-"""A score with which the first validation stays the best."""
-BETTER = property(lambda record: record.step)
-"""A score with which each validation is the best so far."""
+WORSE = property(lambda record: (0.5, float(record.step)))
+"""Accuracy and loss with which the first validation stays the best."""
+BETTER = property(lambda record: (0.5, -float(record.step)))
+"""Accuracy and loss with which each validation is the best so far."""
 
 
 def _trained(job: TrainingJob, events: EventWriter | None = None) -> TrainResult:
@@ -266,9 +266,11 @@ def test_it_learns_the_photos(make_job: MakeJob, tmp_path: Path) -> None:
 def test_the_best_weights_are_those_of_the_best_validation(
     reference: tuple[TrainingJob, TrainResult],
 ) -> None:
-    """The best step is the first of the highest accuracy, then of the lowest loss."""
+    """Its step and accuracy are those of the validation that replaced all others."""
     result = reference[1]
-    best = max(result.history, key=lambda r: (r.validation_accuracy, -r.validation_loss))
+    best = result.history[0]
+    for number, record in enumerate(result.history[1:], start=2):
+        best = record if record.replaces(best, result.history[:number]) else best
     assert (result.best_step, result.best_validation_accuracy) == (
         best.step,
         best.validation_accuracy,
@@ -292,7 +294,7 @@ def test_a_newer_best_does_not_take_the_place_of_the_checkpoints(
     newer = tmp_path / f"best-{2 * _steps_per_epoch(job)}"
     newer.mkdir()  # as a kill between the next validation and its checkpoint leaves it
     (newer / "model.safetensors").write_bytes(b"newer")
-    monkeypatch.setattr(EpochRecord, "score", WORSE)
+    monkeypatch.setattr(EpochRecord, "compared", WORSE)
     result = _trained(job)
     assert result.best_step == _steps_per_epoch(job)
     assert _same(load_file(result.best / "model.safetensors"), kept)
@@ -303,7 +305,7 @@ def test_at_most_two_best_weights_lie_on_the_disk(
     make_job: MakeJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The checkpoint's and the newest, however many epochs are better than the one before."""
-    monkeypatch.setattr(EpochRecord, "score", BETTER)
+    monkeypatch.setattr(EpochRecord, "compared", BETTER)
     found: list[int] = []
     training = Training(make_job(tmp_path), EventWriter(tmp_path / "events.jsonl"))
 

@@ -27,7 +27,7 @@ def test_it_stops_after_validations_without_improvement(
     make_job: MakeJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The reason names the best epoch, and an interrupted run stops at the same step."""
-    monkeypatch.setattr(EpochRecord, "score", WORSE)
+    monkeypatch.setattr(EpochRecord, "compared", WORSE)
     monkeypatch.setattr(checkpoint, "_PAUSE_SECONDS", 0.0)
     monkeypatch.setattr(checkpoint, "_SHARE", math.inf)
     settings = {"early_stopping": 2}
@@ -55,7 +55,7 @@ def test_improvement_keeps_it_going(
     make_job: MakeJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As long as validations improve, all planned steps are done."""
-    monkeypatch.setattr(EpochRecord, "score", BETTER)
+    monkeypatch.setattr(EpochRecord, "compared", BETTER)
     job = make_job(tmp_path, training={"early_stopping": 1})
     result = Training(job, EventWriter(tmp_path / "events.jsonl")).run()
     assert (result.steps, result.stopped_because) == (16, "all planned steps completed")

@@ -109,5 +109,7 @@ def test_the_best_is_chosen_by_images_that_all_validations_share(
     assert [record.compared_accuracy for record in early] == [None, None]
     assert last.compared_accuracy is not None
     assert last.compared_accuracy * 5 == pytest.approx(round(last.compared_accuracy * 5))
-    best = max(result.history, key=lambda record: record.score)
+    best = result.history[0]
+    for number, record in enumerate(result.history[1:], start=2):
+        best = record if record.replaces(best, result.history[:number]) else best
     assert result.best_step == best.step

@@ -69,7 +69,7 @@ def test_weights_of_the_finished_training_stay_the_best_if_nothing_is_better(
     make_job: MakeJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """They are copied, and patience counts from the extension's first validation."""
-    monkeypatch.setattr(EpochRecord, "score", WORSE)
+    monkeypatch.setattr(EpochRecord, "compared", WORSE)
     first = make_job(tmp_path / "first", training={"epochs": 3}, **CONSTANT)
     job = _extending(make_job, first, tmp_path / "extended", 8)
     training = job.config.training.model_copy(update={"early_stopping": 2})
@@ -118,7 +118,7 @@ def test_the_best_of_a_part_of_the_split_is_measured_again(
     monkeypatch.setattr(starting_state, "load", of_a_part)
     take_over(job, extends, training.state, training.validator)
     assert training.state.best
-    assert training.state.best.score == pytest.approx(best[0].score)
+    assert training.state.best.compared == pytest.approx(best[0].compared)
 
 
 @pytest.mark.parametrize("setting", [{"folds": 2}, {"refit": True}, {"time_limit": "90s"}])
