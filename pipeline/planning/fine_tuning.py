@@ -5,6 +5,7 @@ A pure function, as in `patchline.pipeline.planning.plan`.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -21,9 +22,16 @@ FEATURES = "features"
 """The candidate that stands for the initial weights; its speed is that of their features."""
 _STEP = 3.5
 """Passes without gradients that a training step takes: forward, backward, update."""
-_FEWEST_IMAGES, _FEWEST_EPOCHS = 20, 3
-"""Training images of a class, and epochs, from which all weights may beat the head alone."""
-_MOST_EPOCHS: int = recipe.FINE_TUNING["training"]["epochs"]
+_FEWEST_IMAGES, _FEWEST_UPDATES = 20, 30
+"""Training images of a class, and updates, from which all weights may beat the head alone."""
+_EPOCHS: int = recipe.FINE_TUNING["training"]["epochs"]
+_UPDATES, _MOST_EPOCHS = 100, 30
+"""Few images get more epochs for as many updates, up to a number of epochs."""
+_BATCH: int = recipe.FINE_TUNING["training"]["batch_size"]
+_SHARE_OF_TRAINING = 2 / 3
+"""Of the time; the rest is for the features. So more images are never trained for a shorter time
+until their features need more than their share."""
+_MINUTE = 60
 
 
 class _Cost(NamedTuple):
@@ -31,6 +39,15 @@ class _Cost(NamedTuple):
 
     features: float
     epoch: float
+
+
+class _Length(NamedTuple):
+    """How long all weights are trained."""
+
+    epochs: float
+    updates: float
+    is_limited: bool
+    """Whether the time ends it before all epochs."""
 
 
 def fine_tuning_plan(facts: PlanFacts, user_settings: Mapping[str, Any]) -> Plan:
@@ -46,16 +63,16 @@ def fine_tuning_plan(facts: PlanFacts, user_settings: Mapping[str, Any]) -> Plan
     user = UserSettings(user_settings)
     speed = next((each.images_per_second for each in facts.speeds if each.candidate == FEATURES), 0)
     cost = _cost(facts, speed) if speed else None
-    epochs = user.get("training.epochs") or _fitting_epochs(facts, user, cost)
-    chosen = user.get("training.trainable") or _chosen(facts, user, cost, epochs)
+    length = _length(facts, user, cost)
+    chosen = user.get("training.trainable") or _chosen(facts, user, cost, length)
     training = {"training": {"trainable": chosen}}
     if chosen != "head":
         training = config_files.merged(recipe.FINE_TUNING, training)
-        training["training"]["epochs"] = max(1, epochs)
+        training["training"] |= _settings_of(length, user)
     return Plan(
         settings=user.without_set(training),
         summary=_summary(user, chosen, training),
-        reasons=tuple(_reasons(facts, user, cost, chosen, epochs)),
+        reasons=tuple(_reasons(facts, user, cost, chosen, length)),
         images_per_second=(speed or 1.0) / (1.0 if chosen == "head" else _STEP),
         facts=facts,
     )
@@ -73,12 +90,33 @@ def _seconds(facts: PlanFacts, user: UserSettings) -> float:
     return user.seconds or PRESETS[facts.preset].minutes * 60
 
 
-def _fitting_epochs(facts: PlanFacts, user: UserSettings, cost: _Cost | None) -> int:
-    if cost is None:
-        return _MOST_EPOCHS
-    left = _seconds(facts, user) - (0.0 if user.seconds else cost.features)
-    fits = sum(images_by_training(facts, user)) / max(1, facts.data.training_images)
-    return min(_MOST_EPOCHS, int(max(0.0, left) / (cost.epoch * fits)))
+def _most_epochs(facts: PlanFacts) -> int:
+    """Return the epochs where there is time: more for few images, which make few updates."""
+    updates_of_epoch = math.ceil(max(1, facts.data.training_images) / _BATCH)
+    return min(_MOST_EPOCHS, max(_EPOCHS, math.ceil(_UPDATES / updates_of_epoch)))
+
+
+def _length(facts: PlanFacts, user: UserSettings, cost: _Cost | None) -> _Length:
+    """Return how long all weights are trained: all epochs, or as many as fit into the time."""
+    most = user.get("training.epochs") or _most_epochs(facts)
+    seconds = _seconds(facts, user)
+    epochs, is_limited = float(most), False
+    if cost is not None and "training.epochs" not in user:
+        if not user.seconds:  # a limit of the user is for the training alone
+            seconds = max(0.0, min(seconds - cost.features, _SHARE_OF_TRAINING * seconds))
+        fits = sum(images_by_training(facts, user)) / max(1, facts.data.training_images)
+        fitting = seconds / (cost.epoch * fits)
+        is_limited = fitting < most
+        epochs = min(epochs, fitting)
+    batch = user.get("training.batch_size") or _BATCH
+    return _Length(epochs, epochs * facts.data.training_images / batch, is_limited)
+
+
+def _settings_of(length: _Length, user: UserSettings) -> dict[str, Any]:
+    """Return epochs, or the steps that fit where the time ends them."""
+    if length.is_limited and not length_is_set(user.values):
+        return {"step_plan": [[0, 0.0, max(1, round(length.updates))]]}
+    return {"epochs": max(1, round(length.epochs))}
 
 
 def _enough_images(facts: PlanFacts) -> bool:
@@ -100,14 +138,15 @@ def _needs_all(user: UserSettings) -> str:
     return next((name for name in settings if user.get(name)), "")
 
 
-def _chosen(facts: PlanFacts, user: UserSettings, cost: _Cost | None, epochs: int) -> str:
+def _chosen(facts: PlanFacts, user: UserSettings, cost: _Cost | None, length: _Length) -> str:
+    """Return what is trained; `training.trainable` lists the choices."""
     if _needs_all(user):
         return "all"
     if _repeated(user):
         return "head"
-    enough_time = cost is not None and epochs >= _FEWEST_EPOCHS
+    enough_time = cost is not None and length.updates >= _FEWEST_UPDATES
     if "training.epochs" in user and cost is not None:
-        enough_time = epochs * cost.epoch <= _seconds(facts, user)
+        enough_time = length.epochs * cost.epoch <= _seconds(facts, user)
     return "head_then_all" if enough_time and _enough_images(facts) else "head"
 
 
@@ -125,16 +164,19 @@ def _summary(user: UserSettings, chosen: str, settings: Mapping[str, Any]) -> tu
     decay = user.get("optimizer.layer_decay", optimizer["layer_decay"])
     limit = user.get("training.time_limit")
     long = f"for {limit}" if limit else _epochs(user.get("training.epochs", training["epochs"]))
+    if knots := training.get("step_plan"):
+        long = f"for {knots[-1][-1]:,} steps"
     first = "the head, then all weights" if chosen == "head_then_all" else "all weights"
     return model, f"training: {first} {long}, learning rate {rate}, layer decay {decay}"
 
 
-def _epochs(number: int) -> str:
-    return f"for {number} epoch{'' if number == 1 else 's'}"
+def _epochs(number: float) -> str:
+    words = f"{number:.1f}".removesuffix(".0")
+    return f"for {words} epoch{'' if words == '1' else 's'}"
 
 
 def _reasons(
-    facts: PlanFacts, user: UserSettings, cost: _Cost | None, chosen: str, epochs: int
+    facts: PlanFacts, user: UserSettings, cost: _Cost | None, chosen: str, length: _Length
 ) -> list[str]:
     data, machine = facts.data, facts.machine
     known = f"{data.training_images:,} training images in {data.classes:,} classes"
@@ -151,22 +193,30 @@ def _reasons(
         f"measured {speed:.3g} images/s without gradients ({where}): the features of all "
         f"{every:,} images take about {duration(cost.features)}"
     )
-    return [measured, f"{known}: {_why(facts, user, cost, chosen, epochs)}"]
+    return [measured, f"{known}: {_why(facts, user, cost, chosen, length)}"]
 
 
-def _why(facts: PlanFacts, user: UserSettings, cost: _Cost, chosen: str, epochs: int) -> str:
+def _why(facts: PlanFacts, user: UserSettings, cost: _Cost, chosen: str, length: _Length) -> str:
     if chosen == "head_then_all":
-        took = duration(epochs * cost.epoch)
+        took = duration(length.epochs * cost.epoch)
         remedy = "" if length_is_set(user.values) else f" ({shorter(facts.preset)})"
         return (
-            f"training all weights {_epochs(epochs)} takes about {took} more, and is kept only if "
-            f"it is significantly better on the validation images{remedy}"
+            f"training all weights {_epochs(length.epochs)} ({length.updates:,.0f} updates) takes "
+            f"about {took} more, and is kept only if it is significantly better on the validation "
+            f"images{remedy}"
         )
     if repeated := _repeated(user):
         return f"with {repeated}, only the head is fitted unless training.trainable is set"
     if not _enough_images(facts):
         return f"fewer than {_FEWEST_IMAGES} per class, too few to train all weights"
-    least = user.get("training.epochs") or _FEWEST_EPOCHS
     budget = user.get("training.time_limit") or f"{PRESETS[facts.preset].minutes:g} minutes"
-    took = duration(least * cost.epoch)
-    return f"training all weights {_epochs(least)} would take about {took}, longer than {budget}"
+    if epochs := user.get("training.epochs"):
+        took = duration(epochs * cost.epoch)
+        return (
+            f"training all weights {_epochs(epochs)} would take about {took}, longer than {budget}"
+        )
+    left = "" if user.seconds else " beside the features"
+    return (
+        f"{budget} have time for about {length.updates:,.0f} updates of all weights{left}, too few "
+        f"(at least {_FEWEST_UPDATES})"
+    )

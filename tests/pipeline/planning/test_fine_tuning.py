@@ -38,8 +38,9 @@ def test_a_slow_machine_trains_the_head_alone() -> None:
     plan = made(2.0)
     assert plan.settings == {"training": {"trainable": "head"}}
     assert "take about 30 min" in plan.reasons[0]
-    assert "would take about 4.5 h" in plan.reasons[1]
-    assert "longer than 30 minutes" in plan.reasons[1]
+    assert "30 minutes have time for about 0 updates" in plan.reasons[1]
+    longer = made(2.0, training__epochs=3)
+    assert "would take about 4.5 h, longer than 30 minutes" in longer.reasons[1]
 
 
 def test_a_fast_machine_trains_all_weights_as_long_as_the_time_allows() -> None:
@@ -49,7 +50,8 @@ def test_a_fast_machine_trains_all_weights_as_long_as_the_time_allows() -> None:
         "trainable": "head_then_all"
     }
     assert fast.settings["optimizer"]["layer_decay"] == 0.75
-    assert 3 <= slower.settings["training"]["epochs"] < 10
+    ((_, _, steps),) = slower.settings["training"]["step_plan"]
+    assert 3 <= steps * 32 / 3_000 < 10
     assert "kept only if it is significantly better" in fast.reasons[1]
 
 
@@ -58,6 +60,19 @@ def test_few_images_train_the_head_alone() -> None:
     plan = made(400.0, images=40)
     assert plan.settings == {"training": {"trainable": "head"}}
     assert "fewer than 20 per class" in plan.reasons[1]
+
+
+@pytest.mark.parametrize("speed", [3.0, 12.0, 100.0])
+def test_more_images_are_not_trained_less(speed: float) -> None:
+    """Neither for fewer updates nor with the head alone, while there is time for their features."""
+    updates = []
+    for images in (60, 100, 350, 700, 1_000, 1_500):
+        plan = made(speed, images=images, classes=2)
+        training = plan.settings["training"]
+        assert training["trainable"] == "head_then_all", images
+        updates.append(int(plan.reasons[1].partition(" updates)")[0].rpartition("(")[2]))
+    assert updates == sorted(updates)
+    assert updates[0] >= 30
 
 
 @pytest.mark.parametrize("repeated", [{"training__folds": 5}, {"training__refit": True}])
@@ -71,8 +86,8 @@ def test_folds_and_a_refit_fit_the_head_alone(repeated: dict[str, Any]) -> None:
 
 def test_the_time_limit_is_the_time_for_all_weights() -> None:
     """A limit of the user replaces the preset's half hour, and stays."""
-    assert made(10.0).settings["training"]["trainable"] == "head"
-    longer = made(10.0, training__time_limit="3h")
+    assert made(2.0).settings["training"]["trainable"] == "head"
+    longer = made(2.0, training__time_limit="3h")
     assert longer.settings["training"]["trainable"] == "head_then_all"
     assert "time_limit" not in longer.settings["training"]
     assert "for 3h" in longer.summary[1]
@@ -97,10 +112,11 @@ def test_folds_and_a_refit_share_the_time() -> None:
     """Six fits of all weights have a sixth of the time each, two have about half of it."""
     every: dict[str, Any] = {"training__trainable": "all"}
     one, two, six = (
-        made(60.0, **every, **repeated).settings["training"]["epochs"]
+        made(30.0, **every, **repeated).settings["training"]["step_plan"][0][2]
         for repeated in ({}, {"training__refit": True}, {"training__folds": 5})
     )
-    assert (one, two, six) == (9, 4, 1)
+    assert 1.9 <= one / two <= 2.2
+    assert 5 <= one / six <= 6.5
 
 
 @pytest.mark.parametrize(
