@@ -16,6 +16,8 @@ from patchline.pipeline.training.config import OptimizerConfig, TrainingConfig
 from patchline.plugin_api import NO_PATCH_EMBEDDING
 
 AUTO = "auto"
+NO_WEIGHTS = "none"
+"""As `model.init`: random weights, also where a plan would choose others."""
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
 
 
@@ -33,6 +35,10 @@ def _checked_name(name: str) -> str:
     if not is_name(name):
         raise ValueError(NAME_RULE)
     return name
+
+
+def _unless_none(init: Any) -> Any:
+    return None if init == NO_WEIGHTS else init
 
 
 class PluginChoice(FrozenModel):
@@ -75,11 +81,14 @@ class ModelChoice(PluginChoice):
     patch_embedding: PatchEmbeddingChoice = PatchEmbeddingChoice()
     """How the image becomes a sequence of tokens."""
 
-    init: Annotated[str, Field(min_length=1)] | None = None
+    init: Annotated[Annotated[str, Field(min_length=1)] | None, BeforeValidator(_unless_none)] = (
+        None
+    )
     """Initial weights: a file (.safetensors, .pth, .npz) in the layout of torchvision, timm,
     transformers, CLIP, DINO or the original ViT, published ones such as timm:NAME, torchvision:NAME
     or hf:OWNER/NAME, a model version such as flowers@champion, a run, or champion for the run's own
-    model; null for random weights."""
+    model; null for random weights, unless a preset's plan chooses others that are on this machine;
+    none for random weights in any case."""
 
     download: bool = False
     """Download published initial weights that are not in their library's cache yet."""

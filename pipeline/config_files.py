@@ -13,7 +13,7 @@ import yaml
 from pydantic import ValidationError
 
 from patchline.pipeline import config_errors, presets
-from patchline.pipeline.config import AUTO, RunConfig
+from patchline.pipeline.config import AUTO, NO_WEIGHTS, RunConfig
 from patchline.pipeline.data.config import source_of
 from patchline.pipeline.errors import ConfigError
 from patchline.pipeline.files.atomic_files import write_text
@@ -108,6 +108,8 @@ def assemble(*, preset_name: str | None, file: Path | None, flags: Settings) -> 
     given = _given(settings, flags, preset)
     settings.pop(_GIVEN, None)
     chosen = _assembled(settings, flags)
+    if _in_section(chosen, "model", "init") == NO_WEIGHTS:
+        chosen["model"] = {**chosen["model"], "init": None}
     reference = _in_section(chosen, "model", "init")
     if reference:
         chosen[_GIVEN] = sorted(given - _left_open(chosen))

@@ -37,6 +37,10 @@ settings.register_profile("repeatable", derandomize=True)  # the same examples e
 settings.load_profile("repeatable")
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # two tests run at a time
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # hundreds of processes import the same modules
+for _cache in ("HF_HOME", "TORCH_HOME"):  # plans look for weights there
+    os.environ[_cache] = "/nowhere"
+for _folder in ("HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE"):
+    os.environ.pop(_folder, None)
 SERVER_SECRET = "of-the-tests-own-prefect-servers"  # noqa: S105 - it guards nothing
 os.environ["PREFECT_API_AUTH_STRING"] = f"patchline:{SERVER_SECRET}"  # before Prefect is imported
 PREFECT_DATABASE = "PREFECT_SERVER_DATABASE_CONNECTION_URL"
@@ -116,6 +120,7 @@ def _own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Non
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     monkeypatch.delenv("PATCHLINE_PLUGIN_FILES", raising=False)
+    monkeypatch.delenv("PATCHLINE_WEIGHTS", raising=False)
     yield
     for name in (
         "MLFLOW_TRACKING_URI",

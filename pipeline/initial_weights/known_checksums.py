@@ -64,7 +64,7 @@ def _of_hub(file: Path, sha256: str) -> str:
     blob = file.resolve()
     if blob.parent.name == _BLOBS and blob.name in (sha256, _git_digest(blob)):
         return _repository(blob)
-    for copy in _hub_cache().glob(f"{_MODELS}*/{_BLOBS}/{sha256}"):
+    for copy in hub_cache().glob(f"{_MODELS}*/{_BLOBS}/{sha256}"):
         return _repository(copy)
     return ""
 
@@ -75,7 +75,7 @@ def _repository(blob: Path) -> str:
     return f"hf:{owner_and_name}" if folder.startswith(_MODELS) else ""
 
 
-def _hub_cache() -> Path:
+def hub_cache() -> Path:
     """Return the folder of the hub's cache, as huggingface_hub finds it."""
     named = os.environ.get("HF_HUB_CACHE") or os.environ.get("HUGGINGFACE_HUB_CACHE")
     if named:

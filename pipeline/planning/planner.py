@@ -20,7 +20,7 @@ from patchline.pipeline.data.manifests.source_listing import uses_labels
 from patchline.pipeline.data.splits.folds import folds_of
 from patchline.pipeline.data.symmetry.assumed_symmetries import unmeasured_symmetries
 from patchline.pipeline.errors import DataError, WorkerError
-from patchline.pipeline.initial_weights import recipe
+from patchline.pipeline.initial_weights import at_hand, recipe
 from patchline.pipeline.planning.facts import DataFacts, MachineFacts, Plan, PlanFacts
 from patchline.pipeline.planning.fine_tuning import FEATURES, fine_tuning_plan
 from patchline.pipeline.planning.measuring_job import (
@@ -34,6 +34,13 @@ from patchline.pipeline.planning.pretraining import pretraining_plan
 from patchline.pipeline.planning.tiers import OWN
 from patchline.pipeline.planning.user_settings import UserSettings
 from patchline.pipeline.planning.warm_start import warm_start_plan, with_rate
+from patchline.pipeline.planning.weights_choice import (
+    WeightsChoice,
+    WeightsRequest,
+    choose,
+    may_choose,
+    suits,
+)
 from patchline.pipeline.plugin_system.plugin_loader import Kind
 from patchline.pipeline.plugin_system.plugin_settings import checked_plugins
 from patchline.pipeline.run_memory import stage_keys
@@ -51,6 +58,7 @@ CODE = (
         f"{MODULE}.{name}"
         for name in ("__main__", "planner", "plan", "fine_tuning", "warm_start", "pretraining")
     ),
+    f"{MODULE}.weights_choice",
     "patchline.pipeline.layers",
 )
 """Where the code begins that decides a plan."""
@@ -67,11 +75,55 @@ def measured_apart(job: MeasuringJob, workspace: Path) -> Measurement:
         return run_worker(MODULE, Path(folder), job, Measurement, lambda _: None)
 
 
+def may_choose_weights(config: RunConfig) -> bool:
+    """Return whether the plan may choose initial weights, as far as the settings say."""
+    return may_choose(config, user_settings(config), labelled=uses_labels(config))
+
+
+def _weights_request(config: RunConfig, data: IngestedData) -> WeightsRequest:
+    return WeightsRequest(config, data, plan_facts(config, data), user_settings(config))
+
+
+def wants_weights(config: RunConfig, data: IngestedData) -> bool:
+    """Return whether trained weights may help with these images."""
+    return suits(plan_facts(config, data).data)
+
+
+def weights_ingredients(config: RunConfig, data: IngestedData) -> Ingredients:
+    """Return everything that decides the choice of weights, but the measurement."""
+    request = _weights_request(config, data)
+    return {
+        "data": data.fingerprint,
+        "facts": request.facts.model_dump_json(),
+        "settings": json.dumps(request.settings, sort_keys=True),
+        "at_hand": at_hand.search().model_dump_json(),
+        "code": stage_keys.code(*CODE),
+    }
+
+
+def choose_weights(config: RunConfig, data: IngestedData, workspace: Path) -> WeightsChoice:
+    """Return the weights that a run starts from where its user has set neither them nor a model.
+
+    Args:
+        config: with a preset; not resolved.
+        data: what is trained on.
+        workspace: the folder `.patchline`.
+    """
+
+    def measure(follows: RunConfig) -> Measurement:
+        facts = plan_facts(follows, data)
+        job = measuring_job(follows, data, facts, user_settings(follows))
+        return measured_apart(job, workspace)
+
+    return choose(_weights_request(config, data), workspace, measure)
+
+
 def planned(
     config: RunConfig,
     data: IngestedData,
     workspace: Path,
     on_note: OnNote,
+    choice: WeightsChoice | None = None,
 ) -> Plan:
     """Return a new plan of a run with a preset.
 
@@ -80,17 +132,21 @@ def planned(
         data: what is trained on.
         workspace: the folder `.patchline`.
         on_note: called if the speed could not be measured.
+        choice: of initial weights, if the plan has made one.
 
     Returns:
         The plan; without speeds in its facts if they could not be measured.
     """
     request = _request(config, data)
     try:
-        job = measuring_job(config, data, request.facts, request.settings)
-        measured = measured_apart(job, workspace)
+        measured = choice.measurement if choice else None
+        if measured is None:
+            job = measuring_job(config, data, request.facts, request.settings)
+            measured = measured_apart(job, workspace)
     except WorkerError as error:
         on_note(f"the training speed could not be measured and is estimated: {error}")
-        return with_assumptions(request.decide(request.facts, request.settings), config)
+        estimated = request.decide(request.facts, request.settings)
+        return _with_choice(with_assumptions(estimated, config), choice)
     machine = request.facts.machine
     if machine.device == "cuda" and measured.accelerator_gib:
         machine = machine.model_copy(update={"memory_gib": measured.accelerator_gib})
@@ -98,7 +154,8 @@ def planned(
         machine = machine.model_copy(update={"threads": measured.threads})
     update = {"speeds": measured.speeds, "busy_cores": measured.busy_cores, "machine": machine}
     made = request.decide(request.facts.model_copy(update=update), request.settings)
-    return with_assumptions(computed_as_measured(made, measured, request.settings), config)
+    made = with_assumptions(computed_as_measured(made, measured, request.settings), config)
+    return _with_choice(made, choice)
 
 
 def computed_as_measured(
@@ -132,6 +189,12 @@ def computed_as_measured(
             "reasons": (*made.reasons, words),
         }
     )
+
+
+def _with_choice(made: Plan, choice: WeightsChoice | None) -> Plan:
+    """Return the plan with the reasons for its initial weights before its others."""
+    reasons = choice.reasons if choice else ()
+    return made.model_copy(update={"reasons": (*reasons, *made.reasons)})
 
 
 class _Request(NamedTuple):
@@ -260,8 +323,11 @@ def _can_be_folded(config: RunConfig, data: IngestedData) -> bool:
     return True
 
 
-def ingredients(config: RunConfig, data: IngestedData) -> Ingredients:
+def ingredients(
+    config: RunConfig, data: IngestedData, choice: WeightsChoice | None = None
+) -> Ingredients:
     """Return everything that decides a plan, but the measurement."""
+    chosen = {"weights": choice.model_dump_json()} if choice else {}
     request = _request(config, data)
     given = {"given": request.given} if _is_warm_start(config) else {}
     return {
@@ -271,6 +337,7 @@ def ingredients(config: RunConfig, data: IngestedData) -> Ingredients:
         "code": stage_keys.code(*CODE),
         **_measured_with(config),
         **given,
+        **chosen,
     }
 
 

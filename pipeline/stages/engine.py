@@ -137,6 +137,8 @@ def run_stages(
         if not stage.applies(context.config):
             continue
         inputs = context.inputs(stage.reads)
+        if not stage.is_needed(context, inputs):
+            continue
         context.config = stage.settings(context.config, inputs)
         context.next_workers = tuple(workers(stages[position + 1 :], context.config))
         with _timed(stage, context):

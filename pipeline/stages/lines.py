@@ -10,6 +10,7 @@ from patchline.pipeline.config import RunConfig
 from patchline.pipeline.data.manifests.source_listing import uses_labels
 from patchline.pipeline.run_memory import stage_keys
 from patchline.pipeline.stages.challenge import CHALLENGE
+from patchline.pipeline.stages.choose_weights import CHOOSE_WEIGHTS
 from patchline.pipeline.stages.context import reads_of
 from patchline.pipeline.stages.decode import DECODE
 from patchline.pipeline.stages.encoder_test import TEST_ENCODER
@@ -87,7 +88,10 @@ class Line:
 
 
 CLASSIFIER = Line(
-    (READ, INITIAL_WEIGHTS, PLAN, DECODE, TRAIN, EVALUATE, PACKAGE, REGISTER, PROMOTE)
+    (
+        *(READ, CHOOSE_WEIGHTS, INITIAL_WEIGHTS, PLAN, DECODE),
+        *(TRAIN, EVALUATE, PACKAGE, REGISTER, PROMOTE),
+    )
 )
 ENCODER = Line(
     (READ, INITIAL_WEIGHTS, PLAN, DECODE, TRAIN, TEST_ENCODER, PACKAGE_ENCODER, REGISTER, CHALLENGE)

@@ -15,6 +15,7 @@ from patchline.pipeline.files.atomic_files import write_text
 from patchline.pipeline.planning import planner
 from patchline.pipeline.planning.facts import Plan
 from patchline.pipeline.planning.measuring_job import MODULE
+from patchline.pipeline.planning.weights_choice import WeightsChoice
 from patchline.pipeline.run_memory.stage_memory import Ingredients
 from patchline.pipeline.stages.context import Context
 from patchline.pipeline.stages.stage import Stage
@@ -27,9 +28,10 @@ JSON_FILE, TEXT_FILE = "plan.json", "plan.txt"
 
 @dataclass(frozen=True)
 class PlanInputs:
-    """The images to train on."""
+    """The images to train on, and the weights that were chosen, if any."""
 
     data: IngestedData
+    choice: WeightsChoice | None
 
 
 class PlanStage(Stage[PlanInputs, Plan]):
@@ -59,7 +61,7 @@ class PlanStage(Stage[PlanInputs, Plan]):
 
     def key(self, context: Context, inputs: PlanInputs) -> Ingredients:
         """Return everything that decides a plan, but the measurement."""
-        return planner.ingredients(context.config, inputs.data)
+        return planner.ingredients(context.config, inputs.data, inputs.choice)
 
     def folder(self, context: Context, inputs: PlanInputs, result: Plan | None) -> Path:
         """Return a folder without files: a plan has none."""
@@ -68,7 +70,7 @@ class PlanStage(Stage[PlanInputs, Plan]):
     def compute(self, context: Context, inputs: PlanInputs) -> Plan:
         """Measure in a process of its own, and plan."""
         workspace, note = context.memory.workspace, context.reporting.note
-        return planner.planned(context.config, inputs.data, workspace, note)
+        return planner.planned(context.config, inputs.data, workspace, note, inputs.choice)
 
     def lasts(self, result: Plan) -> bool:
         """Return whether speeds were measured; an estimate is not kept."""

@@ -70,6 +70,10 @@ class Stage(ABC, Generic[Inputs, Result]):
         """Return whether a run with these settings has this stage."""
         return True
 
+    def is_needed(self, context: Context, inputs: Inputs) -> bool:
+        """Return whether there is anything to do for these inputs; else it is passed over."""
+        return True
+
     def check(self, config: RunConfig, workspace: Path) -> str:
         """Refuse what can be refused before any data is read.
 

@@ -1,0 +1,257 @@
+"""Choose between random weights and those at hand, for a user who sets neither model nor weights.
+
+Trained weights win if their features can be computed in the time, and if more than a head can be
+trained on them, or the images are so few that a head alone is better than a network from scratch.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import math
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from patchline.pipeline.config import RunConfig
+from patchline.pipeline.data.ingested_data import IngestedData
+from patchline.pipeline.errors import ConfigError, PluginError, WorkerError
+from patchline.pipeline.frozen_model import FrozenModel
+from patchline.pipeline.initial_weights import at_hand
+from patchline.pipeline.initial_weights.at_hand import Search, WeightsAtHand
+from patchline.pipeline.initial_weights.starting_point import StartingPoint, starting_point
+from patchline.pipeline.planning.facts import DataFacts, PlanFacts, Speed
+from patchline.pipeline.planning.fine_tuning import FEATURES, fine_tuning_plan
+from patchline.pipeline.planning.measuring_job import Measurement
+from patchline.pipeline.planning.user_settings import UserSettings
+from patchline.pipeline.presets import PRESETS
+from patchline.pipeline.terminal_words import duration
+
+FEWEST_PIXELS = 32
+"""Median side of images in which the features of photographs find something."""
+_PHOTOGRAPH = 64
+_FEW_FOR_A_CLASS = 300
+"""Training images of a class below which a head on frozen features is ahead of a network from
+scratch. With 490 of each of five flowers they were level: 78.5% and 79.0%."""
+_FEW = 20_000
+"""Training images up to which a plan says that weights would help."""
+_MOST_TRIED, _CHANNELS = 3, 3
+_FLOPS_OF_A_THREAD = 5e11
+"""More than any CPU core computes; what would take too long even so is not measured."""
+_SUITABLE = (
+    *("training.time_limit", "training.folds", "training.refit", "training.trainable"),
+    *("training.class_weights", "training.sampling", "training.device", "training.threads"),
+    *("training.precision", "training.processes", "training.compile", "data.image_size"),
+    *("data.workers", "model.download"),
+)
+"""Settings of the user that mean the same with trained weights; any other asks for a network that
+is trained from scratch."""
+_BROUGHT = (
+    "of 823 hidden flower photographs, 82.4% were right after 5 minutes from CLIP's ViT-B/16, and "
+    "79.0% after 15 minutes from random weights"
+)
+"""docs/reference/performance.md, "Starting from trained weights"."""
+_TO_FETCH = {
+    True: "timm:vit_base_patch16_clip_224.openai",
+    False: "torchvision:ViT_B_16_Weights.IMAGENET1K_V1",
+}
+"""Whether timm is installed, and what to fetch."""
+_BYTES_OF_A_PARAMETER = 16
+"""Weights, gradients and the optimizer's two moments, in float32."""
+_SHARE_FOR_FEATURES = 1 / 3
+"""Of the time; where they take more, a smaller model is tried too."""
+
+
+class WeightsChoice(FrozenModel):
+    """Which weights a run starts from, and why."""
+
+    reference: str = ""
+    """As in `model.init`; empty for random weights."""
+    stamp: str = ""
+    """Of the file, which decides the plan too."""
+    measurement: Measurement | None = None
+    """Of the features; None for random weights, which are measured when they are planned."""
+    reasons: tuple[str, ...] = ()
+
+
+class Weighed(NamedTuple):
+    """The outcome for one file."""
+
+    wins: bool
+    features: float
+    """Seconds that they take."""
+    why: str
+
+
+class WeightsRequest(NamedTuple):
+    """A run that may start from weights at hand."""
+
+    config: RunConfig
+    """With a preset, without initial weights."""
+    data: IngestedData
+    facts: PlanFacts
+    """Without speeds."""
+    settings: Mapping[str, Any]
+    """What the user has set, by dotted key."""
+
+
+Measure = Callable[[RunConfig], Measurement]
+"""Measures how many images pass through the model of a config in a second, without gradients."""
+
+
+def may_choose(config: RunConfig, user_settings: Mapping[str, Any], *, labelled: bool) -> bool:
+    """Return whether the plan may choose weights: the user has set neither them nor a model.
+
+    Args:
+        config: with its preset, if there is one.
+        user_settings: what the user has set, by dotted key.
+        labelled: whether the objective uses labels.
+    """
+    models = [key for key in user_settings if key.startswith("model.") and key not in _SUITABLE]
+    return config.preset is not None and labelled and not models
+
+
+def suits(data: DataFacts) -> bool:
+    """Return whether the images are such that trained weights may help."""
+    return bool(data.classes) and not data.greyscale and data.median_side >= FEWEST_PIXELS
+
+
+def weigh(facts: PlanFacts, user_settings: Mapping[str, Any], images_per_second: float) -> Weighed:
+    """Return whether trained weights win against random ones, and why.
+
+    Args:
+        facts: data, machine, preset.
+        user_settings: what the user has set, by dotted key.
+        images_per_second: of their features.
+    """
+    data, user, available = facts.data, UserSettings(user_settings), _seconds(facts, user_settings)
+    every = data.training_images + data.validation_images + data.test_images
+    features = every / images_per_second
+    took = f"the features of {every:,} images take about {duration(features)}"
+    if features > available:
+        why = f"{took}, more than the {duration(available)} that there are"
+        return Weighed(wins=False, features=features, why=why)
+    speed = Speed(candidate=FEATURES, images_per_second=images_per_second)
+    made = fine_tuning_plan(facts.model_copy(update={"speeds": (speed,)}), user_settings)
+    trainable = user.get("training.trainable") or made.settings["training"]["trainable"]
+    if trainable != "head":
+        why = f"{took}, and there are images and time to train more than the head"
+        return Weighed(wins=True, features=features, why=why)
+    number = data.training_images / max(1, data.classes)
+    per_class = f"with {number:,.0f} training images per class"
+    if number < _FEW_FOR_A_CLASS:
+        why = f"{took}, and {per_class} a head on them is better than a network from scratch"
+        return Weighed(wins=True, features=features, why=why)
+    why = f"{took}, and {per_class} a head on them is no better than a network from scratch"
+    return Weighed(wins=False, features=features, why=why)
+
+
+def choose(
+    request: WeightsRequest, workspace: Path, measure: Measure, there: Search | None = None
+) -> WeightsChoice:
+    """Return the weights that a run starts from.
+
+    Args:
+        request: the run, without initial weights.
+        workspace: the folder `.patchline`.
+        measure: measures the speed of features.
+        there: what is at hand; by default, that is looked up.
+    """
+    facts, settings = request.facts, request.settings
+    there = at_hand.search() if there is None else there
+    if not there.weights:
+        return WeightsChoice(reasons=(*_what_would_help(facts.data), *there.passed))
+    if asked := _needs_scratch(settings):
+        name = there.weights[0].reference
+        why = f"weights at hand are not used, because {asked} is set: --model.init {name} uses them"
+        return WeightsChoice(reasons=(why,))
+    worth_trying = _worth_trying(there, facts, settings)
+    if not worth_trying:
+        smallest = there.weights[-1].reference
+        why = f"weights at hand are not used: even {smallest} is too large for the time or memory"
+        return WeightsChoice(reasons=(why,))
+    won: list[tuple[Weighed, WeightsChoice]] = []
+    lost: list[str] = []
+    for weights in worth_trying:
+        try:
+            start = _start(request, weights, workspace)
+            measurement = measure(start.config)
+        except (ConfigError, PluginError, WorkerError) as error:
+            lost.append(f"{weights.reference} cannot be used: {error}")
+            continue
+        weighed = weigh(facts, settings, measurement.speeds[0].images_per_second)
+        if not weighed.wins:
+            lost.append(f"random weights, not {weights.reference}: {weighed.why}")
+            continue
+        choice = WeightsChoice(
+            reference=weights.reference,
+            stamp=weights.stamp,
+            measurement=measurement,
+            reasons=(_why_chosen(weights, start, weighed),),
+        )
+        won.append((weighed, choice))
+        if weighed.features <= _SHARE_FOR_FEATURES * _seconds(facts, settings):
+            break
+    if not won:
+        return WeightsChoice(reasons=(*lost, *there.passed))
+    return min(won, key=lambda each: each[0].features)[1]
+
+
+def _start(request: WeightsRequest, weights: WeightsAtHand, workspace: Path) -> StartingPoint:
+    """Convert the file as for `model.init`, and return the settings that follow it."""
+    config, data = request.config, request.data
+    model = config.model.model_copy(update={"init": weights.reference})
+    named = config.model_copy(update={"model": model})
+    return starting_point(named, data.name, workspace, classes=data.classes)
+
+
+def _worth_trying(
+    there: Search, facts: PlanFacts, user_settings: Mapping[str, Any]
+) -> list[WeightsAtHand]:
+    """Return the largest files that may fit into the time and the memory."""
+    data, machine = facts.data, facts.machine
+    every = data.training_images + data.validation_images + data.test_images
+    available = _seconds(facts, user_settings)
+    flops = _FLOPS_OF_A_THREAD * machine.threads if machine.device == "cpu" else math.inf
+    memory = machine.memory_gib * 2**30
+    return [
+        weights
+        for weights in there.weights
+        if weights.channels == _CHANNELS
+        and every * 2 * weights.macs / flops <= available
+        and weights.parameters * _BYTES_OF_A_PARAMETER <= memory
+    ][:_MOST_TRIED]
+
+
+def _needs_scratch(user_settings: Mapping[str, Any]) -> str:
+    """Return the settings that ask for a network from scratch, if there are any."""
+    keys = [key for key in sorted(user_settings) if key not in _SUITABLE]
+    return ", ".join(key for key in keys if not key.startswith("data."))
+
+
+def _seconds(facts: PlanFacts, user_settings: Mapping[str, Any]) -> float:
+    return UserSettings(user_settings).seconds or PRESETS[facts.preset].minutes * 60
+
+
+# -- in words ----------------------------------------------------------------------------------
+
+
+def _why_chosen(weights: WeightsAtHand, start: StartingPoint, weighed: Weighed) -> str:
+    """Return why weights were chosen, what is known about them, and how to decline."""
+    found = start.weights
+    layout, licensed = "", "license not stated"
+    if found is not None:
+        layout = f"{found.layout}, "
+        licensed = f"license {found.license}" if found.license else licensed
+    return (
+        f"starts from {weights.reference} ({layout}{licensed}, from {weights.where}): "
+        f"{weighed.why}; --model.init none starts from random weights"
+    )
+
+
+def _what_would_help(data: DataFacts) -> list[str]:
+    """Return what weights usually bring, if the images are few photographs."""
+    if data.median_side < _PHOTOGRAPH or data.training_images > _FEW:
+        return []
+    name = _TO_FETCH[importlib.util.find_spec("timm") is not None]
+    why = "no pre-trained weights are at hand, which few photographs gain most from"
+    return [f"{why} ({_BROUGHT}): add --model.init {name} --download"]

@@ -1,0 +1,246 @@
+"""Weights at hand are weighed against random ones, and the plan says what it chose, and why."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from safetensors.torch import save_file
+
+from patchline.pipeline.config import RunConfig
+from patchline.pipeline.config_files import requested
+from patchline.pipeline.data.ingestion import ingest
+from patchline.pipeline.initial_weights.at_hand import VARIABLE
+from patchline.pipeline.planning import planner
+from patchline.pipeline.planning.facts import DataFacts, MachineFacts, Plan, PlanFacts, Speed
+from patchline.pipeline.planning.fine_tuning import FEATURES
+from patchline.pipeline.planning.measuring import measure
+from patchline.pipeline.planning.measuring_job import Measurement
+from patchline.pipeline.planning.weights_choice import (
+    Weighed,
+    WeightsChoice,
+    WeightsRequest,
+    choose,
+    may_choose,
+    suits,
+    weigh,
+)
+from patchline.pipeline.run_memory.stage_memory import StageMemory
+from patchline.pipeline.stages import engine
+from patchline.pipeline.stages.choose_weights import CHOOSE_WEIGHTS
+from patchline.pipeline.stages.context import Context, Reporting
+from patchline.pipeline.stages.initial_weights import INITIAL_WEIGHTS
+from patchline.pipeline.stages.plan import PLAN
+from patchline.pipeline.workers.event_log import EventWriter
+from tests.conftest import write_photos
+from tests.pipeline.initial_weights.test_at_hand import tiny_vit
+
+LIMIT = "training.time_limit"
+
+
+def facts(images: int = 1_000, classes: int = 5, side: int = 300, **changes: Any) -> PlanFacts:
+    """Return the facts of photographs, 70% of them for training."""
+    held = round(0.15 * images)
+    data = DataFacts(
+        training_images=images - 2 * held,
+        validation_images=held,
+        test_images=held,
+        classes=classes,
+        median_side=side,
+        **changes,
+    )
+    return PlanFacts(preset="balanced", data=data)
+
+
+def weighed(speed: float, images: int, classes: int = 5, **user: Any) -> Weighed:
+    """Return the outcome for photographs and a speed of features."""
+    settings = {key.replace("__", "."): value for key, value in user.items()}
+    return weigh(facts(images, classes), settings, speed)
+
+
+def test_few_photographs_are_better_off_with_trained_weights() -> None:
+    """Also where only a head can be trained; on a faster machine, more than that is."""
+    slow, fast = weighed(0.6, 1_000), weighed(100.0, 1_000)
+    assert slow.wins
+    assert "with 140 training images per class a head on them is better" in slow.why
+    assert fast.wins
+    assert "time to train more than the head" in fast.why
+
+
+def test_many_images_or_little_time_ask_for_random_weights() -> None:
+    """CIFAR-10's 60,000 images on two cores; many images of a class; a minute."""
+    for outcome, words in (
+        (weighed(3.0, 60_000), "more than the 30 min that there are"),
+        (weighed(6.0, 9_000), "no better than a network from scratch"),
+        (weighed(3.0, 1_000, training__time_limit="1m"), "more than the 60 s that there are"),
+    ):
+        assert not outcome.wins
+        assert words in outcome.why
+    assert weighed(3_000.0, 60_000).wins  # a GPU
+
+
+@pytest.mark.parametrize(
+    ("change", "wanted"),
+    [
+        ({"side": 8, "greyscale": True}, False),
+        ({"side": 28, "greyscale": True}, False),
+        ({"side": 20}, False),
+        ({"greyscale": True}, False),
+        ({"classes": 0}, False),
+        ({"side": 32}, True),
+        ({}, True),
+    ],
+    ids=str,
+)
+def test_thumbnails_and_greyscale_images_want_no_photographs(
+    change: dict[str, Any], *, wanted: bool
+) -> None:
+    """Nothing is looked up for the digits, nor for images without labels."""
+    assert suits(facts(**change).data) is wanted
+
+
+def test_a_model_or_weights_of_the_user_stand() -> None:
+    """Also if the weights are none, in a flag or in a file; a time limit leaves the choice."""
+    for flags, allowed in (
+        ({}, True),
+        ({"training": {"time_limit": "5m"}}, True),
+        ({"model": {"init": None}}, False),
+        ({"model": {"init": "none"}}, False),
+        ({"model": {"depth": 3}}, False),
+        ({"model": {"name": "rope_vit"}}, False),
+    ):
+        config = requested("photos", preset_name="quick", flags=flags)
+        assert config.model.init is None
+        assert planner.may_choose_weights(config) is allowed, flags
+    without = requested("photos", preset_name=None, flags={})
+    assert not may_choose(without, {}, labelled=True)
+    assert not may_choose(config, {}, labelled=False)
+
+
+@pytest.fixture
+def request_(tmp_path: Path) -> WeightsRequest:
+    """Return the request of a run with photographs of 64 pixels."""
+    photos = write_photos(tmp_path / "photos", classes=2, images=30, side=64)
+    config = requested(str(photos), preset_name="quick", flags={})
+    data = ingest(config, tmp_path / "work")
+    return WeightsRequest(config, data, planner.plan_facts(config, data), {})
+
+
+def chosen(request: WeightsRequest, tmp_path: Path, speed: float = 500.0) -> WeightsChoice:
+    """Return the choice on a machine where features have a speed."""
+    return choose(request, tmp_path / "work", lambda _: features_at(speed))
+
+
+def features_at(speed: float) -> Measurement:
+    """Return a measurement of features."""
+    return Measurement(speeds=(Speed(candidate=FEATURES, images_per_second=speed),))
+
+
+def test_without_weights_the_plan_says_what_they_would_bring(
+    request_: WeightsRequest, tmp_path: Path
+) -> None:
+    """In one line with the command, for photographs only; nothing is downloaded."""
+    choice = chosen(request_, tmp_path)
+    assert choice.reference == ""
+    (line,) = choice.reasons
+    assert "few photographs gain most from" in line
+    assert "82.4%" in line
+    assert "79.0%" in line
+    assert "--model.init timm:vit_base_patch16_clip_224.openai --download" in line
+    small = request_.facts.data.model_copy(update={"median_side": 32})
+    smaller = request_._replace(facts=request_.facts.model_copy(update={"data": small}))
+    assert chosen(smaller, tmp_path).reasons == ()
+
+
+def test_the_largest_weights_with_time_for_their_features_are_chosen(
+    request_: WeightsRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And those that only look like a Vision Transformer are passed over, with the reason."""
+    folder = tmp_path / "weights"
+    folder.mkdir()
+    save_file(tiny_vit(64), folder / "b_small.safetensors")
+    save_file(tiny_vit(192), folder / "a_large.safetensors")
+    monkeypatch.setenv(VARIABLE, str(folder))
+    choice = chosen(request_, tmp_path)
+    assert choice.reference == str(folder / "a_large.safetensors")
+    assert choice.measurement == features_at(500.0)
+    assert "license not stated, from PATCHLINE_WEIGHTS" in choice.reasons[0]
+    assert choice.reasons[0].endswith("--model.init none starts from random weights")
+    assert chosen(request_, tmp_path) == choice
+    speeds = iter([0.3, 500.0])  # the larger one takes most of the time
+    smaller = choose(request_, tmp_path / "work", lambda _: features_at(next(speeds)))
+    assert smaller.reference == str(folder / "b_small.safetensors")
+    none = chosen(request_, tmp_path, speed=0.01)
+    assert none.reference == ""
+    assert none.reasons[0].startswith(f"random weights, not {folder / 'a_large.safetensors'}: ")
+    broken = {**tiny_vit(256)}
+    del broken["encoder.ln.weight"]
+    save_file(broken, folder / "a_large.safetensors")
+    assert chosen(request_, tmp_path).reference == str(folder / "b_small.safetensors")
+
+
+def test_settings_for_a_network_from_scratch_decline(
+    request_: WeightsRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A head alone would ignore them; the plan says how to use the weights nevertheless."""
+    save_file(tiny_vit(), tmp_path / "vit.safetensors")
+    monkeypatch.setenv(VARIABLE, str(tmp_path / "vit.safetensors"))
+    asked = request_._replace(settings={"training.epochs": 3, LIMIT: "1m"})
+    choice = chosen(asked, tmp_path)
+    assert choice.reference == ""
+    assert "because training.epochs is set: --model.init" in choice.reasons[0]
+
+
+def test_what_exceeds_the_memory_or_the_time_is_not_even_measured(
+    request_: WeightsRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without converting the file."""
+    save_file(tiny_vit(), tmp_path / "vit.safetensors")
+    monkeypatch.setenv(VARIABLE, str(tmp_path / "vit.safetensors"))
+    little = request_.facts.model_copy(update={"machine": MachineFacts(memory_gib=1e-5)})
+    choice = choose(
+        request_._replace(facts=little), tmp_path / "work", lambda _: pytest.fail("measured")
+    )
+    assert "too large for the time or memory" in choice.reasons[0]
+
+
+def test_a_run_starts_from_the_choice_as_if_the_user_had_set_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Chosen, found, planned; a second run takes both without measuring, another file neither."""
+    save_file(tiny_vit(64), tmp_path / "vit.safetensors")
+    monkeypatch.setenv(VARIABLE, str(tmp_path / "vit.safetensors"))
+    photos = write_photos(tmp_path / "photos", classes=2, images=40, side=48)
+    config, work = requested(str(photos), preset_name="quick", flags={}), tmp_path / "work"
+    data = ingest(config, work)
+    measured = []
+    events = EventWriter(tmp_path / "events.jsonl")
+
+    def here(job: Any, _: Path) -> Any:
+        measured.append(job)
+        return measure(job, events)
+
+    monkeypatch.setattr(planner, "measured_apart", here)
+
+    def run() -> tuple[RunConfig, Plan]:
+        silent = Reporting(*[lambda *_: None] * 4)
+        context = Context(config, StageMemory(work), silent, work)
+        context.put(data)
+        engine.run_stages((CHOOSE_WEIGHTS, INITIAL_WEIGHTS, PLAN), context)
+        return context.config, context.get(Plan)
+
+    resolved, made = run()
+    assert made.reasons[0].startswith(f"starts from {tmp_path / 'vit.safetensors'} (torchvision")
+    assert resolved.model.init == str(tmp_path / "vit.safetensors")
+    assert resolved.model.init_sha256 is not None
+    assert (resolved.model.settings["embed_dim"], resolved.data.image_size) == (64, 32)
+    assert resolved.training.trainable == "head_then_all"
+    assert len(measured) == 1
+    assert run() == (resolved, made)
+    assert len(measured) == 1
+    save_file(tiny_vit(128), tmp_path / "vit.safetensors")
+    again, _ = run()
+    assert again.model.init_sha256 != resolved.model.init_sha256
+    assert len(measured) == 2
+    events.close()
