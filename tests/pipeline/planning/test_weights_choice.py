@@ -113,7 +113,7 @@ def test_a_model_or_weights_of_the_user_stand() -> None:
         config = requested("photos", preset_name="quick", flags=flags)
         assert config.model.init is None
         assert planner.may_choose_weights(config) is allowed, flags
-    without = requested("photos", preset_name=None, flags={})
+    without = requested("photos", preset_name="none", flags={})
     assert not may_choose(without, {}, labelled=True)
     assert not may_choose(config, {}, labelled=False)
 
