@@ -1,9 +1,9 @@
-"""Training speed: beside timm, by precision, and of two processes.
+"""Training speed: beside timm, by precision, and of several processes.
 
     python -m benchmarks.training_speed timm [--steps 8] [--rounds 3] [--compile] [--precision auto]
     python -m benchmarks.training_speed profile [--precision auto]
     python -m benchmarks.training_speed precision
-    python -m benchmarks.training_speed processes [SECONDS [ROUNDS]]
+    python -m benchmarks.training_speed processes [SECONDS [ROUNDS]] [--threads N] [--batch-size N]
 
 `timm` compares with timm's VisionTransformer in a plain PyTorch loop, on generated images. Both
 sides train a ViT with embedding dimension 192, depth 9, 3 heads and patches of 4 on batches of 128
@@ -18,8 +18,9 @@ are in memory already, eager in float32, with autocast where the machine compute
 `precision` prints the images/s in float32 and in bfloat16 of small and larger models on the
 built-in digits.
 
-`processes` prints the images/s of one process with two threads and of two processes with one thread
-each, in turn: such a ViT in float32 on the built-in digits at 32 pixels.
+`processes` prints the images/s and the CPU time of 1, 2 and 4 processes that share the threads, in
+turn: such a ViT in float32 on the built-in digits at 32 pixels. CPU time depends less on what else
+the machine does; it includes waiting for another process where that is done by polling.
 """
 
 from __future__ import annotations
@@ -371,33 +372,77 @@ _SETTINGS: dict[str, Any] = {
 }
 _TRAINING: dict[str, Any] = {
     "batch_size": 128,
-    "threads": 2,
     "device": "cpu",
     "precision": "float32",
 }
 
 
+_PROCESSES = (1, 2, 4)
+_FEWEST_MARKS = 3
+
+
+class _Progress:
+    """Images and CPU seconds of a training process and its children, by its progress events."""
+
+    def __init__(self, batch_size: int) -> None:
+        self._batch_size = batch_size
+        self._marks: list[tuple[int, float, float]] = []
+
+    def __call__(self, event: Event) -> None:
+        """Take the time of an event."""
+        if event["kind"] == "progress" and 1 < event["done"] < event["total"]:
+            children = psutil.Process().children(recursive=True)
+            seconds = 0.0
+            for each in children:
+                with contextlib.suppress(psutil.Error):  # it has ended
+                    seconds += sum(each.cpu_times()[:2])
+            self._marks.append((event["done"], event["time"], seconds))
+
+    def rates(self) -> tuple[float, float]:
+        """Return images per second, and CPU milliseconds per image."""
+        if len(self._marks) < _FEWEST_MARKS:
+            raise SystemExit("Too few steps to measure. Give more seconds, or a smaller batch.")
+        (first, began, before), (last, ended, after) = self._marks[0], self._marks[-1]
+        images = (last - first) * self._batch_size
+        return images / (ended - began), 1000 * (after - before) / images
+
+
 def compare_processes(given: argparse.Namespace) -> None:
-    """Print both rates of each round, and the ratio of their medians."""
+    """Print the rates of each round, and the medians."""
     _say_machine()
-    rates: dict[int, list[float]] = {1: [], 2: []}
+    rates: dict[int, list[tuple[float, float]]] = {each: [] for each in _PROCESSES}
     with tempfile.TemporaryDirectory(prefix="patchline-benchmark-") as folder:
         for number in range(given.rounds):
             for processes, found in rates.items():
-                job = _job(Path(folder), f"{processes}-{number}", processes, given.seconds)
-                result = run_worker(MODULE, job.folder, job, TrainResult, lambda _: None)
-                found.append(result.images_per_second)
+                job = _job(Path(folder), f"{processes}-{number}", processes, given)
+                progress = _Progress(job.config.training.batch_size)
+                run_worker(MODULE, job.folder, job, TrainResult, progress)
+                found.append(progress.rates())
                 print(
-                    f"{processes} x {2 // processes} threads: {found[-1]:.1f} images/s, "
-                    f"{result.steps} steps; load {os.getloadavg()[0]:.1f}",
+                    f"{processes} x {max(1, given.threads // processes)} threads: "
+                    f"{found[-1][0]:.1f} images/s, {found[-1][1]:.2f} ms of CPU time an image; "
+                    f"load {os.getloadavg()[0]:.1f}",
                     flush=True,
                 )
-    one, two = (statistics.median(found) for found in rates.values())
-    print(f"median of {given.rounds}: {one:.1f} and {two:.1f} images/s, ratio {two / one:.2f}")
+    medians = {
+        processes: [statistics.median(values) for values in zip(*found, strict=True)]
+        for processes, found in rates.items()
+    }
+    for processes, (rate, cpu) in medians.items():
+        print(
+            f"{processes} processes: median {rate:.1f} images/s, {rate / medians[1][0]:.2f} times "
+            f"one process; {cpu:.2f} ms of CPU time an image, {cpu / medians[1][1]:.2f} times"
+        )
 
 
-def _job(workspace: Path, name: str, processes: int, seconds: int) -> TrainingJob:
-    training = {**_TRAINING, "processes": processes, "time_limit": f"{seconds}s"}
+def _job(workspace: Path, name: str, processes: int, given: argparse.Namespace) -> TrainingJob:
+    training = {
+        **_TRAINING,
+        "threads": given.threads,
+        "batch_size": given.batch_size,
+        "processes": processes,
+        "time_limit": f"{given.seconds}s",
+    }
     config = config_files.validated({**_SETTINGS, "training": training})
     return make_job(config, workspace).model_copy(update={"folder": workspace / name})
 
@@ -419,6 +464,8 @@ def main() -> None:
     processes = commands.add_parser("processes")
     processes.add_argument("seconds", type=int, nargs="?", default=40)
     processes.add_argument("rounds", type=int, nargs="?", default=2)
+    processes.add_argument("--threads", type=int, default=2, help="of all processes together")
+    processes.add_argument("--batch-size", type=int, default=BATCH)
     processes.set_defaults(measure=compare_processes)
     peer = commands.add_parser("peer", help="internal: a process of timm's side")
     peer.add_argument("mode")

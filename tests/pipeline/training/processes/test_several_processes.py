@@ -198,6 +198,16 @@ def test_resumed_ranks_end_where_uninterrupted_ones_do(ranks: dict[str, Training
     assert all(torch.equal(best[key], resumed[key]) for key in best)
 
 
+def test_another_number_of_ranks_resumes_too(ranks: dict[str, TrainingJob]) -> None:
+    """One process takes up what three have begun; the checkpoint knows nothing of ranks."""
+    folder = ranks["stopped"].folder.with_name("half-stopped")
+    result = _alone(ranks["stopped"], folder).run()
+    events = read_events(folder / "events.jsonl")
+    said = [event["message"] for event in events if event["kind"] == "warning"]
+    assert said[0].startswith("resuming from step ")
+    assert [record.step for record in result.history] == [result.steps // 2, result.steps]
+
+
 def test_all_ranks_restart_after_a_divergence(ranks: dict[str, TrainingJob]) -> None:
     """Infinite images in one process take all back to the beginning, and they train to the end."""
     of_batch_norm, said = _messages(ranks["diverged"])

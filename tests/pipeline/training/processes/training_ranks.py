@@ -3,13 +3,14 @@
 Arguments: a folder with jobs, the rank, and the number of ranks. All ranks do all jobs, in the
 order of their names, and write what they have in the end to `rank-N.safetensors`: of the jobs
 `gradients-*` the gradients of two steps, of the others the state. Those that begin with `stopped`
-are done in two attempts. Of `diverged` the last rank once gets infinite images. In the end, it
-does not answer the others.
+are done in two attempts, and what the first has left is copied to `half-*`. Of `diverged` the last
+rank once gets infinite images. In the end, it does not answer the others.
 """
 
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 import time
 from contextlib import suppress
@@ -104,6 +105,8 @@ def _train(name: str, job: TrainingJob, ranks: Ranks) -> dict[str, torch.Tensor]
         with suppress(_Stop):
             training.refit() if isinstance(training, Refit) else training.run()
         events.close()
+        if attempt + 1 < attempts and ranks.is_first:
+            shutil.copytree(job.folder, job.folder.with_name(f"half-{name}"))
     tensors = training.state.tensors()
     return {key: tensor.clone().contiguous() for key, tensor in tensors.items()}
 
