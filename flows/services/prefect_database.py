@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import sqlite3
+from pathlib import Path
 
-from patchline.flows.services import database_secrets
+from patchline.flows.services import database_secrets, prefect_schema
 from patchline.pipeline.errors import OrchestrationError
 from patchline.pipeline.files.atomic_files import storage_errors
 from patchline.pipeline.files.file_locks import locked
@@ -56,6 +59,7 @@ def upgrade() -> None:
             asyncio.run(interface.create_db())
         else:
             with storage_errors(lock), locked(lock):
+                _create_quickly(file)
                 asyncio.run(interface.create_db())
     except CommandError as error:
         raise OrchestrationError(
@@ -68,6 +72,13 @@ def upgrade() -> None:
             f"The Prefect database {shown} cannot be used ({words}). Check that the disk has free "
             "space and the file is writable, or move it away."
         ) from error
+
+
+def _create_quickly(file: Path | None) -> None:
+    """Create a new database as the migrations would, which then have nothing left to do."""
+    if file is not None and not (file.exists() and file.stat().st_size):
+        with contextlib.suppress(sqlite3.Error):  # the migrations tell the reason
+            prefect_schema.create(file)
 
 
 def _chosen() -> dict[str, str]:

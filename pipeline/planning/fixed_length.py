@@ -24,7 +24,7 @@ _ROUNDING = 1e-6
 _TRAINING_TO_VALIDATION = 3
 """Cost of a training image in validation images, as the clock of a time limit assumes too."""
 _VALIDATIONS, _FEWEST_IMAGES = 6, 64
-"""Of a training whose validation split is too large to be validated after each epoch."""
+"""Of a run whose validation split is too large to be validated after each epoch."""
 
 
 def with_step_cost(

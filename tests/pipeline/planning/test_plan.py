@@ -232,7 +232,7 @@ def test_thumbnails_get_the_tiny_model_and_fewer_epochs() -> None:
     made = plan(facts(training_images=1_250, median_side=8, greyscale=True, rate=9_000.0), {})
     config = whole(made)
     assert tier_of(config) == "tiny"
-    assert config.training.epochs == 17
+    assert config.training.epochs == 9
     assert config.augmentation.name == "light"
 
 
