@@ -53,7 +53,9 @@ class Speed(FrozenModel):
 
     candidate: str
     images_per_second: float
-    """Measured, with augmentation and update."""
+    """Measured, with augmentation and update; 0 if the model does not fit the memory."""
+    loaded_per_second: float = 0.0
+    """Images that one core augments in a second, one at a time; 0 on a CPU, whose cores train."""
     precision: str = ""
     """In which it is that fast: float32 or bfloat16."""
     precision_reason: str = ""

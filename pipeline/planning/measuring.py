@@ -5,6 +5,7 @@ The number of threads and the precision of the training are those that are the f
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from typing import NamedTuple
@@ -13,6 +14,7 @@ import numpy as np
 import psutil
 import torch
 
+from patchline.pipeline.data.batches.augmentation import SeededAugmentation
 from patchline.pipeline.models.model_building import build_model
 from patchline.pipeline.planning.facts import Speed
 from patchline.pipeline.planning.measuring_job import MeasuredCandidate, Measurement, MeasuringJob
@@ -35,11 +37,15 @@ from patchline.plugin_api import ImageSpec
 
 _BATCH, _LARGER_BATCH, _BATCH_ACCELERATOR = 32, 128, 256
 """Images of a step; on a CPU, the larger number where there is time for it."""
-_FEWEST_STEPS, _MOST_STEPS = 2, 10
+_FEWEST_STEPS, _MOST_STEPS, _FEWEST_IMAGES = 2, 10, 8
 _SHARE_OF_ONE = 0.3
 """Of the budget, for one candidate."""
 _NEXT_IS_SLOWER = 3
 """How many times longer a step of the next candidate takes, roughly."""
+_WARM_UP_STEPS, _MOST_WARM_UP = 3, 30.0
+"""On a GPU, steps of a candidate before those that are measured, and seconds for all of that."""
+_LOADED_IMAGES = 64
+"""Augmented to measure how fast one core does it."""
 _LOAD_SECONDS = 0.3
 """How long other programs are observed before the number of threads is chosen."""
 _MEAN, _STD = 0.45, 0.25
@@ -50,6 +56,7 @@ def measure(job: MeasuringJob, events: EventWriter) -> Measurement:
     began, speeds, others = time.monotonic(), [], _other_programs()
     threads_reason = _choose_threads(job, job.candidates[0])
     threads = torch.get_num_threads()
+    on_cpu, used = _is_on_cpu(job.candidates[0]), 0.0
     for number, candidate in enumerate(job.candidates):
         measured = _features_seconds if candidate.features_only else _step_seconds
         step = measured(job, candidate)
@@ -58,14 +65,19 @@ def measure(job: MeasuringJob, events: EventWriter) -> Measurement:
             Speed(
                 candidate=candidate.name,
                 images_per_second=step.images / step.seconds,
+                loaded_per_second=0.0 if on_cpu else loaded_per_second(candidate),
                 precision=step.precision.name,
                 precision_reason=step.precision.reason,
             )
         )
         events.progress(number + 1, len(job.candidates), "candidate")
-        left = job.budget_seconds - (time.monotonic() - began)
-        of_next = _NEXT_IS_SLOWER * step.seconds * min(1.0, _BATCH / step.images)
-        if (_FEWEST_STEPS + 1) * of_next > left:
+        since = time.monotonic() - began
+        if on_cpu:
+            of_next = _NEXT_IS_SLOWER * step.seconds * min(1.0, _BATCH / step.images)
+            if (_FEWEST_STEPS + 1) * of_next > job.budget_seconds - since:
+                break
+        used += step.measured
+        if not on_cpu and (used > job.budget_seconds or since > _MOST_WARM_UP):
             break
     return Measurement(
         speeds=tuple(speeds),
@@ -119,22 +131,55 @@ class _Step(NamedTuple):
 
     images: int
     seconds: float
+    """Infinite if it does not fit the memory."""
     precision: Precision
+    measured: float = 0.0
+    """Seconds that the measured steps took."""
+
+
+def loaded_per_second(candidate: MeasuredCandidate) -> float:
+    """Return how many images one core augments in a second, where each is augmented alone."""
+    if candidate.features_only:
+        return 0.0
+    image = _image(candidate)
+    augment = SeededAugmentation(candidate.config.augmentation, image, 0)
+    shape = (_LOADED_IMAGES, image.height, image.width, image.channels)
+    images_BHWC = np.random.default_rng(0).integers(0, 256, shape, dtype=np.uint8)
+    augment.by_image(images_BHWC[:2], 0, range(2))  # the first ones import and warm up
+    began = time.monotonic()
+    augmented = augment.by_image(images_BHWC, 1, range(_LOADED_IMAGES))
+    if augmented is images_BHWC:  # whole batches are augmented, on the device
+        return 0.0
+    return _LOADED_IMAGES / max(1e-6, time.monotonic() - began)
 
 
 def _step_seconds(job: MeasuringJob, candidate: MeasuredCandidate) -> _Step:
+    """Measure training steps, with smaller batches if a GPU's memory is short."""
+    images = _BATCH_ACCELERATOR
+    while True:
+        try:
+            return _steps_of(job, candidate, images)
+        except torch.OutOfMemoryError:
+            images //= 2  # the traceback keeps the step's memory, so it is tried again outside
+        torch.cuda.empty_cache()
+        if images < _FEWEST_IMAGES:
+            return _Step(1, math.inf, Precision(name=""))
+
+
+def _steps_of(job: MeasuringJob, candidate: MeasuredCandidate, most_images: int) -> _Step:
     config, image = candidate.config, _image(candidate)
     device = torch.device(choose_device(config.training, detect_machine()))
-    batch = max(2, min(_BATCH if device.type == "cpu" else _BATCH_ACCELERATOR, job.images))
+    batch = max(2, min(_BATCH if device.type == "cpu" else most_images, job.images))
     torch.manual_seed(0)
     model = build_model(config.model, image, job.num_classes).to(device)
     seconds = min(MOST_SECONDS, _SHARE_OF_ONE * job.budget_seconds)
     precision = Chooser(config, image, job.num_classes, model, None).choose(seconds)
     steps = trial_steps(config, image, job.num_classes, model, precision.name, batch)
-    next(steps)  # the first step warms up caches
+    for _ in range(1 if device.type == "cpu" else _WARM_UP_STEPS):
+        next(steps)  # the first steps warm up caches, and load and choose kernels
     larger = min(_LARGER_BATCH, job.images)
     affordable = _SHARE_OF_ONE * job.budget_seconds / (_FEWEST_STEPS + 1)
-    if larger > batch and next(steps) * larger / batch <= affordable:
+    if device.type == "cpu" and larger > batch and next(steps) * larger / batch <= affordable:
         # the update of the weights takes the same for any number of images
         batch = larger
         steps = trial_steps(config, image, job.num_classes, model, precision.name, batch)
@@ -146,7 +191,7 @@ def _step_seconds(job: MeasuringJob, candidate: MeasuredCandidate) -> _Step:
         used = time.monotonic() - began
         if len(taken) >= _FEWEST_STEPS and used > _SHARE_OF_ONE * job.budget_seconds:
             break
-    return _Step(batch, sum(taken) / len(taken), precision)
+    return _Step(batch, sum(taken) / len(taken), precision, sum(taken))
 
 
 def _features_seconds(job: MeasuringJob, candidate: MeasuredCandidate) -> _Step:

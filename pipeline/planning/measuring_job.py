@@ -21,13 +21,14 @@ class MeasuredCandidate(FrozenModel):
 
 
 class MeasuringJob(FrozenModel):
-    """The candidates, the fastest first, and how long measuring them may take."""
+    """The candidates, in the order in which they are measured, and how long that may take."""
 
     candidates: tuple[MeasuredCandidate, ...]
     num_classes: int
     images: int
     """In the training split."""
     budget_seconds: float
+    """On a GPU, of measured steps alone: loading kernels and warming up come on top."""
 
 
 class Measurement(FrozenModel):

@@ -120,6 +120,10 @@ def plan(
     augmentation, why = recipes.augmentation(facts, chosen.tier, chosen.side, length)
     if user.leaves_augmentation:
         settings["augmentation"] = augmentation
+    loaded = next((each for each in facts.speeds if each.candidate == chosen.name), None)
+    workers = speed.workers(facts.machine, loaded) if loaded else 0
+    if workers:
+        settings["data"] = {**settings.get("data", {}), "workers": workers}
     settings = asked.without_set(settings)
     reasons = [
         _why_model(facts, chosen, user, follows=follows),
@@ -129,6 +133,11 @@ def plan(
     ]
     reasons += [why] if user.leaves_augmentation else []
     reasons += _why_mirrored(settings.get("model", {}), facts, user)
+    if loaded and "workers" in settings.get("data", {}):
+        reasons.append(
+            f"{workers} data-loader worker{'' if workers == 1 else 's'}: a core augments "
+            f"{loaded.loaded_per_second:,.0f} images/s (data.workers)"
+        )
     reasons += _kept(asked.values if given is None else given)
     reasons += [] if follows else _too_short(facts, user, length, batch)
     return Plan(
@@ -280,14 +289,35 @@ def _chosen(facts: PlanFacts, user: UserSettings) -> tuple[Candidate, Length]:
     options = [(each, _length(facts, each, user)) for each in candidates(facts, user.values)]
     share = share_for_classes(facts.data.classes)
     for candidate, length in reversed(options):
-        tier, scale = candidate.tier, share if candidate.tier in PHOTOGRAPH_TIERS else 1.0
+        scale = share if candidate.tier in PHOTOGRAPH_TIERS else 1.0
         if (
-            facts.data.training_images >= scale * tier.training_images
-            and candidate.side >= tier.image_size
-            and length.images_seen >= scale * tier.images_seen
+            _has_enough_images(facts, candidate)
+            and length.images_per_second > 0
+            and length.images_seen >= scale * candidate.tier.images_seen
         ):
             return candidate, length
     return options[0]
+
+
+def _has_enough_images(facts: PlanFacts, candidate: Candidate) -> bool:
+    """Return whether a model has enough different images, and enough pixels in them."""
+    tier, share = candidate.tier, share_for_classes(facts.data.classes)
+    scale = share if tier in PHOTOGRAPH_TIERS else 1.0
+    enough = facts.data.training_images >= scale * tier.training_images
+    return enough and candidate.side >= tier.image_size
+
+
+def measured_first(facts: PlanFacts, found: list[Candidate]) -> list[Candidate]:
+    """Return the candidates in the order in which they are measured.
+
+    On a CPU from the fastest on. A GPU waits for the kernels of a small model, so its speed says
+    nothing about a large one: the largest that there are enough images for comes second, the others
+    follow from large to small.
+    """
+    if facts.machine.device == "cpu" or len(found) == 1:
+        return found
+    larger = [each for each in found[1:] if _has_enough_images(facts, each)]
+    return [found[0], *reversed(larger)]
 
 
 def images_by_training(facts: PlanFacts, user: UserSettings) -> list[float]:

@@ -29,7 +29,13 @@ from patchline.pipeline.planning.measuring_job import (
     Measurement,
     MeasuringJob,
 )
-from patchline.pipeline.planning.plan import FEW_FOR_A_CHOICE, FOLDS, candidates, plan
+from patchline.pipeline.planning.plan import (
+    FEW_FOR_A_CHOICE,
+    FOLDS,
+    candidates,
+    measured_first,
+    plan,
+)
 from patchline.pipeline.planning.pretraining import pretraining_plan
 from patchline.pipeline.planning.tiers import OWN
 from patchline.pipeline.planning.user_settings import UserSettings
@@ -269,7 +275,7 @@ def user_settings(config: RunConfig) -> dict[str, Any]:
 def _flat(config: RunConfig) -> dict[str, Any]:
     dump = config.model_dump(mode="json")
     sections = {name: dump[name] for name in _KEPT_SECTIONS}
-    sections["data"] = {"image_size": dump["data"]["image_size"]}
+    sections["data"] = {key: dump["data"][key] for key in ("image_size", "workers")}
     return {key: _value(sections, key) for key in config_files.dotted_keys(sections)}
 
 
@@ -368,7 +374,7 @@ def measuring_job(
         MeasuredCandidate(
             name=each.name, config=_resolved(config, data, {**unmeasured, **each.settings})
         )
-        for each in candidates(facts, set_keys)
+        for each in measured_first(facts, candidates(facts, set_keys))
     ]
     return _job(config, data, measured)
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from itertools import pairwise
 
-from patchline.pipeline.planning.facts import MachineFacts, PlanFacts
+from patchline.pipeline.planning.facts import MachineFacts, PlanFacts, Speed
 from patchline.pipeline.planning.tiers import OWN, Tier, image_side, work
 
 _FLOPS_PER_MAC = 6
@@ -14,6 +16,11 @@ _THREAD_FLOPS = 8e9
 _ACCELERATOR_FLOPS = {"cuda": 4e12, "mps": 5e11}
 _KEEPS_GAIN = 0.8
 """Share of a larger model's work that it really costs: small models keep cores waiting."""
+
+_NEGLIGIBLE, _RESERVE, _MOST_WORKERS = 0.05, 1.2, 16
+"""Cores that augmentation needs below which it needs no worker; and how many more than that."""
+_LEAST_SHARE = 0.02
+"""Of a step, for the model: a measured augmentation cannot have taken all of it."""
 
 
 def images_per_second(facts: PlanFacts, tier: Tier, tiers: Sequence[Tier], name: str) -> float:
@@ -25,17 +32,61 @@ def images_per_second(facts: PlanFacts, tier: Tier, tiers: Sequence[Tier], name:
         tiers: all that are compared, rising in size.
         name: of the candidate.
     """
-    measured = {speed.candidate: speed.images_per_second for speed in facts.speeds}
+    measured = {each.candidate: reached(facts.machine, each) for each in facts.speeds}
     if name in measured:
         return measured[name]
-    measured_tiers = [each for each in tiers if each.name in measured]
+    measured_tiers = [each for each in tiers if measured.get(each.name)]
     if name == OWN or not measured_tiers:
         return guessed(facts.machine, tier, facts)
+    for below, above in pairwise(measured_tiers):
+        if tiers.index(below) < tiers.index(tier) < tiers.index(above):
+            works = [_work(each, facts) for each in (below, tier, above)]
+            return _between(works, measured[below.name], measured[above.name])
     nearest = min(measured_tiers, key=lambda each: abs(tiers.index(each) - tiers.index(tier)))
     ratio = _work(tier, facts) / _work(nearest, facts)
     if ratio > 1:
         ratio = max(1.0, _KEEPS_GAIN * ratio)
     return measured[nearest.name] / ratio
+
+
+def _between(works: Sequence[float], below: float, above: float) -> float:
+    """Return the speed of a model between two that were measured, a power of its work.
+
+    So a small model that a GPU waits for says nothing about a large one.
+    """
+    first, own, last = (math.log(work) for work in works)
+    share = (own - first) / (last - first) if last > first else 0.5
+    return math.exp((1 - share) * math.log(below) + share * math.log(above))
+
+
+def reached(machine: MachineFacts, measured: Speed) -> float:
+    """Return the speed that a training run reaches: with data-loader workers, if it needs them."""
+    if not measured.loaded_per_second or not measured.images_per_second:
+        return measured.images_per_second
+    with_workers = measured.loaded_per_second * max(1, workers(machine, measured))
+    return max(measured.images_per_second, min(_alone(measured), with_workers))
+
+
+def workers(machine: MachineFacts, measured: Speed) -> int:
+    """Return how many data-loader workers keep up with the training; 0 on a CPU.
+
+    Args:
+        machine: has the cores.
+        measured: of the model; its trial steps augmented their images themselves.
+    """
+    loaded = measured.loaded_per_second
+    if machine.device == "cpu" or not loaded or not measured.images_per_second:
+        return 0
+    needed = _alone(measured) / loaded
+    if needed < _NEGLIGIBLE:
+        return 0
+    return max(1, min(_MOST_WORKERS, machine.threads - 1, math.ceil(_RESERVE * needed)))
+
+
+def _alone(measured: Speed) -> float:
+    """Return the speed of the training steps without the augmentation of single images."""
+    seconds = 1 / measured.images_per_second
+    return 1 / max(_LEAST_SHARE * seconds, seconds - 1 / measured.loaded_per_second)
 
 
 def is_measured(facts: PlanFacts, name: str) -> bool:

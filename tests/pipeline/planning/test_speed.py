@@ -1,0 +1,133 @@
+"""Speeds on a GPU: what lies between measured models, and the data-loader workers they need."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from patchline.pipeline.config_files import requested
+from patchline.pipeline.planning import measuring
+from patchline.pipeline.planning.facts import DataFacts, MachineFacts, PlanFacts, Speed
+from patchline.pipeline.planning.measuring import loaded_per_second, measure
+from patchline.pipeline.planning.measuring_job import MeasuredCandidate, MeasuringJob
+from patchline.pipeline.planning.plan import candidates, measured_first, plan
+from patchline.pipeline.planning.speed import images_per_second, reached, workers
+from patchline.pipeline.planning.tiers import PHOTOGRAPH_TIERS
+from patchline.pipeline.workers.event_log import EventWriter
+
+GPU = MachineFacts(device="cuda", threads=16, memory_gib=80)
+
+
+def facts(*speeds: Speed, machine: MachineFacts = GPU, images: int = 1_000_000) -> PlanFacts:
+    """Return the facts of photographs on a GPU."""
+    data = DataFacts(training_images=images, classes=1_000, median_side=300)
+    return PlanFacts(preset="balanced", data=data, machine=machine, speeds=speeds)
+
+
+def measured(name: str, rate: float, loaded: float = 0.0) -> Speed:
+    """Return the speed of a candidate."""
+    return Speed(candidate=name, images_per_second=rate, loaded_per_second=loaded)
+
+
+def test_a_small_model_that_a_gpu_waits_for_says_little_about_large_ones() -> None:
+    """Between two measured models, speeds fall with the work; beyond, they follow the nearest."""
+    both = facts(measured("tiny", 9_000.0), measured("vit_s16", 3_000.0))
+    rates = [
+        images_per_second(both, tier, PHOTOGRAPH_TIERS, tier.name) for tier in PHOTOGRAPH_TIERS
+    ]
+    assert rates == sorted(rates, reverse=True)
+    assert (rates[0], rates[-1]) == (9_000.0, 3_000.0)
+    one = images_per_second(
+        facts(measured("tiny", 9_000.0)), PHOTOGRAPH_TIERS[-1], PHOTOGRAPH_TIERS, "vit_s16"
+    )
+    assert one < 300  # ten times too slow, which is why a large one is measured too
+
+
+def test_a_gpu_is_measured_with_a_large_model_second() -> None:
+    """The largest that there are enough images for; a CPU goes from the fastest on."""
+    on_gpu = facts()
+    names = [each.name for each in measured_first(on_gpu, candidates(on_gpu, {}))]
+    assert names == ["tiny", "vit_s16", "huge", "large", "medium", "small"]
+    few = facts(images=900)
+    assert [each.name for each in measured_first(few, candidates(few, {}))] == ["tiny", "small"]
+    cpu = facts(machine=MachineFacts())
+    names = [each.name for each in measured_first(cpu, candidates(cpu, {}))]
+    assert names == [tier.name for tier in PHOTOGRAPH_TIERS]
+
+
+@pytest.mark.parametrize(
+    ("machine", "rate", "loaded", "number"),
+    [
+        (MachineFacts(), 100.0, 2_000.0, 0),
+        (GPU, 1_200.0, 2_000.0, 2),  # 3,000 images/s without augmentation
+        (GPU, 1_500.0, 0.0, 0),
+        (GPU, 900.0, 20_000.0, 0),
+        (GPU, 1_900.0, 2_000.0, 15),
+        (MachineFacts(device="cuda", threads=1), 1_500.0, 2_000.0, 1),
+    ],
+)
+def test_workers_keep_up_with_the_training(
+    machine: MachineFacts, rate: float, loaded: float, number: int
+) -> None:
+    """None on a CPU, none where augmentation is negligible, and never more than cores."""
+    assert workers(machine, measured("small", rate, loaded)) == number
+    assert reached(machine, measured("small", rate, loaded)) >= rate
+
+
+def test_the_plan_sets_workers_and_says_why() -> None:
+    """Unless the user has set their number."""
+    slow = measured("vit_s16", 1_300.0, 1_800.0)
+    made = plan(facts(slow), {})
+    assert made.settings["data"]["workers"] == 4
+    assert "4 data-loader workers: a core augments 1,800 images/s" in made.text()
+    own = plan(facts(slow), {"data.workers": 2})
+    assert "workers" not in own.settings["data"]
+    assert "data-loader worker" not in own.text()
+
+
+def test_a_model_that_does_not_fit_the_memory_is_not_planned() -> None:
+    """Its measured speed is zero."""
+    too_large = (measured("huge", 0.0), measured("vit_s16", 0.0))
+    made = plan(facts(measured("large", 9_000.0), *too_large), {})
+    assert made.settings["model"]["depth"] == 4
+
+
+def candidate(**settings: Any) -> MeasuredCandidate:
+    """Return a candidate that trains images of 32 pixels."""
+    model = {"embed_dim": 16, "depth": 1, "num_heads": 2, "mlp_dim": 16}
+    flags = {"data": {"image_size": 32}, "model": model, **settings}
+    config = requested("photos", preset_name="none", flags=flags)
+    return MeasuredCandidate(name="tiny", config=config)
+
+
+def test_only_the_augmentation_of_single_images_needs_workers() -> None:
+    """`standard` changes whole batches on the device; `randaugment` goes through the images."""
+    alone = loaded_per_second(candidate(augmentation={"name": "randaugment"}))
+    assert 50 < alone < 100_000
+    assert loaded_per_second(candidate(augmentation={"name": "standard"})) == 0.0
+
+
+def test_short_memory_is_measured_with_smaller_batches(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Half as many images each time; a model that fits none gets the speed zero."""
+    steps, tried = measuring._steps_of, []
+
+    def short(job: MeasuringJob, of: MeasuredCandidate, images: int) -> Any:
+        tried.append(images)
+        if images > most:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return steps(job, of, images)
+
+    monkeypatch.setattr(measuring, "_steps_of", short)
+    job = MeasuringJob(candidates=(candidate(),), num_classes=2, images=8, budget_seconds=0.01)
+    events = EventWriter(tmp_path / "events.jsonl")
+    most = 64
+    assert measure(job, events).speeds[0].images_per_second > 0
+    assert tried == [256, 128, 64]
+    most = 0
+    assert measure(job, events).speeds[0].images_per_second == 0
+    events.close()
