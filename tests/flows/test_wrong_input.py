@@ -17,8 +17,12 @@ Command = Callable[..., Finished]
 
 
 @pytest.fixture
-def ended(run_here: Callable[..., tuple[int, str, str]]) -> Command:
-    """Return a function that runs a command in this process, and returns how it ended."""
+def ended(run_here: Callable[..., tuple[int, str, str]], prefect_server: str) -> Command:
+    """Return a function that runs a command in this process, and returns how it ended.
+
+    It uses the module's server, which spares each run the start of its own.
+    """
+    del prefect_server
     return lambda *arguments: Finished(*run_here(*arguments))
 
 
@@ -176,6 +180,7 @@ def test_a_full_disk_ends_the_run_with_a_sentence(
     assert not list(small_disk.glob(".patchline/prepared/.building*"))
 
 
+@pytest.mark.usefixtures("prefect_server")
 def test_a_read_only_disk_ends_the_run_with_a_sentence(tmp_path: Path, small_disk: Path) -> None:
     """A folder that may not be written is named."""
     write_photos(tmp_path / "photos", images=6)

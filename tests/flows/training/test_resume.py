@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -355,12 +356,13 @@ def train_here(folder: Path) -> tuple[str, Path]:
 
 
 def test_a_killed_training_goes_on_to_the_same_weights_and_logs_each_metric_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    empty_store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """SIGKILL of parent and training; the rest is trained in the same run, bit for bit."""
     killed, whole = tmp_path / "killed", tmp_path / "whole"
     for folder in (killed, whole):
         write_photos(folder / "photos", images=8, side=16)
+        shutil.copy(empty_store, folder / "mlflow.db")
     root = str(Path(__file__).resolve().parents[3])
     process = subprocess.Popen([sys.executable, "-c", _PARENT.format(root=root), str(killed)])
     deadline = time.monotonic() + _SECONDS
