@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import socket
 
-from patchline.flows.services import prefect_database
+from patchline.flows.services import garbage_collection, prefect_database
 from patchline.pipeline.local_login import ensure_secret
 from patchline.pipeline.local_services import services_folder
 from patchline.pipeline.server_access import gated_server
@@ -41,6 +41,7 @@ def serve(
     # A password in Prefect's own settings is for other servers; the UI would ask for it as well.
     with temporary_settings(restore_defaults={PREFECT_SERVER_API_AUTH_STRING}):
         guarded = Guarded(create_app(), port, health="/api/health", home=home)
+        garbage_collection.collect_in_own_thread()
         gated_server.serve(guarded, secret, log_level, lifespan="on", listening=listening)
 
 
