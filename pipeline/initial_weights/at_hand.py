@@ -16,6 +16,8 @@ from typing import Any, NamedTuple
 
 from patchline.pipeline.frozen_model import FrozenModel
 from patchline.pipeline.initial_weights.known_checksums import hub_cache
+from patchline.pipeline.registry import registered_models
+from patchline.pipeline.tracking.tracking_store import sqlite_file
 
 VARIABLE = "PATCHLINE_WEIGHTS"
 """Environment variable: a file of weights, or a folder of them, that plans may start from."""
@@ -62,6 +64,8 @@ class Search(FrozenModel):
     weights: tuple[WeightsAtHand, ...] = ()
     passed: tuple[str, ...] = ()
     """Sentences."""
+    registered: tuple[str, ...] = ()
+    """Versions of other registered models, as in `model.init`: encoders first."""
 
 
 class _Place(NamedTuple):
@@ -70,8 +74,12 @@ class _Place(NamedTuple):
     where: str
 
 
-def search() -> Search:
-    """Return the weights in `PATCHLINE_WEIGHTS` and in the caches of the libraries."""
+def search(own_name: str) -> Search:
+    """Return the weights in `PATCHLINE_WEIGHTS`, the libraries' caches and the local registry.
+
+    Args:
+        own_name: of the run's own model, which is trained again only if `model.init` says so.
+    """
     found: dict[str, WeightsAtHand] = {}
     passed: list[str] = []
     for place in (*_named(passed), *_of_hub()):
@@ -88,7 +96,9 @@ def search() -> Search:
         found.setdefault(weights.stamp, weights)
     passed += _pickles()
     ordered = sorted(found.values(), key=lambda each: (-each.parameters, each.reference))
-    return Search(weights=tuple(ordered), passed=tuple(passed))
+    return Search(
+        weights=tuple(ordered), passed=tuple(passed), registered=tuple(_registered(own_name))
+    )
 
 
 # -- places ----------------------------------------------------------------------------------------
@@ -155,6 +165,16 @@ def _pickles() -> Iterator[str]:
                 f"{file.name} in the cache of torch.hub is a pickle file, which a plan does not "
                 f"open by itself: --model.init {file} starts from it"
             )
+
+
+def _registered(own_name: str) -> list[str]:
+    """Return the versions of other models, in a store that is a file: no server is asked."""
+    database = sqlite_file()
+    if database is None or not database.exists():
+        return []
+    versions = [each for each in registered_models.newest_versions() if each.name != own_name]
+    versions.sort(key=lambda each: (not each.is_encoder, each.name))
+    return [f"{each.name}/{each.version}" for each in versions]
 
 
 # -- headers ---------------------------------------------------------------------------------------

@@ -102,7 +102,7 @@ def weights_ingredients(config: RunConfig, data: IngestedData) -> Ingredients:
         "data": data.fingerprint,
         "facts": request.facts.model_dump_json(),
         "settings": json.dumps(request.settings, sort_keys=True),
-        "at_hand": at_hand.search().model_dump_json(),
+        "at_hand": at_hand.search(config.name or data.name).model_dump_json(),
         "code": stage_keys.code(*CODE),
     }
 

@@ -18,6 +18,7 @@ from patchline.pipeline.errors import ConfigError, PluginError, WorkerError
 from patchline.pipeline.frozen_model import FrozenModel
 from patchline.pipeline.initial_weights import at_hand
 from patchline.pipeline.initial_weights.at_hand import Search, WeightsAtHand
+from patchline.pipeline.initial_weights.record import stored_provenance, weights_folder
 from patchline.pipeline.initial_weights.starting_point import StartingPoint, starting_point
 from patchline.pipeline.planning.facts import DataFacts, PlanFacts, Speed
 from patchline.pipeline.planning.fine_tuning import FEATURES, fine_tuning_plan
@@ -35,6 +36,10 @@ scratch. With 490 of each of five flowers they were level: 78.5% and 79.0%."""
 _FEW = 20_000
 """Training images up to which a plan says that weights would help."""
 _MOST_TRIED, _CHANNELS = 3, 3
+_TIMES_MORE, _DIGESTS_OF_AN_IMAGE = 5, 2
+"""How many times the run's training images a registered version was trained on. 25,000 images of
+other classes brought 10 points with 500 (docs/reference/performance.md, "Pre-training on other
+classes"). Of each image, the digests of its file and of its pixels are recorded."""
 _FLOPS_OF_A_THREAD = 5e11
 """More than any CPU core computes; what would take too long even so is not measured."""
 _SUITABLE = (
@@ -157,15 +162,16 @@ def choose(
         there: what is at hand; by default, that is looked up.
     """
     facts, settings = request.facts, request.settings
-    there = at_hand.search() if there is None else there
-    if not there.weights:
+    if there is None:
+        there = at_hand.search(request.config.name or request.data.name)
+    if not (there.weights or there.registered):
         return WeightsChoice(reasons=(*_what_would_help(facts.data), *there.passed))
     if asked := _needs_scratch(settings):
-        name = there.weights[0].reference
+        name = there.weights[0].reference if there.weights else there.registered[0]
         why = f"weights at hand are not used, because {asked} is set: --model.init {name} uses them"
         return WeightsChoice(reasons=(why,))
     worth_trying = _worth_trying(there, facts, settings)
-    if not worth_trying:
+    if there.weights and not worth_trying and not there.registered:
         smallest = there.weights[-1].reference
         why = f"weights at hand are not used: even {smallest} is too large for the time or memory"
         return WeightsChoice(reasons=(why,))
@@ -173,7 +179,7 @@ def choose(
     lost: list[str] = []
     for weights in worth_trying:
         try:
-            start = _start(request, weights, workspace)
+            start = _start(request, weights.reference, workspace)
             measurement = measure(start.config)
         except (ConfigError, PluginError, WorkerError) as error:
             lost.append(f"{weights.reference} cannot be used: {error}")
@@ -192,16 +198,48 @@ def choose(
         if weighed.features <= _SHARE_FOR_FEATURES * _seconds(facts, settings):
             break
     if not won:
-        return WeightsChoice(reasons=(*lost, *there.passed))
+        own = _registered(request, there, workspace)
+        without = () if there.weights or own else _what_would_help(facts.data)
+        return own or WeightsChoice(reasons=(*lost, *without, *there.passed))
     return min(won, key=lambda each: each[0].features)[1]
 
 
-def _start(request: WeightsRequest, weights: WeightsAtHand, workspace: Path) -> StartingPoint:
-    """Convert the file as for `model.init`, and return the settings that follow it."""
+def _start(request: WeightsRequest, reference: str, workspace: Path) -> StartingPoint:
+    """Find weights as for `model.init`, and return the settings that follow them."""
     config, data = request.config, request.data
-    model = config.model.model_copy(update={"init": weights.reference})
+    model = config.model.model_copy(update={"init": reference})
     named = config.model_copy(update={"model": model})
-    return starting_point(named, data.name, workspace, classes=data.classes)
+    return starting_point(named, data.name, workspace, data.manifest_file, data.classes)
+
+
+def _registered(request: WeightsRequest, there: Search, workspace: Path) -> WeightsChoice | None:
+    """Return a registered version that was trained on many more images, if there is one.
+
+    It has to have seen none of the images that this run validates and tests with, as far as is
+    recorded, and everything that it has seen has to be recorded.
+    """
+    data = request.facts.data
+    if data.training_images >= _FEW_FOR_A_CLASS * data.classes:
+        return None
+    for reference in there.registered:
+        try:
+            start = _start(request, reference, workspace)
+        except (ConfigError, PluginError):  # an ensemble, or a model of a plugin that is not here
+            continue
+        found, seen = start.weights, start.seen_before
+        if found is None or not seen.provenance.is_known or seen.counts or seen.related:
+            continue
+        suitable = found.channels == _CHANNELS and found.image_size <= data.median_side
+        recorded = stored_provenance(weights_folder(workspace, found.sha256)).images
+        images = len(recorded.trained_N) // _DIGESTS_OF_AN_IMAGE
+        if suitable and images >= _TIMES_MORE * data.training_images:
+            why = (
+                f"starts from {reference} (registered here, trained on about {images:,} images): "
+                f"with {data.training_images / data.classes:,.0f} training images per class, its "
+                "features are better than random ones; --model.init none starts from random weights"
+            )
+            return WeightsChoice(reference=reference, stamp=found.sha256, reasons=(why,))
+    return None
 
 
 def _worth_trying(

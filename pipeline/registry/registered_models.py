@@ -260,6 +260,30 @@ def was_made_by(name: str, version: str, run: str) -> bool:
         return False
 
 
+class NewestVersion(NamedTuple):
+    """The version of a model that counts: its champion, else its newest."""
+
+    name: str
+    version: str
+    is_encoder: bool
+    """Whether it has no classes."""
+
+
+def newest_versions() -> list[NewestVersion]:
+    """Return the champion of each registered model, or its newest version if it has none."""
+    chosen = []
+    encoder = class_tags(())[DIGEST_TAG]
+    for name in _names():
+        versions = _versions(client(), name)
+        champion = champion_of(name)
+        found = next((each for each in versions if str(each.version) == champion), None)
+        if versions:
+            version = found or versions[0]
+            is_encoder = version.tags.get(DIGEST_TAG) == encoder
+            chosen.append(NewestVersion(name, str(version.version), is_encoder))
+    return chosen
+
+
 def champion_of(name: str) -> str | None:
     """Return the version that is champion; none if there is none, or no such model."""
     from mlflow.exceptions import MlflowException

@@ -214,7 +214,7 @@ def test_what_cannot_be_used_is_one_sentence(reference: str, words: str, tmp_pat
     assert not list((tmp_path / "work").rglob("*"))
 
 
-def _registered_encoder(name: str, folder: Path) -> str:
+def registered_encoder(name: str, folder: Path, provenance: Provenance | None = None) -> str:
     """Register what a pre-training without labels leaves, and return the run's id."""
     model = {"embed_dim": 24, "depth": 1, "num_heads": 2, "mlp_dim": 32}
     choice = config_files.validated({"model": model}).model
@@ -227,20 +227,20 @@ def _registered_encoder(name: str, folder: Path) -> str:
         description = ModelDescription(
             model=choice, plugins=(), classes=(), image=image, run_id=run.run_id
         )
-        save_model(package.folder, build_model(choice, image, 0), description)
+        save_model(package.folder, build_model(choice, image, 0), description, provenance)
         model_id = registration.logged_model(run, name, "image-encoder")
         registration.register(run, model_id, name, package, {})
     return run.run_id
 
 
 @pytest.mark.usefixtures("own_store")
-def test_a_classifier_starts_from_a_registered_encoder(tmp_path: Path) -> None:
+def test_a_classifier_starts_from_aregistered_encoder(tmp_path: Path) -> None:
     """All weights but the head are its own, the images are as it saw them, and all is trained.
 
     A folder with the name of the version is no file of weights.
     """
     (tmp_path / "moths-encoder" / "1").mkdir(parents=True)
-    run_id, workspace = _registered_encoder("moths-encoder", tmp_path), tmp_path / "work"
+    run_id, workspace = registered_encoder("moths-encoder", tmp_path), tmp_path / "work"
     asked = config_files.requested(None, flags={"model": {"init": "moths-encoder/1"}})
     start = starting_point(asked, "moths", workspace, None, CLASSES)
     found, data = start.weights, start.config.data

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from safetensors.torch import save_file
 
@@ -26,6 +27,8 @@ from patchline.pipeline.planning.weights_choice import (
     suits,
     weigh,
 )
+from patchline.pipeline.provenance.provenance import Provenance
+from patchline.pipeline.provenance.seen_images import SeenImages
 from patchline.pipeline.run_memory.stage_memory import StageMemory
 from patchline.pipeline.stages import engine
 from patchline.pipeline.stages.choose_weights import CHOOSE_WEIGHTS
@@ -35,6 +38,7 @@ from patchline.pipeline.stages.plan import PLAN
 from patchline.pipeline.workers.event_log import EventWriter
 from tests.conftest import write_photos
 from tests.pipeline.initial_weights.test_at_hand import tiny_vit
+from tests.pipeline.initial_weights.test_finding import registered_encoder
 
 LIMIT = "training.time_limit"
 
@@ -244,3 +248,22 @@ def test_a_run_starts_from_the_choice_as_if_the_user_had_set_it(
     assert again.model.init_sha256 != resolved.model.init_sha256
     assert len(measured) == 2
     events.close()
+
+
+@pytest.mark.usefixtures("own_store")
+def test_a_registered_encoder_of_many_more_images_is_chosen(
+    request_: WeightsRequest, tmp_path: Path
+) -> None:
+    """Not one whose images are few or not recorded, and never the run's own model."""
+    seen = SeenImages(trained_N=np.arange(1_000, dtype=np.uint64))
+    few = SeenImages(trained_N=np.arange(50, dtype=np.uint64))
+    registered_encoder("a-unrecorded", tmp_path)
+    registered_encoder("b-few", tmp_path, Provenance(own=few))
+    assert chosen(request_, tmp_path).reference == ""
+    registered_encoder("c-many", tmp_path, Provenance(own=seen))
+    choice = chosen(request_, tmp_path)
+    assert choice.reference == "c-many/1"
+    assert choice.measurement is None  # its training is measured when it is planned
+    assert "registered here, trained on about 500 images" in choice.reasons[0]
+    named = request_.config.model_copy(update={"name": "c-many"})
+    assert chosen(request_._replace(config=named), tmp_path).reference == ""
