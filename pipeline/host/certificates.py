@@ -8,6 +8,7 @@ Python's packages, never more than the user had asked for.
 
 from __future__ import annotations
 
+import functools
 import os
 from pathlib import Path
 
@@ -50,7 +51,8 @@ def _fault_of_certificates(file: Path) -> str:
     import ssl
 
     try:
-        ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(cafile=file)
+        status = file.stat()
+        _load_certificates(file, status.st_mtime_ns, status.st_size)
     except ssl.SSLError:
         return "no certificates in PEM format"
     except OSError as error:
@@ -58,6 +60,14 @@ def _fault_of_certificates(file: Path) -> str:
     except ValueError as error:
         return str(error)
     return ""
+
+
+@functools.lru_cache(maxsize=1)
+def _load_certificates(file: Path, _mtime_ns: int, _bytes: int) -> None:
+    """Load a file of certificates, which takes a while, once until it changes."""
+    import ssl
+
+    ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(cafile=file)
 
 
 def _fault_of_key_log(file: Path) -> str:

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from functools import cache, lru_cache
 from importlib import metadata
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, Literal, NamedTuple, cast
 
 from patchline.pipeline.config import AUTO
 from patchline.pipeline.errors import ConfigError, PipelineError, PluginError
@@ -94,19 +94,8 @@ def installed(kind: Kind | None = None, name: str | None = None) -> list[PluginE
         for point in points[wanted]:
             if name not in (None, point.name):
                 continue
-            summary, error = _describe_module(point.value.partition(":")[0])
-            dist = point.dist
-            entries.append(
-                PluginEntry(
-                    kind=wanted,
-                    name=point.name,
-                    distribution=dist.name if dist else "unknown",
-                    version=dist.version if dist else "unknown",
-                    summary=summary,
-                    error=error,
-                    target=point.value,
-                )
-            )
+            summary, error = _describe_module(point.target.partition(":")[0])
+            entries.append(PluginEntry(wanted, *point[:3], summary, error, point.target))
     for file in plugin_files():
         plugin = _load_file(str(file))
         own_kind = kind_of(plugin)
@@ -118,11 +107,31 @@ def installed(kind: Kind | None = None, name: str | None = None) -> list[PluginE
     return sorted(entries, key=lambda e: (list(KINDS).index(e.kind), e.name, e.distribution))
 
 
+class _Point(NamedTuple):
+    """An entry point and its distribution."""
+
+    name: str
+    distribution: str
+    version: str
+    target: str
+
+
 @lru_cache(maxsize=1)
-def _entry_points(_folders: tuple[tuple[str, int], ...]) -> dict[Kind, list[metadata.EntryPoint]]:
+def _entry_points(_folders: tuple[tuple[str, int], ...]) -> dict[Kind, list[_Point]]:
     """Read all distributions in these folders, unless none was installed or removed since."""
+    owners: dict[int, tuple[str, str]] = {}
+
+    def read(point: metadata.EntryPoint) -> _Point:
+        if (dist := point.dist) is None:
+            return _Point(point.name, "unknown", "unknown", point.value)
+        if id(dist) not in owners:  # each look at its metadata parses the whole file
+            content = dist.metadata
+            owners[id(dist)] = content["Name"], content["Version"]
+        return _Point(point.name, *owners[id(dist)], point.value)
+
     points = metadata.entry_points()
-    return {kind: list(points.select(group=f"patchline.{kind}s")) for kind in KINDS}
+    return {kind: [read(each) for each in points.select(group=f"patchline.{kind}s")]
+            for kind in KINDS}  # fmt: skip
 
 
 def _last_change(folder: str) -> int:
@@ -351,8 +360,14 @@ def _describe_module(module_name: str) -> tuple[str, str | None]:
     if file is None:
         return "", f"module {module_name} does not exist"
     try:
-        source = file.read_text(encoding="utf-8")
-        docstring = ast.get_docstring(ast.parse(source)) or ""
+        status = file.stat()
+        return _first_sentence(file, status.st_mtime_ns, status.st_size), None
     except (OSError, SyntaxError, ValueError) as error:
         return "", f"{type(error).__name__}: {error}"
-    return docstring.partition("\n")[0].rstrip("."), None
+
+
+@lru_cache(maxsize=256)
+def _first_sentence(file: Path, _mtime_ns: int, _bytes: int) -> str:
+    """Return the first line of a module's docstring; the file is parsed once until it changes."""
+    docstring = ast.get_docstring(ast.parse(file.read_text(encoding="utf-8"))) or ""
+    return docstring.partition("\n")[0].rstrip(".")

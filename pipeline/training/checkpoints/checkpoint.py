@@ -48,7 +48,7 @@ class RestartPoint:
 
     @classmethod
     def of(cls, state: TrainState) -> Self:
-        """Copy a state to the CPU's memory; from a GPU, while training goes on."""
+        """Copy a state to the CPU's memory; from a GPU, while training continues."""
         copies = {name: _copy_on_cpu(each.detach()) for name, each in state.tensors().items()}
         numbers: Numbers = json.loads(json.dumps(state.numbers()))
         return cls(copies, numbers)
