@@ -224,6 +224,14 @@ def shown(stream: TextIO | None = None) -> Iterator[None]:
             notebook.close()
 
 
+_LABELS = {
+    "features": "Computing features",
+    "tokens": "Computing tokens",
+    "fold": "Training without a part of the images",
+}
+"""Of the bar, by the unit of the progress."""
+
+
 def show_event(event: Event) -> None:
     """Show an event of a worker process."""
     kind = event["kind"]
@@ -237,7 +245,7 @@ def show_event(event: Event) -> None:
     elif kind == "progress" and event["unit"] == "step":
         _show_training(event)
     elif kind == "progress":
-        label = "Computing features" if event["unit"] == "features" else "Predicting"
+        label = _LABELS.get(event["unit"], "Predicting")
         display().advance(label, event["done"], event["total"])
 
 

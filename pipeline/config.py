@@ -155,7 +155,7 @@ class RunConfig(FrozenModel):
     @model_validator(mode="after")
     def _a_trained_head_has_initial_weights(self) -> Self:
         trainable = self.training.trainable
-        if trainable in ("head", "head_then_all") and self.model.init is None:
+        if trainable not in (None, "all") and self.model.init is None:
             raise ValueError(
                 f"training.trainable is {trainable}, but the features would be those of random "
                 "weights. Set model.init to the weights to start from, or training.trainable to all"

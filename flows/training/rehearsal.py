@@ -99,7 +99,7 @@ def _subset(data: IngestedData, config: RunConfig, folder: Path) -> IngestedData
         "validation": _EVALUATED,
         "test": _EVALUATED,
     }
-    if config.training.trainable == "head":  # large models, and no steps
+    if config.training.trainable in ("head", "last_blocks"):  # large models, and few steps
         limits = {"train": max(_FEW, len(data.classes)), "validation": _FEW, "test": _FEW}
     chosen = []
     for split, limit in limits.items():

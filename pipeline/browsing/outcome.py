@@ -189,6 +189,8 @@ def _lineage(outcome: Outcome | EncoderOutcome) -> Iterator[tuple[str, str]]:
         interval = f"95% t interval {mean.low:.1%} to {mean.high:.1%}"
         accuracy = f"{mean.value:.1%} validation accuracy, mean of {mean.n} folds"
         yield "cross-validation", f"{accuracy} ({interval})"
+    if trained.fine_tuning is not None:
+        yield "fine-tuning", trained.fine_tuning.sentence()
     yield "training", f"{length} on {trained.device}, {trained.precision}, seed {config.seed}"
     if trained.refit is not None:
         refit = trained.refit

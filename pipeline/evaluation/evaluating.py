@@ -207,10 +207,7 @@ def _weights_facts(trained: TrainResult, table: pd.DataFrame) -> dict[str, str]:
         if trained.folds is None:
             facts["Head"] += f", {validated}"
     elif trained.folds is None:
-        which = "Best weights" if trained.averaged is None else "Averaged weights"
-        when = f"epoch {trained.best_step / trained.steps_per_epoch:.0f}"
-        if trained.averaged is not None:
-            when = f"of the last {trained.averaged.validations} validations"
+        which, when = _which_weights(trained)
         facts[which] = f"{when}, {validated}"
     if trained.folds is not None:
         accuracy = trained.folds.accuracy
@@ -236,6 +233,17 @@ def _weights_facts(trained: TrainResult, table: pd.DataFrame) -> dict[str, str]:
             "fold; the validation metrics are those of the individual models"
         )
     return facts
+
+
+def _which_weights(trained: TrainResult) -> tuple[str, str]:
+    """Return what the weights of a single fit are called, and when training had them."""
+    if trained.averaged is not None:
+        return "Averaged weights", f"of the last {trained.averaged.validations} validations"
+    when = f"epoch {trained.best_step / trained.steps_per_epoch:.0f}"
+    if trained.fine_tuning is not None and trained.fine_tuning.share < 1:
+        share = f"{trained.fine_tuning.share:.0%}"
+        return "Weights", f"{share} of the way from the fitted head to those of {when}"
+    return "Best weights", when
 
 
 def _validated(trained: TrainResult, table: pd.DataFrame) -> str:

@@ -17,6 +17,13 @@ FINE_TUNING: dict[str, dict[str, Any]] = {
 """For all weights of a model that was trained on other data (arXiv 2106.08254, appendix); a larger
 batch of a ViT-B at 224 pixels needs more than 10 GB."""
 
+LAST_BLOCKS: dict[str, dict[str, Any]] = {
+    "optimizer": {"learning_rate": 2e-4, "layer_decay": 0.75},
+    "training": {"epochs": 6, "batch_size": 32},
+}
+"""For the last blocks of a model that was trained on other data, from the fitted head
+(docs/how_to/fine_tune.md)."""
+
 WARM_START: dict[str, dict[str, Any]] = {
     "optimizer": {"learning_rate": 1e-3},
     "training": {"epochs": 20},
@@ -70,7 +77,9 @@ def settings_for(
     """
     if not labelled or not is_published(reference):
         return {} if trainable == "head" else WARM_START
-    return {"training": {"trainable": "head"}} if trainable in (None, "head") else FINE_TUNING
+    if trainable in (None, "head"):
+        return {"training": {"trainable": "head"}}
+    return LAST_BLOCKS if trainable == "last_blocks" else FINE_TUNING
 
 
 def display_name(reference: str) -> str:

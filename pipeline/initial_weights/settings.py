@@ -68,19 +68,21 @@ def with_initial_weights(
 
 
 def _fine_tuning(config: RunConfig) -> Settings:
-    """Return what follows from training all weights of a network that was frozen before.
+    """Return what follows from training more than the head of a network that was frozen before.
 
     Until the weights were found, they were taken for those of a warm start.
     """
     if config.set_by_user is None or config.model.init_sha256:
         return {}  # from a form, or resolved before
+    last = config.training.trainable == "last_blocks"
+    settings = recipe.LAST_BLOCKS if last else recipe.FINE_TUNING
     return {
         section: {
             key: value
             for key, value in values.items()
             if f"{section}.{key}" not in config.set_by_user
         }
-        for section, values in recipe.FINE_TUNING.items()
+        for section, values in settings.items()
     }
 
 
@@ -90,7 +92,7 @@ def without_initial_weights(config: RunConfig) -> RunConfig:
     Raises:
         ConfigError: if only the head would be trained.
     """
-    if config.training.trainable in ("head", "head_then_all"):
+    if config.training.trainable not in (None, "all"):
         raise ConfigError(
             f"model.init is {config.model.init}, but this model has no champion yet whose head "
             "could be trained. Set training.trainable to all, or model.init to other weights."

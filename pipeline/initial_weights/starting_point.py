@@ -20,6 +20,7 @@ _TRAINED = {
     "all": "all weights",
     "head": "the head alone",
     "head_then_all": "the head, then all weights",
+    "last_blocks": "the head, then the last blocks",
 }
 REFERENCE_TAG = "patchline.initial_weights"
 

@@ -86,20 +86,38 @@ class VisionTransformer(nn.Module):
         self, images_BCHW: torch.Tensor, visible_BV: torch.Tensor | None = None
     ) -> torch.Tensor:
         """Return the tokens after the last norm; see `patchline.plugin_api.Encoder`."""
-        tokens_BND, grid = self.patch_embedding(images_BCHW)
-        tokens_BND = self.class_token(tokens_BND)  # N is now 1 + rows * columns
-        tokens_BND = self.dropout(self.position_embedding(tokens_BND, grid))
-        tokens_BND = self.registers(tokens_BND)
-        places: tuple[torch.Tensor, ...] = ()
-        if self.rotary:
-            patches_N2 = grid_positions(grid, tokens_BND.device)
-            places_N2 = torch.cat([patches_N2.new_zeros(self.prefix_tokens, 2), patches_N2])
-            tokens_BND, kept = self.patch_dropout.with_places(tokens_BND, places_N2, visible_BV)
-            places = (kept,)
-        else:
-            tokens_BND = self.patch_dropout(tokens_BND, visible_BV)
-        tokens_BND = self.embedding_norm(tokens_BND)
+        tokens_BND, places = self._embed(images_BCHW, visible_BV)
         for block in self.blocks:
             tokens_BND = block(tokens_BND, *places)
         encoded_BND: torch.Tensor = self.norm(tokens_BND)
         return encoded_BND
+
+    def tokens_after(self, images_BCHW: torch.Tensor, blocks: int) -> torch.Tensor:
+        """Return the tokens after a number of blocks, before those that follow."""
+        tokens_BND, places = self._embed(images_BCHW, None)
+        for block in self.blocks[:blocks]:
+            tokens_BND = block(tokens_BND, *places)
+        return tokens_BND
+
+    def places(self, grid: tuple[int, int], device: torch.device) -> tuple[torch.Tensor, ...]:
+        """Return what blocks take beside the tokens: (N, 2) positions, if they rotate by them."""
+        if not self.rotary:
+            return ()
+        patches_N2 = grid_positions(grid, device)
+        return (torch.cat([patches_N2.new_zeros(self.prefix_tokens, 2), patches_N2]),)
+
+    def _embed(
+        self, images_BCHW: torch.Tensor, visible_BV: torch.Tensor | None
+    ) -> tuple[torch.Tensor, tuple[torch.Tensor, ...]]:
+        """Return the tokens before the first block, and their places as the blocks take them."""
+        tokens_BND, grid = self.patch_embedding(images_BCHW)
+        tokens_BND = self.class_token(tokens_BND)  # N is now 1 + rows * columns
+        tokens_BND = self.dropout(self.position_embedding(tokens_BND, grid))
+        tokens_BND = self.registers(tokens_BND)
+        places = self.places(grid, tokens_BND.device)
+        if places:
+            tokens_BND, kept = self.patch_dropout.with_places(tokens_BND, places[0], visible_BV)
+            places = (kept,)
+        else:
+            tokens_BND = self.patch_dropout(tokens_BND, visible_BV)
+        return self.embedding_norm(tokens_BND), places

@@ -27,7 +27,13 @@ def autocast(device: torch.device, precision: str) -> torch.autocast:
 
 
 def normalised(images_BHWC: torch.Tensor, image: ImageSpec) -> torch.Tensor:
-    """Normalise uint8 images (B, H, W, C) for a model: float32 (B, C, H, W), channels last."""
+    """Normalise uint8 images (B, H, W, C) for a model: float32 (B, C, H, W), channels
+    last.
+
+    Tokens, which are floating-point numbers, are not normalised: they become float32.
+    """
+    if images_BHWC.is_floating_point():
+        return images_BHWC.float()
     device = images_BHWC.device
     # On an accelerator, creating the tensors again would wait for it in each training step.
     statistics = _statistics if device.type == "cpu" else _kept_statistics

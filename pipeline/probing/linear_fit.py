@@ -119,7 +119,8 @@ def _fitted(
     validation = _Unseen(_Path.of(problem), *validation_images)
     held_out = []
     if len(validation) < FEWEST_VALIDATION:
-        for rows in _folds(labels, num_classes):
+        for part_rows in held_out_folds(labels.numpy(), num_classes):
+            rows = torch.from_numpy(part_rows)
             fitted = torch.ones(len(labels), dtype=torch.bool)
             fitted[rows] = False
             part = Problem.of(features[fitted], labels[fitted], num_classes, weights_K)
@@ -239,15 +240,20 @@ def _indices(labels_N: Labels) -> torch.Tensor:
     return torch.from_numpy(np.array(labels_N, np.int64))
 
 
-def _folds(labels_N: torch.Tensor, num_classes: int) -> list[torch.Tensor]:
+def held_out_folds(labels_N: Labels, num_classes: int, folds: int = FOLDS) -> list[Labels]:
     """Return the rows of each fold, with a share of every class; none for a class of one image.
 
     Neighbours stay together, because they are often pictures of the same thing.
+
+    Args:
+        labels_N: class indices.
+        num_classes: K.
+        folds: number of folds; there are fewer if no class has as many images.
     """
-    fold_N = torch.full_like(labels_N, -1)
+    fold_N = np.full(len(labels_N), -1)
     for label in range(num_classes):
-        [rows] = torch.nonzero(labels_N == label, as_tuple=True)
+        rows = np.flatnonzero(labels_N == label)
         if len(rows) > 1:
-            fold_N[rows] = torch.arange(len(rows)) * FOLDS // len(rows)
-    folds = [torch.nonzero(fold_N == fold, as_tuple=True)[0] for fold in range(FOLDS)]
-    return [rows for rows in folds if len(rows)]
+            fold_N[rows] = np.arange(len(rows)) * folds // len(rows)
+    parts = [np.flatnonzero(fold_N == fold) for fold in range(folds)]
+    return [rows for rows in parts if len(rows)]

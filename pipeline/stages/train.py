@@ -112,6 +112,10 @@ def recipe(config: RunConfig) -> str:
     if config.training.trainable == "head":
         head = f"the head of {' with '.join(config.model.names)} on frozen features"
         return f"{head}{_repeated(config)}"
+    if config.training.trainable == "last_blocks":
+        blocks = config.training.last_blocks
+        last = f"the last {blocks} blocks of " if blocks != 1 else "the last block of "
+        return f"the head, then {last if blocks else 'the norm of '}{_of_all_weights(config)}"
     if config.objective.name != "supervised":
         return f"{_of_all_weights(config)}, objective {config.objective.name}"
     return _of_all_weights(config)

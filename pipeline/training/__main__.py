@@ -9,7 +9,8 @@ from patchline.pipeline.training.fit import fit
 from patchline.pipeline.training.job import TrainingJob
 from patchline.pipeline.training.machine import detect_machine
 from patchline.pipeline.training.parts.ensemble_members import combine_members
-from patchline.pipeline.training.parts.fine_tuning import better_of_both, fit_head_first
+from patchline.pipeline.training.parts.fine_tuning import between_both, fit_head_first
+from patchline.pipeline.training.parts.last_blocks import refit_last_blocks, train_last_blocks
 from patchline.pipeline.training.parts.probe import probe, refit_head
 from patchline.pipeline.training.processes.process_launch import train_in_processes
 from patchline.pipeline.training.train_result import TrainResult
@@ -22,7 +23,11 @@ def train(job: TrainingJob, events: EventWriter) -> FrozenModel:
     if job.part.members:
         return combine_members(job, events)
     trainable = job.config.training.trainable
-    if trainable == "head":
+    if trainable == "last_blocks" and not job.part.refit:
+        return train_last_blocks(job, events)
+    if trainable == "last_blocks" and job.part.share:
+        return refit_last_blocks(job, events)
+    if trainable in ("head", "last_blocks"):
         return refit_head(job, events) if job.part.refit else probe(job, events)
     if trainable == "head_then_all":
         fit_head_first(job, events)
@@ -33,7 +38,7 @@ def train(job: TrainingJob, events: EventWriter) -> FrozenModel:
     several = job.config.training.processes > 1
     result = train_in_processes(job) if several else fit(job, events)
     if trainable == "head_then_all" and isinstance(result, TrainResult):
-        return better_of_both(job, result)
+        return between_both(job, result)
     return result
 
 

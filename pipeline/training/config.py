@@ -159,11 +159,21 @@ class TrainingConfig(FrozenModel):
     """MLflow id of a finished run on the same data that is trained further, up to more epochs; set
     by `patchline run --extend`."""
 
-    trainable: Literal["all", "head", "head_then_all"] | None = None
+    trainable: Literal["all", "head", "head_then_all", "last_blocks"] | None = None
     """Weights that are trained: all; only the head, as a linear probe on features that are computed
-    once; or the head and then all, which is kept if it is significantly better on the validation
-    images. By default head if model.init is a file or published weights, or a model of which only
-    the head was trained; all otherwise."""
+    once; the head and then all; or the head and then the last blocks, from tokens that are computed
+    once. After the head, the weights that are kept lie between those with the fitted head and the
+    trained ones, as the loss on held-out images decides (arXiv 2109.01903). By default head if
+    model.init is a file or published weights, or a model of which only the head was trained; all
+    otherwise."""
+
+    last_blocks: Annotated[int, Field(ge=0, le=1000)] = 4
+    """Number of blocks that last_blocks trains, together with the final normalization and the head;
+    more blocks gain more from many images, and cost more."""
+
+    token_views: Annotated[int, Field(ge=1, le=100)] = 2
+    """Views of each image whose tokens are kept for last_blocks: the image itself, and augmented
+    ones. Each takes 0.3 MB of disk for an image of a ViT-B/16 at 224 pixels."""
 
     early_stopping: Annotated[int, Field(ge=1)] | None = None
     """Number of validations without improvement after which training stops; null to never stop
@@ -298,7 +308,7 @@ class TrainingConfig(FrozenModel):
             "ensemble": self.ensemble,
         }
         for name, value in several.items():
-            if self.trainable in ("head", "head_then_all") and value:
+            if self.trainable not in (None, "all") and value:
                 raise ValueError(
                     f"training.{name} is {value}, but with training.trainable {self.trainable} a "
                     f"single head is fitted. Leave out training.{name}, or set training.trainable "
@@ -307,9 +317,45 @@ class TrainingConfig(FrozenModel):
         for name, value in (("folds", self.folds), ("refit", self.refit)):
             if self.trainable == "head_then_all" and value:
                 raise ValueError(
-                    f"training.{name} is {value}, but training.trainable head_then_all compares "
-                    f"the head with all weights on one validation split. Leave out training.{name},"
-                    " or set training.trainable to head or all"
+                    f"training.{name} is {value}, but training.trainable head_then_all chooses "
+                    f"the weights on one validation split. Leave out training.{name}, or set "
+                    "training.trainable to head or all"
+                )
+        if self.trainable == "last_blocks" and self.folds:
+            raise ValueError(
+                f"training.folds is {self.folds}, but training.trainable last_blocks has folds of "
+                "its own where there are fewer than 50 validation images. Leave out "
+                "training.folds; training.refit trains on all images in the end"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _tokens_suit_the_settings(self) -> Self:
+        if self.trainable != "last_blocks":
+            return self
+        of_images: dict[str, float] = {
+            "mixup": self.mixup,
+            "cutmix": self.cutmix,
+            "initial_image_scale": self.initial_image_scale % 1,
+        }
+        for name, value in of_images.items():
+            if value:
+                raise ValueError(
+                    f"training.{name} is {value}, but with training.trainable last_blocks the "
+                    f"tokens of whole images are computed once. Leave out training.{name}, or set "
+                    "training.trainable to head_then_all"
+                )
+        of_one_process: dict[str, int | None] = {
+            "processes": self.processes if self.processes > 1 else 0,
+            "compile": self.compile,
+            "early_stopping": self.early_stopping,
+        }
+        for name, number in of_one_process.items():
+            if number:
+                raise ValueError(
+                    f"training.{name} is {number}, but training.trainable last_blocks trains a few "
+                    "blocks in one process, uncompiled, to the end of its plan. Leave out "
+                    f"training.{name}, or set training.trainable to head_then_all"
                 )
         return self
 

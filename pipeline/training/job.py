@@ -20,6 +20,27 @@ class ExtendedTraining(FrozenModel):
     """That were done."""
 
 
+class StoredTokens(FrozenModel):
+    """The tokens that a fit starts from in place of images, and the head that it starts with.
+
+    They are those of the training and validation images, after the first blocks of the network.
+    """
+
+    file: Path
+    """float16 (M, V, N, D): images, views, tokens, embedding."""
+    blocks: int
+    """Number of blocks after the tokens, which are trained."""
+    head: Path
+    """Weight (K, D) and bias (K) of the fitted head."""
+    mirrored: bool = False
+    """Whether the second view is the mirror image, which predictions take too."""
+    fold: int | None = None
+    """The fold of the training images to validate on, counted from 0; None for the validation
+    images."""
+    folds: int = 1
+    """Number of folds of the training images."""
+
+
 class TrainingJob(FrozenModel):
     """Everything that decides the weights, and the folder for the results."""
 
@@ -39,5 +60,7 @@ class TrainingJob(FrozenModel):
     """Which of the fits of the run this is."""
     initial_weights: Path | None = None
     """Folder of the weights that the training starts from; None for random weights."""
+    tokens: StoredTokens | None = None
+    """What the last blocks are trained from; None to train from images."""
     extends: ExtendedTraining | None = None
     """The finished training whose final state this one starts from."""

@@ -13,8 +13,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from pathlib import Path
 
-from patchline.pipeline.data.batches.loader import Batch, training_batches
+from patchline.pipeline.data.batches.loader import Batch
 from patchline.pipeline.errors import RunError
 from patchline.pipeline.training.checkpoints import best_weights
 from patchline.pipeline.training.checkpoints.checkpoint import Checkpoints
@@ -229,7 +230,7 @@ class Training:
         workers = self.config.data.workers
         if workers:
             data_workers.survive_kills()
-        return training_batches(self.own_order, self.data.training, workers, self.device)
+        return self.data.batches(self.own_order, workers, self.device)
 
     # -- one step ------------------------------------------------------------------------------
 
@@ -320,7 +321,8 @@ class Training:
             self.validations.validated(images, seconds, self.elapsed)
         self._keep_weights(record)
         values = record.metric_values()
-        if self._share is None and self.elapsed > _LONG_RUN_SECONDS:
+        takes_images = self.job.tokens is None
+        if self._share is None and takes_images and self.elapsed > _LONG_RUN_SECONDS:
             self._share = ComputeShare(
                 state.average.model,
                 self.job.image,
@@ -417,12 +419,22 @@ class Training:
                 "No training step was completed, so there is no model. Increase "
                 "training.time_limit, or training.epochs if there is no limit."
             )
+        return self.result_with(self.checkpoints.finish(state.best.step), state.best)
+
+    def result_with(self, best: Path, record: EpochRecord) -> TrainResult:
+        """Return the result of the finished training, with the weights that are kept.
+
+        Args:
+            best: folder of the weights.
+            record: their validation.
+        """
+        state = self.state
         return TrainResult(
-            best=self.checkpoints.finish(state.best.step),
-            best_step=state.best.step,
-            best_epoch=state.best.epoch,
-            best_validation_accuracy=state.best.validation_accuracy,
-            best_validation_loss=state.best.validation_loss,
+            best=best,
+            best_step=record.step,
+            best_epoch=record.epoch,
+            best_validation_accuracy=record.validation_accuracy,
+            best_validation_loss=record.validation_loss,
             steps=state.step,
             epochs=state.step / self.order.steps_per_epoch,
             seconds=self.elapsed,
@@ -434,7 +446,7 @@ class Training:
             device=self.device.type,
             threads=self.threads,
             parameters=self.parameters,
-            stopped_because=self._why_stopped(state.best),
+            stopped_because=self._why_stopped(record),
             stopped_early=self.stops_early,
             validation_plan=tuple((each.step, each.validation_images) for each in state.history),
             rate_cuts=tuple(state.rate_cuts),

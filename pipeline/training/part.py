@@ -36,6 +36,8 @@ class TrainingPart(FrozenModel):
     """Stop after this many epochs of the plan; None for all of it."""
     regularization: float | None = None
     """C of a head that is fitted without validation; None to choose it."""
+    share: float | None = None
+    """Of the way from that head to the weights that are trained from it; None to choose it."""
     members: tuple[Path, ...] = ()
     """Weights of each fold, which become one ensemble; nothing is trained then."""
 

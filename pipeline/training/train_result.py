@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal
 
 from patchline.pipeline.frozen_model import FrozenModel
 from patchline.pipeline.metrics.intervals import MetricEstimate
@@ -120,22 +119,65 @@ class ProbeRecord(FrozenModel):
     features_seconds: float
 
 
-class FineTuningRecord(FrozenModel):
-    """The comparison of a fitted head with all weights trained from there, on validation images."""
+class TriedShare(FrozenModel):
+    """The quality of the weights at a point between a fitted head and trained weights."""
 
-    head_accuracy: float
-    all_accuracy: float
-    p_value: float
-    """Of McNemar's exact test."""
-    kept: Literal["head", "all"]
+    share: float
+    """Of the way: 0 is the initial network with the fitted head, 1 the trained weights."""
+    accuracy: float
+    loss: float
+    """Mean cross-entropy, at the best temperature."""
+
+
+class FineTuningRecord(FrozenModel):
+    """How far the weights went from a fitted head towards the trained ones, and why."""
+
+    share: float
+    """Of the way; 0 is the head alone."""
+    tried: tuple[TriedShare, ...]
+    """From the head to the trained weights; empty if there was no image to compare them with."""
+    images: int
+    """Images that the shares were compared on."""
+    held_out: int = 0
+    """How many of these are training images, predicted by fits without them."""
+    regularization: float | None = None
+    """C of the fitted head."""
+    blocks: int | None = None
+    """Number of last blocks that were trained; None for all weights."""
+    views: int | None = None
+    """Views of each image whose tokens the blocks were trained from."""
+
+    @property
+    def kept_head(self) -> bool:
+        """Whether the head alone was better than any step towards the trained weights."""
+        return self.share == 0.0
+
+    def accuracy_at(self, share: float) -> float | None:
+        """Return the accuracy at a share; None if it was not tried."""
+        return next((each.accuracy for each in self.tried if each.share == share), None)
+
+    @property
+    def trained(self) -> str:
+        """What was trained."""
+        if self.blocks is None:
+            return "all weights"
+        if self.blocks == 0:
+            return "the final normalization and the head"
+        return f"the last {self.blocks} blocks" if self.blocks > 1 else "the last block"
 
     def sentence(self) -> str:
-        """Return the comparison and its outcome."""
-        better = self.kept == "all"
+        """Return what was tried, and the outcome."""
+        way = f"{self.share:.0%} of the way from the fitted head to the trained weights"
+        if not self.tried:
+            return f"{self.trained} trained: {way} kept, as no image was left to choose it with"
+        accuracies = ", ".join(f"{each.share:.0%}: {each.accuracy:.1%}" for each in self.tried)
+        images = f"{self.images:,} image{'' if self.images == 1 else 's'}"
+        if self.held_out:
+            images += f", {self.held_out:,} of them training images predicted by fits without them"
+        kept = "the head alone" if self.kept_head else way
         return (
-            f"validation accuracy {self.all_accuracy:.1%} with all weights, "
-            f"{self.head_accuracy:.1%} with the head alone (p = {self.p_value:.2g}): "
-            f"{'all weights' if better else 'the head alone'} kept"
+            f"{self.trained} trained: {kept} kept, by the loss on {images} (accuracy at "
+            f"{accuracies})"
         )
 
 
@@ -210,7 +252,7 @@ class TrainResult(FrozenModel):
     probe: ProbeRecord | None = None
     """How the head was fitted, if `best` is the initial weights with another head."""
     fine_tuning: FineTuningRecord | None = None
-    """Whether training all weights after the head was better, if both were done."""
+    """How far training after the head went, if both were done."""
     averaged: AverageRecord | None = None
     """What `best` is, if it is not the weights of one validation."""
     refit: RefitResult | None = None

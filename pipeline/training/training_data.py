@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,10 +12,13 @@ import numpy as np
 import torch
 
 from patchline.pipeline.data.batches.batch_order import BalancedOrder, BatchOrder
-from patchline.pipeline.data.batches.loader import TrainingImages
+from patchline.pipeline.data.batches.loader import Batch, TrainingImages, training_batches
+from patchline.pipeline.data.batches.token_loader import TokenImages, TrainingTokens
 from patchline.pipeline.data.manifests import manifest as manifests
+from patchline.pipeline.data.splits import folds
 from patchline.pipeline.data.store.prepared_store import open_images
 from patchline.pipeline.files.stored_images import StoredImages
+from patchline.pipeline.probing.linear_fit import held_out_folds
 from patchline.pipeline.training.config import TrainingConfig
 from patchline.pipeline.training.job import TrainingJob
 from patchline.pipeline.training.recipe.losses import balanced_class_weights
@@ -26,7 +31,7 @@ class TrainingData:
     """The prepared images, their classes, and those that a training may see."""
 
     images: StoredImages
-    """All rows of the store."""
+    """All rows of the store; or the tokens of training and validation images."""
     labels: Integers
     """Class index of every row of the store; 0 without classes."""
     training: TrainingImages
@@ -40,6 +45,22 @@ class TrainingData:
     paths: tuple[str, ...]
     """Path of every row of the store, as in the manifest."""
     classes: tuple[str, ...]
+    tokens: TrainingTokens | None = None
+    """What the batches hold in place of the images to train on, if they are trained from tokens."""
+
+    def batches(
+        self, order: Iterable[list[tuple[int, int]]], workers: int, device: torch.device
+    ) -> Iterator[Batch]:
+        """Yield the batches of an order: augmented images, or tokens, and labels.
+
+        Args:
+            order: which images are in which batch; see `batch_order`.
+            workers: number of data-loader workers for images.
+            device: where the batches are needed.
+        """
+        if self.tokens is not None:
+            return self.tokens.batches(order, device)
+        return training_batches(order, self.training, workers, device)
 
     def order(self, settings: TrainingConfig, seed: int) -> BatchOrder:
         """Return the batches of a training run, from its first step."""
@@ -76,15 +97,32 @@ def open_data(job: TrainingJob) -> TrainingData:
         image=job.image,
         seed=job.config.seed,
     )
+    images: StoredImages = open_images(job.store)
+    training_tokens = None
+    if job.tokens is not None:
+        tokens = job.tokens
+        if tokens.fold is not None:
+            within = held_out_folds(labels[training_rows], len(job.classes), tokens.folds)
+            held_out = within[tokens.fold]
+            validation_rows = training_rows[held_out]
+            training = dataclasses.replace(training, rows=np.delete(training_rows, held_out))
+        images = token_images = TokenImages(
+            np.load(tokens.file, mmap_mode="r", allow_pickle=False),
+            folds.used_rows(rows),
+            stored=len(rows),
+            mirrored=tokens.mirrored,
+        )
+        training_tokens = TrainingTokens(token_images, labels, job.config.seed)
     validation = rows.iloc[validation_rows]
     by_digest = np.lexsort((validation["path"], validation["sha256"]))
     return TrainingData(
-        images=open_images(job.store),
+        images=images,
         labels=labels,
         training=training,
         validation_rows=validation_rows[by_digest],
         paths=tuple(rows["path"]),
         classes=job.classes,
+        tokens=training_tokens,
     )
 
 

@@ -19,7 +19,7 @@ from patchline.pipeline.files.stored_images import StoredImages
 from patchline.plugin_api import ImageSpec
 
 Batch = tuple[torch.Tensor, torch.Tensor]
-"""uint8 images (B, H, W, C) and integer labels (B)."""
+"""uint8 images (B, H, W, C), or float16 tokens (B, N, D), and integer labels (B)."""
 
 
 class _LoadedBatch(NamedTuple):

@@ -19,7 +19,6 @@ import numpy as np
 import torch
 
 from patchline.pipeline.data.batches.batch_order import BatchOrder, row_of
-from patchline.pipeline.data.batches.loader import training_batches
 from patchline.pipeline.files.atomic_files import replacing, write_text
 from patchline.pipeline.training.train_step import Gradients
 from patchline.pipeline.training.training_data import TrainingData
@@ -108,14 +107,16 @@ def batch_files(diverged: Diverged, folder: Path) -> tuple[Path, Path]:
 def save_batch(diverged: Diverged, data: TrainingData, order: BatchOrder, folder: Path) -> None:
     """Write the batch of a step that diverged.
 
-    `diverged_step_N.npz` holds the augmented images (uint8, B H W C) and their class indices;
+    `diverged_step_N.npz` holds the augmented images (uint8, B H W C), or their tokens (float16, B N
+    D) where these are trained from, and their class indices;
     `diverged_step_N.json` the step, its learning rate, loss and gradient norm, and the path of each
     image.
     """
     again = order.from_step(diverged.step)
     chosen = next(iter(again))
     rows = [row_of(draw, len(data.paths)) for _, draw in chosen]
-    images_BHWC, labels_B = next(training_batches(again, data.training, workers=0))
+    batches = data.batches(again, workers=0, device=torch.device("cpu"))
+    images_BHWC, labels_B = next(iter(batches))
     arrays, description = batch_files(diverged, folder)
     with replacing(arrays) as temporary, temporary.open("wb") as opened:
         np.savez_compressed(opened, images=images_BHWC.numpy(), labels=labels_B.numpy())

@@ -1,4 +1,4 @@
-"""Fit the head first, then train all weights from there, and keep that only if it is better.
+"""Fit the head first, then train all weights from there, and choose how far to go.
 
 With a random head, the first steps would spoil good features before the head is of any use
 (arXiv 2202.10054, section 3.4).
@@ -6,35 +6,62 @@ With a random head, the first steps would spoil good features before the head is
 
 from __future__ import annotations
 
+import time
+
 import torch
+from torch import nn
 
 from patchline.pipeline.files.atomic_files import write_text
-from patchline.pipeline.metrics.paired_test import is_better, paired_difference
-from patchline.pipeline.models.stored_logits import logits_of
+from patchline.pipeline.files.sealed_files import read_tensors
+from patchline.pipeline.models.inference import predict_logits
+from patchline.pipeline.models.model_description import WEIGHTS_FILE
+from patchline.pipeline.models.model_files import load_model, save_model
 from patchline.pipeline.training.job import TrainingJob
-from patchline.pipeline.training.parts.probe import probe
-from patchline.pipeline.training.start.initial_model import HEAD_FOLDER
-from patchline.pipeline.training.train_result import FineTuningRecord, TrainResult
+from patchline.pipeline.training.job_provenance import provenance_of_job
+from patchline.pipeline.training.parts import interpolation
+from patchline.pipeline.training.parts.probe import FrozenNetwork, frozen_network, probe_of
+from patchline.pipeline.training.start.initial_model import HEAD_FOLDER, description_of
+from patchline.pipeline.training.train_result import TrainResult
 from patchline.pipeline.training.training_data import open_data
+from patchline.pipeline.training.validation import loss_and_accuracy
 from patchline.pipeline.workers.event_log import EventWriter
 from patchline.pipeline.workers.worker_process import EVENTS_FILE
 
 _RESULT_FILE = "head.json"
+_MIXED = "mixed"
+_MOST_IMAGES = 2000
+"""Validation images that the points of the line are compared on."""
 
 
 def fit_head_first(job: TrainingJob, events: EventWriter) -> None:
     """Fit the head in a folder of its own, unless an interrupted attempt has done so."""
-    folder = job.folder / HEAD_FOLDER
-    if not (folder / _RESULT_FILE).exists():
-        fitted = probe(job.model_copy(update={"folder": folder}), events, is_first=True)
-        write_text(folder / _RESULT_FILE, fitted.model_dump_json())
+    own = job.model_copy(update={"folder": job.folder / HEAD_FOLDER})
+    if not (own.folder / _RESULT_FILE).exists():
+        began = time.monotonic()
+        head_first(own, frozen_network(own, events), events, began)
 
 
-def better_of_both(job: TrainingJob, trained: TrainResult) -> TrainResult:
-    """Compare the two models on all validation images, and return the result of the one to keep.
+def head_first(
+    job: TrainingJob, frozen: FrozenNetwork, events: EventWriter, began: float
+) -> TrainResult:
+    """Fit the head of a frozen network, unless an interrupted attempt has done so.
 
-    All weights are kept if they classify significantly more images correctly; otherwise the head
-    alone is, whose features are those of the initial weights.
+    Args:
+        job: with a folder of its own for the head.
+        frozen: the network.
+        events: gets the metrics.
+        began: when the features were begun, on the monotonic clock.
+    """
+    file = job.folder / _RESULT_FILE
+    if file.exists():
+        return TrainResult.model_validate_json(file.read_text(encoding="utf-8"))
+    fitted = probe_of(job, frozen, events, began, is_first=True)
+    write_text(file, fitted.model_dump_json())
+    return fitted
+
+
+def between_both(job: TrainingJob, trained: TrainResult) -> TrainResult:
+    """Return the result with the best weights between the fitted head and the trained ones.
 
     Args:
         job: of the training.
@@ -42,27 +69,35 @@ def better_of_both(job: TrainingJob, trained: TrainResult) -> TrainResult:
     """
     text = (job.folder / HEAD_FOLDER / _RESULT_FILE).read_text(encoding="utf-8")
     fitted = TrainResult.model_validate_json(text)
-    data = open_data(job)
-    rows, device = data.validation_rows, torch.device(trained.device)
-    right_before, right_after = (
-        logits_of(folder, data.images, rows, device).argmax(1) == data.labels[rows]
-        for folder in (fitted.best, trained.best)
-    )
-    pair = paired_difference(right_before, right_after)
-    record = FineTuningRecord(
-        head_accuracy=float(right_before.mean()),
-        all_accuracy=float(right_after.mean()),
-        p_value=pair.p_value,
-        kept="all" if is_better(pair) else "head",
+    data, device = open_data(job), torch.device(trained.device)
+    rows = data.validation_rows[:_MOST_IMAGES]
+    model = load_model(trained.best)[0].to(device)
+    before, after = (read_tensors(each.best / WEIGHTS_FILE)[0] for each in (fitted, trained))
+
+    def predict(at_share: nn.Module) -> interpolation.Array:
+        logits_NK: interpolation.Array = predict_logits(
+            at_share, data.images, rows, job.image, device=device
+        ).numpy()
+        return logits_NK
+
+    logits_SNK = interpolation.logits_along(model, before, after, predict)
+    c_used = fitted.probe.regularization if fitted.probe else None
+    record = interpolation.choose_share(logits_SNK, data.labels[rows]).model_copy(
+        update={"regularization": c_used}
     )
     events = EventWriter(job.folder / EVENTS_FILE)
     events.write("note", message=record.sentence())
-    if record.kept == "all":
-        return trained.model_copy(update={"fine_tuning": record})
-    changes = {
-        "best": fitted.best,
-        "best_validation_accuracy": fitted.best_validation_accuracy,
-        "probe": fitted.probe,
-        "fine_tuning": record,
-    }
+    place = interpolation.SHARES.index(record.share)
+    loss, accuracy = loss_and_accuracy(
+        torch.from_numpy(logits_SNK[place]), torch.from_numpy(data.labels[rows])
+    )
+    changes = {"fine_tuning": record, "best_validation_accuracy": accuracy}
+    changes["best_validation_loss"] = loss
+    if record.kept_head:
+        changes |= {"best": fitted.best, "probe": fitted.probe}
+    elif record.share < 1:
+        folder = job.folder / _MIXED
+        model.load_state_dict(interpolation.between(before, after, record.share))
+        save_model(folder, model, description_of(job), provenance_of_job(job))
+        changes["best"] = folder
     return trained.model_copy(update=changes)

@@ -37,6 +37,7 @@ from patchline.pipeline.training.device import make_repeatable
 from patchline.pipeline.training.job import TrainingJob
 from patchline.pipeline.training.job_provenance import provenance_of_job
 from patchline.pipeline.training.machine import choose_device, detect_machine
+from patchline.pipeline.training.recipe.losses import balanced_class_weights
 from patchline.pipeline.training.speed.precision import Chooser, Precision, choose_for_training
 from patchline.pipeline.training.start.initial_model import description_of, initial_model
 from patchline.pipeline.training.train_result import (
@@ -56,13 +57,15 @@ Array = np.ndarray[Any, Any]
 
 
 @dataclass(frozen=True)
-class _Frozen:
+class FrozenNetwork:
     """The model of a job with its initial weights, and the features of all images."""
 
     data: TrainingData
     model: nn.Module
     head: nn.Linear
     features_ND: Array
+    folder: Path
+    """Of the features, for this network and these images."""
     seconds: float
     """To compute the features, or to find them."""
     precision: Precision
@@ -87,8 +90,28 @@ def probe(job: TrainingJob, events: EventWriter, *, is_first: bool = False) -> T
         ConfigError: if the model has no linear head, or the initial weights do not fit it.
     """
     began = time.monotonic()
-    frozen = _frozen(job, events)
-    fitted = _fitted(job, frozen, events)
+    frozen = frozen_network(job, events)
+    return probe_of(job, frozen, events, began, is_first=is_first)
+
+
+def probe_of(
+    job: TrainingJob,
+    frozen: FrozenNetwork,
+    events: EventWriter,
+    began: float,
+    *,
+    is_first: bool = False,
+) -> TrainResult:
+    """Fit the head of a network whose features are computed, and save the model; see `probe`.
+
+    Args:
+        job: the model and the data.
+        frozen: the network; it has the fitted head afterwards.
+        events: gets the metrics.
+        began: when the features were begun, on the monotonic clock.
+        is_first: as for `probe`.
+    """
+    fitted = fitted_head(job, frozen, events)
     logits_NK = frozen.logits_with(fitted)
     record = _record(frozen, logits_NK)
     values = record.metric_values()
@@ -129,8 +152,8 @@ def refit_head(job: TrainingJob, events: EventWriter) -> RefitResult:
     The features are those that the earlier parts of the run have computed.
     """
     began = time.monotonic()
-    frozen = _frozen(job, events)
-    fitted, rows = _fitted(job, frozen, events), frozen.data.training.rows
+    frozen = frozen_network(job, events)
+    fitted, rows = fitted_head(job, frozen, events), frozen.data.training.rows
     logits_NK = frozen.logits_with(fitted)
     loss, accuracy = _loss_and_accuracy(frozen.data, logits_NK, rows)
     events.write("metrics", step=1, values={"refit/loss": loss, "refit/accuracy": accuracy})
@@ -145,7 +168,7 @@ def refit_head(job: TrainingJob, events: EventWriter) -> RefitResult:
     )
 
 
-def _frozen(job: TrainingJob, events: EventWriter) -> _Frozen:
+def frozen_network(job: TrainingJob, events: EventWriter) -> FrozenNetwork:
     """Build the model of a job, and compute the features that are not stored yet."""
     device = torch.device(choose_device(job.config.training, detect_machine()))
     threads = make_repeatable(job.config.training.threads, device)
@@ -154,11 +177,13 @@ def _frozen(job: TrainingJob, events: EventWriter) -> _Frozen:
     chooser = Chooser(job.config, job.image, len(job.classes), model, job.workspace, is_frozen=True)
     precision = choose_for_training(chooser, job.folder, events)
     head = linear_head(model, len(job.classes), job.image)
-    features_ND, seconds = _features(job, data, model, head, precision.name, events)
-    return _Frozen(data, model, head, features_ND, seconds, precision, device, threads)
+    features_ND, folder, seconds = _features(job, data, model, head, precision.name, events)
+    return FrozenNetwork(
+        data, model, head, features_ND, folder, seconds, precision, device, threads
+    )
 
 
-def _saved(job: TrainingJob, frozen: _Frozen, fitted: FittedHead, logits_NK: Array) -> Path:
+def _saved(job: TrainingJob, frozen: FrozenNetwork, fitted: FittedHead, logits_NK: Array) -> Path:
     """Save the model with its fitted head, and the logits if they are exact; return the folder."""
     with torch.no_grad():
         frozen.head.weight.copy_(torch.from_numpy(fitted.weight_KD))
@@ -178,19 +203,20 @@ def _features(
     head: nn.Linear,
     precision: str,
     events: EventWriter,
-) -> tuple[Array, float]:
-    """Return the features of all images, test images included, and the seconds it took."""
+) -> tuple[Array, Path, float]:
+    """Return the features of all images, their folder, and the seconds it took."""
     rows: Integers = np.arange(len(data.images), dtype=np.int64)
     device = next(model.parameters()).device
     folder, network = _identities(job, model, head)
     write_text(job.folder / FEATURES_FILE, json.dumps({"folders": [folder]}) + "\n")
+    path = (job.workspace or job.folder) / FEATURES / folder
     store = FeatureStore(
         model,
         head,
         data.images,
         rows,
         job.image,
-        (job.workspace or job.folder) / FEATURES / folder,
+        path,
         device,
         precision,
         suitable_batch_size(job.image, device),
@@ -208,7 +234,7 @@ def _features(
             if words := _beyond_limit(job.config.training.time_limit, each * left):
                 events.write("warning", message=words)
     features_ND = store.features(lambda done, of: events.progress(done, of, "features"))
-    return features_ND, max(time.monotonic() - began, 1e-9)
+    return features_ND, path, max(time.monotonic() - began, 1e-9)
 
 
 def _beyond_limit(limit: str | None, seconds: float) -> str:
@@ -244,24 +270,34 @@ def _identities(job: TrainingJob, model: nn.Module, head: nn.Linear) -> tuple[st
     return folder.hexdigest()[:32], network.hexdigest()[:32]
 
 
-def _fitted(job: TrainingJob, frozen: _Frozen, events: EventWriter) -> FittedHead:
-    """Fit the head, and report the tried values of C."""
-    weights_K, data, features_ND = None, frozen.data, frozen.features_ND
-    training_config = job.config.training
-    if "balanced" in (training_config.class_weights, training_config.sampling):
-        weights_K = data.class_weights_K().numpy()
-    training, validation = data.training.rows, data.validation_rows
-    if not len(training):
-        raise RunError("There is no training image. Add images to the training split.")
-    fitted = fit_head(
+def head_of_rows(
+    job: TrainingJob,
+    frozen: FrozenNetwork,
+    training: Integers,
+    validation: Integers,
+    regularization: float | None,
+) -> FittedHead:
+    """Fit a head on some training images, with a C that is given or chosen on others."""
+    weights_K, labels_N, features_ND = None, frozen.data.labels, frozen.features_ND
+    if "balanced" in (job.config.training.class_weights, job.config.training.sampling):
+        weights_K = balanced_class_weights(labels_N[training], len(job.classes)).numpy()
+    return fit_head(
         np.asarray(features_ND[training]),
-        data.labels[training],
+        labels_N[training],
         np.asarray(features_ND[validation]),
-        data.labels[validation],
+        labels_N[validation],
         len(job.classes),
         class_weights_K=weights_K,
-        regularization=job.part.regularization,
+        regularization=regularization,
     )
+
+
+def fitted_head(job: TrainingJob, frozen: FrozenNetwork, events: EventWriter) -> FittedHead:
+    """Fit the head, and report the tried values of C."""
+    training, validation = frozen.data.training.rows, frozen.data.validation_rows
+    if not len(training):
+        raise RunError("There is no training image. Add images to the training split.")
+    fitted = head_of_rows(job, frozen, training, validation, job.part.regularization)
     for step, each in enumerate(fitted.tried, start=1):
         values = {
             "probe/regularization": each.regularization,
@@ -273,7 +309,7 @@ def _fitted(job: TrainingJob, frozen: _Frozen, events: EventWriter) -> FittedHea
     return fitted
 
 
-def _record(frozen: _Frozen, logits_NK: Array) -> EpochRecord:
+def _record(frozen: FrozenNetwork, logits_NK: Array) -> EpochRecord:
     """Return the metrics of the head as those of the only epoch."""
     data = frozen.data
     loss, accuracy = _loss_and_accuracy(data, logits_NK, data.training.rows)

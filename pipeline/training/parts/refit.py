@@ -28,6 +28,11 @@ class Refit(Training):
         state, folder = self.state, self.job.folder / _WEIGHTS
         if self.ranks.is_first:
             self._save(folder)
+        return self.result_of(folder)
+
+    def result_of(self, folder: Path) -> RefitResult:
+        """Return the result of the finished training, with its weights in a folder."""
+        state = self.state
         return RefitResult(
             weights=folder,
             images=len(self.data.training.rows),

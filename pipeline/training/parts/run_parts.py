@@ -179,6 +179,11 @@ class RunParts:
             c_used = first.probe.regularization
             part = part.model_copy(update={"regularization": c_used})
             what = f"fitting the head on all {images:,} images with regularization C {c_used:g}"
+        elif first.fine_tuning is not None:
+            record = first.fine_tuning
+            own = {"regularization": record.regularization, "share": record.share}
+            part = part.model_copy(update=own)
+            what += f", {record.share:.0%} of the way from the fitted head"
         self.on_note(f"refit: {what}")
         config = config.model_copy(update={"training": training})
         return launching.train_part(part, RefitResult, self._last_inputs(config))
@@ -305,6 +310,8 @@ def length(trained: TrainResult) -> str:
         return f"a head on {trained.probe.features} frozen features{both}, {on}"
     if trained.ensemble is not None:
         return f"{len(trained.ensemble.calibrations)} models, one of each fold, {on}"
+    if trained.fine_tuning is not None:
+        on = f"of {trained.fine_tuning.trained} after the head {on}"
     if trained.refit is not None:
         return f"{trained.refit.steps} steps on train and validation together, {on}"
     return f"{trained.steps} steps {on}"

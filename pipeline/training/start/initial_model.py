@@ -15,14 +15,16 @@ from patchline.pipeline.files.stored_images import StoredImages
 from patchline.pipeline.initial_weights.loading import as_csv, load_into, summary
 from patchline.pipeline.initial_weights.record import load_record
 from patchline.pipeline.models.inference import normalised
+from patchline.pipeline.models.last_blocks import LastBlocks
 from patchline.pipeline.models.model_building import build_model
 from patchline.pipeline.models.model_description import (
     WEIGHTS_FILE,
     ModelDescription,
     describe_plugins,
 )
+from patchline.pipeline.probing.linear_head import linear_head
 from patchline.pipeline.training.checkpoints.best_weights import FINAL
-from patchline.pipeline.training.job import TrainingJob
+from patchline.pipeline.training.job import StoredTokens, TrainingJob
 from patchline.pipeline.training.training_data import TrainingData
 from patchline.pipeline.workers.event_log import EventWriter
 from patchline.plugin_api import ImageSpec
@@ -44,6 +46,8 @@ def initial_model(job: TrainingJob, data: TrainingData, events: EventWriter) -> 
     """
     torch.manual_seed(job.config.seed)
     model = build_model(job.config.model, job.image, len(job.classes))
+    if job.tokens is not None:
+        return _last_blocks(job, job.tokens, model)
     rows, seed = data.training.rows, job.config.seed
     initialise_from_images(model, data.images, rows, job.image, seed)
     if job.initial_weights is None or _load_fitted(model, job.folder):
@@ -56,6 +60,16 @@ def initial_model(job: TrainingJob, data: TrainingData, events: EventWriter) -> 
         events.write("note", message=summary(record, done))
         events.write("artifact", path=str(table), name=TABLE_FILE)
     return model
+
+
+def _last_blocks(job: TrainingJob, tokens: StoredTokens, model: nn.Module) -> LastBlocks:
+    """Return the last blocks of the model with its initial weights and the fitted head."""
+    if job.initial_weights is not None:
+        record = load_record(job.initial_weights)
+        load_into(model, record, job.initial_weights, job.classes)
+    head = linear_head(model, len(job.classes), job.image)
+    head.load_state_dict(read_tensors(tokens.head)[0])
+    return LastBlocks(model, tokens.blocks)
 
 
 def _load_fitted(model: nn.Module, folder: Path) -> bool:

@@ -1,0 +1,221 @@
+"""The tokens of a frozen network between two blocks, computed once for each image and kept.
+
+They lie beside the features of the same network and images, half as precise: float16 has 11
+significant bits, as many as the products of a bfloat16 pass have errors left.
+
+Shapes: M images, B images of a batch, V views, N tokens, D embedding, H, W and C of an image.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from patchline.pipeline.data.batches.augmentation import SeededAugmentation
+from patchline.pipeline.errors import RunError, StorageError
+from patchline.pipeline.files.file_locks import locked
+from patchline.pipeline.files.resumable_array import ResumableArray
+from patchline.pipeline.files.stored_images import StoredImages
+from patchline.pipeline.layers.vision_transformer import VisionTransformer
+from patchline.pipeline.models.fitting_batches import fitting_batches
+from patchline.pipeline.models.inference import normalised
+from patchline.pipeline.probing.linear_head import evaluating
+from patchline.plugin_api import ImageSpec
+
+logger = logging.getLogger(__name__)
+
+Array = np.ndarray[Any, Any]
+Rows = np.ndarray[Any, np.dtype[np.int64]]
+Progress = Callable[[int, int], None]
+
+_FORMAT = 1
+"""Increase it when the same inputs give other tokens; stored ones are then not used."""
+PIECE_SECONDS, _PIECE_BYTES = 2.0, 2**28
+"""How long to compute, and how much, before the results are stored; a kill loses no more."""
+_LEFT_BYTES = 2**30
+"""Space that stays free on the disk."""
+
+
+@dataclass(frozen=True)
+class TokenStore:
+    """The tokens of some images after the first blocks of a network, on disk.
+
+    Attributes:
+        model: on its device.
+        blocks: number of blocks before the tokens.
+        images: uint8 (N, H, W, C).
+        rows: the images to compute, increasing.
+        image: how the model's images are normalised.
+        augmentation: makes the further views; view v looks as in epoch v.
+        augmented: identifies the augmentation with its settings and seed.
+        views: of each image: itself, its mirror image if `mirrored`, and augmented ones.
+        mirrored: whether the second view is the mirror image.
+        folder: for this model, its weights, and these images.
+        device: of the model.
+        precision: float32 or bfloat16.
+        batch_size: images that are computed together.
+    """
+
+    model: VisionTransformer
+    blocks: int
+    images: StoredImages
+    rows: Rows
+    image: ImageSpec
+    augmentation: SeededAugmentation
+    augmented: str
+    views: int
+    mirrored: bool
+    folder: Path
+    device: torch.device
+    precision: str
+    batch_size: int
+
+    def remaining(self) -> int:
+        """Return the number of images whose tokens are not stored yet, or are damaged."""
+        return len(self.rows) - sum(piece.rows for piece in self.array().finished.intact())
+
+    def bytes_per_image(self) -> int:
+        """Return the size of the tokens of all views of an image."""
+        array = self.array()
+        return 2 * int(np.prod(array.shape[1:]))
+
+    def check_space(self) -> None:
+        """Check that the disk has space for what is not there yet.
+
+        Raises:
+            StorageError: if it has not.
+        """
+        self.folder.mkdir(parents=True, exist_ok=True)
+        needed, free = self.array().bytes_to_allocate(), shutil.disk_usage(self.folder).free
+        if needed + _LEFT_BYTES > free and needed:
+            raise StorageError(
+                f"The tokens of {len(self.rows):,} images in {self.views} views take "
+                f"{needed / 1e9:.3g} GB more, but the disk of {self.folder} has {free / 1e9:.3g} "
+                "GB left, of which 1 stays free. Free some, lower training.token_views, or set "
+                "training.trainable to head."
+            )
+
+    def file(self, on_progress: Progress | None = None) -> Path:
+        """Compute what is not stored yet, and return the file of all tokens, (M, V, N, D).
+
+        If another process is computing the same tokens, wait for it.
+
+        Raises:
+            StorageError: if the disk is full or read-only.
+            RunError: if a value does not fit float16.
+        """
+        self.check_space()
+        array = self.array()
+        with locked(array.file.with_suffix(".lock"), _on_wait), evaluating(self.model):
+            intact = array.finished.intact()
+            array.begin(intact)
+            finished = np.zeros(len(self.rows), bool)
+            for piece in intact:
+                finished[slice(*piece)] = True
+            missing = [
+                start
+                for start in range(0, len(self.rows), self.batch_size)
+                if not finished[start : start + self.batch_size].all()
+            ]
+            done = int(finished.sum())
+            for start, tokens_BVND in self._pieces(missing, done, on_progress):
+                array.write(start, tokens_BVND)
+        return array.file
+
+    def array(self) -> ResumableArray:
+        """Return the array on disk, (M, V, N, D)."""
+        rows = hashlib.sha256(np.ascontiguousarray(self.rows, np.int64).tobytes()).hexdigest()
+        identity = [
+            *(_FORMAT, rows, self.blocks, self.batch_size, self.precision, self.device.type),
+            *(self.views, self.mirrored, self.augmented),
+        ]
+        name = hashlib.sha256(json.dumps(identity).encode()).hexdigest()[:32]
+        with evaluating(self.model):
+            zeros_1CHW = torch.zeros(
+                1, self.image.channels, self.image.height, self.image.width, device=self.device
+            )
+            _, tokens, dimensions = self.model.tokens_after(zeros_1CHW, 0).shape
+        shape = (len(self.rows), self.views, tokens, dimensions)
+        return ResumableArray(
+            self.folder / f"tokens-{name}.npy", shape, np.float16, "stored tokens"
+        )
+
+    def seconds_per_image(self) -> float:
+        """Measure on the first rows how long the tokens of an image take, in all its views."""
+        few = self.rows[: min(4, len(self.rows))]
+        with evaluating(self.model):
+            self._of_rows(few)
+            began = time.perf_counter()
+            self._of_rows(few)
+            return (time.perf_counter() - began) / len(few)
+
+    def _pieces(
+        self, starts: list[int], done: int, on_progress: Progress | None
+    ) -> Iterator[tuple[int, Array]]:
+        """Yield tokens of consecutive batches together with the position of their first image."""
+        batches: list[Array] = []
+        first = stop = 0
+        began = time.monotonic()
+        for start in starts:
+            late = time.monotonic() - began >= PIECE_SECONDS
+            large = sum(each.nbytes for each in batches) >= _PIECE_BYTES
+            if batches and (late or large or start != stop):
+                yield first, np.concatenate(batches)
+                batches, began = [], time.monotonic()
+            if not batches:
+                first = start
+            batches.append(self._of_batch(self.rows[start : start + self.batch_size]))
+            stop, done = start + len(batches[-1]), done + len(batches[-1])
+            if on_progress:
+                on_progress(min(done, len(self.rows)), len(self.rows))
+        if batches:
+            yield first, np.concatenate(batches)
+
+    def _of_batch(self, rows: Rows) -> Array:
+        """Return the tokens of a batch; it is divided if the device runs out of memory."""
+        parts = fitting_batches(len(rows), len(rows), lambda part: self._of_rows(rows[part]))
+        return np.concatenate([tokens_BVND for _, tokens_BVND in parts])
+
+    def _of_rows(self, rows: Rows) -> Array:
+        """Return the tokens (B, V, N, D) of some images."""
+        original_BHWC = np.array(self.images[rows])
+        rows_B = torch.from_numpy(rows).to(self.device)
+        views = []
+        for view in range(self.views):
+            pixels_BHWC = torch.from_numpy(original_BHWC)
+            if view == 1 and self.mirrored:
+                pixels_BHWC = pixels_BHWC.flip(2)
+            elif view:
+                changed = self.augmentation.by_image(original_BHWC, view, rows.tolist())
+                pixels_BHWC = torch.from_numpy(changed)
+            pixels_BHWC = pixels_BHWC.to(self.device)
+            if view and not (view == 1 and self.mirrored):
+                pixels_BHWC = self.augmentation.by_batch(pixels_BHWC, view, rows_B)
+            views.append(self._tokens(pixels_BHWC))
+        return np.stack(views, 1)
+
+    def _tokens(self, images_BHWC: torch.Tensor) -> Array:
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.precision == "bfloat16"):
+            tokens_BND = self.model.tokens_after(normalised(images_BHWC, self.image), self.blocks)
+        half_BND = tokens_BND.half().cpu().numpy()
+        if not np.isfinite(half_BND).all():
+            raise RunError(
+                f"After {self.blocks} blocks of the network some tokens are beyond float16, in "
+                "which they are stored. Train more blocks (training.last_blocks), or set "
+                "training.trainable to head or all."
+            )
+        return half_BND
+
+
+def _on_wait() -> None:
+    logger.warning("Another process is computing the same tokens; waiting until it ends.")

@@ -1,0 +1,113 @@
+"""How far to go from a fitted head towards trained weights, on the line between the two.
+
+Weights on the straight line between a network with a fitted head and the same network after
+training classify well all along it (WiSE-FT, arXiv 2109.01903, section 4). So there is no verdict
+for one of the two ends. Points are compared by the loss on images that neither end was fitted on:
+it is smoother than the accuracy, and on 70 images tells differences that no test of the hits could.
+It is compared at the best temperature of each point, because label smoothing and long training
+change the confidence alone, which the calibration undoes later.
+
+The accuracy keeps rising a little beyond the point with the smallest loss. So the weights are those
+of the furthest point whose loss is not larger than the smallest one by more than a standard error
+of the difference: many images decide by themselves, few leave a training that shows no harm as it
+is.
+
+Shapes: S points of the line, N images, K classes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from patchline.pipeline.metrics.temperature import PRIOR_DEVIATION
+from patchline.pipeline.training.train_result import FineTuningRecord, TriedShare
+
+Array = np.ndarray[Any, Any]
+Tensors = Mapping[str, torch.Tensor]
+
+SHARES = (0.0, 0.25, 0.5, 0.75, 1.0)
+"""The points of the line: 0 is the network with the fitted head, 1 the trained one."""
+WITHOUT_CHOICE = 0.5
+"""The share if there is no image to choose it with, as recommended by the paper."""
+_FEWEST = 2
+_TEMPERATURES = np.exp(np.linspace(-1.5, 1.5, 61))
+
+
+def between(fitted: Tensors, trained: Tensors, share: float) -> dict[str, torch.Tensor]:
+    """Return the weights at a share of the way; integers, such as counters, are the trained ones.
+
+    Args:
+        fitted: at 0.
+        trained: at 1, with the same names.
+        share: of the way.
+    """
+    return {
+        name: torch.lerp(fitted[name].to(tensor.device, tensor.dtype), tensor, share)
+        if tensor.is_floating_point()
+        else tensor
+        for name, tensor in trained.items()
+    }
+
+
+@torch.no_grad()
+def logits_along(
+    model: nn.Module, fitted: Tensors, trained: Tensors, predict: Callable[[nn.Module], Array]
+) -> Array:
+    """Return the logits (S, N, K) of some images at all points of the line.
+
+    Args:
+        model: has the trained weights afterwards.
+        fitted: its weights at 0.
+        trained: its weights at 1.
+        predict: returns the logits (N, K) of the model.
+    """
+    logits = []
+    for share in SHARES:
+        model.load_state_dict(between(fitted, trained, share))
+        logits.append(predict(model))
+    return np.stack(logits)
+
+
+def choose_share(logits_SNK: Array, labels_N: Array, *, held_out: int = 0) -> FineTuningRecord:
+    """Choose the furthest point of the line with no larger loss than the best, up to its error.
+
+    Args:
+        logits_SNK: at all points, of images that were not used for training: validation images,
+            and training images predicted by fits without their fold.
+        labels_N: their classes.
+        held_out: how many of them are training images.
+    """
+    images = len(labels_N)
+    if images < _FEWEST:
+        return FineTuningRecord(share=WITHOUT_CHOICE, tried=(), images=images, held_out=held_out)
+    losses_SN = np.stack([_losses(each_NK, labels_N) for each_NK in logits_SNK])
+    mean_S = losses_SN.mean(1)
+    smallest = int(mean_S.argmin())
+    errors_S = (losses_SN - losses_SN[smallest]).std(1, ddof=1) / images**0.5
+    furthest = int(np.flatnonzero(mean_S - mean_S[smallest] <= errors_S).max())
+    right_SN = logits_SNK.argmax(2) == labels_N
+    tried = tuple(
+        TriedShare(share=share, accuracy=float(right_N.mean()), loss=float(loss))
+        for share, right_N, loss in zip(SHARES, right_SN, mean_S, strict=True)
+    )
+    return FineTuningRecord(share=SHARES[furthest], tried=tried, images=images, held_out=held_out)
+
+
+def _losses(logits_NK: Array, labels_N: Array) -> Array:
+    """Return the cross-entropy of each image (N), at the best temperature of all."""
+    logits, labels = torch.from_numpy(np.asarray(logits_NK, np.float64)), torch.from_numpy(labels_N)
+    losses_TN = np.stack(
+        [
+            nn.functional.cross_entropy(logits / temperature, labels, reduction="none").numpy()
+            for temperature in _TEMPERATURES
+        ]
+    )
+    # few images do not determine a temperature; the prior then decides
+    unlikely_T = (np.log(_TEMPERATURES) / PRIOR_DEVIATION) ** 2 / 2
+    best: Array = losses_TN[int((losses_TN.sum(1) + unlikely_T).argmin())]
+    return best

@@ -1,0 +1,369 @@
+"""Train the last blocks of a network from stored tokens, beginning with the fitted head.
+
+What the blocks below give for an image never changes, so their tokens are computed once, for the
+image itself and for augmented views of it, and kept beside the features. The blocks above are then
+trained in the same loop as any model, at a fraction of its cost. The weights that are kept lie
+between the initial ones with the fitted head and the trained ones (`interpolation`), chosen on the
+validation images. With fewer than 50 of them, training images are predicted too, each by a fit
+without its fold.
+"""
+
+from __future__ import annotations
+
+import shutil
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from patchline.pipeline.data.batches.augmentation import SeededAugmentation
+from patchline.pipeline.data.manifests import manifest as manifests
+from patchline.pipeline.data.splits import folds
+from patchline.pipeline.files.sealed_files import read_tensors, write_tensors
+from patchline.pipeline.models.inference import predict_logits
+from patchline.pipeline.models.last_blocks import divisible, whole_model
+from patchline.pipeline.models.model_building import build_on_meta
+from patchline.pipeline.models.model_description import WEIGHTS_FILE
+from patchline.pipeline.models.model_files import save_model
+from patchline.pipeline.probing.features import suitable_batch_size
+from patchline.pipeline.probing.linear_fit import (
+    FEWEST_VALIDATION,
+    WITHOUT_CHOICE,
+    FittedHead,
+    held_out_folds,
+)
+from patchline.pipeline.probing.stored_tokens import TokenStore
+from patchline.pipeline.run_memory import stage_keys
+from patchline.pipeline.terminal_words import duration
+from patchline.pipeline.training.checkpoints.best_weights import FINAL
+from patchline.pipeline.training.checkpoints.checkpoint import PREVIOUS
+from patchline.pipeline.training.config import duration_seconds
+from patchline.pipeline.training.job import StoredTokens, TrainingJob
+from patchline.pipeline.training.job_provenance import provenance_of_job
+from patchline.pipeline.training.loop import Training
+from patchline.pipeline.training.parts import interpolation
+from patchline.pipeline.training.parts.fine_tuning import head_first
+from patchline.pipeline.training.parts.probe import FrozenNetwork, frozen_network, head_of_rows
+from patchline.pipeline.training.parts.refit import Refit
+from patchline.pipeline.training.start.initial_model import HEAD_FOLDER, description_of
+from patchline.pipeline.training.train_result import (
+    EpochRecord,
+    FineTuningRecord,
+    RefitResult,
+    TrainResult,
+)
+from patchline.pipeline.training.training_data import Integers
+from patchline.pipeline.training.validation import loss_and_accuracy
+from patchline.pipeline.workers.event_log import EventWriter
+from patchline.pipeline.workers.worker_process import EVENTS_FILE
+
+FOLDS = 3
+"""Parts of the training images, each predicted by a fit without it, with few validation images."""
+_HEAD_FILE, _WEIGHTS = "fitted_head.safetensors", "weights"
+_FOLDS_FOLDER = "held_out"
+_TOO_FEW_TO_MEASURE = 16
+Array = np.ndarray[Any, Any]
+Tensors = dict[str, torch.Tensor]
+
+
+@dataclass(frozen=True)
+class _Start:
+    """Where the training of the last blocks starts: tokens, and a head for them."""
+
+    job: TrainingJob
+    frozen: FrozenNetwork
+    tokens: StoredTokens
+
+    def fit(
+        self, events: EventWriter, settings: dict[str, Any], **changes: Any
+    ) -> LastBlocksTraining:
+        """Return the training from the tokens, with changes of its settings and its job."""
+        return LastBlocksTraining(self.job_with(settings, **changes), events)
+
+    def job_with(self, settings: dict[str, Any], **changes: Any) -> TrainingJob:
+        """Return the job of a fit, with what the frozen network has decided."""
+        decided = {
+            "precision": self.frozen.precision.name,
+            "threads": self.frozen.threads,
+            "device": self.frozen.device.type,
+            "compile": False,
+        }
+        training = self.job.config.training.model_copy(update={**decided, **settings})
+        changed: dict[str, Any] = {"training": training}
+        if not self.tokens.blocks:  # no block whose rate could decay
+            optimizer = self.job.config.optimizer.model_copy(update={"layer_decay": 1.0})
+            changed["optimizer"] = optimizer
+        config = self.job.config.model_copy(update=changed)
+        return self.job.model_copy(update={"config": config, "tokens": self.tokens, **changes})
+
+
+class LastBlocksTraining(Training):
+    """A training from tokens, which keeps its last weights."""
+
+    def __init__(self, job: TrainingJob, events: EventWriter) -> None:
+        super().__init__(job, events)
+        self.fitted = _copied(self.state.model)
+
+    def _keep_if_best(self, record: EpochRecord) -> None:
+        """Keep nothing: the weights are chosen between the first and the last ones."""
+
+    def logits_along(self) -> Array:
+        """Return the logits (S, N, K) of the validation images from the head to the weights."""
+        average, trained = self.state.average.model, _copied(self.state.average.model)
+        rows = self.data.validation_rows
+
+        def predict(model: nn.Module) -> Array:
+            given = self.data.images, rows, self.job.image
+            logits_NK: Array = predict_logits(model, *given, device=self.device).numpy()
+            return logits_NK
+
+        return interpolation.logits_along(average, self.fitted, trained, predict)
+
+
+def train_last_blocks(job: TrainingJob, events: EventWriter) -> TrainResult:
+    """Fit the head, train the last blocks from there, and choose how far to go.
+
+    Raises:
+        ConfigError: if the model cannot be divided.
+        StorageError: if the disk has no space for the tokens.
+    """
+    frozen, fitted = _frozen_with_head(job, events)
+    start = _Start(job, frozen, _stored_tokens(job, frozen, events, job.folder / HEAD_FOLDER))
+    parts = _parts_to_hold_out(job, frozen)
+    fit = start.fit(events, _share_of_limit(job, len(parts)))
+    fit.train_to_the_end()
+    logits_SMK = fit.logits_along()
+    along, labels = [logits_SMK], [fit.data.labels[fit.data.validation_rows]]
+    c_used = fitted.probe.regularization if fitted.probe else WITHOUT_CHOICE
+    if parts:
+        held_out = _of_held_out(start, fit, parts, c_used)
+        along.append(held_out[0])
+        labels.append(held_out[1])
+    count = sum(len(rows) for rows in parts)
+    chosen = interpolation.choose_share(
+        np.concatenate(along, 1), np.concatenate(labels), held_out=count
+    )
+    own = {
+        "blocks": job.config.training.last_blocks,
+        "views": job.config.training.token_views,
+        "regularization": c_used,
+    }
+    record = chosen.model_copy(update=own)
+    events.write("note", message=record.sentence())
+    place = interpolation.SHARES.index(record.share)
+    return _result(fit, start, fitted, record, logits_SMK[place])
+
+
+def refit_last_blocks(job: TrainingJob, events: EventWriter) -> RefitResult:
+    """Train on the training and validation images, as far as the job's part says."""
+    frozen = _frozen_network(job, events)
+    rows, nothing = frozen.data.training.rows, frozen.data.validation_rows
+    head = head_of_rows(job, frozen, rows, nothing, job.part.regularization)
+    _write_head(job.folder / _HEAD_FILE, head)
+    start = _Start(job, frozen, _stored_tokens(job, frozen, events, job.folder))
+    refit = Refit(start.job_with({}), events)
+    fitted = _copied(refit.state.model)
+    refit.train_to_the_end()
+    folder = job.folder / _WEIGHTS
+    _save_at(refit, fitted, job.part.share or 0.0, folder)
+    (job.folder / PREVIOUS).unlink(missing_ok=True)
+    return refit.result_of(folder)
+
+
+def _share_of_limit(job: TrainingJob, parts: int) -> dict[str, Any]:
+    """Return the time of the first fit: all parts together take as long as `parts` of it."""
+    limit = job.config.training.time_limit
+    if limit is None or not parts:
+        return {}
+    return {"time_limit": f"{duration_seconds(limit) / parts:.3f}s"}
+
+
+# -- the frozen network ------------------------------------------------------------------------
+
+
+def _frozen_network(job: TrainingJob, events: EventWriter) -> FrozenNetwork:
+    """Return the frozen network of a job, after checking that it can be divided."""
+    skeleton = build_on_meta(job.config.model, job.image, len(job.classes))
+    divisible(skeleton, job.config.training.last_blocks)
+    return frozen_network(job, events)
+
+
+def _frozen_with_head(job: TrainingJob, events: EventWriter) -> tuple[FrozenNetwork, TrainResult]:
+    """Return the frozen network, and the result of fitting its head, which is kept in a file."""
+    folder = job.folder / HEAD_FOLDER
+    own = job.model_copy(update={"folder": folder})
+    began = time.monotonic()
+    frozen = _frozen_network(own, events)
+    fitted = head_first(own, frozen, events, began)
+    if not (folder / _HEAD_FILE).exists():
+        weights, _ = read_tensors(fitted.best / WEIGHTS_FILE)
+        own_name = next(name for name, each in frozen.model.named_modules() if each is frozen.head)
+        tensors = {name: weights[f"{own_name}.{name}"] for name in ("weight", "bias")}
+        write_tensors(folder / _HEAD_FILE, tensors)
+    return frozen, fitted
+
+
+def _stored_tokens(
+    job: TrainingJob, frozen: FrozenNetwork, events: EventWriter, head_folder: Path
+) -> StoredTokens:
+    """Compute the tokens that are not stored yet."""
+    settings = job.config.training
+    model = divisible(frozen.model, settings.last_blocks)
+    usable = manifests.usable(manifests.load(job.manifest_file))
+    identity = [job.config.augmentation.model_dump_json(), str(job.config.seed)]
+    identity += [repr(stage_keys.plugins(job.config, "augmentation"))]
+    mirrored = model.test_time_flip
+    store = TokenStore(
+        model=model,
+        blocks=len(model.blocks) - settings.last_blocks,
+        images=frozen.data.images,
+        rows=folds.used_rows(usable),
+        image=job.image,
+        augmentation=SeededAugmentation(job.config.augmentation, job.image, job.config.seed),
+        augmented="\n".join(identity) if settings.token_views > 1 + mirrored else "",
+        views=max(settings.token_views, 1 + mirrored),
+        mirrored=mirrored,
+        folder=frozen.folder,
+        device=frozen.device,
+        precision=frozen.precision.name,
+        batch_size=suitable_batch_size(job.image, frozen.device),
+    )
+    store.check_space()
+    if left := store.remaining():
+        size = left * store.bytes_per_image() / 1e9
+        views = f"{store.views} view{'' if store.views == 1 else 's'}"
+        words = f"tokens of {left:,} image{'' if left == 1 else 's'} in {views}: {size:.2g} GB"
+        if left > _TOO_FEW_TO_MEASURE:
+            words += f", about {duration(left * store.seconds_per_image())}"
+        events.write("note", message=words)
+    file = store.file(lambda done, of: events.progress(done, of, "tokens"))
+    return StoredTokens(
+        file=file,
+        blocks=settings.last_blocks,
+        head=head_folder / _HEAD_FILE,
+        mirrored=mirrored,
+    )
+
+
+# -- training images that are predicted by fits without them -----------------------------------
+
+
+def _parts_to_hold_out(job: TrainingJob, frozen: FrozenNetwork) -> list[Integers]:
+    """Return parts of the training images to predict; none if there are validation images."""
+    if len(frozen.data.validation_rows) >= FEWEST_VALIDATION:
+        return []
+    labels_N = frozen.data.labels[frozen.data.training.rows]
+    parts = held_out_folds(labels_N, len(job.classes), FOLDS)
+    return parts if len(parts) > 1 else []
+
+
+def _of_held_out(
+    start: _Start, whole: Training, parts: list[Integers], regularization: float
+) -> tuple[Array, Array]:
+    """Return logits (S, N, K) and labels (N) of training images, each by a fit without its part.
+
+    Args:
+        start: the tokens.
+        whole: the finished fit on all training images, whose plan the others follow.
+        parts: rows among the training images.
+        regularization: C of the heads.
+    """
+    logits, labels = [], []
+    for number, held_out in enumerate(parts):
+        file = start.job.folder / _FOLDS_FOLDER / f"{number + 1}.safetensors"
+        if not file.exists():
+            fold = start.tokens.model_copy(update={"fold": number, "folds": FOLDS})
+            head = _head_without(start, held_out, regularization)
+            found = _fold_logits(start, whole, fold, head, file.with_suffix(""))
+            write_tensors(file, found)
+            shutil.rmtree(file.with_suffix(""), ignore_errors=True)
+        tensors, _ = read_tensors(file)
+        logits.append(tensors["logits"].numpy())
+        labels.append(tensors["labels"].numpy())
+        whole.events.progress(number + 1, len(parts), "fold")
+    return np.concatenate(logits, 1), np.concatenate(labels)
+
+
+def _head_without(start: _Start, held_out: Integers, regularization: float) -> FittedHead:
+    rows = start.frozen.data.training.rows
+    return head_of_rows(
+        start.job, start.frozen, np.delete(rows, held_out), rows[:0], regularization
+    )
+
+
+def _fold_logits(
+    start: _Start, whole: Training, tokens: StoredTokens, head: FittedHead, folder: Path
+) -> Tensors:
+    """Train without a part of the training images, and predict it."""
+    _write_head(folder / _HEAD_FILE, head)
+    tokens = tokens.model_copy(update={"head": folder / _HEAD_FILE})
+    length = {
+        "step_plan": tuple(whole.state.plan.knots),
+        "time_limit": None,
+        "validation_plan": None,
+        **dict.fromkeys(("rate_cuts", "halvings", "thread_changes"), ()),
+    }
+    part = start.job.part.model_copy(update={"plan_steps_per_epoch": whole.order.steps_per_epoch})
+    quiet = EventWriter(folder / EVENTS_FILE)  # its metrics are not those of the run
+    fit = start.fit(quiet, length, tokens=tokens, folder=folder, part=part)
+    fit.train_to_the_end()
+    quiet.close()
+    labels = fit.data.labels[fit.data.validation_rows]
+    return {"logits": torch.from_numpy(fit.logits_along()), "labels": torch.from_numpy(labels)}
+
+
+# -- results -----------------------------------------------------------------------------------
+
+
+def _result(
+    fit: LastBlocksTraining,
+    start: _Start,
+    fitted: TrainResult,
+    record: FineTuningRecord,
+    logits_NK: Array,
+) -> TrainResult:
+    """Save the weights at the chosen share, and return the result of the fit with them."""
+    state, job, frozen = fit.state, fit.job, start.frozen
+    loss, accuracy = loss_and_accuracy(
+        torch.from_numpy(logits_NK),
+        torch.from_numpy(fit.data.labels[fit.data.validation_rows]),
+    )
+    last = state.history[-1].model_copy(
+        update={"validation_accuracy": accuracy, "validation_loss": loss}
+    )
+    best = fitted.best
+    if not record.kept_head:
+        best = job.folder / FINAL
+        _save_at(fit, fit.fitted, record.share, best)
+    (job.folder / PREVIOUS).unlink(missing_ok=True)
+    result = fit.result_with(best, last)
+    count = sum(each.numel() for each in whole_model(fit.state.model).parameters())
+    changes: dict[str, Any] = {"fine_tuning": record, "parameters": count}
+    if record.kept_head:
+        changes["probe"] = fitted.probe
+    if frozen.precision.reason:
+        changes["precision_reason"] = frozen.precision.reason
+    return result.model_copy(update=changes)
+
+
+def _save_at(fit: Training, fitted: Tensors, share: float, folder: Path) -> None:
+    """Save the whole model with the weights at a share of the way."""
+    model = fit.state.average.model
+    model.load_state_dict(interpolation.between(fitted, _copied(model), share))
+    described, seen = description_of(fit.job), provenance_of_job(fit.job)
+    save_model(folder, whole_model(model), described, seen)
+
+
+def _write_head(file: Path, head: FittedHead) -> None:
+    tensors = {"weight": torch.from_numpy(head.weight_KD), "bias": torch.from_numpy(head.bias_K)}
+    write_tensors(file, tensors)
+
+
+def _copied(model: nn.Module) -> Tensors:
+    """Return copies of all weights on the CPU."""
+    weights = model.state_dict()
+    return {name: each.detach().to("cpu", copy=True) for name, each in weights.items()}
