@@ -28,7 +28,7 @@ from patchline.pipeline.files.resumable_array import ResumableArray
 from patchline.pipeline.files.stored_images import StoredImages
 from patchline.pipeline.layers.vision_transformer import VisionTransformer
 from patchline.pipeline.models.fitting_batches import fitting_batches
-from patchline.pipeline.models.inference import normalised
+from patchline.pipeline.models.inference import autocast, normalised
 from patchline.pipeline.probing.linear_head import evaluating
 from patchline.plugin_api import ImageSpec
 
@@ -62,7 +62,7 @@ class TokenStore:
         mirrored: whether the second view is the mirror image.
         folder: for this model, its weights, and these images.
         device: of the model.
-        precision: float32 or bfloat16.
+        precision: float32, bfloat16 or float16.
         batch_size: images that are computed together.
     """
 
@@ -205,7 +205,7 @@ class TokenStore:
         return np.stack(views, 1)
 
     def _tokens(self, images_BHWC: torch.Tensor) -> Array:
-        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.precision == "bfloat16"):
+        with autocast(self.device, self.precision):
             tokens_BND = self.model.tokens_after(normalised(images_BHWC, self.image), self.blocks)
         half_BND = tokens_BND.half().cpu().numpy()
         if not np.isfinite(half_BND).all():
