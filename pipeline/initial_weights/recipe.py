@@ -19,7 +19,7 @@ batch of a ViT-B at 224 pixels needs more than 10 GB."""
 
 LAST_BLOCKS: dict[str, dict[str, Any]] = {
     "optimizer": {"learning_rate": 2e-4, "layer_decay": 0.75},
-    "training": {"epochs": 6, "batch_size": 32},
+    "training": {"epochs": 10, "batch_size": 32},
 }
 """For the last blocks of a model that was trained on other data, from the fitted head
 (docs/how_to/fine_tune.md)."""

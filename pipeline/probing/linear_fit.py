@@ -14,6 +14,7 @@ import torch
 from torch.nn import functional
 
 from patchline.pipeline.errors import RunError
+from patchline.pipeline.probing.few_images import FEWEST_VALIDATION
 from patchline.pipeline.probing.logistic_regression import Problem, Solution, suitable_threads
 
 Floats = np.ndarray[Any, np.dtype[np.float32]]
@@ -23,8 +24,6 @@ REGULARIZATIONS = tuple(10 ** (half / 2) for half in range(-10, 7))
 """The values of C that are tried, from a strong penalty to a weak one."""
 WITHOUT_CHOICE = 1.0
 """The value of C, as in scikit-learn, if there is no image to compare the values with."""
-FEWEST_VALIDATION = 50
-"""With fewer validation images, training images are held out too."""
 FOLDS = 5
 _PATIENCE = 3
 """Values of C in a row without an improvement before the search ends."""

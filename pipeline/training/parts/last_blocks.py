@@ -30,8 +30,8 @@ from patchline.pipeline.models.model_building import build_on_meta
 from patchline.pipeline.models.model_description import WEIGHTS_FILE
 from patchline.pipeline.models.model_files import save_model
 from patchline.pipeline.probing.features import suitable_batch_size
+from patchline.pipeline.probing.few_images import FEWEST_VALIDATION, FOLDS_OF_BLOCKS
 from patchline.pipeline.probing.linear_fit import (
-    FEWEST_VALIDATION,
     WITHOUT_CHOICE,
     FittedHead,
     held_out_folds,
@@ -61,8 +61,6 @@ from patchline.pipeline.training.validation import loss_and_accuracy
 from patchline.pipeline.workers.event_log import EventWriter
 from patchline.pipeline.workers.worker_process import EVENTS_FILE
 
-FOLDS = 3
-"""Parts of the training images, each predicted by a fit without it, with few validation images."""
 _HEAD_FILE, _WEIGHTS = "fitted_head.safetensors", "weights"
 _FOLDS_FOLDER = "held_out"
 _TOO_FEW_TO_MEASURE = 16
@@ -257,7 +255,7 @@ def _parts_to_hold_out(job: TrainingJob, frozen: FrozenNetwork) -> list[Integers
     if len(frozen.data.validation_rows) >= FEWEST_VALIDATION:
         return []
     labels_N = frozen.data.labels[frozen.data.training.rows]
-    parts = held_out_folds(labels_N, len(job.classes), FOLDS)
+    parts = held_out_folds(labels_N, len(job.classes), FOLDS_OF_BLOCKS)
     return parts if len(parts) > 1 else []
 
 
@@ -276,7 +274,7 @@ def _of_held_out(
     for number, held_out in enumerate(parts):
         file = start.job.folder / _FOLDS_FOLDER / f"{number + 1}.safetensors"
         if not file.exists():
-            fold = start.tokens.model_copy(update={"fold": number, "folds": FOLDS})
+            fold = start.tokens.model_copy(update={"fold": number, "folds": FOLDS_OF_BLOCKS})
             head = _head_without(start, held_out, regularization)
             found = _fold_logits(start, whole, fold, head, file.with_suffix(""))
             write_tensors(file, found)
