@@ -229,13 +229,14 @@ def _print_draw(labels: int, seed: int, each: Outcome) -> None:
 
 
 def _row(labels: int, outcomes: list[Outcome]) -> str:
-    means = Outcome(*(statistics.fmean(values) for values in zip(*outcomes, strict=True)))
+    head, blocks, raw, standardized, share, _, seconds = (
+        statistics.fmean(values) for values in zip(*outcomes, strict=True)
+    )
     differences = [each.last_blocks - each.head for each in outcomes]
     spread = f" ± {100 * statistics.stdev(differences):.1f}" if len(differences) > 1 else ""
     return (
-        f"| {labels} | {means.head:.1%} | {means.last_blocks:.1%} | "
-        f"{100 * statistics.fmean(differences):+.1f}{spread} | {means.raw:.1%} | "
-        f"{means.standardized:.1%} | {means.share:.0%} | {means.seconds:.0f} |"
+        f"| {labels} | {head:.1%} | {blocks:.1%} | {100 * statistics.fmean(differences):+.1f}"
+        f"{spread} | {raw:.1%} | {standardized:.1%} | {share:.0%} | {seconds:.0f} |"
     )
 
 

@@ -27,8 +27,7 @@ def autocast(device: torch.device, precision: str) -> torch.autocast:
 
 
 def normalised(images_BHWC: torch.Tensor, image: ImageSpec) -> torch.Tensor:
-    """Normalise uint8 images (B, H, W, C) for a model: float32 (B, C, H, W), channels
-    last.
+    """Normalise uint8 images (B, H, W, C) for a model: float32 (B, C, H, W), channels last.
 
     Tokens, which are floating-point numbers, are not normalised: they become float32.
     """

@@ -106,7 +106,7 @@ class LastBlocksTraining(Training):
         super().__init__(job, events)
         self.fitted = _copied(self.state.model)
 
-    def _keep_if_best(self, record: EpochRecord) -> None:
+    def _keep_weights(self, record: EpochRecord) -> None:
         """Keep nothing: the weights are chosen between the first and the last ones."""
 
     def logits_along(self) -> Array:

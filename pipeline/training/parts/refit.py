@@ -25,7 +25,7 @@ class Refit(Training):
     def refit(self) -> RefitResult:
         """Train to the end of the plan, and return the folder of the last weights."""
         self.train_to_the_end()
-        state, folder = self.state, self.job.folder / _WEIGHTS
+        folder = self.job.folder / _WEIGHTS
         if self.ranks.is_first:
             self._save(folder)
         return self.result_of(folder)

@@ -12,8 +12,8 @@ from sklearn.preprocessing import StandardScaler
 
 from patchline.pipeline.errors import RunError
 from patchline.pipeline.probing import logistic_regression
+from patchline.pipeline.probing.few_images import FEWEST_VALIDATION
 from patchline.pipeline.probing.linear_fit import (
-    FEWEST_VALIDATION,
     REGULARIZATIONS,
     FittedHead,
     fit_head,
