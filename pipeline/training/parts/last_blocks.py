@@ -24,8 +24,8 @@ from patchline.pipeline.data.batches.augmentation import SeededAugmentation
 from patchline.pipeline.data.manifests import manifest as manifests
 from patchline.pipeline.data.splits import folds
 from patchline.pipeline.files.sealed_files import read_tensors, write_tensors
+from patchline.pipeline.layers.last_blocks import divisible, whole_model
 from patchline.pipeline.models.inference import predict_logits
-from patchline.pipeline.models.last_blocks import divisible, whole_model
 from patchline.pipeline.models.model_building import build_on_meta
 from patchline.pipeline.models.model_description import WEIGHTS_FILE
 from patchline.pipeline.models.model_files import save_model
@@ -36,7 +36,6 @@ from patchline.pipeline.probing.linear_fit import (
     FittedHead,
     held_out_folds,
 )
-from patchline.pipeline.probing.stored_tokens import TokenStore
 from patchline.pipeline.run_memory import stage_keys
 from patchline.pipeline.terminal_words import duration
 from patchline.pipeline.training.checkpoints.best_weights import FINAL
@@ -49,6 +48,7 @@ from patchline.pipeline.training.parts import interpolation
 from patchline.pipeline.training.parts.fine_tuning import head_first
 from patchline.pipeline.training.parts.probe import FrozenNetwork, frozen_network, head_of_rows
 from patchline.pipeline.training.parts.refit import Refit
+from patchline.pipeline.training.parts.stored_tokens import TokenStore
 from patchline.pipeline.training.start.initial_model import HEAD_FOLDER, description_of
 from patchline.pipeline.training.train_result import (
     EpochRecord,

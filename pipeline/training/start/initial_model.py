@@ -14,8 +14,8 @@ from patchline.pipeline.files.sealed_files import read_tensors
 from patchline.pipeline.files.stored_images import StoredImages
 from patchline.pipeline.initial_weights.loading import as_csv, load_into, summary
 from patchline.pipeline.initial_weights.record import load_record
+from patchline.pipeline.layers.last_blocks import LastBlocks
 from patchline.pipeline.models.inference import normalised
-from patchline.pipeline.models.last_blocks import LastBlocks
 from patchline.pipeline.models.model_building import build_model
 from patchline.pipeline.models.model_description import (
     WEIGHTS_FILE,

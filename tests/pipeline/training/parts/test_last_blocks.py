@@ -11,20 +11,19 @@ import pytest
 import torch
 
 from patchline.pipeline.errors import ConfigError, RunError, StorageError
+from patchline.pipeline.layers.last_blocks import whole_model
 from patchline.pipeline.layers.vision_transformer import VisionTransformer
 from patchline.pipeline.models.inference import predict_logits
-from patchline.pipeline.models.last_blocks import whole_model
 from patchline.pipeline.models.model_files import load_model
-from patchline.pipeline.probing import stored_tokens
-from patchline.pipeline.probing.stored_tokens import TokenStore
 from patchline.pipeline.run_memory.cleaning import FEATURES
 from patchline.pipeline.training.__main__ import train
 from patchline.pipeline.training.job import TrainingJob
 from patchline.pipeline.training.loop import Training
 from patchline.pipeline.training.part import TrainingPart
-from patchline.pipeline.training.parts import last_blocks
+from patchline.pipeline.training.parts import last_blocks, stored_tokens
 from patchline.pipeline.training.parts.interpolation import SHARES
 from patchline.pipeline.training.parts.last_blocks import LastBlocksTraining
+from patchline.pipeline.training.parts.stored_tokens import TokenStore
 from patchline.pipeline.training.train_result import RefitResult, TrainResult
 from patchline.pipeline.training.training_data import open_data
 from patchline.pipeline.workers.event_log import EventWriter

@@ -10,7 +10,7 @@ import torch
 
 from patchline.pipeline.config import ModelChoice
 from patchline.pipeline.errors import ConfigError
-from patchline.pipeline.models.last_blocks import LastBlocks, divisible, whole_model
+from patchline.pipeline.layers.last_blocks import LastBlocks, divisible, whole_model
 from patchline.pipeline.models.model_building import build_model
 from tests.pipeline.probing.tiny_models import image_spec, tiny_model
 
