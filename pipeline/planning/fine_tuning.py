@@ -1,4 +1,4 @@
-"""The plan for published weights: train the head alone, or the head and then all weights.
+"""The plan for published weights: train the head alone, and then the last blocks or all weights.
 
 A pure function, as in `patchline.pipeline.planning.plan`.
 """
@@ -13,10 +13,17 @@ from patchline.pipeline import config_files
 from patchline.pipeline.initial_weights import recipe
 from patchline.pipeline.planning.facts import Plan, PlanFacts
 from patchline.pipeline.planning.fixed_length import length_is_set, shorter
+from patchline.pipeline.planning.last_blocks import (
+    FEWEST_IMAGES,
+    BlocksLength,
+    blocks_length,
+    suits_blocks,
+)
 from patchline.pipeline.planning.plan import images_by_training
 from patchline.pipeline.planning.user_settings import UserSettings
 from patchline.pipeline.presets import PRESETS
-from patchline.pipeline.terminal_words import duration
+from patchline.pipeline.terminal_words import counted, duration
+from patchline.pipeline.training.config import TrainingConfig
 
 FEATURES = "features"
 """The candidate that stands for the initial weights; its speed is that of their features."""
@@ -54,7 +61,8 @@ def fine_tuning_plan(facts: PlanFacts, user_settings: Mapping[str, Any]) -> Plan
     """Return the plan of a run with a preset that starts from published weights.
 
     The head alone is never a bad choice: it is fitted in seconds on features that are computed
-    once. All weights are trained after it where there are images and time for it.
+    once. All weights are trained after it where there are images and time for all epochs of it, and
+    else the last blocks (`patchline.pipeline.planning.last_blocks`).
 
     Args:
         facts: data, machine, and the measured speed of the features.
@@ -63,16 +71,20 @@ def fine_tuning_plan(facts: PlanFacts, user_settings: Mapping[str, Any]) -> Plan
     user = UserSettings(user_settings)
     speed = next((each.images_per_second for each in facts.speeds if each.candidate == FEATURES), 0)
     cost = _cost(facts, speed) if speed else None
-    length = _length(facts, user, cost)
-    chosen = user.get("training.trainable") or _chosen(facts, user, cost, length)
+    length, blocks = _length(facts, user, cost), blocks_length(facts, user, speed)
+    suits = cost is not None and suits_blocks(facts, user, blocks)
+    chosen = user.get("training.trainable") or _chosen(facts, user, cost, length, suits=suits)
     training = {"training": {"trainable": chosen}}
-    if chosen != "head":
+    if chosen == "last_blocks":
+        training = config_files.merged(recipe.LAST_BLOCKS, training)
+        training["training"] |= blocks.settings(user)
+    elif chosen != "head":
         training = config_files.merged(recipe.FINE_TUNING, training)
         training["training"] |= _settings_of(length, user)
     return Plan(
         settings=user.without_set(training),
         summary=_summary(user, chosen, training),
-        reasons=tuple(_reasons(facts, user, cost, chosen, length)),
+        reasons=tuple(_reasons(facts, user, cost, chosen, length, blocks)),
         images_per_second=(speed or 1.0) / (1.0 if chosen == "head" else _STEP),
         facts=facts,
     )
@@ -126,7 +138,7 @@ def _enough_images(facts: PlanFacts) -> bool:
 def _repeated(user: UserSettings) -> str:
     """Return the setting that repeats the training, if there is one.
 
-    The comparison of the head with all weights needs one validation split.
+    How far all weights go from the head is decided by one validation split.
     """
     settings = ("training.folds", "training.refit")
     return next((name for name in settings if user.get(name)), "")
@@ -138,16 +150,29 @@ def _needs_all(user: UserSettings) -> str:
     return next((name for name in settings if user.get(name)), "")
 
 
-def _chosen(facts: PlanFacts, user: UserSettings, cost: _Cost | None, length: _Length) -> str:
-    """Return what is trained; `training.trainable` lists the choices."""
+def _chosen(
+    facts: PlanFacts, user: UserSettings, cost: _Cost | None, length: _Length, *, suits: bool
+) -> str:
+    """Return what is trained; `training.trainable` lists the choices.
+
+    Args:
+        facts: the numbers of images.
+        user: what the user has set.
+        cost: None if the speed is not known.
+        length: of all weights.
+        suits: whether the last blocks can be trained, in the time that there is.
+    """
     if _needs_all(user):
         return "all"
+    otherwise = "last_blocks" if suits else "head"
     if _repeated(user):
-        return "head"
+        return otherwise
     enough_time = cost is not None and length.updates >= _FEWEST_UPDATES
+    if suits and length.is_limited:
+        enough_time = False
     if "training.epochs" in user and cost is not None:
         enough_time = length.epochs * cost.epoch <= _seconds(facts, user)
-    return "head_then_all" if enough_time and _enough_images(facts) else "head"
+    return "head_then_all" if enough_time and _enough_images(facts) else otherwise
 
 
 # -- in words ----------------------------------------------------------------------------------
@@ -166,7 +191,11 @@ def _summary(user: UserSettings, chosen: str, settings: Mapping[str, Any]) -> tu
     long = f"for {limit}" if limit else _epochs(user.get("training.epochs", training["epochs"]))
     if knots := training.get("step_plan"):
         long = f"for {knots[-1][-1]:,} steps"
-    first = "the head, then all weights" if chosen == "head_then_all" else "all weights"
+    last = user.get("training.last_blocks", TrainingConfig().last_blocks)
+    first = {
+        "head_then_all": "the head, then all weights",
+        "last_blocks": f"the head, then the last {counted(last, 'block')}",
+    }.get(chosen, "all weights")
     return model, f"training: {first} {long}, learning rate {rate}, layer decay {decay}"
 
 
@@ -176,7 +205,12 @@ def _epochs(number: float) -> str:
 
 
 def _reasons(
-    facts: PlanFacts, user: UserSettings, cost: _Cost | None, chosen: str, length: _Length
+    facts: PlanFacts,
+    user: UserSettings,
+    cost: _Cost | None,
+    chosen: str,
+    length: _Length,
+    blocks: BlocksLength,
 ) -> list[str]:
     data, machine = facts.data, facts.machine
     known = f"{data.training_images:,} training images in {data.classes:,} classes"
@@ -193,6 +227,9 @@ def _reasons(
         f"measured {speed:.3g} images/s without gradients ({where}): the features of all "
         f"{every:,} images take about {duration(cost.features)}"
     )
+    if chosen == "last_blocks":
+        remedy = "" if length_is_set(user.values) else f" ({shorter(facts.preset)})"
+        return [measured, f"{known}: {blocks.sentence()}{remedy}"]
     return [measured, f"{known}: {_why(facts, user, cost, chosen, length)}"]
 
 
@@ -202,11 +239,12 @@ def _why(facts: PlanFacts, user: UserSettings, cost: _Cost, chosen: str, length:
         remedy = "" if length_is_set(user.values) else f" ({shorter(facts.preset)})"
         return (
             f"training all weights {_epochs(length.epochs)} ({length.updates:,.0f} updates) takes "
-            f"about {took} more, and is kept only if it is significantly better on the validation "
-            f"images{remedy}"
+            f"about {took} more, and is kept as far as the validation images allow{remedy}"
         )
     if repeated := _repeated(user):
         return f"with {repeated}, only the head is fitted unless training.trainable is set"
+    if facts.data.training_images < FEWEST_IMAGES * facts.data.classes:
+        return f"fewer than {FEWEST_IMAGES} per class, too few to train more than the head"
     if not _enough_images(facts):
         return f"fewer than {_FEWEST_IMAGES} per class, too few to train all weights"
     budget = user.get("training.time_limit") or f"{PRESETS[facts.preset].minutes:g} minutes"

@@ -45,21 +45,45 @@ def test_a_slow_machine_trains_the_head_alone() -> None:
 
 def test_a_fast_machine_trains_all_weights_as_long_as_the_time_allows() -> None:
     """A GPU trains for all ten epochs, a slower one for as many as fit."""
-    fast, slower = made(400.0), made(50.0)
+    fast, slower = made(400.0), made(50.0, training__last_blocks=4, model__name="timm")
     assert fast.settings["training"] == {"epochs": 10, "batch_size": 32} | {
         "trainable": "head_then_all"
     }
     assert fast.settings["optimizer"]["layer_decay"] == 0.75
     ((_, _, steps),) = slower.settings["training"]["step_plan"]
     assert 3 <= steps * 32 / 3_000 < 10
-    assert "kept only if it is significantly better" in fast.reasons[1]
+    assert "kept as far as the validation images allow" in fast.reasons[1]
+    blocks = made(50.0)
+    assert blocks.settings["training"]["trainable"] == "last_blocks"
+    assert blocks.settings["optimizer"]["learning_rate"] == 2e-4
+    assert "the head, then the last 4 blocks" in blocks.summary[1]
+    assert "the tokens of the last 4 blocks take about" in blocks.reasons[1]
 
 
-def test_few_images_train_the_head_alone() -> None:
+def test_few_images_train_the_last_blocks_and_very_few_the_head_alone() -> None:
     """With eight images of a class, all weights would learn them by heart."""
     plan = made(400.0, images=40)
-    assert plan.settings == {"training": {"trainable": "head"}}
-    assert "fewer than 20 per class" in plan.reasons[1]
+    assert plan.settings["training"]["trainable"] == "last_blocks"
+    assert plan.settings["training"]["epochs"] == 20
+    alone = made(400.0, images=20)
+    assert alone.settings == {"training": {"trainable": "head"}}
+    assert "fewer than 5 per class" in alone.reasons[1]
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"model__name": "timm"},
+        {"training__folds": 5},
+        {"training__mixup": 0.2},
+        {"training__processes": 2},
+        {"training__compile": True},
+    ],
+)
+def test_the_last_blocks_are_planned_only_where_they_can_be_trained(other: dict[str, Any]) -> None:
+    """Nothing is planned that the run would refuse."""
+    assert made(400.0, images=40).settings["training"]["trainable"] == "last_blocks"
+    assert made(400.0, images=40, **other).settings["training"]["trainable"] == "head"
 
 
 @pytest.mark.parametrize("speed", [3.0, 12.0, 100.0])
@@ -69,31 +93,34 @@ def test_more_images_are_not_trained_less(speed: float) -> None:
     for images in (60, 100, 350, 700, 1_000, 1_500):
         plan = made(speed, images=images, classes=2)
         training = plan.settings["training"]
-        assert training["trainable"] == "head_then_all", images
+        assert training["trainable"] in ("head_then_all", "last_blocks"), images
         updates.append(int(plan.reasons[1].partition(" updates)")[0].rpartition("(")[2]))
     assert updates == sorted(updates)
-    assert updates[0] >= 30
+    assert updates[0] >= 15
 
 
-@pytest.mark.parametrize("repeated", [{"training__folds": 5}, {"training__refit": True}])
-def test_folds_and_a_refit_fit_the_head_alone(repeated: dict[str, Any]) -> None:
-    """The head and all weights are compared on one validation split, which these do not have."""
-    plan = made(400.0, **repeated)
+def test_folds_fit_the_head_alone_and_a_refit_repeats_the_last_blocks() -> None:
+    """How far all weights go is decided by one validation split, which both do not have."""
+    plan = made(400.0, training__folds=5)
     assert plan.settings == {"training": {"trainable": "head"}}
     assert "only the head is fitted unless training.trainable is set" in plan.reasons[1]
-    assert made(400.0, training__refit=False).settings["training"]["trainable"] != "head"
+    refitted = made(400.0, training__refit=True).settings["training"]["trainable"]
+    assert refitted == "last_blocks"
+    assert made(400.0, training__refit=False).settings["training"]["trainable"] == "head_then_all"
 
 
 def test_the_time_limit_is_the_time_for_all_weights() -> None:
     """A limit of the user replaces the preset's half hour, and stays."""
     assert made(2.0).settings["training"]["trainable"] == "head"
-    longer = made(2.0, training__time_limit="3h")
+    some = made(2.0, training__time_limit="3h")
+    assert some.settings["training"]["trainable"] == "last_blocks"
+    longer = made(2.0, training__time_limit="16h")
     assert longer.settings["training"]["trainable"] == "head_then_all"
     assert "time_limit" not in longer.settings["training"]
-    assert "for 3h" in longer.summary[1]
+    assert "for 16h" in longer.summary[1]
 
 
-@pytest.mark.parametrize("trainable", ["all", "head", "head_then_all"])
+@pytest.mark.parametrize("trainable", ["all", "head", "head_then_all", "last_blocks"])
 def test_what_is_set_stays(trainable: str) -> None:
     """The plan fills in the rest of what the user has chosen."""
     plan = made(400.0, training__trainable=trainable, optimizer__learning_rate=3e-5)
