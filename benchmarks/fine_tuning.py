@@ -56,7 +56,7 @@ class Outcome(NamedTuple):
     share: float
     """Of the way from the head to the trained weights."""
     validated: int
-    """Images that the share was chosen on."""
+    """Images that decided the share."""
     seconds: float
     """Beyond features and tokens."""
 
@@ -221,7 +221,7 @@ def _device() -> str:
 def _print_draw(labels: int, seed: int, each: Outcome) -> None:
     print(
         f"{labels} labels a class, draw {seed}: head {each.head:.1%}, last blocks "
-        f"{each.last_blocks:.1%} at {each.share:.0%} of the way (chosen on {each.validated} "
+        f"{each.last_blocks:.1%} at {each.share:.0%} of the way (decided by {each.validated} "
         f"images), scikit-learn {each.raw:.1%} raw, {each.standardized:.1%} standardized; "
         f"{each.seconds:.0f} s beyond features and tokens",
         flush=True,

@@ -277,7 +277,7 @@ def head_of_rows(
     validation: Integers,
     regularization: float | None,
 ) -> FittedHead:
-    """Fit a head on some training images, with a C that is given or chosen on others."""
+    """Fit a head on some training images, with a C that is given or decided by others."""
     weights_K, labels_N, features_ND = None, frozen.data.labels, frozen.features_ND
     if "balanced" in (job.config.training.class_weights, job.config.training.sampling):
         weights_K = balanced_class_weights(labels_N[training], len(job.classes)).numpy()

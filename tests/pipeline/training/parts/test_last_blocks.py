@@ -67,7 +67,8 @@ def test_the_result_is_a_whole_model_that_says_how_it_was_made(
     assert record is not None
     assert (record.blocks, record.views) == (1, 2)
     assert [each.share for each in record.tried] == list(SHARES)
-    assert record.share >= min(record.tried, key=lambda each: each.loss).share > 0
+    assert record.share >= min(record.tried, key=lambda each: each.loss).share
+    assert record.share > 0
     data = open_data(job)
     assert record.held_out == len(data.training.rows)  # fewer than 50 validation images
     assert record.images == record.held_out + len(data.validation_rows)
