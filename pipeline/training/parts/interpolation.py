@@ -9,8 +9,8 @@ change the confidence alone, which the calibration undoes later.
 
 The accuracy keeps rising a little beyond the point with the smallest loss. So the weights are those
 of the furthest point whose loss is not larger than the smallest one by more than a standard error
-of the difference: many images decide by themselves, few leave trained weights that show no harm as they
-is.
+of the difference: many images decide by themselves, and few leave trained weights that show no harm
+as they are.
 
 Shapes: S points of the line, N images, K classes.
 """
