@@ -307,17 +307,17 @@ def _has_enough_images(facts: PlanFacts, candidate: Candidate) -> bool:
     return enough and candidate.side >= tier.image_size
 
 
-def measured_first(facts: PlanFacts, fastest_first: list[Candidate]) -> list[Candidate]:
+def measured_first(facts: PlanFacts, options: list[Candidate]) -> list[Candidate]:
     """Return the candidates in the order in which they are measured.
 
-    On a CPU from the fastest on. A GPU waits for the kernels of a small model, so its speed says
-    nothing about a large one: the largest that there are enough images for comes second, the others
-    follow from large to small.
+    The fastest, and those that there are enough images for. On a CPU from the fastest on. A GPU
+    waits for the kernels of a small model, so its speed says nothing about a large one: the largest
+    comes second, the others follow from large to small.
     """
-    if facts.machine.device == "cpu" or len(fastest_first) == 1:
-        return fastest_first
-    larger = [each for each in fastest_first[1:] if _has_enough_images(facts, each)]
-    return [fastest_first[0], *reversed(larger)]
+    larger = [each for each in options[1:] if _has_enough_images(facts, each)]
+    if facts.machine.device != "cpu":
+        larger.reverse()
+    return [options[0], *larger]
 
 
 def images_by_training(facts: PlanFacts, user: UserSettings) -> list[float]:

@@ -125,7 +125,7 @@ def _of_all_weights(config: RunConfig) -> str:
     epochs = config.training.epochs
     length = config.training.time_limit or f"{epochs} epoch{'' if epochs == 1 else 's'}"
     if config.training.step_plan:
-        length = f"{config.training.step_plan[-1][2]} steps, as recorded"
+        length = f"{config.training.step_plan[-1][2]} steps"
     return f"{' with '.join(config.model.names)} for {length}{_repeated(config)}"
 
 

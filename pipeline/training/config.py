@@ -150,10 +150,11 @@ class TrainingConfig(FrozenModel):
     maximum."""
 
     step_plan: Annotated[StepPlanKnots, AfterValidator(_checked_plan)] | None = None
-    """Recorded (step, progress, end) knots of a run with a time limit, to reproduce it."""
+    """Steps of the training as (step, progress, end) knots: planned for the time of a preset, or
+    recorded by a run with a time limit, to reproduce it."""
 
     validation_plan: ValidationPlanSteps | None = None
-    """Recorded (step, images) of each validation of a run with a time limit, to reproduce it."""
+    """Each validation as (step, images): planned or recorded with step_plan."""
 
     extends: str | None = None
     """MLflow id of a finished run on the same data that is trained further, up to more epochs; set
@@ -226,9 +227,9 @@ class TrainingConfig(FrozenModel):
     """Device to train on; auto uses a CUDA device if there is one."""
 
     threads: Annotated[int, Field(ge=1, le=1024)] | None = None
-    """Number of torch threads on the CPU. By default torch's own number, and fewer from a
-    checkpoint on if that is measured to be faster, because other programs use the cores. Affects
-    the results."""
+    """Number of torch threads on the CPU. A plan sets it. Without one, torch's own number, and
+    fewer from a checkpoint on if that is measured to be faster, because other programs use the
+    cores. Affects the results."""
 
     thread_changes: tuple[tuple[Annotated[int, Field(ge=0)], Annotated[int, Field(ge=1)]], ...] = ()
     """Recorded (step, threads): the number of threads from a step on, to reproduce the run."""
