@@ -25,7 +25,7 @@ from patchline.pipeline.frozen_model import FrozenModel
 
 FIRST = 0
 """The rank whose clock counts, and which writes events and files."""
-LONGEST_WAIT = timedelta(minutes=10)
+LONGEST_WAIT = timedelta(minutes=30)
 """For another rank; a training run whose rank has stopped ends after it."""
 
 Value = TypeVar("Value", bound=FrozenModel)
