@@ -37,8 +37,8 @@ class Machine:
     """Operations a second in training, where the model is large enough."""
     images_per_second: float
     """At most, however small the model: launching kernels, updating weights."""
-    loaded_per_second: float | None = None
-    """Images of 224 pixels that one core augments in a second."""
+    step_seconds: float = 0.01
+    """That a step takes at least, however small its batch."""
 
     def speed(self, macs: float) -> float:
         """Return the images that it trains in a second."""
@@ -145,7 +145,7 @@ def _row(case: Case, machine: Machine) -> str:
         time,
         machine.title,
         _model(settings),
-        _long(facts, decision),
+        _long(facts, decision, machine),
         f"{decision.batch}",
         f"`{settings['augmentation']['name']}`{mixed}",
         _repeated(training),
@@ -168,10 +168,11 @@ def _model(settings: dict[str, Any]) -> str:
     return f"{model['embed_dim']} wide, {blocks}{kind}, {side} px"
 
 
-def _long(facts: PlanFacts, decision: Decision) -> str:
+def _long(facts: PlanFacts, decision: Decision, machine: Machine) -> str:
     """Return the length of the first fit, and how long all of them train."""
     fits = images_by_training(facts, decision.user)
-    seconds = decision.length.seconds * sum(fits) / fits[0]
+    first = max(decision.length.seconds, decision.steps * machine.step_seconds)
+    seconds = first * sum(fits) / fits[0]
     epochs = _number(decision.length.epochs)
     return f"{epochs} epochs, {decision.steps:,} steps, {duration(seconds)}"
 

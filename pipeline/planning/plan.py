@@ -357,7 +357,8 @@ def most_epochs(facts: PlanFacts, user: UserSettings) -> int:
     epochs = PRESETS[facts.preset].epochs
     if side < THUMBNAIL:
         epochs = max(_LEAST_FOR_THUMBNAILS, epochs // _FEWER_FOR_THUMBNAILS)
-    epochs = recipes.most_epochs(epochs, images_by_training(facts, user)[0])
+    fits = images_by_training(facts, user)
+    epochs = recipes.most_epochs(epochs, fits[0], len(fits))
     return int(min(epochs, user.get("training.max_epochs") or epochs))
 
 

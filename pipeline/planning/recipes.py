@@ -19,7 +19,7 @@ _BATCHES = (*(number << octave for octave in range(2, 6) for number in _QUARTERS
 _BATCHES_ACCELERATOR = (*_BATCHES, 512, 1024)
 _STEPS_PER_EPOCH, _STEPS = 23, 100
 """Fewest: Muon needs updates more than it needs exact gradients."""
-_STEPS_FOR_EPOCH = 30
+_STEPS_FOR_EPOCH, _FEWER_IN_FOLDS, _FITS_OF_A_REFIT = 30, 2, 2
 """Updates for each epoch of a preset that few images have at least, by more epochs."""
 _STEPS_FOR_LARGE_BATCH = 5_000
 _REFERENCE_BATCH = 256
@@ -95,15 +95,17 @@ def batch_size(facts: PlanFacts, tier: Tier, side: int, length: Length, images: 
     return max(fitting, default=_BATCHES[0])
 
 
-def most_epochs(epochs: int, images: float) -> int:
+def most_epochs(epochs: int, images: float, fits: int = 1) -> int:
     """Return the epochs of a preset, or more where images are so few that there were few updates.
 
     Args:
         epochs: of the preset.
         images: in an epoch.
+        fits: of the run; folds make half as many updates each.
     """
     batch = max((b for b in _BATCHES if images >= b * _STEPS_PER_EPOCH), default=_BATCHES[0])
-    return max(epochs, math.ceil(_STEPS_FOR_EPOCH * epochs / math.ceil(images / batch)))
+    steps = _STEPS_FOR_EPOCH * epochs / (_FEWER_IN_FOLDS if fits > _FITS_OF_A_REFIT else 1)
+    return max(epochs, math.ceil(steps / math.ceil(images / batch)))
 
 
 def optimizer(

@@ -60,7 +60,7 @@ TIERS = (
         "a quarter of small's computation: for seconds of training, or thumbnails",
     ),
     Tier(
-        "small", 128, 2, 4, 12_000, 0, THUMBNAIL, 64, 4e-3,
+        "small", 128, 2, 4, 12_000, 200, THUMBNAIL, 64, 4e-3,
         "learns fastest in the first few passes over tens of thousands of images",
     ),
     Tier(
@@ -85,7 +85,7 @@ SMALL_IMAGE_TIERS = (
         pools_early=True, mirror_equivariant=True,
     ),
     Tier(
-        "small", 128, 1, 4, 12_000, 0, THUMBNAIL, 64, 4e-3,
+        "small", 128, 1, 4, 12_000, 200, THUMBNAIL, 64, 4e-3,
         "learns fastest in the first few passes over tens of thousands of images",
         pools_early=True, mirror_equivariant=True,
     ),
