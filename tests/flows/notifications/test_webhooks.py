@@ -53,7 +53,7 @@ class Receiver(ThreadingHTTPServer):
     def wait_for(self, count: int) -> None:
         """Wait until so many messages came, and a moment for one too many."""
         until(lambda: len(self.bodies) >= count, f"fewer than {count} messages came")
-        time.sleep(0.5)
+        time.sleep(0.25)
 
 
 class _Handler(BaseHTTPRequestHandler):
