@@ -286,4 +286,6 @@ class TrainResult(FrozenModel):
             return f"{stopped}; {kept}" if self.stopped_early else kept
         if self.stopped_early:
             return f"{stopped} ({quality})"
+        if self.fine_tuning is not None and self.fine_tuning.blocks is not None:
+            return f"kept weights: {self.fine_tuning.share:.0%} of the way, {quality}"
         return f"best weights: epoch {self.best_step / self.steps_per_epoch:.4g}, {quality}"

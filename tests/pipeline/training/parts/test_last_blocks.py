@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import signal
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import psutil
 import pytest
 import torch
 
-from patchline.pipeline.errors import ConfigError, RunError, StorageError
+from patchline.pipeline.errors import ConfigError, RunError, StorageError, WorkerError
 from patchline.pipeline.layers.last_blocks import whole_model
 from patchline.pipeline.layers.vision_transformer import VisionTransformer
 from patchline.pipeline.models.inference import predict_logits
@@ -19,6 +22,7 @@ from patchline.pipeline.run_memory.cleaning import FEATURES
 from patchline.pipeline.training.__main__ import train
 from patchline.pipeline.training.job import TrainingJob
 from patchline.pipeline.training.loop import Training
+from patchline.pipeline.training.machine import MODULE
 from patchline.pipeline.training.part import TrainingPart
 from patchline.pipeline.training.parts import last_blocks, stored_tokens
 from patchline.pipeline.training.parts.interpolation import SHARES
@@ -26,7 +30,8 @@ from patchline.pipeline.training.parts.last_blocks import LastBlocksTraining
 from patchline.pipeline.training.parts.stored_tokens import TokenStore
 from patchline.pipeline.training.train_result import RefitResult, TrainResult
 from patchline.pipeline.training.training_data import open_data
-from patchline.pipeline.workers.event_log import EventWriter
+from patchline.pipeline.workers.event_log import Event, EventWriter
+from patchline.pipeline.workers.worker_process import run_worker
 from tests.pipeline.training.conftest import MakeJob
 from tests.pipeline.training.parts.test_probe import events_of, with_weights
 
@@ -119,6 +124,30 @@ def _not_again(*_: Any) -> Any:
 
 class _Killed(Exception):  # noqa: N818 - no error, but an interruption
     """Stands for a kill at any moment."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("unit", ["tokens", "step", "fold"])
+def test_a_worker_that_is_killed_resumes_to_the_same_weights(
+    make_job: MakeJob, tmp_path: Path, unit: str
+) -> None:
+    """SIGKILL of the process itself; the test below interrupts at all moments, in this process."""
+    expected = trained(blocks_job(make_job, tmp_path / "whole", "run"))
+    job = blocks_job(make_job, tmp_path / "killed", "run")
+    groups: list[int] = []
+
+    def kill(event: Event) -> None:
+        if event["kind"] == "progress" and event["unit"] == unit and not groups:
+            [worker] = [child for child in psutil.Process().children() if MODULE in child.cmdline()]
+            groups.append(worker.pid)  # which leads its group
+            os.kill(groups[0], signal.SIGKILL)
+
+    with pytest.raises(WorkerError, match="killed by SIGKILL"):
+        run_worker(MODULE, job.folder, job, TrainResult, kill)
+    resumed = run_worker(MODULE, job.folder, job, TrainResult, lambda _: None)
+    assert resumed.fine_tuning == expected.fine_tuning
+    weights, others = weights_of(resumed.best), weights_of(expected.best)
+    assert all(torch.equal(weights[each], others[each]) for each in weights)
 
 
 @pytest.mark.parametrize("at", ["tokens", "first fit", "a fold", "the end"])
