@@ -118,7 +118,7 @@ class DividingBatches:
 
     def _halve(self, step: TrainStep) -> None:
         self.state.halvings.append(self.state.step)
-        if step.replica is not None:
+        if step.ranks.size > 1:
             write_text(self.folder / _HALVINGS_FILE, json.dumps(self.state.halvings))
             raise RanksRestart
         self._say_it(step)

@@ -17,7 +17,7 @@ from torch import nn
 from patchline.pipeline.errors import PipelineError, StorageError
 from patchline.pipeline.host.private_folder import private_folder
 from patchline.pipeline.training.config import TrainingConfig, duration_seconds
-from patchline.pipeline.training.faults.memory import BeforeGradients, DividingBatches
+from patchline.pipeline.training.faults.memory import BeforeGradients, DividingBatches, RanksRestart
 from patchline.pipeline.training.processes.batch_parts import DividedOrder
 from patchline.pipeline.training.train_step import TrainStep
 
@@ -98,7 +98,7 @@ def _failure(step: TrainStep, order: DividedOrder, dividing: DividingBatches) ->
     model.compile(dynamic=False)
     try:
         _try_all_shapes(step, order, dividing)
-    except PipelineError:
+    except (PipelineError, RanksRestart):
         raise
     except Exception as error:  # noqa: BLE001 - compilers fail in many ways
         _undo(model)

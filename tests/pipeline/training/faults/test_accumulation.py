@@ -17,6 +17,7 @@ from patchline.pipeline.training.faults.memory import RanksRestart
 from patchline.pipeline.training.loop import Training
 from patchline.pipeline.training.parts import launching
 from patchline.pipeline.training.processes.batch_parts import micro_batches
+from patchline.pipeline.training.processes.ranks import Ranks
 from patchline.pipeline.workers.event_log import EventWriter, read_events
 from tests.pipeline.training.conftest import MakeJob
 
@@ -156,7 +157,9 @@ def test_of_several_ranks_all_start_again_with_smaller_parts(
 ) -> None:
     """The others wait for these gradients, so the halving is left in a file for the next start."""
     training = _short_of_memory(_training(make_job, tmp_path), images=3)
-    with_others = replace(training.step, replica=training.state.model)
+    two = Ranks()
+    two.size = 2
+    with_others = replace(training.step, ranks=two)
     training.state.step = 5
     with pytest.raises(RanksRestart):
         training.dividing.gradients(with_others, next(training.batches()))

@@ -361,6 +361,24 @@ def test_a_rank_without_memory_restarts_all_with_smaller_micro_batches(
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(3600)  # compilers need a minute of both cores
+def test_compiled_ranks_repeat_their_weights(make_job: MakeJob, tmp_path: Path) -> None:
+    """Each rank compiles the shapes of its own parts; compiling changes the bits, so it shows."""
+    settings: dict[str, Any] = {**THREE, "processes": 2, "epochs": 1}
+    states = []
+    for name, compiled in (("plain", False), ("one", True), ("other", True)):
+        job = make_job(tmp_path / name, training={**settings, "compile": compiled})
+        result = run_worker(MODULE, job.folder, job, TrainResult, lambda _: None)
+        assert result.compiled == compiled
+        states.append(load_file(job.folder / "last.safetensors"))
+    plain, one, other = states
+    assert all(torch.equal(one[key], other[key]) for key in one)
+    assert not all(torch.equal(one[key], plain[key]) for key in one)
+    for key in one:
+        torch.testing.assert_close(one[key], plain[key], atol=1e-3, rtol=1e-3)
+
+
+@pytest.mark.slow
 def test_a_killed_worker_leaves_no_process(make_job: MakeJob, tmp_path: Path) -> None:
     """SIGKILL of the process that started them ends all of them, and their data-loader workers."""
     training = {**THREE, "processes": 2, "epochs": 100_000}
