@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import sqlite3
-from pathlib import Path
 
 from patchline.flows.services import database_secrets, prefect_schema
 from patchline.pipeline.errors import OrchestrationError
@@ -55,12 +54,17 @@ def upgrade() -> None:
     lock = file.with_name(f"{file.name}.lock") if file and file.is_absolute() else None
     shown = file if lock else "that PREFECT_SERVER_DATABASE_CONNECTION_URL names"
     try:
-        if lock is None:
+        if file is None or lock is None:
             asyncio.run(interface.create_db())
         else:
             with storage_errors(lock), locked(lock):
-                _create_quickly(file)
+                by_migrations = not (file.exists() and file.stat().st_size)
+                if by_migrations:
+                    with contextlib.suppress(sqlite3.Error):  # the migrations tell the reason
+                        by_migrations = not prefect_schema.create(file)
                 asyncio.run(interface.create_db())
+                if by_migrations:
+                    prefect_schema.keep(file)
     except CommandError as error:
         raise OrchestrationError(
             f"Another version of Prefect created the database {shown} ({error}). Install that "
@@ -72,13 +76,6 @@ def upgrade() -> None:
             f"The Prefect database {shown} cannot be used ({words}). Check that the disk has free "
             "space and the file is writable, or move it away."
         ) from error
-
-
-def _create_quickly(file: Path | None) -> None:
-    """Create a new database as the migrations would, which then have nothing left to do."""
-    if file is not None and not (file.exists() and file.stat().st_size):
-        with contextlib.suppress(sqlite3.Error):  # the migrations tell the reason
-            prefect_schema.create(file)
 
 
 def _chosen() -> dict[str, str]:

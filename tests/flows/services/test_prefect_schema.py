@@ -1,8 +1,9 @@
-"""A new Prefect database is created from a file of SQL, and is what the migrations lead to."""
+"""A new Prefect database is created from SQL that an earlier one has left."""
 
 from __future__ import annotations
 
 import sqlite3
+import sys
 from collections.abc import Callable
 from contextlib import closing
 from importlib import metadata
@@ -39,30 +40,34 @@ def statements(sql: str) -> list[list[str]]:
     )
 
 
-@pytest.mark.slow  # a hundred migrations take 5 s; the next test is their short form
-def test_the_file_is_what_the_migrations_lead_to(migrated: Path, tmp_path: Path) -> None:
-    """After an update of Prefect, this test says that the file has to be written again."""
-    again = "python -m patchline.flows.services.prefect_schema"
-    by_migrations = statements(prefect_schema.schema_of(migrated))
-    assert statements(prefect_schema.SCHEMA.read_text("utf-8")) == by_migrations, again
+@pytest.fixture
+def environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return the folder of a Python environment that holds nothing yet."""
+    folder = tmp_path / "environment"
+    monkeypatch.setattr(sys, "prefix", str(folder))
+    return folder
+
+
+@pytest.mark.usefixtures("environment")
+def test_what_is_kept_is_what_the_migrations_lead_to(migrated: Path, tmp_path: Path) -> None:
+    """Once it is kept, it creates a new file with the same tables, and only a new one."""
     file = tmp_path / "quick.db"
+    assert not prefect_schema.create(file)
+    assert not file.exists()
+    prefect_schema.keep(migrated)
     assert prefect_schema.create(file)
+    by_migrations = statements(prefect_schema.schema_of(migrated))
     assert statements(prefect_schema.schema_of(file)) == by_migrations
     assert pragmas(file) == pragmas(migrated)
-
-
-def test_a_new_database_needs_no_migration(tmp_path: Path) -> None:
-    """The file is that of the installed Prefect, and creates its tables."""
-    file = tmp_path / "quick.db"
-    assert prefect_schema.create(file), "python -m patchline.flows.services.prefect_schema"
-    assert "CREATE TABLE flow_run " in prefect_schema.schema_of(file).replace('"', "")
     assert not prefect_schema.create(file)
 
 
+@pytest.mark.usefixtures("environment")
 def test_a_database_with_tables_and_another_prefect_are_left_to_the_migrations(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    migrated: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nothing is written into them."""
+    prefect_schema.keep(migrated)
     used = tmp_path / "used.db"
     with closing(sqlite3.connect(used)) as database:
         database.execute("CREATE TABLE own (id)")
@@ -73,18 +78,29 @@ def test_a_database_with_tables_and_another_prefect_are_left_to_the_migrations(
     assert not (tmp_path / "other.db").exists()
 
 
-def test_a_new_database_is_upgraded_without_a_migration(
+def test_an_environment_that_may_not_be_written_is_no_obstacle(
+    environment: Path, migrated: Path
+) -> None:
+    """Nothing is kept there, and nothing fails."""
+    environment.write_text("no folder")
+    prefect_schema.keep(migrated)
+    assert not prefect_schema.kept().exists()
+
+
+@pytest.mark.usefixtures("environment")
+def test_the_second_new_database_needs_no_migration(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The server finds it at the newest revision."""
+    """The first one, which migrations create, is kept and creates the next one."""
     from prefect.settings import PREFECT_SERVER_DATABASE_CONNECTION_URL, temporary_settings
 
     monkeypatch.setattr(prefect_schema, "create", created := _Recorded(prefect_schema.create))
-    url = f"sqlite+aiosqlite:///{tmp_path / 'new.db'}"
+    url = f"sqlite+aiosqlite:///{tmp_path / 'first.db'}"
     with temporary_settings({PREFECT_SERVER_DATABASE_CONNECTION_URL: url}):
         prefect_database.upgrade()
         prefect_database.upgrade()
-    assert created.answers == [True]
+    assert created.answers == [False]
+    assert prefect_schema.create(tmp_path / "second.db")
 
 
 class _Recorded:
