@@ -68,6 +68,7 @@ BATCH, SIDE, CLASSES = 128, 32, 10
 _DIM, _DEPTH, _HEADS, _PATCH = 192, 9, 3, 4
 _WARM_UP = 2
 """Steps that do not count."""
+_FEWEST_REPORTS = 4
 _FEW = 20
 """Images of validation and test."""
 _PASSES = 3
@@ -194,6 +195,11 @@ def our_steps(job: TrainingJob, number: int) -> tuple[str, Steps]:
     result = run_worker(MODULE, folder, job, TrainResult, see)
     pairs = itertools.pairwise(seen)
     seconds = [(after - began) / (done - step) for (step, began, _), (done, after, _) in pairs]
+    if len(seen) < _FEWEST_REPORTS:
+        raise SystemExit(
+            f"A training run reports its steps every half second, and here it did so {len(seen)} "
+            f"times, but {_FEWEST_REPORTS} are needed. Increase --steps."
+        )
     pairs = itertools.pairwise(seen[:-1])  # the process may have ended when the last one is seen
     cpu = [(after - began) / (done - step) for (step, _, began), (done, _, after) in pairs]
     return result.precision, Steps(seconds, cpu)
