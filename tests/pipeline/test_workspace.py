@@ -67,8 +67,9 @@ def test_only_one_function_makes_folders_that_may_be_the_workspace() -> None:
     }
     assert found == {
         "pipeline/workspace.py",
-        "pipeline/plugin_system/plugin_skeleton.py",
-    }  # the user's packages
+        "pipeline/plugin_system/plugin_skeleton.py",  # the user's packages
+        "flows/services/prefect_schema.py",  # in the Python environment
+    }
 
 
 def test_a_place_that_cannot_be_narrowed_is_said(

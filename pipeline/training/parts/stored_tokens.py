@@ -30,6 +30,7 @@ from patchline.pipeline.layers.vision_transformer import VisionTransformer
 from patchline.pipeline.models.fitting_batches import fitting_batches
 from patchline.pipeline.models.inference import autocast, normalised
 from patchline.pipeline.probing.linear_head import evaluating
+from patchline.pipeline.workspace import make_folder
 from patchline.plugin_api import ImageSpec
 
 logger = logging.getLogger(__name__)
@@ -95,7 +96,7 @@ class TokenStore:
         Raises:
             StorageError: if it has not.
         """
-        self.folder.mkdir(parents=True, exist_ok=True)
+        make_folder(self.folder)
         needed, free = self.array().bytes_to_allocate(), shutil.disk_usage(self.folder).free
         if needed + _LEFT_BYTES > free and needed:
             raise StorageError(
