@@ -3,7 +3,7 @@
     python -m benchmarks.accuracy digits [SEEDS] [--preset quick] [--earlier PATCHLINE]
     python -m benchmarks.accuracy cifar10 FOLDER [TIME_LIMIT] [FLAGS...]
 
-`digits` trains with several seeds, with the default settings and a preset in turn, and prints the
+`digits` trains with several seeds, with the plain settings and a preset in turn, and prints the
 means. PATCHLINE is the command of another environment, with an earlier version; its defaults train
 too. The seeds share one split, so they show the variation of the training, not of the test images.
 
@@ -32,7 +32,7 @@ class Side(NamedTuple):
 
 def sides(preset: str | None, earlier: Path | None) -> dict[str, Side]:
     """Return the sides by their names."""
-    found = {"defaults": Side()}
+    found = {"plain": Side(("--preset", "none"))}
     if preset:
         found[preset] = Side(("--preset", preset))
     if earlier:

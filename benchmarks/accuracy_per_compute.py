@@ -171,6 +171,7 @@ def _recipe(folder: Path, given: argparse.Namespace) -> dict[str, Any]:
     else:
         recipe = changed(yaml.safe_load(given.recipe.read_text(encoding="utf-8")), given.changes)
     recipe["training"]["step_plan"] = [[0, 0.0, affordable_steps(flops, recipe)]]
+    recipe["preset"] = "none"
     return recipe
 
 

@@ -64,11 +64,11 @@ class Task:
 
 
 def _patchline(task: Task) -> float:
-    return _ours(task, "--preset", "balanced")
+    return _ours(task, "--model.init", "none")
 
 
 def _defaults(task: Task) -> float:
-    return _ours(task, "--data.image-size", str(task.image_size))
+    return _ours(task, "--preset", "none", "--data.image-size", str(task.image_size))
 
 
 def _ours(task: Task, *flags: str) -> float:

@@ -346,6 +346,7 @@ def _process_of(flow_run_id: str) -> bool:
 
 _SETTINGS = """\
 name: kills
+preset: none
 data: {path: photos, image_size: 32, workers: 2}
 model: {name: vit, embed_dim: 32, depth: 2, num_heads: 2}
 training: {epochs: 3}

@@ -46,7 +46,10 @@ from patchline.pipeline import quiet_libraries
 from patchline.pipeline.tracking.tracking_store import client
 from patchline.pipeline.workers.event_log import read_events
 
-_SMALL = ("--training.epochs", "6", "--model.embed-dim", "48", "--model.num-heads", "3")
+_SMALL = (
+    *("--preset", "none", "--training.epochs", "6"),
+    *("--model.embed-dim", "48", "--model.num-heads", "3"),
+)
 
 
 def run_at_once(given: argparse.Namespace) -> None:
@@ -135,7 +138,9 @@ def run_schedules(given: argparse.Namespace) -> None:
 
 def _small_model() -> tuple[str, Path]:
     """Return a model's version, and a folder of a few images that it can predict."""
-    summary = measured_run("--training.epochs", "1", "--name", "small", folder=Path())
+    summary = measured_run(
+        "--preset", "none", "--training.epochs", "1", "--name", "small", folder=Path()
+    )
     images = Path("images").resolve()
     images.mkdir()
     example = Path(summary["example_image"])

@@ -50,7 +50,9 @@ def main() -> None:
         print(f"up, in a fresh folder: {_seconds('up'):.1f} s")
         print(f"down: {_seconds('down'):.1f} s")
         print(f"up, in a used folder: {_seconds('up'):.1f} s", flush=True)
-        summary = measured_run("--training.time-limit", f"{_TRAINING_SECONDS}s", folder=Path())
+        summary = measured_run(
+            "--preset", "none", "--training.time-limit", f"{_TRAINING_SECONDS}s", folder=Path()
+        )
         trained = summary["training"]["seconds"]
         version = client().get_model_version(summary["name"], summary["version"])
         registered = version.creation_timestamp / 1000 - summary["began"]

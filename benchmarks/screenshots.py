@@ -171,7 +171,7 @@ def _own_servers(folder: Path) -> Iterator[Servers]:
     up = json.loads(_patchline(folder, "up", "--json"))
     try:
         for number, choice in enumerate(_TRAININGS):
-            length = ("--training.epochs", str(15 + 5 * number))
+            length = ("--preset", "none", "--training.epochs", str(15 + 5 * number))
             run = json.loads(_patchline(folder, "run", *length, *choice, "--json"))
         when = ("--cron", "0 2 * * *", "--timezone", "Europe/Berlin")
         _patchline(folder, "schedule", "create", "nightly", *when, "--config", run["config"])

@@ -359,7 +359,7 @@ def compare_precisions(_: argparse.Namespace) -> None:
         rates = {}
         for precision in ("float32", "bfloat16"):
             summary = measured_run(
-                *("--training.time-limit", "15s", "--model.size", size),
+                *("--preset", "none", "--training.time-limit", "15s", "--model.size", size),
                 *("--training.precision", precision),
             )
             rates[precision] = summary["training"]["images_per_second"]
