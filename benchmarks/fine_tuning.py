@@ -70,14 +70,13 @@ def job_for(given: argparse.Namespace, images: Path, name: str) -> TrainingJob:
     training |= {setting: value for setting, value in lengths.items() if value is not None}
     flags: dict[str, Any] = {
         "name": "fine-tuning",
-        "preset": "none",
         "data": {"source": "image_folder", "path": str(images), "image_size": given.pixels},
         "model": {"init": str(given.weights.resolve())},
         "training": training,
     }
     if given.rate is not None:
         flags["optimizer"] = {"learning_rate": given.rate}
-    config = config_files.requested(None, flags=flags)
+    config = config_files.requested(None, preset_name="none", flags=flags)
     data = ingestion.ingest(config, workspace)
     start = starting_point(config, data.name, workspace, data.manifest_file, data.classes)
     config = ingestion.resolve(start.config, data)
