@@ -99,7 +99,9 @@ def network_of(
         settings: of the run, such as another image size.
     """
     init = {"model": {"init": str(file)}}
-    config = config_files.requested(None, flags=config_files.merged(settings or {}, init))
+    config = config_files.requested(
+        None, preset_name="none", flags=config_files.merged(settings or {}, init)
+    )
     start = starting_point(config, "few", folder.resolve())
     if not isinstance(start.weights, InitialWeights):
         raise TypeError(f"{file} holds no weights")
