@@ -98,12 +98,16 @@ def assemble(*, preset_name: str | None, file: Path | None, flags: Settings) -> 
     follow the weights.
 
     Args:
-        preset_name: overrides the preset of the file; None for that, or else the default one.
+        preset_name: overrides the preset of the flags and the file; None for that, or else the
+            default one.
         file: a YAML file with settings, and optionally `preset: quick`.
         flags: nested settings, which override the file.
     """
     settings = read_settings(file) if file is not None else {}
     preset = settings.pop("preset", presets.DEFAULT)
+    if "preset" in flags:
+        flags = {**flags}
+        preset = flags.pop("preset")
     name = _preset_name(preset if preset_name is None else preset_name)
     given = _given(settings, flags, preset)
     settings.pop(_GIVEN, None)

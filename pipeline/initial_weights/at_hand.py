@@ -86,6 +86,9 @@ def search(own_name: str) -> Search:
         shapes = _shapes(place.file)
         weights = _weights(place, shapes)
         if weights is None:
+            if place.where == VARIABLE:
+                why = "holds no known Vision Transformer" if shapes else "is damaged"
+                passed.append(f"{place.reference}, which {VARIABLE} names, {why}")
             continue
         if _DECODER in shapes or _RECONSTRUCTS.search(place.reference.lower()):
             passed.append(
@@ -114,6 +117,11 @@ def _named(passed: list[str]) -> Iterator[_Place]:
         files = sorted({*path.glob(f"*{_SUFFIX}"), *path.glob(f"*/*{_SUFFIX}")})
         if not files:
             passed.append(f"{VARIABLE} is {named}, which holds no {_SUFFIX} file")
+        if len(files) > _MOST_FILES:
+            passed.append(
+                f"{VARIABLE} is {named}, where only the first {_MOST_FILES} of {len(files)} files "
+                "are looked at"
+            )
         for file in files[:_MOST_FILES]:
             yield _Place(file, str(file), VARIABLE)
     elif path.suffix.lower() == _SUFFIX and path.is_file():

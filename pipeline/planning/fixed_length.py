@@ -14,7 +14,8 @@ from typing import Any
 from patchline.pipeline.planning.facts import PlanFacts
 from patchline.pipeline.planning.recipes import Length
 from patchline.pipeline.planning.user_settings import UserSettings
-from patchline.pipeline.presets import PresetName
+from patchline.pipeline.presets import PRESETS, PresetName
+from patchline.pipeline.terminal_words import duration
 
 TRAINING_SHARE = 0.9
 """Of a time limit; validation takes the rest."""
@@ -101,3 +102,18 @@ def shorter(preset: PresetName) -> str:
 def number(value: float) -> str:
     """Return a number of epochs, or of images a second, with about two digits."""
     return f"{value:.1f}" if value < 10 else f"{value:,.0f}"  # noqa: PLR2004 - two digits
+
+
+def aim(facts: PlanFacts, user: UserSettings, most: int) -> str:
+    """Return what the preset aims at, and what shortens it; nothing if the user sets the length.
+
+    Args:
+        facts: with the preset.
+        user: what the user has set.
+        most: epochs that the preset trains at most.
+    """
+    if length_is_set(user.values):
+        return ""
+    minutes = duration(PRESETS[facts.preset].minutes * 60)
+    words = f"{facts.preset} aims at {minutes}, at most {most} epochs"
+    return f" ({words}; {shorter(facts.preset)})"

@@ -15,10 +15,10 @@ from patchline.pipeline.planning import recipes, speed
 from patchline.pipeline.planning.facts import Plan, PlanFacts
 from patchline.pipeline.planning.fixed_length import (
     TRAINING_SHARE,
+    aim,
     fixed_length,
     length_is_set,
     number,
-    shorter,
     with_step_cost,
 )
 from patchline.pipeline.planning.recipes import Length
@@ -437,11 +437,7 @@ def _why_length(
         return f"{known}: {limit}, including validation, is about {epochs} epochs{each}"
     seconds = whole.seconds / TRAINING_SHARE * sum(fits) / fits[0]
     took = f"{epochs} epochs{each} take about {duration(seconds)}"
-    if length_is_set(user.values):
-        return f"{known}: {took}"
-    minutes = duration(PRESETS[facts.preset].minutes * 60)
-    aim = f"{facts.preset} aims at {minutes}, at most {most_epochs(facts, user)} epochs"
-    return f"{known}: {took} ({aim}; {shorter(facts.preset)})"
+    return f"{known}: {took}{aim(facts, user, most_epochs(facts, user))}"
 
 
 def _why_repeated(facts: PlanFacts, repeated: Settings) -> list[str]:

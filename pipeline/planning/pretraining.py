@@ -16,10 +16,10 @@ from patchline.pipeline.planning import speed
 from patchline.pipeline.planning.facts import Plan, PlanFacts
 from patchline.pipeline.planning.fixed_length import (
     TRAINING_SHARE,
+    aim,
     fixed_length,
     length_is_set,
     number,
-    shorter,
 )
 from patchline.pipeline.planning.recipes import Length
 from patchline.pipeline.planning.tiers import OWN, TIERS
@@ -109,8 +109,4 @@ def _why_length(facts: PlanFacts, user: UserSettings, length: Length, most: int)
     if limit := user.get("training.time_limit"):
         return f"{known}: {limit}, including validation, is about {epochs} epochs"
     took = f"{epochs} epochs take about {duration(length.seconds / TRAINING_SHARE)}"
-    if length_is_set(user.values):
-        return f"{known}: {took}"
-    minutes = duration(PRESETS[facts.preset].minutes * 60)
-    aim = f"{facts.preset} aims at {minutes}, at most {most} epochs"
-    return f"{known}: {took} ({aim}; {shorter(facts.preset)})"
+    return f"{known}: {took}{aim(facts, user, most)}"

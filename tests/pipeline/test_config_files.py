@@ -9,10 +9,17 @@ from typing import Any
 import pytest
 
 from patchline.pipeline.config import RunConfig
-from patchline.pipeline.config_files import assemble, merged, read_settings, save, validated
+from patchline.pipeline.config_files import (
+    assemble,
+    merged,
+    read_settings,
+    requested,
+    save,
+    validated,
+)
 from patchline.pipeline.data.ingestion import ingest, resolve
 from patchline.pipeline.errors import ConfigError
-from patchline.pipeline.presets import PRESETS, PresetName
+from patchline.pipeline.presets import PRESETS, PresetChoice, PresetName
 
 
 @pytest.fixture
@@ -256,6 +263,15 @@ def test_no_preset_is_a_choice(written: Any, text: str) -> None:
     planned = validated(assemble(preset_name=None, file=written("seed: 3\n"), flags={})).preset
     assert planned is not None
     assert (planned.name, planned.keep) == ("balanced", ("seed",))
+
+
+def test_a_preset_among_the_settings_counts() -> None:
+    """It is not replaced by the default one, and an argument of its own overrides it."""
+    assert requested(None, flags={"preset": "none"}).preset is None
+    quick = requested(None, flags={"preset": "quick", "seed": 1})
+    assert quick.preset == PresetChoice(name="quick", keep=("seed",))
+    named = requested(None, preset_name="best", flags={"preset": "none"})
+    assert named.preset == PresetChoice(name="best")
 
 
 def test_a_form_may_choose_no_preset() -> None:

@@ -110,9 +110,16 @@ def test_the_variable_names_a_file_or_a_folder(
     monkeypatch.setenv(VARIABLE, paths[0])
     assert [each.reference for each in search().weights] == paths[:1]
     (tmp_path / "vit.pth").write_bytes(b"")
+    (tmp_path / "cut.safetensors").write_bytes(Path(paths[0]).read_bytes()[:20])
+    save_file({"weight": torch.zeros(2, 2)}, tmp_path / "other.safetensors")
     for value, words in (
         (tmp_path / "nowhere", "which does not exist"),
         (tmp_path / "vit.pth", "plans open .safetensors files only: --model.init"),
+        (
+            tmp_path / "cut.safetensors",
+            "which PATCHLINE_WEIGHTS names, is damaged",
+        ),
+        (tmp_path / "other.safetensors", "holds no known Vision Transformer"),
         (folder / "vit" / "..", ""),
     ):
         monkeypatch.setenv(VARIABLE, str(value))
