@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Iterable
 
 from patchline.pipeline.errors import ConfigError
@@ -10,6 +11,7 @@ from patchline.pipeline.frozen_model import FrozenModel
 from patchline.pipeline.training.config import TrainingConfig
 from patchline.pipeline.workers import worker_start
 
+_ARCHITECTURE = re.compile(r"(?P<kind>sm|compute)_(?P<major>\d+)(?P<minor>\d)[a-z]?")
 MODULE = "patchline.pipeline.training"
 """Of the training process."""
 
@@ -66,12 +68,13 @@ def has_kernels(capability: tuple[int, int], architectures: Iterable[str]) -> bo
         capability: compute capability of the GPU, such as (8, 6).
         architectures: that torch is built for, as `torch.cuda.get_arch_list` returns them.
     """
-    for each in architectures:
-        kind, _, number = each.partition("_")
-        digits = number.rstrip("abcdefghijklmnopqrstuvwxyz")
-        version = (int(digits[:-1]), int(digits[-1]))
+    known = [found for each in architectures if (found := _ARCHITECTURE.fullmatch(each))]
+    if not known:  # a build for AMD's GPUs names others, which only torch itself can compare
+        return True
+    for found in known:
+        version = (int(found["major"]), int(found["minor"]))
         is_of_major = version[0] == capability[0]
-        if version <= capability and (is_of_major or kind == "compute"):
+        if version <= capability and (is_of_major or found["kind"] == "compute"):
             return True
     return False
 

@@ -59,6 +59,7 @@ def test_auto_takes_a_gpu_that_is_there() -> None:
         ((7, 5), ("sm_75", "sm_120"), True),
         ((7, 0), ("sm_75", "sm_80", "compute_120"), False),  # V100
         ((6, 0), ("sm_75",), False),  # P100
+        ((9, 0), ("gfx90a", "gfx942"), True),  # not CUDA, so nothing is known against it
     ],
 )
 def test_machine_code_runs_on_newer_gpus_of_its_generation(
