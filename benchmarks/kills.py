@@ -32,6 +32,7 @@ from benchmarks.measured_runs import PATCHLINE, machine
 from patchline.flows.services import service_processes
 from patchline.pipeline import local_login, local_services, quiet_libraries
 from patchline.pipeline.files.file_locks import is_held
+from patchline.pipeline.files.workspace_folder import WORKSPACE
 from patchline.pipeline.registry import history
 from patchline.pipeline.registry.registered_models import FINGERPRINT_TAG
 from patchline.pipeline.run_memory import live_runs
@@ -39,7 +40,6 @@ from patchline.pipeline.tracking import liveness, tracked_run
 from patchline.pipeline.tracking.liveness import Liveness
 from patchline.pipeline.tracking.tracking_store import client
 from patchline.pipeline.workers.worker_start import LOG_FILE
-from patchline.pipeline.workspace import WORKSPACE
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient

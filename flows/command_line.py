@@ -17,8 +17,9 @@ from patchline.flows import prefect_settings
 from patchline.flows.commands.application import application
 from patchline.flows.commands.number_lists import each_with_its_flag
 from patchline.flows.commands.switches import value_of_switch
-from patchline.pipeline import quiet_libraries, redaction, workspace
+from patchline.pipeline import quiet_libraries, redaction
 from patchline.pipeline.errors import ConfigError, PipelineError
+from patchline.pipeline.files import workspace_folder
 from patchline.pipeline.files.atomic_files import full_disk
 from patchline.pipeline.host import interpreter, interruption
 from patchline.pipeline.host.system_errors import system_error
@@ -41,7 +42,7 @@ def run_command_line(arguments: list[str]) -> int:
     """Run one command and return its exit code; an error becomes one sentence."""
     quiet_libraries.apply()
     redaction.install()
-    workspace.tighten()
+    workspace_folder.tighten()
     debug = "--debug" in arguments
     arguments = [argument for argument in arguments if argument != "--debug"]
     try:
@@ -77,13 +78,13 @@ def _prepare(arguments: list[str]) -> None:
         return
     for sentence in quiet_libraries.left_out():
         print(visible(sentence), file=sys.stderr)
-    if workspace.is_read_only():
+    if workspace_folder.is_read_only():
         from patchline.pipeline.relocation import read_only
 
         read_only.check(arguments)
         print(read_only.enter(), file=sys.stderr)
         return
-    if arguments[:1] == ["down"] or workspace.is_at_home():
+    if arguments[:1] == ["down"] or workspace_folder.is_at_home():
         return
     from patchline.pipeline.relocation import following
 

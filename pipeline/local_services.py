@@ -9,9 +9,9 @@ import urllib.request
 from pathlib import Path
 
 from patchline.pipeline.files.file_locks import is_held
+from patchline.pipeline.files.workspace_folder import WORKSPACE
 from patchline.pipeline.frozen_model import FrozenModel
 from patchline.pipeline.host import proxies
-from patchline.pipeline.workspace import WORKSPACE
 
 POOL = "patchline"
 """The work pool whose runs the runner starts."""

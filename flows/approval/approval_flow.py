@@ -25,6 +25,7 @@ from patchline.flows.failures import RETRYING
 from patchline.flows.notifications import events
 from patchline.pipeline.automation import event_kinds
 from patchline.pipeline.errors import ModelReferenceError
+from patchline.pipeline.files.workspace_folder import WORKSPACE
 from patchline.pipeline.registry import history, promotion
 from patchline.pipeline.registry.approval import question_text
 from patchline.pipeline.registry.approval.answer import Answer, note, superseded_by
@@ -34,7 +35,6 @@ from patchline.pipeline.registry.promotion import Promotion, Request
 from patchline.pipeline.registry.registered_models import ModelReference, resolve
 from patchline.pipeline.run_memory import live_runs
 from patchline.pipeline.tracking.tracking_store import client as registry
-from patchline.pipeline.workspace import WORKSPACE
 
 PROMOTED, ALREADY = "Promoted", "Already champion"
 GONE = "Not promoted: the version was deleted"

@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING, Any
 
 from patchline.pipeline.errors import OrchestrationError, PipelineError, TrackingError
 from patchline.pipeline.files.file_locks import try_lock
+from patchline.pipeline.files.workspace_folder import WORKSPACE, is_read_only
 from patchline.pipeline.run_memory import leftovers, live_runs
 from patchline.pipeline.tracking import abandoned_mlflow_runs, tracked_run
 from patchline.pipeline.tracking.tracking_store import all_runs, client, store_exists
-from patchline.pipeline.workspace import WORKSPACE, is_read_only
 
 if TYPE_CHECKING:
     from prefect import Flow, State

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 
 from patchline.flows.closing.close_runs import tell_closed
 from patchline.flows.commands.switches import Json, Switch
+from patchline.pipeline.files.workspace_folder import WORKSPACE
 from patchline.pipeline.run_memory.cleaning import Cleaning, Removable, find_removable, remove
 from patchline.pipeline.terminal_words import counted, visible
-from patchline.pipeline.workspace import WORKSPACE
 
 _KINDS = {
     "checkpoint": "checkpoints of finished runs, which only `run --extend` needs",

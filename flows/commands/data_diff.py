@@ -14,9 +14,9 @@ from patchline.flows.progress import display, shown
 from patchline.pipeline.config_files import data_settings, merged, validated
 from patchline.pipeline.data.config import TableColumns
 from patchline.pipeline.errors import ConfigError, DataError, ModelReferenceError
+from patchline.pipeline.files.workspace_folder import WORKSPACE, place
 from patchline.pipeline.plugin_system.plugin_loader import config_class, installed
 from patchline.pipeline.terminal_words import visible
-from patchline.pipeline.workspace import WORKSPACE, place
 from patchline.plugin_api import ReadingRules
 
 if TYPE_CHECKING:

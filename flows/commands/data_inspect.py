@@ -18,8 +18,8 @@ from patchline.pipeline.browsing.notebook_results import PAGE, TABLE
 from patchline.pipeline.config import RunConfig
 from patchline.pipeline.config_files import read_settings
 from patchline.pipeline.errors import ConfigError, PipelineError, UserError
+from patchline.pipeline.files.workspace_folder import is_read_only, make_folder, place
 from patchline.pipeline.terminal_words import pasted_path, visible
-from patchline.pipeline.workspace import is_read_only, make_folder, place
 
 if TYPE_CHECKING:
     from patchline.pipeline.inspection.inspecting import Inspected, Judge

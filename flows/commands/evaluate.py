@@ -18,12 +18,12 @@ from patchline.pipeline.config_files import data_settings, merged, validated
 from patchline.pipeline.data.config import TableColumns
 from patchline.pipeline.errors import ConfigError
 from patchline.pipeline.evaluation.config import EvaluationConfig, SplitChoice
+from patchline.pipeline.files.workspace_folder import WORKSPACE
 from patchline.pipeline.metrics.names import METRICS
 from patchline.pipeline.registry.registered_models import ModelReference, resolve
 from patchline.pipeline.terminal_words import counted, short_path, visible
 from patchline.pipeline.tracking import tracked_run
 from patchline.pipeline.tracking.tracked_run import NewRun
-from patchline.pipeline.workspace import WORKSPACE
 
 if TYPE_CHECKING:
     from patchline.pipeline.registry.version_evaluation import EvaluationChoices, VersionEvaluation

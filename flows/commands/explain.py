@@ -11,8 +11,8 @@ from patchline.flows.closing.close_runs import tell_closed
 from patchline.flows.commands.switches import Json
 from patchline.flows.progress import display, shown
 from patchline.pipeline.errors import ConfigError, ModelReferenceError
+from patchline.pipeline.files.workspace_folder import WORKSPACE
 from patchline.pipeline.terminal_words import visible
-from patchline.pipeline.workspace import WORKSPACE
 
 if TYPE_CHECKING:
     from patchline.pipeline.visual_guide.explaining import Answer

@@ -23,12 +23,12 @@ from patchline.flows.training.run_training import resume_training, run_training
 from patchline.pipeline import config_files
 from patchline.pipeline.config import RunConfig
 from patchline.pipeline.errors import ConfigError
+from patchline.pipeline.files.workspace_folder import WORKSPACE, place
 from patchline.pipeline.plugin_system.composed_config import composed_config, value_of_flag
 from patchline.pipeline.plugin_system.plugin_loader import plugin_files
 from patchline.pipeline.terminal_words import visible
 from patchline.pipeline.training.machine import MODULE
 from patchline.pipeline.workers import worker_start
-from patchline.pipeline.workspace import WORKSPACE, place
 
 if TYPE_CHECKING:
     from patchline.pipeline.browsing.run_summary import RunSummary

@@ -27,13 +27,13 @@ from patchline.pipeline.data.manifests import earlier_manifests, new_images
 from patchline.pipeline.data.manifests import manifest as manifests
 from patchline.pipeline.data.manifests.new_images import NewImages
 from patchline.pipeline.errors import ConfigError
+from patchline.pipeline.files.workspace_folder import WORKSPACE
 from patchline.pipeline.host.system_errors import system_error
 from patchline.pipeline.plugin_system import plugin_settings
 from patchline.pipeline.run_memory import interrupted_runs, live_runs
 from patchline.pipeline.run_memory.interrupted_runs import InterruptedRun
 from patchline.pipeline.stages.read import data_name
 from patchline.pipeline.tracking.liveness import Liveness
-from patchline.pipeline.workspace import WORKSPACE
 
 SKIPPED = "Skipped"
 """The state name of a run that found too few new images to train on."""

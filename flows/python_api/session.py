@@ -20,8 +20,9 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ValidationError
 
 from patchline.flows import prefect_settings
-from patchline.pipeline import config_errors, quiet_libraries, redaction, workspace
+from patchline.pipeline import config_errors, quiet_libraries, redaction
 from patchline.pipeline.errors import ConfigError, PipelineError, RunError
+from patchline.pipeline.files import workspace_folder
 from patchline.pipeline.files.atomic_files import full_disk
 from patchline.pipeline.host import environment, interpreter, interruption
 from patchline.pipeline.host.system_errors import system_error
@@ -63,7 +64,7 @@ def session(writes: str = "") -> Iterator[None]:
         quiet_libraries.apply()
         _say_what_is_left_out()
         redaction.install()
-        workspace.tighten()
+        workspace_folder.tighten()
         _use_the_store_of_the_caller()
         with _errors():
             stack.enter_context(_workspace(writes))
@@ -133,16 +134,16 @@ def _use_the_store_of_the_caller() -> None:
 @contextmanager
 def _workspace(writes: str) -> Iterator[None]:
     """Let a moved or copied workspace use its own files; read one that is read-only."""
-    if workspace.is_read_only():
+    if workspace_folder.is_read_only():
         if writes:
             raise read_only.refused(writes)
         print(read_only.enter(), file=sys.stderr)
-    elif not workspace.is_at_home() and (said := following.follow()):
+    elif not workspace_folder.is_at_home() and (said := following.follow()):
         print(said, file=sys.stderr)
     try:
         yield
     finally:
-        workspace.use_scratch(None)
+        workspace_folder.use_scratch(None)
 
 
 def _say_what_is_left_out() -> None:

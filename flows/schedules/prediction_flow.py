@@ -18,6 +18,7 @@ from pydantic import Field
 from patchline.flows.failures import failed
 from patchline.flows.progress import display
 from patchline.pipeline.errors import DataError
+from patchline.pipeline.files.workspace_folder import WORKSPACE
 from patchline.pipeline.frozen_model import FrozenModel
 from patchline.pipeline.prediction.batch_prediction import PredictedTable, predict_images
 from patchline.pipeline.prediction.image_files import is_empty
@@ -25,7 +26,6 @@ from patchline.pipeline.prediction.prediction_report import markdown
 from patchline.pipeline.registry.package_download import fetch
 from patchline.pipeline.registry.registered_models import ModelReference, resolve
 from patchline.pipeline.run_memory import live_runs
-from patchline.pipeline.workspace import WORKSPACE
 
 NOTHING = "Nothing to predict"
 """The state name of a run whose folder was empty."""

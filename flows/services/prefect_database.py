@@ -11,7 +11,7 @@ from patchline.pipeline.errors import OrchestrationError
 from patchline.pipeline.files.atomic_files import storage_errors
 from patchline.pipeline.files.file_locks import locked
 from patchline.pipeline.files.path_uris import sqlite_path, sqlite_uri
-from patchline.pipeline.workspace import WORKSPACE
+from patchline.pipeline.files.workspace_folder import WORKSPACE
 
 _VARIABLE = "PREFECT_SERVER_DATABASE_CONNECTION_URL"
 _CHOOSING = frozenset({"connection_url", "driver", "host", "name"})

@@ -16,6 +16,7 @@ from patchline.flows.services.startup_plan import Failure, Plan, failure_file, p
 from patchline.pipeline.errors import ConfigError, OrchestrationError, error_class
 from patchline.pipeline.files.atomic_files import full_disk, storage_errors, write_private_text
 from patchline.pipeline.files.file_locks import locked
+from patchline.pipeline.files.workspace_folder import make_folder
 from patchline.pipeline.host import proxies
 from patchline.pipeline.local_services import (
     Services,
@@ -31,7 +32,6 @@ from patchline.pipeline.redaction import redacted, without_credentials
 from patchline.pipeline.server_access import sign_in_links
 from patchline.pipeline.supervision import free_ports
 from patchline.pipeline.tracking.tracking_store import absolute_store, without_login
-from patchline.pipeline.workspace import make_folder
 
 Say = Callable[[str], None]
 

@@ -15,6 +15,7 @@ from patchline.flows.services import service_processes
 from patchline.pipeline import local_login
 from patchline.pipeline.errors import OrchestrationError
 from patchline.pipeline.files.file_locks import is_held, try_lock
+from patchline.pipeline.files.workspace_folder import WORKSPACE
 from patchline.pipeline.local_services import (
     Services,
     is_supervised,
@@ -24,7 +25,6 @@ from patchline.pipeline.local_services import (
     supervisor_lock,
 )
 from patchline.pipeline.run_memory import live_runs
-from patchline.pipeline.workspace import WORKSPACE
 
 Say = Callable[[str], None]
 

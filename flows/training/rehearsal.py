@@ -19,6 +19,7 @@ from patchline.pipeline.config import RunConfig
 from patchline.pipeline.data.ingested_data import IngestedData
 from patchline.pipeline.data.manifests import manifest as manifests
 from patchline.pipeline.evaluation.cost import predicting_seconds
+from patchline.pipeline.files.workspace_folder import WORKSPACE, make_folder
 from patchline.pipeline.frozen_model import FrozenModel
 from patchline.pipeline.run_memory.stage_memory import StageMemory
 from patchline.pipeline.stages import engine
@@ -30,7 +31,6 @@ from patchline.pipeline.training.config import duration_seconds
 from patchline.pipeline.training.parts.run_parts import images_of_parts
 from patchline.pipeline.training.train_result import TrainResult
 from patchline.pipeline.workers import prewarm, worker_start
-from patchline.pipeline.workspace import WORKSPACE, make_folder
 
 _BATCHES = 2
 _EVALUATED = 64

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING
 
 from patchline.flows.progress import display
 from patchline.pipeline import local_services
+from patchline.pipeline.files.workspace_folder import WORKSPACE
 from patchline.pipeline.plugin_system.plugin_loader import plugin_files, use_plugin_files
 from patchline.pipeline.run_memory import live_runs
 from patchline.pipeline.training.machine import MODULE
 from patchline.pipeline.workers import worker_start
-from patchline.pipeline.workspace import WORKSPACE
 
 if TYPE_CHECKING:
     from patchline.pipeline.browsing.run_summary import RunSummary

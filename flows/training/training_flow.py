@@ -28,6 +28,7 @@ from patchline.pipeline.config import RunConfig
 from patchline.pipeline.data.ingested_data import IngestedData
 from patchline.pipeline.errors import DataError, TakenOverError
 from patchline.pipeline.files.atomic_files import write_text
+from patchline.pipeline.files.workspace_folder import WORKSPACE
 from patchline.pipeline.frozen_model import FrozenModel
 from patchline.pipeline.planning.facts import Plan
 from patchline.pipeline.plugin_system import plugin_settings
@@ -46,7 +47,6 @@ from patchline.pipeline.tracking import tracked_run
 from patchline.pipeline.tracking.tracked_run import TrackedRun
 from patchline.pipeline.training.parts import launching
 from patchline.pipeline.workers import prewarm, worker_start
-from patchline.pipeline.workspace import WORKSPACE
 
 
 @flow(

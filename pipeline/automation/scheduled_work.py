@@ -13,7 +13,7 @@ from typing import Any, Literal
 from patchline.pipeline.config import NAME_RULE, is_name
 from patchline.pipeline.errors import ConfigError
 from patchline.pipeline.files.file_digest import digest_of
-from patchline.pipeline.workspace import WORKSPACE
+from patchline.pipeline.files.workspace_folder import WORKSPACE
 
 CONFIG_FILE, CONFIG_SHA256 = "patchline.config_file", "patchline.config_sha256"
 

@@ -19,8 +19,8 @@ from patchline.pipeline.data.config import DataConfig
 from patchline.pipeline.errors import ConfigError, DataError
 from patchline.pipeline.files.atomic_files import write_text
 from patchline.pipeline.files.ignored_files import DEFAULT_IGNORED, IgnoredFiles
+from patchline.pipeline.files.workspace_folder import WORKSPACE
 from patchline.pipeline.frozen_model import FrozenModel
-from patchline.pipeline.workspace import WORKSPACE
 
 _IMAGE_FOLDER = "image_folder"
 

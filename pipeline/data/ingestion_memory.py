@@ -28,8 +28,8 @@ from patchline.pipeline.data.symmetry.assumed_symmetries import (
 from patchline.pipeline.files.atomic_files import storage_errors, write_text
 from patchline.pipeline.files.file_digest import digest_of
 from patchline.pipeline.files.table_cells import printable
+from patchline.pipeline.files.workspace_folder import make_folder
 from patchline.pipeline.frozen_model import FrozenModel
-from patchline.pipeline.workspace import make_folder
 from patchline.plugin_api import ImageListing
 
 FORMAT = 3

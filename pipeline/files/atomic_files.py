@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from patchline.pipeline.errors import StorageError
-from patchline.pipeline.workspace import make_folder, make_private_file
+from patchline.pipeline.files.workspace_folder import make_folder, make_private_file
 
 _READ_ONLY = (errno.EACCES, errno.EPERM, errno.EROFS)
 _FULL = (errno.ENOSPC, errno.EDQUOT)

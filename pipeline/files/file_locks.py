@@ -21,7 +21,7 @@ from pathlib import Path
 from filelock import BaseFileLock, FileLock, Timeout
 
 from patchline.pipeline.files.atomic_files import storage_errors
-from patchline.pipeline.workspace import make_folder
+from patchline.pipeline.files.workspace_folder import make_folder
 
 _FOREVER = -1.0
 _PAUSE_SECONDS = 0.05

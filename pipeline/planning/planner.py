@@ -20,6 +20,7 @@ from patchline.pipeline.data.manifests.source_listing import uses_labels
 from patchline.pipeline.data.splits.folds import folds_of
 from patchline.pipeline.data.symmetry.assumed_symmetries import unmeasured_symmetries
 from patchline.pipeline.errors import DataError, WorkerError
+from patchline.pipeline.files.workspace_folder import make_folder
 from patchline.pipeline.initial_weights import at_hand, recipe
 from patchline.pipeline.planning.facts import DataFacts, MachineFacts, Plan, PlanFacts
 from patchline.pipeline.planning.fine_tuning import FEATURES, fine_tuning_plan
@@ -56,7 +57,6 @@ from patchline.pipeline.tracking import provenance
 from patchline.pipeline.training.config import duration_seconds
 from patchline.pipeline.training.machine import cached_machine, choose_device
 from patchline.pipeline.workers.worker_process import run_worker
-from patchline.pipeline.workspace import make_folder
 
 _MOST_SECONDS, _SHARE_OF_LIMIT = 4.0, 0.05
 CODE = (

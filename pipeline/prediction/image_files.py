@@ -11,8 +11,8 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from patchline.pipeline import workspace
 from patchline.pipeline.errors import DataError
+from patchline.pipeline.files import workspace_folder
 from patchline.pipeline.files.data_kinds import data_kind
 from patchline.pipeline.files.data_names import ARCHIVE_SUFFIXES
 from patchline.pipeline.files.ignored_files import DEFAULT_IGNORED
@@ -182,7 +182,7 @@ def _opened_archive(path: Path) -> tuple[Path, Archive]:
     """
     from patchline.pipeline.files.archives import open_archive, readable_archive
 
-    file = readable_archive(path, workspace.place() / "sources" / "archive")
+    file = readable_archive(path, workspace_folder.place() / "sources" / "archive")
     return file, open_archive(file)
 
 

@@ -27,9 +27,9 @@ from patchline.pipeline import local_services
 from patchline.pipeline.errors import TrackingError
 from patchline.pipeline.files.atomic_files import storage_errors
 from patchline.pipeline.files.file_locks import locked
+from patchline.pipeline.files.workspace_folder import WORKSPACE, make_folder
 from patchline.pipeline.host.private_folder import private_folder
 from patchline.pipeline.tracking.tracking_store import client, sqlite_file, use_store
-from patchline.pipeline.workspace import WORKSPACE, make_folder
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient

@@ -16,6 +16,7 @@ from patchline.pipeline.errors import ModelReferenceError, TrackingError
 from patchline.pipeline.evaluation.comparison_page import DECISION, write_comparison
 from patchline.pipeline.evaluation.promotion_decision import Decision, GateResult
 from patchline.pipeline.files.atomic_files import write_text
+from patchline.pipeline.files.workspace_folder import WORKSPACE, make_folder
 from patchline.pipeline.packaging.clean_process_check import check_package
 from patchline.pipeline.registry import history
 from patchline.pipeline.registry.alias_lock import claimed, machine_lock
@@ -32,7 +33,6 @@ from patchline.pipeline.registry.registered_models import (
     write_record,
 )
 from patchline.pipeline.tracking.tracking_store import client
-from patchline.pipeline.workspace import WORKSPACE, make_folder
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient

@@ -7,9 +7,9 @@ import re
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 
+from patchline.pipeline.files.workspace_folder import WORKSPACE
 from patchline.pipeline.frozen_model import FrozenModel
 from patchline.pipeline.tracking.tracking_store import ARTIFACTS, DATABASE
-from patchline.pipeline.workspace import WORKSPACE
 
 LIST = "workspace-export.json"
 """The last member of an archive: what it holds, with the digest of every other member."""

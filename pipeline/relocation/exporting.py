@@ -25,6 +25,7 @@ from patchline.pipeline.errors import ConfigError, StorageError
 from patchline.pipeline.files import workspace_identity
 from patchline.pipeline.files.atomic_files import replacing, storage_errors
 from patchline.pipeline.files.path_uris import artifact_path
+from patchline.pipeline.files.workspace_folder import WORKSPACE
 from patchline.pipeline.relocation.archive_members import (
     DATABASES,
     LIST,
@@ -34,7 +35,6 @@ from patchline.pipeline.relocation.archive_members import (
     files,
 )
 from patchline.pipeline.tracking.tracking_store import DATABASE
-from patchline.pipeline.workspace import WORKSPACE
 
 _BUSY_SECONDS = 60.0
 _PIECE_BYTES = 1 << 20

@@ -24,6 +24,7 @@ from patchline.pipeline.files import workspace_identity
 from patchline.pipeline.files.atomic_files import storage_errors, write_text
 from patchline.pipeline.files.file_locks import is_held, locked
 from patchline.pipeline.files.path_uris import artifact_path, sqlite_path
+from patchline.pipeline.files.workspace_folder import WORKSPACE
 from patchline.pipeline.files.workspace_identity import Identity
 from patchline.pipeline.relocation import path_rewriting
 from patchline.pipeline.run_memory import live_runs
@@ -31,7 +32,6 @@ from patchline.pipeline.run_memory.stage_memory import key_of
 from patchline.pipeline.terminal_words import visible
 from patchline.pipeline.tracking.tracked_run import FOLDER_TAG, owner_lock
 from patchline.pipeline.tracking.tracking_store import ARTIFACTS, DATABASE
-from patchline.pipeline.workspace import WORKSPACE
 
 _LOCK = "workspace.lock"
 _PREFECT = "prefect.db"

@@ -21,9 +21,9 @@ from patchline.pipeline.errors import ConfigError, DataError
 from patchline.pipeline.files import workspace_identity
 from patchline.pipeline.files.archive_members import MOST_MEMBERS
 from patchline.pipeline.files.atomic_files import storage_errors
+from patchline.pipeline.files.workspace_folder import WORKSPACE, make_folder
 from patchline.pipeline.relocation.archive_members import FORMAT, LIST, Contents, Member, refusal
 from patchline.pipeline.relocation.exporting import Progress
-from patchline.pipeline.workspace import WORKSPACE, make_folder
 
 _PIECE_BYTES = 1 << 20
 _MOST_LIST_BYTES = 1 << 30

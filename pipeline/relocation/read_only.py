@@ -14,14 +14,13 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from patchline.pipeline import workspace
 from patchline.pipeline.errors import StorageError
-from patchline.pipeline.files import workspace_identity
+from patchline.pipeline.files import workspace_folder, workspace_identity
 from patchline.pipeline.files.path_uris import sqlite_uri
+from patchline.pipeline.files.workspace_folder import WORKSPACE
 from patchline.pipeline.relocation import path_rewriting
 from patchline.pipeline.relocation.exporting import copy_database
 from patchline.pipeline.tracking.tracking_store import DATABASE
-from patchline.pipeline.workspace import WORKSPACE
 
 READERS = frozenset(
     {"models", "predict", "explain", "plugins", "workspace", "down", "notify list"}
@@ -79,7 +78,7 @@ def enter() -> str:
     for name in _REMEMBERED:
         if os.access(WORKSPACE / name, os.R_OK | os.X_OK):
             _copy_folder(WORKSPACE / name, copy.folder / WORKSPACE / name)
-    workspace.use_scratch(copy.folder / WORKSPACE)
+    workspace_folder.use_scratch(copy.folder / WORKSPACE)
     database = Path(DATABASE).resolve()
     if database.is_file() and not os.environ.get(_VARIABLE):
         os.environ[_VARIABLE] = sqlite_uri(copy.of(database))

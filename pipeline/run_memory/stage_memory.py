@@ -28,8 +28,8 @@ from pydantic import ValidationError
 
 from patchline.pipeline.files.atomic_files import storage_errors, write_text
 from patchline.pipeline.files.file_digest import FileDigest, digest_of
+from patchline.pipeline.files.workspace_folder import make_folder
 from patchline.pipeline.frozen_model import FrozenModel
-from patchline.pipeline.workspace import make_folder
 
 Result = TypeVar("Result", bound=FrozenModel)
 Ingredients = Mapping[str, str]

@@ -7,9 +7,9 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
+from patchline.pipeline.files.workspace_folder import make_folder
 from patchline.pipeline.local_services import services_folder
 from patchline.pipeline.supervision import served_workspace
-from patchline.pipeline.workspace import make_folder
 
 _beats = itertools.count()
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from patchline.pipeline.workspace import WORKSPACE
+from patchline.pipeline.files.workspace_folder import WORKSPACE
 
 _served: dict[Path, tuple[int, int]] = {}
 """Device and file number of each served workspace, by the path of its folder at the start."""

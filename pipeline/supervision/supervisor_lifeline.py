@@ -12,7 +12,7 @@ import signal
 import threading
 from pathlib import Path
 
-from patchline.pipeline.workspace import make_folder
+from patchline.pipeline.files.workspace_folder import make_folder
 
 _FAILURE = 1
 

@@ -31,8 +31,8 @@ from patchline.pipeline.errors import StorageError
 from patchline.pipeline.files import file_locks, workspace_identity
 from patchline.pipeline.files.atomic_files import write_text
 from patchline.pipeline.files.file_locks import LockState
+from patchline.pipeline.files.workspace_folder import WORKSPACE
 from patchline.pipeline.frozen_model import FrozenModel
-from patchline.pipeline.workspace import WORKSPACE
 
 if TYPE_CHECKING:
     from mlflow.entities import Run

@@ -19,11 +19,11 @@ from patchline.pipeline.config import RunConfig
 from patchline.pipeline.errors import RunError, TrackingError
 from patchline.pipeline.files.atomic_files import storage_errors, write_text
 from patchline.pipeline.files.file_locks import locked, try_lock
+from patchline.pipeline.files.workspace_folder import make_folder
 from patchline.pipeline.redaction import redacted_values, without_credentials
 from patchline.pipeline.tracking import liveness, provenance, run_owner
 from patchline.pipeline.tracking.liveness import Liveness
 from patchline.pipeline.tracking.tracking_store import client, unreachable, use_store
-from patchline.pipeline.workspace import make_folder
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient

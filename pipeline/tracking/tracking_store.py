@@ -16,10 +16,10 @@ from patchline.pipeline.files import file_locks
 from patchline.pipeline.files.atomic_files import storage_errors
 from patchline.pipeline.files.file_locks import locked
 from patchline.pipeline.files.path_uris import artifact_uri, sqlite_path, sqlite_uri
+from patchline.pipeline.files.workspace_folder import WORKSPACE, make_folder
 from patchline.pipeline.host import environment, proxies
 from patchline.pipeline.host.interruption import signals_held
 from patchline.pipeline.redaction import redacted, split_credentials
-from patchline.pipeline.workspace import WORKSPACE, make_folder
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient

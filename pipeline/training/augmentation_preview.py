@@ -26,10 +26,10 @@ from patchline.pipeline.errors import DataError
 from patchline.pipeline.files.atomic_files import storage_errors
 from patchline.pipeline.files.fonts import font_showing
 from patchline.pipeline.files.stored_images import StoredImages
+from patchline.pipeline.files.workspace_folder import make_folder
 from patchline.pipeline.training.config import TrainingConfig
 from patchline.pipeline.training.recipe.mixing import Mix, draw_mix, mixed_images
 from patchline.pipeline.training.training_data import preview_rows
-from patchline.pipeline.workspace import make_folder
 from patchline.plugin_api import ImageSpec
 
 if TYPE_CHECKING:

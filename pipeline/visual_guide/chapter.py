@@ -20,12 +20,12 @@ from matplotlib.figure import Figure as Canvas
 from PIL import Image
 
 from patchline.pipeline.files.atomic_files import write_text
+from patchline.pipeline.files.workspace_folder import make_folder
 from patchline.pipeline.models.model_files import load_model
 from patchline.pipeline.visual_guide.explaining import read_image, subject_of
 from patchline.pipeline.visual_guide.guide_page import steps_of
 from patchline.pipeline.visual_guide.pictures import Picture
 from patchline.pipeline.visual_guide.story import Bars, Chart, Step, Subject
-from patchline.pipeline.workspace import make_folder
 
 PAGE, PICTURES = Path("docs/visual_guide.md"), Path("images/visual_guide")
 """The chapter, and the folder of its pictures beside it."""

@@ -30,13 +30,13 @@ from patchline.pipeline.errors import (
 )
 from patchline.pipeline.files.atomic_files import storage_errors, write_text
 from patchline.pipeline.files.file_locks import try_lock
+from patchline.pipeline.files.workspace_folder import make_folder
 from patchline.pipeline.frozen_model import FrozenModel
 from patchline.pipeline.host import interruption
 from patchline.pipeline.host.system_errors import system_error
 from patchline.pipeline.workers import worker_start
 from patchline.pipeline.workers.event_log import Event, EventReader, EventWriter, LineReader
 from patchline.pipeline.workers.worker_start import LOG_FILE
-from patchline.pipeline.workspace import make_folder
 
 Result = TypeVar("Result", bound=FrozenModel)
 Job = TypeVar("Job", bound=FrozenModel)

@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from patchline.pipeline import workspace
-from patchline.pipeline.files import workspace_identity
+from patchline.pipeline.files import workspace_folder, workspace_identity
 from patchline.pipeline.relocation import read_only
 from tests.flows.conftest import Command
 
@@ -29,7 +28,7 @@ ASKING: tuple[list[str], ...] = (
 @pytest.fixture(autouse=True)
 def _nothing_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     """Forget afterwards what a command sets in its process."""
-    monkeypatch.setattr(workspace, "_scratch", None)
+    monkeypatch.setattr(workspace_folder, "_scratch", None)
     monkeypatch.setattr(read_only, "_copies", {})
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "")
     monkeypatch.delenv("MLFLOW_TRACKING_URI")
@@ -61,7 +60,7 @@ def test_help_and_version_leave_every_file_alone(
     before = _everything(moved)
     code, _, err = run_here(*words)
     assert (code, "was moved" in err) == (0, False), err
-    monkeypatch.setattr(workspace, "is_read_only", lambda: True)
+    monkeypatch.setattr(workspace_folder, "is_read_only", lambda: True)
     code, _, err = run_here(*words)
     assert (code, "is read-only" in err) == (0, False), err
     assert _everything(moved) == before
@@ -71,7 +70,7 @@ def test_the_version_of_a_model_is_no_question(
     moved: Path, run_here: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """`promote NAME --version 1` writes, though `--version` alone does not."""
-    monkeypatch.setattr(workspace, "is_read_only", lambda: True)
+    monkeypatch.setattr(workspace_folder, "is_read_only", lambda: True)
     code, _, err = run_here("promote", "roses", "--version", "1")
     assert (code, f"{moved} may not be written, and `patchline promote` writes" in err) == (1, True)
 
@@ -85,7 +84,7 @@ def test_a_plugin_file_in_front_of_the_command_is_not_the_command(
     _, _, err = run_here(*option, "down")
     assert "was moved" not in err
     assert workspace_identity.read(moved / ".patchline") == before
-    monkeypatch.setattr(workspace, "is_read_only", lambda: True)
+    monkeypatch.setattr(workspace_folder, "is_read_only", lambda: True)
     _, _, err = run_here(*option, "run", "photos")
     assert "`patchline run` writes to it" in err
     _, _, err = run_here(*option, "models")

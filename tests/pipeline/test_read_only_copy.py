@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from patchline.pipeline import workspace
+from patchline.pipeline.files import workspace_folder
 from patchline.pipeline.relocation import read_only
 
 
@@ -22,7 +22,7 @@ def test_the_copy_of_a_read_only_folder_can_be_refreshed_and_deleted(
     """
     removals: list[Path] = []
     monkeypatch.setattr(atexit, "register", lambda _, folder, **__: removals.append(folder))
-    monkeypatch.setattr(workspace, "use_scratch", lambda _: None)
+    monkeypatch.setattr(workspace_folder, "use_scratch", lambda _: None)
     monkeypatch.setattr(read_only, "_copies", {})
     monkeypatch.chdir(tmp_path)
     splits = tmp_path / ".patchline/splits"

@@ -12,8 +12,7 @@ import pytest
 
 from patchline.flows.command_line import run_command_line
 from patchline.flows.services import database_secrets
-from patchline.pipeline import workspace
-from patchline.pipeline.files import atomic_files
+from patchline.pipeline.files import atomic_files, workspace_folder
 from patchline.pipeline.tracking import tracking_store
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -66,7 +65,7 @@ def test_only_one_function_makes_folders_that_may_be_the_workspace() -> None:
         if pattern.search(file.read_text(encoding="utf-8"))
     }
     assert found == {
-        "pipeline/workspace.py",
+        "pipeline/files/workspace_folder.py",
         "pipeline/plugin_system/plugin_skeleton.py",  # the user's packages
         "flows/services/prefect_schema.py",  # in the Python environment
     }
@@ -82,8 +81,8 @@ def test_a_place_that_cannot_be_narrowed_is_said(
 
     (tmp_path / ".patchline").mkdir(mode=0o755)
     monkeypatch.setattr(Path, "chmod", refuse)
-    workspace.make_folder(tmp_path / ".patchline/runs")
-    workspace.make_folder(tmp_path / ".patchline/runs")
+    workspace_folder.make_folder(tmp_path / ".patchline/runs")
+    workspace_folder.make_folder(tmp_path / ".patchline/runs")
     assert (tmp_path / ".patchline/runs").is_dir()
     assert caplog.text.count("its mode is 0755") == 1
 

@@ -23,9 +23,9 @@ from patchline.pipeline.data.reading.image_root import holds, is_file
 from patchline.pipeline.errors import DataError
 from patchline.pipeline.files.atomic_files import replacing, storage_errors
 from patchline.pipeline.files.table_cells import table_cell
+from patchline.pipeline.files.workspace_folder import make_folder
 from patchline.pipeline.run_memory import interrupted_runs
 from patchline.pipeline.terminal_words import by_number
-from patchline.pipeline.workspace import make_folder
 
 ACCEPTED = "changes"
 """Value of `data.accept` that leaves out what has changed."""

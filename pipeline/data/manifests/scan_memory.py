@@ -23,7 +23,7 @@ from patchline.pipeline.data.reading.image_root import archive_of
 from patchline.pipeline.files.archive_members import MemberError
 from patchline.pipeline.files.archives import INDEX_SUFFIX, ShardedArchive, named_encoding
 from patchline.pipeline.files.atomic_files import replacing, storage_errors
-from patchline.pipeline.workspace import make_folder
+from patchline.pipeline.files.workspace_folder import make_folder
 
 FORMAT = 3
 """Increase it when the rows of a manifest say something else about a file."""

@@ -11,9 +11,9 @@ from patchline.pipeline.data.manifests.groups import with_groups
 from patchline.pipeline.errors import PluginError
 from patchline.pipeline.files.atomic_files import storage_errors
 from patchline.pipeline.files.user_folders import expanded
+from patchline.pipeline.files.workspace_folder import make_folder
 from patchline.pipeline.labels.reading_rules import AUTO
 from patchline.pipeline.plugin_system import plugin_loader
-from patchline.pipeline.workspace import make_folder
 from patchline.plugin_api import ImageListing, ReadingRules, SourceContext
 
 

@@ -10,8 +10,8 @@ import numpy as np
 
 from patchline.pipeline.data.manifests.scan_memory import digest_of_root
 from patchline.pipeline.files.atomic_files import replacing, storage_errors
+from patchline.pipeline.files.workspace_folder import make_folder
 from patchline.pipeline.run_memory import stage_keys
-from patchline.pipeline.workspace import make_folder
 
 Array = np.ndarray[Any, Any]
 

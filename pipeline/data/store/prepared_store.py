@@ -27,7 +27,7 @@ from patchline.pipeline.data.store.store_shards import Pixels
 from patchline.pipeline.files import file_locks
 from patchline.pipeline.files.atomic_files import storage_errors
 from patchline.pipeline.files.stored_images import StoredImages
-from patchline.pipeline.workspace import make_folder
+from patchline.pipeline.files.workspace_folder import make_folder
 
 logger = logging.getLogger(__name__)
 

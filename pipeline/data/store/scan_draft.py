@@ -32,7 +32,7 @@ from patchline.pipeline.data.store.store_builds import DecodedBuild
 from patchline.pipeline.data.store.store_decoding import StoreSpec
 from patchline.pipeline.data.store.store_shards import Pixels
 from patchline.pipeline.files import file_locks
-from patchline.pipeline.workspace import make_folder
+from patchline.pipeline.files.workspace_folder import make_folder
 
 logger = logging.getLogger(__name__)
 

@@ -28,7 +28,7 @@ from patchline.pipeline.data.symmetry.assumed_symmetries import mirroring_settin
 from patchline.pipeline.data.symmetry.mirror_answer import MirrorSymmetry
 from patchline.pipeline.data.symmetry.mirror_probe import FEWEST, SIDE, Measured, Share, measured
 from patchline.pipeline.files.atomic_files import storage_errors, write_text
-from patchline.pipeline.workspace import make_folder
+from patchline.pipeline.files.workspace_folder import make_folder
 
 FORMAT = 1
 """Increase it when the measurement finds something else in the same images."""

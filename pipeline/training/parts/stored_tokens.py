@@ -26,11 +26,11 @@ from patchline.pipeline.errors import RunError, StorageError
 from patchline.pipeline.files.file_locks import locked
 from patchline.pipeline.files.resumable_array import ResumableArray
 from patchline.pipeline.files.stored_images import StoredImages
+from patchline.pipeline.files.workspace_folder import make_folder
 from patchline.pipeline.layers.vision_transformer import VisionTransformer
 from patchline.pipeline.models.fitting_batches import fitting_batches
 from patchline.pipeline.models.inference import autocast, normalised
 from patchline.pipeline.probing.linear_head import evaluating
-from patchline.pipeline.workspace import make_folder
 from patchline.plugin_api import ImageSpec
 
 logger = logging.getLogger(__name__)

@@ -11,8 +11,8 @@ import pytest
 
 import patchline
 from patchline.flows.python_api.session import session
-from patchline.pipeline import workspace
 from patchline.pipeline.errors import StorageError
+from patchline.pipeline.files import workspace_folder
 from patchline.pipeline.relocation import read_only
 
 CALLS: dict[str, Callable[[], object]] = {
@@ -40,7 +40,7 @@ def _unwritable_database(
         return asked(path, mode) and (mode != os.W_OK or Path(path).name != "mlflow.db")
 
     monkeypatch.setattr(os, "access", access)
-    assert workspace.is_read_only()
+    assert workspace_folder.is_read_only()
 
 
 @pytest.mark.parametrize("name", CALLS)

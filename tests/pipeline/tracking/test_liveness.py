@@ -142,7 +142,7 @@ def test_the_lock_of_another_user_is_read_or_says_nothing() -> None:
         "from patchline.pipeline.files.file_locks import is_held, state_of\n"
         "for each in sys.argv[1:]: print(state_of(Path(each)).value, is_held(Path(each)))\n"
     )
-    warm = "import patchline.pipeline.files.file_locks, patchline.pipeline.workspace\n"
+    warm = "import patchline.pipeline.files.file_locks, patchline.pipeline.files.workspace_folder\n"
     try:
         with locked(readable), locked(secret), locked(inside):
             readable.chmod(0o644)
