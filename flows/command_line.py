@@ -24,6 +24,7 @@ from patchline.pipeline.files.atomic_files import full_disk
 from patchline.pipeline.host import interpreter, interruption
 from patchline.pipeline.host.system_errors import system_error
 from patchline.pipeline.terminal_words import protect_terminal, visible
+from patchline.pipeline.workspace import chosen
 
 _LEFT_RUNNING = (
     "Stopped by Ctrl-C: servers and active runs keep running. `patchline down --now` stops both."
@@ -48,6 +49,7 @@ def run_command_line(arguments: list[str]) -> int:
     try:
         interpreter.check()
         files, arguments = _plugin_files(arguments)
+        arguments = _use_workspace(arguments)
         _prepare(arguments)
         _use_plugin_files(files)
         arguments = each_with_its_flag(arguments)
@@ -134,18 +136,34 @@ def _failed(sentence: str, code: int, *, debug: bool) -> int:
 
 def _plugin_files(arguments: list[str]) -> tuple[list[Path], list[str]]:
     """Return the file of every `--plugin FILE.py`, and the other arguments."""
-    files, kept, rest = [], [], iter(arguments)
+    files, kept = _taken("--plugin", arguments, "Give the path of a .py file.")
+    return [Path(file) for file in files], kept
+
+
+def _use_workspace(arguments: list[str]) -> list[str]:
+    """Work with the workspace of `--workspace URI`, and return the other arguments."""
+    uris, kept = _taken(chosen.FLAG, arguments, "Give an address such as s3://bucket/team.")
+    if len(set(uris)) > 1:
+        raise ConfigError(f"{chosen.FLAG} is given as {' and as '.join(uris)}. Give one address.")
+    for uri in uris:
+        chosen.use(uri)
+    return kept
+
+
+def _taken(flag: str, arguments: list[str], remedy: str) -> tuple[list[str], list[str]]:
+    """Return the values of a flag that every command has, and the other arguments."""
+    values, kept, rest = [], [], iter(arguments)
     for argument in rest:
-        if argument == "--plugin":
-            file = next(rest, None)
-            if file is None:
-                raise ConfigError("--plugin needs a value. Give the path of a .py file.")
-            files.append(Path(file))
-        elif argument.startswith("--plugin="):
-            files.append(Path(argument.partition("=")[2]))
+        if argument == flag:
+            value = next(rest, None)
+            if value is None:
+                raise ConfigError(f"{flag} needs a value. {remedy}")
+            values.append(value)
+        elif argument.startswith(f"{flag}="):
+            values.append(argument.partition("=")[2])
         else:
             kept.append(argument)
-    return files, kept
+    return values, kept
 
 
 def _use_plugin_files(files: list[Path]) -> None:

@@ -25,6 +25,7 @@ from PIL import Image
 from patchline.pipeline import quiet_libraries
 from patchline.pipeline.local_login import MLFLOW_VARIABLES
 from tests import patience
+from tests.object_server import ObjectServer, object_server
 from tests.patience import patient
 from tests.process_owners import Owners
 from tests.surroundings import OF_OTHERS, recording_proxy
@@ -124,6 +125,7 @@ def _own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Non
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     monkeypatch.delenv("PATCHLINE_PLUGIN_FILES", raising=False)
     monkeypatch.delenv("PATCHLINE_WEIGHTS", raising=False)
+    monkeypatch.setenv("PATCHLINE_WORKSPACE", "")  # so that what a command sets goes with the test
     yield
     for name in (
         "MLFLOW_TRACKING_URI",
@@ -281,6 +283,21 @@ def empty_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def own_store(empty_store: Path, tmp_path: Path) -> None:
     """Give a test a store of its own where it runs."""
     shutil.copy(empty_store, tmp_path / "mlflow.db")
+
+
+@pytest.fixture(scope="session")
+def objects(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ObjectServer]:
+    """Run a server that speaks S3's protocol."""
+    with object_server(tmp_path_factory.mktemp("objects")) as server:
+        yield server
+
+
+@pytest.fixture
+def bucket(objects: ObjectServer, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Return the name of an empty bucket that this process, and what it starts, can use."""
+    for name, value in objects.environment.items():
+        monkeypatch.setenv(name, value)
+    return objects.new_bucket()
 
 
 @pytest.fixture(scope="session")

@@ -13,7 +13,8 @@ from typing import Any
 from cyclopts import App, Parameter
 
 _EPILOGUE = """\
-Global flags: --debug shows the traceback of an error; --plugin FILE.py loads a plugin from a file.
+Global flags: --debug shows the traceback of an error; --plugin FILE.py loads a plugin from a file;
+--workspace URI shares the workspace of the team, such as s3://bucket/team (or PATCHLINE_WORKSPACE).
 """
 _HELP = ("--help", "-h")
 

@@ -16,6 +16,7 @@ from patchline.pipeline.stages.context import Context
 from patchline.pipeline.stages.decode import DECODE
 from patchline.pipeline.stages.lines import line_of
 from patchline.pipeline.workers import prewarm
+from patchline.pipeline.workspace import chosen
 
 
 @dataclass(frozen=True)
@@ -47,7 +48,8 @@ def dry_run(config: RunConfig, workspace: Path) -> DryRun:
     stages = stages[: stages.index(DECODE)]
     prewarm.at_start(engine.workers(stages, config))
     list(engine.check(stages, config, workspace))
-    context = Context(config, StageMemory(workspace), reporting(), workspace, remembers=False)
+    memory = StageMemory(workspace, shared=chosen.shared())
+    context = Context(config, memory, reporting(), workspace, remembers=False)
     engine.run_stages(stages, context)
     data = context.get(IngestedData)
     return DryRun(data, ingestion.resolve(context.config, data), context.find(Plan), context)

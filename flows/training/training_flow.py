@@ -47,6 +47,7 @@ from patchline.pipeline.tracking import tracked_run
 from patchline.pipeline.tracking.tracked_run import TrackedRun
 from patchline.pipeline.training.parts import launching
 from patchline.pipeline.workers import prewarm, worker_start
+from patchline.pipeline.workspace import chosen
 
 
 @flow(
@@ -89,7 +90,8 @@ def training_flow(config: RunConfig, resume: str | None = None, fresh: bool = Fa
 def _new_run(config: RunConfig, *, fresh: bool) -> _Run:
     checked = plugin_settings.checked_plugins(config)
     workspace = WORKSPACE.resolve()
-    memory = StageMemory(workspace, fresh=fresh, on_note=display().note)
+    note = display().note
+    memory = StageMemory(workspace, fresh=fresh, on_note=note, shared=chosen.shared())
     tags = {tracked_run.FLOW_RUN_TAG: str(flow_run.id or "")}
     return _Run(line_of(checked), Context(checked, memory, reporting(), workspace, tags=tags))
 

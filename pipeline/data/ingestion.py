@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -48,6 +49,7 @@ from patchline.pipeline.data.value_ranges.mapped_images import chosen_values, us
 from patchline.pipeline.data.value_ranges.range_memory import notes_on_change
 from patchline.pipeline.errors import ConfigError, DataError
 from patchline.pipeline.plugin_system.plugin_settings import resolve_settings
+from patchline.pipeline.workspace.object_store import ConflictError
 from patchline.plugin_api import DataTraits, ImageListing, ImageSpec
 
 _SPLIT_SETTINGS = ("data.split_seed", "data.validation_fraction", "data.test_fraction")
@@ -322,10 +324,15 @@ def assign_splits(
         return [] if last is None else [last]
 
     movable = split.movable_rows(manifest)
-    with split_memory.opened(workspace, fractions, data.split_seed, earlier, data_name) as memory:
-        assigned, notes = assign(remembered=memory.table, scope=data_name)
-        any_new = remember and memory.remember(assigned[movable])
-    return assigned, notes, any_new
+    seed = data.split_seed
+    while True:
+        with (
+            contextlib.suppress(ConflictError),  # another machine was faster: heed its entries
+            split_memory.opened(workspace, fractions, seed, earlier, data_name) as memory,
+        ):
+            assigned, notes = assign(remembered=memory.table, scope=data_name)
+            any_new = remember and memory.remember(assigned[movable])
+            return assigned, notes, any_new
 
 
 def resolve(config: RunConfig, data: IngestedData) -> RunConfig:

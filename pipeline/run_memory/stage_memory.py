@@ -8,6 +8,10 @@ folders of old runs may be deleted.
 
 Records are written atomically. Two runs that write the same record write the same result; the later
 record replaces the earlier one.
+
+In a shared workspace a record also goes to the store, with its files, under the same name; another
+machine that has no such record fetches both. A record of this machine that the store does not have,
+because the store could not be reached at the time, is sent when it is used.
 """
 
 from __future__ import annotations
@@ -30,6 +34,11 @@ from patchline.pipeline.files.atomic_files import storage_errors, write_text
 from patchline.pipeline.files.file_digest import FileDigest, digest_of
 from patchline.pipeline.files.workspace_folder import make_folder
 from patchline.pipeline.frozen_model import FrozenModel
+from patchline.pipeline.workspace.shared_files import (
+    DamagedObjectError,
+    Reference,
+    SharedFiles,
+)
 
 Result = TypeVar("Result", bound=FrozenModel)
 Ingredients = Mapping[str, str]
@@ -70,6 +79,8 @@ class StageMemory:
     """Whether to use only results that this run has computed itself."""
     on_note: OnNote = lambda _: None
     """Called with a message when a record cannot be trusted."""
+    shared: SharedFiles | None = None
+    """The results of other machines; None if the workspace is that of the folder alone."""
     run_id: str = ""
     run_folder: Path | None = None
     reused: dict[str, str] = field(default_factory=dict)
@@ -100,8 +111,8 @@ class StageMemory:
                 they are, because all runs share them.
             own_only: use only what this run has computed itself.
         """
-        key = key_of(stage, ingredients)
-        for file in self._records(stage, key, own_only=own_only or self.fresh):
+        key, own_only = key_of(stage, ingredients), own_only or self.fresh
+        for file in self._records(stage, key, own_only=own_only):
             record = self._read(file, key)
             if record is None:
                 continue
@@ -114,11 +125,52 @@ class StageMemory:
             if files != record.folder:
                 record = record.model_copy(update={"folder": files})
                 self._write(record)
-            self.recalled.add(stage)
-            if record.run_id and record.run_id != self.run_id:
-                self.reused[stage] = record.run_id
+            else:
+                self._send(record, if_missing=True)
+            self._note_recalled(record)
+            return result
+        return self._fetched(stage, key, result_class, target, own_only=own_only)
+
+    def _fetched(
+        self,
+        stage: str,
+        key: str,
+        result_class: type[Result],
+        target: Path | None,
+        *,
+        own_only: bool,
+    ) -> Result | None:
+        """Return the result that another machine has computed, after fetching its files."""
+        if self.shared is None:
+            return None
+        for file in self._records(stage, key, own_only=own_only):
+            named = self.shared.find(self._name(file))
+            if named is None:
+                continue
+            try:
+                record = StageRecord.model_validate(
+                    {**named.reference.value, "files": named.reference.files}
+                )
+                if record.key != key or key_of(record.stage, record.ingredients) != key:
+                    continue
+                files = (target or self.workspace / record.folder).resolve()
+                if not files.is_relative_to(self.workspace.resolve()):
+                    continue
+                _fetch_files(self.shared, record, files)
+                result = result_class.model_validate(_absolute(record.result, files))
+            except (_UntrustedError, DamagedObjectError, ValidationError) as reason:
+                self.on_note(f"a result in {self.shared.uri} is not used: {reason}")
+                continue
+            record = record.model_copy(update={"folder": files})
+            self._write(record)
+            self._note_recalled(record)
             return result
         return None
+
+    def _note_recalled(self, record: StageRecord) -> None:
+        self.recalled.add(record.stage)
+        if record.run_id and record.run_id != self.run_id:
+            self.reused[record.stage] = record.run_id
 
     def once(
         self,
@@ -209,6 +261,28 @@ class StageMemory:
         write_text(self._shared_file(record.stage, record.key), text)
         if self.run_folder is not None:
             write_text(self._own_file(self.run_folder, record.stage), text)
+        self._send(record)
+
+    def _send(self, record: StageRecord, *, if_missing: bool = False) -> None:
+        """Send a record and its files to the store of a shared workspace.
+
+        Args:
+            record: of this machine.
+            if_missing: whether only to make up for what the store does not have.
+        """
+        if self.shared is None:
+            return
+        folder = record.folder.relative_to(self.workspace.resolve()).as_posix()
+        value = {**record.model_dump(mode="json", exclude={"files"}), "folder": folder}
+        for file in self._records(record.stage, record.key, own_only=False):
+            name = self._name(file)
+            if not (if_missing and self.shared.find(name)):
+                self.shared.publish(name, record.folder, record.files, value)
+
+    def _name(self, file: Path) -> str:
+        """Return the name of a record in the store: its path in the workspace."""
+        path = file.resolve().relative_to(self.workspace.resolve())
+        return path.with_suffix("").as_posix()
 
 
 def key_of(stage: str, ingredients: Ingredients) -> str:
@@ -247,6 +321,30 @@ def _copied_files(record: StageRecord, target: Path) -> Path:
         finally:
             shutil.rmtree(copied, ignore_errors=True)
     return target
+
+
+def _fetch_files(shared: SharedFiles, record: StageRecord, target: Path) -> None:
+    """Fetch the files of a record from the store; the folder is complete, or as it was.
+
+    Raises:
+        _UntrustedError: if the record has files that are not there afterwards.
+        DamagedObjectError: if a file is damaged.
+    """
+    if target.is_dir() and not record.files:
+        return
+    if target.is_dir():  # such as a store that lost one of its files
+        with contextlib.suppress(_UntrustedError):
+            _verify(record, target)
+            return
+    copied = target.with_name(f".{target.name}.{uuid.uuid4().hex[:8]}.part")
+    with storage_errors(target):
+        try:
+            make_folder(copied)
+            shared.fetch(Reference(files=record.files), copied)
+            shutil.rmtree(target, ignore_errors=True)
+            copied.rename(target)
+        finally:
+            shutil.rmtree(copied, ignore_errors=True)
 
 
 def _link(source: Path, copy: Path) -> None:

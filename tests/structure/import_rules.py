@@ -16,6 +16,7 @@ PACKAGES: dict[str, set[str]] = {
     "files": set(),
     "host": set(),
     "provenance": set(),
+    "workspace": set(),
     "layers": set(),
     "metrics": set(),
     "labels": set(),
@@ -115,6 +116,9 @@ PACKAGES: dict[str, set[str]] = {
         "workers",
     },
 }
+_LOWEST = ("files", "host", "provenance", "workspace")
+_OPEN = {"files", "host", "provenance", "workspace"}
+"""Packages that all others may import."""
 _ROOT: dict[str, set[str]] = {
     # a module directly in `pipeline`, or public, and the packages that it may import; others: none
     "plugin_api": {"labels"},  # what a plugin is, and what it may use
@@ -214,7 +218,7 @@ def _broken_layer(file: str, module: str) -> str | None:
     if own == other:
         return _broken_room(own, parts, target[1:])
     allowed = _ROOT.get(parts[0], set()) if own is None else PACKAGES[own]
-    allowed = allowed | {"files", "host", "provenance"}
+    allowed = allowed | ({"files", "host", "provenance"} if own in _LOWEST else _OPEN)
     if other in allowed:
         return None
     name = f"pipeline.{own or parts[0]}"

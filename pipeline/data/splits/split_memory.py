@@ -5,6 +5,10 @@ datasets that share images agree about them, and another `data.split_seed` start
 holds content digests and group names, each with its split; names of groups belong to the dataset
 (`flowers/plant 7`), because another one may use the same for other groups. A file is written
 atomically, under a lock that dies with its holder; existing entries never change.
+
+In a shared workspace the store has the file, and the lock keeps apart the runs of this machine
+alone. The file is replaced there only if it is still the one that was read; if another machine was
+faster, its entries count, and the images are assigned again beside them (`ConflictError`).
 """
 
 from __future__ import annotations
@@ -20,6 +24,8 @@ from patchline.pipeline.data.splits.split_gaps import SPLITS
 from patchline.pipeline.errors import DataError, StorageError
 from patchline.pipeline.files.atomic_files import replacing
 from patchline.pipeline.files.file_locks import try_lock
+from patchline.pipeline.workspace import chosen
+from patchline.pipeline.workspace.shared_file import SharedFile
 
 _LOCK_SECONDS = 600
 """How long to wait for another run to assign its images."""
@@ -31,10 +37,11 @@ class SplitMemory:
     Args:
         file: holds them.
         scope: of the names of groups, such as the name of the data.
+        shared: the file in the store of a shared workspace.
     """
 
-    def __init__(self, file: Path, scope: str = "") -> None:
-        self.file, self._scope = file, scope
+    def __init__(self, file: Path, scope: str = "", shared: SharedFile | None = None) -> None:
+        self.file, self._scope, self._shared = file, scope, shared
         self.is_new = not file.exists()
         self.table = pd.DataFrame(columns=split.REMEMBERED, dtype=object)
         if not self.is_new:
@@ -45,7 +52,11 @@ class SplitMemory:
         self._add(split.learned(manifest[manifest["split"].isin(SPLITS)], self._scope))
 
     def remember(self, rows: pd.DataFrame) -> bool:
-        """Save the splits of images beside those already remembered; return if any was new."""
+        """Save the splits of images beside those already remembered; return if any was new.
+
+        Raises:
+            ConflictError: if another machine has saved others meanwhile; nothing is saved then.
+        """
         if not self.is_new and split.all_known(rows, self.table, self._scope):
             return False
         before = 0 if self.is_new else len(self.table)
@@ -53,6 +64,8 @@ class SplitMemory:
         if len(self.table) > before:
             with replacing(self.file) as temporary:
                 self.table.to_parquet(temporary, index=False)
+                if self._shared is not None:
+                    self._shared.replace(temporary)
         return len(self.table) > before
 
     def _add(self, table: pd.DataFrame) -> None:
@@ -88,13 +101,17 @@ def opened(
         StorageError: if it cannot be written, or another process holds the lock for too long.
     """
     file = file_of(workspace, fractions, seed)
+    files = chosen.shared()
+    shared = SharedFile(files, f"splits/{file.name}") if files else None
     with try_lock(file.with_suffix(".lock"), _LOCK_SECONDS) as locked:
         if not locked:
             raise StorageError(
                 f"Another process has held {file.with_suffix('.lock')} for {_LOCK_SECONDS // 60} "
                 "minutes. Stop the run that holds it, and try again."
             )
-        memory = SplitMemory(file, scope)
+        if shared is not None:
+            shared.fetch(file)
+        memory = SplitMemory(file, scope, shared)
         if memory.is_new:
             for manifest in earlier():
                 memory.take_over(manifest)

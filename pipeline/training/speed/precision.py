@@ -27,6 +27,7 @@ from patchline.pipeline.training.config import duration_seconds
 from patchline.pipeline.training.machine import detect_machine
 from patchline.pipeline.training.speed.trial_steps import trial_predictions, trial_steps
 from patchline.pipeline.workers.event_log import EventWriter
+from patchline.pipeline.workspace import chosen
 from patchline.plugin_api import ImageSpec
 
 FILE = "precision.json"
@@ -88,7 +89,8 @@ class Chooser:
             return Precision(name="float32", reason=reason)
         if self.workspace is None:
             return self._measured(half, seconds)
-        memory, key = StageMemory(self.workspace), self._ingredients(device)
+        memory = StageMemory(self.workspace, shared=chosen.shared())
+        key = self._ingredients(device)
         recalled = memory.recall(STAGE, key, Precision)
         if recalled is None:
             recalled = self._measured(half, seconds)

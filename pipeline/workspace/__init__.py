@@ -1,0 +1,1 @@
+"""Where a workspace lives: in the working directory, or on an object store cached there."""

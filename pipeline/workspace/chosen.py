@@ -1,0 +1,153 @@
+"""Which workspace this process works with: that of the working directory alone, or a shared one.
+
+`--workspace URI`, then `PATCHLINE_WORKSPACE`, then what the folder `.patchline` remembers. The
+folder `.patchline` of a shared workspace is its cache on this machine, and caches no other one.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+from patchline.pipeline.errors import ConfigError
+from patchline.pipeline.files.atomic_files import write_text
+from patchline.pipeline.files.workspace_folder import WORKSPACE
+from patchline.pipeline.workspace.address import Address, is_address, parsed
+from patchline.pipeline.workspace.folder_store import FolderStore
+from patchline.pipeline.workspace.object_store import ObjectStore
+from patchline.pipeline.workspace.shared_files import SharedFiles
+
+logger = logging.getLogger(__name__)
+
+VARIABLE, FLAG = "PATCHLINE_WORKSPACE", "--workspace"
+CACHE_FILE = "cache_of.json"
+"""In the folder `.patchline`: which workspace it caches."""
+_OF_RUNS = ("runs", "stages", "splits", "prepared")
+"""Folders of a workspace that hold results."""
+
+_opened: dict[tuple[str, Path], SharedFiles] = {}
+_opening = threading.Lock()
+_on_note: Callable[[str], None] = logger.warning
+
+
+def use(uri: str) -> None:
+    """Work with the workspace of an address, in this process and those that it starts.
+
+    Raises:
+        ConfigError: if it is no address.
+    """
+    os.environ[VARIABLE] = str(_address(uri, FLAG))
+
+
+def tell(on_note: Callable[[str], None]) -> None:
+    """Set what is called with a sentence, such as one about a damaged object."""
+    global _on_note  # noqa: PLW0603 - a command has one display
+    _on_note = on_note
+
+
+def _say(sentence: str) -> None:
+    """Pass a sentence on to whoever shows it by then."""
+    _on_note(sentence)
+
+
+def address() -> Address | None:
+    """Return the address of the shared workspace; None for that of the working directory.
+
+    Raises:
+        ConfigError: if the address is wrong, or the folder `.patchline` has other results.
+    """
+    given = os.environ.get(VARIABLE, "").strip()
+    cached = cached_address(WORKSPACE)
+    if not given:
+        return cached
+    wanted = _address(given, VARIABLE)
+    if cached is not None and cached != wanted:
+        raise ConfigError(
+            f"The folder {WORKSPACE} here caches the workspace {cached}, so {wanted} needs another "
+            f"working directory. Change to another one, or leave out {FLAG}."
+        )
+    if cached is None and (results := [each for each in _OF_RUNS if (WORKSPACE / each).is_dir()]):
+        raise ConfigError(
+            f"The folder {WORKSPACE} here holds a workspace of its own ({', '.join(results)}), "
+            f"which {wanted} does not know. Work in an empty folder, or leave out {FLAG}."
+        )
+    return wanted
+
+
+def cached_address(workspace: Path) -> Address | None:
+    """Return the address of the workspace that a folder caches; None if it caches none."""
+    try:
+        content = json.loads((workspace / CACHE_FILE).read_text(encoding="utf-8"))
+        return _address(str(content["uri"]), str(workspace / CACHE_FILE))
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ConfigError(
+            f"{workspace / CACHE_FILE}, which names the workspace that is cached here, cannot be "
+            "read. Restore it, or delete the folder, which is a cache."
+        ) from error
+
+
+def is_local() -> bool:
+    """Return whether the workspace lies on this machine alone, as far as can be seen.
+
+    A folder (`file://`) may be on a file system that other machines mount, which is not known.
+    """
+    chosen = address()
+    return chosen is None or chosen.scheme == "file"
+
+
+def shared() -> SharedFiles | None:
+    """Return the files that machines share; None for the workspace of the working directory.
+
+    The first call connects to the store, and lets the folder `.patchline` remember its address.
+
+    Raises:
+        ConfigError: if there is no such bucket or folder, or the credentials are wrong.
+        StorageError: if the store does not answer.
+    """
+    chosen = address()
+    if chosen is None:
+        return None
+    key = str(chosen), WORKSPACE.resolve()
+    with _opening:
+        if key not in _opened:
+            files = SharedFiles(opened(chosen), _say)
+            files.open()
+            if cached_address(WORKSPACE) is None:
+                write_text(
+                    WORKSPACE.resolve() / CACHE_FILE, json.dumps({"uri": str(chosen)}) + "\n"
+                )
+            _opened[key] = files
+    return _opened[key]
+
+
+def opened(chosen: Address) -> ObjectStore:
+    """Return the store of an address.
+
+    Raises:
+        ConfigError: if it is a folder that does not exist, or there are no credentials.
+    """
+    if chosen.scheme == "file":
+        folder = Path(chosen.prefix)
+        if not folder.is_dir():
+            raise ConfigError(
+                f"There is no folder {folder} for {chosen}. Create it, or mount its disk."
+            )
+        return FolderStore(folder)
+    from patchline.pipeline.workspace.remote_store import RemoteStore
+
+    return RemoteStore(chosen)
+
+
+def _address(text: str, setting: str) -> Address:
+    """Return an address; a path of a folder counts as one."""
+    return parsed(text if is_address(text) else Path(text).expanduser().resolve().as_uri(), setting)
+
+
+if hasattr(os, "register_at_fork"):  # a connection does not survive a fork
+    os.register_at_fork(after_in_child=_opened.clear)

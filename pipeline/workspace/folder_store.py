@@ -1,0 +1,150 @@
+"""Objects in a folder, such as one that several machines mount.
+
+An object is a file; a write renames a complete file into place. Conditions are checked under a lock
+on the folder, so that they hold between the processes of one machine, and between machines if the
+file system passes locks on.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import os
+import shutil
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from patchline.pipeline.errors import StorageError
+from patchline.pipeline.files.atomic_files import storage_errors
+from patchline.pipeline.files.file_locks import locked
+from patchline.pipeline.workspace.object_store import (
+    ConflictError,
+    Content,
+    ObjectInfo,
+    ObjectStore,
+)
+
+_LOCK = ".lock"
+_PART = ".part"
+
+
+class FolderStore(ObjectStore):
+    """The objects in a folder.
+
+    Args:
+        folder: is created if it does not exist.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder.resolve()
+        self.uri = self._folder.as_uri()
+
+    def read(self, key: str) -> Content | None:
+        """Return an object; None if there is none."""
+        with self._reading(), self._file(key).open("rb") as opened:
+            return Content(opened.read(), _info(key, os.fstat(opened.fileno())))
+        return None
+
+    def info(self, key: str) -> ObjectInfo | None:
+        """Return what is known about an object; None if there is none."""
+        with self._reading():
+            return _info(key, self._file(key).stat())
+        return None
+
+    def download(self, key: str, file: Path) -> bool:
+        """Write an object into a file, and return whether there is one."""
+        source = self._file(key)
+        with storage_errors(file), self._reading():
+            shutil.copyfile(source, file)
+            return True
+        return False
+
+    def write(self, key: str, data: bytes, *, if_absent: bool = False, if_match: str = "") -> str:
+        """Write an object as a whole, if the conditions hold."""
+        target = self._file(key)
+        with storage_errors(target), self._part_of(target) as part:
+            part.write_bytes(data)
+            if not if_absent and not if_match:
+                part.replace(target)
+                return self._e_tag(key)
+            with locked(self._folder / _LOCK):
+                present = self._e_tag(key)
+                if present if if_absent else present != if_match:
+                    raise ConflictError(key)
+                part.replace(target)
+                return self._e_tag(key)
+
+    def upload(self, file: Path, key: str) -> None:
+        """Write the content of a file as an object."""
+        target = self._file(key)
+        with storage_errors(target), self._part_of(target) as part:
+            shutil.copyfile(file, part)
+            part.replace(target)
+
+    def list(self, prefix: str) -> Iterator[ObjectInfo]:
+        """Yield the objects whose keys begin with a prefix, in the order of their keys."""
+        top = self._folder / prefix.rpartition("/")[0]
+        for file in sorted(each for each in top.rglob("*") if each.is_file()):
+            key = file.relative_to(self._folder).as_posix()
+            if key.startswith(prefix) and not file.name.startswith("."):
+                info = self.info(key)
+                if info is not None:
+                    yield info
+
+    def delete(self, key: str) -> None:
+        """Delete an object if there is one."""
+        with storage_errors(self._file(key)):
+            self._file(key).unlink(missing_ok=True)
+
+    def now(self) -> dt.datetime:
+        """Return the time by the clock of the file system."""
+        probe = self._folder / f".clock-{uuid.uuid4().hex[:8]}{_PART}"
+        with storage_errors(probe):
+            probe.parent.mkdir(parents=True, exist_ok=True)
+            probe.touch()
+            try:
+                return _time(probe.stat())
+            finally:
+                probe.unlink()
+
+    def _file(self, key: str) -> Path:
+        file = self._folder / key
+        if not file.resolve().is_relative_to(self._folder):
+            raise StorageError(f"{key!r} leads out of {self.uri}. Repair the reference to it.")
+        return file
+
+    def _e_tag(self, key: str) -> str:
+        info = self.info(key)
+        return info.e_tag if info else ""
+
+    @contextmanager
+    def _reading(self) -> Iterator[None]:
+        """Pass over a missing file, and say why another one cannot be read."""
+        try:
+            yield
+        except FileNotFoundError:
+            return
+        except PermissionError as error:
+            raise StorageError(
+                f"{self.uri} may not be read ({error.strerror}). Ask its owner for access, or "
+                "choose another --workspace."
+            ) from error
+
+    @contextmanager
+    def _part_of(self, target: Path) -> Iterator[Path]:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        part = target.with_name(f".{target.name}.{uuid.uuid4().hex[:8]}{_PART}")
+        try:
+            yield part
+        finally:
+            part.unlink(missing_ok=True)
+
+
+def _info(key: str, status: os.stat_result) -> ObjectInfo:
+    e_tag = f"{status.st_ino:x}-{status.st_mtime_ns:x}-{status.st_size:x}"
+    return ObjectInfo(key, status.st_size, e_tag, _time(status))
+
+
+def _time(status: os.stat_result) -> dt.datetime:
+    return dt.datetime.fromtimestamp(status.st_mtime, dt.UTC)

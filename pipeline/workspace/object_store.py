@@ -1,0 +1,93 @@
+"""What a store of objects does: the one interface behind a workspace that machines share.
+
+Two classes implement it: `folder_store` keeps the objects in a folder, `remote_store` on S3 and
+similar services. Keys are relative paths with `/`.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+
+class ConflictError(Exception):
+    """The object is not, or no longer, what a conditional write requires."""
+
+
+class ObjectInfo(NamedTuple):
+    """What a store knows about an object without opening it."""
+
+    key: str
+    bytes: int
+    e_tag: str
+    """Changes whenever the object does."""
+    modified: dt.datetime
+    """By the clock of the store."""
+
+
+class Content(NamedTuple):
+    """An object as it was at one moment."""
+
+    data: bytes
+    info: ObjectInfo
+
+
+class ObjectStore(ABC):
+    """Objects by key.
+
+    Every method raises a `StorageError` if the store does not answer or refuses, and a
+    `ConfigError` if its address or the credentials are wrong.
+
+    Attributes:
+        uri: the address, in messages.
+    """
+
+    uri: str
+
+    @abstractmethod
+    def read(self, key: str) -> Content | None:
+        """Return an object; None if there is none."""
+
+    @abstractmethod
+    def info(self, key: str) -> ObjectInfo | None:
+        """Return what is known about an object; None if there is none."""
+
+    @abstractmethod
+    def download(self, key: str, file: Path) -> bool:
+        """Write an object into a file, and return whether there is one."""
+
+    @abstractmethod
+    def write(self, key: str, data: bytes, *, if_absent: bool = False, if_match: str = "") -> str:
+        """Write an object as a whole.
+
+        Args:
+            key: of the object.
+            data: its content.
+            if_absent: only if there is none yet.
+            if_match: only if it still has this ETag.
+
+        Returns:
+            The ETag of the new object.
+
+        Raises:
+            ConflictError: if a condition does not hold; nothing is written then.
+        """
+
+    @abstractmethod
+    def upload(self, file: Path, key: str) -> None:
+        """Write the content of a file, of any size, as an object."""
+
+    @abstractmethod
+    def list(self, prefix: str) -> Iterator[ObjectInfo]:
+        """Yield the objects whose keys begin with a prefix, in the order of their keys."""
+
+    @abstractmethod
+    def delete(self, key: str) -> None:
+        """Delete an object if there is one."""
+
+    @abstractmethod
+    def now(self) -> dt.datetime:
+        """Return the time by the clock that dates the objects."""

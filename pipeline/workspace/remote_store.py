@@ -1,0 +1,348 @@
+"""Objects on S3 and what speaks its protocol, on Google Cloud Storage and on Azure, by obstore.
+
+obstore (MIT) was chosen over s3fs by measurement (docs/reference/dependencies.md). It repeats what
+fails with a 5xx status, throttling (`503 SlowDown`) included, or without a connection, with
+exponential backoff; what still fails becomes one sentence here.
+
+Credentials come from where the provider's own tools take them: for S3 from the `AWS_…` variables,
+from `~/.aws` and from the machine's role. `AWS_ENDPOINT_URL` names another server than Amazon's; if
+it begins with `http://`, the connection is not encrypted, as the address says.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import os
+import re
+import uuid
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from patchline.pipeline.errors import ConfigError, PipelineError, StorageError
+from patchline.pipeline.files.atomic_files import storage_errors
+from patchline.pipeline.workspace.address import Address
+from patchline.pipeline.workspace.object_store import (
+    ConflictError,
+    Content,
+    ObjectInfo,
+    ObjectStore,
+)
+
+PATIENCE_SECONDS = 60.0
+"""How long a request is repeated before the store counts as unavailable."""
+_BACKOFF = {
+    "init_backoff": dt.timedelta(seconds=0.1),
+    "max_backoff": dt.timedelta(seconds=8),
+    "base": 2.0,
+}
+_RETRIES = 12
+_PIECE_BYTES = 8 << 20
+_CODE = re.compile(r"<Code>(\w+)</Code>")
+_STATUS = re.compile(r"\b(?:status|code)[^\d]{0,12}([45]\d\d)\b|\b(503) ", re.IGNORECASE)
+_BUCKET_CODES = frozenset({"NoSuchBucket", "InvalidBucketName", "PermanentRedirect"})
+_CREDENTIAL_CODES = frozenset({
+    "InvalidAccessKeyId", "SignatureDoesNotMatch", "ExpiredToken", "InvalidToken",
+    "TokenRefreshRequired", "InvalidClientTokenId", "AuthFailure", "UnrecognizedClientException",
+})  # fmt: skip
+_DENIED_CODES = frozenset({"AccessDenied", "AllAccessDisabled", "AccountProblem"})
+_REASONS = ("connection refused", "dns error", "timed out", "connection closed", "certificate")
+_INSTALL = "Install it with `pip install 'patchline[s3]'`."
+
+
+class RemoteStore(ObjectStore):
+    """The objects below an address.
+
+    Args:
+        address: of the bucket and a path in it.
+        patience_seconds: how long a request is repeated.
+
+    Raises:
+        ConfigError: if obstore is not installed, or there are no credentials.
+    """
+
+    def __init__(self, address: Address, *, patience_seconds: float = PATIENCE_SECONDS) -> None:
+        self.uri = str(address)
+        self._address, self._patience = address, patience_seconds
+        self._store = _opened(address, patience_seconds)
+
+    def read(self, key: str) -> Content | None:
+        """Return an object; None if there is none."""
+        import obstore
+
+        with self._errors("read"):
+            try:
+                result = obstore.get(self._store, key)
+                return Content(bytes(result.bytes()), _info(result.meta))
+            except FileNotFoundError as error:
+                self._check_bucket(error)
+        return None
+
+    def info(self, key: str) -> ObjectInfo | None:
+        """Return what is known about an object; None if there is none."""
+        import obstore
+
+        with self._errors("read"):
+            try:
+                return _info(obstore.head(self._store, key))
+            except FileNotFoundError as error:
+                self._check_bucket(error)
+        return None
+
+    def download(self, key: str, file: Path) -> bool:
+        """Write an object into a file, and return whether there is one."""
+        import obstore
+
+        with self._errors("read"):
+            try:
+                pieces = obstore.get(self._store, key).stream(min_chunk_size=_PIECE_BYTES)
+            except FileNotFoundError as error:
+                self._check_bucket(error)
+                return False
+            with storage_errors(file), file.open("wb") as opened:
+                for piece in pieces:
+                    opened.write(piece)
+        return True
+
+    def write(self, key: str, data: bytes, *, if_absent: bool = False, if_match: str = "") -> str:
+        """Write an object as a whole, if the conditions hold."""
+        import obstore
+        from obstore.exceptions import AlreadyExistsError, NotFoundError, PreconditionError
+
+        mode: Any = "overwrite"
+        if if_absent:
+            mode = "create"
+        elif if_match:
+            mode = {"e_tag": if_match}
+        with self._errors("written"):
+            try:
+                result = obstore.put(self._store, key, data, mode=mode, use_multipart=False)
+            except (AlreadyExistsError, PreconditionError) as error:
+                raise ConflictError(key) from error
+            except NotFoundError as error:
+                self._check_bucket(error)
+                raise ConflictError(key) from error  # the object to replace is gone
+        return str(result["e_tag"] or "")
+
+    def upload(self, file: Path, key: str) -> None:
+        """Write the content of a file, of any size, as an object; a large one in parts."""
+        import obstore
+
+        with storage_errors(file), file.open("rb"):
+            pass  # a missing file is no error of the store
+        with self._errors("written"):
+            obstore.put(self._store, key, file)
+
+    def list(self, prefix: str) -> Iterator[ObjectInfo]:
+        """Yield the objects whose keys begin with a prefix, in the order of their keys."""
+        import obstore
+
+        folder = prefix.rpartition("/")[0]
+        with self._errors("listed"):
+            listed = [
+                info
+                for page in obstore.list(self._store, folder or None)
+                for each in page
+                if (info := _info(each)).key.startswith(prefix)
+            ]
+        yield from sorted(listed)
+
+    def delete(self, key: str) -> None:
+        """Delete an object if there is one."""
+        import obstore
+
+        with self._errors("written"):
+            try:
+                obstore.delete(self._store, key)
+            except FileNotFoundError as error:
+                self._check_bucket(error)
+
+    def now(self) -> dt.datetime:
+        """Return the time by the clock of the store: that of an object written just now."""
+        key = f"clock/{uuid.uuid4().hex}"
+        self.write(key, b"")
+        try:
+            info = self.info(key)
+        finally:
+            self.delete(key)
+        if info is None:
+            raise StorageError(
+                f"{self.uri} does not hold what was just written to it. Choose a store that is "
+                "consistent, as S3 is."
+            )
+        return info.modified
+
+    def _check_bucket(self, error: Exception) -> None:
+        """Tell a missing bucket from a missing object."""
+        if _code(error) in _BUCKET_CODES:
+            raise error
+
+    @contextmanager
+    def _errors(self, action: str) -> Iterator[None]:
+        """Turn what a store answers into one sentence.
+
+        Args:
+            action: what was tried: read, written, or listed.
+        """
+        try:
+            yield
+        except (PipelineError, ConflictError):
+            raise
+        except Exception as error:
+            if not _is_of_store(error):
+                raise
+            raise self._sentence(error, action) from error
+
+    def _sentence(self, error: Exception, action: str) -> PipelineError:
+        code, text = _code(error), str(error)
+        where = f" at {endpoint}" if (endpoint := _endpoint(self._address)) else ""
+        if code in _BUCKET_CODES:
+            return ConfigError(
+                f"{self.uri} names the bucket {self._address.bucket}, which does not exist{where} "
+                f"({code}). Check the address and the region, or create the bucket."
+            )
+        if code in _CREDENTIAL_CODES or "CredentialsError" in text:
+            return ConfigError(
+                f"{self.uri} does not accept the credentials{where} ({code or 'no key'}). "
+                f"{_remedy(self._address)}"
+            )
+        if code in _DENIED_CODES or _status(text) in ("401", "403"):
+            return StorageError(
+                f"{self.uri} may not be {action} with these credentials{where} "
+                f"({code or 'access denied'}). Ask the owner of the bucket for access, or choose "
+                "another address."
+            )
+        if code == "SlowDown" or _status(text) == "503":
+            return StorageError(
+                f"{self.uri} has limited the rate of requests{where} for {self._patience:.0f} s "
+                f"({code or '503'}). Try again later; a run can be resumed."
+            )
+        if status := _status(text):
+            return StorageError(
+                f"{self.uri} failed{where} with status {status} ({code or 'no reason given'}). "
+                "Try again later; a run can be resumed."
+            )
+        return StorageError(
+            f"{self.uri} cannot be reached{where} ({_reason(error)}). Check the network and the "
+            "address of the server (AWS_ENDPOINT_URL); a run can be resumed."
+        )
+
+
+def _opened(address: Address, patience_seconds: float) -> Any:
+    try:
+        from obstore.store import from_url
+    except ModuleNotFoundError as error:
+        raise ConfigError(
+            f"{address} needs the package obstore, which is not installed. {_INSTALL}"
+        ) from error
+    endpoint = _endpoint(address)
+    client: dict[str, Any] = {
+        "connect_timeout": dt.timedelta(seconds=min(10.0, patience_seconds)),
+        "timeout": dt.timedelta(seconds=max(30.0, patience_seconds)),
+        "allow_http": endpoint.startswith("http://"),
+    }
+    retry: dict[str, Any] = {
+        "backoff": _BACKOFF,
+        "max_retries": _RETRIES,
+        "retry_timeout": dt.timedelta(seconds=patience_seconds),
+    }
+    settings: dict[str, Any] = _s3_settings(address) if address.scheme == "s3" else {}
+    if endpoint and address.scheme == "s3":
+        settings["endpoint"] = endpoint
+    return from_url(str(address), client_options=client, retry_config=retry, **settings)  # type: ignore[arg-type, call-overload, unused-ignore]  # a store of any kind
+
+
+def _s3_settings(address: Address) -> dict[str, Any]:
+    """Return region and credentials, where obstore does not find them by itself.
+
+    Raises:
+        ConfigError: if there are no credentials.
+    """
+    settings: dict[str, Any] = {}
+    environment: Mapping[str, str] = os.environ
+    region = environment.get("AWS_REGION") or environment.get("AWS_DEFAULT_REGION")
+    if region:
+        settings["region"] = region
+    is_public = environment.get("AWS_SKIP_SIGNATURE", "").lower() in ("1", "true", "yes")
+    if is_public or (
+        environment.get("AWS_ACCESS_KEY_ID") and environment.get("AWS_SECRET_ACCESS_KEY")
+    ):
+        return settings
+    try:
+        import boto3
+        from botocore.exceptions import BotoCoreError
+        from obstore.auth.boto3 import Boto3CredentialProvider
+    except ModuleNotFoundError as error:
+        raise ConfigError(
+            f"The credentials for {address} are not in AWS_ACCESS_KEY_ID and "
+            f"AWS_SECRET_ACCESS_KEY, and other places need the package boto3. {_INSTALL}"
+        ) from error
+    try:
+        session = boto3.Session()
+        if session.get_credentials() is None:
+            raise ConfigError(f"There are no credentials for {address}. {_remedy(address)}")
+        provider = Boto3CredentialProvider(session)
+    except BotoCoreError as error:
+        raise ConfigError(
+            f"The credentials for {address} cannot be had ({error}). {_remedy(address)}"
+        ) from error
+    return {**settings, "credential_provider": provider}
+
+
+def _endpoint(address: Address) -> str:
+    """Return the server that the environment names instead of the provider's own."""
+    if address.scheme != "s3":
+        return ""
+    names = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT")
+    return next((value for name in names if (value := os.environ.get(name))), "")
+
+
+def _remedy(address: Address) -> str:
+    if address.scheme != "s3":
+        return "Set the variables that the provider's own tools read."
+    return (
+        "Set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE; for a public bucket, "
+        "AWS_SKIP_SIGNATURE=true."
+    )
+
+
+def _is_of_store(error: Exception) -> bool:
+    """Return whether an error comes from obstore; it derives some from built-in ones."""
+    return type(error).__module__.startswith("obstore") or (
+        isinstance(error, (FileNotFoundError, PermissionError, OSError)) and error.errno is None
+    )
+
+
+def _code(error: Exception) -> str:
+    match = _CODE.search(str(error))
+    return match[1] if match else ""
+
+
+def _status(text: str) -> str:
+    match = _STATUS.search(text)
+    return (match[1] or match[2]) if match else ""
+
+
+def _reason(error: Exception) -> str:
+    """Return the innermost cause that obstore gives, which is the one that a person understands."""
+    text = " ".join(str(error).split("Debug source")[0].split())
+    for words in (
+        "Connection refused",
+        "dns error",
+        "timed out",
+        "connection closed",
+        "certificate",
+    ):
+        if words.lower() in str(error).lower():
+            return words.lower()
+    return text[:160] or type(error).__name__
+
+
+def _info(meta: Mapping[str, Any]) -> ObjectInfo:
+    return ObjectInfo(
+        key=str(meta["path"]),
+        bytes=int(meta["size"]),
+        e_tag=str(meta["e_tag"] or ""),
+        modified=meta["last_modified"],
+    )

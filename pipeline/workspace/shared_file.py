@@ -1,0 +1,72 @@
+"""One file that machines of a shared workspace read and replace: each sees what it replaces."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from patchline.pipeline.errors import DataError
+from patchline.pipeline.files.file_digest import FileDigest, digest_of
+from patchline.pipeline.files.workspace_folder import make_folder
+from patchline.pipeline.workspace.shared_files import (
+    DamagedObjectError,
+    Named,
+    Reference,
+    SharedFiles,
+)
+
+
+class SharedFile:
+    """A file of a shared workspace, from when it is fetched until it is replaced.
+
+    Args:
+        files: of the workspace.
+        name: of the file: its path in the workspace.
+    """
+
+    def __init__(self, files: SharedFiles, name: str) -> None:
+        self._files, self._name = files, name
+        self._before: Named | None = None
+
+    def fetch(self, file: Path) -> None:
+        """Make a local file that of the store; without one there, there is none here.
+
+        Raises:
+            DataError: if what the store has is damaged; the local file is then as it was.
+        """
+        try:
+            self._before = self._files.lasting(self._name)
+            if self._before is None:
+                file.unlink(missing_ok=True)
+                return
+            [digest] = self._before.reference.files.values()
+            make_folder(file.parent)
+            if file.is_file() and digest_of(file) == digest:
+                self._files.uploaded(file.parent, {file.name: digest})  # if it was damaged there
+            else:
+                self._download(file, digest)
+        except DamagedObjectError as error:
+            raise DataError(
+                f"{self._name} in {self._files.uri} cannot be used: {error}. Run once on a machine "
+                "whose folder .patchline still has the file, or restore the object from a backup."
+            ) from error
+
+    def _download(self, file: Path, digest: FileDigest) -> None:
+        part = file.with_name(f".{file.name}.{os.getpid()}.part")
+        try:
+            self._files.fetch(Reference(files={part.name: digest}), part.parent)
+            part.replace(file)
+        finally:
+            part.unlink(missing_ok=True)
+
+    def replace(self, file: Path) -> None:
+        """Let the store have the content of a local file.
+
+        Raises:
+            ConflictError: if another machine has replaced what was fetched.
+            StorageError: if the store does not take it.
+        """
+        name = self._name.rpartition("/")[2]
+        digest = digest_of(file)
+        self._files.uploaded(file.parent, {file.name: digest})
+        self._files.replace(self._name, Reference(files={name: digest}), self._before)

@@ -1,0 +1,315 @@
+"""Files that machines share through a store of objects: contents by digest, and names for them.
+
+    patchline.json                     says that a workspace lives here, and in which format
+    files/3f/3f9a…                     the content of a file, named after its SHA-256
+    names/stages/train/0b1c….json      a name: which files belong to it, by path and digest
+
+A name is written after everything that it refers to, in one piece and with a digest of its own. So
+a machine that is killed in between leaves contents without a name, and never a name without its
+contents. What is read is compared with its digest; a damaged object is deleted, so that whoever
+computes it again uploads it again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from pydantic import Field, ValidationError
+
+from patchline.pipeline.errors import ConfigError, PipelineError, StorageError
+from patchline.pipeline.files.atomic_files import replacing, storage_errors
+from patchline.pipeline.files.file_digest import FileDigest, digest_of
+from patchline.pipeline.files.workspace_folder import make_folder
+from patchline.pipeline.frozen_model import FrozenModel
+from patchline.pipeline.workspace.object_store import ConflictError, ObjectStore
+
+MARKER, FILES, NAMES = "patchline.json", "files/", "names/"
+_FORMAT = 1
+_AT_ONCE = 8
+"""Files that are transferred at the same time."""
+
+
+class Reference(FrozenModel):
+    """What a name stands for."""
+
+    files: dict[str, FileDigest] = Field(default_factory=dict)
+    """By path relative to a folder."""
+    value: dict[str, Any] = Field(default_factory=dict)
+    """What else belongs to it, as JSON."""
+
+
+class Named(NamedTuple):
+    """A reference and the state of the store in which it was read."""
+
+    reference: Reference
+    e_tag: str
+
+
+class DamagedObjectError(Exception):
+    """An object is missing, or is not what its name says."""
+
+
+class SharedFiles:
+    """The shared files of a workspace.
+
+    Args:
+        store: holds them.
+        on_note: called with a sentence when an object is damaged.
+    """
+
+    def __init__(self, store: ObjectStore, on_note: Callable[[str], None] = lambda _: None) -> None:
+        self.store, self.on_note = store, on_note
+        self._present = set[str]()
+        """Digests of contents that this process knows to be in the store."""
+
+    @property
+    def uri(self) -> str:
+        """The address of the workspace."""
+        return self.store.uri
+
+    # -- the workspace ---------------------------------------------------------------------------
+
+    def open(self) -> None:
+        """Make sure that a workspace of this format lives here; begin one if there is none.
+
+        Raises:
+            ConfigError: if the store cannot hold one.
+            StorageError: if the store does not answer, or may not be read or written.
+        """
+        content = self.store.read(MARKER)
+        data = self._begun() if content is None else content.data
+        try:
+            version = json.loads(data)["format"]
+        except (ValueError, KeyError, TypeError) as error:
+            raise ConfigError(
+                f"{self.uri}/{MARKER} was not written by Patchline. Choose another --workspace."
+            ) from error
+        if version != _FORMAT:
+            raise ConfigError(
+                f"The workspace {self.uri} has the format {version}, and this Patchline reads "
+                f"{_FORMAT}. Install the Patchline that wrote it, or choose another --workspace."
+            )
+
+    def _begun(self) -> bytes:
+        """Write the marker, and see whether the store keeps a conditional write."""
+        data = json.dumps({"format": _FORMAT, "id": uuid.uuid4().hex}).encode()
+        with suppress(ConflictError):  # another machine was faster
+            self.store.write(MARKER, data, if_absent=True)
+        try:
+            self.store.write(MARKER, data, if_absent=True)
+        except ConflictError:
+            return data
+        raise ConfigError(
+            f"{self.uri} ignores conditions on writes (If-None-Match), so machines could overwrite "
+            "each other's results. Choose a store that knows them, as S3 does."
+        )
+
+    def check_writable(self) -> None:
+        """Write an object and delete it again.
+
+        Raises:
+            StorageError: if that fails.
+        """
+        self.store.now()
+
+    # -- names -----------------------------------------------------------------------------------
+
+    def find(self, name: str) -> Named | None:
+        """Return what a name stands for; None if there is none, or if it is damaged."""
+        try:
+            return self.lasting(name)
+        except DamagedObjectError:
+            self._damaged(f"the object {_key(name)}", _key(name))
+            return None
+
+    def lasting(self, name: str) -> Named | None:
+        """Return what a name stands for that cannot be computed again; None if there is none.
+
+        Raises:
+            DamagedObjectError: if it is damaged; the object stays.
+        """
+        content = self.store.read(_key(name))
+        if content is None:
+            return None
+        try:
+            return Named(_parsed(content.data), content.info.e_tag)
+        except (ValueError, KeyError, TypeError, ValidationError) as error:
+            raise DamagedObjectError(f"the object {_key(name)} is damaged") from error
+
+    def names(self, prefix: str) -> list[str]:
+        """Return the names that begin with a prefix, sorted."""
+        listed = self.store.list(f"{NAMES}{prefix}")
+        return [info.key.removeprefix(NAMES).removesuffix(".json") for info in listed]
+
+    def publish(
+        self,
+        name: str,
+        folder: Path,
+        files: Iterable[str] | Mapping[str, FileDigest],
+        value: Mapping[str, Any] | None = None,
+    ) -> Reference:
+        """Upload files that the store does not hold, then let a name stand for them.
+
+        Args:
+            name: replaces an earlier reference of this name.
+            folder: with the files.
+            files: their paths in the folder; with their digests if these are known.
+            value: what else belongs to it.
+
+        Raises:
+            StorageError: if the store does not take them; the name is then as it was.
+        """
+        reference = Reference(files=self.uploaded(folder, files), value=dict(value or {}))
+        self.store.write(_key(name), _encoded(reference))
+        return reference
+
+    def replace(self, name: str, reference: Reference, before: Named | None) -> str:
+        """Let a name stand for something else, unless another machine was faster.
+
+        Args:
+            name: of the reference.
+            reference: whose files are in the store.
+            before: what `find` has returned.
+
+        Returns:
+            The new ETag.
+
+        Raises:
+            ConflictError: if the name stands for something else by now.
+        """
+        data = _encoded(reference)
+        try:
+            if before is None:
+                return self.store.write(_key(name), data, if_absent=True)
+            return self.store.write(_key(name), data, if_match=before.e_tag)
+        except ConflictError:
+            present = self.store.read(_key(name))
+            if present is not None and present.data == data:  # the answer to our write was lost
+                return present.info.e_tag
+            if present is None and before is not None:
+                return self.replace(name, reference, None)  # it was damaged, and is gone
+            raise
+
+    def remove(self, name: str) -> None:
+        """Forget a name; its contents stay until they are cleaned."""
+        self.store.delete(_key(name))
+
+    # -- contents --------------------------------------------------------------------------------
+
+    def uploaded(
+        self, folder: Path, files: Iterable[str] | Mapping[str, FileDigest]
+    ) -> dict[str, FileDigest]:
+        """Upload the files that the store does not hold, and return all digests."""
+        if isinstance(files, Mapping):
+            digests = dict(files)
+        else:
+            digests = {path: digest_of(folder / path) for path in files}
+        with ThreadPoolExecutor(_AT_ONCE) as pool:
+            list(pool.map(lambda path: self._upload(folder / path, digests[path]), digests))
+        return digests
+
+    def fetch(self, reference: Reference, folder: Path) -> None:
+        """Write the files of a reference into a folder; those that are there already stay.
+
+        Raises:
+            DamagedObjectError: if a content is missing or damaged.
+            StorageError: if the store does not answer, or the disk is full.
+        """
+        make_folder(folder)
+        with ThreadPoolExecutor(_AT_ONCE) as pool:
+            list(pool.map(lambda each: self._fetch(folder, *each), reference.files.items()))
+
+    def fetch_folder(self, name: str, folder: Path) -> Reference | None:
+        """Write what a name stands for as a new folder, complete or not at all.
+
+        Returns:
+            None if there is no such name, or if a content is damaged.
+        """
+        named = self.find(name)
+        if named is None:
+            return None
+        part = folder.with_name(f".{folder.name}.{uuid.uuid4().hex[:8]}.part")
+        try:
+            self.fetch(named.reference, part)
+            with storage_errors(folder):
+                shutil.rmtree(folder, ignore_errors=True)
+                part.rename(folder)
+        except DamagedObjectError as reason:
+            self.on_note(f"{name} in {self.uri} is not used: {reason}")
+            return None
+        finally:
+            shutil.rmtree(part, ignore_errors=True)
+        return named.reference
+
+    def _upload(self, file: Path, digest: FileDigest) -> None:
+        key = content_key(digest.sha256)
+        if digest.sha256 in self._present:
+            return
+        info = self.store.info(key)
+        if info is None or info.bytes != digest.bytes:
+            self.store.upload(file, key)
+        self._present.add(digest.sha256)
+
+    def _fetch(self, folder: Path, path: str, digest: FileDigest) -> None:
+        target = folder / path
+        if not target.resolve().is_relative_to(folder.resolve()):
+            raise DamagedObjectError(f"{path} leads out of its folder")
+        if (
+            target.is_file()
+            and target.stat().st_size == digest.bytes
+            and digest_of(target) == digest
+        ):
+            return
+        key = content_key(digest.sha256)
+        with replacing(target) as temporary:
+            if not self.store.download(key, temporary):
+                raise DamagedObjectError(f"the object {key} ({path}) is missing")
+            if digest_of(temporary) != digest:
+                self._damaged(f"the object {key} ({path})", key)
+                raise DamagedObjectError(f"the object {key} ({path}) is damaged")
+        self._present.add(digest.sha256)
+
+    def _damaged(self, what: str, key: str) -> None:
+        self.on_note(f"{what} in {self.uri} does not match its checksum and is not used")
+        self._present.discard(key.rpartition("/")[2])
+        with suppress(PipelineError):  # of a store that may only be read
+            self.store.delete(key)
+
+
+def content_key(sha256: str) -> str:
+    """Return the key of a content."""
+    return f"{FILES}{sha256[:2]}/{sha256}"
+
+
+def _key(name: str) -> str:
+    if not name or any(part in ("", ".", "..") for part in name.split("/")):
+        raise StorageError(f"{name!r} is no name for files. Report this.")
+    return f"{NAMES}{name}.json"
+
+
+def _encoded(reference: Reference) -> bytes:
+    text = reference.model_dump_json()
+    digest = hashlib.sha256(text.encode()).hexdigest()
+    return json.dumps({"sha256": digest, "reference": text}).encode()
+
+
+def _parsed(data: bytes) -> Reference:
+    content = json.loads(data)
+    text = content["reference"]
+    if hashlib.sha256(text.encode()).hexdigest() != content["sha256"]:
+        raise ValueError("the digest of a reference does not match")
+    return Reference.model_validate_json(text)
+
+
+def contents_of(reference: Reference) -> Iterator[str]:
+    """Yield the keys of the contents that a reference needs."""
+    for digest in reference.files.values():
+        yield content_key(digest.sha256)

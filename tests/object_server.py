@@ -1,0 +1,181 @@
+"""A server that speaks S3's protocol (moto), and a connection to it that can fail."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import socketserver
+import subprocess
+import sys
+import threading
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+from urllib.error import URLError
+from uuid import uuid4
+
+from tests.patience import patient
+
+SLOW_DOWN = b"<Error><Code>SlowDown</Code><Message>Reduce your request rate.</Message></Error>"
+DENIED = b"<Error><Code>AccessDenied</Code><Message>Access Denied</Message></Error>"
+WRONG_KEY = b"<Error><Code>InvalidAccessKeyId</Code><Message>No such key.</Message></Error>"
+KEYS = {"AWS_ACCESS_KEY_ID": "of-the-tests-own", "AWS_SECRET_ACCESS_KEY": "bucket-on-loopback"}
+
+
+@dataclass(frozen=True)
+class ObjectServer:
+    """A running server."""
+
+    port: int
+
+    @property
+    def url(self) -> str:
+        """Where it listens."""
+        return f"http://127.0.0.1:{self.port}"
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """Variables with which a command finds it."""
+        return environment_for(self.url)
+
+    def new_bucket(self) -> str:
+        """Create a bucket and return its name."""
+        name = f"bucket-{uuid4().hex[:12]}"
+        request = urllib.request.Request(f"{self.url}/{name}", method="PUT")
+        with urllib.request.urlopen(request, timeout=patient(30)):
+            return name
+
+
+def environment_for(url: str) -> dict[str, str]:
+    """Return variables with which a command finds a server."""
+    return {**KEYS, "AWS_REGION": "us-east-1", "AWS_ENDPOINT_URL": url}
+
+
+@contextmanager
+def object_server(folder: Path) -> Iterator[ObjectServer]:
+    """Run a server, with its log in a folder, while the block runs."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    server = ObjectServer(port)
+    program = "from moto.server import main; main()"
+    with (folder / "objects.log").open("ab") as log:
+        process = subprocess.Popen(
+            [sys.executable, "-P", "-c", program, "-H", "127.0.0.1", "-p", str(port)],
+            stdout=log,
+            stderr=log,
+        )
+    try:
+        deadline = time.monotonic() + patient(60)
+        while True:
+            try:
+                with urllib.request.urlopen(f"{server.url}/moto-api/data.json", timeout=5):
+                    break
+            except (URLError, OSError):
+                assert process.poll() is None, (folder / "objects.log").read_text()
+                assert time.monotonic() < deadline, "the object server does not start"
+                time.sleep(0.1)
+        yield server
+    finally:
+        process.kill()
+        process.wait()
+
+
+Fault = Literal["slow_down", "denied", "wrong_key", "hang_up"]
+
+
+@dataclass
+class FaultyConnection:
+    """A proxy in front of a server that answers some requests by itself, or hangs up.
+
+    Attributes:
+        target: the port of the server.
+        fault: what happens to the requests that it concerns.
+        methods: these requests, by method.
+        after: how many of them still pass before the fault begins.
+        count: how many of them fail before all pass again.
+        seen: the first line of each request.
+    """
+
+    target: int
+    port: int = 0
+    fault: Fault = "slow_down"
+    methods: tuple[str, ...] = ()
+    after: int = 0
+    count: int = 1 << 30
+    seen: list[str] = field(default_factory=list)
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """Variables with which a command uses this connection."""
+        return environment_for(f"http://127.0.0.1:{self.port}")
+
+    def breaks(self, line: str) -> bool:
+        """Return whether the request with this first line fails."""
+        self.seen.append(line)
+        if not line.startswith(self.methods) or not self.methods:
+            return False
+        if self.after > 0:
+            self.after -= 1
+            return False
+        self.count -= 1
+        return self.count >= 0
+
+
+_ANSWERS = {
+    "slow_down": (b"503 Slow Down", SLOW_DOWN),
+    "denied": (b"403 Forbidden", DENIED),
+    "wrong_key": (b"403 Forbidden", WRONG_KEY),
+}
+
+
+@contextmanager
+def faulty_connection(server: ObjectServer) -> Iterator[FaultyConnection]:
+    """Run a proxy in front of a server while the block runs; without methods all requests pass."""
+    connection = FaultyConnection(server.port)
+
+    class Handler(socketserver.StreamRequestHandler):
+        def handle(self) -> None:
+            head = self.rfile.readline()
+            while (line := self.rfile.readline()) not in (b"\r\n", b""):
+                if not line.lower().startswith((b"connection:", b"expect:")):
+                    head += line
+            length = 0
+            for line in head.splitlines():
+                if line.lower().startswith(b"content-length:"):
+                    length = int(line.partition(b":")[2])
+            body = self.rfile.read(length)
+            if connection.breaks(head.split(b"\r\n")[0].decode()):
+                if connection.fault == "hang_up":
+                    return
+                status, answer = _ANSWERS[connection.fault]
+                self.wfile.write(
+                    b"HTTP/1.1 %b\r\nContent-Type: application/xml\r\nContent-Length: %d\r\n"
+                    b"Connection: close\r\n\r\n%b" % (status, len(answer), answer)
+                )
+                return
+            with socket.create_connection(("127.0.0.1", connection.target)) as upstream:
+                upstream.sendall(head + b"Connection: close\r\n\r\n" + body)
+                while piece := upstream.recv(1 << 16):
+                    self.wfile.write(piece)
+
+    class Server(socketserver.ThreadingTCPServer):
+        daemon_threads = True
+        allow_reuse_address = True
+
+        def handle_error(self, request: object, client_address: object) -> None:
+            """Say nothing: a client that is killed hangs up."""
+
+    with Server(("127.0.0.1", 0), Handler) as proxy:
+        connection.port = proxy.server_address[1]
+        thread = threading.Thread(target=proxy.serve_forever, daemon=True)
+        thread.start()
+        try:
+            yield connection
+        finally:
+            proxy.shutdown()
+            with contextlib.suppress(RuntimeError):
+                thread.join(5)

@@ -1,0 +1,76 @@
+"""Which workspace a command works with: the flag, the variable, what the folder remembers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from patchline.pipeline.errors import ConfigError
+from patchline.pipeline.workspace import chosen
+
+
+@pytest.fixture
+def team(tmp_path: Path) -> str:
+    """Return the address of a folder that machines share, and work beside it."""
+    (tmp_path / "team").mkdir()
+    return (tmp_path / "team").as_uri()
+
+
+def test_without_an_address_the_workspace_is_the_folder() -> None:
+    """Nothing is opened, nothing is written."""
+    assert chosen.address() is None
+    assert chosen.shared() is None
+    assert chosen.is_local()
+    assert not Path(".patchline").exists()
+
+
+def test_the_folder_remembers_its_workspace(team: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was given once holds for later commands, and for processes that are started later."""
+    chosen.use(team)
+    assert chosen.shared() is not None
+    monkeypatch.setenv(chosen.VARIABLE, "")
+    assert str(chosen.address()) == team
+    shared = chosen.shared()
+    assert shared is not None
+    assert shared.uri == team
+
+
+def test_a_path_is_an_address(team: str, tmp_path: Path) -> None:
+    """A folder may be given as a path."""
+    chosen.use("team")
+    assert str(chosen.address()) == team == (tmp_path / "team").as_uri()
+
+
+def test_a_folder_caches_one_workspace(team: str, tmp_path: Path) -> None:
+    """Another address in the same folder is refused: results would be mixed."""
+    chosen.use(team)
+    chosen.shared()
+    (tmp_path / "other").mkdir()
+    chosen.use("other")
+    with pytest.raises(ConfigError, match=f"here caches the workspace {team}"):
+        chosen.shared()
+
+
+def test_results_of_a_local_workspace_are_not_mixed_in(team: str) -> None:
+    """A folder with results of its own does not become the cache of a shared workspace."""
+    Path(".patchline/runs").mkdir(parents=True)
+    chosen.use(team)
+    with pytest.raises(ConfigError, match=r"holds a workspace of its own \(runs\)"):
+        chosen.shared()
+
+
+def test_a_folder_that_is_not_mounted_is_said(tmp_path: Path) -> None:
+    """It is not created: its disk may be missing."""
+    chosen.use(str(tmp_path / "mnt"))
+    with pytest.raises(ConfigError, match="There is no folder"):
+        chosen.shared()
+    assert not (tmp_path / "mnt").exists()
+
+
+def test_only_an_object_store_is_known_to_be_shared() -> None:
+    """A folder may be on this machine alone."""
+    chosen.use("s3://bucket/team")
+    assert not chosen.is_local()
+    chosen.use("file:///mnt/team")
+    assert chosen.is_local()

@@ -1,0 +1,200 @@
+"""What every store of objects does: a folder, and a server that speaks S3's protocol."""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from patchline.pipeline.errors import ConfigError, PipelineError, StorageError
+from patchline.pipeline.workspace.address import is_address, parsed
+from patchline.pipeline.workspace.folder_store import FolderStore
+from patchline.pipeline.workspace.object_store import ConflictError, ObjectStore
+from patchline.pipeline.workspace.remote_store import RemoteStore
+from tests.object_server import Fault, ObjectServer, faulty_connection
+
+
+@pytest.fixture(params=["folder", "server"])
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> ObjectStore:
+    """Return an empty store of each kind."""
+    if request.param == "folder":
+        return FolderStore(tmp_path / "store")
+    bucket = request.getfixturevalue("bucket")
+    return RemoteStore(parsed(f"s3://{bucket}/team/a", "--workspace"), patience_seconds=3)
+
+
+def test_what_was_written_is_read(store: ObjectStore, tmp_path: Path) -> None:
+    """An object is there as a whole after it was written, and gone after it was deleted."""
+    assert store.read("a/b") is None
+    assert store.info("a/b") is None
+    assert not store.download("a/b", tmp_path / "none")
+    store.write("a/b", b"first")
+    (tmp_path / "large").write_bytes(bytes(range(256)) * 24_000)  # in parts
+    store.upload(tmp_path / "large", "a/large")
+    assert [(each.key, each.bytes) for each in store.list("a/")] == [
+        ("a/b", 5),
+        ("a/large", 6_144_000),
+    ]
+    assert [each.key for each in store.list("a/l")] == ["a/large"]
+    assert store.download("a/large", tmp_path / "copy")
+    assert (tmp_path / "copy").read_bytes() == (tmp_path / "large").read_bytes()
+    content = store.read("a/b")
+    assert content is not None
+    assert content.data == b"first"
+    assert content.info == store.info("a/b")
+    store.delete("a/b")
+    store.delete("a/b")
+    assert [each.key for each in store.list("")] == ["a/large"]
+
+
+def test_conditions_are_kept(store: ObjectStore) -> None:
+    """A write is refused if there is an object already, or if it is not the one that was read."""
+    first = store.write("split", b"1", if_absent=True)
+    with pytest.raises(ConflictError):
+        store.write("split", b"2", if_absent=True)
+    second = store.write("split", b"2", if_match=first)
+    with pytest.raises(ConflictError):
+        store.write("split", b"3", if_match=first)
+    with pytest.raises(ConflictError):
+        store.write("gone", b"3", if_match=first)
+    content = store.read("split")
+    assert content is not None
+    assert (content.data, content.info.e_tag) == (b"2", second)
+
+
+def test_of_many_writers_one_is_first(store: ObjectStore) -> None:
+    """When several create the same object at once, exactly one does."""
+
+    def create(number: int) -> bool:
+        try:
+            store.write("lease", b"%d" % number, if_absent=True)
+        except ConflictError:
+            return False
+        return True
+
+    with ThreadPoolExecutor(8) as pool:
+        assert sum(pool.map(create, range(16))) == 1
+
+
+def test_a_store_has_a_clock(store: ObjectStore) -> None:
+    """The clock that dates the objects can be read, and leaves no object behind."""
+    now = store.now()
+    store.write("later", b"")
+    info = store.info("later")
+    assert info is not None
+    assert dt.timedelta(0) <= info.modified - now < dt.timedelta(minutes=5)
+    assert [each.key for each in store.list("")] == ["later"]
+
+
+SENTENCES: dict[str, tuple[type[PipelineError], str]] = {
+    "slow_down": (StorageError, "has limited the rate of requests"),
+    "denied": (StorageError, "may not be written with these credentials"),
+    "wrong_key": (ConfigError, "does not accept the credentials"),
+    "hang_up": (StorageError, "cannot be reached"),
+}
+
+
+@pytest.mark.parametrize("fault", SENTENCES)
+def test_what_a_server_answers_is_one_sentence(
+    fault: Fault, objects: ObjectServer, bucket: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each kind of failure has a sentence, with the address and what helps."""
+    with faulty_connection(objects) as connection:
+        connection.fault, connection.methods = fault, ("PUT",)
+        for name, value in connection.environment.items():
+            monkeypatch.setenv(name, value)
+        store = RemoteStore(parsed(f"s3://{bucket}/team", "--workspace"), patience_seconds=0.5)
+        kind, words = SENTENCES[fault]
+        with pytest.raises(kind, match=rf"^s3://{bucket}/team {words}.*\.$") as caught:
+            store.write("a", b"1")
+    assert "\n" not in str(caught.value)
+    assert "bucket-on-loopback" not in str(caught.value)
+
+
+@pytest.mark.parametrize("fault", ["slow_down", "hang_up"])
+def test_what_passes_by_itself_is_repeated(
+    fault: Fault, objects: ObjectServer, bucket: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Throttling and a lost connection are waited for; a conditional write still counts once."""
+    with faulty_connection(objects) as connection:
+        for name, value in connection.environment.items():
+            monkeypatch.setenv(name, value)
+        store = RemoteStore(parsed(f"s3://{bucket}/team", "--workspace"), patience_seconds=20)
+        connection.fault, connection.methods, connection.count = fault, ("PUT", "GET"), 3
+        store.write("a", b"1", if_absent=True)
+        content = store.read("a")
+    assert content is not None
+    assert content.data == b"1"
+    assert connection.count < 0
+
+
+@pytest.mark.usefixtures("bucket")
+def test_a_bucket_that_does_not_exist_is_named() -> None:
+    """Reading, writing and listing say that there is no such bucket."""
+    store = RemoteStore(parsed("s3://no-such-bucket/team", "--workspace"), patience_seconds=1)
+    actions: list[Callable[[], object]] = [
+        lambda: store.read("a"),
+        lambda: store.write("a", b""),
+        lambda: list(store.list("")),
+    ]
+    for action in actions:
+        with pytest.raises(ConfigError, match="names the bucket no-such-bucket, which does not"):
+            action()
+
+
+@pytest.mark.usefixtures("bucket")
+def test_missing_credentials_are_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without keys in the environment, in `~/.aws` or of the machine, nothing is asked."""
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_PROFILE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", "/nowhere")
+    monkeypatch.setenv("AWS_CONFIG_FILE", "/nowhere")
+    with pytest.raises(ConfigError, match=r"^There are no credentials for s3://a/b\. Set AWS_ACC"):
+        RemoteStore(parsed("s3://a/b", "--workspace"))
+
+
+def test_credentials_in_a_file_count(
+    bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A profile in `~/.aws/credentials` is enough."""
+    file = tmp_path / "credentials"
+    file.write_text("[team]\naws_access_key_id = somebody\naws_secret_access_key = else\n")
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(file))
+    monkeypatch.setenv("AWS_PROFILE", "team")
+    store = RemoteStore(parsed(f"s3://{bucket}/team", "--workspace"))
+    store.write("a", b"1")
+    assert store.info("a")
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("ftp://host/team", "not an address of an object store"),
+        ("s3://", "names no bucket"),
+        ("s3:///team", "names no bucket"),
+        ("s3://key:secret@bucket/team", "holds more than a bucket and a path"),
+        ("s3://bucket/team?token=secret", "holds more than a bucket and a path"),
+        ("s3://bucket/../other", "an empty part or dots"),
+        ("file://team", "three slashes"),
+    ],
+)
+def test_a_wrong_address_is_refused(text: str, words: str) -> None:
+    """A sentence says what is wrong, and shows no secret."""
+    with pytest.raises(ConfigError, match=words) as caught:
+        parsed(text, "--workspace")
+    assert "secret" not in str(caught.value)
+
+
+def test_addresses_have_one_spelling() -> None:
+    """Slashes at the end and other names of a scheme make no difference."""
+    assert str(parsed("s3a://bucket/team/", "x")) == str(parsed("S3://bucket/team", "x"))
+    assert str(parsed("file:///mnt/team", "x")) == "file:///mnt/team"
+    assert is_address("s3://bucket")
+    for text in ("C:\\photos", "photos", "torchvision:CIFAR10"):
+        assert not is_address(text)
