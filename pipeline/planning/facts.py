@@ -39,6 +39,8 @@ class MachineFacts(FrozenModel):
     """Of the CPU, as torch names them, such as AVX2."""
     memory_gib: float = 8.0
     """Main memory; for cuda, that of the accelerator."""
+    host_memory_gib: float = 8.0
+    """Main memory, in which the system keeps the files that were read."""
 
     @property
     def computes_on(self) -> str:

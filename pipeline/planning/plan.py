@@ -124,6 +124,9 @@ def plan(
     workers = speed.workers(facts.machine, loaded) if loaded else 0
     if workers:
         settings["data"] = {**settings.get("data", {}), "workers": workers}
+    window, why_windows = recipes.shuffle_window(facts, chosen.side)
+    if window < 1:
+        training["shuffle_window"] = window
     settings = asked.without_set(settings)
     reasons = [
         _why_model(facts, chosen, user, follows=follows),
@@ -138,6 +141,7 @@ def plan(
             f"{workers} data-loader worker{'' if workers == 1 else 's'}: a core augments "
             f"{loaded.loaded_per_second:,.0f} images/s (data.workers)"
         )
+    reasons += [why_windows] if "shuffle_window" in settings.get("training", {}) else []
     reasons += _kept(asked.values if given is None else given)
     reasons += [] if follows else _too_short(facts, user, length, batch)
     return Plan(

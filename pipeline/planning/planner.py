@@ -291,6 +291,7 @@ def plan_facts(config: RunConfig, data: IngestedData) -> PlanFacts:
     machine = cached_machine()
     device = choose_device(config.training, machine)
     greyscale = config.data.channels == 1 if config.data.channels else data.greyscale
+    memory = round(psutil.virtual_memory().total / 2**30, 1)
     return PlanFacts(
         preset=config.preset.name if config.preset else "balanced",
         data=DataFacts(
@@ -309,7 +310,8 @@ def plan_facts(config: RunConfig, data: IngestedData) -> PlanFacts:
             name=provenance.processor() if device == "cpu" else machine.devices[device],
             threads=config.training.threads or machine.threads,
             vector_instructions=machine.cpu_capability,
-            memory_gib=round(psutil.virtual_memory().total / 2**30, 1),
+            memory_gib=memory,
+            host_memory_gib=memory,
         ),
     )
 

@@ -55,6 +55,9 @@ _FORGOTTEN_PER_EPOCH, _LEAST_FORGOTTEN, _MOST_FORGOTTEN = 1.3, 6.0, 20.0
 _LARGEST_DECAY = 10.0
 _AVERAGED_SHARE = 0.02
 _DECAYS = (0.999, 0.995, 0.99, 0.98, 0.95)
+_FILES_SHARE, _WINDOW_SHARE = 1 / 2, 1 / 8
+"""Of the memory: what the store may take to be shuffled as a whole, and a window of a larger one, of
+which two are in memory at once."""
 
 
 @dataclass(frozen=True)
@@ -93,6 +96,27 @@ def batch_size(facts: PlanFacts, tier: Tier, side: int, length: Length, images: 
         and (batch <= _REFERENCE_BATCH or length.images_seen >= batch * _STEPS_FOR_LARGE_BATCH)
     ]
     return max(fitting, default=_BATCHES[0])
+
+
+def shuffle_window(facts: PlanFacts, side: int) -> tuple[float, str]:
+    """Return the fraction of the images that are shuffled together, and why if it is not all.
+
+    Args:
+        facts: data and machine.
+        side: of the stored images, in pixels.
+    """
+    data = facts.data
+    images = data.training_images + data.validation_images + data.test_images
+    stored = images * side * side * (1 if data.greyscale else 3)
+    memory = facts.machine.host_memory_gib * 2**30
+    if stored <= memory * _FILES_SHARE:
+        return 1.0, ""
+    windows = math.ceil(stored / (memory * _WINDOW_SHARE))
+    return math.ceil(1e4 / windows) / 1e4, (
+        f"the stored images take {stored / 1e9:,.0f} GB and the memory is "
+        f"{memory / 1e9:,.0f} GB, so they are shuffled in {windows} windows, each a sample of all "
+        "(training.shuffle_window)"
+    )
 
 
 def most_epochs(epochs: int, images: float, fits: int = 1) -> int:

@@ -250,6 +250,11 @@ class TrainingConfig(FrozenModel):
     class equally often, images of a rare class several times, each time augmented differently. A
     head alone is fitted as with balanced class_weights."""
 
+    shuffle_window: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """Fraction of the training images that are shuffled together. With less than 1, an epoch reads
+    the stored images in windows, each a sample of all and the next one ahead of its use, for images
+    that do not fit the memory."""
+
     class_weights: Literal["none", "balanced"] = "none"
     """Weights of the classes in the training loss; balanced is the inverse of the class frequency
     in the training split, 1 on average over its images."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -13,10 +14,12 @@ import torch
 
 from patchline.pipeline.data.batches.batch_order import BalancedOrder, BatchOrder
 from patchline.pipeline.data.batches.loader import Batch, TrainingImages, training_batches
+from patchline.pipeline.data.batches.shuffle_windows import ShuffleWindows
 from patchline.pipeline.data.batches.token_loader import TokenImages, TrainingTokens
 from patchline.pipeline.data.manifests import manifest as manifests
 from patchline.pipeline.data.splits import folds
 from patchline.pipeline.data.store.prepared_store import open_images
+from patchline.pipeline.data.store.read_ahead import ReadAhead
 from patchline.pipeline.files.stored_images import StoredImages
 from patchline.pipeline.probing.linear_fit import held_out_folds
 from patchline.pipeline.training.config import TrainingConfig
@@ -64,10 +67,15 @@ class TrainingData:
 
     def order(self, settings: TrainingConfig, seed: int) -> BatchOrder:
         """Return the batches of a training run, from its first step."""
-        rows, size = self.training.rows, settings.batch_size
+        rows, size, stored = self.training.rows, settings.batch_size, len(self.labels)
+        image_bytes = math.prod(self.images.shape[1:])
+        windows = ShuffleWindows.of(settings.shuffle_window, stored, image_bytes)
+        order = BatchOrder(rows, size, seed, 0, windows)
         if settings.sampling == "balanced":
-            return BalancedOrder(rows, size, seed, 0, self.labels)
-        return BatchOrder(rows, size, seed, first_step=0)
+            order = BalancedOrder(rows, size, seed, 0, self.labels, windows)
+        if windows and self.tokens is None:
+            order.on_window = ReadAhead(self.images)
+        return order
 
     def class_weights_K(self) -> torch.Tensor:  # noqa: N802 - the shape suffix
         """Return the balanced class weights of the training split."""

@@ -116,6 +116,13 @@ class PackedImages:
         rows = np.asarray(key)
         return self._several(np.flatnonzero(rows) if rows.dtype == np.bool_ else rows.tolist())
 
+    def ranges_of(self, rows: np.ndarray[Any, Any]) -> Iterator[tuple[Path, int, int]]:
+        """Yield the file of each row, and where its bytes begin and end in it."""
+        for row in rows.tolist():
+            within = row % self._rows_of_a_shard
+            file = _shard_file(self._folder, row - within)
+            yield file, *self._shard(file, row - within).bounds(within)
+
     def _several(self, rows: Sequence[int] | np.ndarray[Any, Any]) -> Pixels:
         images_NHWC = np.empty((len(rows), *self.shape[1:]), np.uint8)
         for place, image_HWC in enumerate(self._decoded(rows)):
@@ -189,4 +196,9 @@ class _PackedShard:
 
     def image(self, row: int) -> memoryview:
         """Return an image file."""
-        return self._content[int(self._offsets[row]) : int(self._offsets[row + 1])]
+        start, stop = self.bounds(row)
+        return self._content[start:stop]
+
+    def bounds(self, row: int) -> tuple[int, int]:
+        """Return where an image file begins and ends."""
+        return int(self._offsets[row]), int(self._offsets[row + 1])

@@ -452,3 +452,18 @@ def test_unmeasured_candidates_are_estimated_in_the_order_of_their_size() -> Non
         rates = [images_per_second(given, tier, tiers, tier.name) for tier in tiers]
         assert rates == sorted(rates, reverse=True)
         assert rates[1] == 200.0
+
+
+def test_images_beyond_the_memory_are_shuffled_in_windows() -> None:
+    """Two windows fit the memory, the plan says why, and the fraction never grows with the data."""
+    fractions = []
+    for images in (1_000, 20_000, 200_000, 2_000_000, 20_000_000):
+        made = plan(facts(training_images=images, median_side=500, host_memory_gib=16), {})
+        fraction = made.settings["training"].get("shuffle_window", 1.0)
+        assert ("training.shuffle_window" in made.text()) == (fraction < 1)
+        fractions.append(fraction)
+    assert fractions[0] == 1
+    assert fractions[-1] < fractions[-2] < 1
+    assert sorted(fractions, reverse=True) == fractions
+    own = plan(facts(training_images=90_000_000), {"training.shuffle_window": 1.0})
+    assert "shuffle_window" not in own.settings["training"]
