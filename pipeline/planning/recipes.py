@@ -56,8 +56,8 @@ _LARGEST_DECAY = 10.0
 _AVERAGED_SHARE = 0.02
 _DECAYS = (0.999, 0.995, 0.99, 0.98, 0.95)
 _FILES_SHARE, _WINDOW_SHARE = 1 / 2, 1 / 8
-"""Of the memory: what the store may take to be shuffled as a whole, and a window of a larger one, of
-which two are in memory at once."""
+"""Of the memory: what the store may take to be shuffled as a whole, and a window of a larger one,
+of which two are in memory at once."""
 
 
 @dataclass(frozen=True)
