@@ -23,8 +23,8 @@ import numpy as np
 from scipy import stats
 
 from benchmarks.measured_runs import machine, measured_run
-from patchline.pipeline.data.batches.batch_order import BatchOrder, Rows
-from patchline.pipeline.data.batches.shuffle_windows import ShuffleWindows
+from patchline.pipeline.data.batches.batch_order import BatchOrder
+from patchline.pipeline.data.batches.shuffle_windows import Rows, ShuffleWindows
 from patchline.pipeline.data.store.decoded_files import IMAGES_FILE
 from patchline.pipeline.data.store.prepared_store import open_images
 from patchline.pipeline.data.store.read_ahead import ReadAhead
