@@ -1,6 +1,6 @@
 """The plugin API: all that a plugin may import besides `patchline.pipeline.layers`.
 
-A plugin is an instance of one of the five plugin classes below, registered by an entry point in the
+A plugin is an instance of one of the six plugin classes below, registered by an entry point in the
 group of its kind. Its config class derives from `PluginConfig`; its `build` creates the object that
 does the work. Importing this module imports neither torch nor pandas, so a plugin that keeps its
 heavy imports inside `build` costs nothing until it is used.
@@ -29,7 +29,7 @@ from typing import (
     runtime_checkable,
 )
 
-from patchline.pipeline.errors import ConfigError, DataError, PluginError
+from patchline.pipeline.errors import ConfigError, DataError, PluginError, WorkerError
 from patchline.pipeline.files.archive_members import check_expansion
 from patchline.pipeline.files.archives import open_archive, readable_archive, shard_index
 from patchline.pipeline.files.data_kinds import table_parts
@@ -51,6 +51,8 @@ from patchline.pipeline.frozen_model import FrozenModel
 from patchline.pipeline.labels.folder_levels import unclear_level
 from patchline.pipeline.labels.label_cells import read_label_cells
 from patchline.pipeline.labels.reading_rules import ReadingRules
+from patchline.pipeline.workers.launcher import Launcher, Resources, RunningWorker, WorkerTask
+from patchline.pipeline.workers.local_launcher import LocalLauncher
 
 if TYPE_CHECKING:
     import torch
@@ -76,8 +78,12 @@ __all__ = [
     "IgnoredFiles",
     "ImageListing",
     "ImageSpec",
+    "Launcher",
+    "LauncherContext",
+    "LauncherPlugin",
     "LeftOutFile",
     "ListedImage",
+    "LocalLauncher",
     "ModelContext",
     "ModelPlugin",
     "Objective",
@@ -90,9 +96,13 @@ __all__ = [
     "PluginConfig",
     "PluginError",
     "ReadingRules",
+    "Resources",
+    "RunningWorker",
     "SourceContext",
     "Split",
     "ValueRange",
+    "WorkerError",
+    "WorkerTask",
     "check_expansion",
     "known_digest",
     "made_once",
@@ -555,6 +565,34 @@ class ObjectivePlugin(Generic[C]):
     uses_labels: bool = True
     """Whether it needs classes, and its module's outputs are logits (B, K). Otherwise the run
     registers an encoder, from which classifiers can start (`model.init`)."""
+    expected_failed_checks: Mapping[str, str] = field(default_factory=dict)
+    """Checks of `patchline.plugin_checks` that the plugin does not pass, each with the reason."""
+    api_version: int = API_VERSION
+
+
+# -- launchers: where the processes of a run compute -----------------------------------------------
+
+
+@dataclass(frozen=True)
+class LauncherContext:
+    """The workspace for building a launcher."""
+
+    workspace: Path
+    """Absolute path of the folder below which workers read and write all files of a run, but the
+    source's own images."""
+
+
+@dataclass(frozen=True)
+class LauncherPlugin(Generic[C]):
+    """A launcher: runs the worker processes of a run somewhere.
+
+    Its `build` does not start anything yet. Where a run computes changes none of its results.
+    """
+
+    summary: str
+    paper: str
+    config_class: type[C]
+    build: Callable[[C, LauncherContext], Launcher]
     expected_failed_checks: Mapping[str, str] = field(default_factory=dict)
     """Checks of `patchline.plugin_checks` that the plugin does not pass, each with the reason."""
     api_version: int = API_VERSION

@@ -103,6 +103,10 @@ def _checks_of_kind(plugin: Any, settings: Any) -> _Checks:
         from patchline.pipeline.plugin_system.contract.objective_checks import ObjectiveChecks
 
         return ObjectiveChecks(plugin, settings)
+    if kind == "launcher":
+        from patchline.pipeline.plugin_system.contract.launcher_checks import LauncherChecks
+
+        return LauncherChecks(plugin, settings)
     from patchline.pipeline.plugin_system.contract.augmentation_checks import AugmentationChecks
 
     return AugmentationChecks(plugin, settings)

@@ -141,6 +141,9 @@ class RunConfig(FrozenModel):
     promotion: PromotionConfig = PromotionConfig()
     """Conditions for a version to become champion."""
 
+    launcher: PluginChoice = PluginChoice(name="local")
+    """Where the stages compute: local for this machine, ray for a cluster. It changes no result."""
+
     set_by_user: tuple[str, ...] | None = None
     """Dotted keys of the settings that the user has given, such as model.activation, if the others
     follow initial weights; a value that differs from the default counts as given even if it is not

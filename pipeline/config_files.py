@@ -290,6 +290,7 @@ def _with_plugin_names(settings: Settings) -> Settings:
     named: Settings = {
         "augmentation": {"name": defaults.augmentation.name},
         "objective": {"name": defaults.objective.name},
+        "launcher": {"name": defaults.launcher.name},
         "model": {
             "name": defaults.model.name,
             "patch_embedding": {"name": AUTO},

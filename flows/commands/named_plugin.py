@@ -28,6 +28,7 @@ _NAME_FLAGS: dict[Kind, tuple[str, ...]] = {
     "data_source": ("data", "source"),
     "augmentation": ("augmentation", "name"),
     "objective": ("objective", "name"),
+    "launcher": ("launcher", "name"),
 }
 _HELP = ("--help", "-h")
 _WITHOUT_VALUE = ("--json", *_HELP)
@@ -194,7 +195,7 @@ def find_entry(words: Sequence[str]) -> PluginEntry:
 
 def _sections(whole: type[BaseModel], kind: Kind) -> type[BaseModel]:
     """Return the settings that apply to one kind of plugin."""
-    if kind in ("augmentation", "objective"):
+    if kind in ("augmentation", "objective", "launcher"):
         return _part(whole, kind)
     data: Any = whole.model_fields["data"].annotation
     if kind == "data_source":

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from patchline.flows.training.chosen_launcher import chosen_launcher
 from patchline.flows.training.reporting import reporting
 from patchline.pipeline.config import RunConfig
 from patchline.pipeline.data import ingestion
@@ -46,10 +47,11 @@ def dry_run(config: RunConfig, workspace: Path) -> DryRun:
     """
     stages = line_of(config).stages
     stages = stages[: stages.index(DECODE)]
-    prewarm.at_start(engine.workers(stages, config))
-    list(engine.check(stages, config, workspace))
     memory = StageMemory(workspace, shared=chosen.shared())
     context = Context(config, memory, reporting(), workspace, remembers=False)
-    engine.run_stages(stages, context)
+    with chosen_launcher(config.launcher):
+        prewarm.at_start(engine.workers(stages, config))
+        list(engine.check(stages, config, workspace))
+        engine.run_stages(stages, context)
     data = context.get(IngestedData)
     return DryRun(data, ingestion.resolve(context.config, data), context.find(Plan), context)

@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from patchline.flows.progress import display
+from patchline.flows.training.chosen_launcher import chosen_launcher
 from patchline.flows.training.dry_run import DryRun, dry_run
 from patchline.pipeline.config import RunConfig
 from patchline.pipeline.data.ingested_data import IngestedData
@@ -70,6 +71,7 @@ def rehearse(config: RunConfig) -> Rehearsal:
     make_folder(workspace)
     with (
         worker_start.prepared_workers(),
+        chosen_launcher(config.launcher),
         tempfile.TemporaryDirectory(dir=workspace, prefix=".building-") as scratch,
     ):
         stages = [stage for stage in line_of(config).stages if stage.rehearsal is not None]

@@ -11,11 +11,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from patchline.flows.progress import display
+from patchline.flows.training.chosen_launcher import chosen_launcher
 from patchline.pipeline import local_services
 from patchline.pipeline.files.workspace_folder import WORKSPACE
 from patchline.pipeline.plugin_system.plugin_loader import plugin_files, use_plugin_files
 from patchline.pipeline.run_memory import live_runs
-from patchline.pipeline.training.machine import MODULE
+from patchline.pipeline.training.machine import MODULE, resources_of
 from patchline.pipeline.workers import worker_start
 
 if TYPE_CHECKING:
@@ -34,8 +35,9 @@ def run_training(config: RunConfig, *, fresh: bool = False) -> RunSummary:
     Raises:
         PipelineError: the reason why the run failed.
     """
-    with worker_start.prepared_workers():
-        worker_start.prepare(MODULE)  # its imports take as long as those of this process
+    with worker_start.prepared_workers(), chosen_launcher(config.launcher) as launcher:
+        resources = resources_of(config.training)
+        launcher.prepare(MODULE, resources)  # its imports take as long as those of this process
         display().stage(f"Listing the images ({config.data.path or config.data.source})")
         from patchline.pipeline.stages import engine
         from patchline.pipeline.stages.lines import line_of
@@ -60,8 +62,9 @@ def resume_training(reference: str) -> RunSummary:
     interrupted = interrupted_runs.find(reference, WORKSPACE.resolve() / "runs", display().note)
     files = [*map(Path, interrupted.request.plugin_files), *plugin_files()]
     use_plugin_files(list(dict.fromkeys(files)))
-    with worker_start.prepared_workers():
-        worker_start.prepare(MODULE)
+    choice = interrupted.request.config.launcher
+    with worker_start.prepared_workers(), chosen_launcher(choice) as launcher:
+        launcher.prepare(MODULE, resources_of(interrupted.request.config.training))
         return _in_prefect(
             interrupted.request.config, resume=interrupted.run_id, fresh=interrupted.request.fresh
         )

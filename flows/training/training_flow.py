@@ -19,6 +19,7 @@ from patchline.flows.failures import failed
 from patchline.flows.notifications import events
 from patchline.flows.progress import display
 from patchline.flows.training import outcome_pages, run_messages
+from patchline.flows.training.chosen_launcher import chosen_launcher
 from patchline.flows.training.reporting import reporting
 from patchline.flows.training.stage_tasks import as_task
 from patchline.pipeline import quiet_libraries, redaction
@@ -81,8 +82,9 @@ def training_flow(config: RunConfig, resume: str | None = None, fresh: bool = Fa
             with interrupted_runs.resuming(interrupted) if interrupted else nullcontext():
                 new = _new_run(config, fresh=fresh)
                 run = _continued(interrupted, new, by_hand=bool(resume)) if interrupted else new
-                prewarm.at_start(engine.workers(run.line.stages, run.context.config))
-                return run.finish()
+                with chosen_launcher(run.context.config.launcher):
+                    prewarm.at_start(engine.workers(run.line.stages, run.context.config))
+                    return run.finish()
         except Exception as error:  # noqa: BLE001 - raised again if it is not explained
             return failed(error)  # type: ignore[return-value]  # Prefect raises it
 

@@ -39,9 +39,11 @@ from patchline.pipeline.frozen_model import FrozenModel
 from patchline.pipeline.initial_weights.recipe import display_name
 from patchline.pipeline.metrics.intervals import proportion
 from patchline.pipeline.metrics.temperature import by_member
+from patchline.pipeline.run_memory import stage_keys
 from patchline.pipeline.run_memory.stage_memory import Ingredients, result_files
 from patchline.pipeline.training.train_result import TrainResult
 from patchline.pipeline.workers.event_log import Event
+from patchline.pipeline.workers.launcher import Resources
 from patchline.pipeline.workers.worker_process import run_worker
 
 MODULE = "patchline.pipeline.evaluation"
@@ -77,7 +79,7 @@ def ingredients(run: TrainedRun) -> Ingredients:
     held_out = [file for each in _held_out(run) for file in result_files(each.model_folder)]
     return {
         **run.ingredients,
-        **run.config.flat(),
+        **stage_keys.all_settings(run.config),
         "held out": ", ".join(digest_of(file).sha256 for file in held_out),
         "notes": "\n".join((run.data.split_origin, *run.data.notes)),
         "training": run.trained.model_dump_json(exclude=_PATHS),
@@ -109,6 +111,7 @@ def evaluate_run(run: TrainedRun, folder: Path, on_event: Callable[[Event], None
         _job(run, folder),
         PredictionResult,
         on_event,
+        Resources.for_device(trained.device),
     )
     members = trained.ensemble.calibrations if trained.ensemble else ()
     logits, fits = pd.read_parquet(predicted.file), by_member(members) if members else None
@@ -326,7 +329,7 @@ def _page(run: TrainedRun, table: pd.DataFrame) -> ReportPage:
         lead=about_test_images(run.data.seen_before),
         facts={**about_run(run), **_weights_facts(run.trained, table)},
         notes=run.data.notes,
-        settings=run.config.flat(),
+        settings=stage_keys.all_settings(run.config),
     )
 
 

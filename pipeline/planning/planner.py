@@ -56,6 +56,7 @@ from patchline.pipeline.terminal_words import counted
 from patchline.pipeline.tracking import provenance
 from patchline.pipeline.training.config import duration_seconds
 from patchline.pipeline.training.machine import cached_machine, choose_device
+from patchline.pipeline.workers.launcher import Resources
 from patchline.pipeline.workers.worker_process import run_worker
 
 _MOST_SECONDS, _SHARE_OF_LIMIT = 4.0, 0.05
@@ -78,7 +79,8 @@ def measured_apart(job: MeasuringJob, workspace: Path) -> Measurement:
     """Measure in a process of its own."""
     make_folder(workspace)
     with tempfile.TemporaryDirectory(dir=workspace, prefix=".building-") as folder:
-        return run_worker(MODULE, Path(folder), job, Measurement, lambda _: None)
+        resources = Resources.for_device("auto")
+        return run_worker(MODULE, Path(folder), job, Measurement, lambda _: None, resources)
 
 
 def may_choose_weights(config: RunConfig) -> bool:

@@ -87,6 +87,7 @@ def composed_config(arguments: Sequence[str], settings: Settings) -> type[BaseMo
         "--augmentation.name", "augmentation", "name", default=defaults.augmentation.name
     )
     objective = chosen("--objective.name", "objective", "name", default=defaults.objective.name)
+    launcher = chosen("--launcher.name", "launcher", "name", default=defaults.launcher.name)
     source = value_of_flag(arguments, "--data.source") or _data_source(arguments, settings)
     embedding_class = _embedding_class(patch_embedding_name(model, embedding))
     model_class = _choice_class(
@@ -107,6 +108,7 @@ def composed_config(arguments: Sequence[str], settings: Settings) -> type[BaseMo
         augmentation=_choice_class("augmentation", augmentation, PluginChoice),
         model=model_class,
         objective=_choice_class("objective", objective, PluginChoice),
+        launcher=_choice_class("launcher", launcher, PluginChoice),
     )
 
 

@@ -11,6 +11,7 @@ import difflib
 import importlib.util
 import os
 import sys
+import tomllib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -26,19 +27,21 @@ from patchline.plugin_api import (
     NO_PATCH_EMBEDDING,
     AugmentationPlugin,
     DataSourcePlugin,
+    LauncherPlugin,
     ModelPlugin,
     ObjectivePlugin,
     PatchEmbeddingPlugin,
     PluginConfig,
 )
 
-Kind = Literal["model", "patch_embedding", "data_source", "augmentation", "objective"]
+Kind = Literal["model", "patch_embedding", "data_source", "augmentation", "objective", "launcher"]
 Plugin = (
     ModelPlugin[Any]
     | PatchEmbeddingPlugin[Any]
     | DataSourcePlugin[Any]
     | AugmentationPlugin[Any]
     | ObjectivePlugin[Any]
+    | LauncherPlugin[Any]
 )
 
 KINDS: dict[Kind, type] = {
@@ -47,7 +50,10 @@ KINDS: dict[Kind, type] = {
     "data_source": DataSourcePlugin,
     "augmentation": AugmentationPlugin,
     "objective": ObjectivePlugin,
+    "launcher": LauncherPlugin,
 }
+_DISTRIBUTION = "patchline"
+_PROJECT_FILE = Path(__file__).absolute().parents[3] / "pyproject.toml"
 FILES_VARIABLE = "PATCHLINE_PLUGIN_FILES"
 """Environment variable with the files of `--plugin`, inherited by child processes."""
 
@@ -130,8 +136,33 @@ def _entry_points(_folders: tuple[tuple[str, int], ...]) -> dict[Kind, list[_Poi
         return _Point(point.name, *owners[id(dist)], point.value)
 
     points = metadata.entry_points()
-    return {kind: [read(each) for each in points.select(group=f"patchline.{kind}s")]
-            for kind in KINDS}  # fmt: skip
+    found = {kind: [read(each) for each in points.select(group=f"patchline.{kind}s")]
+             for kind in KINDS}  # fmt: skip
+    for kind, own in _of_checkout().items():
+        others = [each for each in found[kind] if each.distribution != _DISTRIBUTION]
+        found[kind] = [*own, *others]
+    return found
+
+
+def _of_checkout() -> dict[Kind, list[_Point]]:
+    """Return the built-in plugins of a checkout of Patchline; empty if it was installed as a wheel.
+
+    What was recorded when the checkout was installed lacks plugins that came with an update since.
+    """
+    try:
+        project = tomllib.loads(_PROJECT_FILE.read_text(encoding="utf-8"))["project"]
+    except (OSError, ValueError, KeyError):
+        return {}
+    if project.get("name") != _DISTRIBUTION:
+        return {}
+    groups = project.get("entry-points", {})
+    return {
+        kind: [
+            _Point(name, _DISTRIBUTION, project["version"], target)
+            for name, target in groups.get(f"patchline.{kind}s", {}).items()
+        ]
+        for kind in KINDS
+    }
 
 
 def _last_change(folder: str) -> int:
@@ -231,7 +262,8 @@ def _load_file(file: str) -> Plugin:
     if not isinstance(plugin, tuple(KINDS.values())):
         raise PluginError(
             f"{origin} has no plugin. Assign a ModelPlugin, PatchEmbeddingPlugin, "
-            "DataSourcePlugin, AugmentationPlugin or ObjectivePlugin to the name 'plugin'."
+            "DataSourcePlugin, AugmentationPlugin, ObjectivePlugin or LauncherPlugin to the name "
+            "'plugin'."
         )
     _check_api_version(plugin, origin)
     return cast("Plugin", plugin)
@@ -306,6 +338,11 @@ def load_augmentation(name: str) -> AugmentationPlugin[Any]:
 def load_objective(name: str) -> ObjectivePlugin[Any]:
     """Import an objective plugin."""
     return cast("ObjectivePlugin[Any]", load("objective", name))
+
+
+def load_launcher(name: str) -> LauncherPlugin[Any]:
+    """Import a launcher plugin."""
+    return cast("LauncherPlugin[Any]", load("launcher", name))
 
 
 def patch_embedding_name(model: str, chosen: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import TypeVar
 
 from pydantic import ValidationError
@@ -13,11 +14,18 @@ from patchline.pipeline.errors import ConfigError
 from patchline.pipeline.plugin_system.plugin_loader import (
     Kind,
     config_class,
+    load_launcher,
     load_objective,
     patch_embedding_name,
     plugin_errors,
 )
-from patchline.plugin_api import NO_PATCH_EMBEDDING, DataTraits, PluginConfig
+from patchline.plugin_api import (
+    NO_PATCH_EMBEDDING,
+    DataTraits,
+    Launcher,
+    LauncherContext,
+    PluginConfig,
+)
 
 Choice = TypeVar("Choice", bound=PluginChoice)
 _Change = Callable[[PluginConfig], PluginConfig]
@@ -90,6 +98,23 @@ def settings_of(kind: Kind, choice: PluginChoice, prefix: str) -> PluginConfig:
     return _parsed(kind, choice.name, choice.settings, prefix)
 
 
+def built_launcher(choice: PluginChoice, workspace: Path) -> Launcher:
+    """Return the launcher of a config.
+
+    Args:
+        choice: its name and settings.
+        workspace: below which workers read and write.
+
+    Raises:
+        ConfigError: for a setting that is unknown or has an invalid value.
+        PluginError: for a plugin that is unknown or broken.
+    """
+    plugin = load_launcher(choice.name)
+    settings = settings_of("launcher", choice, "launcher")
+    with plugin_errors("launcher", choice.name, "failed to build"):
+        return plugin.build(settings, LauncherContext(workspace.resolve()))
+
+
 def _parsed(kind: Kind, name: str, settings: dict[str, object], prefix: str) -> PluginConfig:
     plugin_class = config_class(kind, name)
     try:
@@ -120,6 +145,7 @@ def _with_settings(config: RunConfig, change: _Change) -> RunConfig:
             "model": model.model_copy(update={"patch_embedding": embedding}),
             "augmentation": changed(config.augmentation, "augmentation", "augmentation"),
             "objective": changed(config.objective, "objective", "objective"),
+            "launcher": changed(config.launcher, "launcher", "launcher"),
             "data": config.data.model_copy(update={"options": options}),
         }
     )

@@ -37,6 +37,7 @@ _DEPENDENCIES: dict[Kind, tuple[str, ...]] = {
     "data_source": ("patchline", "pillow", "pydantic"),
     "augmentation": ("albumentations", "numpy", "patchline", "pydantic"),
     "objective": ("patchline", "pydantic", "torch"),
+    "launcher": ("patchline", "pydantic"),
 }
 _RUN_COMMANDS: dict[Kind, str] = {
     "model": "patchline run --model.name $name",
@@ -44,6 +45,7 @@ _RUN_COMMANDS: dict[Kind, str] = {
     "data_source": "patchline run --data.source $name --data.path labels.csv",
     "augmentation": "patchline run --augmentation.name $name",
     "objective": "patchline run --objective.name $name",
+    "launcher": "patchline run --launcher.name $name",
 }
 _NAME = re.compile(r"[a-z][a-z0-9]*(_[a-z0-9]+)*", re.ASCII)
 _LONGEST_NAME = 40

@@ -17,6 +17,7 @@ from patchline.pipeline.pretraining.report import LOSS, PretrainingReport, write
 from patchline.pipeline.run_memory import stage_keys
 from patchline.pipeline.run_memory.stage_memory import Ingredients
 from patchline.pipeline.workers.event_log import Event
+from patchline.pipeline.workers.launcher import Resources
 from patchline.pipeline.workers.worker_process import run_worker
 
 MODULE = "patchline.pipeline.pretraining"
@@ -36,7 +37,7 @@ def ingredients(run: TrainedRun) -> Ingredients:
     """Return everything that determines the report."""
     return {
         **run.ingredients,
-        **run.config.flat(),
+        **stage_keys.all_settings(run.config),
         **stage_keys.software(run.config, "objective"),
         "notes": "\n".join((run.data.split_origin, *run.data.notes)),
         "training": run.trained.model_dump_json(exclude=_PATHS),
@@ -64,7 +65,10 @@ def evaluate_encoder(
         pictures=config.evaluation.gallery_size,
         folder=folder.resolve(),
     )
-    tested = run_worker(MODULE, folder.parent / "testing", job, PretrainingResult, on_event)
+    resources = Resources.for_device(trained.device)
+    tested = run_worker(
+        MODULE, folder.parent / "testing", job, PretrainingResult, on_event, resources
+    )
     report = PretrainingReport(
         name=str(config.name),
         objective=config.objective.name,
@@ -83,7 +87,7 @@ def evaluate_encoder(
             f"{trained.best_validation_loss:.4g}",
         },
         notes=data.notes,
-        settings=config.flat(),
+        settings=stage_keys.all_settings(config),
     )
     history = [record.model_dump() for record in trained.history]
     shown = preview if preview.exists() else None

@@ -52,6 +52,11 @@ def settings(config: RunConfig, *sections: str) -> dict[str, str]:
     }
 
 
+def all_settings(config: RunConfig) -> dict[str, str]:
+    """Return the settings that a result may depend on, by dotted key: not where it is computed."""
+    return {k: value for k, value in config.flat().items() if not k.startswith("launcher.")}
+
+
 @functools.cache
 def code(*modules: str) -> str:
     """Return a digest of the code of some modules and of all library modules that they import.

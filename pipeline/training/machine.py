@@ -9,7 +9,8 @@ from collections.abc import Iterable
 from patchline.pipeline.errors import ConfigError
 from patchline.pipeline.frozen_model import FrozenModel
 from patchline.pipeline.training.config import TrainingConfig
-from patchline.pipeline.workers import worker_start
+from patchline.pipeline.workers import active_launcher
+from patchline.pipeline.workers.launcher import Resources
 
 _ARCHITECTURE = re.compile(r"(?P<kind>sm|compute)_(?P<major>\d+)(?P<minor>\d)[a-z]?")
 MODULE = "patchline.pipeline.training"
@@ -82,8 +83,13 @@ def has_kernels(capability: tuple[int, int], architectures: Iterable[str]) -> bo
 @functools.cache
 def cached_machine() -> Machine:
     """Return what a prewarmed training process has seen, so that this one needs no torch."""
-    introduction = worker_start.introduction(MODULE)
+    introduction = active_launcher.current().introduction(MODULE, Resources.for_device("auto"))
     return Machine.model_validate_json(introduction) if introduction else detect_machine()
+
+
+def resources_of(config: TrainingConfig) -> Resources:
+    """Return what the launcher of a run reserves for its training process or processes."""
+    return Resources.for_device(config.device, config.processes)
 
 
 def choose_device(config: TrainingConfig, machine: Machine) -> str:

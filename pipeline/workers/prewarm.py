@@ -7,8 +7,9 @@ from dataclasses import dataclass
 
 import psutil
 
-from patchline.pipeline.workers import worker_start
+from patchline.pipeline.workers import active_launcher
 from patchline.pipeline.workers.event_log import Event
+from patchline.pipeline.workers.launcher import Resources
 
 OnEvent = Callable[[Event], None]
 _AHEAD_SECONDS = 15.0
@@ -29,19 +30,24 @@ class Worker:
     from_start: bool = False
     """Whether it is started as soon as a run begins, before anything else needs memory."""
 
+    @property
+    def resources(self) -> Resources:
+        """What the launcher of the run reserves for it."""
+        return Resources(gpus=None if self.accelerator else 0, memory_gib=self.free_gib)
+
 
 def at_start(workers: Iterable[Worker]) -> None:
     """Start the workers that are needed first."""
     for worker in workers:
         if worker.from_start:
-            worker_start.prepare(worker.module)
+            active_launcher.current().prepare(worker.module, worker.resources)
 
 
 def while_others_compute(workers: Iterable[Worker]) -> None:
     """Start workers for which there is memory."""
     for worker in workers:
         if psutil.virtual_memory().available >= worker.free_gib * 2**30:
-            worker_start.prepare(worker.module)
+            active_launcher.current().prepare(worker.module, worker.resources)
 
 
 def before_the_end(show: OnEvent, workers: Iterable[Worker]) -> OnEvent:

@@ -1,6 +1,7 @@
 """Run a worker process in its own group, forward its events, and never leave it behind.
 
-A worker is a module with a `__main__`, started as `python -P -m MODULE FOLDER`. The folder holds
+A worker is a module with a `__main__`, started as `python -P -m MODULE FOLDER` by the launcher of
+the run (`launcher.py`), by default on this machine. The folder holds
 `job.json`; the worker writes `events.jsonl`, `result.json` and `worker.log`. The parent keeps the
 worker's standard input open; when the parent ends, however it ends, that pipe closes and the worker
 ends itself and everything that it started.
@@ -34,8 +35,9 @@ from patchline.pipeline.files.workspace_folder import make_folder
 from patchline.pipeline.frozen_model import FrozenModel
 from patchline.pipeline.host import interruption
 from patchline.pipeline.host.system_errors import system_error
-from patchline.pipeline.workers import worker_start
+from patchline.pipeline.workers import active_launcher, worker_start
 from patchline.pipeline.workers.event_log import Event, EventReader, EventWriter, LineReader
+from patchline.pipeline.workers.launcher import Resources, WorkerTask
 from patchline.pipeline.workers.worker_start import LOG_FILE
 
 Result = TypeVar("Result", bound=FrozenModel)
@@ -56,7 +58,12 @@ _LAST_WORKER_SECONDS = 60.0
 
 
 def run_worker(
-    module: str, folder: Path, job: FrozenModel, result_class: type[Result], on_event: OnEvent
+    module: str,
+    folder: Path,
+    job: FrozenModel,
+    result_class: type[Result],
+    on_event: OnEvent,
+    resources: Resources = Resources(),  # noqa: B008 - a frozen value
 ) -> Result:
     """Run a worker to its end and return its result; `on_event` gets every event once, in order.
 
@@ -74,17 +81,17 @@ def run_worker(
         (folder / RESULT_FILE).unlink(missing_ok=True)
         write_text(folder / JOB_FILE, job.model_dump_json(indent=2))
         reader.new_events()
-    process = worker_start.start(module, folder)
+    worker = active_launcher.current().start(WorkerTask(module, folder.absolute(), resources))
     try:
-        while process.poll() is None:
+        while (code := worker.poll()) is None:
             for event in (*reader.new_events(), *lines.new_events()):
                 on_event(event)
             time.sleep(_POLL_SECONDS)
         for event in (*reader.new_events(), *lines.new_events()):
             on_event(event)
     finally:
-        worker_start.stop_group(process)
-    return _result(folder, process.returncode, module, result_class)
+        worker.stop()
+    return _result(folder, code, module, result_class)
 
 
 def earlier_events(folder: Path) -> list[Event]:

@@ -121,7 +121,7 @@ _OPEN = {"files", "host", "provenance", "workspace"}
 """Packages that all others may import."""
 _ROOT: dict[str, set[str]] = {
     # a module directly in `pipeline`, or public, and the packages that it may import; others: none
-    "plugin_api": {"labels"},  # what a plugin is, and what it may use
+    "plugin_api": {"labels", "workers"},  # what a plugin is, and what it may use
     "config_files": {"plugin_system"},  # reads the names of plugins before their settings
     "plugin_checks": {"plugin_system", "plugin_system.contract"},  # the public face of the contract
 }

@@ -21,7 +21,7 @@ from patchline.pipeline.metrics.intervals import mean_of_repeats
 from patchline.pipeline.tracking import nested_runs, tracked_run
 from patchline.pipeline.tracking.exactly_once_metrics import MetricSender
 from patchline.pipeline.training.config import duration_seconds
-from patchline.pipeline.training.machine import MODULE
+from patchline.pipeline.training.machine import MODULE, resources_of
 from patchline.pipeline.training.part import TrainingPart, images_of_fits
 from patchline.pipeline.training.parts import launching
 from patchline.pipeline.training.parts.launching import OnEvent, TrainingInputs, replayable
@@ -32,7 +32,7 @@ from patchline.pipeline.training.train_result import (
     RefitResult,
     TrainResult,
 )
-from patchline.pipeline.workers import worker_start
+from patchline.pipeline.workers import active_launcher
 from patchline.pipeline.workers.event_log import Event
 
 _ROOM_BYTES = 3 * 2**30
@@ -208,7 +208,8 @@ class RunParts:
         self.inputs.on_event(event)
         room = psutil.virtual_memory().available >= _ROOM_BYTES
         if event["kind"] == "progress" and room:
-            worker_start.prepare(MODULE)
+            resources = resources_of(self.inputs.config.training)
+            active_launcher.current().prepare(MODULE, resources)
 
     def _first(self) -> RunConfig:
         """Return the config of the first part, which knows nothing of the others."""

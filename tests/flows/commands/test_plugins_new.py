@@ -16,6 +16,7 @@ RUN_COMMANDS = {
     "data_source": "patchline run --data.source mine --data.path labels.csv",
     "augmentation": "patchline run --augmentation.name mine",
     "objective": "patchline run --objective.name mine",
+    "launcher": "patchline run --launcher.name mine",
 }
 
 

@@ -322,3 +322,26 @@ def test_file_with_the_name_of_an_installed_plugin_is_a_conflict(tmp_path: Path)
     plugin_loader.use_plugin_files([file])
     with pytest.raises(PluginError, match=r"taken by light\.py and patchline"):
         load("augmentation", "light")
+
+
+def test_a_checkout_has_the_plugins_of_its_project_file(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """An update of a checkout brings its plugins without being installed again."""
+    before = installed()
+    project = tmp_path / "pyproject.toml"
+    project.write_text(
+        '[project]\nname = "patchline"\nversion = "9"\n[project.entry-points."patchline.models"]\n'
+        'new = "patchline.plugins.models.vit:plugin"\n',
+        encoding="utf-8",
+    )
+    monkeypatch.setattr(plugin_loader, "_PROJECT_FILE", project)
+    plugin_loader._entry_points.cache_clear()
+    try:
+        assert [(each.name, each.version) for each in installed("model")] == [("new", "9")]
+        project.write_text('[project]\nname = "other"\n', encoding="utf-8")
+        plugin_loader._entry_points.cache_clear()
+        assert {each.name for each in before} >= {each.name for each in installed("model")}
+        assert find("model", "vit").distribution == "patchline"
+    finally:
+        plugin_loader._entry_points.cache_clear()

@@ -1,0 +1,46 @@
+"""The worker with which launchers are checked: `python -P -m MODULE FOLDER`; light to start.
+
+Its job is one word: `done` writes a result, `fail` exits with a code, `wait` writes three events
+and waits, `beat` writes events without end. It ends when its standard input closes, as all workers
+do.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import threading
+import time
+from pathlib import Path
+
+_FAILED = 7
+
+
+def _end_with_parent() -> None:
+    while os.read(0, 1024):
+        pass
+    os._exit(1)
+
+
+def main(folder: Path) -> int:
+    """Do what the job says, and return the exit code."""
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    what = json.loads((folder / "job.json").read_text(encoding="utf-8"))
+    if what == "fail":
+        return _FAILED
+    if what == "done":
+        (folder / "result.json").write_text('{"result": {}}', encoding="utf-8")
+        return 0
+    number = 0
+    with (folder / "events.jsonl").open("a", encoding="utf-8", buffering=1) as events:
+        while True:
+            number += 1
+            if number <= 3 or what == "beat":  # noqa: PLR2004 - as the check expects
+                events.write(f"{number}\n")
+            time.sleep(0.05)
+
+
+if __name__ == "__main__":
+    sys.stdout.flush()
+    os._exit(main(Path(sys.argv[1])))

@@ -1,0 +1,1 @@
+"""Where the stages of a run compute: on this machine, or on a cluster."""
