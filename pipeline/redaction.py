@@ -50,8 +50,8 @@ _HEADER = re.compile(
 )
 _BEARER = re.compile(r"(?i)\b(bearer\s+)(?=[\w+/=.~-]*\d)[\w+/=.~-]{8,}")
 _SECRET_VARIABLE = re.compile(
-    r"(?:^|_)(?:PASSWORD|PASSWD|PASSPHRASE|WEBHOOK|SECRET|TOKEN|API_?KEY|ACCESS_KEY|PRIVATE_KEY"
-    r"|ENCRYPTION_KEY|AUTH_STRING|AUTHORIZATION)(?:_(?!FILE|PATH|DIR)|$)"
+    r"(?:^|_)(?:(?:PG)?PASSWORD|MYSQL_PWD|PASSWD|PASSPHRASE|WEBHOOK|SECRET|TOKEN|API_?KEY"
+    r"|ACCESS_KEY|PRIVATE_KEY|ENCRYPTION_KEY|AUTH_STRING|AUTHORIZATION)(?:_(?!FILE|PATH|DIR)|$)"
 )
 _JOINTS = re.compile(r"[-_. /]+")
 """What joins the words in the name of a file, a model or a class."""

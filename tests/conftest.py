@@ -24,9 +24,10 @@ from PIL import Image
 
 from patchline.pipeline import quiet_libraries
 from patchline.pipeline.local_login import MLFLOW_VARIABLES
-from tests import patience
+from tests import patience, postgres_server
 from tests.object_server import ObjectServer, object_server
 from tests.patience import patient
+from tests.postgres_server import PostgresServer
 from tests.process_owners import Owners
 from tests.surroundings import OF_OTHERS, recording_proxy
 
@@ -59,6 +60,9 @@ _TOGETHER = {
     "tests/flows/services/test_services.py": "servers",
     "tests/flows/services/test_doors.py": "servers",
     "tests/flows/services/test_down.py": "servers",
+    "tests/flows/services/test_postgres.py": "team stores",
+    "tests/flows/services/test_artifact_bucket.py": "team stores",
+    "tests/flows/services/test_team_stores.py": "team stores",
     "tests/flows/new_data/test_data_watch.py": "event server",
     "tests/flows/notifications/test_events.py": "event server",
     "tests/flows/notifications/test_webhooks.py": "event server",
@@ -277,6 +281,15 @@ def empty_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
                 client().search_experiments()
             shutil.copy(unfinished, file)
     return file
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[PostgresServer]:
+    """Return a PostgreSQL server; a test that needs it is skipped where there is none."""
+    if reason := postgres_server.missing():
+        pytest.skip(reason)
+    with postgres_server.postgres_server() as server:
+        yield server
 
 
 @pytest.fixture

@@ -6,6 +6,7 @@ import json
 import sys
 from importlib import metadata
 from pathlib import Path
+from typing import Literal
 
 from patchline.flows.commands.switches import Json, Switch
 from patchline.flows.progress import display, shown
@@ -16,6 +17,7 @@ from patchline.pipeline.errors import OrchestrationError
 from patchline.pipeline.local_services import Services
 from patchline.pipeline.redaction import without_credentials
 from patchline.pipeline.server_access import sign_in_links
+from patchline.pipeline.tracking.team_stores import TeamStores
 
 
 def up(
@@ -23,6 +25,11 @@ def up(
     prefect_port: int = 4200,
     mlflow_port: int = 5000,
     max_concurrent_runs: int = 2,
+    database: str | None = None,
+    artifacts: str | None = None,
+    artifact_access: Literal["proxied", "direct"] | None = None,
+    password_file: Path | None = None,
+    config: Path | None = None,
     as_json: Json = False,
 ) -> None:
     """Start a Prefect server, an MLflow server and a runner for the schedules of this folder.
@@ -35,13 +42,38 @@ def up(
         Port for the MLflow UI; the next free port if it is taken.
     max_concurrent_runs
         Maximum concurrent runs of schedules and watches.
+    database
+        PostgreSQL database for MLflow and Prefect, as postgresql://USER@HOST:PORT/NAME; created if
+        it is missing. `local` returns to SQLite files in this folder. Later calls use it again.
+    artifacts
+        Where MLflow stores artifacts: s3://BUCKET/PREFIX or a folder; `local` returns to `mlruns`.
+    artifact_access
+        Transfer artifacts on S3 through the MLflow server (proxied, the default), or let every run
+        and command use S3 with keys of its own (direct).
+    password_file
+        File whose first line is the password of the database, instead of PGPASSWORD.
+    config
+        YAML file with these settings: database, artifacts, artifact_access, password_file.
     """
+    given = {
+        "database": database,
+        "artifacts": artifacts,
+        "artifact_access": artifact_access,
+        "password_file": password_file,
+    }
+    stores = TeamStores.model_validate({k: v for k, v in given.items() if v is not None})
     folder = Path.cwd().resolve()
     with shown():
         if local_services.running(folder) is None:
             display().stage("Starting Prefect, MLflow and a runner")
         begun = starting.start(
-            folder, prefect_port, mlflow_port, max_concurrent_runs, display().note
+            folder,
+            prefect_port,
+            mlflow_port,
+            max_concurrent_runs,
+            display().note,
+            stores,
+            config,
         )
     services = local_services.running(folder)
     if services is None:

@@ -3,8 +3,9 @@
 It serves the store that `MLFLOW_TRACKING_URI` names: an address with a password must not appear on
 a command line, which every user of the machine can read.
 
-This is one process instead of the several that `mlflow server` starts. It does not serve artifacts:
-clients write them to the same place with and without a server.
+This is one process instead of the several that `mlflow server` starts. It does not serve artifacts
+in a folder: clients write them to the same place with and without a server. It serves those that a
+team has on S3, so that its clients need no keys.
 """
 
 from __future__ import annotations
@@ -13,13 +14,16 @@ import os
 import warnings
 from pathlib import Path
 
+from patchline.flows.services import postgres
 from patchline.pipeline import quiet_libraries
 from patchline.pipeline.files.path_uris import artifact_uri, sqlite_path, with_options
 from patchline.pipeline.local_login import ensure_secret
 from patchline.pipeline.server_access import gated_server
-from patchline.pipeline.server_access.gate import Guarded
+from patchline.pipeline.server_access.gate import App, Guarded
+from patchline.pipeline.server_access.limited import Limited
 from patchline.pipeline.supervision import supervised_main
 from patchline.pipeline.tracking import tracking_store
+from patchline.pipeline.tracking.team_stores import TeamStores
 
 _BUSY_SECONDS = 60
 """How long a writer waits for another writer of a SQLite store."""
@@ -30,6 +34,10 @@ ENVIRONMENT = {
     "MLFLOW_DISABLE_TELEMETRY": "true",
 }
 
+DESTINATION_VARIABLE = "_MLFLOW_SERVER_ARTIFACT_DESTINATION"
+SERVING_VARIABLE = "_MLFLOW_SERVER_SERVE_ARTIFACTS"
+"""Where MLflow's server reads the place of the artifacts that it serves, and whether it does."""
+_POOL = ("POOL_SIZE", "MAX_OVERFLOW")
 _KEPT = (
     "MLFLOW_SQLALCHEMYSTORE_",
     "MLFLOW_MYSQL_",
@@ -71,7 +79,9 @@ def serve(folder: Path, port: int, store: str) -> None:
     warnings.simplefilter("ignore")  # MLflow's warnings do not concern the user
     os.environ.update(ENVIRONMENT)
     os.environ["MLFLOW_TRACKING_URI"] = store
-    tracking_store.client()  # creates a new database, under the lock that all of Patchline uses
+    artifacts = os.environ.get(tracking_store.ARTIFACT_ROOT_VARIABLE)
+    with postgres.one_at_a_time(store):
+        tracking_store.client()  # creates a new database, under the lock that all of Patchline uses
     import uvicorn  # noqa: F401 - before MLflow, which detects a server by it
     from mlflow.server import constants
 
@@ -79,8 +89,8 @@ def serve(folder: Path, port: int, store: str) -> None:
     patient = with_options(store, timeout=_BUSY_SECONDS) if database else store
     os.environ[constants.BACKEND_STORE_URI_ENV_VAR] = patient
     os.environ[constants.REGISTRY_STORE_URI_ENV_VAR] = patient
-    beside = database.parent if database else folder
-    os.environ[constants.ARTIFACT_ROOT_ENV_VAR] = artifact_uri(beside / tracking_store.ARTIFACTS)
+    beside = artifact_uri((database.parent if database else folder) / tracking_store.ARTIFACTS)
+    os.environ[constants.ARTIFACT_ROOT_ENV_VAR] = artifacts or beside
     os.environ["MLFLOW_TRACKING_URI"] = patient
     from mlflow.server import handlers
     from mlflow.server.fastapi_app import app
@@ -88,8 +98,30 @@ def serve(folder: Path, port: int, store: str) -> None:
     # With the first request, MLflow would create the folder again if it has been moved by then.
     handlers._get_tracking_store()  # noqa: SLF001 - no public function opens them
     handlers._get_model_registry_store()  # noqa: SLF001 - as above
-    guarded = Guarded(app, port, health="/health", home=HOME)
+    served: App = Limited(app, connections) if (connections := _connections()) else app
+    guarded = Guarded(served, port, health="/health", home=HOME)
     gated_server.serve(guarded, ensure_secret(folder))
+
+
+def artifact_environment(stores: TeamStores) -> dict[str, str]:
+    """Return the variables that say where a team's artifacts are, and who transfers them."""
+    if stores.artifacts is None:
+        return {}
+    if not stores.artifacts.startswith("s3://"):
+        return {tracking_store.ARTIFACT_ROOT_VARIABLE: artifact_uri(Path(stores.artifacts))}
+    if stores.artifact_access == "direct":
+        return {tracking_store.ARTIFACT_ROOT_VARIABLE: stores.artifacts}
+    return {
+        tracking_store.ARTIFACT_ROOT_VARIABLE: "mlflow-artifacts:/",
+        DESTINATION_VARIABLE: stores.artifacts,
+        SERVING_VARIABLE: "true",
+    }
+
+
+def _connections() -> int:
+    """Return how many connections each pool may open, if that was set for this server."""
+    sizes = (os.environ.get(f"MLFLOW_SQLALCHEMYSTORE_{name}", "") for name in _POOL)
+    return sum(int(size) for size in sizes if size.isdecimal())
 
 
 def _main() -> None:

@@ -6,7 +6,7 @@ import contextlib
 import os
 import sqlite3
 
-from patchline.flows.services import database_secrets, prefect_schema
+from patchline.flows.services import database_secrets, postgres, prefect_schema
 from patchline.pipeline.errors import OrchestrationError
 from patchline.pipeline.files.atomic_files import storage_errors
 from patchline.pipeline.files.file_locks import locked
@@ -50,12 +50,14 @@ def upgrade() -> None:
     from sqlalchemy.exc import SQLAlchemyError
 
     interface = provide_database_interface()
-    file = sqlite_path(str(interface.database_config.connection_url))
+    address = str(interface.database_config.connection_url)
+    file = sqlite_path(address)
     lock = file.with_name(f"{file.name}.lock") if file and file.is_absolute() else None
     shown = file if lock else "that PREFECT_SERVER_DATABASE_CONNECTION_URL names"
     try:
         if file is None or lock is None:
-            asyncio.run(interface.create_db())
+            with postgres.one_at_a_time(address):
+                asyncio.run(interface.create_db())
         else:
             with storage_errors(lock), locked(lock):
                 by_migrations = not (file.exists() and file.stat().st_size)

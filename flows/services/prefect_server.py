@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 import socket
 
-from patchline.flows.services import garbage_collection, prefect_database
+from patchline.flows.services import garbage_collection, postgres, prefect_database
 from patchline.pipeline.local_login import ensure_secret
 from patchline.pipeline.local_services import services_folder
 from patchline.pipeline.server_access import gated_server
-from patchline.pipeline.server_access.gate import Guarded
+from patchline.pipeline.server_access.gate import App, Guarded
+from patchline.pipeline.server_access.limited import Limited
 from patchline.pipeline.supervision import supervised_main
 
 
@@ -40,9 +41,23 @@ def serve(
 
     # A password in Prefect's own settings is for other servers; the UI would ask for it as well.
     with temporary_settings(restore_defaults={PREFECT_SERVER_API_AUTH_STRING}):
-        guarded = Guarded(create_app(), port, health="/api/health", home=home)
+        app: App = create_app()
+        if connections := _connections():
+            app = Limited(app, connections)
+        guarded = Guarded(app, port, health="/api/health", home=home)
         garbage_collection.collect_in_own_thread()
         gated_server.serve(guarded, secret, log_level, lifespan="on", listening=listening)
+
+
+def _connections() -> int:
+    """Return how many connections the pool may open, if the database is a team's."""
+    from prefect.settings import get_current_settings
+
+    of = get_current_settings().server.database
+    address = of.connection_url.get_secret_value() if of.connection_url else ""
+    if not postgres.is_postgres(address):
+        return 0
+    return of.sqlalchemy.pool_size + max(0, of.sqlalchemy.max_overflow)
 
 
 def _main() -> None:

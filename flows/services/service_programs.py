@@ -8,6 +8,7 @@ from pathlib import Path
 
 from patchline.flows import prefect_settings
 from patchline.flows.services import mlflow_server, service_processes
+from patchline.flows.services.postgres import PASSWORD_VARIABLE
 from patchline.flows.services.startup_plan import Plan
 from patchline.pipeline.local_login import (
     OTHER_MLFLOW_LOGINS,
@@ -121,6 +122,7 @@ class Servers:
             environment = {
                 **prefect_settings.own_server_environment(),
                 **_PREFECT_ENVIRONMENT,
+                **self._plan.prefect_environment,
                 "PREFECT_SERVER_API_HOST": HOST,
                 "PREFECT_SERVER_API_PORT": str(port),
                 "PREFECT_UI_API_URL": f"{url}/api",
@@ -128,13 +130,16 @@ class Servers:
             }
         else:
             health = f"{url}/health"
-            environment = mlflow_server.environment(self._plan.store)
+            environment = {
+                **mlflow_server.environment(self._plan.store),
+                **self._plan.mlflow_environment,
+            }
         command = self._command(f"{name}_server", port)
         return self._program(name, command, environment, lambda: answers(health, _ANSWER_SECONDS))
 
     def _client(self, name: str, *arguments: object) -> Program:
         """Return a program that uses the servers and reports by a heartbeat that it is well."""
-        foreign = OTHER_MLFLOW_LOGINS if "mlflow" in self.own else ()
+        foreign = {*(OTHER_MLFLOW_LOGINS if "mlflow" in self.own else ()), PASSWORD_VARIABLE}
         environment = {
             **{given: value for given, value in os.environ.items() if given not in foreign},
             **_CLIENT_ENVIRONMENT,

@@ -11,7 +11,14 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 
 from patchline.flows import prefect_settings
-from patchline.flows.services import mlflow_server, prefect_database, service_processes
+from patchline.flows.services import (
+    artifact_bucket,
+    mlflow_server,
+    postgres,
+    prefect_database,
+    service_processes,
+    store_choice,
+)
 from patchline.flows.services.startup_plan import Failure, Plan, failure_file, plan_file
 from patchline.pipeline.errors import ConfigError, OrchestrationError, error_class
 from patchline.pipeline.files.atomic_files import full_disk, storage_errors, write_private_text
@@ -31,6 +38,8 @@ from patchline.pipeline.local_services import (
 from patchline.pipeline.redaction import redacted, without_credentials
 from patchline.pipeline.server_access import sign_in_links
 from patchline.pipeline.supervision import free_ports
+from patchline.pipeline.tracking import team_stores
+from patchline.pipeline.tracking.team_stores import TeamStores
 from patchline.pipeline.tracking.tracking_store import absolute_store, without_login
 
 Say = Callable[[str], None]
@@ -43,7 +52,13 @@ _REMOTE = re.compile(r"^(https?|databricks)")
 
 
 def start(
-    folder: Path, prefect_port: int, mlflow_port: int, max_concurrent_runs: int, say: Say
+    folder: Path,
+    prefect_port: int,
+    mlflow_port: int,
+    max_concurrent_runs: int,
+    say: Say,
+    flags: TeamStores | None = None,
+    config: Path | None = None,
 ) -> bool:
     """Start the servers unless they are running; return whether this call started them.
 
@@ -55,25 +70,105 @@ def start(
         mlflow_port: the first port to try.
         max_concurrent_runs: flow runs that the runner executes at the same time.
         say: called with a line for each step.
+        flags: the stores of a team that the command line names, if any.
+        config: a YAML file that names them, if any.
 
     Raises:
-        ConfigError: if a port or the number of runs is out of range.
+        ConfigError: if a port or the number of runs is out of range, or a store is wrong.
         StorageError: if the folder may not be written.
         OrchestrationError: if a server does not start.
     """
     _check(prefect_port, mlflow_port, max_concurrent_runs)
+    flags = flags or TeamStores()
     if running(folder):
+        _check_stores_are(folder, flags, config)
         return False
     with one_at_a_time(folder):
         if running_soon(folder):
+            _check_stores_are(folder, flags, config)
             return False
         service_processes.clear(folder, _ORPHAN_SECONDS)
+        stores, notes = store_choice.chosen(folder, flags, config)
         plan = _plan(prefect_port, mlflow_port, max_concurrent_runs)
+        plan = _with_stores(plan, stores, notes)
         write_private_text(plan_file(folder), plan.model_dump_json(indent=2))
         failure_file(folder).unlink(missing_ok=True)
         state_file(folder).unlink(missing_ok=True)
         _supervise(folder, plan, say)
+        team_stores.remember(folder, stores)
     return True
+
+
+def _check_stores_are(folder: Path, flags: TeamStores, config: Path | None) -> None:
+    """Check that the running servers use the stores that the command names, if it names any.
+
+    Raises:
+        OrchestrationError: if they use others.
+    """
+    if not flags.model_fields_set and config is None:
+        return
+    used = team_stores.recall(folder)
+    stores, _ = store_choice.chosen(folder, flags, config)
+    if stores != used:
+        raise OrchestrationError(
+            "The servers are already running with other stores "
+            f"({used.database or 'a database in the folder'}, {used.artifacts or 'artifacts in it'}"
+            "). Run `patchline down` first, and then this command again."
+        )
+
+
+def _with_stores(plan: Plan, stores: TeamStores, notes: list[str]) -> Plan:
+    """Return the plan for a team's stores, which are checked, and created where they are missing.
+
+    Raises:
+        OrchestrationError: if one of them cannot be used.
+    """
+    if stores.are_local():
+        return plan
+    if stores.artifacts and plan.mlflow_url is None:
+        _check_artifacts(stores.artifacts)
+        notes = [*notes, f"Artifacts are stored in {stores.artifacts}."]
+    if stores.database is None:
+        return plan.model_copy(
+            update={
+                "mlflow_environment": mlflow_server.artifact_environment(stores),
+                "notes": (*plan.notes, *notes),
+            }
+        )
+    database = postgres.database(stores.database)
+    connections, created = postgres.prepare(database)
+    mlflow, prefect = 2 * connections.mlflow, connections.prefect
+    sizes = f"with at most {mlflow} and {prefect} connections"
+    notes = [*notes, *created, f"MLflow and Prefect use {database.address}, {sizes}."]
+    return plan.model_copy(
+        update={
+            "store": database.for_mlflow(),
+            "mlflow_environment": {
+                **postgres.mlflow_settings(database, connections.mlflow),
+                **mlflow_server.artifact_environment(stores),
+            },
+            "prefect_environment": postgres.prefect_settings(database, connections.prefect),
+            "notes": (*plan.notes, *notes),
+        }
+    )
+
+
+def _check_artifacts(place: str) -> None:
+    """Check that artifacts can be written.
+
+    Raises:
+        OrchestrationError: if they cannot.
+        StorageError: if a folder may not be written.
+    """
+    if place.startswith("s3://"):
+        artifact_bucket.check(place)
+        return
+    with storage_errors(Path(place)):
+        Path(place).mkdir(parents=True, exist_ok=True)
+    if not os.access(place, os.W_OK):
+        raise OrchestrationError(
+            f"The folder {place} for artifacts may not be written. Choose another --artifacts."
+        )
 
 
 def one_at_a_time(folder: Path) -> AbstractContextManager[None]:
@@ -141,7 +236,8 @@ def _plan(prefect_port: int, mlflow_port: int, max_concurrent_runs: int) -> Plan
 
 def _supervise(folder: Path, plan: Plan, say: Say) -> None:
     """Start the supervisor and wait until it has written the addresses of the servers."""
-    environment = {**os.environ, **prefect_database.environment()}
+    database = {} if plan.prefect_environment else prefect_database.environment()
+    environment = {**os.environ, **database}
     environment.pop(_MLFLOW, None)
     if plan.prefect_api_url is None:
         environment.pop(_PREFECT, None)

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from pydantic import Field
+
 from patchline.pipeline.frozen_model import FrozenModel
 from patchline.pipeline.local_services import services_folder
 
@@ -26,6 +28,10 @@ class Plan(FrozenModel):
     """The user's own MLflow server; none to start one."""
     store: str
     """The store that the MLflow server serves."""
+    mlflow_environment: dict[str, str] = Field(default_factory=dict)
+    """Variables of the MLflow server for a team's stores."""
+    prefect_environment: dict[str, str] = Field(default_factory=dict)
+    """Variables of the Prefect server for a team's database."""
     notes: tuple[str, ...]
     """What to print for the user."""
 

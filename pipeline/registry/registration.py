@@ -36,7 +36,7 @@ from patchline.pipeline.registry.registered_models import (
     metrics_of_run,
     metrics_tag,
 )
-from patchline.pipeline.tracking import provenance
+from patchline.pipeline.tracking import busy_server, provenance
 from patchline.pipeline.tracking.tracked_run import TrackedRun, check_owner
 from patchline.pipeline.tracking.tracking_store import client
 
@@ -175,8 +175,10 @@ def _new_version(
     # It prints what the caller reports anyway.
     check_owner(run)
     with contextlib.redirect_stderr(io.StringIO()), signals_held():
-        version = mlflow.register_model(f"models:/{model_id}", name, tags=all_tags)
-    return str(version.version)
+        return busy_server.repeated(
+            lambda: str(mlflow.register_model(f"models:/{model_id}", name, tags=all_tags).version),
+            already_done=lambda: _earlier_version(run, name),
+        )
 
 
 def save_as_mlflow_model(run: TrackedRun, model_id: str, package: Path) -> Path:

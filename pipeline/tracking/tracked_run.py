@@ -6,10 +6,11 @@ SIGKILL left open is closed by `patchline.pipeline.tracking.abandoned_mlflow_run
 
 from __future__ import annotations
 
+import functools
 import socket
 import time
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -278,19 +279,43 @@ def set_tags(run: TrackedRun, tags: Mapping[str, str]) -> None:
 @contextmanager
 def system_metrics(run: TrackedRun) -> Iterator[None]:
     """Log system metrics while the block runs."""
-    from mlflow.system_metrics.system_metrics_monitor import SystemMetricsMonitor
-
-    monitor: Any = SystemMetricsMonitor(  # type: ignore[no-untyped-call]
+    monitor = _lasting_monitor()(
         run.run_id,
         sampling_interval=5,
         resume_logging=run.continued,
         tracking_uri=use_store(),
     )
+    monitor.mlflow_logger.client = client()
     monitor.start()
     try:
         yield
     finally:
         monitor.finish()
+
+
+@functools.cache
+def _lasting_monitor() -> Callable[..., Any]:
+    """Return MLflow's monitor of system metrics, which a server that is away does not end."""
+    from mlflow.system_metrics.system_metrics_monitor import SystemMetricsMonitor
+
+    class LastingMonitor(SystemMetricsMonitor):
+        """It keeps what it could not send, and sends it with the next metrics."""
+
+        def monitor(self) -> None:
+            """Collect and send metrics until the training ends."""
+            while not self._shutdown_event.is_set():
+                super().monitor()  # type: ignore[no-untyped-call]
+                self._shutdown_event.wait(self.sampling_interval)
+
+        def publish_metrics(self, metrics: dict[str, float]) -> None:
+            """Send metrics; the next ones get another step even if that fails."""
+            step = self._logging_step
+            try:
+                super().publish_metrics(metrics)  # type: ignore[no-untyped-call]
+            finally:
+                self._logging_step = step + 1
+
+    return LastingMonitor
 
 
 def _create_run(store: MlflowClient, new: NewRun, folder: Path) -> TrackedRun:

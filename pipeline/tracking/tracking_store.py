@@ -20,6 +20,7 @@ from patchline.pipeline.files.workspace_folder import WORKSPACE, make_folder
 from patchline.pipeline.host import environment, proxies
 from patchline.pipeline.host.interruption import signals_held
 from patchline.pipeline.redaction import redacted, split_credentials
+from patchline.pipeline.tracking import busy_server, team_stores
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -41,6 +42,7 @@ _FIRST_ANSWER = {"MLFLOW_HTTP_REQUEST_TIMEOUT": 10, "MLFLOW_HTTP_REQUEST_MAX_RET
 """Timeout in seconds, and retries, of the first request to a server."""
 _IN_WORDS = (
     ("Read timed out", "it does not answer"),
+    ("QueuePool limit", "it is busy: no connection to its database was free for five minutes"),
     ("Connection refused", "nothing listens there"),
     ("NewConnectionError", "nothing listens there"),
     ("Name or service not known", "there is no such host"),
@@ -66,8 +68,13 @@ def use_store() -> str:
 
     `MLFLOW_TRACKING_URI` takes precedence, then the server of `patchline up`, then MLflow's default
     in the working directory, which is the store that this server uses.
+
+    Raises:
+        ServerAwayError: if the folder has a team's stores, which only its servers use.
     """
     uri = os.environ.get("MLFLOW_TRACKING_URI") or _local_server() or ""
+    if not uri:
+        team_stores.check_local()
     uri = without_login(absolute_store(uri))
     os.environ["MLFLOW_TRACKING_URI"] = uri
     _set_artifact_root(sqlite_path(uri))
@@ -106,6 +113,7 @@ def _local_server() -> str | None:
         return None
     served_here = "mlflow" in services.own
     if served_here and not local_services.answers(f"{services.mlflow_url}/health"):
+        team_stores.check_local(services)
         logger.warning(
             "The MLflow server of `patchline up` at %s does not answer (see %s). Using its "
             "database directly.",
@@ -159,12 +167,10 @@ def client() -> MlflowClient:
     try:
         database = sqlite_file()
         if uri.startswith(("http://", "https://")):
-            from mlflow import MlflowClient
-
             proxies.check(
                 uri, "requests"
             )  # no signals are held: the server completes what it has begun
-            return _answering_client(MlflowClient)
+            return _answering_client(busy_server.patient_client())
         if database is None:
             return _answering_client(_holding_client())
         lock = database.parent / WORKSPACE / "mlflow.lock"
@@ -252,13 +258,30 @@ def all_runs(condition: str) -> Iterator[Run]:
 def _answering_client(kind: type[MlflowClient]) -> MlflowClient:
     created = kind()
     with _impatient():
+        try:
+            created.search_experiments(max_results=1)
+        except Exception as error:
+            if not _is_slow(error):
+                raise
+            slow = True
+        else:
+            slow = False
+    if slow:  # the usual timeouts are long enough for a server that is busy
         created.search_experiments(max_results=1)
+    with _impatient():
         if registry := os.environ.get(_REGISTRY):
             try:
                 created.search_registered_models(max_results=1)
             except Exception as error:
                 raise unreachable(registry, error, _REGISTRY) from error
     return created
+
+
+def _is_slow(error: Exception) -> bool:
+    """Return whether a server is well and has only taken long to answer."""
+    uri = os.environ["MLFLOW_TRACKING_URI"]
+    timed_out = "Read timed out" in str(error) and uri.startswith(("http://", "https://"))
+    return timed_out and local_services.answers(f"{uri.rstrip('/')}/health")
 
 
 @contextmanager

@@ -1,0 +1,224 @@
+"""`patchline up` with a team's stores: PostgreSQL and S3, real ones, and what many writers do."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from mlflow.server import constants
+
+from patchline.flows.services import mlflow_server, service_processes
+from patchline.pipeline import local_services
+from patchline.pipeline.tracking.exactly_once_metrics import MetricSender
+from patchline.pipeline.tracking.team_stores import TeamStores, recall
+from patchline.pipeline.tracking.tracked_run import TrackedRun
+from patchline.pipeline.tracking.tracking_store import client
+from tests.conftest import Finished, patchline
+from tests.flows.services.buckets import administrator, keys_in
+from tests.flows.services.local_servers import Servers, ended, own_database, page
+from tests.object_server import KEYS, ObjectServer
+from tests.postgres_server import PASSWORD, PostgresServer
+
+_BUCKET = "team-store"
+_WRITERS, _STEPS = 32, 12
+
+
+@pytest.fixture(scope="module")
+def started(
+    tmp_path_factory: pytest.TempPathFactory, postgres: PostgresServer, objects: ObjectServer
+) -> Iterator[tuple[Servers, Finished]]:
+    """Start the servers of one folder on a new database and a bucket."""
+    folder = tmp_path_factory.mktemp("team_stores")
+    administrator(objects).create_bucket(Bucket=_BUCKET)
+    credentials = {"PGPASSWORD": PASSWORD, **objects.environment}
+    servers = Servers(folder, {**own_database(), **credentials})
+    stores = ("--database", postgres.address("team"), "--artifacts", f"s3://{_BUCKET}/artifacts")
+    ports = ("--prefect-port", str(servers.ports[0]), "--mlflow-port", str(servers.ports[1]))
+    try:
+        done = ended(servers.begin("up", "--json", *ports, *stores))
+        assert done.code == 0, done.err
+        servers.env = own_database()  # nothing but these servers needs the credentials
+        yield servers, done
+    finally:
+        servers.down("--now")
+
+
+@pytest.fixture
+def team(started: tuple[Servers, Finished], monkeypatch: pytest.MonkeyPatch) -> Servers:
+    """Return those servers; the working directory is their folder."""
+    servers, _ = started
+    monkeypatch.chdir(servers.folder)
+    return servers
+
+
+def test_both_programs_use_the_database_and_what_was_created_is_said(
+    started: tuple[Servers, Finished], team: Servers, postgres: PostgresServer
+) -> None:
+    """Each has its tables in a schema of its own; nothing is in a file of the folder."""
+    notes = started[1].json["notes"]
+    assert [note.split(".")[0] for note in notes if note.startswith("Created")] == [
+        "Created the database team on 127",
+        "Created the schema mlflow in the database team",
+        "Created the schema prefect in the database team",
+    ]
+    query = "SELECT table_schema, table_name FROM information_schema.tables"
+    tables = postgres.sql(query, "team")
+    assert ("mlflow", "runs") in tables
+    assert ("prefect", "flow_run") in tables
+    assert not [name for schema, name in tables if schema == "public"]
+    assert not list(team.folder.glob("*.db"))
+    assert not (team.folder / ".patchline/prefect.db").exists()
+
+
+def test_the_credentials_are_shown_nowhere(
+    started: tuple[Servers, Finished], team: Servers
+) -> None:
+    """They are on no command line, in no file of the folder, no output and on no page."""
+    _, done = started
+    commands = [" ".join(each.cmdline()) for each in service_processes.members(team.folder)]
+    files = [file for file in team.folder.rglob("*") if file.is_file()]
+    assert len(commands) == 5
+    assert len(files) > 5
+    settings = page(f"{team.state.prefect_api_url}/admin/settings", team.folder)
+    shown = [done.out, done.err, settings, *commands]
+    shown += [file.read_bytes().decode(errors="replace") for file in files]
+    assert not [text for text in shown if PASSWORD in text or KEYS["AWS_SECRET_ACCESS_KEY"] in text]
+
+
+def test_clients_have_no_password_of_the_database(team: Servers) -> None:
+    """The runner and the keeper use the servers, and so do the runs that they start."""
+    has = {
+        name: "PGPASSWORD" in team.process(name).environ()
+        for name in ("mlflow_server", "prefect_server", "runner", "keeper")
+    }
+    assert has == {"mlflow_server": True, "prefect_server": True, "runner": False, "keeper": False}
+
+
+def test_many_writers_and_watchers_lose_no_metric_and_write_none_twice(
+    team: Servers, postgres: PostgresServer
+) -> None:
+    """32 runs log while others watch; the servers open no more connections than they said."""
+    store = client()
+    experiment = store.create_experiment("writers")
+    ended_all = threading.Event()
+    most = Counter[str]()
+
+    def watch(_: int) -> None:
+        while not ended_all.is_set():
+            store.search_runs([experiment], max_results=50)
+
+    def count() -> None:
+        query = "SELECT application_name, count(*) FROM pg_stat_activity GROUP BY 1"
+        while not ended_all.wait(0.1):
+            for name, number in postgres.sql(query):
+                most[str(name)] = max(most[str(name)], int(number))
+
+    def write(_: int) -> str:
+        run = store.create_run(experiment)
+        sender = MetricSender(TrackedRun(run.info.run_id, experiment, team.folder))
+        for step in range(_STEPS):
+            sender.add_metrics({"loss": 1 / (step + 1), "rate": 0.1}, step, time.time())
+        sender.flush()
+        return str(run.info.run_id)
+
+    with ThreadPoolExecutor(_WRITERS + 5) as threads:
+        watching = [threads.submit(watch, number) for number in range(4)]
+        watching.append(threads.submit(count))
+        try:
+            runs = list(threads.map(write, range(_WRITERS)))
+        finally:
+            ended_all.set()
+        for each in watching:
+            each.result()
+    for run_id in runs:
+        history = store.get_metric_history(run_id, "loss")
+        assert sorted(metric.step for metric in history) == list(range(_STEPS))
+    of_ours = {name: number for name, number in most.items() if name.startswith("patchline ")}
+    assert len(of_ours) == 2
+    assert all(number <= int(name.split()[-1]) for name, number in of_ours.items()), of_ours
+
+
+def test_artifacts_are_transferred_by_the_server(team: Servers, objects: ObjectServer) -> None:
+    """A client needs no keys of the bucket."""
+    assert "AWS_SECRET_ACCESS_KEY" not in os.environ
+    store = client()
+    run_id = store.create_run(store.create_experiment("artifacts")).info.run_id
+    (team.folder / "note.txt").write_text("a note", encoding="utf-8")
+    store.log_artifact(run_id, "note.txt", "notes")
+    [key] = [key for key in keys_in(objects, _BUCKET) if key.endswith("note.txt")]
+    assert key.startswith("artifacts/")
+    assert f"{run_id}/artifacts/notes/" in key
+    assert Path(store.download_artifacts(run_id, "notes/note.txt")).read_text("utf-8") == "a note"
+
+
+def test_an_outage_of_the_database_delays_metrics_and_loses_none(
+    team: Servers, postgres: PostgresServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is sent meanwhile waits; the servers need no restart."""
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
+    before = team.process("mlflow_server").pid
+    store = client()
+    experiment = store.create_experiment("outage")
+    run_id = store.create_run(experiment).info.run_id
+    sender = MetricSender(TrackedRun(run_id, experiment, team.folder))
+    sender.add_metrics({"loss": 1.0}, 0, time.time())
+    postgres.control("-m", "immediate", "stop")
+    try:
+        sender.add_metrics({"loss": 0.5}, 1, time.time())
+        assert not sender.send()
+        done = patchline("models", cwd=team.folder, env=dict(team.env))
+    finally:
+        postgres.start()
+    assert done.code == 1
+    assert "The MLflow store" in done.err
+    assert "Traceback" not in done.err
+    sender.flush()
+    steps = [metric.step for metric in store.get_metric_history(run_id, "loss")]
+    assert steps == [0, 1]
+    assert team.process("mlflow_server").pid == before
+
+
+def test_other_stores_need_other_servers(team: Servers, postgres: PostgresServer) -> None:
+    """A second `up` names those in use; with the same stores it changes nothing."""
+    address = postgres.address("another")
+    done = patchline("up", "--json", "--database", address, cwd=team.folder, env=dict(team.env))
+    assert done.code == 1
+    assert "already running with other stores" in done.err
+    assert "patchline down" in done.err
+    same = postgres.address("team")
+    done = patchline("up", "--json", "--database", same, cwd=team.folder, env=dict(team.env))
+    assert done.code == 0, done.err
+    assert done.json["already_running"]
+
+
+def test_without_the_servers_a_command_says_what_to_start(
+    team: Servers, postgres: PostgresServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It does not begin another history in a file of the folder."""
+    monkeypatch.setattr(local_services, "running", lambda *_: None)
+    stores = recall(team.folder)
+    assert stores == TeamStores(
+        database=postgres.address("team"), artifacts=f"s3://{_BUCKET}/artifacts"
+    )
+    from patchline.flows.command_line import run_command_line
+
+    assert run_command_line(["models"]) == 1
+    assert not (team.folder / "mlflow.db").exists()
+
+
+def test_the_variables_for_artifacts_are_those_that_mlflow_reads() -> None:
+    """MLflow's own names of them are not public."""
+    assert constants.ARTIFACTS_DESTINATION_ENV_VAR == mlflow_server.DESTINATION_VARIABLE
+    assert constants.SERVE_ARTIFACTS_ENV_VAR == mlflow_server.SERVING_VARIABLE
+    direct = TeamStores(artifacts="s3://bucket", artifact_access="direct")
+    assert mlflow_server.artifact_environment(direct) == {
+        constants.ARTIFACT_ROOT_ENV_VAR: "s3://bucket"
+    }
+    assert json.loads(TeamStores().model_dump_json())["artifact_access"] == "proxied"
