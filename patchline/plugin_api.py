@@ -12,7 +12,7 @@ patches (class token, registers), D embedding, K classes.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -376,6 +376,20 @@ class SourceContext:
         names should skip them itself.
         """
         return IgnoredFiles(self.rules.ignore)
+
+    def local_files(self, folder: Path, values: Sequence[str]) -> dict[str, str]:
+        """Return the local file for each path in a table that lies on an object store.
+
+        Such are addresses (`s3://bucket/rose/1.jpg`), and relative paths in a table that lies there
+        itself; they are downloaded once. Any other value is not in the answer.
+
+        Args:
+            folder: that relative paths start from.
+            values: what the table holds.
+        """
+        from patchline.pipeline.workspace.remote_data import local_files
+
+        return local_files(folder, values)
 
 
 class DataSource(Protocol):

@@ -48,7 +48,7 @@ from patchline.pipeline.tracking import tracked_run
 from patchline.pipeline.tracking.tracked_run import TrackedRun
 from patchline.pipeline.training.parts import launching
 from patchline.pipeline.workers import prewarm, worker_start
-from patchline.pipeline.workspace import chosen
+from patchline.pipeline.workspace import chosen, run_folders
 
 
 @flow(
@@ -133,6 +133,7 @@ class _Run:
                 engine.run_stages(self.line.in_run, self.context, as_task, self._after)
                 summary = outcome_pages.publish(self.context, self.approval)
                 write_text(run.folder / SUMMARY_FILE, summary.model_dump_json(indent=2))
+                run_folders.send_file(run.folder / SUMMARY_FILE)
         except BaseException as error:
             self._report_failure(error)
             raise

@@ -7,9 +7,10 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, Field, model_validator
 
-from patchline.pipeline.files.data_kinds import DataKind, data_kind
+from patchline.pipeline.files.data_kinds import DataKind
 from patchline.pipeline.frozen_model import FrozenModel
 from patchline.pipeline.labels.reading_rules import ReadingRules
+from patchline.pipeline.workspace import remote_data
 
 _SOURCES: dict[DataKind, str] = {
     "folder": "image_folder",
@@ -86,7 +87,8 @@ class DataLocation(FrozenModel):
     given."""
 
     path: str | None = None
-    """Path that the data source reads: a folder, an archive, a table or shards."""
+    """Path that the data source reads: a folder, an archive, a table or shards, also on an object
+    store, such as s3://bucket/photos."""
 
     options: dict[str, Any] = Field(default_factory=dict)
     """Settings of the data source plugin."""
@@ -198,5 +200,5 @@ class DataConfig(ReadingRules, DataLocation):
 
 
 def source_of(path: str) -> str:
-    """Return the name of the data source that reads a path."""
-    return _SOURCES[data_kind(path)]
+    """Return the name of the data source that reads a path, or an address on an object store."""
+    return _SOURCES[remote_data.kind(path)]

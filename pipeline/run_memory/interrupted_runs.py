@@ -30,6 +30,7 @@ from patchline.pipeline.tracking.tracked_run import (
     owner_lock,
 )
 from patchline.pipeline.tracking.tracking_store import all_runs, client, store_exists, use_store
+from patchline.pipeline.workspace import run_folders
 
 if TYPE_CHECKING:
     from mlflow.entities import Run
@@ -240,6 +241,8 @@ def _interrupted(run: Run, runs: Path) -> InterruptedRun:
     tags, run_id = run.data.tags, run.info.run_id
     folder = liveness.folder_of(run)
     host = tags.get(HOST_TAG, "")
+    if folder.parent == runs.resolve():
+        run_folders.fetch(folder)
     if not is_readable(folder / REQUEST_FILE):
         raise ConfigError(
             f"The folder {folder} of the run {run_id[:8]} {_why_unreadable(folder, host)}, so the "

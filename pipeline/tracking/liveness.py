@@ -1,6 +1,6 @@
 """Whether the owner of a run is alive, dead, or not known: the one place that decides it.
 
-There are two kinds of evidence.
+There are two kinds of evidence, and a third in a shared workspace.
 
 The lock. The owner holds the lock on a file of the run and records the identity of that lock. A
 lock that is held proves that the owner is alive. A free lock proves that it is dead only if it is
@@ -12,6 +12,11 @@ looking at a live owner. One that has seen the same value for `STALE_SECONDS` co
 owner is dead. Only the observer's own monotonic clock counts, which stands still while the machine
 sleeps, so a difference between the clocks of two machines cannot kill a run. A command that ends at
 once notes what it saw in `.patchline/heartbeats.json`, for the next one.
+
+The lease that the owner renews on the object store of a shared workspace
+(`pipeline.workspace.lease`). One that has expired by the clock of the store does not suffice, as
+the owner may have lost the store alone; but then the same heartbeat has to be seen for
+`STALE_WITHOUT_LEASE_SECONDS` only.
 
 Without evidence the answer is UNKNOWN, and then nothing is closed, taken over or deleted.
 """
@@ -27,12 +32,13 @@ from typing import TYPE_CHECKING
 
 from pydantic import Field, ValidationError
 
-from patchline.pipeline.errors import StorageError
+from patchline.pipeline.errors import PipelineError, StorageError
 from patchline.pipeline.files import file_locks, workspace_identity
 from patchline.pipeline.files.atomic_files import write_text
 from patchline.pipeline.files.file_locks import LockState
 from patchline.pipeline.files.workspace_folder import WORKSPACE
 from patchline.pipeline.frozen_model import FrozenModel
+from patchline.pipeline.workspace import chosen, lease
 
 if TYPE_CHECKING:
     from mlflow.entities import Run
@@ -40,11 +46,15 @@ if TYPE_CHECKING:
 HOST_TAG, FOLDER_TAG, HEARTBEAT_TAG = "patchline.host", "patchline.folder", "patchline.heartbeat"
 LOCK_TAG = "patchline.lock"
 """Identity of the lock that the owner holds; see `lock_identity`."""
+WORKSPACE_TAG = "patchline.workspace"
+"""Address of the shared workspace that a run belongs to."""
 LOCK_FILE = "owner.lock"
 BEAT_SECONDS = 10.0
 """Time between two heartbeats of an owner."""
 STALE_SECONDS = 90.0
 """How long an observer has to see the same heartbeat until the owner counts as dead."""
+STALE_WITHOUT_LEASE_SECONDS = 25.0
+"""The same if its lease on the store of a shared workspace has expired, too."""
 _CHECK_SECONDS = 0.2
 """How long a lock must stay held: longer than it takes to remove a dead owner's files."""
 _POLL_SECONDS = 2.0
@@ -83,7 +93,25 @@ def of_run(run: Run) -> Liveness:
     by_lock = of_lock_of(run)
     if by_lock is not Liveness.UNKNOWN:
         return by_lock
-    return of_heartbeat(run.info.run_id, run.data.tags.get(HEARTBEAT_TAG, ""))
+    seconds = STALE_WITHOUT_LEASE_SECONDS if _lease_has_expired(run) else STALE_SECONDS
+    return of_heartbeat(run.info.run_id, run.data.tags.get(HEARTBEAT_TAG, ""), seconds)
+
+
+def _lease_has_expired(run: Run) -> bool:
+    """Return whether the store says that the owner has not renewed its lease for long."""
+    if not _is_of_this_workspace(run):
+        return False
+    try:
+        age = lease.age_of(folder_of(run).name)
+    except PipelineError:
+        return False  # the store is away
+    return age is not None and age.has_expired
+
+
+def _is_of_this_workspace(run: Run) -> bool:
+    """Return whether a run belongs to the shared workspace that this process works with."""
+    uri, shared = run.data.tags.get(WORKSPACE_TAG), chosen.address()
+    return shared is not None and uri == str(shared)
 
 
 def of_lock_of(run: Run) -> Liveness:
@@ -101,9 +129,14 @@ def folder_of(run: Run) -> Path:
     """Return the folder of an MLflow run, where its workspace lies now.
 
     The run itself may name an earlier folder of a workspace that was moved: the store of a server
-    is not rewritten.
+    is not rewritten. The folder of a run of a shared workspace has the same place in the cache of
+    each machine.
     """
-    return workspace_identity.present_path(WORKSPACE, Path(run.data.tags.get(FOLDER_TAG, "")))
+    folder = Path(run.data.tags.get(FOLDER_TAG, ""))
+    if _is_of_this_workspace(run) and WORKSPACE.name in folder.parts:
+        inside = folder.parts[folder.parts.index(WORKSPACE.name) + 1 :]
+        return WORKSPACE.resolve().joinpath(*inside)
+    return workspace_identity.present_path(WORKSPACE, folder)
 
 
 def of_lock(file: Path, identity: str) -> Liveness:
@@ -116,21 +149,24 @@ def of_lock(file: Path, identity: str) -> Liveness:
     return Liveness.UNKNOWN
 
 
-def of_heartbeat(key: str, beat: str) -> Liveness:
+def of_heartbeat(key: str, beat: str, stale_seconds: float | None = None) -> Liveness:
     """Return what a heartbeat says, compared with what this workspace has seen of it before.
 
     Args:
         key: of the owner, such as the id of its run.
         beat: the newest heartbeat; an empty one says nothing.
+        stale_seconds: how long it has to stay the same until the owner counts as dead; by default
+            `STALE_SECONDS`.
     """
     if not beat:
         return Liveness.UNKNOWN
+    stale = STALE_SECONDS if stale_seconds is None else stale_seconds
     workspace, clock, now = WORKSPACE.resolve(), _clock(), time.monotonic()
     observation = _seen_here.get((workspace, key)) or _read(workspace).get(key)
     if observation is not None and observation.clock != clock:
         observation = None
     if observation is not None and observation.beat == beat:
-        return Liveness.DEAD if now - observation.seconds >= STALE_SECONDS else Liveness.UNKNOWN
+        return Liveness.DEAD if now - observation.seconds >= stale else Liveness.UNKNOWN
     _note(workspace, key, _Observation(beat=beat, clock=clock, seconds=now))
     changed = observation is not None and now - observation.seconds < STALE_SECONDS
     return Liveness.ALIVE if changed else Liveness.UNKNOWN

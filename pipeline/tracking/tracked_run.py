@@ -25,6 +25,7 @@ from patchline.pipeline.redaction import redacted_values, without_credentials
 from patchline.pipeline.tracking import liveness, provenance, run_owner
 from patchline.pipeline.tracking.liveness import Liveness
 from patchline.pipeline.tracking.tracking_store import client, unreachable, use_store
+from patchline.pipeline.workspace import chosen, lease, run_folders
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -115,9 +116,10 @@ def open_run(new: NewRun, runs: Path) -> Iterator[TrackedRun]:
     with storage_errors(folder):
         make_folder(runs)
         folder.mkdir()
-    with locked(owner_lock(folder)):
+    with locked(owner_lock(folder)), lease.held(folder.name):
         if new.request:
             write_text(folder / REQUEST_FILE, new.request)
+            run_folders.send_file(folder / REQUEST_FILE)
         with _closed_in_the_end(store, _create_run(store, new, folder), owner=1) as run:
             yield run
 
@@ -164,7 +166,8 @@ def continued_run(
             missing = {key: params[key] for key in params.keys() - stored.data.params.keys()}
             _log_params(store, run_id, missing)  # MLflow refuses to change one
             set_tags(run, {**_owner_tags(folder), **tags})
-            yield run
+            with lease.held(folder.name):
+                yield run
 
 
 def not_resumable(run: Run, owner: Liveness) -> str:
@@ -360,4 +363,5 @@ def _owner_tags(folder: Path) -> dict[str, str]:
         FOLDER_TAG: str(folder),
         liveness.LOCK_TAG: liveness.lock_identity(owner_lock(folder)),
         liveness.HEARTBEAT_TAG: run_owner.beat(),
+        **({liveness.WORKSPACE_TAG: str(shared)} if (shared := chosen.address()) else {}),
     }

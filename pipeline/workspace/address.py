@@ -35,6 +35,12 @@ def is_address(text: str) -> bool:
     return _SCHEME.match(text) is not None
 
 
+def is_of_store(text: str) -> bool:
+    """Return whether a text is an address of a kind of store that is known here."""
+    match = _SCHEME.match(text)
+    return match is not None and _scheme(match[1]) in SCHEMES
+
+
 def parsed(text: str, setting: str) -> Address:
     """Return an address in its parts.
 
@@ -46,8 +52,7 @@ def parsed(text: str, setting: str) -> Address:
         ConfigError: if it is none, holds credentials, or names no bucket.
     """
     match = _SCHEME.match(text)
-    scheme = match[1].lower() if match else ""
-    scheme = _SPELLINGS.get(scheme, scheme)
+    scheme = _scheme(match[1]) if match else ""
     named = ", ".join(f"{each}://" for each in SCHEMES)
     if scheme not in SCHEMES:
         raise ConfigError(
@@ -75,3 +80,7 @@ def parsed(text: str, setting: str) -> Address:
             f"{setting} is {text}, whose path has an empty part or dots. Give the path itself."
         )
     return Address(scheme, parts.netloc, path)
+
+
+def _scheme(spelling: str) -> str:
+    return _SPELLINGS.get(spelling.lower(), spelling.lower())

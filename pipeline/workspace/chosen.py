@@ -49,7 +49,7 @@ def tell(on_note: Callable[[str], None]) -> None:
     _on_note = on_note
 
 
-def _say(sentence: str) -> None:
+def say(sentence: str) -> None:
     """Pass a sentence on to whoever shows it by then."""
     _on_note(sentence)
 
@@ -116,7 +116,7 @@ def shared() -> SharedFiles | None:
     key = str(chosen), WORKSPACE.resolve()
     with _opening:
         if key not in _opened:
-            files = SharedFiles(opened(chosen), _say)
+            files = SharedFiles(opened(chosen), say)
             files.open()
             if cached_address(WORKSPACE) is None:
                 write_text(

@@ -56,16 +56,17 @@ class RemoteStore(ObjectStore):
 
     Args:
         address: of the bucket and a path in it.
-        patience_seconds: how long a request is repeated.
+        patience_seconds: how long a request is repeated, by default `PATIENCE_SECONDS`.
 
     Raises:
         ConfigError: if obstore is not installed, or there are no credentials.
     """
 
-    def __init__(self, address: Address, *, patience_seconds: float = PATIENCE_SECONDS) -> None:
+    def __init__(self, address: Address, *, patience_seconds: float | None = None) -> None:
         self.uri = str(address)
-        self._address, self._patience = address, patience_seconds
-        self._store = _opened(address, patience_seconds)
+        self._address = address
+        self._patience = PATIENCE_SECONDS if patience_seconds is None else patience_seconds
+        self._store = _opened(address, self._patience)
 
     def read(self, key: str) -> Content | None:
         """Return an object; None if there is none."""

@@ -3,8 +3,9 @@
     image,label             or a Parquet file with the images themselves, as data-set hubs
     rose/1.jpg,rose         export them
 
-Paths are relative to the table, absolute, or `file://` URLs. Names without a suffix are searched
-for below the table's folder. Which columns to read is guessed if it is obvious.
+Paths are relative to the table, absolute, `file://` URLs, or addresses on an object store. Names
+without a suffix are searched for below the table's folder. Which columns to read is guessed if it
+is obvious.
 """
 
 from __future__ import annotations
@@ -117,7 +118,8 @@ class ImageTable:
                 return Places(root, paths, names, "the table holds no image for it", [])
         values = table.column(image)
         folder = self._folder(table.file)
-        found = find_files(table.file, values, folder)
+        local = self.context.local_files(folder, values)
+        found = find_files(table.file, [local.get(value, value) for value in values], folder)
         missing = [
             value
             for value, path in zip(values, found.paths, strict=True)

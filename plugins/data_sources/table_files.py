@@ -76,8 +76,8 @@ def _file_of(table: Path, value: str, folder: Path) -> str:
         parts = urlsplit(value)
         if parts.scheme.lower() != "file" or parts.netloc not in ("", "localhost"):
             raise DataError(
-                f"{table} names '{shown(value)}', and Patchline downloads no images. Download "
-                "them, and give their paths."
+                f"{table} names '{shown(value)}', and Patchline downloads no images from web "
+                "servers. Download them, and give their paths, or put them on an object store."
             )
         value = url2pathname(parts.path)
     if "\0" in value:

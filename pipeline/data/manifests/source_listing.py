@@ -14,6 +14,7 @@ from patchline.pipeline.files.user_folders import expanded
 from patchline.pipeline.files.workspace_folder import make_folder
 from patchline.pipeline.labels.reading_rules import AUTO
 from patchline.pipeline.plugin_system import plugin_loader
+from patchline.pipeline.workspace import remote_data
 from patchline.plugin_api import ImageListing, ReadingRules, SourceContext
 
 
@@ -40,9 +41,8 @@ def listing_of(config: RunConfig, workspace: Path) -> ImageListing:
             **{name: getattr(config.data, name) for name in ReadingRules.model_fields}
         )
         own = rules.label == AUTO  # otherwise the paths say what the classes are
-        context = SourceContext(
-            config.data.path, work_dir, needs_labels=labelled and own, rules=rules
-        )
+        path = None if config.data.path is None else remote_data.local_path(config.data.path)
+        context = SourceContext(path, work_dir, needs_labels=labelled and own, rules=rules)
         listing = plugin.build(options, context).list_images()
     if not isinstance(listing, ImageListing):
         raise PluginError(

@@ -2,7 +2,8 @@
 
 The last two checkpoints are kept during training, each with the best weights that it names and with
 the state after its last validation, from which training restarts if it diverges. If the last one is
-damaged, training resumes from the previous one; if both are, it starts from the beginning.
+damaged, training resumes from the previous one; if both are, it starts from the beginning. In a
+shared workspace each checkpoint is also sent to the store, so that another machine can resume.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from patchline.pipeline.run_memory.cleaning import LAST_CHECKPOINT, PREVIOUS_CHE
 from patchline.pipeline.training.checkpoints import best_weights
 from patchline.pipeline.training.processes.shared_clock import SharedClock
 from patchline.pipeline.training.train_state import Numbers, Tensors, TrainState
+from patchline.pipeline.workspace.run_folders import CheckpointSender
 
 logger = logging.getLogger(__name__)
 
@@ -130,6 +132,7 @@ class Checkpoints:
         self._best_steps: tuple[int, ...] = ()  # of the best weights in both checkpoints
         self._written_at = self._clock.now
         self._pause = min(_FIRST_PAUSE_SECONDS, _PAUSE_SECONDS)
+        self._sender = CheckpointSender(folder)
 
     def start_clock(self) -> None:
         """Start measuring the time to the next checkpoint."""
@@ -150,6 +153,7 @@ class Checkpoints:
         self._clock.read()
         if self._writes:
             self._write(state)
+            self._sender.send()
         seconds = self._clock.read()
         self.exist, self._written_at = True, self._clock.now
         self._pause = max(_PAUSE_SECONDS, seconds / _SHARE)
@@ -214,6 +218,7 @@ class Checkpoints:
         """Keep only the last checkpoint and the best weights, and return the weights' folder."""
         if not self._writes:
             return self._folder / best_weights.FINAL
+        self._sender.finish()
         self._previous.unlink(missing_ok=True)
         _keep_restart_points(self._folder)
         best_weights.keep_only(self._folder, best_step)

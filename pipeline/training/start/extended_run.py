@@ -19,6 +19,7 @@ from patchline.pipeline.training.job import ExtendedTraining, TrainingJob
 from patchline.pipeline.training.part import TrainingPart
 from patchline.pipeline.training.train_result import TrainResult
 from patchline.pipeline.workers.worker_process import JOB_FILE, RESULT_FILE, reported
+from patchline.pipeline.workspace import run_folders
 
 _OPEN_SECTIONS = ("name", "optimizer", "training", "augmentation", "evaluation", "promotion")
 """Settings that may change when a run is extended."""
@@ -131,6 +132,8 @@ def _finished(reference: str, runs: Path) -> tuple[str, Path]:
             f"The run {run_id[:8]} is {run.info.status}, so there is no finished training to "
             f"extend. Resume it first: `patchline run --resume {run_id[:8]}`."
         )
+    if folder.parent == runs.resolve():
+        run_folders.fetch(folder, results=True)
     if not is_readable(folder / REQUEST_FILE):
         raise ConfigError(
             f"The folder {folder} of the run {run_id[:8]} cannot be read on this machine, so its "

@@ -1,0 +1,300 @@
+"""Data on an object store, such as `data.path s3://bucket/photos`, as files on this machine.
+
+What a path names is kept in the workspace's folder `sources/objects/`, laid out as in the bucket.
+So whatever reads a folder, an archive, a table or shards reads them there, and the paths in a table
+lead to the images beside it. An object is downloaded once, and again only if its ETag or its size
+has changed; what is no longer in the bucket is removed here, too.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path, PurePosixPath
+
+from patchline.pipeline.errors import DataError, StorageError
+from patchline.pipeline.files.atomic_files import replacing, storage_errors, write_text
+from patchline.pipeline.files.data_kinds import DataKind, data_kind
+from patchline.pipeline.files.data_names import TAR_SUFFIXES
+from patchline.pipeline.files.file_locks import locked
+from patchline.pipeline.files.workspace_folder import make_folder, place
+from patchline.pipeline.workspace import chosen
+from patchline.pipeline.workspace.address import Address, is_of_store, parsed
+from patchline.pipeline.workspace.object_store import ObjectInfo, ObjectStore
+
+SETTING = "data.path"
+FOLDER = Path("sources/objects")
+_INDEXES = ".indexes"
+_AT_ONCE = 16
+_SAME_LISTING_SECONDS = 60.0
+"""How long a listing is used again, so that one command lists a bucket once."""
+_WORTH_A_NOTE_BYTES = 1 << 24
+_MOST_NAMES = 1000
+_SKELETON_DEPTH = 2
+
+_listings: dict[str, tuple[float, list[ObjectInfo]]] = {}
+
+
+def local_path(path: str) -> str:
+    """Return where the data of a path lies on this machine, after downloading what is missing.
+
+    Args:
+        path: an address, or any other path, which is returned as it is.
+
+    Raises:
+        ConfigError: if the address or the credentials are wrong.
+        DataError: if there is nothing.
+        StorageError: if the store does not answer, or the disk is full.
+    """
+    if not is_of_store(path):
+        return path
+    address = parsed(path, SETTING)
+    if address.scheme == "file":
+        return address.prefix
+    objects = _listed(address)
+    folder = _folder_of(address)
+    if _is_object(address, objects):
+        _download(_parent(address), folder.parent, objects, removes=False)
+        return str(folder)
+    _download(address, folder, objects, removes=True)
+    return str(folder)
+
+
+def local_files(base: Path, values: Sequence[str]) -> dict[str, str]:
+    """Return the local files of the addresses among the paths in a table, downloaded if necessary.
+
+    Relative paths are looked up beside the table if that lies on an object store itself. The file
+    of an object that does not exist does not exist either.
+
+    Args:
+        base: the local folder that relative paths start from.
+        values: paths and addresses.
+    """
+    files: dict[str, str] = {}
+    by_bucket: dict[tuple[str, str], list[tuple[str, str]]] = {}
+    top = (place() / FOLDER).resolve()
+    inside = base.resolve().relative_to(top).parts if base.resolve().is_relative_to(top) else ()
+    for value in dict.fromkeys(values):
+        if is_of_store(value):
+            address = parsed(value, "The table's image")
+            if address.scheme != "file":
+                place_of = (address.scheme, address.bucket)
+                by_bucket.setdefault(place_of, []).append((value, address.prefix))
+        elif inside and value.strip() and not PurePosixPath(value).is_absolute():
+            key = os.path.normpath("/".join((*inside[2:], value.strip().replace("\\", "/"))))
+            if not key.startswith(".."):
+                by_bucket.setdefault((inside[0], inside[1]), []).append((value, key))
+    for (scheme, bucket), named in by_bucket.items():
+        whole = Address(scheme, bucket, "")
+        folder = _folder_of(whole)
+        _present(whole, folder, [key for _, key in named])
+        files |= {value: str(folder / key) for value, key in named}
+    return files
+
+
+def kind(path: str) -> DataKind:
+    """Return what kind of data a path holds, by the names in the bucket as far as that suffices.
+
+    Raises:
+        ConfigError: if the address or the credentials are wrong.
+        DataError: if there is nothing.
+        StorageError: if the store does not answer.
+    """
+    if not is_of_store(path):
+        return data_kind(path)
+    address = parsed(path, SETTING)
+    if address.scheme == "file":
+        return data_kind(address.prefix)
+    objects = _listed(address)
+    if _is_object(address, objects):
+        if address.prefix.lower().endswith(TAR_SUFFIXES):
+            return data_kind(local_path(path))
+        return data_kind(f"/nowhere/{PurePosixPath(address.prefix).name}")
+    with tempfile.TemporaryDirectory(prefix="patchline-") as skeleton:
+        top = Path(skeleton) / "data"
+        _write_skeleton(top, address, objects)
+        return data_kind(str(top))
+
+
+def _write_skeleton(top: Path, address: Address, objects: Sequence[ObjectInfo]) -> None:
+    """Write a folder that looks like the data: its names, empty, and the first tar file in full."""
+    top.mkdir()
+    tars = [each for each in objects if each.key.lower().endswith(TAR_SUFFIXES)]
+    tars = [each for each in tars if each.key.count("/") < _SKELETON_DEPTH]
+    first = min(tars, key=lambda each: (each.key.count("/"), each.key), default=None)
+    seen = set[tuple[str, str]]()
+    for each in objects:
+        parts = PurePosixPath(each.key).parts
+        kind_of = (str(PurePosixPath(*parts[:-1])), PurePosixPath(each.key).suffix)
+        if (len(parts) > 1 and kind_of in seen) or len(seen) > _MOST_NAMES:
+            continue
+        seen.add(kind_of)
+        file = top.joinpath(*parts[:_SKELETON_DEPTH])
+        file.parent.mkdir(parents=True, exist_ok=True)
+        if len(parts) > _SKELETON_DEPTH:
+            file.mkdir(exist_ok=True)
+        elif not file.exists():
+            file.touch()
+    if first is not None:
+        _download(address, _folder_of(address), [first], removes=False)
+        target = top.joinpath(*PurePosixPath(first.key).parts)
+        target.unlink(missing_ok=True)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.symlink_to(_folder_of(address) / first.key)
+
+
+def _listed(address: Address) -> list[ObjectInfo]:
+    """Return the objects of an address: itself, with its name, or those below it.
+
+    Raises:
+        DataError: if there are none.
+    """
+    known = _listings.get(str(address))
+    if known and time.monotonic() - known[0] < _SAME_LISTING_SECONDS:
+        return known[1]
+    objects: list[ObjectInfo] = []
+    if address.prefix:
+        name = PurePosixPath(address.prefix).name
+        info = chosen.opened(_parent(address)).info(name)
+        objects = [info] if info else []
+    if not objects:
+        objects = [each for each in chosen.opened(address).list("") if _is_file(each)]
+    if not objects:
+        raise DataError(f"There is nothing at {address}. Check the address.")
+    _listings[str(address)] = time.monotonic(), objects
+    return objects
+
+
+def _is_file(info: ObjectInfo) -> bool:
+    """Return whether an object can be a file: consoles write empty ones that stand for folders."""
+    if any(part in ("", ".", "..") for part in info.key.split("/")):
+        return False
+    return info.bytes > 0 or not info.key.endswith("_$folder$")
+
+
+def _is_object(address: Address, objects: Sequence[ObjectInfo]) -> bool:
+    """Return whether an address names one object, and no folder."""
+    return len(objects) == 1 and objects[0].key == PurePosixPath(address.prefix).name
+
+
+def _parent(address: Address) -> Address:
+    parent = str(PurePosixPath(address.prefix).parent)
+    return address._replace(prefix="" if parent == "." else parent)
+
+
+def _folder_of(address: Address) -> Path:
+    return place() / FOLDER / address.scheme / address.bucket / address.prefix
+
+
+def _download(
+    address: Address, folder: Path, objects: Sequence[ObjectInfo], *, removes: bool
+) -> None:
+    """Let a folder hold the current objects.
+
+    Args:
+        address: that their keys are relative to.
+        folder: the local one for it.
+        objects: which.
+        removes: whether what else is in the folder goes.
+    """
+    with _indexed(folder) as index:
+        stale = [each for each in objects if not _is_current(folder, each, index)]
+        store = chosen.opened(address) if stale else None
+        size = sum(each.bytes for each in stale)
+        if size >= _WORTH_A_NOTE_BYTES:
+            chosen.say(
+                f"downloading {len(stale):,} of {len(objects):,} files ({size / 1e6:,.0f} MB) of "
+                f"{address} into {folder}"
+            )
+        if store is not None:
+            _fetch(store, folder, stale, index)
+        if removes:
+            _remove_others(folder, {each.key for each in objects}, index)
+
+
+def _present(whole: Address, folder: Path, keys: Iterable[str]) -> None:
+    """Download those objects of a bucket that exist, by their keys."""
+    store = chosen.opened(whole)
+    with ThreadPoolExecutor(_AT_ONCE) as pool:
+        infos = [info for info in pool.map(store.info, dict.fromkeys(keys)) if info]
+    with _indexed(folder) as index:
+        stale = [each for each in infos if not _is_current(folder, each, index)]
+        _fetch(store, folder, stale, index)
+
+
+def _fetch(
+    store: ObjectStore, folder: Path, objects: Sequence[ObjectInfo], index: dict[str, str]
+) -> None:
+    """Download objects; the index knows each that is complete, whatever happens to the others."""
+
+    def fetch(info: ObjectInfo) -> None:
+        target = folder / info.key
+        if target.is_dir():
+            raise DataError(
+                f"{store.uri}/{info.key} is an object and a folder, which no disk can hold. Rename "
+                "one of them."
+            )
+        with replacing(target) as temporary:
+            there = store.download(info.key, temporary)
+            if not there or temporary.stat().st_size != info.bytes:
+                raise StorageError(
+                    f"{store.uri}/{info.key} changed while it was downloaded. Run again."
+                )
+        index[info.key] = _state(info, target)
+
+    with ThreadPoolExecutor(_AT_ONCE) as pool:
+        for done in [pool.submit(fetch, each) for each in objects]:
+            done.result()
+
+
+def _is_current(folder: Path, info: ObjectInfo, index: dict[str, str]) -> bool:
+    return index.get(info.key) == _state(info, folder / info.key)
+
+
+def _state(info: ObjectInfo, file: Path) -> str:
+    """Return what identifies an object and its local file; the second may have been changed."""
+    try:
+        status = file.stat()
+    except OSError:
+        return ""
+    return f"{info.e_tag} {info.bytes} {status.st_size} {status.st_mtime_ns}"
+
+
+def _remove_others(folder: Path, keys: set[str], index: dict[str, str]) -> None:
+    """Remove the files of a folder that are no objects any more."""
+    with storage_errors(folder):
+        for file in [each for each in folder.rglob("*") if not each.is_dir()]:
+            if file.relative_to(folder).as_posix() not in keys:
+                file.unlink()
+        for below in sorted((each for each in folder.rglob("*") if each.is_dir()), reverse=True):
+            if not any(below.iterdir()):
+                below.rmdir()
+    for key in index.keys() - keys:
+        del index[key]
+
+
+@contextmanager
+def _indexed(folder: Path) -> Iterator[dict[str, str]]:
+    """Yield what is known about the files of a folder, under a lock, and save it at the end."""
+    top = place() / FOLDER
+    name = folder.relative_to(top).as_posix().replace("/", "%")
+    file = top / _INDEXES / f"{name}.json"
+    make_folder(folder)
+    make_folder(file.parent)
+    with locked(file.with_suffix(".lock")):
+        try:
+            content = json.loads(file.read_text(encoding="utf-8"))
+            index = {str(key): str(state) for key, state in content.items()}
+        except (OSError, ValueError, AttributeError):
+            index = {}
+        before = dict(index)
+        try:
+            yield index
+        finally:
+            if index != before:
+                write_text(file, json.dumps(index))

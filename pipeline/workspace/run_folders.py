@@ -1,0 +1,214 @@
+"""The folders of runs in a shared workspace: what another machine needs to continue a run.
+
+names/runs/RUN/request.json                  the request, sent when the run is opened
+names/runs/RUN/training/checkpoint.json      the newest checkpoint of a training, with everything
+in its folder that belongs to it
+names/runs/RUN/stages/train.json             the record of a finished stage, sent by the memory
+of stages (`pipeline.run_memory.stage_memory`)
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+import tempfile
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+from patchline.pipeline.errors import PipelineError
+from patchline.pipeline.files.atomic_files import storage_errors
+from patchline.pipeline.files.workspace_folder import WORKSPACE, make_folder
+from patchline.pipeline.workspace import chosen
+from patchline.pipeline.workspace.shared_files import DamagedObjectError, Reference, SharedFiles
+
+logger = logging.getLogger(__name__)
+
+RUNS, CHECKPOINT = "runs", "checkpoint"
+_EVENTS = "events.jsonl"
+_APPENDED = (".jsonl", ".log")
+"""Files that grow in place: a link would grow with them."""
+_LEFT_OUT = frozenset({"worker.log", "worker.lock", "result.json", "previous.safetensors"})
+
+
+def send_file(file: Path) -> None:
+    """Send a file of a run's folder to the store; nothing happens in a local workspace.
+
+    Raises:
+        StorageError: if the store does not take it.
+    """
+    shared = chosen.shared()
+    if shared is not None:
+        name = f"{name_of(file.parent)}/{file.stem}"
+        shared.publish(name, file.parent, [file.name])
+
+
+def name_of(folder: Path) -> str:
+    """Return the path of a folder in the workspace."""
+    return folder.resolve().relative_to(WORKSPACE.resolve()).as_posix()
+
+
+def fetch(folder: Path, *, results: bool = False) -> bool:
+    """Fetch what the store has of a run and this machine lacks, or has only in part.
+
+    Args:
+        folder: of the run, in the folder `.patchline`.
+        results: whether to fetch the results of its stages, too; whoever resumes the run fetches
+            them when they are needed.
+
+    Returns:
+        Whether there is anything of the run.
+
+    Raises:
+        StorageError: if the store does not answer.
+    """
+    shared = chosen.shared()
+    if shared is None:
+        return False
+    run = name_of(folder)
+    names = shared.names(f"{run}/")
+    results_by_folder = dict[str, Reference]()
+    for name in names:
+        if name.startswith(f"{run}/stages/") and (named := shared.find(name)):
+            results_by_folder[str(named.reference.value.get("folder", ""))] = named.reference
+    for name in names:
+        if name.endswith(f"/{CHECKPOINT}"):
+            if name.removesuffix(f"/{CHECKPOINT}") not in results_by_folder:
+                _fetch_checkpoint(shared, name)
+        elif not name.startswith(f"{run}/stages/") and (named := shared.find(name)):
+            shared.fetch(named.reference, folder)
+    for path, reference in results_by_folder.items() if results else ():
+        target = WORKSPACE.resolve() / path
+        if path.startswith(f"{run}/") and not target.exists():
+            _fetch_folder(shared, reference, target)
+    return bool(names)
+
+
+def _fetch_checkpoint(shared: SharedFiles, name: str) -> None:
+    """Fetch a checkpoint, unless this machine is as far: then its own is as good."""
+    named = shared.find(name)
+    target = WORKSPACE.resolve() / name.rpartition("/")[0]
+    if named is None or _count(target / _EVENTS) >= int(named.reference.value.get("events", 0)):
+        return
+    try:
+        _fetch_folder(shared, named.reference, target)
+    except DamagedObjectError as reason:
+        shared.on_note(f"the checkpoint {name} in {shared.uri} is not used: {reason}")
+
+
+def _fetch_folder(shared: SharedFiles, reference: Reference, target: Path) -> None:
+    make_folder(target.parent)
+    with tempfile.TemporaryDirectory(dir=target.parent, prefix=".building-") as part:
+        place = Path(part) / target.name
+        shared.fetch(reference, place)
+        with storage_errors(target):
+            shutil.rmtree(target, ignore_errors=True)
+            place.rename(target)
+
+
+def _count(file: Path) -> int:
+    """Return the number of whole lines in a file; 0 if there is none."""
+    try:
+        return file.read_bytes().count(b"\n")
+    except OSError:
+        return 0
+
+
+class CheckpointSender:
+    """Sends the checkpoints of one training while the training continues.
+
+    A checkpoint that is complete while an earlier one is still being sent waits; a newer one takes
+    its place. A store that is away costs no training: the files are on this machine's disk.
+
+    Args:
+        folder: of the training.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._waiting: Path | None = None
+        self._changed = threading.Condition()
+        self._thread: threading.Thread | None = None
+        self._said = False
+
+    def send(self) -> None:
+        """Take a snapshot of the folder, whose checkpoint is complete, and send it."""
+        if chosen.address() is None or not self._is_in_workspace():
+            return
+        snapshot = Path(tempfile.mkdtemp(dir=self._folder.parent, prefix=".building-"))
+        try:
+            _link_files(self._folder, snapshot)
+        except OSError as error:
+            shutil.rmtree(snapshot, ignore_errors=True)
+            logger.warning("The checkpoint is kept on this machine alone: %s", error)
+            return
+        with self._changed:
+            if self._waiting is not None:
+                shutil.rmtree(self._waiting, ignore_errors=True)
+            self._waiting = snapshot
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._work, name="checkpoints", daemon=True)
+                self._thread.start()
+
+    def finish(self) -> None:
+        """Send no more than what is being sent: the results of the training follow."""
+        with self._changed:
+            if self._waiting is not None:
+                shutil.rmtree(self._waiting, ignore_errors=True)
+                self._waiting = None
+        self.wait()
+
+    def wait(self) -> None:
+        """Wait until all that was to be sent is sent, or has failed."""
+        with self._changed:
+            thread = self._thread
+        if thread is not None:
+            thread.join()
+
+    def _is_in_workspace(self) -> bool:
+        return self._folder.resolve().is_relative_to(WORKSPACE.resolve() / RUNS)
+
+    def _work(self) -> None:
+        while True:
+            with self._changed:
+                snapshot, self._waiting = self._waiting, None
+                if snapshot is None:
+                    self._thread = None
+                    return
+            try:
+                self._publish(snapshot)
+            except PipelineError as error:
+                if not self._said:
+                    logger.warning("The checkpoint is kept on this machine alone: %s", error)
+                self._said = True
+            finally:
+                shutil.rmtree(snapshot, ignore_errors=True)
+
+    def _publish(self, snapshot: Path) -> None:
+        shared = chosen.shared()
+        if shared is None:
+            return
+        files = [file.relative_to(snapshot).as_posix() for file in _files(snapshot)]
+        value = {"events": _count(snapshot / _EVENTS)}
+        shared.publish(f"{name_of(self._folder)}/{CHECKPOINT}", snapshot, files, value)
+
+
+def _files(folder: Path) -> Iterator[Path]:
+    for file in sorted(folder.rglob("*")):
+        if file.is_file() and file.name not in _LEFT_OUT and not file.name.startswith("."):
+            yield file
+
+
+def _link_files(folder: Path, snapshot: Path) -> None:
+    """Link the files of a folder into another one; files that grow are copied."""
+    for file in _files(folder):
+        copy = snapshot / file.relative_to(folder)
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        if file.suffix not in _APPENDED:
+            try:
+                os.link(file, copy)
+                continue
+            except OSError:  # a file system without links
+                pass
+        shutil.copyfile(file, copy)

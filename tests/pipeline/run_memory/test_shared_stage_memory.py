@@ -1,0 +1,85 @@
+"""The results of stages in a shared workspace: what one machine has computed no other computes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from patchline.pipeline.errors import StorageError
+from patchline.pipeline.run_memory.stage_memory import StageMemory
+from patchline.pipeline.workspace.folder_store import FolderStore
+from patchline.pipeline.workspace.shared_files import SharedFiles
+from tests.pipeline.run_memory.test_stage_memory import recall, work
+
+
+def on_machine(tmp_path: Path, name: str, run: str, *, fresh: bool = False) -> StageMemory:
+    """Return the memory of a run on a machine of its own, in a workspace that all share."""
+    notes: list[str] = []
+    shared = SharedFiles(FolderStore(tmp_path / "store"), notes.append)
+    workspace = tmp_path / name / ".patchline"
+    memory = StageMemory(workspace, fresh=fresh, shared=shared, on_note=notes.append)
+    memory.enter(run, workspace / "runs" / run)
+    return memory
+
+
+def notes_of(memory: StageMemory) -> list[str]:
+    """Return what a memory has said."""
+    said: list[str] = memory.on_note.__self__  # type: ignore[attr-defined]  # the list of the notes
+    return said
+
+
+def test_another_machine_recalls_a_result(tmp_path: Path) -> None:
+    """It has the files in its own folder, and the paths of the result lead there."""
+    made = work(on_machine(tmp_path, "a", "first"))
+    memory = on_machine(tmp_path, "b", "second")
+    recalled = recall(memory)
+    assert recalled is not None
+    assert memory.run_folder is not None
+    assert recalled.folder == memory.run_folder / "bake"
+    assert recalled.file.read_bytes() == made.file.read_bytes()
+    assert recalled.elsewhere == made.elsewhere
+    assert recalled.value == made.value
+    assert memory.reused == {"bake": "first"}
+    assert not list(tmp_path.rglob("*.part"))
+
+
+def test_another_machine_resumes_the_run_itself(tmp_path: Path) -> None:
+    """Also a run that may use nothing of others finds what it has done elsewhere."""
+    work(on_machine(tmp_path, "a", "first", fresh=True))
+    again = on_machine(tmp_path, "b", "first", fresh=True)
+    assert recall(again) is not None
+    assert recall(on_machine(tmp_path, "c", "other", fresh=True)) is None
+
+
+@pytest.mark.parametrize("part", ["files", "names"])
+def test_a_damaged_object_is_computed_again(tmp_path: Path, part: str) -> None:
+    """Damage is said, nothing of it is used, and the new result repairs the store."""
+    work(on_machine(tmp_path, "a", "first"))
+    for file in (tmp_path / "store" / part).rglob("*"):
+        if file.is_file():
+            file.write_bytes(file.read_bytes()[:-4] + b"oops")
+    memory = on_machine(tmp_path, "b", "second")
+    assert recall(memory) is None
+    assert any("does not match its checksum" in note for note in notes_of(memory))
+    work(memory)
+    assert recall(on_machine(tmp_path, "c", "third")) is not None
+
+
+def test_a_result_that_was_not_sent_is_sent_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The store was away when a result was ready; whoever uses the result here makes up for it."""
+    memory = on_machine(tmp_path, "a", "first")
+    assert memory.shared is not None
+
+    def away(*_: object) -> None:
+        raise StorageError("the store is away")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(memory.shared.store, "upload", away)
+        with pytest.raises(StorageError):
+            work(memory)
+    assert recall(on_machine(tmp_path, "b", "second")) is None
+    assert recall(on_machine(tmp_path, "a", "first")) is not None  # resumed: nothing is lost
+    assert recall(on_machine(tmp_path, "b", "second")) is not None

@@ -1,0 +1,184 @@
+"""Data on an object store: read by every data source as if it lay on this machine."""
+
+from __future__ import annotations
+
+import shutil
+import tarfile
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from patchline.pipeline.config_files import requested
+from patchline.pipeline.data.manifests.source_listing import listing_of
+from patchline.pipeline.errors import ConfigError, DataError, StorageError
+from patchline.pipeline.files.workspace_folder import WORKSPACE
+from patchline.pipeline.workspace import remote_data
+from patchline.pipeline.workspace.address import parsed
+from patchline.pipeline.workspace.remote_store import RemoteStore
+from patchline.plugin_api import ImageListing
+from tests.conftest import write_photos
+from tests.object_server import ObjectServer, faulty_connection
+
+
+@pytest.fixture
+def top(bucket: str) -> Iterator[RemoteStore]:
+    """Return the store of a whole bucket; a listing is never used again."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(remote_data, "_SAME_LISTING_SECONDS", 0.0)
+        yield RemoteStore(parsed(f"s3://{bucket}", "the bucket"), patience_seconds=3)
+
+
+def put(store: RemoteStore, folder: Path, prefix: str) -> None:
+    """Upload the files of a folder."""
+    for file in sorted(each for each in folder.rglob("*") if each.is_file()):
+        store.upload(file, f"{prefix}/{file.relative_to(folder).as_posix()}")
+
+
+def listed(path: str, source: str) -> ImageListing:
+    """List the images of a path, as `patchline run PATH` does, and check which source reads it."""
+    config = requested(path, preset_name="none")
+    assert config.data.source == source
+    assert config.data.path == path
+    return listing_of(config, WORKSPACE.resolve())
+
+
+def images(listing: ImageListing) -> list[tuple[str, str]]:
+    """Return name and label of each image."""
+    return sorted((Path(each.path).name, each.label) for each in listing.images)
+
+
+def test_a_folder_is_read(top: RemoteStore, tmp_path: Path) -> None:
+    """Class folders in a bucket are those of the same folder on a disk, name included."""
+    folder = write_photos(tmp_path / "flowers", images=4)
+    put(top, folder, "some/flowers")
+    there, here = (
+        listed(f"{top.uri}/some/flowers", "image_folder"),
+        listed(str(folder), "image_folder"),
+    )
+    assert images(there) == images(here)
+    assert there.name == here.name == "flowers"
+    for image in there.images:
+        assert (there.root / image.path).read_bytes() == (here.root / image.path).read_bytes()
+
+
+def test_nothing_is_downloaded_twice(
+    objects: ObjectServer, top: RemoteStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a folder that has grown only the new objects are fetched, and those that have changed."""
+    folder = write_photos(tmp_path / "flowers", images=4)
+    put(top, folder, "flowers")
+    with faulty_connection(objects) as connection:
+        for name, value in connection.environment.items():
+            monkeypatch.setenv(name, value)
+
+        def fetched() -> set[str]:
+            connection.seen.clear()
+            listed(f"{top.uri}/flowers", "image_folder")
+            gets = [line for line in connection.seen if line.startswith("GET") and ".png" in line]
+            return {line.split()[1].partition("flowers/")[2] for line in gets}
+
+        assert len(fetched()) == 12
+        assert fetched() == set()
+        top.upload(folder / "down/000.png", "flowers/down/999.png")
+        top.upload(folder / "down/001.png", "flowers/down/000.png")
+        top.delete("flowers/across/000.png")
+        assert fetched() == {"down/999.png", "down/000.png"}
+        local = Path(remote_data.local_path(f"{top.uri}/flowers"))
+        assert not (local / "across/000.png").exists()
+        (local / "down/999.png").write_bytes(b"damaged")
+        assert fetched() == {"down/999.png"}
+
+
+@pytest.mark.parametrize("suffix", [".zip", ".tar"])
+def test_an_archive_is_read(top: RemoteStore, tmp_path: Path, suffix: str) -> None:
+    """A zip or tar file is read in place, in the cache."""
+    folder, file = write_photos(tmp_path / "flowers", images=3), tmp_path / f"flowers{suffix}"
+    if suffix == ".zip":
+        with zipfile.ZipFile(file, "w") as archive:
+            for image in folder.rglob("*.png"):
+                archive.write(image, image.relative_to(folder).as_posix())
+    else:
+        with tarfile.open(file, "w") as tar:
+            tar.add(folder, "flowers")
+    top.upload(file, file.name)
+    there = listed(f"{top.uri}/{file.name}", "archive")
+    assert images(there) == images(listed(str(folder), "image_folder"))
+
+
+def test_shards_are_read(top: RemoteStore, tmp_path: Path) -> None:
+    """WebDataset shards are recognised by the members of the first one."""
+    folder = write_photos(tmp_path / "flowers", classes=2, images=2)
+    for number in range(2):
+        with tarfile.open(tmp_path / f"{number:06d}.tar", "w") as shard:
+            for label in ("across", "down"):
+                (tmp_path / "label.cls").write_text(label)
+                shard.add(folder / label / f"{number:03d}.png", f"{label}{number}.png")
+                shard.add(tmp_path / "label.cls", f"{label}{number}.cls")
+        top.upload(tmp_path / f"{number:06d}.tar", f"shards/{number:06d}.tar")
+    there = listed(f"{top.uri}/shards", "webdataset")
+    labels = sorted(image.label for image in there.images)
+    assert labels == ["across", "across", "down", "down"]
+
+
+def test_a_table_names_images_beside_it_and_elsewhere(
+    top: RemoteStore, objects: ObjectServer, tmp_path: Path
+) -> None:
+    """Paths are relative to the table in the bucket, or addresses, also in another bucket."""
+    folder = write_photos(tmp_path / "flowers", classes=2, images=3)
+    put(top, folder / "across", "tables/images")
+    other = RemoteStore(parsed(f"s3://{objects.new_bucket()}", "the bucket"))
+    put(other, folder / "down", "down")
+    rows = [f"images/{number:03d}.png,across" for number in range(3)]
+    rows += [f"{other.uri}/down/{number:03d}.png,down" for number in range(3)]
+    top.write("tables/labels.csv", "\n".join(["image,label", *rows]).encode())
+    there = listed(f"{top.uri}/tables/labels.csv", "table")
+    assert images(there) == images(listed(str(folder), "image_folder"))
+    # a table on this machine may name objects, too
+    (tmp_path / "here.csv").write_text("\n".join(["image,label", *rows[3:], *rows[3:]]))
+    assert len(listed(str(tmp_path / "here.csv"), "table").images) == 3
+
+
+def test_what_does_not_exist_is_said(top: RemoteStore) -> None:
+    """An empty place, a wrong bucket and images that a table names wrongly have their sentences."""
+    with pytest.raises(DataError, match=rf"There is nothing at {top.uri}/flowers\. Check"):
+        listed(f"{top.uri}/flowers", "image_folder")
+    with pytest.raises(ConfigError, match="names the bucket no-such-bucket"):
+        listed("s3://no-such-bucket/flowers", "image_folder")
+    rows = [f"{top.uri}/none/{number}.png,a" for number in range(4)]
+    top.write("labels.csv", "\n".join(["image,label", *rows]).encode())
+    with pytest.raises(DataError, match="4 of 4 images named in column 'image'"):
+        listed(f"{top.uri}/labels.csv", "table")
+
+
+def test_an_address_with_credentials_is_refused() -> None:
+    """It would be logged with the settings; the secret is in no message."""
+    with pytest.raises(ConfigError, match="holds more than a bucket and a path") as caught:
+        requested("s3://key:hunter2@bucket/flowers", preset_name="none")
+    assert "hunter2" not in str(caught.value)
+
+
+def test_a_lost_connection_loses_nothing(
+    objects: ObjectServer, top: RemoteStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was downloaded before the connection broke is not downloaded again."""
+    folder = write_photos(tmp_path / "flowers", images=4)
+    put(top, folder, "flowers")
+    monkeypatch.setattr("patchline.pipeline.workspace.remote_store.PATIENCE_SECONDS", 0.5)
+    monkeypatch.setattr(remote_data, "_AT_ONCE", 1)
+    with faulty_connection(objects) as connection:
+        for name, value in connection.environment.items():
+            monkeypatch.setenv(name, value)
+        requested(f"{top.uri}/flowers", preset_name="none")  # asks for the names alone
+        connection.fault, connection.methods, connection.after = "hang_up", ("GET",), 6
+        with pytest.raises(StorageError, match="cannot be reached"):
+            remote_data.local_path(f"{top.uri}/flowers")
+        connection.methods = ()
+        connection.seen.clear()
+        remote_data.local_path(f"{top.uri}/flowers")
+        gets = [line for line in connection.seen if line.startswith("GET") and ".png" in line]
+        assert 4 <= len(gets) <= 8
+    local = WORKSPACE / "sources/objects/s3"
+    assert len(list(local.rglob("*.png"))) == 12
+    shutil.rmtree(local)

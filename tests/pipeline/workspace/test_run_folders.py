@@ -1,0 +1,113 @@
+"""What one machine leaves of a run, another one finds: the request, and the newest checkpoint."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import pytest
+
+from patchline.pipeline.workspace import chosen, run_folders
+from patchline.pipeline.workspace.run_folders import CheckpointSender
+from tests.object_server import ObjectServer, faulty_connection
+from tests.pipeline.workspace.machines import machine
+
+
+@pytest.fixture
+def team(tmp_path: Path) -> str:
+    """Return the address of a shared folder."""
+    (tmp_path / "team").mkdir()
+    return (tmp_path / "team").as_uri()
+
+
+def write_checkpoint(training: Path, step: int, events: int) -> None:
+    """Write what a training leaves beside its checkpoint."""
+    (training / f"best-{step}").mkdir(parents=True)
+    (training / f"best-{step}/model.safetensors").write_text(f"best of {step}")
+    (training / "last.safetensors").write_text(f"state of {step}")
+    (training / "events.jsonl").write_text("{}\n" * events)
+    (training / "worker.log").write_text("lines of this machine")
+
+
+def test_another_machine_has_request_and_checkpoint(team: str) -> None:
+    """All that belongs to the newest checkpoint is there, and nothing of this machine alone."""
+    with machine("a", team) as workspace:
+        training = workspace / "runs/20260101-x/training"
+        write_checkpoint(training, 1, events=3)
+        sender = CheckpointSender(training)
+        sender.send()
+        (training.parent / "request.json").write_text("{}")
+        run_folders.send_file(training.parent / "request.json")
+        sender.wait()
+        sender.finish()
+        assert not list(workspace.rglob(".building-*"))
+    with machine("b", team) as workspace:
+        run = workspace / "runs/20260101-x"
+        assert run_folders.fetch(run)
+        files = {each.relative_to(run).as_posix() for each in run.rglob("*") if each.is_file()}
+        assert files == {
+            *("request.json", "training/last.safetensors", "training/events.jsonl"),
+            "training/best-1/model.safetensors",
+        }
+        assert not run_folders.fetch(workspace / "runs/20260101-y")
+
+
+def test_the_machine_that_is_further_keeps_its_own(team: str) -> None:
+    """A checkpoint replaces one with fewer events, and never one with more."""
+    with machine("a", team) as workspace:
+        training = workspace / "runs/x/training"
+        write_checkpoint(training, 1, events=3)
+        sender = CheckpointSender(training)
+        sender.send()
+        sender.wait()
+        write_checkpoint(training, 2, events=9)  # not sent: the machine was killed
+        run_folders.fetch(training.parent)
+        assert (training / "last.safetensors").read_text() == "state of 2"
+    with machine("b", team) as workspace:
+        training = workspace / "runs/x/training"
+        write_checkpoint(training, 3, events=2)
+        run_folders.fetch(training.parent)
+        assert (training / "last.safetensors").read_text() == "state of 1"
+        assert not (training / "best-3").exists()
+
+
+def test_a_local_workspace_sends_nothing(tmp_path: Path) -> None:
+    """Without an address nothing is copied, and no thread is started."""
+    training = tmp_path / ".patchline/runs/x/training"
+    write_checkpoint(training, 1, events=1)
+    sender = CheckpointSender(training)
+    sender.send()
+    sender.wait()
+    run_folders.send_file(training / "events.jsonl")
+    assert not list(training.parent.glob(".building-*"))
+    assert not run_folders.fetch(training.parent)
+
+
+def test_a_store_that_is_away_stops_no_training(
+    objects: ObjectServer,
+    bucket: str,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """The checkpoint stays on the disk, one sentence says so, and a later one is sent."""
+    monkeypatch.setattr("patchline.pipeline.workspace.remote_store.PATIENCE_SECONDS", 0.3)
+    with faulty_connection(objects) as connection:
+        for name, value in connection.environment.items():
+            monkeypatch.setenv(name, value)
+        with machine("a", f"s3://{bucket}/team") as workspace, caplog.at_level(logging.WARNING):
+            training = workspace / "runs/x/training"
+            sender = CheckpointSender(training)
+            connection.fault, connection.methods = "slow_down", ("PUT",)
+            for step in (1, 2):
+                write_checkpoint(training, step, events=step)
+                sender.send()
+                sender.wait()
+            [said] = caplog.messages
+            assert said.startswith("The checkpoint is kept on this machine alone: s3://")
+            shared = chosen.shared()
+            assert shared is not None
+            assert shared.names("runs/") == []
+            connection.methods = ()
+            sender.send()
+            sender.wait()
+            assert shared.names("runs/") == ["runs/x/training/checkpoint"]
