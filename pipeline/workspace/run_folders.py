@@ -1,8 +1,8 @@
 """The folders of runs in a shared workspace: what another machine needs to continue a run.
 
 names/runs/RUN/request.json                  the request, sent when the run is opened
-names/runs/RUN/training/checkpoint.json      the newest checkpoint of a training, with everything
-in its folder that belongs to it
+names/runs/RUN/training/checkpoint.json      the newest checkpoint of a training run, with all
+in its folder
 names/runs/RUN/stages/train.json             the record of a finished stage, sent by the memory
 of stages (`pipeline.run_memory.stage_memory`)
 """
