@@ -44,6 +44,9 @@ def run_training(config: RunConfig, *, fresh: bool = False) -> RunSummary:
 
         for sentence in engine.check(line_of(config).stages, config, WORKSPACE.resolve()):
             display().note(sentence)
+        launcher.slots(
+            resources
+        )  # a cluster that cannot be used is an error before anything starts
         return _in_prefect(config, fresh=fresh)
 
 

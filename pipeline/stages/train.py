@@ -9,7 +9,7 @@ from patchline.pipeline.data.ingested_data import IngestedData, PreparedData
 from patchline.pipeline.stages.context import Context
 from patchline.pipeline.stages.stage import Stage
 from patchline.pipeline.tracking.tracked_run import TrackedRun
-from patchline.pipeline.training.machine import MODULE, resources_of
+from patchline.pipeline.training.machine import MEMBER_MODULE, MODULE, resources_of
 from patchline.pipeline.training.parts import launching, run_parts
 from patchline.pipeline.training.parts.launching import TrainingInputs, job_of
 from patchline.pipeline.training.parts.run_parts import RunParts
@@ -85,7 +85,7 @@ class Train(Stage[TrainInputs, TrainResult]):
                 context.reporting.event(event)
 
         resources = resources_of(config.training)
-        return run_worker(MODULE, job.folder, job, TrainResult, show, resources)
+        return run_worker(MODULE, job.folder, job, TrainResult, show, resources, MEMBER_MODULE)
 
     def reuse(self, config: RunConfig) -> str:
         """Return what is used again; a time limit may have allowed more on another day."""

@@ -15,6 +15,8 @@ from patchline.pipeline.workers.launcher import Resources
 _ARCHITECTURE = re.compile(r"(?P<kind>sm|compute)_(?P<major>\d+)(?P<minor>\d)[a-z]?")
 MODULE = "patchline.pipeline.training"
 """Of the training process."""
+MEMBER_MODULE = "patchline.pipeline.training.processes.member"
+"""Of what other machines run if the processes of the training are spread over several."""
 
 
 class Machine(FrozenModel):
@@ -83,8 +85,10 @@ def has_kernels(capability: tuple[int, int], architectures: Iterable[str]) -> bo
 @functools.cache
 def cached_machine() -> Machine:
     """Return what a prewarmed training process has seen, so that this one needs no torch."""
-    introduction = active_launcher.current().introduction(MODULE, Resources.for_device("auto"))
-    return Machine.model_validate_json(introduction) if introduction else detect_machine()
+    launcher = active_launcher.current()
+    introduction = launcher.introduction(MODULE, Resources.for_device("auto"))
+    machine = Machine.model_validate_json(introduction) if introduction else detect_machine()
+    return machine.model_copy(update={"gpus": machine.gpus * launcher.machines})
 
 
 def resources_of(config: TrainingConfig) -> Resources:
@@ -92,8 +96,13 @@ def resources_of(config: TrainingConfig) -> Resources:
     return Resources.for_device(config.device, config.processes)
 
 
-def choose_device(config: TrainingConfig, machine: Machine) -> str:
+def choose_device(config: TrainingConfig, machine: Machine, machines: int = 1) -> str:
     """Return the name of the device to train on.
+
+    Args:
+        config: may name the device.
+        machine: where it is trained.
+        machines: number of such machines over which the processes are spread.
 
     Raises:
         ConfigError: if the machine does not have the requested device, or has too few for the
@@ -112,10 +121,12 @@ def choose_device(config: TrainingConfig, machine: Machine) -> str:
             f"training.device is '{name}', but this machine has {', '.join(machine.devices)}. "
             "Choose one of these."
         )
-    if config.processes > 1 and name != "cpu" and config.processes > machine.gpus:
+    gpus = machine.gpus * machines
+    if config.processes > 1 and name != "cpu" and config.processes > gpus:
+        have = "this machine has" if machines == 1 else f"{machines} nodes have"
         raise ConfigError(
             f"training.processes is {config.processes}, but each process needs a CUDA device of "
-            f"its own, and this machine has {machine.gpus}. Lower training.processes, or set "
+            f"its own, and {have} {gpus}. Lower training.processes, or set "
             "training.device to cpu."
         )
     return name

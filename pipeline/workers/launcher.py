@@ -11,6 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+GROUP_FILE = "group.json"
+"""In the folder of a worker whose group is spread over several machines."""
+
 
 @dataclass(frozen=True)
 class Resources:
@@ -42,6 +45,11 @@ class WorkerTask:
     folder: Path
     """Absolute path of the folder with `job.json`."""
     resources: Resources = Resources()
+    member_module: str | None = None
+    """What the other machines run if the processes of a group are spread over several: a worker in
+    the folder `node-INDEX` inside the folder, for each machine but the first. Its `job.json` has
+    the `folder` and the `node`, counted from 0; `group.json` in the folder has the addresses of all
+    `nodes` and a free `port` of the first."""
 
 
 class RunningWorker(Protocol):
@@ -63,6 +71,9 @@ class RunningWorker(Protocol):
 
 class Launcher(Protocol):
     """Starts worker processes; used by one thread at a time."""
+
+    machines: int
+    """Number of machines over which the processes of a group are spread, if it has as many."""
 
     def prepare(self, module: str, resources: Resources) -> None:
         """Get ready to start a module soon; it may do nothing."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import subprocess
 
 from patchline.pipeline.workers import worker_start
@@ -12,7 +13,18 @@ class LocalLauncher:
     """A launcher that starts processes of this machine, one at a time.
 
     Jobs are not divided into parts: what reads, decodes and predicts uses all cores by itself.
+
+    Args:
+        keeps_prepared: whether prepared workers wait until it is closed; otherwise, until the block
+            `worker_start.prepared_workers` ends, and outside of one none is prepared.
     """
+
+    machines = 1
+
+    def __init__(self, *, keeps_prepared: bool = False) -> None:
+        self._stack = contextlib.ExitStack()
+        if keeps_prepared:
+            self._stack.enter_context(worker_start.prepared_workers())
 
     def prepare(self, module: str, _resources: Resources) -> None:
         """Start a worker that imports what its module needs; see `worker_start.prepare`."""
@@ -31,7 +43,8 @@ class LocalLauncher:
         return LocalWorker(worker_start.start(task.module, task.folder))
 
     def close(self) -> None:
-        """Do nothing: prepared workers end with the block `worker_start.prepared_workers`."""
+        """End the prepared workers that it keeps."""
+        self._stack.close()
 
 
 class LocalWorker:

@@ -37,7 +37,7 @@ from patchline.pipeline.host import interruption
 from patchline.pipeline.host.system_errors import system_error
 from patchline.pipeline.workers import active_launcher, worker_start
 from patchline.pipeline.workers.event_log import Event, EventReader, EventWriter, LineReader
-from patchline.pipeline.workers.launcher import Resources, WorkerTask
+from patchline.pipeline.workers.launcher import GROUP_FILE, Resources, WorkerTask
 from patchline.pipeline.workers.worker_start import LOG_FILE
 
 Result = TypeVar("Result", bound=FrozenModel)
@@ -64,6 +64,7 @@ def run_worker(
     result_class: type[Result],
     on_event: OnEvent,
     resources: Resources = Resources(),  # noqa: B008 - a frozen value
+    member_module: str | None = None,
 ) -> Result:
     """Run a worker to its end and return its result; `on_event` gets every event once, in order.
 
@@ -78,10 +79,13 @@ def run_worker(
     make_folder(folder)
     reader, lines = EventReader(folder / EVENTS_FILE), LineReader(folder / LOG_FILE)
     with storage_errors(folder), _last_worker_gone(folder):
-        (folder / RESULT_FILE).unlink(missing_ok=True)
+        for left in (RESULT_FILE, GROUP_FILE):
+            (folder / left).unlink(missing_ok=True)
         write_text(folder / JOB_FILE, job.model_dump_json(indent=2))
         reader.new_events()
-    worker = active_launcher.current().start(WorkerTask(module, folder.absolute(), resources))
+    worker = active_launcher.current().start(
+        WorkerTask(module, folder.absolute(), resources, member_module)
+    )
     try:
         while (code := worker.poll()) is None:
             for event in (*reader.new_events(), *lines.new_events()):

@@ -24,7 +24,13 @@ from patchline.pipeline.run_memory.stage_memory import Ingredients, StageMemory,
 from patchline.pipeline.tracking import provenance, tracked_run
 from patchline.pipeline.tracking.exactly_once_metrics import MetricSender
 from patchline.pipeline.training.job import TrainingJob
-from patchline.pipeline.training.machine import MODULE, cached_machine, choose_device, resources_of
+from patchline.pipeline.training.machine import (
+    MEMBER_MODULE,
+    MODULE,
+    cached_machine,
+    choose_device,
+    resources_of,
+)
 from patchline.pipeline.training.part import TrainingPart
 from patchline.pipeline.training.start import extended_run
 from patchline.pipeline.training.train_result import TrainResult
@@ -150,7 +156,9 @@ def _trained(part: TrainingPart, result_class: type[Result], inputs: TrainingInp
 
     with tracked_run.system_metrics(run):
         resources = resources_of(inputs.config.training)
-        result = run_worker(MODULE, job.folder, job, result_class, forward, resources)
+        result = run_worker(
+            MODULE, job.folder, job, result_class, forward, resources, MEMBER_MODULE
+        )
     log.flush()
     return result
 

@@ -2,8 +2,9 @@
 
 If one of them ends unexpectedly, the agent ends the others and starts all of them again; they
 resume from the last checkpoint. If one is out of memory, they resume under a new agent. It runs in
-the worker process of the training, and the processes end when it does, however it ends. They find
-each other through files, and talk over the loopback interface only.
+the worker process of the training, and the processes end when it does, however it ends. On one
+machine they find each other through files, and talk over the loopback interface only; on several,
+each has an agent (`member.py`), and they find each other through the store of the first.
 """
 
 from __future__ import annotations
@@ -12,18 +13,17 @@ import logging
 import os
 import shutil
 import signal
-import socket
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import psutil
 from torch import distributed
 
 from patchline.pipeline.errors import ConfigError, WorkerError
 from patchline.pipeline.frozen_model import FrozenModel
 from patchline.pipeline.training.job import TrainingJob
 from patchline.pipeline.training.machine import choose_device, detect_machine
+from patchline.pipeline.training.processes.machines import NODE_VARIABLE, Machines
 from patchline.pipeline.training.processes.rank import (
     MODULE,
     RANKS_FOLDER,
@@ -35,12 +35,20 @@ from patchline.pipeline.workers.worker_process import last_line, reported
 from patchline.pipeline.workers.worker_start import LOG_FILE
 
 if TYPE_CHECKING:
+    from torch.distributed.distributed_c10d import Store
     from torch.distributed.launcher.api import LaunchConfig
 
+THE_END = "end"
+"""What the first machine says instead of the folder for the logs of an attempt."""
 _RESTARTS = 3
 _GRACE_SECONDS = 2
-_LOOPBACK = "127.0.0.1"
-_BACKENDS = ("GLOO", "NCCL")
+_JOIN_SECONDS = 90
+"""For the agents of all machines to meet, also after a process was killed."""
+
+
+def attempt_key(attempt: int) -> str:
+    """Return the key under which the first machine says that it starts an attempt."""
+    return f"attempt-{attempt}"
 
 
 def train_in_processes(job: TrainingJob) -> FrozenModel:
@@ -51,28 +59,40 @@ def train_in_processes(job: TrainingJob) -> FrozenModel:
         PipelineError: the error that one of the processes reported.
         WorkerError: if they ended without a report more often than they may be restarted.
     """
-    _check(job)
-    folder = job.folder / RANKS_FOLDER
+    machines = Machines.of(job.folder)
+    _check(job, machines)
+    store = machines.hold_store() if machines.are_several else None
+    folder, attempt = job.folder / RANKS_FOLDER, 0
     try:
         while True:
             shutil.rmtree(folder, ignore_errors=True)
             folder.mkdir()
+            name = f"{job.run_id}-{attempt}"
+            _say(store, attempt, name)
             try:
-                _launch(job, folder)
+                run_agent(job, machines, name, node=0, logs=folder / "logs")
             except WorkerError:
                 if not any((folder / name).exists() for name in (RESULT_FILE, RESTART_FILE)):
                     raise  # otherwise, a rank has said why
+            attempt += 1
             if not (folder / RESTART_FILE).exists():
                 return reported(folder / RESULT_FILE, _result_class(job))
     finally:
+        _say(store, attempt, THE_END)
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def _say(store: Store | None, attempt: int, name: str) -> None:
+    """Tell the other machines the name of an attempt that starts, or that there is none."""
+    if store is not None:
+        store.set(attempt_key(attempt), name)
 
 
 def _result_class(job: TrainingJob) -> type[TrainResult | RefitResult]:
     return RefitResult if job.part.refit else TrainResult
 
 
-def _check(job: TrainingJob) -> None:
+def _check(job: TrainingJob, machines: Machines) -> None:
     """Check that this machine can train in the processes that the config asks for.
 
     Raises:
@@ -83,41 +103,68 @@ def _check(job: TrainingJob) -> None:
             f"training.processes is {job.config.training.processes}, but this build of torch has "
             "no torch.distributed. Set training.processes to 1, or install another build of torch."
         )
-    choose_device(job.config.training, detect_machine())
+    choose_device(job.config.training, detect_machine(), len(machines.nodes))
 
 
-def _launch(job: TrainingJob, folder: Path) -> None:
+def run_agent(job: TrainingJob, machines: Machines, name: str, node: int, logs: Path) -> None:
+    """Run torch's agent of one machine, with its part of the processes, to their end.
+
+    Args:
+        job: of the training.
+        machines: all machines of the group.
+        name: of the attempt, the same on all machines.
+        node: which of the machines this is.
+        logs: folder for the agent's own logs.
+
+    Raises:
+        WorkerError: if a process ended without a report more often than it may be restarted.
+    """
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.elastic.rendezvous.api import RendezvousError
     from torch.distributed.launcher.api import elastic_launch
 
-    for backend in _BACKENDS:
-        os.environ.setdefault(f"{backend}_SOCKET_IFNAME", loopback_interface())
+    machines.name_interfaces(node)
+    os.environ[NODE_VARIABLE] = str(node)
     # The agent would otherwise listen on all interfaces, for processes that need no such store.
     os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # torch finds unused parameters unusual
     command = ("-P", "-m", MODULE, str(job.folder), str(os.getpid()))
     logging.disable(logging.ERROR)  # the agent's own lines would hide the reason in the log
     try:
-        elastic_launch(_launch_config(job, folder), sys.executable)(*command)
+        elastic_launch(_launch_config(job, machines, name, node, logs), sys.executable)(*command)
     except ChildFailedError as error:
         rank, failure = error.get_first_failure()
         raise WorkerError(_how_it_ended(job, rank, failure.exitcode)) from error
+    except RendezvousError as error:
+        raise WorkerError(
+            f"The processes of the training on {', '.join(machines.nodes)} did not meet within "
+            f"{_JOIN_SECONDS} seconds ({type(error).__name__}). Make sure that the nodes reach "
+            "each other, then resume the run."
+        ) from error
 
 
-def _launch_config(job: TrainingJob, folder: Path) -> LaunchConfig:
+def _launch_config(
+    job: TrainingJob, machines: Machines, name: str, node: int, logs: Path
+) -> LaunchConfig:
     from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
     from torch.distributed.launcher.api import LaunchConfig
 
+    processes = job.config.training.processes
+    meeting: dict[str, object] = {"store_type": "file"}
+    endpoint = str(job.folder / RANKS_FOLDER / "rendezvous")
+    if machines.are_several:
+        meeting = {"is_host": False, "join_timeout": _JOIN_SECONDS}
+        endpoint = machines.endpoint
     return LaunchConfig(
-        min_nodes=1,
-        max_nodes=1,
-        nproc_per_node=job.config.training.processes,
-        run_id=job.run_id,
+        min_nodes=len(machines.nodes),
+        max_nodes=len(machines.nodes),
+        nproc_per_node=machines.processes_each(processes),
+        run_id=name,
         rdzv_backend="c10d",
-        rdzv_endpoint=str(folder / "rendezvous"),
-        rdzv_configs={"store_type": "file"},
-        local_addr=_LOOPBACK,
-        logs_specs=DefaultLogsSpecs(log_dir=str(folder / "logs")),
+        rdzv_endpoint=endpoint,
+        rdzv_configs=meeting,
+        local_addr=machines.nodes[node],
+        logs_specs=DefaultLogsSpecs(log_dir=str(logs)),
         max_restarts=_RESTARTS,
         shutdown_timeout=_GRACE_SECONDS,
     )
@@ -132,11 +179,3 @@ def _how_it_ended(job: TrainingJob, rank: int, code: int) -> str:
         f"finished, even after {_RESTARTS} restarts.{hint} Lower training.processes, or start the "
         f"run again to resume training. Its last log line: {last_line(log)!r}. See {log}."
     )
-
-
-def loopback_interface() -> str:
-    """Return the name of the interface that no other machine can reach."""
-    for name, addresses in psutil.net_if_addrs().items():
-        if any(each.family == socket.AF_INET and each.address == _LOOPBACK for each in addresses):
-            return name
-    return "lo"

@@ -21,6 +21,7 @@ from patchline.pipeline.errors import WorkerError
 from patchline.pipeline.files.atomic_files import write_text
 from patchline.pipeline.files.file_locks import try_lock
 from patchline.pipeline.frozen_model import FrozenModel
+from patchline.pipeline.training.processes.machines import Machines, own_rank
 from patchline.pipeline.workers.event_log import EventWriter
 from patchline.pipeline.workers.worker_process import (
     EVENTS_FILE,
@@ -31,6 +32,8 @@ from patchline.pipeline.workers.worker_process import (
 )
 
 if TYPE_CHECKING:
+    from torch.distributed.distributed_c10d import Store
+
     from patchline.pipeline.training.job import TrainingJob
     from patchline.pipeline.training.processes.ranks import Ranks
 
@@ -59,7 +62,7 @@ def main(folder: Path, parent: int) -> NoReturn:
 def _take_part(folder: Path) -> None:
     from patchline.pipeline.training.faults.memory import RanksRestart
 
-    shared, is_first = folder / RANKS_FOLDER, os.environ["RANK"] == "0"
+    shared, is_first = folder / RANKS_FOLDER, own_rank() == 0
     try:
         content = report(folder, lambda: _fit(folder, is_first=is_first))
     except RanksRestart:
@@ -110,15 +113,31 @@ def _say_what_happened(events: EventWriter) -> None:
 
 
 def _ranks(job: TrainingJob) -> Ranks:
-    from torch.distributed import FileStore  # type: ignore[attr-defined]  # not in its __all__
-
     from patchline.pipeline.training.machine import choose_device, detect_machine
     from patchline.pipeline.training.processes.ranks import Ranks
 
-    rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    attempt = os.environ["TORCHELASTIC_RESTART_COUNT"]
-    store = FileStore(str(job.folder / RANKS_FOLDER / f"store-{attempt}"), size)
-    return Ranks(rank, size, choose_device(job.config.training, detect_machine()), store)
+    machines, size = Machines.of(job.folder), int(os.environ["WORLD_SIZE"])
+    device = choose_device(job.config.training, detect_machine(), len(machines.nodes))
+    return Ranks(
+        own_rank(),
+        size,
+        device,
+        _store(job.folder, machines, size),
+        local_rank=int(os.environ["LOCAL_RANK"]),
+        local_size=int(os.environ["LOCAL_WORLD_SIZE"]),
+    )
+
+
+def _store(folder: Path, machines: Machines, size: int) -> Store:
+    """Return the store through which the ranks of one attempt find each other."""
+    from torch.distributed import FileStore, PrefixStore  # type: ignore[attr-defined]  # not in its __all__
+
+    if not machines.are_several:
+        attempt = os.environ["TORCHELASTIC_RESTART_COUNT"]
+        return FileStore(str(folder / RANKS_FOLDER / f"store-{attempt}"), size)
+    # The agents count restarts each for itself; the address that they agree on is new each time.
+    agreed = f"{os.environ['TORCHELASTIC_RUN_ID']}-{os.environ['MASTER_PORT']}"
+    return PrefixStore(f"ranks-{agreed}", machines.reach_store())
 
 
 def _end_with(parent: int) -> None:

@@ -40,6 +40,9 @@ class Ranks:
         device: `cpu` or `cuda`.
         store: through which the ranks find each other; not used by a single one.
         longest_wait: for another rank.
+        local_rank: number of this process on its machine, which is also that of its GPU; by
+            default, `rank`.
+        local_size: number of ranks on its machine, which share its threads; by default, `size`.
     """
 
     def __init__(
@@ -49,15 +52,19 @@ class Ranks:
         device: str = "cpu",
         store: Store | None = None,
         longest_wait: timedelta = LONGEST_WAIT,
+        local_rank: int | None = None,
+        local_size: int | None = None,
     ) -> None:
         self.rank, self.size = rank, size
+        self._share_threads = local_size or size
+        self._gpu = rank if local_rank is None else local_rank
         self.is_first = rank == FIRST
         self._on_cuda = device == "cuda" and size > 1
         self._separate_batch_norm = False
         if size == 1:
             return
         if self._on_cuda:
-            torch.cuda.set_device(rank)
+            torch.cuda.set_device(self._gpu)
         distributed.init_process_group(
             "cpu:gloo,cuda:nccl" if self._on_cuda else "gloo",
             store=store,
@@ -70,11 +77,11 @@ class Ranks:
         """Return this rank's part of the torch threads, at least one; None for torch's default."""
         if self.size == 1:
             return requested
-        return max(1, (requested or torch.get_num_threads()) // self.size)
+        return max(1, (requested or torch.get_num_threads()) // self._share_threads)
 
     def own_device(self, name: str) -> torch.device:
         """Return this rank's device of a kind: each has a GPU of its own."""
-        return torch.device(name, self.rank) if self._on_cuda else torch.device(name)
+        return torch.device(name, self._gpu) if self._on_cuda else torch.device(name)
 
     # -- the model -----------------------------------------------------------------------------
 

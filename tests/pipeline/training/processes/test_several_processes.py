@@ -21,7 +21,7 @@ from patchline.pipeline.training.job import ExtendedTraining, TrainingJob
 from patchline.pipeline.training.loop import Training
 from patchline.pipeline.training.machine import Machine, choose_device
 from patchline.pipeline.training.part import TrainingPart
-from patchline.pipeline.training.processes.process_launch import loopback_interface
+from patchline.pipeline.training.processes.machines import LOOPBACK, interface_of
 from patchline.pipeline.training.processes.rank import MODULE as RANK
 from patchline.pipeline.training.train_result import TrainResult
 from patchline.pipeline.training.training_data import open_data
@@ -102,7 +102,7 @@ def _start(folder: Path, size: int) -> list[subprocess.Popen[bytes]]:
     command = [sys.executable, "-P", "-m", f"{__package__}.training_ranks", str(folder)]
     environment = {
         **os.environ,
-        "GLOO_SOCKET_IFNAME": loopback_interface(),
+        "GLOO_SOCKET_IFNAME": interface_of(LOOPBACK),
         "TORCH_CPP_LOG_LEVEL": "ERROR",
         "PYTHONPATH": str(Path(__file__).parents[4]),
     }

@@ -1,0 +1,601 @@
+"""The driver process: connects to a Ray cluster, reserves resources and starts workers.
+
+`python -P -m patchline.plugins.launchers.ray_driver`, with the settings as the first line of its
+input, then one line for each thing to do. It ends when its input closes; then no worker is left.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import math
+import os
+import queue
+import secrets
+import socket
+import subprocess
+import sys
+import threading
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import ray
+from ray.exceptions import GetTimeoutError, RayError
+from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+from patchline.plugins.launchers.ray_host import Host, facts
+
+_POLL_SECONDS = 0.1
+_ALIVE_SECONDS = 2.0
+_LOST_SECONDS = 30.0
+"""Without an answer from a node for so long, its workers are given up, as those give up us."""
+_STOP_SECONDS = 20.0
+_CONNECT_SECONDS = 30.0
+_OPEN_CLUSTER = """
+import sys
+from ray._raylet import GcsClient
+GcsClient(address=sys.argv[1]).internal_kv_keys(b"", None, timeout=10)
+"""
+
+
+class Refused(Exception):  # noqa: N818 - it becomes the error that it names
+    """Something that the user has to change; the parent raises it."""
+
+    def __init__(self, message: str, kind: str = "ConfigError") -> None:
+        super().__init__(message)
+        self.said = {"class": kind, "message": message}
+
+
+@dataclass(frozen=True)
+class Needs:
+    """What a task reserves: on each of so many nodes, CPU cores, GPUs and bytes of memory."""
+
+    nodes: int
+    cpus: float
+    gpus: float
+    memory: float
+
+    def fits(self, other: Needs) -> bool:
+        """Return whether a task with these needs fits into what was reserved for another one."""
+        pairs = zip(self._parts, other._parts, strict=True)
+        return all(mine <= theirs for mine, theirs in pairs)
+
+    @property
+    def _parts(self) -> tuple[float, ...]:
+        return (self.nodes, self.cpus, self.gpus, self.memory)
+
+    @property
+    def bundles(self) -> list[dict[str, float]]:
+        """The same as Ray's bundles."""
+        each = {"CPU": self.cpus, "GPU": self.gpus, "memory": self.memory}
+        return [{key: value for key, value in each.items() if value}] * self.nodes
+
+    def words(self) -> str:
+        """Return the needs as words."""
+        gpus = f" and {self.gpus:g} GPUs" if self.gpus else ""
+        memory = f" and {self.memory / 2**30:.1f} GiB" if self.memory else ""
+        nodes = "one node" if self.nodes == 1 else f"each of {self.nodes} nodes"
+        return f"{self.cpus:g} CPU cores{gpus}{memory} on {nodes}"
+
+
+@dataclass
+class Seat:
+    """Resources that are reserved, with a host on each node; one task uses it at a time."""
+
+    needs: Needs
+    group: PlacementGroup
+    hosts: list[Any] = field(default_factory=list)
+    addresses: list[str] = field(default_factory=list)
+    task: int | None = None
+    waiting: Any = None
+    """Answers the hosts' first calls; None once they have."""
+    last: float = field(default_factory=time.monotonic)
+    """When its hosts were last told that this process is alive."""
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether all hosts have started."""
+        return self.waiting is None
+
+
+@dataclass
+class Task:
+    """A worker that was asked for."""
+
+    number: int
+    module: str
+    needs: Needs
+    folder: str = ""
+    member: str | None = None
+    seat: Seat | None = None
+    asked: float = field(default_factory=time.monotonic)
+    polls: list[Any] = field(default_factory=list)
+    starts: list[Any] = field(default_factory=list)
+    """The calls that start its workers, first that of the first node, then those of the others."""
+    is_running: bool = False
+    heard: float = field(default_factory=time.monotonic)
+
+
+def say(**line: Any) -> None:
+    """Write a line to the parent."""
+    print(json.dumps(line), flush=True)  # noqa: T201 - to the parent
+
+
+class Driver:
+    """Does what the lines say, in one loop."""
+
+    def __init__(self, settings: dict[str, Any], lines: queue.SimpleQueue[str | None]) -> None:
+        self._settings, self._lines = settings, lines
+        self._seats: list[Seat] = []
+        self._tasks: dict[int, Task] = {}
+        self._prepared: dict[int, tuple[str, Needs, Any]] = {}
+        self._nodes: list[dict[str, Any]] = []
+        self._last_sign = 0.0
+
+    # -- the loop ------------------------------------------------------------------------------
+
+    def run(self) -> None:
+        """Connect, then follow the lines until there are no more."""
+        self._connect()
+        try:
+            while self._follow_lines():
+                self._serve()
+        finally:
+            self._end()
+
+    def _follow_lines(self) -> bool:
+        """Do what new lines say; return False at the end of the input."""
+        timeout = _POLL_SECONDS
+        while True:
+            try:
+                line = self._lines.get(timeout=timeout)
+            except queue.Empty:
+                return True
+            if line is None:
+                return False
+            said = json.loads(line)
+            try:
+                self._follow(said)
+            except Refused as refused:
+                say(number=said["number"], error=refused.said)
+            timeout = 0.001
+
+    def _follow(self, said: dict[str, Any]) -> None:
+        number = said["number"]
+        if said["do"] == "stop":
+            self._stop(number)
+            return
+        needs = self._needs(said["needs"])
+        if said["do"] == "prepare":
+            self._prepared[number] = (said["module"], needs, None)
+            return
+        self._tasks[number] = Task(
+            number, said["module"], needs, said["folder"], said.get("member")
+        )
+
+    def _serve(self) -> None:
+        """Let everything that waits take its next step."""
+        for seat in list(self._seats):
+            self._look_at_seat(seat)
+        for number in list(self._prepared):
+            self._prepare(number)
+        for task in list(self._tasks.values()):
+            try:
+                self._advance(task)
+            except Refused as refused:
+                self._forget(task)
+                say(number=task.number, error=refused.said)
+            except RayError as error:
+                self._lose(task, _first_line(error))
+        if time.monotonic() - self._last_sign > _ALIVE_SECONDS:
+            self._last_sign = time.monotonic()
+            say(alive=True)
+
+    # -- the cluster ---------------------------------------------------------------------------
+
+    def _connect(self) -> None:
+        address = self._address()
+        host = address.rpartition(":")[0]
+        without_token = subprocess.Popen(
+            [sys.executable, "-P", "-c", _OPEN_CLUSTER, address],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            env={**os.environ, "RAY_AUTH_MODE": "disabled"},
+        )
+        try:
+            ray.init(
+                address=address,
+                log_to_driver=False,
+                logging_level=logging.WARNING,
+                _node_ip_address=_own_address(host),
+            )
+        except Exception as error:
+            raise Refused(self._unreachable(address, error)) from error
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            if without_token.wait(_CONNECT_SECONDS) == 0:
+                raise Refused(
+                    f"The Ray cluster at {address} lets anyone in who reaches it: it was started "
+                    "without token authentication. Start all of its nodes with "
+                    "RAY_AUTH_MODE=token and the same RAY_AUTH_TOKEN."
+                )
+        without_token.kill()
+        self._nodes = _nodes()
+        self._check_folder(address)
+        say(ready={"nodes": self._nodes, "address": address})
+
+    def _address(self) -> str:
+        address = str(self._settings["address"])
+        if address != "auto":
+            return address
+        found = os.environ.get("RAY_ADDRESS", "")
+        if not found:
+            with contextlib.suppress(Exception):
+                from ray._private.services import canonicalize_bootstrap_address_or_die
+
+                found = str(canonicalize_bootstrap_address_or_die("auto"))
+        if not found:
+            raise Refused(
+                "This machine belongs to no Ray cluster that runs. Start one with "
+                "`RAY_AUTH_MODE=token RAY_AUTH_TOKEN=… ray start --head`, or set launcher.address "
+                "to HOST:PORT of a cluster's head."
+            )
+        return found
+
+    def _unreachable(self, address: str, error: Exception) -> str:
+        text = " ".join(str(error).split())
+        if "Authentication" in type(error).__name__ or "token" in text.lower():
+            return (
+                f"The Ray cluster at {address} refuses the token. Set RAY_AUTH_TOKEN to the one "
+                "that its nodes were started with, or RAY_AUTH_TOKEN_PATH to a file with it."
+            )
+        if "version" in text.lower() and "mismatch" in text.lower():
+            return f"The Ray cluster at {address} has other versions: {text[:300]}"
+        return (
+            f"There is no Ray cluster at {address} that this machine belongs to "
+            f"({type(error).__name__}). Start its head with `ray start --head`, and this machine "
+            f"with `ray start --address {address}`, or correct launcher.address."
+        )
+
+    def _check_folder(self, address: str) -> None:
+        """Refuse a workspace that only this machine has, on a cluster of several nodes."""
+        if len(self._nodes) > 1 and not self._settings["shared_folder"]:
+            raise Refused(
+                f"The Ray cluster at {address} has {len(self._nodes)} nodes, but the workspace "
+                f"{self._settings['workspace']} is a folder of one machine. If all nodes mount it "
+                "at this path, set launcher.shared_folder to true; otherwise start the cluster on "
+                "one node."
+            )
+
+    # -- resources -----------------------------------------------------------------------------
+
+    def _needs(self, asked: dict[str, Any]) -> Needs:
+        """Return what to reserve for a worker.
+
+        Raises:
+            Refused: if no node is large enough.
+        """
+        settings, processes = self._settings, int(asked["processes"])
+        nodes = min(int(settings["nodes"]), processes)
+        if nodes > 1 and processes % nodes:
+            raise Refused(
+                f"training.processes is {processes}, which launcher.nodes {nodes} does not divide. "
+                "Set training.processes to a multiple of it."
+            )
+        gpus = self._gpus(asked["gpus"], settings["gpus"], processes, nodes)
+        fitting = [each for each in self._nodes if each["gpus"] >= gpus]
+        largest = sorted((each["cpus"] for each in fitting), reverse=True)[:nodes]
+        cpus = settings["cpus"] or asked["cpus"] or (largest[-1] if largest else 1.0)
+        memory = min(settings["memory_gib"], 1024.0) * 2**30
+        needs = Needs(nodes, float(cpus), float(gpus), float(memory))
+        large = [e for e in fitting if e["cpus"] >= cpus and e["memory"] >= memory]
+        if len(large) < nodes:
+            have = "; ".join(
+                f"{e['address']} with {e['cpus']:g} CPU cores, {e['gpus']:g} GPUs and "
+                f"{e['memory'] / 2**30:.1f} GiB"
+                for e in self._nodes
+            )
+            raise Refused(
+                f"A worker needs {needs.words()}, which the Ray cluster does not have: it has "
+                f"{have}. Set launcher.cpus, launcher.gpus, launcher.memory_gib or launcher.nodes "
+                "to less, or add nodes."
+            )
+        return needs
+
+    def _gpus(self, asked: int | None, setting: int | None, processes: int, nodes: int) -> float:
+        """Return the GPUs on each node."""
+        if asked == 0:
+            return 0.0
+        if setting is not None:
+            return math.ceil(setting / nodes)
+        if asked is not None:
+            return math.ceil(asked / nodes)
+        each = processes // nodes
+        return float(each if sum(e["gpus"] >= each for e in self._nodes) >= nodes else 0)
+
+    def _seat_for(self, needs: Needs, *, may_release: bool) -> Seat | None:
+        """Return a free seat that is large enough, or ask for one."""
+        for seat in self._seats:
+            if seat.task is None and needs.fits(seat.needs):
+                return seat
+        if may_release:
+            for seat in [each for each in self._seats if each.task is None]:
+                if not self._room_for(needs):
+                    self._release(seat)
+        if not may_release and not self._room_for(needs):
+            return None
+        return self._reserve(needs)
+
+    def _room_for(self, needs: Needs) -> bool:
+        free = ray.available_resources()
+        return bool(free.get("CPU", 0.0) >= needs.cpus * needs.nodes)
+
+    def _reserve(self, needs: Needs) -> Seat:
+        strategy = "STRICT_SPREAD" if needs.nodes > 1 else "PACK"
+        group = placement_group(needs.bundles, strategy=strategy)
+        seat = Seat(needs, group)
+        environment = {
+            key: value for key, value in os.environ.items() if key.startswith("PATCHLINE_")
+        }
+        remote = ray.remote(Host)
+        for index in range(needs.nodes):
+            host = remote.options(
+                num_cpus=needs.cpus,
+                num_gpus=needs.gpus,
+                memory=needs.memory or None,
+                max_concurrency=8,
+                max_restarts=0,
+                scheduling_strategy=PlacementGroupSchedulingStrategy(
+                    group, placement_group_bundle_index=index
+                ),
+            ).remote(needs.cpus, environment, _LOST_SECONDS)
+            seat.hosts.append(host)
+        mark = self._mark()
+        seat.waiting = [host.introduce.remote(str(mark), mark.read_text()) for host in seat.hosts]
+        self._seats.append(seat)
+        return seat
+
+    def _mark(self) -> Path:
+        """Return a file of the workspace that each node has to read."""
+        file = Path(self._settings["workspace"]) / "ray" / f"mark-{os.getpid()}"
+        if not file.exists():
+            file.write_text(secrets.token_hex(16), encoding="utf-8")
+        return file
+
+    def _look_at_seat(self, seat: Seat) -> None:
+        """Take note of hosts that have started, and tell them that this process is alive."""
+        if seat.waiting is not None:
+            if ray.wait(seat.waiting, num_returns=len(seat.waiting), timeout=0)[1]:
+                return
+            try:
+                told = ray.get(seat.waiting)
+            except RayError:
+                return  # the task that waits for the seat says it
+            self._nodes = _nodes()
+            places = {each["id"]: each["address"] for each in self._nodes}
+            for each in told:
+                each["address"] = places.get(each["node"], each["node"])
+            seat.addresses = [each["address"] for each in told]
+            seat.waiting = None
+            self._check_hosts(told)
+        elif time.monotonic() - seat.last > _ALIVE_SECONDS:
+            seat.last = time.monotonic()
+            for host in seat.hosts:
+                host.pulse.remote()
+
+    def _check_hosts(self, told: list[dict[str, Any]]) -> None:
+        own = facts()
+        for each in told:
+            if not each["sees_workspace"]:
+                raise Refused(
+                    f"The node {each['address']} cannot read the workspace "
+                    f"{self._settings['workspace']}. Mount it there at the same path."
+                )
+            for key, value in own.items():
+                if each[key] != value:
+                    raise Refused(
+                        f"The node {each['address']} has {key} {each[key]}, and this machine has "
+                        f"{value}. Install the same on all nodes."
+                    )
+
+    def _release(self, seat: Seat) -> None:
+        for host in seat.hosts:
+            with contextlib.suppress(RayError, ValueError):
+                ray.kill(host)
+        with contextlib.suppress(RayError, ValueError):
+            remove_placement_group(seat.group)
+        if seat in self._seats:
+            self._seats.remove(seat)
+
+    # -- workers -------------------------------------------------------------------------------
+
+    def _prepare(self, number: int) -> None:
+        """Take the next step of a worker that is prepared ahead of its job."""
+        module, needs, answer = self._prepared[number]
+        if answer is None:
+            ready = [s for s in self._seats if s.is_ready and needs.fits(s.needs)]
+            if ready:
+                answer = ready[0].hosts[0].prepare.remote(module)
+                self._prepared[number] = (module, needs, answer)
+            elif not self._seats:
+                self._seat_for(needs, may_release=False)
+        elif ray.wait([answer], timeout=0)[0]:
+            del self._prepared[number]
+            introduction = ""
+            with contextlib.suppress(RayError):
+                introduction = ray.get(answer)
+            say(number=number, introduction=introduction)
+
+    def _advance(self, task: Task) -> None:
+        """Take the next step of a task: a seat, its start, a look at its workers."""
+        if task.seat is None:
+            task.seat = self._seat_for(task.needs, may_release=True)
+            if task.seat is not None:
+                task.seat.task = task.number
+        seat = task.seat
+        if seat is None or not seat.is_ready:
+            self._check_wait(task)
+            if seat is not None and seat.waiting is not None:
+                done, _ = ray.wait(seat.waiting, timeout=0)
+                if done:
+                    ray.get(done)  # raises why a host has not started
+            return
+        if not task.starts:
+            nodes = seat.addresses[: task.needs.nodes]
+            task.heard = time.monotonic()
+            task.starts = [seat.hosts[0].start.remote(task.number, task.module, task.folder, nodes)]
+        elif not task.is_running:
+            self._go_on_starting(task, seat)
+        else:
+            self._poll(task, seat)
+
+    def _check_wait(self, task: Task) -> None:
+        wait = float(self._settings["wait_seconds"])
+        if time.monotonic() - task.asked > wait:
+            raise Refused(
+                f"No node of the Ray cluster had {task.needs.words()} within {wait:g} seconds. "
+                "Wait for what else runs there, add nodes, or set launcher.wait_seconds to more.",
+                "WorkerError",
+            )
+
+    def _go_on_starting(self, task: Task, seat: Seat) -> None:
+        """Start the workers of the other nodes once that of the first has been started."""
+        if ray.wait(task.starts, num_returns=len(task.starts), timeout=0)[1]:
+            return
+        ray.get(task.starts)
+        task.heard = time.monotonic()
+        if task.member and task.needs.nodes > len(task.starts):
+            others = enumerate(seat.hosts[1 : task.needs.nodes], 1)
+            task.starts += [
+                host.join.remote(task.number, task.member, task.folder, index)
+                for index, host in others
+            ]
+        else:
+            task.is_running = True
+
+    def _poll(self, task: Task, seat: Seat) -> None:
+        if not task.polls:
+            task.polls = [h.poll.remote(task.number) for h in seat.hosts[: task.needs.nodes]]
+        done, rest = ray.wait(task.polls, num_returns=len(task.polls), timeout=0)
+        if rest:
+            for ref in done:
+                ray.get(ref)  # raises if its node has died
+            if time.monotonic() - task.heard > _LOST_SECONDS:
+                self._lose(task, f"no answer for {_LOST_SECONDS:g} seconds")
+            return
+        code, *of_others = ray.get(task.polls)
+        task.polls, task.heard = [], time.monotonic()
+        seat.last = task.heard
+        if code is not None:
+            self._forget(task)
+            if of_others:
+                self._quietly_stop(task, seat)
+            say(number=task.number, code=code)
+        elif any(each not in (None, 0) for each in of_others):
+            index = next(i for i, each in enumerate(of_others, 1) if each not in (None, 0))
+            self._lose(task, f"its process on the node {seat.addresses[index]} has ended")
+
+    def _lose(self, task: Task, reason: str) -> None:
+        """Give up a task, and all that was reserved for it."""
+        self._forget(task)
+        seat = task.seat
+        where = ", ".join(seat.addresses) if seat else ""
+        if seat is not None:
+            self._quietly_stop(task, seat)
+            self._release(seat)
+        say(
+            number=task.number,
+            lost=f"The process {task.module} on {where or 'the Ray cluster'} was lost: {reason}. "
+            "Start nodes that have died again with `ray start`, then resume the run.",
+        )
+
+    def _forget(self, task: Task) -> None:
+        self._tasks.pop(task.number, None)
+        if task.seat is not None:
+            task.seat.task = None
+
+    def _stop(self, number: int) -> None:
+        task = self._tasks.get(number)
+        if task is not None:
+            self._forget(task)
+            if task.seat is not None and task.starts:
+                self._quietly_stop(task, task.seat)
+        say(number=number, stopped=True)
+
+    def _quietly_stop(self, task: Task, seat: Seat) -> None:
+        stops = [host.stop.remote(task.number) for host in seat.hosts]
+        done, rest = ray.wait(stops, num_returns=len(stops), timeout=_STOP_SECONDS)
+        failed = bool(rest)
+        for ref in done:
+            try:
+                ray.get(ref)
+            except RayError:
+                failed = True
+        if failed:  # what does not answer ends by itself, or with its host
+            self._release(seat)
+
+    def _end(self) -> None:
+        for task in list(self._tasks.values()):
+            if task.seat is not None and task.starts:
+                with contextlib.suppress(RayError, GetTimeoutError):
+                    self._quietly_stop(task, task.seat)
+        for seat in list(self._seats):
+            self._release(seat)
+        with contextlib.suppress(OSError):
+            self._mark().unlink()
+
+
+def _nodes() -> list[dict[str, Any]]:
+    """Return the nodes that are alive, with their resources."""
+    return [
+        {
+            "id": each["NodeID"],
+            "address": each["NodeManagerAddress"],
+            "cpus": each["Resources"].get("CPU", 0.0),
+            "gpus": each["Resources"].get("GPU", 0.0),
+            "memory": each["Resources"].get("memory", 0.0),
+        }
+        for each in ray.nodes()
+        if each["Alive"]
+    ]
+
+
+def _own_address(host: str) -> str:
+    """Return the address of this machine by which it reaches a host; nothing is sent."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as opened:
+        opened.connect((host, 9))
+        return str(opened.getsockname()[0])
+
+
+def _first_line(error: BaseException) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return (lines[0] if lines else type(error).__name__)[:300].rstrip(".")
+
+
+def _lines_into(lines: queue.SimpleQueue[str | None]) -> None:
+    for line in sys.stdin:
+        lines.put(line)
+    lines.put(None)
+    time.sleep(_STOP_SECONDS + _CONNECT_SECONDS)
+    os._exit(1)  # the cluster does not answer: the hosts end by themselves
+
+
+def main() -> None:
+    """Drive the cluster until the input ends."""
+    settings = json.loads(sys.stdin.readline())
+    lines: queue.SimpleQueue[str | None] = queue.SimpleQueue()
+    threading.Thread(target=_lines_into, args=(lines,), daemon=True).start()
+    try:
+        Driver(settings, lines).run()
+    except Refused as refused:
+        say(failure=refused.said)
+    sys.stdout.flush()
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,261 @@
+"""The launcher in the process of a run: it passes tasks to the driver, and reads its answers.
+
+Both write lines of JSON. The driver (`ray_driver.py`) ends when its standard input closes, so it
+and all that it has started end with this process, however that ends.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import itertools
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from patchline.plugin_api import (
+    ConfigError,
+    LauncherContext,
+    PluginError,
+    Resources,
+    WorkerError,
+    WorkerTask,
+)
+
+if TYPE_CHECKING:
+    from patchline.plugins.launchers.ray import RayConfig
+
+_DRIVER = "patchline.plugins.launchers.ray_driver"
+_LOG_FILE = "driver.log"
+_STOP_SECONDS = 40.0
+"""For stopping a worker on a node that answers; longer than the driver waits for it."""
+_SILENCE_SECONDS = 60.0
+"""Without a sign of life from the driver, which sends one every two seconds."""
+_POLL_SECONDS = 0.02
+_ERRORS = {"ConfigError": ConfigError, "PluginError": PluginError}
+
+
+@dataclass
+class _Told:
+    """What the driver has said so far."""
+
+    answers: dict[int, dict[str, Any]] = field(default_factory=dict)
+    """The last answer to each question, by number."""
+    ready: dict[str, Any] | None = None
+    failure: dict[str, str] | None = None
+    """Class and sentence of the error that ended the driver."""
+    last: float = field(default_factory=time.monotonic)
+    has_ended: bool = False
+
+
+class RayLauncher:
+    """Run workers on the nodes of a Ray cluster.
+
+    Args:
+        config: the settings.
+        context: has the workspace, which all nodes read and write.
+    """
+
+    def __init__(self, config: RayConfig, context: LauncherContext) -> None:
+        self._config, self._workspace = config, context.workspace
+        self.machines = config.nodes
+        self._process: subprocess.Popen[str] | None = None
+        self._told = _Told()
+        self._numbers = itertools.count(1)
+        self._introductions: dict[str, int] = {}
+
+    # -- what a launcher does ------------------------------------------------------------------
+
+    def prepare(self, module: str, resources: Resources) -> None:
+        """Connect to the cluster, and let a node import what a module needs; without waiting."""
+        if module not in self._introductions:
+            self._introductions[module] = self._ask("prepare", module, resources)
+
+    def introduction(self, module: str, resources: Resources) -> str:
+        """Return what a prepared worker has printed about the node that it runs on."""
+        self.prepare(module, resources)
+        number = self._introductions[module]
+        while (answer := self._answer(number)) is None:
+            time.sleep(_POLL_SECONDS)
+        return str(answer["introduction"])
+
+    def slots(self, resources: Resources) -> int:
+        """Return how many nodes have the resources."""
+        ready = self._ready()
+        if resources.cpus is None:
+            return max(1, len(ready["nodes"]))
+        return max(1, sum(int(each["cpus"] // resources.cpus) for each in ready["nodes"]))
+
+    def start(self, task: WorkerTask) -> RayWorker:
+        """Start a worker on a node, as soon as one has the resources for it."""
+        self._introductions.pop(task.module, None)
+        self._ready()
+        more = {"folder": str(task.folder), "member": task.member_module}
+        return RayWorker(self, self._ask("start", task.module, task.resources, **more))
+
+    def close(self) -> None:
+        """End the driver, and with it all workers."""
+        process, self._process = self._process, None
+        if process is None:
+            return
+        with contextlib.suppress(OSError):
+            if process.stdin:
+                process.stdin.close()
+        try:
+            process.wait(_STOP_SECONDS)
+        except subprocess.TimeoutExpired:
+            pass
+        finally:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+    # -- the driver ----------------------------------------------------------------------------
+
+    def state_of(self, number: int) -> dict[str, Any] | None:
+        """Return what is known about a worker: its code, or that it was stopped; or None.
+
+        Raises:
+            WorkerError: if the worker or the cluster is lost.
+        """
+        answer = self._answer(number)
+        if answer is not None and "lost" in answer:
+            raise WorkerError(answer["lost"])
+        return answer
+
+    def stop(self, number: int) -> None:
+        """Stop a worker and wait until it has ended."""
+        if self._process is None or self._told.has_ended:
+            return
+        self._say({"do": "stop", "number": number})
+        until = time.monotonic() + _STOP_SECONDS
+        while time.monotonic() < until and not self._told.has_ended:
+            if (self._told.answers.get(number) or {}).get("stopped"):
+                return
+            time.sleep(_POLL_SECONDS)
+
+    def _answer(self, number: int) -> dict[str, Any] | None:
+        answer = self._told.answers.get(number)
+        if answer is None:
+            self._check_alive()
+            return self._told.answers.get(number)
+        if "error" in answer:
+            raise _error(answer["error"])
+        return answer
+
+    def _ready(self) -> dict[str, Any]:
+        """Wait until the driver is connected, and return what it says of the cluster."""
+        self._driver()
+        while self._told.ready is None:
+            self._check_alive()
+            time.sleep(_POLL_SECONDS)
+        return self._told.ready
+
+    def _check_alive(self) -> None:
+        """Refuse to wait for a driver that has ended, or that has not said anything for a minute.
+
+        Raises:
+            PipelineError: why it has ended.
+        """
+        if self._told.failure:
+            raise _error(self._told.failure)
+        silent = time.monotonic() - self._told.last > _SILENCE_SECONDS
+        if self._told.has_ended or silent:
+            raise WorkerError(
+                f"The Ray cluster at {self._config.address} cannot be reached any more. Start its "
+                "head and nodes again (`ray start`), then resume the run. "
+                f"See {self._workspace / 'ray' / _LOG_FILE}."
+            )
+
+    def _ask(self, what: str, module: str, resources: Resources, **more: object) -> int:
+        number = next(self._numbers)
+        needs = asdict(resources)
+        self._say({"do": what, "number": number, "module": module, "needs": needs, **more})
+        return number
+
+    def _say(self, line: dict[str, Any]) -> None:
+        with contextlib.suppress(OSError):  # a driver that has ended is noticed where it is read
+            print(json.dumps(line), file=self._driver().stdin, flush=True)
+
+    def _driver(self) -> subprocess.Popen[str]:
+        if self._process is None:
+            if importlib.util.find_spec("ray") is None:
+                raise PluginError(
+                    "The launcher 'ray' needs Ray, which is not installed. Install it with "
+                    "`pip install 'patchline[ray]'`."
+                )
+            folder = self._workspace / "ray"
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            with (folder / _LOG_FILE).open("a", encoding="utf-8") as log:
+                self._process = subprocess.Popen(
+                    [sys.executable, "-P", "-m", _DRIVER],
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    stderr=log,
+                    text=True,
+                    start_new_session=True,
+                    env=_environment(),
+                )
+            self._told = _Told()
+            threading.Thread(target=self._read, args=(self._process,), daemon=True).start()
+            first = {**self._config.model_dump(), "workspace": str(self._workspace)}
+            self._say(first)
+        return self._process
+
+    def _read(self, process: subprocess.Popen[str]) -> None:
+        told = self._told
+        for line in process.stdout or ():
+            told.last = time.monotonic()
+            with contextlib.suppress(ValueError):  # a line that a library has printed
+                said = json.loads(line)
+                if "ready" in said:
+                    told.ready = said["ready"]
+                elif "failure" in said:
+                    told.failure = said["failure"]
+                elif "number" in said:
+                    told.answers[said["number"]] = {
+                        **told.answers.get(said["number"], {}),
+                        **said,
+                    }
+        told.has_ended = True
+
+
+class RayWorker:
+    """A worker on a node of the cluster, or one on each of several."""
+
+    def __init__(self, launcher: RayLauncher, number: int) -> None:
+        self._launcher, self._number = launcher, number
+        self._is_stopped = False
+
+    def poll(self) -> int | None:
+        """Return the exit code, negative for a signal; None while the worker runs or waits.
+
+        Raises:
+            WorkerError: if the node or the cluster is lost.
+            ConfigError: if no node has the requested resources.
+        """
+        if self._is_stopped:
+            return -signal.SIGKILL
+        state = self._launcher.state_of(self._number)
+        return None if state is None else state.get("code")
+
+    def stop(self) -> None:
+        """End the worker on all its nodes, and wait for it."""
+        if not self._is_stopped:
+            self._launcher.stop(self._number)
+            self._is_stopped = True
+
+
+def _environment() -> dict[str, str]:
+    """Return the environment of the driver: tokens always, no telemetry."""
+    return {**os.environ, "RAY_AUTH_MODE": "token", "RAY_USAGE_STATS_ENABLED": "0"}
+
+
+def _error(said: dict[str, str]) -> Exception:
+    return _ERRORS.get(said["class"], WorkerError)(said["message"])
