@@ -1,0 +1,151 @@
+"""A Ray cluster of two nodes on this machine: two network namespaces that a cable joins.
+
+Needs root, `ip` of iproute2, and Ray. Each node sees only its own interfaces, and `/tmp` of both.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from tests.patience import patient
+
+TOKEN = "0123456789abcdef0123456789abcdef"  # noqa: S105 - of a cluster that lives for a test
+PORT = 6399
+_RAY = [sys.executable, "-m", "ray.scripts.scripts"]
+_OURS = ("patchline.pipeline", "patchline.plugins.launchers", "ray_training")
+
+
+def why_not() -> str:
+    """Return why such a cluster cannot be started here; empty if it can."""
+    if importlib.util.find_spec("ray") is None:
+        return "Ray is not installed (the extra ray)"
+    if shutil.which("ip") is None or not hasattr(os, "geteuid") or os.geteuid() != 0:
+        return "network namespaces need root and iproute2"
+    made = subprocess.run(["ip", "netns", "add", "plr-try"], capture_output=True, check=False)
+    subprocess.run(["ip", "netns", "delete", "plr-try"], capture_output=True, check=False)
+    return "" if made.returncode == 0 else "network namespaces are not permitted here"
+
+
+class Cluster:
+    """Two nodes, `a` with the head and `b`."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.spaces = {"a": f"plra{os.getpid()}", "b": f"plrb{os.getpid()}"}
+        self.hosts = {"a": "10.78.0.1", "b": "10.78.0.2"}
+
+    @property
+    def address(self) -> str:
+        """Of the head."""
+        return f"{self.hosts['a']}:{PORT}"
+
+    def command(self, node: str, *words: str) -> list[str]:
+        """Return a command that runs on a node."""
+        return ["ip", "netns", "exec", self.spaces[node], *words]
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """Of everything that runs in the cluster."""
+        own = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": TOKEN, "RAY_USAGE_STATS_ENABLED": "0"}
+        root = str(Path(__file__).resolve().parents[4])
+        return {**os.environ, **own, "PYTHONPATH": root}
+
+    def join_by_cable(self) -> None:
+        """Create the namespaces and the cable between them."""
+        for each in self.spaces.values():
+            subprocess.run(["ip", "netns", "add", each], check=True)
+        ends = [f"plr{node}{os.getpid() % 100000}" for node in self.spaces]
+        subprocess.run(
+            ["ip", "link", "add", ends[0], "type", "veth", "peer", "name", ends[1]], check=True
+        )
+        for end, (node, space) in zip(ends, self.spaces.items(), strict=True):
+            subprocess.run(["ip", "link", "set", end, "netns", space, "name", "cable"], check=True)
+            for words in (
+                ["addr", "add", f"{self.hosts[node]}/24", "dev", "cable"],
+                ["link", "set", "lo", "up"],
+                ["link", "set", "cable", "up"],
+            ):
+                subprocess.run(self.command(node, "ip", *words), check=True)
+
+    def cut_cable(self, *, cut: bool = True) -> None:
+        """Take down the connection between the nodes, or bring it up again."""
+        state = "down" if cut else "up"
+        subprocess.run(self.command("a", "ip", "link", "set", "cable", state), check=True)
+
+    def start(self, node: str, **variables: str) -> None:
+        """Start Ray on a node."""
+        head = ["--head", "--port", str(PORT), "--include-dashboard", "false"]
+        head += ["--temp-dir", str(self.folder / "ray")]
+        rest = ["--node-ip-address", self.hosts[node], "--num-cpus", "2", "--disable-usage-stats"]
+        rest += ["--object-store-memory", "100000000"]
+        place = head if node == "a" else ["--address", self.address]
+        subprocess.run(
+            self.command(node, *_RAY, "start", *place, *rest),
+            env={**self.environment, "RAY_gcs_rpc_server_reconnect_timeout_s": "20", **variables},
+            check=True,
+            capture_output=True,
+            timeout=patient(120),
+        )
+
+    def pids(self, node: str, word: str = "") -> list[int]:
+        """Return the processes of a node whose command holds a word."""
+        listed = subprocess.run(
+            ["ip", "netns", "pids", self.spaces[node]], capture_output=True, text=True, check=False
+        )
+        return [pid for pid in map(int, listed.stdout.split()) if word in _command(pid)]
+
+    def ours(self) -> list[str]:
+        """Return the commands of our own processes on both nodes."""
+        found = [_command(pid) for node in self.spaces for pid in self.pids(node)]
+        return [each for each in found if any(word in each for word in _OURS)]
+
+    def kill(self, node: str, word: str = "") -> None:
+        """Kill the processes of a node whose command holds a word, at once."""
+        for pid in self.pids(node, word):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+    def restart(self) -> None:
+        """End everything on both nodes, and start Ray again."""
+        for node in self.spaces:
+            self.kill(node)
+        until = time.monotonic() + patient(20)
+        while any(self.pids(node) for node in self.spaces) and time.monotonic() < until:
+            time.sleep(0.1)
+        self.start("a")
+        self.start("b")
+
+    def remove(self) -> None:
+        """Leave nothing behind."""
+        for node, space in self.spaces.items():
+            self.kill(node)
+            subprocess.run(["ip", "netns", "delete", space], capture_output=True, check=False)
+
+
+@contextlib.contextmanager
+def two_nodes(folder: Path) -> Iterator[Cluster]:
+    """Start both nodes, and end them."""
+    cluster = Cluster(folder)
+    try:
+        cluster.join_by_cable()
+        cluster.start("a")
+        cluster.start("b")
+        yield cluster
+    finally:
+        cluster.remove()
+
+
+def _command(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
+    except OSError:
+        return ""
