@@ -16,6 +16,8 @@ EXAMPLE_PIPELINE = Path(__file__).parents[4] / "examples" / "augmentation.yaml"
 BUILT_IN = [entry for entry in installed() if entry.distribution == "patchline"]
 _LARGE = {"torchvision", "timm", "hybrid"}
 """Plugins whose networks take seconds to build and run for each size of the images."""
+_CLUSTER = {"ray"}
+"""Plugins that need a cluster, on which other tests check them."""
 _LEFT_OUT: dict[str, set[str]] = {"conv": set(), "vit": {"compiles"}}
 """Checks of seconds that the fast tests leave out; of other plugins all of them."""
 VARIATIONS = [
@@ -54,7 +56,7 @@ def _checks(entry: PluginEntry) -> list[Check]:
 
 
 @pytest.mark.parametrize(
-    "entry", [entry for entry in BUILT_IN if entry.name not in _LARGE], ids=_name
+    "entry", [entry for entry in BUILT_IN if entry.name not in _LARGE | _CLUSTER], ids=_name
 )
 def test_keeps_the_contract(entry: PluginEntry) -> None:
     """The checks of its kind pass with default settings."""
@@ -86,7 +88,7 @@ def test_keeps_the_contract_with_other_settings(
 
 def test_all_of_them_are_checked() -> None:
     """The list holds the zoo."""
-    assert len(BUILT_IN) == 34
+    assert len(BUILT_IN) == 35
     assert {entry.kind for entry in BUILT_IN} == set(plugin_loader.KINDS)
 
 

@@ -1,4 +1,4 @@
-"""Train a job on a Ray cluster: `python -m tests.pipeline.training.processes.ray_training JOB SETTINGS`.
+"""Train a job on a Ray cluster: `python -m MODULE JOB SETTINGS`.
 
 Prints one JSON line for each event, and at the end the result or the error.
 """
@@ -26,7 +26,8 @@ def main(file: Path, settings: str) -> int:
     choice = PluginChoice.model_validate_json(settings)
 
     def show(event: Event) -> None:
-        print(json.dumps(event), flush=True)
+        sys.stdout.write(json.dumps(event) + "\n")
+        sys.stdout.flush()
 
     workspace = file.parent
     try:
@@ -35,9 +36,9 @@ def main(file: Path, settings: str) -> int:
             result = run_worker(MODULE, job.folder, job, TrainResult, show, needs, MEMBER_MODULE)
     except PipelineError as error:
         said = {"class": type(error).__name__, "message": str(error)}
-        print(json.dumps({"kind": "error", **said}), flush=True)
+        show({"kind": "error", **said})
         return error.exit_code
-    print(json.dumps({"kind": "result", "steps": result.steps}), flush=True)
+    show({"kind": "result", "steps": result.steps})
     return 0
 
 

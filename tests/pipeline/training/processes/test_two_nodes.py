@@ -63,7 +63,15 @@ def _train(
     after: int = 40,
     **settings: Any,
 ) -> tuple[int, list[dict[str, Any]]]:
-    """Train on the cluster; kill something after some steps. Return the exit code and the events."""
+    """Train on the cluster, and return the exit code and the events.
+
+    Args:
+        cluster: of two nodes.
+        job: what to train.
+        kill: called once, to kill something.
+        after: steps after which it is called.
+        settings: of the launcher.
+    """
     file = job.folder.parent / "asked.json"
     file.write_text(job.model_dump_json(), encoding="utf-8")
     chosen = json.dumps({**SETTINGS, "address": cluster.address, **settings})
@@ -141,7 +149,7 @@ def _kill_driver(cluster: Cluster, _process: subprocess.Popen[str]) -> None:
     cluster.kill("a", "ray_driver")
 
 
-def _kill_parent(cluster: Cluster, process: subprocess.Popen[str]) -> None:
+def _kill_parent(_cluster: Cluster, process: subprocess.Popen[str]) -> None:
     os.kill(process.pid, signal.SIGKILL)
 
 
@@ -158,7 +166,7 @@ LOSSES: dict[str, tuple[Kill, str]] = {
 def test_what_is_lost_is_said_and_the_run_resumes(
     what: str, cluster: Cluster, expected: TrainingJob, make_job: MakeJob, tmp_path: Path
 ) -> None:
-    """An error says what to start; nothing is left; the same command then gives the same weights."""
+    """An error says what to start, nothing is left, and the same command resumes exactly."""
     kill, words = LOSSES[what]
     job = make_job(tmp_path / "job", training=TRAINING)
     code, events = _train(cluster, job, kill=kill)
