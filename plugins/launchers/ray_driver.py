@@ -35,6 +35,7 @@ _LOST_SECONDS = 30.0
 """Without an answer from a node for so long, its workers are given up, as those give up us."""
 _STOP_SECONDS = 20.0
 _CONNECT_SECONDS = 30.0
+_REACH_SECONDS = 5.0
 _OPEN_CLUSTER = """
 import sys
 from ray._raylet import GcsClient
@@ -199,7 +200,11 @@ class Driver:
 
     def _connect(self) -> None:
         address = self._address()
-        host = address.rpartition(":")[0]
+        host, _, port = address.rpartition(":")
+        try:  # Ray itself would try for a minute
+            socket.create_connection((host, int(port)), _REACH_SECONDS).close()
+        except (OSError, ValueError) as error:
+            raise Refused(self._unreachable(address, error)) from error
         without_token = subprocess.Popen(
             [sys.executable, "-P", "-c", _OPEN_CLUSTER, address],
             stdin=subprocess.DEVNULL,
