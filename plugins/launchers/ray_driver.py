@@ -113,7 +113,7 @@ class Task:
     folder: str = ""
     member: str | None = None
     seat: Seat | None = None
-    asked: float = field(default_factory=time.monotonic)
+    since: float = field(default_factory=time.monotonic)
     polls: list[Any] = field(default_factory=list)
     starts: list[Any] = field(default_factory=list)
     """The calls that start its workers, first that of the first node, then those of the others."""
@@ -278,23 +278,23 @@ class Driver:
 
     # -- resources -----------------------------------------------------------------------------
 
-    def _needs(self, asked: dict[str, Any]) -> Needs:
+    def _needs(self, request: dict[str, Any]) -> Needs:
         """Return what to reserve for a worker.
 
         Raises:
             Refused: if no node is large enough.
         """
-        settings, processes = self._settings, int(asked["processes"])
+        settings, processes = self._settings, int(request["processes"])
         nodes = min(int(settings["nodes"]), processes)
         if nodes > 1 and processes % nodes:
             raise Refused(
                 f"training.processes is {processes}, which launcher.nodes {nodes} does not divide. "
                 "Set training.processes to a multiple of it."
             )
-        gpus = self._gpus(asked["gpus"], settings["gpus"], processes, nodes)
+        gpus = self._gpus(request["gpus"], settings["gpus"], processes, nodes)
         fitting = [each for each in self._nodes if each["gpus"] >= gpus]
         largest = sorted((each["cpus"] for each in fitting), reverse=True)[:nodes]
-        cpus = settings["cpus"] or asked["cpus"] or (largest[-1] if largest else 1.0)
+        cpus = settings["cpus"] or request["cpus"] or (largest[-1] if largest else 1.0)
         memory = min(settings["memory_gib"], 1024.0) * 2**30
         needs = Needs(nodes, float(cpus), float(gpus), float(memory))
         large = [e for e in fitting if e["cpus"] >= cpus and e["memory"] >= memory]
@@ -311,14 +311,14 @@ class Driver:
             )
         return needs
 
-    def _gpus(self, asked: int | None, setting: int | None, processes: int, nodes: int) -> float:
+    def _gpus(self, wish: int | None, setting: int | None, processes: int, nodes: int) -> float:
         """Return the GPUs on each node."""
-        if asked == 0:
+        if wish == 0:
             return 0.0
         if setting is not None:
             return math.ceil(setting / nodes)
-        if asked is not None:
-            return math.ceil(asked / nodes)
+        if wish is not None:
+            return math.ceil(wish / nodes)
         each = processes // nodes
         return float(each if sum(e["gpus"] >= each for e in self._nodes) >= nodes else 0)
 
@@ -460,7 +460,7 @@ class Driver:
 
     def _check_wait(self, task: Task) -> None:
         wait = float(self._settings["wait_seconds"])
-        if time.monotonic() - task.asked > wait:
+        if time.monotonic() - task.since > wait:
             raise Refused(
                 f"No node of the Ray cluster had {task.needs.words()} within {wait:g} seconds. "
                 "Wait for what else runs there, add nodes, or set launcher.wait_seconds to more.",

@@ -29,7 +29,7 @@ from patchline.plugin_api import (
 )
 
 if TYPE_CHECKING:
-    from patchline.plugins.launchers.ray import RayConfig
+    from patchline.plugins.launchers.ray_settings import RayConfig
 
 _DRIVER = "patchline.plugins.launchers.ray_driver"
 _LOG_FILE = "driver.log"
