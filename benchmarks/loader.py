@@ -94,7 +94,7 @@ def _source(folder: Path, side: int, augmentation: dict[str, Any]) -> TrainingIm
     return TrainingImages(
         store=folder,
         rows=np.arange(_IMAGES),
-        labels=np.zeros(_IMAGES, np.int64),
+        targets=np.zeros(_IMAGES, np.int64),
         augmentation=PluginChoice.model_validate(augmentation),
         image=ImageSpec(
             channels=3, height=side, width=side, mean=(0.5,) * 3, std=(0.25,) * 3, resize="crop"

@@ -227,6 +227,7 @@ def shown(stream: TextIO | None = None) -> Iterator[None]:
 _LABELS = {
     "features": "Computing features",
     "tokens": "Computing tokens",
+    "taught": "Predicting with the teacher",
     "fold": "Training without a part of the images",
 }
 """Of the bar, by the unit of the progress."""
@@ -246,7 +247,9 @@ def show_event(event: Event) -> None:
         _show_training(event)
     elif kind == "progress":
         label = _LABELS.get(event["unit"], "Predicting")
-        display().advance(label, event["done"], event["total"])
+        rate = event.get("images_per_second")
+        beside = f"{rate:,.0f} images/s" if rate else ""
+        display().advance(label, event["done"], event["total"], beside)
 
 
 def _show_training(event: Event) -> None:

@@ -203,6 +203,9 @@ def _assembled(settings: Settings, flags: Settings) -> Settings:
     if _in_section(flags, "model", "init") and _in_section(settings, "model", "init_sha256"):
         model = {k: v for k, v in settings["model"].items() if k != "init_sha256"}
         settings = {**settings, "model": model}
+    if _in_section(flags, "training", "teacher") and "training" in settings:
+        training = {k: v for k, v in settings["training"].items() if k != "teacher_sha256"}
+        settings = {**settings, "training": training}
     if settings:
         settings = _with_own_embedding(_with_plugin_names(settings), flags)
     return merged(settings, flags)

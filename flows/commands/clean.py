@@ -15,6 +15,7 @@ _KINDS = {
     "checkpoint": "checkpoints of finished runs, which only `run --extend` needs",
     "store": "decoded images that no resumable run and no model's latest run uses",
     "features": "features of frozen models that no such run uses",
+    "predictions": "predictions of teachers that no such run uses",
 }
 
 

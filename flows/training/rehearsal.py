@@ -17,8 +17,9 @@ from patchline.flows.progress import display
 from patchline.flows.training.chosen_launcher import chosen_launcher
 from patchline.flows.training.dry_run import DryRun, dry_run
 from patchline.pipeline.config import RunConfig
-from patchline.pipeline.data.ingested_data import IngestedData
+from patchline.pipeline.data.ingested_data import UNLABELLED, IngestedData
 from patchline.pipeline.data.manifests import manifest as manifests
+from patchline.pipeline.data.unlabelled_images import few_unlabelled
 from patchline.pipeline.evaluation.cost import predicting_seconds
 from patchline.pipeline.files.workspace_folder import WORKSPACE, make_folder
 from patchline.pipeline.frozen_model import FrozenModel
@@ -113,8 +114,11 @@ def _subset(data: IngestedData, config: RunConfig, folder: Path) -> IngestedData
     file = folder / f"{fingerprint}.parquet"
     manifests.save(few, file)
     counts = {split: int((few["split"] == split).sum()) for split in limits}
-    changes = {"manifest_file": file, "fingerprint": fingerprint, "counts": counts}
-    return data.model_copy(update=changes)
+    changes: dict[str, object] = {"manifest_file": file, "fingerprint": fingerprint}
+    if data.unlabelled:
+        unlabelled = few_unlabelled(data.unlabelled, limits["train"], folder)
+        changes["unlabelled"], counts[UNLABELLED] = unlabelled, unlabelled.count
+    return data.model_copy(update={**changes, "counts": counts})
 
 
 def _estimated(whole: DryRun, few: IngestedData, context: Context) -> tuple[float, float]:

@@ -169,6 +169,14 @@ def lineage(outcome: Outcome | EncoderOutcome) -> str:
     return "\n".join(["| origin | |", "|---|---|", *rows])
 
 
+def _ancestors(outcome: Outcome | EncoderOutcome) -> Iterator[tuple[str, str]]:
+    """Yield the models that the weights come from."""
+    if outcome.config.model.init:
+        yield "initial weights", escaped(display_name(outcome.config.model.init))
+    if outcome.data.taught_by:
+        yield "teacher", escaped(outcome.data.taught_by)
+
+
 def _lineage(outcome: Outcome | EncoderOutcome) -> Iterator[tuple[str, str]]:
     data, trained, config = outcome.data, outcome.trained, outcome.config
     counts = ", ".join(f"{count:,} {split}" for split, count in data.counts.items())
@@ -180,8 +188,7 @@ def _lineage(outcome: Outcome | EncoderOutcome) -> Iterator[tuple[str, str]]:
     if not data.classes:
         yield "objective", escaped(config.objective.name)
     yield "model", f"{escaped(recipe(config))}, {trained.parameters:,} parameters"
-    if config.model.init:
-        yield "initial weights", escaped(display_name(config.model.init))
+    yield from _ancestors(outcome)
     summary = data.seen_before.provenance
     yield "images seen", escaped(f"{summary.state}: {summary.sentence('the model')}")
     if trained.folds is not None:

@@ -168,6 +168,11 @@ class DataConfig(ReadingRules, DataLocation):
     version such as flowers@champion, or a manifest file; images that are missing or have changed
     stop the run, unless data.accept has changes."""
 
+    unlabelled: str | None = None
+    """Folder, archive, table or shards of further images to train on, without labels: a teacher
+    (training.teacher) labels them, or the objective needs no labels. They are never used for
+    validation or test; copies of images of these splits are left out."""
+
     exclude: str | None = None
     """CSV table of files to leave out, such as the edited findings of patchline data inspect."""
 

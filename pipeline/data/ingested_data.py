@@ -16,7 +16,7 @@ _NAMED_CLASSES = 20
 
 
 class SeenBefore(FrozenModel):
-    """What the initial weights of a run have seen of its images."""
+    """What the initial weights of a run, or its teacher, have seen of its images."""
 
     counts: dict[str, int] = Field(default_factory=dict)
     """Number of validation and test images that they are recorded to have seen; without zeros."""
@@ -24,6 +24,28 @@ class SeenBefore(FrozenModel):
     """Number of further test images in groups of which they have seen other images."""
     provenance: ProvenanceSummary = KNOWN
     """Whether all images that they have seen are recorded; random weights have seen none."""
+    weights: str = "the initial weights"
+    """Which weights have seen them, for sentences."""
+    trained: int = 0
+    """Number of training images that they are recorded to have been trained on."""
+
+
+UNLABELLED = "unlabelled"
+"""The split of images that are trained on without labels."""
+
+
+class UnlabelledImages(FrozenModel):
+    """Images to train on that have no labels, in a manifest of their own."""
+
+    manifest_file: Path
+    """All usable rows are in the split `unlabelled`."""
+    fingerprint: str
+    root: Path
+    """The folder or archive that the manifest's paths are relative to."""
+    count: int
+    """Usable images."""
+    left_out: dict[str, int] = Field(default_factory=dict)
+    """Number of images that were left out for each reason, such as `copies of test images`."""
 
 
 class IngestedData(FrozenModel):
@@ -38,7 +60,7 @@ class IngestedData(FrozenModel):
     classes: tuple[str, ...]
     """Empty if the objective uses no labels."""
     counts: dict[str, int]
-    """Usable images by split."""
+    """Usable images by split; `unlabelled` only if there are some."""
     class_counts: dict[str, int]
     """Usable images by class."""
     median_side: int
@@ -60,6 +82,15 @@ class IngestedData(FrozenModel):
     """The run or the file whose manifest is used again, if any."""
     seen_before: SeenBefore = SeenBefore()
     """What the initial weights have seen of it; see `seen_images`."""
+    taught_by: str = ""
+    """The teacher of the run and what it has predicted, in words; empty without a teacher."""
+    unlabelled: UnlabelledImages | None = None
+    """Further images to train on; `counts` has their number, and `fingerprint` is without them."""
+
+    @property
+    def training_images(self) -> int:
+        """Images of an epoch, labelled or not."""
+        return self.counts["train"] + self.counts.get(UNLABELLED, 0)
 
     @property
     def mapping(self) -> PixelMapping:
@@ -89,3 +120,5 @@ class PreparedData(FrozenModel):
     store: Path
     reused: bool
     image: ImageSpec
+    unlabelled: Path | None = None
+    """The store of the unlabelled images, in the same format."""

@@ -44,6 +44,7 @@ from patchline.pipeline.data.store.scan_draft import ScanDraft
 from patchline.pipeline.data.symmetry.assumed_symmetries import unmeasured_symmetries
 from patchline.pipeline.data.symmetry.mirror_answer import MirrorSymmetry
 from patchline.pipeline.data.symmetry.mirror_symmetry import Files, mirror_symmetry
+from patchline.pipeline.data.unlabelled_images import with_unlabelled
 from patchline.pipeline.data.value_ranges.data_values import DataValues
 from patchline.pipeline.data.value_ranges.mapped_images import chosen_values, usable_values
 from patchline.pipeline.data.value_ranges.range_memory import notes_on_change
@@ -167,7 +168,7 @@ def ingest(
         recalled, splits, lasting = _ingested(source, on_progress, remember=remember)
         if memory and remember and lasting:
             memory.keep(recalled, splits)
-    return recalled
+    return with_unlabelled(recalled, config, workspace, on_progress, fresh=fresh)
 
 
 class _Source(NamedTuple):
@@ -365,7 +366,8 @@ def resolve(config: RunConfig, data: IngestedData) -> RunConfig:
             update={
                 "image_size": size,
                 "channels": channels,
-                "path": _absolute(config),
+                "path": _absolute(config.data.path),
+                "unlabelled": _absolute(config.data.unlabelled),
                 "exclude": str(data.exclude) if data.exclude else None,
                 "manifest": data.repeats,
                 "mirror_symmetric": _mirror_setting(data.mirror),
@@ -389,15 +391,24 @@ def prepare(
     if size is None or channels is None:
         raise DataError("The image size is unknown. Resolve the config first.")
     spec = prepared_store.StoreSpec(channels, size, size, config.data.resize, data.mapping)
-    store, reused = prepared_store.prepare(
-        rows,
-        data.root,
-        spec,
-        workspace / "prepared",
-        _labelled(on_progress, "Decoding images"),
-        kind=config.data.store,
-        fresh=fresh,
-    )
+
+    def decode(rows: pd.DataFrame, root: Path, label: str) -> tuple[Path, bool]:
+        return prepared_store.prepare(
+            rows,
+            root,
+            spec,
+            workspace / "prepared",
+            _labelled(on_progress, label),
+            kind=config.data.store,
+            fresh=fresh,
+        )
+
+    store, reused = decode(rows, data.root, "Decoding images")
+    unlabelled = None
+    if data.unlabelled:
+        further = manifests.usable(manifests.load(data.unlabelled.manifest_file))
+        unlabelled, same = decode(further, data.unlabelled.root, "Decoding unlabelled images")
+        reused = reused and same
     training_rows = np.flatnonzero(rows["split"] == "train")
     mean, std = channel_statistics(prepared_store.open_images(store), training_rows)
     image = ImageSpec(
@@ -409,7 +420,7 @@ def prepare(
         resize=config.data.resize,
         pixel_values=data.pixel_values,
     )
-    return PreparedData(store=store, reused=reused, image=image)
+    return PreparedData(store=store, reused=reused, image=image, unlabelled=unlabelled)
 
 
 def _mirror_setting(mirror: MirrorSymmetry) -> bool | None:
@@ -421,8 +432,7 @@ def _class_counts(rows: pd.DataFrame) -> dict[str, int]:
     return {str(k): int(v) for k, v in rows["label"].value_counts().sort_index().items()}
 
 
-def _absolute(config: RunConfig) -> str | None:
-    path = config.data.path
+def _absolute(path: str | None) -> str | None:
     return str(Path(path).resolve()) if path is not None and Path(path).exists() else path
 
 

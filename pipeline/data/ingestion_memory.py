@@ -136,7 +136,7 @@ class IngestionMemory:
 
 def _settings(config: RunConfig) -> str:
     """Return the settings that a result depends on, as JSON."""
-    data = config.data.model_dump(mode="json", exclude={"path"})
+    data = config.data.model_dump(mode="json", exclude={"path", "unlabelled"})
     if config.data.group_near_duplicates:
         data["search"] = search_memory.version()
     slices, mirroring = list(config.evaluation.slices), mirroring_settings(config)

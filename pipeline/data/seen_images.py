@@ -1,4 +1,4 @@
-"""What the initial weights of a run have seen of its validation and test images."""
+"""What the initial weights of a run, or its teacher, have seen of its images."""
 
 from __future__ import annotations
 
@@ -11,15 +11,18 @@ from patchline.pipeline.provenance.provenance import Provenance, unused_words
 from patchline.pipeline.provenance.seen_images import CONTENT
 
 
-def count_seen_images(manifest_file: Path, provenance: Provenance) -> SeenBefore:
-    """Count the validation and test images that initial weights have seen.
+def count_seen_images(
+    manifest_file: Path, provenance: Provenance, weights: str = "the initial weights"
+) -> SeenBefore:
+    """Count the images that initial weights or a teacher have seen.
 
     A validation image was seen if it was trained on, a test image also if it was used for model
     selection.
 
     Args:
         manifest_file: of the run.
-        provenance: of its initial weights.
+        provenance: of the weights.
+        weights: which they are, for sentences.
     """
     rows = manifests.usable(manifests.load(manifest_file))
     counts = {}
@@ -28,7 +31,10 @@ def count_seen_images(manifest_file: Path, provenance: Provenance) -> SeenBefore
         overlap_N = seen.contain(of_split, CONTENT, trained_only=split == "validation")
         counts[split] = int(overlap_N.sum())
     related_N = seen.contain(of_split, ["group"]) & ~overlap_N  # of the test split, the last one
+    trained_N = seen.contain(rows[rows["split"] == "train"], CONTENT, trained_only=True)
     return SeenBefore(
+        weights=weights,
+        trained=int(trained_N.sum()),
         counts={split: count for split, count in counts.items() if count},
         related=int(related_N.sum()),
         provenance=provenance.summary,
@@ -36,8 +42,13 @@ def count_seen_images(manifest_file: Path, provenance: Provenance) -> SeenBefore
 
 
 def with_seen_images(data: IngestedData, before: SeenBefore) -> IngestedData:
-    """Return the data with what its initial weights have seen of it, and notes about that."""
-    notes = (*data.notes, *seen_images_notes(before, data.counts))
+    """Return the data with what weights have seen of it, and notes about that.
+
+    They take the place of notes on the initial weights alone.
+    """
+    replaced = set(seen_images_notes(data.seen_before, data.counts))
+    kept = [note for note in data.notes if note not in replaced]
+    notes = (*kept, *seen_images_notes(before, data.counts))
     return data.model_copy(update={"seen_before": before, "notes": notes})
 
 
@@ -45,13 +56,13 @@ def seen_images_notes(before: SeenBefore, counts: Mapping[str, int]) -> list[str
     """Return how many images were seen, and what that means for the metrics.
 
     Args:
-        before: by the initial weights.
+        before: by which weights.
         counts: number of all images by split.
     """
     words = {
-        "validation": "used to train the initial weights: the validation metrics, the choice of "
+        "validation": f"used to train {before.weights}: the validation metrics, the choice of "
         "the best epoch and the calibration are optimistic",
-        "test": "used to train or select the initial weights: the test metrics are optimistic; "
+        "test": f"used to train or select {before.weights}: the test metrics are optimistic; "
         "`patchline evaluate` leaves such images out",
     }
     notes = [
@@ -63,10 +74,10 @@ def seen_images_notes(before: SeenBefore, counts: Mapping[str, int]) -> list[str
     if before.related:
         notes.append(
             f"{before.related:,} {'other ' if before.counts.get('test') else ''}test "
-            f"{_related(before.related)}: the test metrics may be optimistic; `patchline evaluate` "
+            f"{_related(before)}: the test metrics may be optimistic; `patchline evaluate` "
             "leaves such images out"
         )
-    caveat = before.provenance.caveat("the initial weights", "validation or test images")
+    caveat = before.provenance.caveat(before.weights, "validation or test images")
     return [*notes, caveat] if caveat else notes
 
 
@@ -74,14 +85,14 @@ def about_test_images(before: SeenBefore) -> str:
     """Return what the test images were used for before, as far as it is known."""
     provenance = before.provenance
     unused = f"{'were' if provenance.is_known else 'are'} {unused_words(provenance)}"
-    caveat = provenance.caveat("the initial weights", "these images")
+    caveat = provenance.caveat(before.weights, "these images")
     more = f" {caveat[:1].upper()}{caveat[1:]}." if caveat else ""
     if before.related:
-        more = f" {before.related:,} of these {_related(before.related)}.{more}"
+        more = f" {before.related:,} of these {_related(before)}.{more}"
     if count := before.counts.get("test", 0):
         return (
-            f"{count:,} of these images {_were(count)} used to train or select the initial "
-            f"weights, so the metrics are optimistic; the others {unused}.{more}"
+            f"{count:,} of these images {_were(count)} used to train or select "
+            f"{before.weights}, so the metrics are optimistic; the others {unused}.{more}"
         )
     return f"These images {unused}.{more}"
 
@@ -92,10 +103,11 @@ def caveat_on_test_images(before: SeenBefore) -> str:
     return "" if is_clean else about_test_images(before)
 
 
-def _related(count: int) -> str:
-    """Return what is said of images whose groups the initial weights know."""
-    subject = "image is in a group" if count == 1 else "images are in groups"
-    return f"{subject} of which the initial weights have seen other images"
+def _related(before: SeenBefore) -> str:
+    """Return what is said of images whose groups the weights know."""
+    subject = "image is in a group" if before.related == 1 else "images are in groups"
+    have = "has" if before.weights.endswith("teacher") else "have"
+    return f"{subject} of which {before.weights} {have} seen other images"
 
 
 def _were(count: int) -> str:

@@ -81,7 +81,7 @@ def ingredients(run: TrainedRun) -> Ingredients:
         **run.ingredients,
         **stage_keys.all_settings(run.config),
         "held out": ", ".join(digest_of(file).sha256 for file in held_out),
-        "notes": "\n".join((run.data.split_origin, *run.data.notes)),
+        "notes": "\n".join((run.data.split_origin, *run.data.notes, run.data.taught_by)),
         "training": run.trained.model_dump_json(exclude=_PATHS),
         **_own_values(run.config, run.data),
     }
@@ -339,14 +339,14 @@ def about_run(run: TrainedRun) -> dict[str, str]:
     image, counts = run.prepared.image, data.counts
     colours = "greyscale" if image.channels == 1 else "colour"
     return {
-        "Images": f"{counts['train']} train, {counts['validation']} validation, "
-        f"{counts['test']} test",
+        "Images": ", ".join(f"{count} {split}" for split, count in counts.items()),
         "Splits": data.split_origin,
         **({"Classes": str(len(data.classes))} if data.classes else {}),
         "Size": f"{image.height}x{image.width} pixels, {colours}",
         "Model": f"{config.model.name}, {trained.parameters:,} parameters",
         "Patch embedding": config.model.patch_embedding.name,
         **({"Initial weights": display_name(config.model.init)} if config.model.init else {}),
+        **({"Teacher": data.taught_by} if data.taught_by else {}),
         "Training": _training(trained),
         "Data version": data.fingerprint[:12],
     }

@@ -51,7 +51,11 @@ OWN_LAYOUT = "Patchline"
 _CODE = ("patchline.pipeline.models.pretrained", "patchline.pipeline.initial_weights.finding")
 
 
-class _Trained(NamedTuple):
+SETTING = "model.init"
+"""The setting that errors name, unless other weights are sought."""
+
+
+class Trained(NamedTuple):
     """Weights that Patchline has trained."""
 
     reference: str
@@ -102,24 +106,11 @@ def find(
         if champion is None:
             return None
         reference = f"{name}/{champion}"
-    if is_name(reference):
-        record = _of_name(reference, num_heads, workspace, download=download)
-    elif is_file(reference):
-        file = _checked_file(Path(reference).expanduser())
-        own = file.name == WEIGHTS_FILE and file.with_name(DESCRIPTION_FILE).is_file()
-        if not own and file.suffix.lower() == ".safetensors" and has_record(file):
-            raise ConfigError(
-                f"model.init {file} was saved by Patchline, but the {DESCRIPTION_FILE} that "
-                "describes its model is not beside it. Copy both, and keep the name "
-                f"{WEIGHTS_FILE}."
-            )
-        trained = _Trained(str(file), "file", file.parent)
-        as_given = str(file), file
-        record = (
-            _of_training(trained, workspace) if own else _of_file(*as_given, num_heads, workspace)
-        )
+    trained = find_trained(reference, workspace)
+    if trained is not None:
+        record = _of_training(trained, workspace)
     else:
-        record = _of_training(_trained(reference, workspace / "runs"), workspace)
+        record = find_converted(reference, workspace, num_heads=num_heads, download=download)
     if sha256 not in (None, record.sha256):
         raise ConfigError(
             f"model.init {reference} has changed since its weights were recorded: the SHA-256 was "
@@ -127,6 +118,61 @@ def find(
             "model.init_sha256."
         )
     return record
+
+
+def find_trained(reference: str, workspace: Path, setting: str = SETTING) -> Trained | None:
+    """Return the folder of a model that Patchline has trained: a file, a version or a run.
+
+    Args:
+        reference: as for `find`.
+        workspace: the folder `.patchline`.
+        setting: that names the weights, for errors.
+
+    Returns:
+        None if the reference names a file from elsewhere, or published weights.
+
+    Raises:
+        ConfigError: if there are no such weights.
+    """
+    if is_name(reference):
+        return None
+    if not is_file(reference, setting):
+        return _trained(reference, workspace / "runs", setting)
+    file = _checked_file(Path(reference).expanduser(), setting)
+    if file.name == WEIGHTS_FILE and file.with_name(DESCRIPTION_FILE).is_file():
+        return Trained(str(file), "file", file.parent)
+    if file.suffix.lower() == ".safetensors" and has_record(file):
+        raise ConfigError(
+            f"{setting} {file} was saved by Patchline, but the {DESCRIPTION_FILE} that describes "
+            f"its model is not beside it. Copy both, and keep the name {WEIGHTS_FILE}."
+        )
+    return None
+
+
+def find_converted(
+    reference: str,
+    workspace: Path,
+    *,
+    num_heads: int | None = None,
+    download: bool = False,
+    setting: str = SETTING,
+) -> InitialWeights:
+    """Return the weights of a file from elsewhere, or published ones, converted and kept.
+
+    Args:
+        reference: the file or the name.
+        workspace: the folder `.patchline`.
+        num_heads: attention heads of a file that does not say how many it has.
+        download: published weights may be downloaded.
+        setting: that names the weights, for errors.
+
+    Raises:
+        ConfigError: if there are no such weights, or they cannot be read.
+    """
+    if is_name(reference):
+        return _of_name(reference, num_heads, workspace, download=download, setting=setting)
+    file = _checked_file(Path(reference).expanduser(), setting)
+    return _of_file(str(file), file, num_heads, workspace)
 
 
 def _kept(workspace: Path, sha256: str) -> InitialWeights | None:
@@ -139,7 +185,7 @@ def _kept(workspace: Path, sha256: str) -> InitialWeights | None:
 # -- files -----------------------------------------------------------------------------------------
 
 
-def _checked_file(file: Path) -> Path:
+def _checked_file(file: Path, setting: str) -> Path:
     """Return the absolute path of a file that can be read.
 
     Raises:
@@ -149,21 +195,21 @@ def _checked_file(file: Path) -> Path:
     if not file.is_file():
         what = "is a folder" if file.is_dir() else "does not exist"
         raise ConfigError(
-            f"model.init {file} {what}. Give a file of weights, a model version such as "
+            f"{setting} {file} {what}. Give a file of weights, a model version such as "
             "flowers@champion, or a run."
         )
     if not os.access(file, os.R_OK):
-        raise ConfigError(f"model.init {file} may not be read. Check its permissions.")
+        raise ConfigError(f"{setting} {file} may not be read. Check its permissions.")
     return file
 
 
 def _of_name(
-    reference: str, num_heads: int | None, workspace: Path, *, download: bool
+    reference: str, num_heads: int | None, workspace: Path, *, download: bool, setting: str
 ) -> InitialWeights:
     """Convert published weights from the cache of their library, downloaded if that is allowed."""
     from patchline.pipeline.initial_weights import named_weights
 
-    named = named_weights.file_of(reference, download=download)
+    named = named_weights.file_of(reference, download=download, setting=setting)
     record = _of_file(reference, named.file, num_heads, workspace, named.license)
     licensed = f"The license of {reference} is {record.license or 'not stated by the library'}."
     return record.model_copy(update={"notes": (*record.notes, licensed)})
@@ -267,41 +313,41 @@ def _write_record(record: InitialWeights, workspace: Path) -> None:
 # -- what Patchline has trained --------------------------------------------------------------------
 
 
-def _trained(reference: str, runs: Path) -> _Trained:
+def _trained(reference: str, runs: Path, setting: str) -> Trained:
     """Return the folder of a model version or a run."""
     try:
         version = registered_models.resolve(reference)
     except PipelineError as no_version:
         if Path(reference).expanduser().is_dir() and "/" in reference:
             raise ConfigError(
-                f"model.init {reference} is a folder, and no model version has this name "
+                f"{setting} {reference} is a folder, and no model version has this name "
                 f"({str(no_version).rstrip('.')}). Give a file in the folder, a version or a run."
             ) from no_version
         if any(sign in reference for sign in "@/:"):
-            raise ConfigError(f"model.init {reference} was not found: {no_version}") from no_version
-        return _trained_by_run(reference, runs)
+            raise ConfigError(f"{setting} {reference} was not found: {no_version}") from no_version
+        return _trained_by_run(reference, runs, setting)
     folder = package_download.package_folder(version) / "artifacts"
-    return _Trained(f"{version.name}/{version.version}", "version", folder)
+    return Trained(f"{version.name}/{version.version}", "version", folder)
 
 
-def _trained_by_run(reference: str, runs: Path) -> _Trained:
+def _trained_by_run(reference: str, runs: Path, setting: str) -> Trained:
     try:
         run = interrupted_runs.named(reference, runs)
     except ConfigError as error:
         raise ConfigError(
-            f"model.init {reference} is neither a file nor a registered model nor a run. Give the "
+            f"{setting} {reference} is neither a file nor a registered model nor a run. Give the "
             "path of a file, a version such as flowers@champion, or a run's id."
         ) from error
     folder = liveness.folder_of(run) / "package"
     if run.info.status != "FINISHED" or not is_readable(folder / DESCRIPTION_FILE):
         raise ConfigError(
-            f"model.init {reference}: the run {run.info.run_id[:8]} is {run.info.status} and has "
+            f"{setting} {reference}: the run {run.info.run_id[:8]} is {run.info.status} and has "
             "no trained model on this machine. Give a finished run, or a model version."
         )
-    return _Trained(run.info.run_id, "run", folder)
+    return Trained(run.info.run_id, "run", folder)
 
 
-def _of_training(trained: _Trained, workspace: Path) -> InitialWeights:
+def _of_training(trained: Trained, workspace: Path) -> InitialWeights:
     """Keep the weights of a model that Patchline has trained."""
     from patchline.pipeline.files.sealed_files import read_tensors
 
@@ -324,7 +370,7 @@ def _of_training(trained: _Trained, workspace: Path) -> InitialWeights:
 
 
 def _trained_record(
-    trained: _Trained, description: ModelDescription, sha256: str, provenance: Provenance
+    trained: Trained, description: ModelDescription, sha256: str, provenance: Provenance
 ) -> InitialWeights:
     image, tags = description.image, _tags_of(description.run_id)
     return InitialWeights(

@@ -45,12 +45,13 @@ class Downloaded(NamedTuple):
     license: str
 
 
-def file_of(reference: str, *, download: bool) -> Downloaded:
+def file_of(reference: str, *, download: bool, setting: str = "model.init") -> Downloaded:
     """Return the file of published weights.
 
     Args:
         reference: the library and the name of the weights there, such as `timm:vit_tiny_patch16`.
         download: fetch the file if it is not in the library's cache.
+        setting: that names the weights, for errors.
 
     Raises:
         ConfigError: if there are no such weights, they are not cached, or cannot be downloaded.
@@ -64,14 +65,14 @@ def file_of(reference: str, *, download: bool) -> Downloaded:
     if not download:
         licensed = f" (license: {weights.license})" if weights.license else ""
         raise ConfigError(
-            f"model.init {reference}{licensed} has not been downloaded yet. Add --download to "
+            f"{setting} {reference}{licensed} has not been downloaded yet. Add --download to "
             f"allow it, {bring}."
         )
     proxies.check(_address_of(reference))
     answer = _downloaded(reference)
     if "error" in answer:
         raise ConfigError(
-            f"model.init {reference} could not be downloaded ({answer['error']}). Check the "
+            f"{setting} {reference} could not be downloaded ({answer['error']}). Check the "
             f"network, {bring}."
         )
     return Downloaded(Path(answer["file"]), answer["license"] or weights.license)

@@ -51,12 +51,12 @@ def split_name(reference: str) -> tuple[str, str]:
     return match[1], match[2]
 
 
-def is_file(reference: str) -> bool:
+def is_file(reference: str, setting: str = "model.init") -> bool:
     """Return whether initial weights are named as a file, not as a model version or a run.
 
     A folder is none: `digits/3` is a version, also where a folder has this path.
     """
-    path = expanded(reference, "model.init")
+    path = expanded(reference, setting)
     return path.suffix.lower() in _SUFFIXES or path.is_file()
 
 

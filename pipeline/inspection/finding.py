@@ -157,6 +157,8 @@ class Inspection(FrozenModel):
     """Usable images by class."""
     splits: dict[str, int]
     """Usable images by split."""
+    unlabelled: int = 0
+    """Usable images of `data.unlabelled`, without copies; in no split."""
     class_splits: dict[str, dict[str, int]]
     """Usable images by class and split."""
     split_origin: str

@@ -12,7 +12,7 @@ import pandas as pd
 from patchline.pipeline.config import RunConfig
 from patchline.pipeline.data import ingestion
 from patchline.pipeline.data.ingestion import ScannedData
-from patchline.pipeline.data.manifests import exclusion
+from patchline.pipeline.data.manifests import exclusion, overlap
 from patchline.pipeline.data.manifests import manifest as manifests
 from patchline.pipeline.data.manifests.class_checks import check_images, unreadable_classes
 from patchline.pipeline.data.manifests.source_listing import uses_labels
@@ -25,6 +25,7 @@ from patchline.pipeline.data.splits.leakage import given_splits
 from patchline.pipeline.data.splits.split_gaps import SPLITS
 from patchline.pipeline.data.symmetry.assumed_symmetries import unmeasured_symmetries
 from patchline.pipeline.data.symmetry.mirror_symmetry import Files, mirror_symmetry
+from patchline.pipeline.data.unlabelled_images import read_unlabelled
 from patchline.pipeline.errors import DataError
 from patchline.pipeline.inspection.class_findings import (
     finding_on_mirror_images,
@@ -46,8 +47,12 @@ from patchline.pipeline.inspection.finding import (
 )
 from patchline.pipeline.inspection.label_errors import Judgement, findings_on_labels
 from patchline.pipeline.inspection.measures import ImageMeasures
-from patchline.pipeline.inspection.same_image_findings import findings_on_duplicates
+from patchline.pipeline.inspection.same_image_findings import (
+    finding_on_unlabelled,
+    findings_on_duplicates,
+)
 from patchline.pipeline.inspection.value_findings import findings_on_values
+from patchline.pipeline.terminal_words import counted
 
 _SQUARE = 1.05
 _NO_SPLIT = "unassigned"
@@ -105,7 +110,15 @@ def inspect_data(
             notes.append(note)
     assigned, origin, more = _with_splits(manifest, scanned, config, workspace)
     rows = manifests.usable(assigned)
-    findings = findings_on_status(manifest)
+    findings, unlabelled = findings_on_status(manifest), 0
+    if data.unlabelled is not None:
+        plain = scanned.pixel_values.mapping
+        _, further, of_files = read_unlabelled(
+            config, rows, scanned.root, plain, workspace, on_progress
+        )
+        unlabelled = int((further["status"] == "ok").sum())
+        more = [*more, f"data.unlabelled: {counted(unlabelled, 'image')} without labels", *of_files]
+        findings += finding_on_unlabelled(overlap.copied_held_out(further, rows))
     if len(rows):
         measured = pd.concat([rows, measures.table(rows["path"])], axis=1)
         given = given_splits(manifest).reset_index(drop=True)
@@ -137,6 +150,7 @@ def inspect_data(
         more = [*more, *judgement.notes()]
     found_in_order, told = _sorted(findings), (*notes, *more)
     result = summary_of(scanned.name, assigned, origin, found_in_order, told, mapping)
+    result = result.model_copy(update={"unlabelled": unlabelled})
     return Inspected(result, scanned.root, assigned, mapping)
 
 

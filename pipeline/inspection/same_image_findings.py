@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -10,6 +10,7 @@ import pandas as pd
 
 from patchline.pipeline.data.manifests.same_images import GROUP, column_of, content_numbers
 from patchline.pipeline.inspection.finding import Finding, Severity, finding_on_files
+from patchline.pipeline.terminal_words import by_number, counted
 
 Array = np.ndarray[Any, Any]
 _BY_IMPORTANCE = {"test": 0, "validation": 1, "train": 2, "": 3}
@@ -35,6 +36,18 @@ def findings_on_duplicates(
         *_exact(rows, exact),
         *_near(rows, exact, nearly, grouped=grouped),
     ]
+
+
+def finding_on_unlabelled(copied: Sequence[str]) -> list[Finding]:
+    """Return the validation and test images of which copies are among `data.unlabelled`."""
+    if not copied:
+        return []
+    are = (
+        f"{counted(len(copied), 'validation or test image')} {by_number(len(copied), 'is', 'are')}"
+    )
+    summary = f"{are} among the images of data.unlabelled, too."
+    action = "Leaves the unlabelled copies out: to train on them would be leakage."
+    return [finding_on_files("leakage", "note", copied, summary, action)]
 
 
 def _exact(rows: pd.DataFrame, exact: pd.Series[Any]) -> list[Finding]:

@@ -143,6 +143,8 @@ class CardFacts(FrozenModel):
     """Metrics with their confidence intervals, by `SPLIT/metric`."""
     initial_weights: str = ""
     """What training started from; empty for random weights."""
+    taught_by: str = ""
+    """The teacher whose predictions it was trained towards, in words; empty without one."""
     license: str = ""
     """Of published initial weights; empty if it is not known."""
     seen_before: tuple[str, ...] = ()
@@ -224,6 +226,7 @@ def _facts(
         if description.model.settings.get("test_time_flip")
         else "",
         "initial weights": facts.initial_weights,
+        "teacher": facts.taught_by,
         "license of the initial weights": facts.license,
         "images seen": f"{provenance.state}: {provenance.sentence('the model')}",
         "pixel values": "; ".join(_pixel_values(description.image.pixel_values)),

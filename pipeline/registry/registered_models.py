@@ -31,6 +31,8 @@ PROVENANCE_TAG = "patchline.seen_images"
 CHECKED_TAG = "patchline.checked_predictions"
 """Of a version: SHA-256 of the table of predictions that its package was compared with."""
 TEST_IMAGES_TAG = "patchline.test_images"
+TAUGHT_BY_TAG = "patchline.taught_by"
+"""Of a version: the teacher whose predictions it was trained towards, in words."""
 COMMIT_TAG = "patchline.commit"
 DECISION_RECORD, APPROVAL_RECORD = "patchline.decision", "patchline.approval"
 """Records on a version, each JSON with the time in `at`; see `write_record`."""
@@ -59,6 +61,8 @@ class VersionSummary(FrozenModel):
     """Version of the images that its test metrics belong to; equal for comparable metrics."""
     provenance: str
     """Whether all images that it has seen are recorded: known, upstream corpus unknown, unknown."""
+    taught_by: str
+    """The teacher whose predictions it was trained towards; empty without one."""
     commit: str
     """Of Patchline's source, when the version was registered."""
     flow_run_id: str
@@ -326,6 +330,7 @@ def _summary(store: MlflowClient, name: str) -> ModelSummary:
                 data_fingerprint=version.tags.get(FINGERPRINT_TAG, ""),
                 test_images=version.tags.get(TEST_IMAGES_TAG, ""),
                 provenance=version.tags.get(PROVENANCE_TAG, UNKNOWN.state),
+                taught_by=version.tags.get(TAUGHT_BY_TAG, ""),
                 commit=version.tags.get(COMMIT_TAG, ""),
                 flow_run_id=version.tags.get(FLOW_RUN_TAG, ""),
                 created_at=_moment(version.creation_timestamp),

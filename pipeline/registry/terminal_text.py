@@ -84,6 +84,8 @@ def _origin_lines(name: str, version: VersionSummary) -> list[str]:
     tested += f"  images seen: {version.provenance}"
     run = f"commit {commit}  Prefect flow run {flow}{tested}"
     lines = [f"  version {version.version:<4} {version.created_at}  {run}"]
+    if version.taught_by:
+        lines.append(f"    taught by {version.taught_by}")
     is_champion = CHAMPION in version.aliases
     if decision := version.decision:
         promoted, forced = bool(decision.get("promoted")), bool(decision.get("forced"))

@@ -16,7 +16,12 @@ LIST = "workspace-export.json"
 FORMAT = 1
 PREFECT = f"{WORKSPACE}/prefect.db"
 DATABASES = (DATABASE, PREFECT)
-CACHES = frozenset({"prepared", "scans", "ingestions", "sources", "near_duplicates", "features"})
+CACHES = frozenset(
+    {
+        *("prepared", "scans", "ingestions", "sources", "near_duplicates"),
+        *("features", "teacher_predictions"),
+    }
+)
 """Folders that the next run makes again from the images."""
 _OF_PROCESSES = frozenset({"live", "locks", "services"})
 """Folders about running processes; `services` holds the secret of the local servers."""

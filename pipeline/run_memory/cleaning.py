@@ -25,6 +25,8 @@ from patchline.pipeline.tracking.tracking_store import all_runs, store_exists
 
 STORES, FEATURES, RUNS = "prepared", "features", "runs"
 """Folders of the workspace: decoded images, features of frozen models, and what each run wrote."""
+PREDICTIONS = "teacher_predictions"
+"""Folder of the workspace: what teachers have predicted."""
 FEATURES_FILE = "features.json"
 """In the folder of a training run: which features it has used."""
 LAST_CHECKPOINT, PREVIOUS_CHECKPOINT = "last.safetensors", "previous.safetensors"
@@ -38,7 +40,7 @@ class Removable(FrozenModel):
     """A file or a folder that may go."""
 
     kind: str
-    """checkpoint, store or features."""
+    """checkpoint, store, features or predictions."""
     path: Path
     files: int
     bytes: int
@@ -73,6 +75,7 @@ class _Needed:
 
     stores: set[str] = field(default_factory=set)
     features: set[str] = field(default_factory=set)
+    predictions: set[str] = field(default_factory=set)
     extended: set[str] = field(default_factory=set)
     """Ids of finished runs whose training an unfinished run extends."""
 
@@ -106,6 +109,8 @@ def find_removable(workspace: Path) -> Cleaning:
     if not active:
         paths += [("store", each) for each in _unused(workspace / STORES, needed.stores)]
         paths += [("features", each) for each in _unused(workspace / FEATURES, needed.features)]
+        predicted = _unused(workspace / PREDICTIONS, needed.predictions)
+        paths += [("predictions", each) for each in predicted]
     return Cleaning(
         removable=tuple(_measured(paths)),
         resumable_runs=resumable,
@@ -150,16 +155,23 @@ def _name(folder: Path) -> str:
 def _add(needed: _Needed, folder: Path, *, is_finished: bool = False) -> None:
     """Add what a run needs to be resumed, or repeated."""
     for job in folder.rglob("job.json"):
-        if store := _json(job).get("store"):
-            needed.stores.add(Path(str(store)).name)
+        content = _json(job)
+        unlabelled = content.get("unlabelled") or {}
+        needed.stores |= _names(content.get("store"), unlabelled.get("store"))
     prepared = _json(folder / "stages" / "prepare.json")
-    if prepared:
-        needed.stores.add(Path(str(prepared.get("folder", ""))).name)
+    further = prepared.get("result", {}).get("unlabelled")
+    needed.stores |= _names(prepared.get("folder"), further)
+    needed.predictions |= _names(_json(folder / "stages" / "teach.json").get("folder"))
     for file in folder.rglob(FEATURES_FILE):
         needed.features.update(map(str, _json(file).get("folders", ())))
     extends = _json(folder / REQUEST_FILE).get("config", {}).get("training", {}).get("extends")
     if extends and not is_finished:
         needed.extended.add(str(extends))
+
+
+def _names(*paths: object) -> set[str]:
+    """Return the last parts of those paths that are there."""
+    return {Path(str(path)).name for path in paths if path}
 
 
 def _checkpoints(finished: Iterable[tuple[str, Path]], needed: _Needed) -> Iterator[Path]:

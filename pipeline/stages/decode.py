@@ -59,6 +59,7 @@ class Decode(Stage[DecodeInputs, PreparedData]):
         names = ("image_size", "channels", "resize", "mean", "std", "store")
         return {
             "data": data.fingerprint,
+            **({"unlabelled": data.unlabelled.fingerprint} if data.unlabelled else {}),
             **{key: str(getattr(settings, key)) for key in names},
             "pixel_values": data.pixel_values.model_dump_json(),
             "code": stage_keys.code(*self.code),

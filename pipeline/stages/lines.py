@@ -23,6 +23,8 @@ from patchline.pipeline.stages.promote import PROMOTE
 from patchline.pipeline.stages.read import READ
 from patchline.pipeline.stages.register import REGISTER
 from patchline.pipeline.stages.stage import AnyStage, Stage
+from patchline.pipeline.stages.teach import TEACH
+from patchline.pipeline.stages.teacher import FIND_TEACHER
 from patchline.pipeline.stages.train import TRAIN
 from patchline.pipeline.tracking.tracked_run import TrackedRun
 
@@ -89,8 +91,8 @@ class Line:
 
 CLASSIFIER = Line(
     (
-        *(READ, CHOOSE_WEIGHTS, INITIAL_WEIGHTS, PLAN, DECODE),
-        *(TRAIN, EVALUATE, PACKAGE, REGISTER, PROMOTE),
+        *(READ, CHOOSE_WEIGHTS, INITIAL_WEIGHTS, FIND_TEACHER, PLAN, DECODE),
+        *(TEACH, TRAIN, EVALUATE, PACKAGE, REGISTER, PROMOTE),
     )
 )
 ENCODER = Line(

@@ -127,6 +127,7 @@ def _card(config: RunConfig, inputs: TrainedInputs) -> CardFacts:
         metrics=inputs.evaluated.report.metrics,
         initial_weights=display_name(config.model.init) if config.model.init else "",
         license=start.weights.license if start and start.weights else "",
+        taught_by=data.taught_by,
         seen_before=tuple(seen_images_notes(data.seen_before, data.counts)),
         training=run_parts.length(inputs.trained),
         commit=provenance.commit()[0][:12],

@@ -7,7 +7,9 @@ from pathlib import Path
 
 from patchline.pipeline.config import RunConfig
 from patchline.pipeline.data import ingestion
-from patchline.pipeline.data.ingested_data import IngestedData
+from patchline.pipeline.data.ingested_data import UNLABELLED, IngestedData
+from patchline.pipeline.data.manifests.earlier_manifests import UNLABELLED_FOLDER
+from patchline.pipeline.data.unlabelled_images import check_unlabelled
 from patchline.pipeline.stages.context import Context
 from patchline.pipeline.stages.stage import Stage
 from patchline.pipeline.terminal_words import counted
@@ -36,7 +38,9 @@ class Read(Stage[ReadInputs, IngestedData]):
         """List the source, so that a wrong path fails at once."""
         listed = ingestion.check_source(config, workspace)
         where = f" in {counted(listed.classes, 'class', 'classes')}" if listed.classes else ""
-        return f"{counted(listed.files, 'file')} found{where}"
+        unlabelled = check_unlabelled(config, workspace)
+        further = f", and {counted(unlabelled, 'file')} without labels" if unlabelled else ""
+        return f"{counted(listed.files, 'file')} found{where}{further}"
 
     def title(self, context: Context, inputs: ReadInputs) -> str:
         """Return what is read."""
@@ -69,8 +73,12 @@ class Read(Stage[ReadInputs, IngestedData]):
     def log(
         self, context: Context, inputs: ReadInputs, result: IngestedData, run: TrackedRun
     ) -> None:
-        """Log the data with its version and its manifest."""
+        """Log the data with its version and its manifest, and the unlabelled images with theirs."""
         tracked_run.log_data(run, result.name, result.fingerprint, result.manifest_file)
+        if images := result.unlabelled:
+            name, folder = f"{result.name}-{UNLABELLED}", UNLABELLED_FOLDER
+            version, file = images.fingerprint, images.manifest_file
+            tracked_run.log_data(run, name, version, file, context=UNLABELLED, folder=folder)
 
 
 def data_name(config: RunConfig) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from patchline.pipeline.data.ingested_data import IngestedData
 from patchline.pipeline.errors import PackagingError
 from patchline.pipeline.evaluation.evaluating import Evaluated
 from patchline.pipeline.packaging.clean_process_check import check_package
@@ -11,7 +12,7 @@ from patchline.pipeline.packaging.job import Package
 from patchline.pipeline.packaging.package_files import DESCRIPTION_FILE, ONNX_FILE
 from patchline.pipeline.packaging.packaged_model import PackagedModel
 from patchline.pipeline.registry import registration
-from patchline.pipeline.registry.registered_models import TEST_IMAGES_TAG
+from patchline.pipeline.registry.registered_models import TAUGHT_BY_TAG, TEST_IMAGES_TAG
 from patchline.pipeline.registry.registration import Registered
 from patchline.pipeline.stages.context import Context
 from patchline.pipeline.stages.stage import Stage
@@ -24,6 +25,7 @@ class RegisterInputs:
 
     package: Package
     evaluated: Evaluated | None
+    data: IngestedData
     run: TrackedRun
 
 
@@ -50,6 +52,8 @@ class Register(Stage[RegisterInputs, Registered]):
         tags = dict(context.tags)
         if inputs.evaluated:
             tags[TEST_IMAGES_TAG] = inputs.evaluated.report.images_fingerprint
+        if inputs.data.taught_by:
+            tags[TAUGHT_BY_TAG] = inputs.data.taught_by
         model_id = registration.logged_model(run, name)
         return registration.register(run, model_id, name, inputs.package, tags)
 

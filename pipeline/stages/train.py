@@ -6,9 +6,14 @@ from dataclasses import dataclass
 
 from patchline.pipeline.config import RunConfig
 from patchline.pipeline.data.ingested_data import IngestedData, PreparedData
+from patchline.pipeline.initial_weights.recipe import display_name
+from patchline.pipeline.models.model_description import WEIGHTS_FILE
 from patchline.pipeline.stages.context import Context
 from patchline.pipeline.stages.stage import Stage
+from patchline.pipeline.teaching.job import Taught
+from patchline.pipeline.teaching.teacher import Teacher
 from patchline.pipeline.tracking.tracked_run import TrackedRun
+from patchline.pipeline.training.job import TeacherPredictions
 from patchline.pipeline.training.machine import MEMBER_MODULE, MODULE, resources_of
 from patchline.pipeline.training.parts import launching, run_parts
 from patchline.pipeline.training.parts.launching import TrainingInputs, job_of
@@ -28,7 +33,21 @@ class TrainInputs:
 
     prepared: PreparedData
     data: IngestedData
+    teacher: Teacher | None
+    taught: Taught | None
     run: TrackedRun
+
+    @property
+    def predictions(self) -> TeacherPredictions | None:
+        """What the teacher has predicted, if there is one."""
+        if self.teacher is None or self.taught is None:
+            return None
+        return TeacherPredictions(
+            file=self.taught.file.resolve(),
+            splits=self.taught.splits,
+            weights=self.teacher.folder.resolve() / WEIGHTS_FILE,
+            name=self.teacher.name,
+        )
 
 
 class Train(Stage[TrainInputs, TrainResult]):
@@ -60,7 +79,13 @@ class Train(Stage[TrainInputs, TrainResult]):
         on_event, note = context.reporting.event, context.reporting.note
         follow = prewarm.before_the_end(on_event, context.next_workers)
         needs = TrainingInputs(
-            context.config, inputs.data, inputs.prepared, inputs.run, context.memory, on_event
+            context.config,
+            inputs.data,
+            inputs.prepared,
+            inputs.run,
+            context.memory,
+            on_event,
+            inputs.predictions,
         )
         return RunParts(needs, note, on_last_event=follow).train()
 
@@ -73,9 +98,8 @@ class Train(Stage[TrainInputs, TrainResult]):
         length = {"time_limit": None, "step_plan": ((0, 0.0, _REHEARSED_STEPS),)}
         config = context.config.model_copy(update={"training": training.model_copy(update=length)})
         folder = inputs.run.folder / "training"
-        job = job_of(
-            config, inputs.data, inputs.prepared, folder, inputs.run.run_id, context.workspace
-        )
+        own = (config, inputs.data, inputs.prepared, folder, inputs.run.run_id)
+        job = job_of(*own, context.workspace, inputs.predictions)
         if training.trainable == "head":
             # Features that are stored there would not say how long it takes to compute them.
             job = job.model_copy(update={"workspace": None})
@@ -117,6 +141,8 @@ def recipe(config: RunConfig) -> str:
         blocks = config.training.last_blocks
         last = f"the last {blocks} blocks of " if blocks != 1 else "the last block of "
         return f"the head, then {last if blocks else 'the norm of '}{_of_all_weights(config)}"
+    if config.training.teacher:
+        return f"{_of_all_weights(config)}, taught by {display_name(config.training.teacher)}"
     if config.objective.name != "supervised":
         return f"{_of_all_weights(config)}, objective {config.objective.name}"
     return _of_all_weights(config)

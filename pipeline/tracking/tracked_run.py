@@ -38,6 +38,8 @@ FLOW_RUNS_TAG = "patchline.flow_runs"
 DATA_ROOT_TAG = "patchline.data_root"
 INITIAL_RUN_TAG = "patchline.initial_run_id"
 """The run that trained the initial weights."""
+TEACHER_TAG, TEACHER_RUN_TAG = "patchline.teacher", "patchline.teacher_run_id"
+"""The model whose predictions a run was trained towards, and the run that trained it."""
 REGULARIZATION_TAG = "training.regularization"
 """Of the head, of a run that trained nothing else."""
 LICENSE_TAG = "patchline.initial_weights_license"
@@ -247,22 +249,27 @@ def owner_lock(folder: Path) -> Path:
 
 
 def log_data(
-    run: TrackedRun, name: str, fingerprint: str, manifest_file: Path, context: str = "training"
+    run: TrackedRun,
+    name: str,
+    fingerprint: str,
+    manifest_file: Path,
+    context: str = "training",
+    folder: str = "data",
 ) -> None:
-    """Log the data as the dataset of the run, which leads to its manifest, an artifact."""
+    """Log data as a dataset of the run, which leads to its manifest, an artifact in a folder."""
     from mlflow.data import sources
     from mlflow.data.meta_dataset import MetaDataset
     from mlflow.entities import DatasetInput, InputTag
 
     # MLflow makes this class when it runs, so type checkers cannot see it. It reads any store.
-    uri = f"runs:/{run.run_id}/data/{manifest_file.name}"
+    uri = f"runs:/{run.run_id}/{folder}/{manifest_file.name}"
     source = sources.LocalArtifactDatasetSource(uri)  # type: ignore[attr-defined]
     dataset = MetaDataset(source, name=name, digest=fingerprint)  # type: ignore[abstract]
     entity = dataset._to_mlflow_entity()  # noqa: SLF001 - MlflowClient takes the entity only
     store = client()
     tag = InputTag("mlflow.data.context", context)
     store.log_inputs(run.run_id, [DatasetInput(entity, [tag])])
-    store.log_artifact(run.run_id, str(manifest_file), "data")
+    store.log_artifact(run.run_id, str(manifest_file), folder)
 
 
 def log_file(run: TrackedRun, file: Path, folder: str | None = None) -> None:

@@ -130,6 +130,7 @@ class TrainingConfig(FrozenModel):
         "step_plan",
         "validation_plan",
         "extends",
+        "teacher_sha256",
         "halvings",
         "rate_cuts",
         "thread_changes",
@@ -267,6 +268,28 @@ class TrainingConfig(FrozenModel):
     """CutMix (arXiv 1905.04899): alpha of the beta distribution of the mixed area; 0 turns it off.
     If mixup is on too, each batch gets one of the two."""
 
+    teacher: Annotated[str, Field(min_length=1)] | None = None
+    """A model whose predictions are targets of the training beside the labels (knowledge
+    distillation, arXiv 1503.02531): a model version such as flowers@champion, a run, a file of
+    weights, or published ones such as timm:NAME or hf:OWNER/NAME. It has to know the same classes,
+    and sees each image once, with its own preprocessing."""
+
+    teacher_weight: Annotated[float, Field(gt=0, le=1)] = 0.5
+    """Share of the teacher in the target of a labelled image; the rest is its label. The target of
+    an unlabelled image is the teacher's alone."""
+
+    teacher_temperature: Annotated[float, Field(ge=0, le=20)] = 1.0
+    """Temperature that divides the teacher's logits: above 1 softens its probabilities, below 1
+    sharpens them, 0 takes its most probable class alone (hard distillation, arXiv 2012.12877). The
+    logits of the trained model are not divided."""
+
+    teacher_views: Annotated[int, Field(ge=1, le=10)] = 2
+    """Views of each image over which the teacher's probabilities are averaged: the image, its
+    mirror image unless data.mirror_symmetric denies it, and then crops at its corners."""
+
+    teacher_sha256: Annotated[str, Field(pattern="^[0-9a-f]{64}$")] | None = None
+    """Recorded SHA-256 of the teacher's weights, to reproduce the run."""
+
     ema_decay: Annotated[float, Field(ge=0, lt=1)] = 0.999
     """Decay rate of the exponential moving average of the weights, warmed up from 0; the average is
     what is evaluated and saved. Not used by schedule_free."""
@@ -332,6 +355,16 @@ class TrainingConfig(FrozenModel):
                 f"training.folds is {self.folds}, but training.trainable last_blocks has folds of "
                 "its own where there are fewer than 50 validation images. Leave out "
                 "training.folds; training.refit trains on all images in the end"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _a_teacher_teaches_all_weights(self) -> Self:
+        if self.teacher is not None and self.trainable not in (None, "all"):
+            raise ValueError(
+                f"training.trainable is {self.trainable}, but training.teacher is {self.teacher}: "
+                "its predictions are targets for images, and a head is fitted to labels alone. Set "
+                "training.trainable to all, or leave out training.teacher"
             )
         return self
 

@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from patchline.pipeline.config import RunConfig
 from patchline.pipeline.frozen_model import FrozenModel
 from patchline.pipeline.training.part import TrainingPart
 from patchline.plugin_api import ImageSpec
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 
 class ExtendedTraining(FrozenModel):
@@ -41,6 +47,41 @@ class StoredTokens(FrozenModel):
     """Number of folds of the training images."""
 
 
+class UnlabelledStore(FrozenModel):
+    """Images that are trained on without labels; their rows follow those of the labelled ones."""
+
+    manifest_file: Path
+    store: Path
+
+
+class TeacherPredictions(FrozenModel):
+    """What a teacher has predicted for images of a run."""
+
+    file: Path
+    """Logits of the run's classes, float32 (M, V * K): images, views, classes."""
+    splits: tuple[str, ...]
+    """Splits of the labelled images among the M; the unlabelled ones follow them."""
+    weights: Path
+    """File of the teacher's weights, whose record says which images they have seen."""
+    name: str
+    """Of the teacher."""
+
+    @property
+    def identity(self) -> str:
+        """What decides the predictions: the teacher, the images, their views."""
+        return f"{self.file.parent.name} of {', '.join(self.splits)}"
+
+    def rows(self, splits: pd.Series[str], unlabelled: int) -> np.ndarray[Any, np.dtype[np.int64]]:
+        """Return the rows (M,) of a run that were predicted.
+
+        Args:
+            splits: of the usable rows of its manifest.
+            unlabelled: number of its unlabelled images, which follow them.
+        """
+        labelled = np.flatnonzero(splits.isin(self.splits))
+        return np.concatenate([labelled, len(splits) + np.arange(unlabelled)])
+
+
 class TrainingJob(FrozenModel):
     """Everything that decides the weights, and the folder for the results."""
 
@@ -60,6 +101,10 @@ class TrainingJob(FrozenModel):
     """Which of the fits of the run this is."""
     initial_weights: Path | None = None
     """Folder of the weights that the training starts from; None for random weights."""
+    unlabelled: UnlabelledStore | None = None
+    """Further images to train on, if there are some."""
+    teacher: TeacherPredictions | None = None
+    """The soft targets of a teacher, if there is one."""
     tokens: StoredTokens | None = None
     """What the last blocks are trained from; None to train from images."""
     extends: ExtendedTraining | None = None

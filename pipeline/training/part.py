@@ -93,7 +93,13 @@ class TrainingPart(FrozenModel):
 
 
 def images_of_fits(
-    train: int, validation: int, *, folds: int | None, refit: bool, ensemble: bool
+    train: int,
+    validation: int,
+    *,
+    folds: int | None,
+    refit: bool,
+    ensemble: bool,
+    unlabelled: int = 0,
 ) -> list[float]:
     """Return the number of images that each training of a run has in an epoch.
 
@@ -103,12 +109,15 @@ def images_of_fits(
         folds: as `training.folds`.
         refit: as `training.refit`; with folds, the ensemble alone decides.
         ensemble: as `training.ensemble`.
+        unlabelled: images that every training has besides.
     """
     everything = train + validation
     if folds is None:
-        return [train, everything] if refit else [train]
-    each = [everything * (folds - 1) / folds] * folds
-    return each if ensemble else [*each, everything]
+        labelled: list[float] = [train, everything] if refit else [train]
+    else:
+        each = [everything * (folds - 1) / folds] * folds
+        labelled = each if ensemble else [*each, everything]
+    return [images + unlabelled for images in labelled]
 
 
 def moved(step: int, numerator: int, denominator: int) -> int:

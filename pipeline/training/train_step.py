@@ -100,19 +100,19 @@ class TrainStep:
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the loss and the number of correct images of a part."""
         model = self.replica or state.model
-        images_BHWC, labels_B = (tensor.to(self.device, non_blocking=True) for tensor in batch)
+        images_BHWC, targets = (tensor.to(self.device, non_blocking=True) for tensor in batch)
         torch.manual_seed(_step_seed(self.config.seed, state.step, self.ranks.rank))
         self.schedules.apply(progress)
         inputs_BCHW = self.size.resized(normalised(images_BHWC, self.image), progress)
         mix = draw_mix(self.config.training, self.config.seed, state.step, *inputs_BCHW.shape[-2:])
-        targets = shown_B = labels_B
+        shown_B = targets if targets.ndim == 1 else targets.argmax(1)
         if mix is not None:
             inputs_BCHW = mixed_images(inputs_BCHW, mix)
-            targets = mixed_targets(labels_B, self.num_classes, mix)
-            shown_B = dominant_labels(labels_B, mix)
+            targets = mixed_targets(targets, self.num_classes, mix)
+            shown_B = dominant_labels(shown_B, mix)
         if part.has_image_before:
             inputs_BCHW, targets, shown_B = inputs_BCHW[1:], targets[1:], shown_B[1:]
-        loss, correct = torch.zeros((), device=self.device), torch.zeros_like(labels_B[0])
+        loss, correct = torch.zeros((), device=self.device), torch.zeros_like(shown_B[0])
         *others, last = part.micro_batches(self.micro_batches_at(state))
         for micro, share in (*others, last):
             summing = nullcontext() if micro == last[0] else self.ranks.accumulating(model)

@@ -7,24 +7,31 @@ import itertools
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
 from patchline.pipeline.data.batches.batch_order import BalancedOrder, BatchOrder
-from patchline.pipeline.data.batches.loader import Batch, TrainingImages, training_batches
+from patchline.pipeline.data.batches.loader import (
+    Batch,
+    Targets,
+    TrainingImages,
+    training_batches,
+)
 from patchline.pipeline.data.batches.shuffle_windows import ShuffleWindows
 from patchline.pipeline.data.batches.token_loader import TokenImages, TrainingTokens
 from patchline.pipeline.data.manifests import manifest as manifests
 from patchline.pipeline.data.splits import folds
-from patchline.pipeline.data.store.prepared_store import open_images
+from patchline.pipeline.data.store.joined_images import open_stores
 from patchline.pipeline.data.store.read_ahead import ReadAhead
 from patchline.pipeline.files.stored_images import StoredImages
 from patchline.pipeline.probing.linear_fit import held_out_folds
 from patchline.pipeline.training.config import TrainingConfig
 from patchline.pipeline.training.job import TrainingJob
 from patchline.pipeline.training.recipe.losses import balanced_class_weights
+from patchline.pipeline.training.recipe.soft_targets import UNLABELLED, soft_targets
 
 Integers = np.ndarray[Any, np.dtype[np.int64]]
 
@@ -34,9 +41,11 @@ class TrainingData:
     """The prepared images, their classes, and those that a training may see."""
 
     images: StoredImages
-    """All rows of the store; or the tokens of training and validation images."""
+    """All rows of the store, then unlabelled images; or the tokens of training and validation
+    images."""
     labels: Integers
-    """Class index of every row of the store; 0 without classes."""
+    """Class index of every row; 0 without classes, and for an unlabelled image what its teacher
+    thinks most probable."""
     training: TrainingImages
     """The images to train on, with their augmentation."""
     validation_rows: Integers
@@ -97,15 +106,29 @@ def open_data(job: TrainingJob) -> TrainingData:
     training_rows, validation_rows = job.part.rows(rows, job.config.data.split_seed)
     numbers = rows["label"].map(index) if index else np.zeros(len(rows))
     labels: Integers = np.asarray(numbers).astype(np.int64)
+    paths, further = tuple(rows["path"]), 0
+    more_stores: tuple[Path, ...] = ()
+    if job.unlabelled is not None:
+        own = manifests.usable(manifests.load(job.unlabelled.manifest_file))
+        paths, further = (*paths, *own["path"]), len(own)
+        more_stores = (job.unlabelled.store,)
+        training_rows = np.concatenate([training_rows, len(rows) + np.arange(further)])
+        labels = np.concatenate([labels, np.full(further, UNLABELLED if index else 0)])
+    targets: Targets = labels
+    if job.teacher is not None:
+        taught = job.teacher.rows(rows["split"], further)
+        soft = soft_targets(job.teacher.file, len(index), taught, labels, job.config.training)
+        targets, labels = soft, soft.classes()
     training = TrainingImages(
         store=job.store,
         rows=training_rows,
-        labels=labels,
+        targets=targets,
         augmentation=job.config.augmentation,
         image=job.image,
         seed=job.config.seed,
+        more_stores=more_stores,
     )
-    images: StoredImages = open_images(job.store)
+    images: StoredImages = open_stores(training.stores)
     training_tokens = None
     if job.tokens is not None:
         tokens = job.tokens
@@ -128,7 +151,7 @@ def open_data(job: TrainingJob) -> TrainingData:
         labels=labels,
         training=training,
         validation_rows=validation_rows[by_digest],
-        paths=tuple(rows["path"]),
+        paths=paths,
         classes=job.classes,
         tokens=training_tokens,
     )

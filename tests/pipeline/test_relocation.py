@@ -256,7 +256,7 @@ def test_runs_of_a_store_that_is_not_rewritten_are_found_after_a_move(
     runs = second / ".patchline" / "runs"
     here = runs / parent.folder.name
     assert extended_run._finished(parent.run_id, runs) == (parent.run_id, here)
-    assert finding._trained_by_run(parent.run_id, runs).folder == here / "package"
+    assert finding._trained_by_run(parent.run_id, runs, "model.init").folder == here / "package"
     found = nested_runs.finished_fold(dataclasses.replace(parent, folder=here), 1)
     assert found
     assert found.run_id == fold.run_id

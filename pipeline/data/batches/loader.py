@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -14,19 +14,29 @@ from torch.utils.data import DataLoader, Dataset, get_worker_info
 from patchline.pipeline.config import PluginChoice
 from patchline.pipeline.data.batches.augmentation import SeededAugmentation
 from patchline.pipeline.data.batches.batch_order import row_of
-from patchline.pipeline.data.store.prepared_store import open_images
+from patchline.pipeline.data.store.joined_images import open_stores
 from patchline.pipeline.files.stored_images import StoredImages
 from patchline.plugin_api import ImageSpec
 
 Batch = tuple[torch.Tensor, torch.Tensor]
-"""uint8 images (B, H, W, C), or float16 tokens (B, N, D), and integer labels (B)."""
+"""uint8 images (B, H, W, C), or float16 tokens (B, N, D), and their targets: class indices (B), or
+probabilities (B, K)."""
+
+
+class Targets(Protocol):
+    """What is to be learned from each row of the store: a class index, or K probabilities."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, rows: Any) -> np.ndarray[Any, Any]:
+        """Return the targets of some rows: int64 (n), or float32 (n, K)."""
 
 
 class _LoadedBatch(NamedTuple):
     """What a data-loader worker returns; the batched part of the augmentation follows."""
 
     images_BHWC: torch.Tensor
-    labels_B: torch.Tensor
+    targets: torch.Tensor
     epoch: int
     draws_B: torch.Tensor
 
@@ -38,11 +48,18 @@ class TrainingImages:
     store: Path
     rows: np.ndarray[Any, np.dtype[np.int64]]
     """Rows of the store that belong to the split."""
-    labels: np.ndarray[Any, np.dtype[np.int64]]
-    """Class index of every row of the store."""
+    targets: Targets
+    """Of every row of the store."""
     augmentation: PluginChoice
     image: ImageSpec
     seed: int
+    more_stores: tuple[Path, ...] = ()
+    """Stores whose rows follow those of the first."""
+
+    @property
+    def stores(self) -> tuple[Path, ...]:
+        """All stores, in the order of their rows."""
+        return (self.store, *self.more_stores)
 
     def augment(self) -> SeededAugmentation:
         """Build the augmentation."""
@@ -64,16 +81,16 @@ class _StoredImages(Dataset[_LoadedBatch]):
 
             cv2.setNumThreads(0)  # the workers are the parallelism
             worker = get_worker_info()
-            images = open_images(source.store, threads=1 if worker else None)
+            images = open_stores(source.stores, threads=1 if worker else None)
             self._images = np.asarray(images) if isinstance(images, np.ndarray) else images
             self._augment = source.augment()
         epoch = keys[0][0]
         draws = [draw for _, draw in keys]
-        rows = [row_of(draw, len(source.labels)) for draw in draws]
+        rows = [row_of(draw, len(source.targets)) for draw in draws]
         images_BHWC = self._augment.by_image(self._images[rows], epoch, draws)
         return _LoadedBatch(
             torch.from_numpy(images_BHWC),
-            torch.from_numpy(source.labels[rows]),
+            torch.from_numpy(source.targets[rows]),
             epoch,
             torch.tensor(draws),
         )
@@ -114,11 +131,11 @@ def _augmented(
 ) -> Iterator[Batch]:
     """Yield the batches on the device, with the batched part of the augmentation applied."""
     for batch in batches:
-        images_BHWC, labels_B, draws_B = (
+        images_BHWC, targets, draws_B = (
             tensor.to(device, non_blocking=True)
-            for tensor in (batch.images_BHWC, batch.labels_B, batch.draws_B)
+            for tensor in (batch.images_BHWC, batch.targets, batch.draws_B)
         )
-        yield augmentation.by_batch(images_BHWC, batch.epoch, draws_B), labels_B
+        yield augmentation.by_batch(images_BHWC, batch.epoch, draws_B), targets
 
 
 def _whole_batch(batch: Any) -> _LoadedBatch:

@@ -14,6 +14,8 @@ from patchline.pipeline.tracking.tracking_store import client, store_exists
 if TYPE_CHECKING:
     from mlflow import MlflowClient
 
+UNLABELLED_FOLDER = "unlabelled"
+"""Of a run's artifacts: the manifest of its unlabelled images."""
 _TRAINED_BY = "patchline run"
 _PAGE = 20
 
@@ -73,6 +75,15 @@ def manifest_of_run(run_id: str) -> pd.DataFrame | None:
     return _manifest(client(), run_id)
 
 
+def unlabelled_of_run(run_id: str) -> pd.DataFrame | None:
+    """Return the manifest of a run's unlabelled images; None if it had none, or it is missing.
+
+    Raises:
+        TrackingError: if the store does not respond.
+    """
+    return _manifest(client(), run_id, UNLABELLED_FOLDER)
+
+
 def run_of_version(reference: str) -> str | None:
     """Return the run that trained a model version such as `flowers@champion` or `flowers/3`.
 
@@ -104,20 +115,20 @@ def run_of_version(reference: str) -> str | None:
     return str(run_id.run_id) if run_id.run_id else None
 
 
-def _manifest(store: MlflowClient, run_id: str) -> pd.DataFrame | None:
+def _manifest(store: MlflowClient, run_id: str, folder: str = "data") -> pd.DataFrame | None:
     from mlflow.exceptions import MlflowException
 
     try:
         tables = [
             item.path
-            for item in store.list_artifacts(run_id, "data")
+            for item in store.list_artifacts(run_id, folder)
             if item.path.endswith(".parquet")
         ]
         if not tables:
             return None
-        with tempfile.TemporaryDirectory(prefix="patchline-") as folder:
+        with tempfile.TemporaryDirectory(prefix="patchline-") as scratch:
             manifest: pd.DataFrame = pd.read_parquet(
-                store.download_artifacts(run_id, tables[0], folder)
+                store.download_artifacts(run_id, tables[0], scratch)
             )
     except (MlflowException, OSError, ValueError, KeyError):  # gone, or a damaged table
         return None

@@ -18,8 +18,13 @@ from patchline.pipeline.workspace import remote_data
 from patchline.plugin_api import ImageListing, ReadingRules, SourceContext
 
 
-def listing_of(config: RunConfig, workspace: Path) -> ImageListing:
+def listing_of(config: RunConfig, workspace: Path, *, labelled: bool | None = None) -> ImageListing:
     """Return what the source of a config lists, in the groups that the config asks for.
+
+    Args:
+        config: the source.
+        workspace: the folder `.patchline`.
+        labelled: whether the images have labels; by default, whether the objective uses them.
 
     Raises:
         DataError: if the source cannot be read.
@@ -36,7 +41,8 @@ def listing_of(config: RunConfig, workspace: Path) -> ImageListing:
         "data_source", config.data.source, "failed to list its images"
     ):
         # A repeated run has its labels from the manifest, however the folders are read now.
-        labelled = uses_labels(config) and config.data.manifest is None
+        uses = uses_labels(config) if labelled is None else labelled
+        labelled = uses and config.data.manifest is None
         rules = ReadingRules(
             **{name: getattr(config.data, name) for name in ReadingRules.model_fields}
         )

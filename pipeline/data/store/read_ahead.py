@@ -15,6 +15,7 @@ from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 
+from patchline.pipeline.data.store.joined_images import JoinedImages
 from patchline.pipeline.data.store.packed_files import PackedImages
 from patchline.pipeline.files.stored_images import StoredImages
 
@@ -89,6 +90,9 @@ def ranges_of(images: StoredImages, rows: Rows) -> Iterator[FileRange]:
     """
     if isinstance(images, PackedImages):
         yield from (FileRange(*where) for where in images.ranges_of(rows))
+    elif isinstance(images, JoinedImages):
+        for part, _, own_rows in images.divided(rows):
+            yield from ranges_of(part, own_rows)
     elif isinstance(images, np.memmap) and images.filename is not None:
         row_bytes = images[0].nbytes if len(images) else 0
         for neighbours in np.split(rows, np.flatnonzero(np.diff(rows) != 1) + 1):

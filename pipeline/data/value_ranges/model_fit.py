@@ -42,6 +42,21 @@ def notes_on_fit(rows: pd.DataFrame, mapping: PixelMapping) -> list[str]:
     return list(counts.notes(mapping))
 
 
+def with_unfit_damaged(manifest: pd.DataFrame, mapping: PixelMapping) -> pd.DataFrame:
+    """Return a manifest in which images with values that a mapping does not know are damaged."""
+    rows = manifest[manifest["status"] == "ok"]
+    files = zip(rows.index, band_counts(rows), summaries(rows), strict=True)
+    reasons = {
+        place: reason
+        for place, bands, summary in files
+        if (reason := _unfit(bands, summary, mapping))
+    }
+    manifest = manifest.copy()
+    for place, reason in reasons.items():
+        manifest.loc[place, ["status", "reason"]] = ["damaged", reason]
+    return manifest
+
+
 def _fit(summary: FileSummary, mapping: PixelMapping) -> ValueFit:
     """Return how the smallest and the largest value of a file fit the range of its type."""
     if not summary.is_deep or summary.kind == EIGHT_BITS:

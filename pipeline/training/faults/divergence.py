@@ -116,10 +116,10 @@ def save_batch(diverged: Diverged, data: TrainingData, order: BatchOrder, folder
     chosen = next(iter(again))
     rows = [row_of(draw, len(data.paths)) for _, draw in chosen]
     batches = data.batches(again, workers=0, device=torch.device("cpu"))
-    images_BHWC, labels_B = next(iter(batches))
+    images_BHWC, targets = next(iter(batches))
     arrays, description = batch_files(diverged, folder)
     with replacing(arrays) as temporary, temporary.open("wb") as opened:
-        np.savez_compressed(opened, images=images_BHWC.numpy(), labels=labels_B.numpy())
+        np.savez_compressed(opened, images=images_BHWC.numpy(), labels=targets.numpy())
     content = {
         "step": diverged.step + 1,
         "epoch": chosen[0][0] + 1,

@@ -23,7 +23,7 @@ from patchline.pipeline.run_memory import stage_keys
 from patchline.pipeline.run_memory.stage_memory import Ingredients, StageMemory, result_files
 from patchline.pipeline.tracking import provenance, tracked_run
 from patchline.pipeline.tracking.exactly_once_metrics import MetricSender
-from patchline.pipeline.training.job import TrainingJob
+from patchline.pipeline.training.job import TeacherPredictions, TrainingJob, UnlabelledStore
 from patchline.pipeline.training.machine import (
     MEMBER_MODULE,
     MODULE,
@@ -57,6 +57,7 @@ class TrainingInputs:
         run: gets metrics and pictures during training.
         memory: may know the weights.
         on_event: called with every event, for a progress display.
+        teacher: what a teacher has predicted for the images, if there is one.
     """
 
     config: RunConfig
@@ -65,6 +66,7 @@ class TrainingInputs:
     run: tracked_run.TrackedRun
     memory: StageMemory
     on_event: OnEvent
+    teacher: TeacherPredictions | None = None
 
     def folder_of(self, part: TrainingPart) -> Path:
         """Return the folder of a training run in the run's folder."""
@@ -109,6 +111,7 @@ def job_of(
     folder: Path,
     run_id: str,
     workspace: Path | None = None,
+    teacher: TeacherPredictions | None = None,
 ) -> TrainingJob:
     """Return the job of an ordinary training.
 
@@ -119,7 +122,14 @@ def job_of(
         folder: of the training.
         run_id: of the MLflow run; without one, any name.
         workspace: keeps initial weights and measurements; None for neither.
+        teacher: what a teacher has predicted for the images, if there is one.
     """
+    unlabelled = None
+    if data.unlabelled and prepared.unlabelled:
+        unlabelled = UnlabelledStore(
+            manifest_file=data.unlabelled.manifest_file.resolve(),
+            store=prepared.unlabelled.resolve(),
+        )
     sha256 = config.model.init_sha256
     initial = weights_folder(workspace, sha256) if workspace and sha256 else None
     return TrainingJob(
@@ -133,13 +143,16 @@ def job_of(
         folder=folder,
         workspace=workspace,
         initial_weights=initial,
+        unlabelled=unlabelled,
+        teacher=teacher,
     )
 
 
 def _trained(part: TrainingPart, result_class: type[Result], inputs: TrainingInputs) -> Result:
     run = inputs.run
     workspace, folder = inputs.memory.workspace.resolve(), inputs.folder_of(part)
-    job = job_of(inputs.config, inputs.data, inputs.prepared, folder, run.run_id, workspace)
+    own = (inputs.config, inputs.data, inputs.prepared, folder, run.run_id)
+    job = job_of(*own, workspace, inputs.teacher)
     extends = extended_run.extended_training(job, run.folder.parent)
     job = job.model_copy(update={"part": part, "extends": extends})
     log = MetricSender(run)
@@ -164,7 +177,7 @@ def _trained(part: TrainingPart, result_class: type[Result], inputs: TrainingInp
 
 
 def _ingredients_of(part: TrainingPart, inputs: TrainingInputs) -> Ingredients:
-    return ingredients(inputs.config, inputs.data, inputs.prepared, part)
+    return ingredients(inputs.config, inputs.data, inputs.prepared, part, inputs.teacher)
 
 
 def log_again(run: tracked_run.TrackedRun, folder: Path) -> None:
@@ -192,6 +205,7 @@ def ingredients(
     data: IngestedData,
     prepared: PreparedData,
     part: TrainingPart = TrainingPart(),  # noqa: B008 - a frozen value
+    teacher: TeacherPredictions | None = None,
 ) -> Ingredients:
     """Return everything that decides the weights.
 
@@ -204,6 +218,8 @@ def ingredients(
         "data": data.fingerprint,
         "images": repr(prepared.image),
         "classes": ", ".join(data.classes),
+        **({"unlabelled": data.unlabelled.fingerprint} if data.unlabelled else {}),
+        **({"teacher": teacher.identity} if teacher else {}),
         **_provenance(data),
         **stage_keys.settings(config, *sections),
         **_part_ingredients(config, part),

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 import psutil
 
 from patchline.pipeline.config import RunConfig
-from patchline.pipeline.data.ingested_data import IngestedData
+from patchline.pipeline.data.ingested_data import UNLABELLED, IngestedData
 from patchline.pipeline.metrics.intervals import mean_of_repeats
 from patchline.pipeline.tracking import nested_runs, tracked_run
 from patchline.pipeline.tracking.exactly_once_metrics import MetricSender
@@ -173,7 +173,8 @@ class RunParts:
         knots = first.step_plan
         training = config.training.model_copy(update={"step_plan": knots})
         part = TrainingPart(refit=True, plan_steps_per_epoch=first.steps_per_epoch, epochs=epochs)
-        images = self.inputs.data.counts["train"] + self.inputs.data.counts["validation"]
+        data = self.inputs.data
+        images = data.training_images + data.counts["validation"]
         what = f"training on all {images:,} images for {epochs:.4g} epochs"
         if first.probe is not None:
             c_used = first.probe.regularization
@@ -246,6 +247,7 @@ def images_of_parts(config: RunConfig, data: IngestedData) -> list[float]:
         folds=training.folds,
         refit=training.refit,
         ensemble=training.ensemble,
+        unlabelled=data.counts.get(UNLABELLED, 0),
     )
 
 

@@ -79,9 +79,15 @@ def mixed_images(images_BCHW: torch.Tensor, mix: Mix) -> torch.Tensor:
     return mixed_BCHW
 
 
-def mixed_targets(labels_B: torch.Tensor, num_classes: int, mix: Mix) -> torch.Tensor:
-    """Return soft targets (B, K), float32: each row sums to 1."""
-    own_BK = one_hot(labels_B, num_classes)
+def mixed_targets(targets: torch.Tensor, num_classes: int, mix: Mix) -> torch.Tensor:
+    """Return soft targets (B, K), float32: each row sums to 1.
+
+    Args:
+        targets: class indices (B), or probabilities (B, K).
+        num_classes: K.
+        mix: what was drawn for the batch.
+    """
+    own_BK = one_hot(targets, num_classes) if targets.ndim == 1 else targets
     return own_BK.roll(1, 0).mul_(1.0 - mix.share).add_(own_BK, alpha=mix.share)
 
 

@@ -33,9 +33,12 @@ def build_objective(
         PluginError: if the plugin fails to build.
     """
     settings = settings_of("objective", config.objective, "objective")
+    training = config.training
+    if training.teacher is not None:  # the labels in its targets are smoothed, and it is not
+        training = training.model_copy(update={"label_smoothing": 0.0})
 
     def classification_loss(logits_BK: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        return training_loss(logits_BK, targets, config.training, class_weights_K)
+        return training_loss(logits_BK, targets, training, class_weights_K)
 
     context = ObjectiveContext(image, num_classes, classification_loss)
     plugin = plugin_loader.load_objective(config.objective.name)

@@ -106,6 +106,8 @@ def extended_training(job: TrainingJob, runs: Path) -> ExtendedTraining | None:
     config, old = job.config, before.config
     compared = {
         "The data": (job.data_fingerprint, before.data_fingerprint),
+        "data.unlabelled": (_unlabelled(job), _unlabelled(before)),
+        "training.teacher": (config.training.teacher_sha256, old.training.teacher_sha256),
         "The list of classes": (job.classes, before.classes),
         "The size or normalization of the images": (job.image, before.image),
         "seed": (config.seed, old.seed),
@@ -121,6 +123,11 @@ def extended_training(job: TrainingJob, runs: Path) -> ExtendedTraining | None:
             "extended. Restore it, or start a new run."
         )
     return ExtendedTraining(run_id=run_id, folder=training, steps=result.steps)
+
+
+def _unlabelled(job: TrainingJob) -> str:
+    """Return the version of the images that a job trains on without labels."""
+    return job.unlabelled.manifest_file.name if job.unlabelled else ""
 
 
 def _finished(reference: str, runs: Path) -> tuple[str, Path]:

@@ -34,7 +34,7 @@ def source(tmp_path: Path) -> TrainingImages:
     return TrainingImages(
         store=tmp_path,
         rows=ROWS,
-        labels=np.arange(16) % 4,
+        targets=np.arange(16) % 4,
         augmentation=PluginChoice(name="light"),
         image=spec,
         seed=3,
@@ -183,9 +183,9 @@ def test_balanced_draws_every_class_equally_often(
 @pytest.mark.parametrize("either", ["standard"], indirect=True)
 def test_balanced_batches_are_the_same_for_any_workers(either: TrainingImages) -> None:
     """An image drawn twice in an epoch is augmented twice, by whichever worker loads it."""
-    labels = np.zeros_like(either.labels)
+    labels = np.zeros_like(either.targets)
     labels[either.rows[:2]] = 1  # two images make up half of the epoch
-    source = replace(either, labels=labels)
+    source = replace(either, targets=labels)
     order = BalancedOrder(source.rows, 4, source.seed, 0, labels)
     alone, helped = (
         list(islice(training_batches(order, source, workers), order.steps_per_epoch))

@@ -1,0 +1,62 @@
+"""The images of several stores in one format, one after another, without a copy of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from patchline.pipeline.data.store.prepared_store import open_images
+from patchline.pipeline.files.stored_images import StoredImages
+
+Rows = np.ndarray[Any, np.dtype[np.int64]]
+
+
+class JoinedImages:
+    """The images (N, H, W, C) of some stores.
+
+    Args:
+        parts: the stores, whose images have one shape.
+    """
+
+    def __init__(self, parts: Sequence[StoredImages]) -> None:
+        self._ends = np.cumsum([len(part) for part in parts])
+        self.parts = parts
+        self.shape = (int(self._ends[-1]), *parts[0].shape[1:])
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __getitem__(self, key: Any) -> np.ndarray[Any, np.dtype[np.uint8]]:
+        """Return an image (H, W, C), or several (n, H, W, C) for a slice or an array of rows."""
+        rows = np.asarray(key) if isinstance(key, list) else key
+        if not (isinstance(rows, np.ndarray) and rows.dtype.kind in "iu"):
+            rows = np.arange(len(self))[rows]
+        if np.ndim(rows) == 0:
+            one: np.ndarray[Any, np.dtype[np.uint8]] = self[np.array([rows])][0]
+            return one
+        images = np.empty((len(rows), *self.shape[1:]), np.uint8)
+        for part, places, own_rows in self.divided(rows):
+            images[places] = part[own_rows]
+        return images
+
+    def divided(self, rows: Rows) -> Iterator[tuple[StoredImages, Rows, Rows]]:
+        """Yield each store that has some of the rows, their places, and its own rows."""
+        which = np.searchsorted(self._ends, rows, side="right")
+        for number, part in enumerate(self.parts):
+            places = np.flatnonzero(which == number)
+            if len(places):
+                yield part, places, rows[places] - (self._ends[number] - len(part))
+
+
+def open_stores(stores: Sequence[Path], threads: int | None = None) -> StoredImages:
+    """Return the images of one store or several, mapped from disk and read-only.
+
+    Args:
+        stores: their folders.
+        threads: as for `open_images`.
+    """
+    parts = [open_images(store, threads) for store in stores]
+    return parts[0] if len(parts) == 1 else JoinedImages(parts)

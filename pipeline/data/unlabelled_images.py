@@ -1,0 +1,265 @@
+"""Read the images of `data.unlabelled`: further images to train on, which nobody has labelled.
+
+They have a manifest of their own, because they may lie anywhere. So nothing that divides, counts or
+evaluates labelled images ever meets them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from patchline.pipeline.config import RunConfig
+from patchline.pipeline.data.config import source_of
+from patchline.pipeline.data.ingested_data import UNLABELLED, IngestedData, UnlabelledImages
+from patchline.pipeline.data.ingestion_notes import notes_on_files
+from patchline.pipeline.data.manifests import manifest as manifests
+from patchline.pipeline.data.manifests import overlap
+from patchline.pipeline.data.manifests.earlier_manifests import unlabelled_of_run
+from patchline.pipeline.data.manifests.repeated_data import EarlierData, repeated
+from patchline.pipeline.data.manifests.scan_memory import ScanMemory
+from patchline.pipeline.data.manifests.source_listing import listing_of, uses_labels
+from patchline.pipeline.data.near_duplicates.search import near_duplicates
+from patchline.pipeline.data.near_duplicates.search_memory import SearchMemory
+from patchline.pipeline.data.near_duplicates.thumbnails import ThumbnailCollector
+from patchline.pipeline.data.pixel_values.pixel_mapping import PixelMapping
+from patchline.pipeline.data.reading.child_processes import threads
+from patchline.pipeline.data.reading.decoding import UndecodableImageError, decoded
+from patchline.pipeline.data.reading.image_root import exists, root_image_bytes
+from patchline.pipeline.data.value_ranges.model_fit import with_unfit_damaged
+from patchline.pipeline.errors import ConfigError, DataError
+from patchline.pipeline.files.user_folders import expanded
+from patchline.pipeline.labels.reading_rules import AUTO
+from patchline.plugin_api import ImageListing
+
+Array = np.ndarray[Any, Any]
+Progress = Callable[[str, int, int], None]
+
+_SETTING = "data.unlabelled"
+_LABEL = "Reading unlabelled images"
+
+
+def check_unlabelled(config: RunConfig, workspace: Path) -> int:
+    """List the unlabelled images without opening one, and return how many files there are.
+
+    Raises:
+        ConfigError: if nothing can learn from images without labels.
+        DataError: if there is no such folder, or it has no image.
+    """
+    labelled, teacher = uses_labels(config), config.training.teacher
+    if teacher is not None and not labelled:
+        raise ConfigError(
+            f"training.teacher is {teacher}, but objective.name {config.objective.name} uses no "
+            "labels, so there is nothing that a teacher could predict. Leave out training.teacher, "
+            "or set objective.name to supervised."
+        )
+    if config.data.unlabelled is None:
+        return 0
+    if labelled and teacher is None:
+        raise ConfigError(
+            f"{_SETTING} is {config.data.unlabelled}, but nothing labels its images, because "
+            "training.teacher is not set. Set it to a model of the same classes, such as "
+            f"flowers@champion, or leave out {_SETTING}."
+        )
+    return len(_listing(config, workspace)[0].images)
+
+
+def with_unlabelled(
+    data: IngestedData,
+    config: RunConfig,
+    workspace: Path,
+    on_progress: Progress | None = None,
+    *,
+    fresh: bool = False,
+) -> IngestedData:
+    """Return the data of a run with its unlabelled images, if `data.unlabelled` names some.
+
+    Args:
+        data: the labelled images.
+        config: of the run.
+        workspace: the folder `.patchline`.
+        on_progress: called while the images are read.
+        fresh: open every file, also those that have not changed since they were last read.
+
+    Raises:
+        DataError: if no image can be used, or images of a repeated run have changed.
+    """
+    if config.data.unlabelled is None:
+        return data
+    labelled = manifests.usable(manifests.load(data.manifest_file))
+    root, manifest, notes = read_unlabelled(
+        config, labelled, data.root, data.mapping, workspace, on_progress, fresh=fresh
+    )
+    before = _of_repeated_run(data, config)
+    if before is not None:
+        manifest, more = repeated(config, before, root, workspace)
+        notes = more[:1] if (manifest["status"] != before.manifest["status"]).any() else []
+    rows = manifests.usable(manifest)
+    if rows.empty:
+        why = "; ".join(notes) or "it is empty"
+        raise DataError(
+            f"{_SETTING} is {config.data.unlabelled}, but has no image left to train on ({why}). "
+            "Name other images, or leave it out."
+        )
+    fingerprint = manifests.fingerprint(manifest, data.mapping)
+    file = workspace / "manifests" / f"{fingerprint}.parquet"
+    manifests.save(manifest, file, data.mapping)
+    images = UnlabelledImages(
+        manifest_file=file,
+        fingerprint=fingerprint,
+        root=root,
+        count=len(rows),
+        left_out={why: len(paths) for why, paths in overlap.left_out_copies(manifest).items()},
+    )
+    return data.model_copy(
+        update={
+            "unlabelled": images,
+            "counts": {**data.counts, UNLABELLED: images.count},
+            "notes": (*data.notes, *notes),
+        }
+    )
+
+
+def few_unlabelled(images: UnlabelledImages, limit: int, folder: Path) -> UnlabelledImages:
+    """Return the first images, with a manifest in a folder, to rehearse a run with."""
+    few = manifests.usable(manifests.load(images.manifest_file)).iloc[:limit]
+    fingerprint = manifests.fingerprint(few)
+    file = folder / f"{fingerprint}.parquet"
+    manifests.save(few, file)
+    changes = {"manifest_file": file, "fingerprint": fingerprint, "count": len(few)}
+    return images.model_copy(update=changes)
+
+
+def read_unlabelled(
+    config: RunConfig,
+    labelled: pd.DataFrame,
+    root: Path,
+    mapping: PixelMapping,
+    workspace: Path,
+    on_progress: Progress | None = None,
+    *,
+    fresh: bool = False,
+) -> tuple[Path, pd.DataFrame, list[str]]:
+    """Describe every unlabelled file, and leave out copies.
+
+    Args:
+        config: of the run.
+        labelled: the usable labelled images, with their splits.
+        root: of the labelled images.
+        mapping: what becomes of their values that are not of 8 bits.
+        workspace: the folder `.patchline`.
+        on_progress: called while the images are read.
+        fresh: open every file.
+
+    Returns:
+        Their root, their manifest, and notes.
+    """
+    listing, notes = _listing(config, workspace)
+
+    def reading(done: int, total: int) -> None:
+        if on_progress:
+            on_progress(_LABEL, done, total)
+
+    memory = ScanMemory(listing.root, workspace, fresh=fresh)
+    manifest = manifests.scan(listing, reading, labelled=False, memory=memory)
+    manifest = with_unfit_damaged(manifest, mapping)
+    near = None
+    if config.data.group_near_duplicates:
+        compared = SearchMemory(listing.root, workspace, fresh=fresh)
+        near = _near(manifest, listing.root, labelled, root, mapping, on_progress, compared)
+    manifest = overlap.without_copies(manifest, labelled, near)
+    usable = manifest["status"] == "ok"
+    manifest = manifest.assign(split=np.where(usable, UNLABELLED, ""))
+    return listing.root, manifest, [*notes, *_notes(manifest, listing, searched=near is not None)]
+
+
+def _notes(manifest: pd.DataFrame, listing: ImageListing, *, searched: bool) -> list[str]:
+    of_files = [f"{_SETTING}: {note}" for note in (*listing.notes, *notes_on_files(manifest))]
+    notes = [*of_files, *overlap.notes_on_copies(overlap.left_out_copies(manifest))]
+    if not searched:
+        notes.append(
+            f"{_SETTING}: whether near duplicates of validation or test images are among its "
+            "images is not known; --data.group-near-duplicates searches for them and leaves them "
+            "out"
+        )
+    return notes
+
+
+def _listing(config: RunConfig, workspace: Path) -> tuple[ImageListing, list[str]]:
+    """Return what the source of the unlabelled images lists, and notes on the settings."""
+    path = expanded(str(config.data.unlabelled), _SETTING)
+    if not exists(path) and not any(sign in str(path) for sign in "*{?["):
+        raise DataError(f"{_SETTING} is {path}, but there is no such folder or file. Check it.")
+    plain = type(config.data)()
+    changes: dict[str, Any] = {
+        "path": str(path),
+        "source": source_of(str(path)),
+        "options": {},
+        "manifest": None,
+        "label": AUTO,
+        "merge_classes": plain.merge_classes,
+    }
+
+    def listed(group_pattern: str | None) -> ImageListing:
+        own = config.data.model_copy(update={**changes, "group_pattern": group_pattern})
+        return listing_of(config.model_copy(update={"data": own}), workspace, labelled=False)
+
+    pattern = config.data.group_pattern
+    try:
+        return listed(pattern), []
+    except ConfigError:
+        if pattern is None:
+            raise
+    note = (
+        f"{_SETTING}: data.group_pattern finds no group in its paths, so whether some of its "
+        "images belong to groups of validation or test images is not known"
+    )
+    return listed(None), [note]
+
+
+def _of_repeated_run(data: IngestedData, config: RunConfig) -> EarlierData | None:
+    """Return the unlabelled images of the run whose manifest is used again, if it had some."""
+    if config.data.manifest is None or data.repeats is None or Path(data.repeats).is_absolute():
+        return None
+    manifest = unlabelled_of_run(data.repeats)
+    return None if manifest is None else EarlierData(manifest, data.repeats)
+
+
+def _near(
+    manifest: pd.DataFrame,
+    root: Path,
+    labelled: pd.DataFrame,
+    labelled_root: Path,
+    mapping: PixelMapping,
+    on_progress: Progress | None,
+    memory: SearchMemory,
+) -> tuple[Array, Array]:
+    """Return a number for each unlabelled and each labelled image, equal for near duplicates."""
+    rows = manifests.usable(manifest)
+    collector = ThumbnailCollector()
+    names = [f"u{place}" for place in range(len(rows))]
+    names += [f"l{place}" for place in range(len(labelled))]
+    files = [(root, path) for path in rows["path"]]
+    files += [(labelled_root, path) for path in labelled["path"]]
+
+    def collect(name: str, place: tuple[Path, str]) -> None:
+        try:
+            with (
+                root_image_bytes(*place) as content,
+                decoded(content, 3, mapping=mapping) as pixels,
+            ):
+                collector.add(name, b"", pixels)
+        except UndecodableImageError as error:
+            raise DataError(f"{place[1]}: {error}. Restore it, or run again.") from error
+
+    with threads() as pool:
+        for done, _ in enumerate(pool.map(collect, names, files), start=1):
+            if on_progress:
+                on_progress("Reading images to compare", done, len(names))
+    both = pd.concat([rows, labelled], ignore_index=True)
+    numbers = near_duplicates(collector.of(pd.Series(names)), both, on_progress, memory)
+    return numbers[: len(rows)], numbers[len(rows) :]

@@ -1,0 +1,1 @@
+"""Teachers: models whose predictions other models are trained towards (knowledge distillation)."""

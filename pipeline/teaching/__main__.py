@@ -1,0 +1,74 @@
+"""The process in which a teacher predicts: `python -P -m patchline.pipeline.teaching FOLDER`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import torch
+
+from patchline.pipeline.data.manifests import manifest as manifests
+from patchline.pipeline.models.model_files import load_model
+from patchline.pipeline.teaching.class_columns import class_columns
+from patchline.pipeline.teaching.job import ImagesToTeach, Taught, TeachingJob
+from patchline.pipeline.teaching.predictions import ImageToTeach, TeacherOutputs, views_of
+from patchline.pipeline.training.device import make_repeatable
+from patchline.pipeline.workers.event_log import EventWriter
+from patchline.pipeline.workers.worker_process import worker_main
+
+
+def teach(job: TeachingJob, events: EventWriter) -> Taught:
+    """Predict what is not stored yet."""
+    device = torch.device(job.device)
+    make_repeatable(job.threads, device)
+    model, description = load_model(job.teacher)
+    columns = class_columns(job.name, description.classes, job.classes).columns
+    tables = [_rows(each) for each in job.images]
+    outputs = TeacherOutputs(
+        model=model.to(device).eval(),
+        weights=job.sha256,
+        image=description.image,
+        columns=columns,
+        images=[
+            ImageToTeach(each.root, path, sha256)
+            for each, table in zip(job.images, tables, strict=True)
+            for path, sha256 in zip(table["path"], table["sha256"], strict=True)
+        ],
+        views=views_of(job.views, mirrored=job.mirrored),
+        workspace=job.workspace,
+        device=device,
+    )
+
+    def report(done: int, total: int, rate: float) -> None:
+        events.progress(done, total, "taught", images_per_second=round(rate, 1))
+
+    file, rate = outputs.compute(report)
+    labelled = tables[0]
+    return Taught(
+        file=file,
+        splits=job.images[0].splits,
+        labelled=len(labelled),
+        unlabelled=sum(map(len, tables[1:])),
+        views=len(outputs.views),
+        agreement=_agreement(file, labelled, job.classes),
+        images_per_second=rate,
+    )
+
+
+def _rows(images: ImagesToTeach) -> pd.DataFrame:
+    rows = manifests.usable(manifests.load(images.manifest_file))
+    return rows[rows["split"].isin(images.splits)]
+
+
+def _agreement(file: Path, labelled: pd.DataFrame, classes: tuple[str, ...]) -> float:
+    """Return the fraction of the labelled images for which the teacher predicts the label."""
+    stored = np.load(file, mmap_mode="r", allow_pickle=False)[: len(labelled)]
+    logits_NVK = torch.from_numpy(np.array(stored)).view(len(labelled), -1, len(classes))
+    predicted_N = logits_NVK.softmax(2).mean(1).argmax(1).numpy()
+    index = {label: number for number, label in enumerate(classes)}
+    return float((predicted_N == labelled["label"].map(index).to_numpy()).mean())
+
+
+if __name__ == "__main__":
+    worker_main(TeachingJob, teach)

@@ -1,0 +1,139 @@
+"""The targets of images that a teacher has predicted: its probabilities beside the labels.
+
+Hinton et al., Distilling the knowledge in a neural network (arXiv 1503.02531): the probabilities of
+a better model say more about an image than its label. The target of a labelled image is
+
+    (1 - weight) * smoothed label + weight * teacher,
+
+that of an unlabelled image the teacher's alone. So the rows of one matrix take the place of class
+indices, and nothing else in the training differs.
+
+The teacher's probabilities are averaged over its views of an image, instead of being kept for each:
+a mean over the image, its mirror image and crops is a better prediction than that of any view, and
+a student sees another crop in each epoch, so none of the stored ones would be its own.
+Only the teacher is tempered. The student's own probabilities are those that it is used with, so
+they learn to be right at temperature 1.
+
+Shapes: N images, M images that the teacher has predicted, V views, n rows that are asked for, K
+classes, O outputs of all views.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from patchline.pipeline.training.config import TrainingConfig
+
+Integers = np.ndarray[Any, np.dtype[np.int64]]
+Floats = np.ndarray[Any, np.dtype[np.float32]]
+UNLABELLED = -1
+"""Class index of an image without a label."""
+_ROWS_AT_ONCE = 1 << 14
+
+
+@dataclass
+class SoftTargets:
+    """The targets of all images, computed for the rows that are asked for.
+
+    Attributes:
+        file: logits of the teacher, float32 (M, V * K).
+        num_classes: K.
+        places_N: the teacher's row of each image; -1 if it has not predicted it.
+        labels_N: class index of each image; -1 if it has no label.
+        weight: share of the teacher in the target of a labelled image.
+        temperature: divides the teacher's logits; 0 for its most probable class alone.
+        smoothing: of the labels.
+    """
+
+    file: Path
+    num_classes: int
+    places_N: Integers
+    labels_N: Integers
+    weight: float
+    temperature: float
+    smoothing: float
+    _logits_MO: Any = field(default=None, init=False, repr=False)
+
+    def __len__(self) -> int:
+        return len(self.labels_N)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave out the mapped file: each data-loader worker maps it again."""
+        return {**self.__dict__, "_logits_MO": None}
+
+    def __getitem__(self, rows: Any) -> Floats:
+        """Return the targets (n, K) of some rows; each sums to 1."""
+        labels_n, places_n = self.labels_N[rows], self.places_N[rows]
+        taught_nK = self.teacher(rows)
+        classes = taught_nK.shape[1]
+        label_nK = (labels_n[:, None] == np.arange(classes)).astype(np.float32)
+        label_nK = label_nK * (1 - self.smoothing) + self.smoothing / classes
+        share_n = np.where(labels_n < 0, 1.0, self.weight) * (places_n >= 0)
+        share_n1 = share_n[:, None].astype(np.float32)
+        targets_nK: Floats = (1 - share_n1) * label_nK + share_n1 * taught_nK
+        return targets_nK
+
+    def teacher(self, rows: Any) -> Floats:
+        """Return the teacher's probabilities (n, K) of some rows; 0 where it has predicted none."""
+        places_n = self.places_N[rows]
+        stored_nO = np.array(self._mapped()[np.maximum(places_n, 0)], np.float32)
+        logits_nVK = stored_nO.reshape(len(stored_nO), -1, self.num_classes)
+        mean_nK = _probabilities(logits_nVK, self.temperature or 1.0).mean(axis=1)
+        if not self.temperature:
+            mean_nK = mean_nK.argmax(1)[:, None] == np.arange(mean_nK.shape[1])
+        taught_nK: Floats = (mean_nK * (places_n >= 0)[:, None]).astype(np.float32)
+        return taught_nK
+
+    def classes(self) -> Integers:
+        """Return the class (N,) of each image: its label, or the teacher's most probable class."""
+        classes_N = self.labels_N.copy()
+        unlabelled = np.flatnonzero(classes_N < 0)
+        for start in range(0, len(unlabelled), _ROWS_AT_ONCE):
+            rows = unlabelled[start : start + _ROWS_AT_ONCE]
+            classes_N[rows] = self.teacher(rows).argmax(1)
+        return classes_N
+
+    def _mapped(self) -> Any:
+        if self._logits_MO is None:
+            self._logits_MO = np.load(self.file, mmap_mode="r", allow_pickle=False)
+        return self._logits_MO
+
+
+def soft_targets(
+    file: Path,
+    num_classes: int,
+    taught_rows: Integers,
+    labels_N: Integers,
+    settings: TrainingConfig,
+) -> SoftTargets:
+    """Return the targets of all images of a run with a teacher.
+
+    Args:
+        file: logits of the teacher, float32 (M, V * K).
+        num_classes: K.
+        taught_rows: the images (M,) that they are of.
+        labels_N: class index of each image; -1 if it has no label.
+        settings: the weight, the temperature and the smoothing of labels.
+    """
+    places_N = np.full(len(labels_N), -1, np.int64)
+    places_N[taught_rows] = np.arange(len(taught_rows))
+    return SoftTargets(
+        file,
+        num_classes,
+        places_N,
+        labels_N,
+        settings.teacher_weight,
+        settings.teacher_temperature,
+        settings.label_smoothing,
+    )
+
+
+def _probabilities(logits_nVK: Floats, temperature: float) -> Floats:
+    shifted_nVK = (logits_nVK - logits_nVK.max(axis=-1, keepdims=True)) / temperature
+    powers_nVK = np.exp(shifted_nVK)
+    probabilities_nVK: Floats = powers_nVK / powers_nVK.sum(axis=-1, keepdims=True)
+    return probabilities_nVK

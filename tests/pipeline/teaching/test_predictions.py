@@ -1,0 +1,164 @@
+"""The predictions of a teacher: its own preprocessing, its views, and what is kept."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from patchline.pipeline.data.manifests import manifest as manifests
+from patchline.pipeline.data.store.prepared_store import StoreSpec, open_images
+from patchline.pipeline.data.store.prepared_store import prepare as prepare_store
+from patchline.pipeline.errors import DataError
+from patchline.pipeline.models.inference import predict_logits
+from patchline.pipeline.teaching.predictions import (
+    VIEWS,
+    ImageToTeach,
+    TeacherOutputs,
+    View,
+    viewed,
+    views_of,
+)
+from patchline.plugin_api import ImageListing, ImageSpec, ListedImage
+from tests.conftest import write_photos
+
+IMAGE = ImageSpec(
+    channels=3, height=12, width=12, mean=(0.2, 0.3, 0.4), std=(0.5, 0.6, 0.7), resize="squash"
+)
+COUNT = 30
+
+
+class Counting(nn.Module):
+    """A linear classifier of 5 classes that counts the images it is shown."""
+
+    def __init__(self, seed: int = 0) -> None:
+        super().__init__()
+        generator = torch.Generator().manual_seed(seed)
+        self.weight = nn.Parameter(torch.randn(5, 3 * 12 * 12, generator=generator))
+        self.images = 0
+
+    def forward(self, images_BCHW: torch.Tensor) -> torch.Tensor:
+        """Return logits (B, 5)."""
+        self.images += len(images_BCHW)
+        return images_BCHW.flatten(1) @ self.weight.T
+
+
+@pytest.fixture
+def outputs(tmp_path: Path) -> TeacherOutputs:
+    """Return a teacher, and photos larger than it takes."""
+    root = write_photos(tmp_path / "photos", images=COUNT // 3)
+    paths = sorted(path.relative_to(root).as_posix() for path in root.rglob("*.png"))
+    listing = ImageListing("photos", root, [ListedImage(path, "a") for path in paths])
+    rows = manifests.usable(manifests.scan(listing))
+    files = zip(rows["path"], rows["sha256"], strict=True)
+    return TeacherOutputs(
+        model=Counting(),
+        weights="0" * 64,
+        image=IMAGE,
+        columns=(3, 0),
+        images=[ImageToTeach(root, path, sha256) for path, sha256 in files],
+        views=views_of(2, mirrored=True),
+        workspace=tmp_path / ".patchline",
+        device=torch.device("cpu"),
+    )
+
+
+def stored(outputs: TeacherOutputs) -> np.ndarray[tuple[int, int, int], np.dtype[np.float32]]:
+    """Compute, and return the logits (M, V, K)."""
+    file, _ = outputs.compute()
+    logits_MO: np.ndarray[tuple[int, int, int], np.dtype[np.float32]] = np.load(file)
+    return logits_MO.reshape(len(outputs.images), len(outputs.views), len(outputs.columns))
+
+
+def test_a_teacher_sees_images_as_its_package_would(
+    outputs: TeacherOutputs, tmp_path: Path
+) -> None:
+    """In its own size, squeezed and normalised as it was trained; and mirrored."""
+    root = outputs.images[0].root
+    listing = ImageListing("p", root, [ListedImage(each.path, "a") for each in outputs.images])
+    rows = manifests.usable(manifests.scan(listing))
+    store, _ = prepare_store(rows, root, StoreSpec(3, 12, 12, "squash"), tmp_path / "stores")
+    images, numbers = open_images(store), np.arange(COUNT)
+    device = torch.device("cpu")
+    expected = predict_logits(outputs.model, images, numbers, IMAGE, device=device)
+    mirrored = np.ascontiguousarray(np.asarray(images)[:, :, ::-1])
+    of_mirrored = predict_logits(outputs.model, mirrored, numbers, IMAGE, device=device)
+    logits_MVK = stored(outputs)
+    assert np.allclose(logits_MVK[:, 0], expected[:, [3, 0]], atol=1e-4)
+    assert np.allclose(logits_MVK[:, 1], of_mirrored[:, [3, 0]], atol=1e-4)
+
+
+def test_stored_predictions_are_not_computed_again(outputs: TeacherOutputs) -> None:
+    """Not by another run, nor if images were added; another teacher computes its own."""
+    model = outputs.model
+    assert isinstance(model, Counting)
+    fewer = replace(outputs, images=outputs.images[:20])
+    first = stored(fewer)
+    assert model.images == 2 * 20
+    assert np.array_equal(stored(fewer), first)
+    assert model.images == 2 * 20
+    more = stored(outputs)
+    assert model.images == 2 * COUNT
+    assert np.array_equal(more[:20], first)
+    other = replace(outputs, model=Counting(seed=1), weights="1" * 64)
+    assert other.folder != outputs.folder
+    assert not np.allclose(stored(other), more)
+    assert replace(outputs, columns=(0, 3)).folder != outputs.folder
+
+
+def test_an_interrupted_computation_resumes_to_the_same_predictions(
+    outputs: TeacherOutputs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Batches that were stored stay; the rest is computed."""
+    monkeypatch.setattr("patchline.pipeline.teaching.predictions.suitable_batch_size", lambda *_: 4)
+    whole = stored(replace(outputs, workspace=outputs.workspace.with_name("other")))
+    patient = replace(outputs, piece_seconds=0.0)
+    model = outputs.model
+    assert isinstance(model, Counting)
+
+    class _KilledError(Exception):
+        """Stands for a signal."""
+
+    def kill(done: int, total: int, _: float) -> None:
+        assert total == COUNT
+        if done >= 12:
+            raise _KilledError
+
+    with pytest.raises(_KilledError):
+        patient.compute(kill)
+    model.images, reports = 0, list[int]()
+    file, rate = patient.compute(lambda done, *_: reports.append(done))
+    assert model.images == 2 * (COUNT - 12)
+    assert reports[0] == 16
+    assert reports[-1] == COUNT
+    assert rate > 0
+    assert np.array_equal(np.load(file).reshape(whole.shape), whole)
+    damaged = np.load(file, mmap_mode="r+")
+    damaged[0, 0] += 1
+    damaged.flush()
+    assert np.array_equal(stored(patient), whole)
+
+
+def test_an_image_that_has_changed_since_is_refused(outputs: TeacherOutputs) -> None:
+    """Its label would be that of another picture."""
+    image = outputs.images[7]
+    (image.root / image.path).write_bytes((image.root / outputs.images[8].path).read_bytes())
+    with pytest.raises(DataError, match="changed while it was being read"):
+        outputs.compute()
+
+
+def test_views_without_mirror_images_where_they_show_something_else() -> None:
+    """All other views stay in their order."""
+    assert views_of(1, mirrored=True) == (View(),)
+    assert [view.mirrored for view in views_of(2, mirrored=True)] == [False, True]
+    assert views_of(2, mirrored=False) == (View(),)
+    assert len(views_of(6, mirrored=False)) == 5
+    images_BCHW = torch.arange(2 * 3 * 16 * 16, dtype=torch.float32).view(2, 3, 16, 16)
+    for view in VIEWS:
+        assert viewed(images_BCHW, view).shape == images_BCHW.shape
+    corner = viewed(images_BCHW, VIEWS[2])
+    assert torch.equal(corner.mean((2, 3)), images_BCHW[:, :, :14, :14].mean((2, 3)))
