@@ -8,14 +8,22 @@ from collections.abc import Sequence
 from patchline.flows.closing.close_runs import tell_closed
 from patchline.flows.commands.switches import Json, Switch
 from patchline.pipeline.files.workspace_folder import WORKSPACE
-from patchline.pipeline.run_memory.cleaning import Cleaning, Removable, find_removable, remove
+from patchline.pipeline.run_memory.cleaning import (
+    Cleaning,
+    Removable,
+    RemovableObject,
+    find_removable,
+    remove,
+)
 from patchline.pipeline.terminal_words import counted, visible
 
+Gone = Sequence[Removable | RemovableObject]
 _KINDS = {
     "checkpoint": "checkpoints of finished runs, which only `run --extend` needs",
     "store": "decoded images that no resumable run and no model's latest run uses",
     "features": "features of frozen models that no such run uses",
     "predictions": "predictions of teachers that no such run uses",
+    "object": "objects on the store that nothing refers to, and checkpoints of finished runs",
 }
 
 
@@ -36,7 +44,9 @@ def clean(*, yes: Switch = False, as_json: Json = False) -> None:
         print("\n".join(_lines(cleaning, gone, removed=yes)))
 
 
-def _summary(cleaning: Cleaning, gone: Sequence[Removable], *, removed: bool) -> dict[str, object]:
+def _summary(
+    cleaning: Cleaning, gone: Sequence[Removable | RemovableObject], *, removed: bool
+) -> dict[str, object]:
     return {
         "bytes": _bytes(gone),
         "files": sum(each.files for each in gone),
@@ -46,11 +56,14 @@ def _summary(cleaning: Cleaning, gone: Sequence[Removable], *, removed: bool) ->
             "resumable_runs": cleaning.resumable_runs,
             "unknown_runs": cleaning.unknown_runs,
             "active_runs": cleaning.active_runs,
+            "leases": cleaning.leases,
         },
     }
 
 
-def _lines(cleaning: Cleaning, gone: Sequence[Removable], *, removed: bool) -> list[str]:
+def _lines(
+    cleaning: Cleaning, gone: Sequence[Removable | RemovableObject], *, removed: bool
+) -> list[str]:
     lines = []
     for kind, meaning in _KINDS.items():
         of_kind = [each for each in gone if each.kind == kind]
@@ -68,7 +81,7 @@ def _lines(cleaning: Cleaning, gone: Sequence[Removable], *, removed: bool) -> l
     return lines
 
 
-def _bytes(removable: Sequence[Removable]) -> int:
+def _bytes(removable: Gone) -> int:
     return sum(each.bytes for each in removable)
 
 
@@ -83,6 +96,9 @@ def _kept(cleaning: Cleaning) -> list[str]:
     if cleaning.active_runs:
         runs = counted(cleaning.active_runs, "active run")
         lines.append(f"Kept: decoded images and features, because of {runs}.")
+    if cleaning.leases:
+        runs = counted(cleaning.leases, "active run")
+        lines.append(f"Kept: contents of the store without a name, because of {runs}.")
     return lines
 
 

@@ -7,6 +7,7 @@ message.
 
 from __future__ import annotations
 
+import datetime as dt
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,9 +16,12 @@ from patchline.flows.training.chosen_launcher import chosen_launcher
 from patchline.pipeline import local_services
 from patchline.pipeline.files.workspace_folder import WORKSPACE
 from patchline.pipeline.plugin_system.plugin_loader import plugin_files, use_plugin_files
+from patchline.pipeline.redaction import redacted
 from patchline.pipeline.run_memory import live_runs
+from patchline.pipeline.terminal_words import counted
 from patchline.pipeline.training.machine import MODULE, resources_of
 from patchline.pipeline.workers import worker_start
+from patchline.pipeline.workspace import cache, chosen
 
 if TYPE_CHECKING:
     from patchline.pipeline.browsing.run_summary import RunSummary
@@ -35,6 +39,7 @@ def run_training(config: RunConfig, *, fresh: bool = False) -> RunSummary:
     Raises:
         PipelineError: the reason why the run failed.
     """
+    _enter_workspace()
     with worker_start.prepared_workers(), chosen_launcher(config.launcher) as launcher:
         resources = resources_of(config.training)
         launcher.prepare(MODULE, resources)  # its imports take as long as those of this process
@@ -62,6 +67,7 @@ def resume_training(reference: str) -> RunSummary:
     """
     from patchline.pipeline.run_memory import interrupted_runs
 
+    _enter_workspace()
     interrupted = interrupted_runs.find(reference, WORKSPACE.resolve() / "runs", display().note)
     files = [*map(Path, interrupted.request.plugin_files), *plugin_files()]
     use_plugin_files(list(dict.fromkeys(files)))
@@ -85,7 +91,54 @@ def _in_prefect(config: RunConfig, *, resume: str | None = None, fresh: bool) ->
         from patchline.flows.training.training_flow import training_flow
 
         with prefect_session.ready():
+            _say_where_runs_are_tracked()
             for sentence in close_runs.close_abandoned_runs():
                 display().note(sentence)
             with live_runs.owner(WORKSPACE.resolve()) as owner, tags(owner):
-                return training_flow(config, resume=resume, fresh=fresh)
+                summary = training_flow(config, resume=resume, fresh=fresh)
+        _shrink_cache()
+        return summary
+
+
+def _enter_workspace() -> None:
+    """Connect to a shared workspace, if there is one, before anything is computed.
+
+    Raises:
+        ConfigError: if its address or the credentials are wrong.
+        StorageError: if it does not answer, or may not be written.
+    """
+    chosen.tell(display().note)
+    if shared := chosen.shared():
+        shared.check_writable()
+        display().note(f"workspace {shared.uri}, cached in {WORKSPACE}")
+    _shrink_cache()
+
+
+def _shrink_cache() -> None:
+    """Remove what was not used for longest, if the cache is larger than its limit."""
+    active = [record for record in live_runs.records(WORKSPACE) if not record.is_dead]
+    started = [dt.datetime.fromisoformat(record.started).timestamp() for record in active]
+    state = cache.shrink(min(started, default=None))
+    if state.removed:
+        display().note(
+            f"the cache is limited to {state.limit / 1e9:,.3g} GB ({cache.VARIABLE}): removed "
+            f"{counted(len(state.removed), 'folder')}, not used since the others"
+        )
+    if state.bytes > state.limit:
+        display().note(
+            f"the cache holds {state.bytes / 1e9:,.3g} GB, more than the limit of "
+            f"{state.limit / 1e9:,.3g} GB, because active runs use it"
+        )
+
+
+def _say_where_runs_are_tracked() -> None:
+    """Say what a store of runs on this machine alone means in a shared workspace."""
+    from patchline.pipeline.tracking.tracking_store import use_store
+
+    store = use_store()
+    if store.startswith("sqlite") and not chosen.is_local():
+        display().note(
+            f"runs are tracked in {redacted(store)} on this machine: other machines reuse the "
+            "results of this workspace, but can neither list nor resume its runs; set "
+            "MLFLOW_TRACKING_URI to a server for that"
+        )

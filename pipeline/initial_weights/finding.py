@@ -39,6 +39,7 @@ from patchline.pipeline.run_memory import interrupted_runs, stage_keys
 from patchline.pipeline.tracking import liveness
 from patchline.pipeline.tracking.tracked_run import LICENSE_TAG, REGULARIZATION_TAG
 from patchline.pipeline.tracking.tracking_store import client, store_exists
+from patchline.pipeline.workspace import kept_files, run_folders
 
 if TYPE_CHECKING:
     import torch
@@ -176,6 +177,7 @@ def find_converted(
 
 
 def _kept(workspace: Path, sha256: str) -> InitialWeights | None:
+    kept_files.fetch_folder(weights_folder(workspace, sha256))
     try:
         return load_record(weights_folder(workspace, sha256))
     except FileNotFoundError:
@@ -308,6 +310,7 @@ def _write_record(record: InitialWeights, workspace: Path) -> None:
     folder = weights_folder(workspace, record.sha256)
     with storage_errors(folder):
         write_text(folder / RECORD_FILE, record.model_dump_json(indent=2) + "\n")
+    kept_files.send_folder(folder)
 
 
 # -- what Patchline has trained --------------------------------------------------------------------
@@ -339,6 +342,8 @@ def _trained_by_run(reference: str, runs: Path, setting: str) -> Trained:
             "path of a file, a version such as flowers@champion, or a run's id."
         ) from error
     folder = liveness.folder_of(run) / "package"
+    if folder.parents[1] == runs.resolve() and not folder.exists():
+        run_folders.fetch(folder.parent, results=True)
     if run.info.status != "FINISHED" or not is_readable(folder / DESCRIPTION_FILE):
         raise ConfigError(
             f"{setting} {reference}: the run {run.info.run_id[:8]} is {run.info.status} and has "

@@ -28,6 +28,7 @@ from patchline.pipeline.models.fitting_batches import fitting_batches
 from patchline.pipeline.models.inference import logits_of_batch
 from patchline.pipeline.probing.earlier_features import earlier_features, feature_array, write_index
 from patchline.pipeline.probing.linear_head import evaluating
+from patchline.pipeline.workspace import kept_files
 from patchline.plugin_api import ImageSpec
 
 logger = logging.getLogger(__name__)
@@ -86,7 +87,9 @@ class FeatureStore:
 
     def remaining(self) -> int:
         """Return the number of images whose features are not stored yet, or are damaged."""
-        missing = np.flatnonzero(~self._finished(self._array().finished.intact()))
+        array = self._array()
+        kept_files.fetch_array(array.file)
+        missing = np.flatnonzero(~self._finished(array.finished.intact()))
         return len(missing) - sum(1 for _ in self._stored_elsewhere(missing).copies(self.contents))
 
     def features(self, on_progress: Progress | None = None) -> Floats:
@@ -102,6 +105,7 @@ class FeatureStore:
             return np.empty((0, self.head.in_features), np.float32)
         array = self._array()
         with locked(array.file.with_suffix(".lock"), _on_wait), evaluating(self.model):
+            kept_files.fetch_array(array.file)
             intact = array.finished.intact()
             array.begin(intact)
             if self.contents:
@@ -115,6 +119,7 @@ class FeatureStore:
                 on_progress(done, len(self.rows))
             for start, features_ND in self._pieces(missing, done, stored, on_progress):
                 array.write(start, features_ND)
+            kept_files.send_array(array.file)
             return array.opened()
 
     @property

@@ -20,8 +20,10 @@ from patchline.pipeline.files.atomic_files import storage_errors, write_text
 from patchline.pipeline.files.workspace_identity import present_path
 from patchline.pipeline.frozen_model import FrozenModel
 from patchline.pipeline.run_memory import live_runs
+from patchline.pipeline.tracking import liveness
 from patchline.pipeline.tracking.tracked_run import FOLDER_TAG, REQUEST_FILE
 from patchline.pipeline.tracking.tracking_store import all_runs, store_exists
+from patchline.pipeline.workspace import chosen, unneeded_objects
 
 STORES, FEATURES, RUNS = "prepared", "features", "runs"
 """Folders of the workspace: decoded images, features of frozen models, and what each run wrote."""
@@ -47,16 +49,29 @@ class Removable(FrozenModel):
     """What its removal frees; a file that other runs share by hard links frees nothing."""
 
 
+class RemovableObject(FrozenModel):
+    """An object on the store of a shared workspace that may go."""
+
+    kind: str = "object"
+    path: str
+    """Its address."""
+    key: str
+    files: int = 1
+    bytes: int
+
+
 class Cleaning(FrozenModel):
     """What may go from a workspace, and what has to stay."""
 
-    removable: tuple[Removable, ...]
+    removable: tuple[Removable | RemovableObject, ...]
     resumable_runs: int = 0
     """Runs that can be resumed, with everything they need."""
     unknown_runs: int = 0
     """Folders of runs that the store does not know."""
     active_runs: int = 0
     """Flow runs that may be using stores and features."""
+    leases: int = 0
+    """Runs with a lease on the store of a shared workspace."""
 
     @property
     def files(self) -> int:
@@ -88,7 +103,7 @@ def find_removable(workspace: Path) -> Cleaning:
     """
     workspace = workspace.resolve()
     folders = sorted(each for each in (workspace / RUNS).glob("*") if each.is_dir())
-    states = _states(workspace)
+    states = _states()
     active = sum(not record.is_dead for record in live_runs.records(workspace))
     needed, finished, resumable, unknown = _Needed(), list[tuple[str, Path]](), 0, 0
     newest: dict[str, Path] = {}
@@ -111,33 +126,64 @@ def find_removable(workspace: Path) -> Cleaning:
         paths += [("features", each) for each in _unused(workspace / FEATURES, needed.features)]
         predicted = _unused(workspace / PREDICTIONS, needed.predictions)
         paths += [("predictions", each) for each in predicted]
+    objects, leases = _objects(states, needed.extended)
     return Cleaning(
-        removable=tuple(_measured(paths)),
+        removable=(*_measured(paths), *objects),
         resumable_runs=resumable,
         unknown_runs=unknown,
         active_runs=active,
+        leases=leases,
     )
 
 
-def remove(workspace: Path, cleaning: Cleaning) -> list[Removable]:
+def _objects(
+    states: Mapping[Path, tuple[str, str]], extended: set[str]
+) -> tuple[list[RemovableObject], int]:
+    """Return what may go from the store of a shared workspace, and the number of leases."""
+    shared = chosen.shared()
+    if shared is None:
+        return [], 0
+    finished = {
+        folder.name
+        for folder, (run_id, status) in states.items()
+        if status == _FINISHED and run_id not in extended
+    }
+    unneeded = unneeded_objects.find(shared, finished)
+    objects = [
+        RemovableObject(path=f"{shared.uri}/{each.key}", key=each.key, bytes=each.bytes)
+        for each in unneeded.objects
+    ]
+    return objects, len(unneeded.leases)
+
+
+def remove(workspace: Path, cleaning: Cleaning) -> list[Removable | RemovableObject]:
     """Remove what may go, and return what is gone; a store that is being built stays.
 
     Raises:
         StorageError: if something cannot be removed.
     """
-    removed = [each for each in cleaning.removable if _is_removed(workspace.resolve(), each)]
-    gone = {each.path for each in removed if each.kind == "checkpoint"}
+    removed: list[Removable | RemovableObject] = []
+    for each in cleaning.removable:
+        if isinstance(each, RemovableObject):
+            if shared := chosen.shared():
+                shared.store.delete(each.key)
+                removed.append(each)
+        elif _is_removed(workspace.resolve(), each):
+            removed.append(each)
+    gone = {
+        each.path for each in removed if isinstance(each, Removable) and each.kind == "checkpoint"
+    }
     for file in _record_files(workspace.resolve()):
         _forget(workspace.resolve(), file, gone)
     return removed
 
 
-def _states(workspace: Path) -> dict[Path, tuple[str, str]]:
+def _states() -> dict[Path, tuple[str, str]]:
     """Return the id and the status of each run in the store, by its folder."""
     if not store_exists():
         return {}
     return {
-        present_path(workspace, Path(run.data.tags[FOLDER_TAG])): (
+        liveness.folder_of(run): (
             run.info.run_id,
             run.info.status,
         )

@@ -34,6 +34,7 @@ from patchline.pipeline.files.atomic_files import storage_errors, write_text
 from patchline.pipeline.files.file_digest import FileDigest, digest_of
 from patchline.pipeline.files.workspace_folder import make_folder
 from patchline.pipeline.frozen_model import FrozenModel
+from patchline.pipeline.workspace import cache
 from patchline.pipeline.workspace.shared_files import (
     DamagedObjectError,
     Reference,
@@ -168,6 +169,7 @@ class StageMemory:
         return None
 
     def _note_recalled(self, record: StageRecord) -> None:
+        cache.mark_used(record.folder)
         self.recalled.add(record.stage)
         if record.run_id and record.run_id != self.run_id:
             self.reused[record.stage] = record.run_id

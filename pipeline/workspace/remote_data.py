@@ -23,7 +23,7 @@ from patchline.pipeline.files.data_kinds import DataKind, data_kind
 from patchline.pipeline.files.data_names import TAR_SUFFIXES
 from patchline.pipeline.files.file_locks import locked
 from patchline.pipeline.files.workspace_folder import make_folder, place
-from patchline.pipeline.workspace import chosen
+from patchline.pipeline.workspace import cache, chosen
 from patchline.pipeline.workspace.address import Address, is_of_store, parsed
 from patchline.pipeline.workspace.object_store import ObjectInfo, ObjectStore
 
@@ -58,6 +58,7 @@ def local_path(path: str) -> str:
         return address.prefix
     objects = _listed(address)
     folder = _folder_of(address)
+    cache.mark_used(place() / FOLDER / address.scheme / address.bucket)
     if _is_object(address, objects):
         _download(_parent(address), folder.parent, objects, removes=False)
         return str(folder)

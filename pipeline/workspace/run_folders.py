@@ -1,10 +1,10 @@
 """The folders of runs in a shared workspace: what another machine needs to continue a run.
 
-names/runs/RUN/request.json                  the request, sent when the run is opened
-names/runs/RUN/training/checkpoint.json      the newest checkpoint of a training run, with all
-in its folder
-names/runs/RUN/stages/train.json             the record of a finished stage, sent by the memory
-of stages (`pipeline.run_memory.stage_memory`)
+Names of a run in the store (see `shared_files`):
+
+    runs/RUN/request               the request, sent when the run is opened
+    runs/RUN/training/checkpoint   the newest checkpoint of a training run, with what belongs to it
+    runs/RUN/stages/train          the record of a finished stage, sent by the memory of stages
 """
 
 from __future__ import annotations

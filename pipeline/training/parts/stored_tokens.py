@@ -31,6 +31,7 @@ from patchline.pipeline.layers.vision_transformer import VisionTransformer
 from patchline.pipeline.models.fitting_batches import fitting_batches
 from patchline.pipeline.models.inference import autocast, normalised
 from patchline.pipeline.probing.linear_head import evaluating
+from patchline.pipeline.workspace import kept_files
 from patchline.plugin_api import ImageSpec
 
 logger = logging.getLogger(__name__)
@@ -83,7 +84,9 @@ class TokenStore:
 
     def remaining(self) -> int:
         """Return the number of images whose tokens are not stored yet, or are damaged."""
-        return len(self.rows) - sum(piece.rows for piece in self.array().finished.intact())
+        array = self.array()
+        kept_files.fetch_array(array.file)
+        return len(self.rows) - sum(piece.rows for piece in array.finished.intact())
 
     def bytes_per_image(self) -> int:
         """Return the size of the tokens of all views of an image."""
@@ -118,6 +121,7 @@ class TokenStore:
         self.check_space()
         array = self.array()
         with locked(array.file.with_suffix(".lock"), _on_wait), evaluating(self.model):
+            kept_files.fetch_array(array.file)
             intact = array.finished.intact()
             array.begin(intact)
             finished = np.zeros(len(self.rows), bool)
@@ -131,6 +135,7 @@ class TokenStore:
             done = int(finished.sum())
             for start, tokens_BVND in self._pieces(missing, done, on_progress):
                 array.write(start, tokens_BVND)
+            kept_files.send_array(array.file)
         return array.file
 
     def array(self) -> ResumableArray:

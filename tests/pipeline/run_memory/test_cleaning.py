@@ -77,7 +77,7 @@ def workspace(own_store: None, tmp_path: Path) -> Workspace:
 
 def names(cleaning: Cleaning) -> set[str]:
     """Return what may go, relative to the workspace."""
-    return {each.path.as_posix().partition(".patchline/")[2] for each in cleaning.removable}
+    return {Path(each.path).as_posix().partition(".patchline/")[2] for each in cleaning.removable}
 
 
 def test_an_empty_folder_has_nothing_to_clean(tmp_path: Path) -> None:

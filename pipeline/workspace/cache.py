@@ -1,0 +1,123 @@
+"""The size of what this machine keeps of a shared workspace, and of data on object stores.
+
+What is there once more on the store, or can be made again, goes when all of it together is larger
+than the limit: what was used last stays longest, and what a run uses now stays in any case.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shutil
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from patchline.pipeline.errors import ConfigError
+from patchline.pipeline.files.workspace_folder import WORKSPACE
+from patchline.pipeline.workspace import chosen
+
+VARIABLE = "PATCHLINE_CACHE_LIMIT"
+_DEFAULT_BYTES = 50 * 10**9
+_UNITS = {"": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12}
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?b)?", re.IGNORECASE)
+_OF_SHARED = ("prepared/*", "features/*", "initial_weights/*")
+_OF_DATA = ("sources/objects/*/*",)
+
+
+class CacheEntry(NamedTuple):
+    """A folder that may go as a whole."""
+
+    used: float
+    """When it was last used, in seconds since the epoch."""
+    path: Path
+    bytes: int
+
+
+class CacheState(NamedTuple):
+    """The cache after old entries were removed."""
+
+    removed: tuple[CacheEntry, ...]
+    bytes: int
+    """What is left."""
+    limit: int
+
+
+def limit() -> int:
+    """Return the limit in bytes.
+
+    Raises:
+        ConfigError: if the variable holds no size.
+    """
+    text = os.environ.get(VARIABLE, "").strip()
+    if not text:
+        return _DEFAULT_BYTES
+    match = _SIZE.fullmatch(text)
+    if match is None:
+        raise ConfigError(
+            f"{VARIABLE} is {text}, which is not a size. Give a number with a unit, such as 20GB."
+        )
+    return int(float(match[1]) * _UNITS[(match[2] or "").lower()])
+
+
+def mark_used(folder: Path) -> None:
+    """Note that a folder of the cache is used now."""
+    with contextlib.suppress(OSError):  # a workspace that is read-only
+        os.utime(folder)
+
+
+def shrink(in_use_since: float | None = None) -> CacheState:
+    """Remove the entries that were not used for longest until the rest fits the limit.
+
+    Args:
+        in_use_since: entries that were used since then stay, in seconds since the epoch; None if
+            no run is active.
+
+    Raises:
+        ConfigError: if the limit is no size.
+    """
+    most, entries = limit(), sorted(_entries())
+    total = sum(each.bytes for each in entries)
+    removed = []
+    for each in entries:
+        in_use = in_use_since is not None and each.used >= in_use_since
+        if total > most and not in_use:
+            _remove(each.path)
+            total -= each.bytes
+            removed.append(each)
+    return CacheState(tuple(removed), total, most)
+
+
+def _entries() -> Iterator[CacheEntry]:
+    """Yield what may go; of a workspace without a store, downloaded data alone."""
+    workspace = WORKSPACE.resolve()
+    patterns = _OF_DATA if chosen.address() is None else (*_OF_SHARED, *_OF_DATA)
+    for pattern in patterns:
+        for folder in workspace.glob(pattern):
+            if folder.is_dir() and not any(part.startswith(".") for part in folder.parts[-2:]):
+                size = sum(_size(file) for file in folder.rglob("*"))
+                yield CacheEntry(_used(folder), folder, size)
+
+
+def _used(folder: Path) -> float:
+    try:
+        return folder.stat().st_mtime
+    except OSError:
+        return time.time()
+
+
+def _size(file: Path) -> int:
+    try:
+        return 0 if file.is_dir() else file.lstat().st_blocks * 512
+    except OSError:
+        return 0
+
+
+def _remove(folder: Path) -> None:
+    """Remove a folder under another name, so that nobody finds a part of it."""
+    gone = folder.with_name(f".{folder.name}.{os.getpid()}.part")
+    with contextlib.suppress(OSError):
+        folder.rename(gone)
+        shutil.rmtree(gone, ignore_errors=True)

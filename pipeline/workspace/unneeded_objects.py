@@ -1,0 +1,69 @@
+"""What of a store no name needs any more: contents that were replaced, removed or never named."""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Collection, Iterator
+from typing import NamedTuple
+
+from patchline.pipeline.workspace import lease
+from patchline.pipeline.workspace.run_folders import CHECKPOINT, RUNS
+from patchline.pipeline.workspace.shared_files import (
+    FILES,
+    NAMES,
+    SharedFiles,
+    contents_of,
+)
+
+_YOUNG = dt.timedelta(days=1)
+"""A machine may be about to name a content that is younger."""
+
+
+class UnneededObject(NamedTuple):
+    """An object that may go."""
+
+    key: str
+    bytes: int
+
+
+class Unneeded(NamedTuple):
+    """What may go from a store."""
+
+    objects: tuple[UnneededObject, ...]
+    leases: tuple[str, ...]
+    """Runs with a lease that has not expired; contents stay while there are any."""
+
+
+def find(shared: SharedFiles, finished_runs: Collection[str]) -> Unneeded:
+    """Return what no name needs, once the checkpoints of finished runs are gone.
+
+    Args:
+        shared: of the workspace.
+        finished_runs: names of the folders of runs whose checkpoints are not needed.
+
+    Raises:
+        StorageError: if the store does not answer.
+    """
+    ages = {name: lease.age_of(name) for name in lease.names()}
+    active = tuple(name for name, age in ages.items() if age and not age.has_expired)
+    names, needed = [], set[str]()
+    for info in shared.store.list(NAMES):
+        name = info.key.removeprefix(NAMES).removesuffix(".json")
+        if _is_old_checkpoint(name, finished_runs):
+            names.append(UnneededObject(info.key, info.bytes))
+        elif named := shared.find(name):
+            needed.update(contents_of(named.reference))
+    contents = [] if active else list(_unnamed(shared, needed))
+    return Unneeded((*names, *contents), active)
+
+
+def _is_old_checkpoint(name: str, finished_runs: Collection[str]) -> bool:
+    parts = name.split("/")
+    return parts[0] == RUNS and parts[-1] == CHECKPOINT and parts[1] in finished_runs
+
+
+def _unnamed(shared: SharedFiles, needed: Collection[str]) -> Iterator[UnneededObject]:
+    before = shared.store.now() - _YOUNG
+    for info in shared.store.list(FILES):
+        if info.key not in needed and info.modified < before:
+            yield UnneededObject(info.key, info.bytes)

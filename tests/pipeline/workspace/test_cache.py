@@ -1,0 +1,106 @@
+"""The cache of a shared workspace stays below its limit; what is used stays longest."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from patchline.pipeline.errors import ConfigError
+from patchline.pipeline.workspace import cache, kept_files
+from tests.pipeline.workspace.machines import machine
+
+_BYTES = 40_960
+
+
+@pytest.fixture
+def team(tmp_path: Path) -> str:
+    """Return the address of a shared folder."""
+    (tmp_path / "team").mkdir()
+    return (tmp_path / "team").as_uri()
+
+
+def fill(workspace: Path, path: str, age: float) -> Path:
+    """Write an entry of the cache that was last used some seconds ago."""
+    folder = workspace / path
+    folder.mkdir(parents=True)
+    (folder / "images.npy").write_bytes(os.urandom(_BYTES))
+    used = time.time() - age
+    os.utime(folder, (used, used))
+    return folder
+
+
+def test_what_was_not_used_for_longest_goes(team: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of each kind of entry, and no more than necessary; reports of runs are no entries."""
+    with machine("a", team) as workspace:
+        old = fill(workspace, "prepared/old", 300)
+        data = fill(workspace, "sources/objects/s3/bucket", 200)
+        new = fill(workspace, "features/new", 100)
+        run = fill(workspace, "runs/x/report", 900)
+        monkeypatch.setenv(cache.VARIABLE, f"{2.5 * _BYTES / 1000:.0f}kB")
+        state = cache.shrink()
+        assert [each.path for each in state.removed] == [old]
+        assert state.bytes <= state.limit
+        monkeypatch.setenv(cache.VARIABLE, "0")
+        assert {each.path for each in cache.shrink().removed} == {data, new}
+        assert run.exists()
+        assert not list(workspace.rglob("*.part"))
+
+
+def test_what_an_active_run_uses_stays(team: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Then the cache is larger than its limit, and says so."""
+    with machine("a", team) as workspace:
+        fill(workspace, "prepared/old", 300)
+        used = fill(workspace, "prepared/used", 10)
+        monkeypatch.setenv(cache.VARIABLE, "1kb")
+        state = cache.shrink(in_use_since=time.time() - 60)
+        assert used.exists()
+        assert len(state.removed) == 1
+        assert state.bytes > state.limit
+
+
+def test_a_local_workspace_keeps_all_but_downloaded_data(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing else has a copy."""
+    workspace = tmp_path / ".patchline"
+    kept, data = fill(workspace, "prepared/a", 9), fill(workspace, "sources/objects/s3/b", 9)
+    monkeypatch.setenv(cache.VARIABLE, "1 kB")
+    assert [each.path for each in cache.shrink().removed] == [data]
+    assert kept.exists()
+
+
+@pytest.mark.parametrize("text", ["much", "-1GB", "20 GiB"])
+def test_a_limit_is_a_size(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Anything else is refused with an example."""
+    monkeypatch.setenv(cache.VARIABLE, text)
+    with pytest.raises(ConfigError, match=r"which is not a size\. Give .* such as 20GB\."):
+        cache.limit()
+
+
+def test_kept_files_are_fetched_and_sent(team: str) -> None:
+    """An array with what lies beside it, and a folder; a lock is of one machine alone."""
+    with machine("a", team) as workspace:
+        folder = workspace / "features/model"
+        folder.mkdir(parents=True)
+        for name in ("x.npy", "x.pieces.jsonl", "x.images.json", "x.lock", "y.npy"):
+            (folder / name).write_text(name)
+        kept_files.fetch_array(folder / "x.npy")
+        kept_files.send_array(folder / "x.npy")
+        weights = workspace / "initial_weights/0f"
+        weights.mkdir(parents=True)
+        (weights / "weights.json").write_text("{}")
+        kept_files.send_folder(weights)
+    with machine("b", team) as workspace:
+        folder = workspace / "features/model"
+        kept_files.fetch_array(folder / "x.npy")
+        kept_files.fetch_array(folder / "y.npy")
+        assert sorted(each.name for each in folder.iterdir()) == [
+            *("x.images.json", "x.npy", "x.pieces.jsonl"),
+        ]
+        kept_files.fetch_folder(workspace / "initial_weights/0f")
+        assert (workspace / "initial_weights/0f/weights.json").read_text() == "{}"
+        kept_files.fetch_folder(workspace / "initial_weights/1f")
+        assert not (workspace / "initial_weights/1f").exists()

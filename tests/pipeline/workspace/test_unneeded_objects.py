@@ -1,0 +1,55 @@
+"""What `clean` may delete from a store: what no name needs, and nothing of an active run."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from patchline.pipeline.workspace import chosen, lease, unneeded_objects
+from patchline.pipeline.workspace.shared_files import SharedFiles, content_key
+from tests.pipeline.workspace.machines import machine
+
+
+@pytest.fixture
+def team(tmp_path: Path) -> str:
+    """Return the address of a shared folder."""
+    (tmp_path / "team").mkdir()
+    return (tmp_path / "team").as_uri()
+
+
+def publish(shared: SharedFiles, name: str, text: str) -> str:
+    """Publish a file under a name, and return the key of its content."""
+    folder = Path("content")
+    folder.mkdir(exist_ok=True)
+    (folder / "file").write_text(text)
+    return content_key(shared.publish(name, folder, ["file"]).files["file"].sha256)
+
+
+def test_only_what_nothing_needs_goes(team: str, tmp_path: Path) -> None:
+    """Replaced contents and checkpoints of finished runs go; a day is left to name a content."""
+    with machine("a", team):
+        shared = chosen.shared()
+        assert shared is not None
+        replaced = publish(shared, "splits/s", "old")
+        kept = publish(shared, "splits/s", "new")
+        checkpoint = publish(shared, "runs/done/training/checkpoint", "of a finished run")
+        needed = publish(shared, "runs/killed/training/checkpoint", "of an interrupted run")
+        young = publish(shared, "splits/t", "replaced just now")
+        publish(shared, "splits/t", "new")
+        long_ago = time.time() - 2 * 86400
+        for key in (replaced, kept, checkpoint, needed):
+            os.utime(tmp_path / "team" / key, (long_ago, long_ago))
+        found = unneeded_objects.find(shared, {"done"})
+        assert {each.key for each in found.objects} == {
+            *(replaced, checkpoint, "names/runs/done/training/checkpoint.json"),
+        }
+        assert young not in {each.key for each in found.objects}
+        with lease.held("killed"):
+            found = unneeded_objects.find(shared, {"done"})
+            assert [each.key for each in found.objects] == [
+                "names/runs/done/training/checkpoint.json"
+            ]
+            assert found.leases == ("killed",)
