@@ -7,7 +7,8 @@
     │   ├── PluginError           a plugin is unknown, broken or misused
     │   └── ModelReferenceError   a model name, version or alias
     └── RunError                  a failure at run time                  (exit code 1)
-        ├── StorageError          a disk that is full or read-only
+        ├── StorageError          a disk or an object store that fails, is full or read-only
+        │   └── StoreAwayError    an object store that cannot be reached
         ├── TrackingError         MLflow or its store
         │   └── ServerAwayError   temporarily not responding
         ├── TakenOverError        another process continues the run
@@ -61,6 +62,10 @@ class RunError(PipelineError):
 
 class StorageError(RunError):
     """A file could not be written."""
+
+
+class StoreAwayError(StorageError):
+    """An object store cannot be reached."""
 
 
 class DamagedFileError(RunError):

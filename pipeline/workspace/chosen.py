@@ -26,10 +26,14 @@ logger = logging.getLogger(__name__)
 VARIABLE, FLAG = "PATCHLINE_WORKSPACE", "--workspace"
 CACHE_FILE = "cache_of.json"
 """In the folder `.patchline`: which workspace it caches."""
-_OF_RUNS = ("runs", "stages", "splits", "prepared")
-"""Folders of a workspace that hold results."""
+_RESULTS = ("runs/*/*", "splits/*.parquet")
+"""Files of a workspace that cannot be computed again."""
+_FIRST_PATIENCE_SECONDS = 10.0
+"""How long the first connection to a bucket is tried; a running command waits longer."""
 
 _opened: dict[tuple[str, Path], SharedFiles] = {}
+_reached: set[tuple[str, str]] = set()
+"""The buckets that this process has been connected to."""
 _opening = threading.Lock()
 _on_note: Callable[[str], None] = logger.warning
 
@@ -70,10 +74,10 @@ def address() -> Address | None:
             f"The folder {WORKSPACE} here caches the workspace {cached}, so {wanted} needs another "
             f"working directory. Change to another one, or leave out {FLAG}."
         )
-    if cached is None and (results := [each for each in _OF_RUNS if (WORKSPACE / each).is_dir()]):
+    if cached is None and any(any(WORKSPACE.glob(pattern)) for pattern in _RESULTS):
         raise ConfigError(
-            f"The folder {WORKSPACE} here holds a workspace of its own ({', '.join(results)}), "
-            f"which {wanted} does not know. Work in an empty folder, or leave out {FLAG}."
+            f"The folder {WORKSPACE} here holds runs of its own, which {wanted} does not know. "
+            f"Work in an empty folder, or leave out {FLAG}."
         )
     return wanted
 
@@ -141,6 +145,9 @@ def opened(chosen: Address) -> ObjectStore:
         return FolderStore(folder)
     from patchline.pipeline.workspace.remote_store import RemoteStore
 
+    if (key := (chosen.scheme, chosen.bucket)) not in _reached:
+        RemoteStore(chosen, patience_seconds=_FIRST_PATIENCE_SECONDS).check_reachable()
+        _reached.add(key)
     return RemoteStore(chosen)
 
 

@@ -20,7 +20,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from patchline.pipeline.errors import ConfigError, PipelineError, StorageError
+from patchline.pipeline.errors import ConfigError, PipelineError, StorageError, StoreAwayError
 from patchline.pipeline.files.atomic_files import storage_errors
 from patchline.pipeline.workspace.address import Address
 from patchline.pipeline.workspace.object_store import (
@@ -174,6 +174,19 @@ class RemoteStore(ObjectStore):
             )
         return info.modified
 
+    def check_reachable(self) -> None:
+        """Make sure that something answers at the address, whatever it answers.
+
+        Raises:
+            StoreAwayError: if nothing does.
+        """
+        try:
+            self.info("patchline.json")
+        except StoreAwayError:
+            raise
+        except PipelineError:  # whoever reads or writes an object says so
+            return
+
     def _check_bucket(self, error: Exception) -> None:
         """Tell a missing bucket from a missing object."""
         if _code(error) in _BUCKET_CODES:
@@ -224,9 +237,9 @@ class RemoteStore(ObjectStore):
                 f"{self.uri} failed{where} with status {status} ({code or 'no reason given'}). "
                 "Try again later; a run can be resumed."
             )
-        return StorageError(
+        return StoreAwayError(
             f"{self.uri} cannot be reached{where} ({_reason(error)}). Check the network and the "
-            "address of the server (AWS_ENDPOINT_URL); a run can be resumed."
+            "address of the server (AWS_ENDPOINT_URL); a run that has begun can be resumed."
         )
 
 

@@ -10,6 +10,7 @@ from patchline.pipeline.errors import PipelineError, RunError, UserError, Worker
 BY_USER = ("ConfigError", "DataError", "PluginError", "ModelReferenceError")
 AT_RUN_TIME = (
     "StorageError",
+    "StoreAwayError",
     "TrackingError",
     "ServerAwayError",
     "TakenOverError",
