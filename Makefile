@@ -44,6 +44,7 @@ $(BIN)/python:
 $(VENV)/.installed: pyproject.toml constraints.txt | $(BIN)/python
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt $(EDITABLE) .
 	$(BIN)/python -P -m patchline.flows.services.prefect_schema
+	$(BIN)/python -P -m patchline.pipeline.tracking.mlflow_schema
 	touch $@
 
 $(VENV)/.installed-dev: $(VENV)/.installed

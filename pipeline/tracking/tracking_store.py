@@ -20,7 +20,7 @@ from patchline.pipeline.files.workspace_folder import WORKSPACE, make_folder
 from patchline.pipeline.host import environment, proxies
 from patchline.pipeline.host.interruption import signals_held
 from patchline.pipeline.redaction import redacted, split_credentials
-from patchline.pipeline.tracking import busy_server, team_stores
+from patchline.pipeline.tracking import busy_server, mlflow_schema, team_stores
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -180,6 +180,7 @@ def client() -> MlflowClient:
         if _has_answered(uri, database):
             return _holding_client()()
         with locked(lock):  # processes that create a SQLite file together would crash each other
+            mlflow_schema.create(database)
             answering = _answering_client(_holding_client())
         _answered[uri] = file_locks.identity(database)
         return answering  # noqa: TRY300 - the handlers below are for all of it

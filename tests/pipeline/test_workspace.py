@@ -67,7 +67,7 @@ def test_only_one_function_makes_folders_that_may_be_the_workspace() -> None:
     assert found == {
         "pipeline/files/workspace_folder.py",
         "pipeline/plugin_system/plugin_skeleton.py",  # the user's packages
-        "flows/services/prefect_schema.py",  # in the Python environment
+        "pipeline/files/kept_schema.py",  # in the Python environment
     }
 
 

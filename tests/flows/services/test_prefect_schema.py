@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from patchline.flows.services import prefect_database, prefect_schema
+from patchline.pipeline.files import kept_schema
 
 URL = "PREFECT_SERVER_DATABASE_CONNECTION_URL"
 
@@ -52,14 +53,14 @@ def environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_what_is_kept_is_what_the_migrations_lead_to(migrated: Path, tmp_path: Path) -> None:
     """Once it is kept, it creates a new file with the same tables, and only a new one."""
     file = tmp_path / "quick.db"
-    assert not prefect_schema.create(file)
+    assert not prefect_schema.KEPT.create(file)
     assert not file.exists()
-    prefect_schema.keep(migrated)
-    assert prefect_schema.create(file)
-    by_migrations = statements(prefect_schema.schema_of(migrated))
-    assert statements(prefect_schema.schema_of(file)) == by_migrations
+    prefect_schema.KEPT.keep(migrated)
+    assert prefect_schema.KEPT.create(file)
+    by_migrations = statements(kept_schema.schema_of(migrated))
+    assert statements(kept_schema.schema_of(file)) == by_migrations
     assert pragmas(file) == pragmas(migrated)
-    assert not prefect_schema.create(file)
+    assert not prefect_schema.KEPT.create(file)
 
 
 @pytest.mark.usefixtures("environment")
@@ -67,14 +68,14 @@ def test_a_database_with_tables_and_another_prefect_are_left_to_the_migrations(
     migrated: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nothing is written into them."""
-    prefect_schema.keep(migrated)
+    prefect_schema.KEPT.keep(migrated)
     used = tmp_path / "used.db"
     with closing(sqlite3.connect(used)) as database:
         database.execute("CREATE TABLE own (id)")
-    assert not prefect_schema.create(used)
-    assert "flow_run" not in prefect_schema.schema_of(used)
+    assert not prefect_schema.KEPT.create(used)
+    assert "flow_run" not in kept_schema.schema_of(used)
     monkeypatch.setattr(metadata, "version", lambda _: "0.1")
-    assert not prefect_schema.create(tmp_path / "other.db")
+    assert not prefect_schema.KEPT.create(tmp_path / "other.db")
     assert not (tmp_path / "other.db").exists()
 
 
@@ -83,8 +84,8 @@ def test_an_environment_that_may_not_be_written_is_no_obstacle(
 ) -> None:
     """Nothing is kept there, and nothing fails."""
     environment.write_text("no folder")
-    prefect_schema.keep(migrated)
-    assert not prefect_schema.kept().exists()
+    prefect_schema.KEPT.keep(migrated)
+    assert not prefect_schema.KEPT.file.exists()
 
 
 @pytest.mark.usefixtures("environment")
@@ -94,13 +95,14 @@ def test_the_second_new_database_needs_no_migration(
     """The first one, which migrations create, is kept and creates the next one."""
     from prefect.settings import PREFECT_SERVER_DATABASE_CONNECTION_URL, temporary_settings
 
-    monkeypatch.setattr(prefect_schema, "create", created := _Recorded(prefect_schema.create))
+    created = _Recorded(prefect_schema.KEPT.create)
+    monkeypatch.setattr(prefect_schema.KEPT.__class__, "create", lambda _, file: created(file))
     url = f"sqlite+aiosqlite:///{tmp_path / 'first.db'}"
     with temporary_settings({PREFECT_SERVER_DATABASE_CONNECTION_URL: url}):
         prefect_database.upgrade()
         prefect_database.upgrade()
     assert created.answers == [False]
-    assert prefect_schema.create(tmp_path / "second.db")
+    assert prefect_schema.KEPT.create(tmp_path / "second.db")
 
 
 class _Recorded:
