@@ -12,11 +12,15 @@ from patchline.pipeline.errors import ConfigError
 from patchline.pipeline.initial_weights import recipe
 from patchline.pipeline.initial_weights.record import InitialWeights
 from patchline.pipeline.plugin_system.plugin_loader import load_objective, patch_embedding_name
+from patchline.pipeline.terminal_words import counted
+from patchline.pipeline.training.config import TrainingConfig
+from patchline.plugin_api import ImageSpec
 
 _CHANNELS = (1, 3)
 _DIMENSIONS = ("embed_dim", "depth", "mlp_dim")
 _DECIDED = ("name", *_DIMENSIONS)
 """Settings that no weights can be adapted to."""
+_LAST_BLOCKS = "training.last_blocks"
 _OF_THE_SIZE = (*_DIMENSIONS, "num_heads")
 """Settings that follow model.size where they are null."""
 
@@ -58,13 +62,60 @@ def with_initial_weights(
         trainable = "head" if is_frozen and is_labelled else "all"
     changes = {
         "data": _of_images(config, start),
-        "training": {"trainable": trainable},
+        "training": {"trainable": trainable, **_last_blocks(config, start)},
         "set_by_user": _listed_with(config, chosen),
     }
     if start.head_only and trainable not in (None, "head"):
         settings = config_files.merged(settings, _fine_tuning(config))
     settings = config_files.merged({**settings, "model": model}, changes)
     return config_files.validated(_keeping(settings, config_files.dotted_keys(implied)))
+
+
+def _last_blocks(config: RunConfig, start: InitialWeights) -> Settings:
+    """Return how many blocks are trained where the model has fewer than by default.
+
+    Raises:
+        ConfigError: if the user has set more than it has.
+    """
+    depth, count = start.settings.get("depth"), config.training.last_blocks
+    may_be_trained = config.training.trainable in (None, "last_blocks")
+    if not isinstance(depth, int) or count <= depth or not may_be_trained:
+        return {}
+    is_set = _LAST_BLOCKS in _listed(config)
+    if not is_set and count == TrainingConfig.model_fields["last_blocks"].default:
+        return {"last_blocks": depth}
+    raise ConfigError(
+        f"training.last_blocks is {count}, but the model of model.init {start.origin} has "
+        f"{counted(depth, 'block')}. Choose at most {depth}, or set training.trainable to all."
+    )
+
+
+def check_divisible(config: RunConfig, start: InitialWeights) -> None:
+    """Check that the last blocks of the model can be trained, if they are to be.
+
+    Args:
+        config: that follows the weights.
+        start: the weights.
+
+    Raises:
+        ConfigError: if the model cannot be divided, or has fewer blocks.
+    """
+    if config.training.trainable != "last_blocks":
+        return
+    from patchline.pipeline.layers.last_blocks import divisible
+    from patchline.pipeline.models.model_building import build_on_meta
+
+    side = config.data.image_size or start.image_size
+    image = ImageSpec(
+        channels=config.data.channels or start.channels,
+        height=side,
+        width=side,
+        mean=config.data.mean or start.mean,
+        std=config.data.std or start.std,
+        resize="crop",
+    )
+    skeleton = build_on_meta(config.model, image, len(start.classes or ()) or 1)
+    divisible(skeleton, config.training.last_blocks)
 
 
 def _fine_tuning(config: RunConfig) -> Settings:

@@ -105,8 +105,10 @@ def starting_point(
     seen_images = SeenBefore(provenance=provenance.summary)
     if manifest_file:
         seen_images = count_seen_images(manifest_file, provenance)
+    follows = settings.with_initial_weights(config, weights, classes)
+    settings.check_divisible(follows, weights)
     return StartingPoint(
-        config=settings.with_initial_weights(config, weights, classes),
+        config=follows,
         weights=weights,
         seen_before=seen_images,
     )

@@ -92,8 +92,8 @@ def divisible(model: nn.Module, count: int) -> VisionTransformer:
         )
     if count > len(model.blocks):
         raise ConfigError(
-            f"training.last_blocks is {count}, but the model has {len(model.blocks)} blocks. "
-            "Choose at most that many, or set training.trainable to all."
+            f"training.last_blocks is {count}, but the number of blocks in the model is "
+            f"{len(model.blocks)}. Choose at most that many, or set training.trainable to all."
         )
     return model
 

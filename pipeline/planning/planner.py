@@ -70,7 +70,7 @@ CODE = (
 )
 """Where the code begins that decides a plan."""
 _KEPT_SECTIONS = ("augmentation", "model", "optimizer", "training")
-_FOLLOW = ("data.image_size", "training.trainable")
+_FOLLOW = ("data.image_size", "training.trainable", "training.last_blocks")
 """Settings besides those of the model that follow from initial weights."""
 OnNote = Callable[[str], None]
 

@@ -10,6 +10,7 @@ import sqlite3
 import tempfile
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from patchline.pipeline.files.kept_schema import KeptSchema
 from patchline.pipeline.files.path_uris import sqlite_uri
@@ -35,13 +36,14 @@ def create(database: Path) -> None:
 
 def migrate(database: Path) -> None:
     """Create the tables by MLflow's own migrations, as it does for a new store."""
-    from mlflow.store.db.utils import _initialize_tables, create_sqlalchemy_engine
+    from mlflow.store.db import utils
 
+    functions: Any = utils  # without annotations
     logging.getLogger("mlflow").setLevel(logging.ERROR)
     logging.getLogger("alembic").setLevel(logging.ERROR)
-    engine = create_sqlalchemy_engine(sqlite_uri(database))
+    engine = functions.create_sqlalchemy_engine(sqlite_uri(database))
     try:
-        _initialize_tables(engine)
+        functions._initialize_tables(engine)  # noqa: SLF001 - what opening a new store calls
     finally:
         engine.dispose()
 

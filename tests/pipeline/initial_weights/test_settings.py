@@ -12,6 +12,7 @@ from patchline.pipeline.config import RunConfig
 from patchline.pipeline.errors import ConfigError
 from patchline.pipeline.initial_weights.record import InitialWeights
 from patchline.pipeline.initial_weights.settings import (
+    check_divisible,
     with_initial_weights,
     without_initial_weights,
 )
@@ -278,3 +279,40 @@ def test_a_head_is_not_combined_with_what_makes_no_sense(
     with pytest.raises(ConfigError, match=words):
         asked(training=training)
     assert asked(training={"folds": 5}).training.trainable == "head"
+
+
+@pytest.mark.parametrize("trainable", [None, "last_blocks"])
+@pytest.mark.parametrize("preset", ["none", "quick"])
+def test_more_last_blocks_than_the_model_has_are_refused(
+    trainable: str | None, preset: str
+) -> None:
+    """Also if the value is the default; what nobody has set follows the model."""
+    for count in (4, 99):
+        with pytest.raises(ConfigError, match=f"last_blocks is {count}, .* has 3 blocks"):
+            with_initial_weights(
+                asked(preset, training={"trainable": trainable, "last_blocks": count}), FOUND
+            )
+    config = with_initial_weights(asked(preset, training={"trainable": trainable}), FOUND)
+    assert config.training.last_blocks == 3
+    assert with_initial_weights(config, FOUND) == config
+    two = asked(preset, training={"trainable": trainable, "last_blocks": 2})
+    assert with_initial_weights(two, FOUND).training.last_blocks == 2
+
+
+def test_where_no_last_blocks_are_trained_their_number_has_no_effect() -> None:
+    """Neither with a head alone nor with all weights, nor with a model without a known depth."""
+    for trainable in ("head", "head_then_all", "all"):
+        training = {"trainable": trainable, "last_blocks": 99}
+        assert with_initial_weights(asked(training=training), FOUND).training.last_blocks == 99
+    convolutional = FOUND.model_copy(update={"settings": {"name": "timm", "architecture": "x"}})
+    assert with_initial_weights(asked(), convolutional).training.last_blocks == 4
+
+
+def test_a_model_that_cannot_be_divided_is_refused_before_data_is_read() -> None:
+    """Before its training begins, where only the class of the model tells."""
+    settings = {"name": "torchvision", "architecture": "resnet18"}
+    whole = FOUND.model_copy(update={"settings": settings, "image_size": 224, "grid": None})
+    config = with_initial_weights(asked(training={"trainable": "last_blocks"}), whole)
+    with pytest.raises(ConfigError, match="cannot be divided between two blocks"):
+        check_divisible(config, whole)
+    check_divisible(with_initial_weights(asked(), whole), whole)
