@@ -1,9 +1,8 @@
-"""What earlier training is worth: without labels, on other classes, or on most of the images.
+"""What earlier training is worth: without labels, or on other classes.
 
 python -m benchmarks.pretraining mae FOLDER [--limit 20m] [--keep DIR]
 python -m benchmarks.pretraining halves FOLDER [--limit 10m] [--fine-tuning 2m] [--seeds 3]
                                                [--keep DIR]
-python -m benchmarks.pretraining warm-start [SEEDS] [--data FOLDER --images N --recipe FILE]
 
 FOLDER holds `train` and `test` with a folder for each class, such as CIFAR-10.
 
@@ -14,27 +13,17 @@ pre-trained encoder's, those of the same encoder with random weights, and the pi
 `halves` trains on the first half of the classes. Then 100 images of each other class are trained on
 twice, for the same time (by default a fifth of the limit): from these weights, and from random
 ones; with several seeds, twice for each.
-
-`warm-start` prints the steps that a warm start needs to reach a cold run's accuracy, after a tenth
-more images. A first run trains on ten elevenths of the images. Then all of them are trained on
-twice: from random weights, and from the first run's weights with the settings of a warm start. The
-images are the built-in digits, or N (500) of each class folder of FOLDER, such as CIFAR-10's train;
-FILE has settings for all three training runs.
 """
 
 from __future__ import annotations
 
 import argparse
 import shutil
-import statistics
-import tempfile
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-import yaml
 
 from benchmarks.measured_runs import machine
 from patchline.pipeline import config_files, quiet_libraries
@@ -43,7 +32,6 @@ from patchline.pipeline.data import ingestion
 from patchline.pipeline.data.ingested_data import IngestedData, PreparedData
 from patchline.pipeline.data.reading.decoding import decode_image
 from patchline.pipeline.data.reading.resizing import resize_image
-from patchline.pipeline.initial_weights.recipe import WARM_START
 from patchline.pipeline.initial_weights.starting_point import starting_point
 from patchline.pipeline.metrics.intervals import proportion
 from patchline.pipeline.models.inference import predict_logits
@@ -275,81 +263,6 @@ def _images(folder: Path, classes: list[str], each: int, spec: ImageSpec) -> Ima
     return Images(np.stack(pixels), np.array(labels))
 
 
-_NEW = 11  # every eleventh image is new
-_DIGITS = {"mirror_symmetric": False}
-
-
-@dataclass(frozen=True)
-class Task:
-    """Two versions of the data, and settings for every training."""
-
-    folder: Path
-    everything: Path
-    earlier: Path
-    settings: dict[str, Any]
-
-
-def compare_warm_start(given: argparse.Namespace) -> None:
-    """Print the accuracies and the steps of each seed, and the mean ratio."""
-    settings: dict[str, Any] = {}
-    if given.recipe:
-        settings = yaml.safe_load(given.recipe.read_text(encoding="utf-8"))
-    with tempfile.TemporaryDirectory(prefix="patchline-benchmark-") as name:
-        folder = Path(name)
-        if given.data:
-            everything = _first_of(given.data.resolve(), given.images, folder / "images")
-        else:
-            settings = config_files.merged(settings, {"data": {"options": _DIGITS}})
-            ingestion.ingest(config_files.validated({}), folder / "digits")
-            [everything] = (folder / "digits" / "sources").iterdir()
-        earlier = _without_new(everything, folder / "earlier")
-        task = Task(folder, everything, earlier, settings)
-        ratios = [_ratio(task, seed) for seed in range(given.seeds)]
-    print(f"mean ratio of the steps: {statistics.mean(ratios):.2f}")
-
-
-def _first_of(data: Path, images: int, folder: Path) -> Path:
-    """Copy the first images of each class folder."""
-    for label in sorted(each for each in data.iterdir() if each.is_dir()):
-        (folder / label.name).mkdir(parents=True)
-        for file in sorted(label.iterdir())[:images]:
-            shutil.copy(file, folder / label.name / file.name)
-    return folder
-
-
-def _without_new(everything: Path, folder: Path) -> Path:
-    files = sorted(each for each in everything.rglob("*") if each.is_file())
-    for number, file in enumerate(files):
-        if number % _NEW:
-            target = folder / file.relative_to(everything)
-            target.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy(file, target)
-    return folder
-
-
-def _ratio(task: Task, seed: int) -> float:
-    first = _trained(task, task.earlier, f"first-{seed}", {"seed": seed})
-    cold = _trained(task, task.everything, f"cold-{seed}", {"seed": seed + 1000})
-    start = {"model": {"init": str(first.best / "model.safetensors")}, "seed": seed + 2000}
-    settings = config_files.merged(WARM_START, start)
-    settings = config_files.merged(settings, {"training": {"trainable": "all"}})
-    warm = _trained(task, task.everything, f"warm-{seed}", settings)
-    wanted = cold.history[-1].validation_accuracy or 0.0
-    reached = [each.step for each in warm.history if (each.validation_accuracy or 0) >= wanted]
-    steps = reached[0] if reached else float("inf")
-    print(
-        f"seed {seed}: cold {wanted:.1%} after {cold.steps} steps; warm reaches it after {steps}, "
-        f"{warm.history[-1].validation_accuracy:.1%} after {warm.steps}",
-        flush=True,
-    )
-    return steps / cold.steps
-
-
-def _trained(task: Task, images: Path, name: str, changes: dict[str, Any]) -> TrainResult:
-    settings = config_files.merged(task.settings, changes)
-    return _train(*_prepared(images, task.folder, settings), task.folder / name)
-
-
 def main() -> None:
     """Run the comparison that the command names."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
@@ -363,12 +276,6 @@ def main() -> None:
         command.add_argument("--keep", type=Path, default=Path("pretraining"))
     halves.add_argument("--fine-tuning", help="time for the second half")
     halves.add_argument("--seeds", type=int, default=1, help="of the second half")
-    warm_start = commands.add_parser("warm-start")
-    warm_start.add_argument("seeds", type=int, nargs="?", default=1)
-    warm_start.add_argument("--data", type=Path)
-    warm_start.add_argument("--images", type=int, default=500)
-    warm_start.add_argument("--recipe", type=Path)
-    warm_start.set_defaults(compare=compare_warm_start)
     given = parser.parse_args()
     quiet_libraries.apply()
     print(machine(), flush=True)

@@ -30,6 +30,10 @@ WARM_START: dict[str, dict[str, Any]] = {
 }
 """For a model that was trained on an earlier version of the data, and to continue pre-training."""
 
+WARM_SHARE = 1 / 3
+"""Length of a warm start, as a share of the length from random weights, in which it reaches their
+accuracy (docs/reference/performance.md)."""
+
 
 _NAME = re.compile(r"(timm|torchvision|hf):(.+)")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from patchline.pipeline.frozen_model import FrozenModel
-from patchline.pipeline.presets import PresetName
+from patchline.pipeline.presets import PRESETS, PresetName
 
 
 class DataFacts(FrozenModel):
@@ -74,6 +74,13 @@ class PlanFacts(FrozenModel):
     """Of the candidates that were measured; the others are estimated from these."""
     busy_cores: float = 0.0
     """CPU cores that other programs used while the speeds were measured."""
+    length_share: float = 1.0
+    """Share of the preset's epochs and time; a warm start needs less than random weights."""
+
+    @property
+    def minutes(self) -> float:
+        """Time that the preset trains at most."""
+        return PRESETS[self.preset].minutes * self.length_share
 
 
 class Plan(FrozenModel):

@@ -14,8 +14,8 @@ from typing import Any
 from patchline.pipeline.planning.facts import PlanFacts
 from patchline.pipeline.planning.recipes import Length
 from patchline.pipeline.planning.user_settings import UserSettings
-from patchline.pipeline.presets import PRESETS, PresetName
-from patchline.pipeline.terminal_words import duration
+from patchline.pipeline.presets import PresetName
+from patchline.pipeline.terminal_words import counted, duration
 
 TRAINING_SHARE = 0.9
 """Of a time limit; validation takes the rest."""
@@ -114,6 +114,7 @@ def aim(facts: PlanFacts, user: UserSettings, most: int) -> str:
     """
     if length_is_set(user.values):
         return ""
-    minutes = duration(PRESETS[facts.preset].minutes * 60)
-    words = f"{facts.preset} aims at {minutes}, at most {most} epochs"
+    minutes = duration(facts.minutes * 60)
+    warm = " for a warm start" if facts.length_share < 1 else ""
+    words = f"{facts.preset} aims at {minutes}{warm}, at most {counted(most, 'epoch')}"
     return f" ({words}; {shorter(facts.preset)})"

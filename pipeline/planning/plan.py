@@ -61,6 +61,7 @@ FEWEST_STEPS = 100
 leave as many."""
 BUSY_CORES = 0.5
 """CPU cores used by other programs from which a plan mentions them."""
+_ROUNDING = 1e-6
 _STEPS_OF_A_PLAN = 128
 """Images in a step of a recorded step plan whose batch size is not set."""
 FOLDS = 5
@@ -349,9 +350,8 @@ def _length(facts: PlanFacts, candidate: Candidate, user: UserSettings) -> Lengt
     elif user.get("training.epochs"):
         seen = float(user.get("training.epochs") * images)
     else:
-        ambition = PRESETS[facts.preset]
         most = most_epochs(facts, user) * images
-        seen = min(most, rate * ambition.minutes * 60 * share * TRAINING_SHARE)
+        seen = min(most, rate * facts.minutes * 60 * share * TRAINING_SHARE)
     return Length(seen, seen / images, rate)
 
 
@@ -363,6 +363,7 @@ def most_epochs(facts: PlanFacts, user: UserSettings) -> int:
         epochs = max(_LEAST_FOR_THUMBNAILS, epochs // _FEWER_FOR_THUMBNAILS)
     fits = images_by_training(facts, user)
     epochs = recipes.most_epochs(epochs, fits[0], len(fits))
+    epochs = max(1, int(epochs * facts.length_share + _ROUNDING))
     return int(min(epochs, user.get("training.max_epochs") or epochs))
 
 

@@ -207,6 +207,7 @@ def augmentation(
         return {
             "name": "light"
         }, "thumbnails and greyscale images keep their shapes: light augmentation"
+    epochs /= facts.length_share  # the weights of a warm start have seen the images before
     # Between 5,000 and 10,000 images, the count falls to 1 without a step.
     epochs *= min(_FEW_IMAGES_COUNT, max(1.0, 2 * _FEW_IMAGES / data.training_images))
     cropped = (tier.pools_early or tier.patch_size) and _are_photographs(facts)
@@ -218,7 +219,8 @@ def augmentation(
         name, strength = "trivialaugment", "strong"
     else:
         name, strength = "standard", "simple"
-    seen = f"each image is seen {_times(length.epochs)}"
+    again = " more" if facts.length_share < 1 else ""
+    seen = f"each image is seen {_times(length.epochs)}{again}"
     mixed = (
         ", MixUp and CutMix" if is_mixed(facts, tier, side, length) else " without mixing images"
     )

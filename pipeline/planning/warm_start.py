@@ -1,7 +1,9 @@
 """The plan for a run with a preset that starts from a model of Patchline's own.
 
-A pure function, as in `patchline.pipeline.planning.plan`: the preset or the user decides the
-length, and the learning rate is that of a warm start.
+A pure function, as in `patchline.pipeline.planning.plan`: unless the user decides it, the length is
+a third of what the preset would train from random weights, and the learning rate is that of a warm
+start. On 5,000 images of CIFAR-10 and a tenth more, that reaches what a third run from random
+weights reaches in all its steps: `benchmarks/warm_starts.py`.
 """
 
 from __future__ import annotations
@@ -35,14 +37,17 @@ def warm_start_plan(facts: PlanFacts, settings: Mapping[str, Any], given: Collec
             the learning rate; see `with_rate`.
         given: keys of the settings that the user has set.
     """
-    made = plan(facts, settings, given)
+    shorter = facts.model_copy(update={"length_share": recipe.WARM_SHARE})
+    made = plan(shorter, settings, given)
     rate = {} if _RATE in given else {"optimizer": {"learning_rate": settings[_RATE]}}
     why_rate = (
         "the learning rate as set"
         if _RATE in given
         else f"learning rate {settings[_RATE]:g}, which changes trained weights only slowly"
     )
-    length = "as set" if length_is_set(settings) else f"that of the preset {facts.preset}"
+    length = (
+        "as set" if length_is_set(settings) else f"a third of that of the preset {facts.preset}"
+    )
     reason = f"warm start: {why_rate}; the length is {length}"
     return made.model_copy(
         update={

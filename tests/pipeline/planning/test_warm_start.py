@@ -1,4 +1,4 @@
-"""A preset and a model of ours to start from: the preset's length, a warm start's learning rate."""
+"""A preset and a model of ours to start from: a third of the length, a warm start's rate."""
 
 from __future__ import annotations
 
@@ -12,8 +12,11 @@ from patchline.pipeline.config_files import requested
 from patchline.pipeline.data.ingestion import ingest
 from patchline.pipeline.initial_weights.settings import with_initial_weights
 from patchline.pipeline.planning import planner
-from patchline.pipeline.planning.facts import Plan, Speed
+from patchline.pipeline.planning.facts import DataFacts, Plan, PlanFacts, Speed
 from patchline.pipeline.planning.measuring_job import Measurement
+from patchline.pipeline.planning.plan import plan
+from patchline.pipeline.planning.warm_start import warm_start_plan, with_rate
+from patchline.pipeline.presets import PresetName
 from patchline.pipeline.run_memory.stage_memory import StageMemory
 from tests.pipeline.initial_weights.test_settings import FOUND as FROM_FILE
 
@@ -60,7 +63,7 @@ def test_the_preset_decides_the_length_and_the_recipe_the_rate(
     assert config.training.trainable == "all"
     assert (config.model.settings["embed_dim"], config.data.image_size) == (48, 16)
     assert made.reasons[0].startswith("warm start: learning rate 0.001, which")
-    assert made.reasons[0].endswith("the length is that of the preset quick")
+    assert made.reasons[0].endswith("the length is a third of that of the preset quick")
     assert "the model of the initial weights" in made.reasons[1]
     assert made.reasons[-1] == "kept as set: model.init"
 
@@ -81,3 +84,33 @@ def test_what_the_user_sets_decides(photos: Path, tmp_path: Path) -> None:
         "kept as set: model.activation, model.dropout, model.init, optimizer.learning_rate, "
         "training.epochs"
     )
+
+
+@pytest.mark.parametrize("preset", ["quick", "balanced"])
+@pytest.mark.parametrize("images", [300, 4_650, 40_000])
+@pytest.mark.parametrize("rate", [40.0, 3_000.0])
+def test_a_third_of_the_length_with_strong_augmentation(
+    preset: PresetName, images: int, rate: float
+) -> None:
+    """Whether epochs or time limit it; the weights have seen nearly all images many times."""
+    facts = PlanFacts(
+        preset=preset,
+        data=DataFacts(training_images=images, classes=10, median_side=32),
+        speeds=(Speed(candidate="own", images_per_second=rate),),
+    )
+    follows = {f"model.{key}": value for key, value in FOUND.settings.items()}
+    cold = plan(facts, follows, ())
+    made = warm_start_plan(facts, with_rate(follows), ())
+    share = seen(made, images) / seen(cold, images)
+    assert 0.9 / 3 <= share <= 1.1 / 3  # long ones are rounded to whole epochs
+    if rate > 40 or images < 1_000:
+        assert made.settings["augmentation"]["name"] in ("trivialaugment", "randaugment")
+        assert any("times more: strong augmentation" in each for each in made.reasons)
+
+
+def seen(made: Plan, images: int) -> float:
+    """Return how many images a planned training sees."""
+    training = made.settings["training"]
+    if "epochs" in training:
+        return float(training["epochs"] * images)
+    return float(training["step_plan"][-1][2] * training["batch_size"])
