@@ -1,13 +1,14 @@
 """Compare warm starts with training from random weights, after some more images have come.
 
     python -m benchmarks.warm_starts DATA [--images 5000] [--more 500] [--seeds 5]
-                                          [--tests 3000] [--preset quick] [SETTING=VALUE...]
+                                          [--tests 3000] [--preset quick]
+                                          [--also "SETTING=VALUE SETTING=VALUE..."]...
 
 DATA holds train/ and test/ with one folder of images for each class, such as CIFAR-10. For each
 seed, three models are trained by `patchline run` with its own plans: a first one on the images from
 random weights, which becomes the champion; then on the images and some more, again from random
 weights, and from the champion. All are tested on the same images, which no training sees. Settings
-such as optimizer.learning_rate=0.0005 change the warm starts alone.
+such as optimizer.learning_rate=0.0005 add further warm starts from the same champions.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ import numpy as np
 from benchmarks.measured_runs import machine, measured_run
 from patchline.pipeline.metrics.intervals import mean_of_repeats
 
-NAME = "champion"
+_SHORT = ("--evaluation.explanations=false",)
+"""What needs no time here."""
 
 
 @dataclass(frozen=True)
@@ -37,6 +39,11 @@ class Trained:
     batch_size: int
     seconds: float
     """Of the training."""
+
+    @property
+    def images(self) -> int:
+        """Images that the training has seen, with repetition."""
+        return self.steps * self.batch_size
 
     def __str__(self) -> str:
         """Return it in a few words."""
@@ -67,7 +74,9 @@ def _link(file: Path, link: Path) -> None:
 
 def trained(folder: Path, data: Path, name: str, seed: int, *more: str) -> Trained:
     """Train a model of a name in a folder by `patchline run`."""
-    summary = measured_run(str(data), "--name", name, "--seed", str(seed), *more, folder=folder)
+    summary = measured_run(
+        str(data), "--name", name, "--seed", str(seed), *_SHORT, *more, folder=folder
+    )
     training: dict[str, Any] = summary["training"]
     return Trained(
         accuracy=summary["metrics"]["test/accuracy"]["value"],
@@ -86,16 +95,32 @@ def _batch_size(config: Path) -> int:
 
 def compared(
     folder: Path, earlier: Path, everything: Path, seed: int, given: argparse.Namespace
-) -> tuple[Trained, Trained, Trained]:
-    """Return the champion, the run from random weights, and the warm start of a seed."""
+) -> dict[str, Trained]:
+    """Return the champion, the run from random weights, and the warm starts of a seed."""
     preset = ("--preset", given.preset)
-    first = trained(folder, earlier, f"{NAME}-{seed}", seed, *preset)
-    cold = trained(folder, everything, f"cold-{seed}", seed + 1000, *preset)
-    changes = [f"--{each.replace('_', '-')}" for each in given.changes]
-    start = ("--model.init", "champion", *preset, *changes)
-    warm = trained(folder, everything, f"{NAME}-{seed}", seed + 2000, *start)
-    print(f"seed {seed}: champion {first}; cold {cold}; warm {warm}", flush=True)
-    return first, cold, warm
+    runs = {"champion": trained(folder, earlier, f"first-{seed}", seed, *preset)}
+    runs["cold"] = trained(folder, everything, f"cold-{seed}", seed + 1000, *preset)
+    for number, also in enumerate(("", *given.also)):
+        changes = [f"--{each.replace('_', '-')}" for each in also.split()]
+        name = f"warm-{seed}-{number}"
+        start = ("--model.init", f"first-{seed}@champion", *preset, *changes)
+        runs[f"warm {also}".strip()] = trained(folder, everything, name, seed + 2000, *start)
+    print(f"seed {seed}: {'; '.join(f'{key} {run}' for key, run in runs.items())}", flush=True)
+    return runs
+
+
+def summary(name: str, runs: list[dict[str, Trained]]) -> str:
+    """Return how some warm starts compare with the runs from random weights."""
+    warms, colds = [each[name] for each in runs], [each["cold"] for each in runs]
+    pairs = list(zip(warms, colds, strict=True))
+    steps = np.mean([warm.steps / cold.steps for warm, cold in pairs])
+    images = np.mean([warm.images / cold.images for warm, cold in pairs])
+    gain = mean_of_repeats([warm.accuracy - cold.accuracy for warm, cold in pairs], (-1.0, 1.0))
+    return (
+        f"{name}: {np.mean([each.accuracy for each in warms]):.1%}, {100 * gain.value:+.1f} points "
+        f"(95% t interval {100 * gain.low:+.1f} to {100 * gain.high:+.1f}, {len(pairs)} seeds) in "
+        f"{steps:.2f} of the steps, {images:.2f} of the images"
+    )
 
 
 def main() -> None:
@@ -107,8 +132,8 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--tests", type=int, default=3_000)
     parser.add_argument("--preset", default="quick")
-    parser.add_argument("changes", nargs="*", metavar="SETTING=VALUE")
-    given = parser.parse_intermixed_args()
+    parser.add_argument("--also", action="append", default=[], metavar="SETTINGS")
+    given = parser.parse_args()
     print(machine(), flush=True)
     with tempfile.TemporaryDirectory(prefix="patchline-benchmark-") as name:
         folder, data = Path(name) / "workspace", given.data.resolve()
@@ -116,22 +141,10 @@ def main() -> None:
         earlier = linked(data, Path(name) / "earlier", given.images, given.tests)
         everything = linked(data, Path(name) / "all", given.images + given.more, given.tests)
         runs = [compared(folder, earlier, everything, seed, given) for seed in range(given.seeds)]
-    firsts, colds, warms = zip(*runs, strict=True)
-    for label, side in (("champion", firsts), ("cold", colds), ("warm", warms)):
-        print(f"{label}: {np.mean([each.accuracy for each in side]):.1%}", end="; ")
-    pairs = list(zip(warms, colds, strict=True))
-    images = [w.steps * w.batch_size / (c.steps * c.batch_size) for w, c in pairs]
-    print(
-        f"steps of warm to cold: {np.mean([w.steps / c.steps for w, c in pairs]):.2f}, images: "
-        f"{np.mean(images):.2f}"
-    )
-    gains = [warm.accuracy - cold.accuracy for warm, cold in pairs]
-    if len(gains) > 1:
-        gain = mean_of_repeats(gains, (-1.0, 1.0))
-        print(
-            f"warm minus cold: {100 * gain.value:+.1f} points (95% t interval "
-            f"{100 * gain.low:+.1f} to {100 * gain.high:+.1f}, {len(gains)} seeds)"
-        )
+    for name in ("champion", "cold"):
+        print(f"{name}: {np.mean([each[name].accuracy for each in runs]):.1%}")
+    for name in list(runs[0])[2:]:
+        print(summary(name, runs))
 
 
 if __name__ == "__main__":
