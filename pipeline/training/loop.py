@@ -161,7 +161,7 @@ class Training:
             log_history(state, self.events)
             self.checkpoints.mark(state)
         self.dividing.resume(self.step)
-        self.compiled = compile_model(self.step, self.own_order, self.dividing)
+        self.compiled = compile_model(self.step, self.own_order, self.dividing, self.validator)
         self.clock.restart(state.step)
         self._seconds_before, self._started = state.elapsed_seconds, self.clock.now
         self.checkpoints.start_clock()

@@ -1,6 +1,7 @@
 """Validation: loss and accuracy of what is trained, on the validation split or its first images.
 
-Each rank predicts a part of the images, and each image is predicted once.
+Each rank predicts a part of the images, and each image is predicted once. Where the training is
+compiled, the averaged weights are, too: in a single shape, to which the last batch is filled up.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 from torch.nn import functional
@@ -18,6 +20,8 @@ from patchline.pipeline.training.processes.ranks import Ranks
 from patchline.pipeline.training.training_data import Integers, TrainingData
 from patchline.plugin_api import ImageSpec, Objective
 
+_MOST_IMAGES = 256
+"""Of a batch."""
 _WARM_UP, _MEASURED = 16, 64
 """Images to measure the speed with."""
 
@@ -36,6 +40,20 @@ class Validator:
     precision: str = "float32"
     """That of the training run; the finished model is judged in float32."""
     ranks: Ranks = field(default_factory=Ranks)
+    fills_batches: bool = False
+    """Whether each batch has the same number of images, for compiled models."""
+
+    def compile(self, model: nn.Module) -> None:
+        """Compile a model for `metrics` in place, and let it predict, so that later calls do not.
+
+        What cannot be compiled runs as it is.
+
+        Args:
+            model: as for `metrics`.
+        """
+        self.fills_batches = True
+        model.compile(dynamic=False)
+        self._outputs(model, self.data.validation_rows[:1])
 
     @property
     def images(self) -> int:
@@ -98,14 +116,20 @@ class Validator:
     def _outputs(self, model: nn.Module, rows: Integers) -> torch.Tensor:
         if not len(rows):
             return torch.empty(0)
-        return predict_logits(
+        batch_size, predicted = _MOST_IMAGES, rows
+        if self.fills_batches:
+            batch_size = min(_MOST_IMAGES, -(-self.images // self.ranks.size))
+            predicted = np.pad(rows, (0, -len(rows) % batch_size), mode="edge")
+        outputs = predict_logits(
             model,
             self.data.images,
-            rows,
+            predicted,
             self.image,
+            batch_size=batch_size,
             device=self.device,
             precision=self.precision,
         )
+        return outputs[: len(rows)]
 
 
 def loss_and_accuracy(logits_NK: torch.Tensor, labels_N: torch.Tensor) -> tuple[float, float]:

@@ -20,6 +20,7 @@ from patchline.pipeline.training.config import TrainingConfig, duration_seconds
 from patchline.pipeline.training.faults.memory import BeforeGradients, DividingBatches, RanksRestart
 from patchline.pipeline.training.processes.batch_parts import DividedOrder
 from patchline.pipeline.training.train_step import TrainStep
+from patchline.pipeline.training.validation import Validator
 
 _FEWEST_STEPS, _FEWEST_SECONDS = 5_000, 1_200.0
 """Of a training run that repays its compilation on a GPU."""
@@ -45,8 +46,12 @@ def is_wanted(config: TrainingConfig, device: torch.device, steps: int) -> bool:
     return steps >= _FEWEST_STEPS
 
 
-def compile_model(step: TrainStep, order: DividedOrder, dividing: DividingBatches) -> bool:
+def compile_model(
+    step: TrainStep, order: DividedOrder, dividing: DividingBatches, validator: Validator
+) -> bool:
     """Compile the model of a state in place, if wanted, and return whether it is compiled.
+
+    So is its average, for validation.
 
     Its state dict keeps its names. Where it cannot be compiled, the reason becomes an event, and
     training runs without compilation.
@@ -55,6 +60,7 @@ def compile_model(step: TrainStep, order: DividedOrder, dividing: DividingBatche
         step: how gradients are computed.
         order: of this rank's parts, for their sizes.
         dividing: has the state, and divides batches that do not fit the device.
+        validator: validates the average.
     """
     settings = step.config.training
     if not is_wanted(settings, step.device, dividing.state.plan.last_step):
@@ -69,6 +75,8 @@ def compile_model(step: TrainStep, order: DividedOrder, dividing: DividingBatche
     if reason:
         message = f"The model is not compiled: {reason}. Training runs without compilation."
         dividing.events.write("warning", message=message)
+    else:
+        validator.compile(dividing.state.average.model)
     return not reason
 
 

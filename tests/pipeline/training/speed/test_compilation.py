@@ -13,6 +13,7 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 
+from patchline.pipeline.training import validation
 from patchline.pipeline.training.checkpoints import checkpoint
 from patchline.pipeline.training.config import TrainingConfig
 from patchline.pipeline.training.loop import Training
@@ -98,7 +99,8 @@ def test_batches_that_do_not_fit_are_divided_before_the_first_step(
         plain: Any = model._call_impl
 
         def call(images: torch.Tensor, *rest: Any) -> Any:
-            sizes.append(len(images))
+            if model.training:
+                sizes.append(len(images))
             if len(images) > 8:
                 raise torch.OutOfMemoryError
             return plain(images, *rest)
@@ -113,6 +115,35 @@ def test_batches_that_do_not_fit_are_divided_before_the_first_step(
     assert sizes[:2] == [16, 8]
     assert max(sizes[1:]) == 8
     assert [message for message in said if "2 micro-batches" in message] == said
+
+
+def test_the_averaged_weights_are_compiled_in_one_shape(
+    make_job: MakeJob, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The last batch of a validation is filled up, and its metrics are those of its own images."""
+    changes = {"epochs": 2, "batch_size": 16}
+    plain, _ = _run(make_job(tmp_path / "plain", training=changes))
+    validated: list[int] = []
+
+    def compile_as_it_is(model: nn.Module, **_: Any) -> None:
+        def call(images: torch.Tensor, *rest: Any) -> Any:
+            if not model.training:
+                validated.append(len(images))
+            return model._call_impl(images, *rest)
+
+        object.__setattr__(model, "_compiled_call_impl", call)
+
+    monkeypatch.setattr(nn.Module, "compile", compile_as_it_is)
+    monkeypatch.setattr(validation, "_MOST_IMAGES", 5)
+    compiled, _ = _run(make_job(tmp_path / "compiled", training={**changes, "compile": True}))
+    images = plain.history[0].validation_images
+    assert images % 5 != 0
+    assert validated == [5] * (1 + 2 * -(-images // 5))  # one batch while it is compiled
+    assert [each.validation_accuracy for each in compiled.history] == [
+        each.validation_accuracy for each in plain.history
+    ]
+    for one, other in zip(compiled.history, plain.history, strict=True):
+        assert one.validation_loss == pytest.approx(other.validation_loss, rel=1e-5)
 
 
 def test_a_ramp_of_stochastic_depth_is_not_compiled(make_job: MakeJob, tmp_path: Path) -> None:
