@@ -2,13 +2,14 @@
 
     python -m benchmarks.warm_starts DATA [--images 5000] [--more 500] [--seeds 5]
                                           [--tests 3000] [--preset quick]
-                                          [--also "SETTING=VALUE SETTING=VALUE..."]...
+                                          [--also "SETTING=VALUE..."]... [SETTING=VALUE...]
 
 DATA holds train/ and test/ with one folder of images for each class, such as CIFAR-10. For each
 seed, three models are trained by `patchline run` with its own plans: a first one on the images from
 random weights, which becomes the champion; then on the images and some more, again from random
 weights, and from the champion. All are tested on the same images, which no training sees. Settings
-such as optimizer.learning_rate=0.0005 add further warm starts from the same champions.
+such as model.embed_dim=64 are those of all runs from random weights; with --also, settings such as
+optimizer.learning_rate=0.0005 add further warm starts from the same champions.
 """
 
 from __future__ import annotations
@@ -98,15 +99,19 @@ def compared(
 ) -> dict[str, Trained]:
     """Return the champion, the run from random weights, and the warm starts of a seed."""
     preset = ("--preset", given.preset)
-    runs = {"champion": trained(folder, earlier, f"first-{seed}", seed, *preset)}
-    runs["cold"] = trained(folder, everything, f"cold-{seed}", seed + 1000, *preset)
+    cold = (*preset, *_flags(given.settings))
+    runs = {"champion": trained(folder, earlier, f"first-{seed}", seed, *cold)}
+    runs["cold"] = trained(folder, everything, f"cold-{seed}", seed + 1000, *cold)
     for number, also in enumerate(("", *given.also)):
-        changes = [f"--{each.replace('_', '-')}" for each in also.split()]
         name = f"warm-{seed}-{number}"
-        start = ("--model.init", f"first-{seed}@champion", *preset, *changes)
+        start = ("--model.init", f"first-{seed}@champion", *preset, *_flags(also.split()))
         runs[f"warm {also}".strip()] = trained(folder, everything, name, seed + 2000, *start)
     print(f"seed {seed}: {'; '.join(f'{key} {run}' for key, run in runs.items())}", flush=True)
     return runs
+
+
+def _flags(settings: list[str]) -> list[str]:
+    return [f"--{each.replace('_', '-')}" for each in settings]
 
 
 def summary(name: str, runs: list[dict[str, Trained]]) -> str:
@@ -133,7 +138,8 @@ def main() -> None:
     parser.add_argument("--tests", type=int, default=3_000)
     parser.add_argument("--preset", default="quick")
     parser.add_argument("--also", action="append", default=[], metavar="SETTINGS")
-    given = parser.parse_args()
+    parser.add_argument("settings", nargs="*", metavar="SETTING=VALUE")
+    given = parser.parse_intermixed_args()
     print(machine(), flush=True)
     with tempfile.TemporaryDirectory(prefix="patchline-benchmark-") as name:
         folder, data = Path(name) / "workspace", given.data.resolve()

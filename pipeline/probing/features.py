@@ -11,6 +11,7 @@ import logging
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ from patchline.pipeline.files.finished_pieces import Piece
 from patchline.pipeline.files.resumable_array import ResumableArray
 from patchline.pipeline.files.stored_images import StoredImages
 from patchline.pipeline.models.fitting_batches import fitting_batches
-from patchline.pipeline.models.inference import logits_of_batch
+from patchline.pipeline.models.inference import Transfers, logits_of_batch
 from patchline.pipeline.probing.earlier_features import earlier_features, feature_array, write_index
 from patchline.pipeline.probing.linear_head import evaluating
 from patchline.pipeline.workspace import kept_files
@@ -36,6 +37,8 @@ logger = logging.getLogger(__name__)
 Pixels = np.ndarray[Any, np.dtype[np.uint8]]
 Rows = np.ndarray[Any, np.dtype[np.int64]]
 Floats = np.ndarray[Any, np.dtype[np.float32]]
+Batch = list[torch.Tensor]
+"""The features of its images, in order; whole once the device has finished."""
 Progress = Callable[[int, int], None]
 """Called with the number of finished images and the number of all images."""
 
@@ -154,25 +157,38 @@ class FeatureStore:
         on_progress: Progress | None,
     ) -> Iterator[tuple[int, Floats]]:
         """Yield features of consecutive batches together with the position of their first image."""
-        batches: list[Floats] = []
+        batches: list[Batch] = []
         first = stop = 0
         began = time.monotonic()
         for start in starts:
             late = time.monotonic() - began >= self.piece_seconds
             if batches and (late or start != stop):
-                yield first, np.concatenate(batches)
+                yield first, self._finish(batches)
                 batches, began = [], time.monotonic()
             if not batches:
                 first = start
             batches.append(self._of_batch(start, stored))
-            stop, done = start + len(batches[-1]), done + len(batches[-1])
+            images = sum(len(part) for part in batches[-1])
+            stop, done = start + images, done + images
             if on_progress:
                 on_progress(done, len(self.rows))
         if batches:
-            yield first, np.concatenate(batches)
+            yield first, self._finish(batches)
 
-    def _of_batch(self, start: int, stored: EarlierRows) -> Floats:
-        """Return the features of the batch that begins at a position: stored ones, or computed."""
+    def _finish(self, batches: list[Batch]) -> Floats:
+        """Wait for the features of some batches, and return them together."""
+        self._transfers.wait()
+        return np.concatenate([part.numpy() for parts in batches for part in parts])
+
+    @cached_property
+    def _transfers(self) -> Transfers:
+        return Transfers(self.device)
+
+    def _of_batch(self, start: int, stored: EarlierRows) -> Batch:
+        """Return the features of the batch that begins at a position: stored ones, or computed.
+
+        The device may still compute them, while the images of the next batch are read.
+        """
         rows = self.rows[start : start + self.batch_size]
         copies = dict(stored.copies(self.contents[start : start + self.batch_size]))
         if not copies:
@@ -180,27 +196,28 @@ class FeatureStore:
         features_BD = np.empty((len(rows), self.head.in_features), np.float32)
         new = np.delete(np.arange(len(rows)), list(copies))
         if len(new):
-            features_BD[new] = self._computed(rows[new])
+            features_BD[new] = self._finish([self._computed(rows[new])])
         for place, features_D in copies.items():
             features_BD[place] = features_D
-        return features_BD
+        return [torch.from_numpy(features_BD)]
 
-    def _computed(self, rows: Rows) -> Floats:
+    def _computed(self, rows: Rows) -> Batch:
         """Return the features of a batch; it is divided if the device runs out of memory."""
         parts = fitting_batches(len(rows), len(rows), lambda part: self._inputs_of(rows[part]))
-        return np.concatenate([features_BD for _, features_BD in parts])
+        return [features_BD for _, features_BD in parts]
 
-    def _inputs_of(self, rows: Rows) -> Floats:
+    def _inputs_of(self, rows: Rows) -> torch.Tensor:
         """Return what the head gets for some rows."""
         inputs: list[torch.Tensor] = []
         hook = self.head.register_forward_pre_hook(lambda _, given: inputs.append(given[0]))
         try:
-            _forward(self.model, self.images, rows, self.image, self.device, self.precision)
+            images_BHWC = self._transfers.to_device(self.images[rows])
+            logits_of_batch(self.model, images_BHWC, self.image, self.precision)
         finally:
             hook.remove()
-        return self._as_array(inputs, len(rows))
+        return self._to_host(inputs, len(rows))
 
-    def _as_array(self, inputs: list[torch.Tensor], images: int) -> Floats:
+    def _to_host(self, inputs: list[torch.Tensor], images: int) -> torch.Tensor:
         shapes = [tuple(given.shape) for given in inputs]
         if shapes != [(images, self.head.in_features)]:
             raise ConfigError(
@@ -208,8 +225,7 @@ class FeatureStore:
                 " but a linear probe needs one vector per image. Train all weights instead, or "
                 "choose another model."
             )
-        features_BD: Floats = inputs[0].float().cpu().numpy()
-        return features_BD
+        return self._transfers.to_host(inputs[0].float())
 
 
 def _on_wait() -> None:

@@ -15,6 +15,7 @@ import shutil
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,7 @@ from patchline.pipeline.files.stored_images import StoredImages
 from patchline.pipeline.files.workspace_folder import make_folder
 from patchline.pipeline.layers.vision_transformer import VisionTransformer
 from patchline.pipeline.models.fitting_batches import fitting_batches
-from patchline.pipeline.models.inference import autocast, normalised
+from patchline.pipeline.models.inference import Transfers, autocast, normalised
 from patchline.pipeline.probing.linear_head import evaluating
 from patchline.pipeline.workspace import kept_files
 from patchline.plugin_api import ImageSpec
@@ -38,6 +39,8 @@ logger = logging.getLogger(__name__)
 
 Array = np.ndarray[Any, Any]
 Rows = np.ndarray[Any, np.dtype[np.int64]]
+Batch = list[torch.Tensor]
+"""The tokens of its images, in order; whole once the device has finished."""
 Progress = Callable[[int, int], None]
 
 _FORMAT = 1
@@ -160,67 +163,85 @@ class TokenStore:
         """Measure on the first rows how long the tokens of an image take, in all its views."""
         few = self.rows[: min(4, len(self.rows))]
         with evaluating(self.model):
-            self._of_rows(few)
+            self._finish([[self._of_rows(few)]])
             began = time.perf_counter()
-            self._of_rows(few)
+            self._finish([[self._of_rows(few)]])
             return (time.perf_counter() - began) / len(few)
 
     def _pieces(
         self, starts: list[int], done: int, on_progress: Progress | None
     ) -> Iterator[tuple[int, Array]]:
         """Yield tokens of consecutive batches together with the position of their first image."""
-        batches: list[Array] = []
+        batches: list[Batch] = []
+        size = 0
         first = stop = 0
         began = time.monotonic()
         for start in starts:
             late = time.monotonic() - began >= PIECE_SECONDS
-            large = sum(each.nbytes for each in batches) >= _PIECE_BYTES
-            if batches and (late or large or start != stop):
-                yield first, np.concatenate(batches)
-                batches, began = [], time.monotonic()
+            if batches and (late or size >= _PIECE_BYTES or start != stop):
+                yield first, self._finish(batches)
+                batches, size, began = [], 0, time.monotonic()
             if not batches:
                 first = start
             batches.append(self._of_batch(self.rows[start : start + self.batch_size]))
-            stop, done = start + len(batches[-1]), done + len(batches[-1])
+            size += sum(part.nbytes for part in batches[-1])
+            images = sum(len(part) for part in batches[-1])
+            stop, done = start + images, done + images
             if on_progress:
                 on_progress(min(done, len(self.rows)), len(self.rows))
         if batches:
-            yield first, np.concatenate(batches)
+            yield first, self._finish(batches)
 
-    def _of_batch(self, rows: Rows) -> Array:
-        """Return the tokens of a batch; it is divided if the device runs out of memory."""
-        parts = fitting_batches(len(rows), len(rows), lambda part: self._of_rows(rows[part]))
-        return np.concatenate([tokens_BVND for _, tokens_BVND in parts])
+    def _finish(self, batches: list[Batch]) -> Array:
+        """Wait for the tokens of some batches, and return them together.
 
-    def _of_rows(self, rows: Rows) -> Array:
-        """Return the tokens (B, V, N, D) of some images."""
-        original_BHWC = np.array(self.images[rows])
-        rows_B = torch.from_numpy(rows).to(self.device)
-        views = []
-        for view in range(self.views):
-            pixels_BHWC = torch.from_numpy(original_BHWC)
-            if view == 1 and self.mirrored:
-                pixels_BHWC = pixels_BHWC.flip(2)
-            elif view:
-                changed = self.augmentation.by_image(original_BHWC, view, rows.tolist())
-                pixels_BHWC = torch.from_numpy(changed)
-            pixels_BHWC = pixels_BHWC.to(self.device)
-            if view and not (view == 1 and self.mirrored):
-                pixels_BHWC = self.augmentation.by_batch(pixels_BHWC, view, rows_B)
-            views.append(self._tokens(pixels_BHWC))
-        return np.stack(views, 1)
-
-    def _tokens(self, images_BHWC: torch.Tensor) -> Array:
-        with autocast(self.device, self.precision):
-            tokens_BND = self.model.tokens_after(normalised(images_BHWC, self.image), self.blocks)
-        half_BND = tokens_BND.half().cpu().numpy()
-        if not np.isfinite(half_BND).all():
+        Raises:
+            RunError: if a value does not fit float16.
+        """
+        self._transfers.wait()
+        half_MVND = np.concatenate([part.numpy() for parts in batches for part in parts])
+        if not np.isfinite(half_MVND).all():
             raise RunError(
                 f"After {self.blocks} blocks of the network some tokens are beyond float16, in "
                 "which they are stored. Train more blocks (training.last_blocks), or set "
                 "training.trainable to head or all."
             )
-        return half_BND
+        return half_MVND
+
+    @cached_property
+    def _transfers(self) -> Transfers:
+        return Transfers(self.device)
+
+    def _of_batch(self, rows: Rows) -> Batch:
+        """Return the tokens of a batch; it is divided if the device runs out of memory.
+
+        The device may still compute them, while the images of the next batch are augmented.
+        """
+        parts = fitting_batches(len(rows), len(rows), lambda part: self._of_rows(rows[part]))
+        return [tokens_BVND for _, tokens_BVND in parts]
+
+    def _of_rows(self, rows: Rows) -> torch.Tensor:
+        """Return the tokens (B, V, N, D) of some images."""
+        to_device = self._transfers.to_device
+        original_BHWC = np.array(self.images[rows])
+        rows_B = to_device(rows)
+        views = []
+        for view in range(self.views):
+            if view == 1 and self.mirrored:
+                pixels_BHWC = to_device(original_BHWC).flip(2)
+            elif view:
+                changed = self.augmentation.by_image(original_BHWC, view, rows.tolist())
+                pixels_BHWC = self.augmentation.by_batch(to_device(changed), view, rows_B)
+            else:
+                pixels_BHWC = to_device(original_BHWC)
+            views.append(self._tokens(pixels_BHWC))
+        return self._transfers.to_host(torch.stack(views, 1))
+
+    def _tokens(self, images_BHWC: torch.Tensor) -> torch.Tensor:
+        """Return the tokens (B, N, D) of one view of some images, on the device."""
+        with autocast(self.device, self.precision):
+            tokens_BND = self.model.tokens_after(normalised(images_BHWC, self.image), self.blocks)
+        return tokens_BND.half()
 
 
 def _on_wait() -> None:

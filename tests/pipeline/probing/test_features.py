@@ -19,6 +19,7 @@ from torch import nn
 
 from patchline.pipeline.errors import ConfigError, StorageError
 from patchline.pipeline.models.inference import normalised
+from patchline.pipeline.probing import features
 from patchline.pipeline.probing.features import (
     FeatureStore,
     seconds_per_image,
@@ -27,6 +28,7 @@ from patchline.pipeline.probing.features import (
 from patchline.pipeline.probing.linear_head import linear_head
 from patchline.plugin_api import ImageSpec
 from tests.patience import patient, until
+from tests.pipeline.models.late_transfers import LateTransfers
 from tests.pipeline.probing.tiny_models import MODELS, image_spec, stored_images, tiny_model
 from tests.small_disks import small_disk
 
@@ -96,6 +98,25 @@ def test_equal_to_a_plain_loop(tmp_path: Path, name: str, precision: str) -> Non
     tolerance = 1e-5 if precision == "float32" else 0.02
     np.testing.assert_allclose(features_ND, expected_ND, atol=tolerance * scale)
     assert seen == [(8, IMAGES), (16, IMAGES), (IMAGES, IMAGES)]
+
+
+def test_images_are_read_while_the_device_computes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their features are whole when they are stored, divided or beside stored ones, too."""
+    expected_ND = store_of(tmp_path / "plain", Counted()).features()
+    monkeypatch.setattr(features, "Transfers", LateTransfers)
+    late = dataclasses.replace(store_of(tmp_path / "late", Counted()), piece_seconds=60.0)
+    np.testing.assert_array_equal(late.features(), expected_ND)
+    assert LateTransfers.most_unfinished == -(-IMAGES // BATCH)
+    divided = store_of(tmp_path / "divided", Counted(most=3))
+    np.testing.assert_allclose(divided.features(), expected_ND, rtol=1e-5, atol=1e-6)
+    known = {"contents": tuple(map(str, ROWS)), "network": "same"}
+    few = dataclasses.replace(late, folder=tmp_path / "all" / "few", rows=ROWS[::2], **known)
+    few = dataclasses.replace(few, contents=tuple(map(str, ROWS[::2])))
+    few.features()
+    both = dataclasses.replace(late, folder=tmp_path / "all" / "both", **known)
+    np.testing.assert_allclose(both.features(), expected_ND, rtol=1e-5, atol=1e-6)
 
 
 def test_features_are_computed_once(tmp_path: Path) -> None:

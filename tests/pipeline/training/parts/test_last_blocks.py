@@ -32,6 +32,7 @@ from patchline.pipeline.training.train_result import RefitResult, TrainResult
 from patchline.pipeline.training.training_data import open_data
 from patchline.pipeline.workers.event_log import Event, EventWriter
 from patchline.pipeline.workers.worker_process import run_worker
+from tests.pipeline.models.late_transfers import LateTransfers
 from tests.pipeline.training.conftest import MakeJob
 from tests.pipeline.training.parts.test_probe import events_of, with_weights
 
@@ -115,7 +116,14 @@ def test_a_second_run_uses_the_tokens_and_reaches_the_same_weights(
     monkeypatch.undo()
     trained(blocks_job(make_job, tmp_path, "third", token_views=1))
     [folder] = (tmp_path / FEATURES).iterdir()
-    assert len(list(folder.glob("tokens-*.npy"))) == 2
+    kept = {file: file.read_bytes() for file in folder.glob("tokens-*")}
+    assert len([file for file in kept if file.suffix == ".npy"]) == 2
+    for file in kept:
+        file.unlink()
+    monkeypatch.setattr(stored_tokens, "Transfers", LateTransfers)  # as those of a GPU
+    trained(blocks_job(make_job, tmp_path, "late"))
+    [again] = folder.glob("tokens-*.npy")
+    assert again.read_bytes() == kept[again]
 
 
 def _not_again(*_: Any) -> Any:
@@ -319,7 +327,7 @@ def test_tokens_beyond_float16_are_an_error(
         ({"compile": True}, "uncompiled"),
         ({"early_stopping": 3}, "to the end of its plan"),
         ({"average_last": 3}, "with training.trainable last_blocks"),
-        ({"last_blocks": 5}, "last_blocks is 5, but the model has 2 blocks"),
+        ({"last_blocks": 5}, "last_blocks is 5, but .* is 2. Choose"),
     ],
 )
 def test_settings_without_effect_are_refused(
