@@ -1,15 +1,15 @@
 """Compare warm starts with training from random weights, after some more images have come.
 
-    python -m benchmarks.warm_starts DATA [--images 5000] [--more 500] [--seeds 5]
-                                          [--tests 3000] [--preset quick]
+    python -m benchmarks.warm_starts DATA [--images 5000] [--more 500] [--tests 3000] [--seeds 5]
+                                          [--epochs 24] [--preset quick]
                                           [--also "SETTING=VALUE..."]... [SETTING=VALUE...]
 
 DATA holds train/ and test/ with one folder of images for each class, such as CIFAR-10. For each
-seed, three models are trained by `patchline run` with its own plans: a first one on the images from
-random weights, which becomes the champion; then on the images and some more, again from random
-weights, and from the champion. All are tested on the same images, which no training sees. Settings
-such as model.embed_dim=64 are those of all runs from random weights; with --also, settings such as
-optimizer.learning_rate=0.0005 add further warm starts from the same champions.
+seed, three models are trained with the plans of a preset: a first one on the images from random
+weights, the champion; then on the images and some more, for the epochs again from random weights,
+and for a third of them from the champion. All are tested on the same images, which no training has.
+Settings such as model.embed_dim=64 are those of all runs from random weights; with --also, settings
+such as optimizer.learning_rate=0.0005 add further warm starts from the same champions.
 """
 
 from __future__ import annotations
@@ -23,35 +23,123 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.measured_runs import machine, measured_run
+from benchmarks.measured_runs import machine
+from patchline.pipeline import config_files, quiet_libraries
+from patchline.pipeline.config import RunConfig
+from patchline.pipeline.data import ingestion
+from patchline.pipeline.data.manifests import manifest as manifests
+from patchline.pipeline.data.store.prepared_store import open_images
+from patchline.pipeline.initial_weights import finding, recipe
+from patchline.pipeline.initial_weights.settings import with_initial_weights
 from patchline.pipeline.metrics.intervals import mean_of_repeats
+from patchline.pipeline.models.inference import predict_logits
+from patchline.pipeline.models.model_files import load_model
+from patchline.pipeline.planning import planner
+from patchline.pipeline.planning.facts import Plan
+from patchline.pipeline.training.machine import MODULE
+from patchline.pipeline.training.parts.launching import job_of
+from patchline.pipeline.training.train_result import TrainResult
+from patchline.pipeline.workers.worker_process import run_worker
 
-_SHORT = ("--evaluation.explanations=false",)
-"""What needs no time here."""
+CHAMPION = "first@champion"
+_COMPUTED = {"training": {"precision": "bfloat16", "threads": 1}}
+"""The same for all, whatever else the machine does."""
 
 
 @dataclass(frozen=True)
 class Trained:
-    """What a run has reached."""
+    """What a training run has reached."""
 
     accuracy: float
     """On the test images."""
-    steps: int
-    batch_size: int
-    seconds: float
-    """Of the training."""
-
-    @property
-    def images(self) -> int:
-        """Images that the training has seen, with repetition."""
-        return self.steps * self.batch_size
+    result: TrainResult
+    images: int
+    """That the training has seen, with repetition."""
 
     def __str__(self) -> str:
         """Return it in a few words."""
-        return (
-            f"{self.accuracy:.1%} after {self.steps} steps of {self.batch_size} "
-            f"({self.seconds:.0f} s)"
+        return f"{self.accuracy:.1%} after {self.result.steps} steps"
+
+
+class Comparison:
+    """Trains in a folder, and plans each kind of training once.
+
+    Args:
+        folder: for everything that is trained.
+        given: as on the command line.
+    """
+
+    def __init__(self, folder: Path, given: argparse.Namespace) -> None:
+        self.folder, self.given = folder, given
+        source = given.data.resolve()
+        self.earlier = linked(source, folder / "earlier", given.images, given.tests)
+        self.everything = linked(source, folder / "all", given.images + given.more, given.tests)
+        self._plans: dict[str, Plan] = {}
+
+    def of_seed(self, seed: int) -> dict[str, Trained]:
+        """Train and return the champion, the run from random weights, and the warm starts."""
+        epochs, cold = self.given.epochs, nested(self.given.settings)
+        first = self.trained("champion", self.earlier, seed, epochs, cold)
+        runs = {
+            "champion": first,
+            "cold": self.trained("cold", self.everything, seed + 1000, epochs, cold),
+        }
+        shorter = int(epochs * recipe.WARM_SHARE)
+        for also in ("", *self.given.also):
+            settings, name = nested(also.split()), f"warm {also}".strip()
+            runs[name] = self.trained(
+                name, self.everything, seed + 2000, shorter, settings, first.result.best
+            )
+        print(
+            f"seed {seed}: {'; '.join(f'{name} {run}' for name, run in runs.items())}", flush=True
         )
+        return runs
+
+    def trained(
+        self,
+        name: str,
+        images: Path,
+        seed: int,
+        epochs: int,
+        settings: dict[str, Any],
+        start: Path | None = None,
+    ) -> Trained:
+        """Train as `patchline run` does, and test on the test images."""
+        workspace = self.folder / "workspace"
+        length = {"seed": seed, "training": {"epochs": epochs}}
+        flags = config_files.merged(config_files.merged(_COMPUTED, settings), length)
+        if start:
+            flags = config_files.merged(flags, {"model": {"init": CHAMPION}})
+        config = config_files.requested(str(images), preset_name=self.given.preset, flags=flags)
+        data = ingestion.ingest(config, workspace)
+        if start:
+            config = _from_champion(config, start, workspace, data.classes)
+        if name not in self._plans:
+            self._plans[name] = planner.planned(config, data, workspace, print)
+            print(f"{name}: {self._plans[name].summary[1]}", flush=True)
+        config = ingestion.resolve(planner.with_plan(config, self._plans[name]), data)
+        prepared = ingestion.prepare(config, data, workspace)
+        folder = self.folder / f"{name.replace(' ', '-').replace('/', '-')}-{seed}"
+        job = job_of(config, data, prepared, folder, "benchmark", workspace)
+        result = run_worker(MODULE, folder, job, TrainResult, lambda _: None)
+        rows = manifests.usable(manifests.load(data.manifest_file))
+        tests = np.flatnonzero(rows["split"] == "test")
+        stored = open_images(prepared.store)
+        logits_NK = predict_logits(load_model(result.best)[0], stored, tests, prepared.image)
+        answers = np.array(data.classes)[logits_NK.argmax(1).numpy()]
+        accuracy = float((answers == rows["label"].to_numpy()[tests]).mean())
+        return Trained(accuracy, result, result.steps * config.training.batch_size)
+
+
+def _from_champion(
+    config: RunConfig, start: Path, workspace: Path, classes: tuple[str, ...]
+) -> RunConfig:
+    """Return the config with a file of weights, as if it were that of the registered champion."""
+    weights = finding.find(str(start / "model.safetensors"), workspace, "first")
+    if weights is None:
+        raise SystemExit(f"{start} holds no weights.")
+    registered = weights.model_copy(update={"kind": "version", "reference": CHAMPION})
+    return with_initial_weights(config, registered, classes)
 
 
 def linked(data: Path, folder: Path, training: int, tests: int) -> Path:
@@ -73,52 +161,24 @@ def _link(file: Path, link: Path) -> None:
         link.symlink_to(file)
 
 
-def trained(folder: Path, data: Path, name: str, seed: int, *more: str) -> Trained:
-    """Train a model of a name in a folder by `patchline run`."""
-    summary = measured_run(
-        str(data), "--name", name, "--seed", str(seed), *_SHORT, *more, folder=folder
-    )
-    training: dict[str, Any] = summary["training"]
-    return Trained(
-        accuracy=summary["metrics"]["test/accuracy"]["value"],
-        steps=training["steps"],
-        batch_size=_batch_size(Path(summary["config"])),
-        seconds=training["seconds"],
-    )
-
-
-def _batch_size(config: Path) -> int:
+def nested(settings: list[str]) -> dict[str, Any]:
+    """Return settings such as `model.embed_dim=64` as nested ones."""
     import yaml
 
-    settings = yaml.safe_load(config.read_text(encoding="utf-8"))
-    return int(settings["training"]["batch_size"])
-
-
-def compared(
-    folder: Path, earlier: Path, everything: Path, seed: int, given: argparse.Namespace
-) -> dict[str, Trained]:
-    """Return the champion, the run from random weights, and the warm starts of a seed."""
-    preset = ("--preset", given.preset)
-    cold = (*preset, *_flags(given.settings))
-    runs = {"champion": trained(folder, earlier, f"first-{seed}", seed, *cold)}
-    runs["cold"] = trained(folder, everything, f"cold-{seed}", seed + 1000, *cold)
-    for number, also in enumerate(("", *given.also)):
-        name = f"warm-{seed}-{number}"
-        start = ("--model.init", f"first-{seed}@champion", *preset, *_flags(also.split()))
-        runs[f"warm {also}".strip()] = trained(folder, everything, name, seed + 2000, *start)
-    print(f"seed {seed}: {'; '.join(f'{key} {run}' for key, run in runs.items())}", flush=True)
-    return runs
-
-
-def _flags(settings: list[str]) -> list[str]:
-    return [f"--{each.replace('_', '-')}" for each in settings]
+    changes: dict[str, Any] = {}
+    for key, _, value in (each.partition("=") for each in settings):
+        setting: Any = yaml.safe_load(value)
+        for part in reversed(key.split(".")):
+            setting = {part: setting}
+        changes = config_files.merged(changes, setting)
+    return changes
 
 
 def summary(name: str, runs: list[dict[str, Trained]]) -> str:
     """Return how some warm starts compare with the runs from random weights."""
     warms, colds = [each[name] for each in runs], [each["cold"] for each in runs]
     pairs = list(zip(warms, colds, strict=True))
-    steps = np.mean([warm.steps / cold.steps for warm, cold in pairs])
+    steps = np.mean([warm.result.steps / cold.result.steps for warm, cold in pairs])
     images = np.mean([warm.images / cold.images for warm, cold in pairs])
     gain = mean_of_repeats([warm.accuracy - cold.accuracy for warm, cold in pairs], (-1.0, 1.0))
     return (
@@ -134,19 +194,18 @@ def main() -> None:
     parser.add_argument("data", type=Path)
     parser.add_argument("--images", type=int, default=5_000)
     parser.add_argument("--more", type=int, default=500)
-    parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--tests", type=int, default=3_000)
+    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--epochs", type=int, default=24, help="from random weights")
     parser.add_argument("--preset", default="quick")
     parser.add_argument("--also", action="append", default=[], metavar="SETTINGS")
     parser.add_argument("settings", nargs="*", metavar="SETTING=VALUE")
     given = parser.parse_intermixed_args()
+    quiet_libraries.apply()
     print(machine(), flush=True)
     with tempfile.TemporaryDirectory(prefix="patchline-benchmark-") as name:
-        folder, data = Path(name) / "workspace", given.data.resolve()
-        folder.mkdir()
-        earlier = linked(data, Path(name) / "earlier", given.images, given.tests)
-        everything = linked(data, Path(name) / "all", given.images + given.more, given.tests)
-        runs = [compared(folder, earlier, everything, seed, given) for seed in range(given.seeds)]
+        comparison = Comparison(Path(name), given)
+        runs = [comparison.of_seed(seed) for seed in range(given.seeds)]
     for name in ("champion", "cold"):
         print(f"{name}: {np.mean([each[name].accuracy for each in runs]):.1%}")
     for name in list(runs[0])[2:]:

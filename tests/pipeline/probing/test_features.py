@@ -111,11 +111,10 @@ def test_images_are_read_while_the_device_computes(
     assert LateTransfers.most_unfinished == -(-IMAGES // BATCH)
     divided = store_of(tmp_path / "divided", Counted(most=3))
     np.testing.assert_allclose(divided.features(), expected_ND, rtol=1e-5, atol=1e-6)
-    known = {"contents": tuple(map(str, ROWS)), "network": "same"}
-    few = dataclasses.replace(late, folder=tmp_path / "all" / "few", rows=ROWS[::2], **known)
-    few = dataclasses.replace(few, contents=tuple(map(str, ROWS[::2])))
-    few.features()
-    both = dataclasses.replace(late, folder=tmp_path / "all" / "both", **known)
+    known = dataclasses.replace(late, contents=tuple(map(str, ROWS)), network="same")
+    few = dataclasses.replace(known, rows=ROWS[::2], contents=known.contents[::2])
+    dataclasses.replace(few, folder=tmp_path / "all" / "few").features()
+    both = dataclasses.replace(known, folder=tmp_path / "all" / "both")
     np.testing.assert_allclose(both.features(), expected_ND, rtol=1e-5, atol=1e-6)
 
 
