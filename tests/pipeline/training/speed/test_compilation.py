@@ -126,10 +126,12 @@ def test_the_averaged_weights_are_compiled_in_one_shape(
     validated: list[int] = []
 
     def compile_as_it_is(model: nn.Module, **_: Any) -> None:
+        plain_call: Any = model._call_impl
+
         def call(images: torch.Tensor, *rest: Any) -> Any:
             if not model.training:
                 validated.append(len(images))
-            return model._call_impl(images, *rest)
+            return plain_call(images, *rest)
 
         object.__setattr__(model, "_compiled_call_impl", call)
 
