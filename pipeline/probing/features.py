@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -51,6 +51,24 @@ _MOST_IMAGES = 256
 _TRIAL_IMAGES, _TRIAL_SECONDS = 4, 0.25
 
 
+class Group(Protocol):
+    """Processes that compute features together, as one of them sees it.
+
+    Attributes:
+        rank: of this process, from 0.
+        size: number of processes.
+    """
+
+    rank: int
+    size: int
+
+    def gathered(self, values: torch.Tensor) -> list[torch.Tensor]:
+        """Return the tensors of all processes to the first one, and nothing to the others."""
+
+    def numbers_of_first(self, *numbers: float) -> list[float]:
+        """Return the numbers of the first process to all of them."""
+
+
 @dataclass(frozen=True)
 class FeatureStore:
     """The features of some images, on disk.
@@ -73,6 +91,8 @@ class FeatureStore:
             stored in a folder beside this one, computed by the same network, are not computed
             again.
         network: digest of the model without its head, and of how images are decoded.
+        group: all processes whose stores are the same and compute the features together: the first
+            one stores them; None for a process alone.
     """
 
     model: nn.Module
@@ -87,6 +107,7 @@ class FeatureStore:
     piece_seconds: float = _PIECE_SECONDS
     contents: tuple[str, ...] = ()
     network: str = ""
+    group: Group | None = None
 
     def remaining(self) -> int:
         """Return the number of images whose features are not stored yet, or are damaged."""
@@ -98,7 +119,8 @@ class FeatureStore:
     def features(self, on_progress: Progress | None = None) -> Floats:
         """Compute what is not stored yet, and return all features (N, D), mapped from disk.
 
-        If another process is computing the same features, wait for it.
+        If another process is computing the same features, wait for it. In a group, all processes
+        call this together, and all but the first one get no features.
 
         Raises:
             StorageError: if the disk is full or read-only.
@@ -106,6 +128,8 @@ class FeatureStore:
         """
         if not len(self.rows):
             return np.empty((0, self.head.in_features), np.float32)
+        if self.group and self.group.rank:
+            return self._assist(self.group)
         array = self._array()
         with locked(array.file.with_suffix(".lock"), _on_wait), evaluating(self.model):
             kept_files.fetch_array(array.file)
@@ -116,7 +140,7 @@ class FeatureStore:
             finished = self._finished(intact)
             stored = self._stored_elsewhere(np.flatnonzero(~finished))
             starts = range(0, len(self.rows), self.batch_size)
-            missing = [start for start in starts if not finished[start]]
+            missing = self._agreed([start for start in starts if not finished[start]])
             done = int(finished.sum())
             if on_progress and done:
                 on_progress(done, len(self.rows))
@@ -124,6 +148,21 @@ class FeatureStore:
                 array.write(start, features_ND)
             kept_files.send_array(array.file)
             return array.opened()
+
+    def _assist(self, group: Group) -> Floats:
+        """Compute this process's share of what the first one lacks, and return no features."""
+        with evaluating(self.model):
+            for _ in self._together(group, self._agreed([]), None):
+                pass
+        return np.empty((0, self.head.in_features), np.float32)
+
+    def _agreed(self, starts: list[int]) -> list[int]:
+        """Return the starts of batches that the first process of a group passes, to all of it."""
+        if self.group is None:
+            return starts
+        [count] = self.group.numbers_of_first(len(starts))
+        own = starts or [0] * int(count)
+        return [int(start) for start in self.group.numbers_of_first(*own)]
 
     @property
     def _computed_with(self) -> tuple[str | int, ...]:
@@ -160,20 +199,41 @@ class FeatureStore:
         batches: list[Batch] = []
         first = stop = 0
         began = time.monotonic()
-        for start in starts:
+        for start, batch in self._batches(starts, stored):
             late = time.monotonic() - began >= self.piece_seconds
             if batches and (late or start != stop):
                 yield first, self._finish(batches)
                 batches, began = [], time.monotonic()
             if not batches:
                 first = start
-            batches.append(self._of_batch(start, stored))
+            batches.append(batch)
             images = sum(len(part) for part in batches[-1])
             stop, done = start + images, done + images
             if on_progress:
                 on_progress(done, len(self.rows))
         if batches:
             yield first, self._finish(batches)
+
+    def _batches(self, starts: list[int], stored: EarlierRows) -> Iterator[tuple[int, Batch]]:
+        """Yield the start of each batch, and its features."""
+        if self.group is not None:
+            yield from self._together(self.group, starts, stored)
+            return
+        for start in starts:
+            yield start, self._of_batch(start, stored)
+
+    def _together(
+        self, group: Group, starts: list[int], stored: EarlierRows | None
+    ) -> Iterator[tuple[int, Batch]]:
+        """Compute whole batches in turn, and yield all of them in the first process of a group."""
+        for first in range(0, len(starts), group.size):
+            turn = starts[first : first + group.size]
+            own_BD = torch.zeros(self.batch_size, self.head.in_features)
+            if group.rank < len(turn):
+                computed_BD = self._finish([self._of_batch(turn[group.rank], stored)])
+                own_BD[: len(computed_BD)] = torch.from_numpy(computed_BD)
+            for start, features_BD in zip(turn, group.gathered(own_BD), strict=False):
+                yield start, [features_BD[: len(self.rows) - start]]
 
     def _finish(self, batches: list[Batch]) -> Floats:
         """Wait for the features of some batches, and return them together."""
@@ -184,13 +244,14 @@ class FeatureStore:
     def _transfers(self) -> Transfers:
         return Transfers(self.device)
 
-    def _of_batch(self, start: int, stored: EarlierRows) -> Batch:
+    def _of_batch(self, start: int, stored: EarlierRows | None) -> Batch:
         """Return the features of the batch that begins at a position: stored ones, or computed.
 
         The device may still compute them, while the images of the next batch are read.
         """
         rows = self.rows[start : start + self.batch_size]
-        copies = dict(stored.copies(self.contents[start : start + self.batch_size]))
+        contents = self.contents[start : start + self.batch_size]
+        copies = dict(stored.copies(contents)) if stored else {}
         if not copies:
             return self._computed(rows)
         features_BD = np.empty((len(rows), self.head.in_features), np.float32)

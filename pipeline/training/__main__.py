@@ -11,7 +11,7 @@ from patchline.pipeline.training.machine import detect_machine
 from patchline.pipeline.training.parts.ensemble_members import combine_members
 from patchline.pipeline.training.parts.fine_tuning import between_both, fit_head_first
 from patchline.pipeline.training.parts.last_blocks import refit_last_blocks, train_last_blocks
-from patchline.pipeline.training.parts.probe import probe, refit_head
+from patchline.pipeline.training.parts.probe import refit_head
 from patchline.pipeline.training.processes.process_launch import train_in_processes
 from patchline.pipeline.training.train_result import TrainResult
 from patchline.pipeline.workers.event_log import EventWriter
@@ -27,8 +27,8 @@ def train(job: TrainingJob, events: EventWriter) -> FrozenModel:
         return train_last_blocks(job, events)
     if trainable == "last_blocks" and job.part.share:
         return refit_last_blocks(job, events)
-    if trainable in ("head", "last_blocks"):
-        return refit_head(job, events) if job.part.refit else probe(job, events)
+    if trainable in ("head", "last_blocks") and job.part.refit:
+        return refit_head(job, events)
     if trainable == "head_then_all":
         fit_head_first(job, events)
     unusable = detect_machine().unusable_gpu

@@ -1,4 +1,4 @@
-"""One fit, as every rank of a training run does it: the augmentation preview, then the training."""
+"""One fit, as every rank of a training run does it: the head, or the preview and the training."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from patchline.pipeline.frozen_model import FrozenModel
 from patchline.pipeline.training.augmentation_preview import preview_grid
 from patchline.pipeline.training.job import TrainingJob
 from patchline.pipeline.training.loop import Training
+from patchline.pipeline.training.parts.probe import probe, probe_together
 from patchline.pipeline.training.parts.refit import Refit
 from patchline.pipeline.training.processes.ranks import Ranks
 from patchline.pipeline.workers.event_log import EventWriter
@@ -21,6 +22,8 @@ def fit(job: TrainingJob, events: EventWriter, ranks: Ranks | None = None) -> Fr
         events: those of other ranks than the first are not read.
         ranks: by default, this process trains alone.
     """
+    if job.config.training.trainable == "head":
+        return probe_together(job, events, ranks) if ranks else probe(job, events)
     training = (Refit if job.part.refit else Training)(job, events, ranks)
     if training.ranks.is_first:
         _draw_preview(training)

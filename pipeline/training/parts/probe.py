@@ -23,6 +23,7 @@ from patchline.pipeline.data.manifests import manifest as manifests
 from patchline.pipeline.data.reading.decoder_version import decoder_version
 from patchline.pipeline.errors import RunError
 from patchline.pipeline.files.atomic_files import write_text
+from patchline.pipeline.frozen_model import FrozenModel
 from patchline.pipeline.models.model_files import save_model
 from patchline.pipeline.models.stored_logits import save_logits
 from patchline.pipeline.probing.features import FeatureStore, seconds_per_image, suitable_batch_size
@@ -37,6 +38,7 @@ from patchline.pipeline.training.device import make_repeatable
 from patchline.pipeline.training.job import TrainingJob
 from patchline.pipeline.training.job_provenance import provenance_of_job
 from patchline.pipeline.training.machine import choose_device, detect_machine
+from patchline.pipeline.training.processes.ranks import Ranks
 from patchline.pipeline.training.recipe.losses import balanced_class_weights
 from patchline.pipeline.training.speed.precision import Chooser, Precision, choose_for_training
 from patchline.pipeline.training.start.initial_model import description_of, initial_model
@@ -78,20 +80,29 @@ class FrozenNetwork:
         return logits_NK
 
 
-def probe(job: TrainingJob, events: EventWriter, *, is_first: bool = False) -> TrainResult:
+def probe(job: TrainingJob, events: EventWriter) -> TrainResult:
     """Fit the head of a job's model, and save the model.
 
     Args:
         job: the model and the data.
         events: gets the metrics.
-        is_first: whether all weights are trained next, whose metrics have their own names.
 
     Raises:
         ConfigError: if the model has no linear head, or the initial weights do not fit it.
     """
     began = time.monotonic()
-    frozen = frozen_network(job, events)
-    return probe_of(job, frozen, events, began, is_first=is_first)
+    return probe_of(job, frozen_network(job, events), events, began)
+
+
+def probe_together(job: TrainingJob, events: EventWriter, ranks: Ranks) -> FrozenModel:
+    """Compute the features with all ranks, and let the first one fit the head; see `probe`.
+
+    Returns:
+        The result; on other ranks only the precision.
+    """
+    began = time.monotonic()
+    frozen = frozen_network(job, events, ranks)
+    return probe_of(job, frozen, events, began) if ranks.is_first else frozen.precision
 
 
 def probe_of(
@@ -168,16 +179,29 @@ def refit_head(job: TrainingJob, events: EventWriter) -> RefitResult:
     )
 
 
-def frozen_network(job: TrainingJob, events: EventWriter) -> FrozenNetwork:
-    """Build the model of a job, and compute the features that are not stored yet."""
-    device = torch.device(choose_device(job.config.training, detect_machine()))
-    threads = make_repeatable(job.config.training.threads, device)
+def frozen_network(
+    job: TrainingJob, events: EventWriter, ranks: Ranks | None = None
+) -> FrozenNetwork:
+    """Build the model of a job, and compute the features that are not stored yet.
+
+    Args:
+        job: the model and the data.
+        events: gets notes and progress.
+        ranks: that compute the features together; only the first one gets them. By default, this
+            process computes them alone.
+    """
+    ranks = ranks or Ranks()
+    device = ranks.own_device(choose_device(job.config.training, detect_machine()))
+    threads = make_repeatable(ranks.own_threads(job.config.training.threads), device) * ranks.size
     data = open_data(job)
-    model = initial_model(job, data, events).to(device).eval()
+    with ranks.first_before_others():
+        model = initial_model(job, data, events).to(device).eval()
     chooser = Chooser(job.config, job.image, len(job.classes), model, job.workspace, is_frozen=True)
-    precision = choose_for_training(chooser, job.folder, events)
+    precision = ranks.from_first(
+        Precision, lambda: choose_for_training(chooser, job.folder, events)
+    )
     head = linear_head(model, len(job.classes), job.image)
-    features_ND, folder, seconds = _features(job, data, model, head, precision.name, events)
+    features_ND, folder, seconds = _features(job, data, model, head, precision.name, events, ranks)
     return FrozenNetwork(
         data, model, head, features_ND, folder, seconds, precision, device, threads
     )
@@ -203,12 +227,14 @@ def _features(
     head: nn.Linear,
     precision: str,
     events: EventWriter,
+    ranks: Ranks,
 ) -> tuple[Array, Path, float]:
     """Return the features of all images, their folder, and the seconds it took."""
     rows: Integers = np.arange(len(data.images), dtype=np.int64)
     device = next(model.parameters()).device
     folder, network = _identities(job, model, head)
-    write_text(job.folder / FEATURES_FILE, json.dumps({"folders": [folder]}) + "\n")
+    if ranks.is_first:
+        write_text(job.folder / FEATURES_FILE, json.dumps({"folders": [folder]}) + "\n")
     path = (job.workspace or job.folder) / FEATURES / folder
     store = FeatureStore(
         model,
@@ -222,14 +248,16 @@ def _features(
         suitable_batch_size(job.image, device),
         contents=tuple(manifests.usable(manifests.load(job.manifest_file))["sha256"]),
         network=network,
+        group=ranks if ranks.size > 1 else None,
     )
-    began, left = time.monotonic(), store.remaining()
+    began, left = time.monotonic(), store.remaining() if ranks.is_first else 0
     if left:
         images = f"computing the features of {left:,} image{'' if left == 1 else 's'}"
         if left <= _TOO_FEW_TO_MEASURE:
             events.write("note", message=images)
         else:
-            each = seconds_per_image(model, data.images, rows, job.image, device, precision)
+            alone = seconds_per_image(model, data.images, rows, job.image, device, precision)
+            each = alone / ranks.size
             events.write("note", message=f"{images} takes about {duration(each * left)}")
             if words := _beyond_limit(job.config.training.time_limit, each * left):
                 events.write("warning", message=words)

@@ -145,6 +145,17 @@ class Ranks:
             distributed.all_reduce(values)
         return values
 
+    def gathered(self, values: torch.Tensor) -> list[torch.Tensor]:
+        """Return the tensors of all ranks, of one shape, in their order; nothing but on rank 0.
+
+        All ranks call this together.
+        """
+        if self.size == 1:
+            return [values]
+        parts = [torch.empty_like(values) for _ in range(self.size)] if self.is_first else None
+        distributed.gather(values, parts, FIRST)
+        return parts or []
+
     def numbers_of_first(self, *numbers: float) -> list[float]:
         """Return the numbers that rank 0 passes, on all ranks, which call this together."""
         if self.size == 1:

@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import psutil
 import pytest
 import torch
@@ -17,10 +18,12 @@ from safetensors.torch import load_file
 
 from patchline.pipeline.errors import ConfigError
 from patchline.pipeline.plugin_system.plugin_loader import FILES_VARIABLE
+from patchline.pipeline.run_memory.cleaning import FEATURES
 from patchline.pipeline.training.job import ExtendedTraining, TrainingJob
 from patchline.pipeline.training.loop import Training
 from patchline.pipeline.training.machine import Machine, choose_device
 from patchline.pipeline.training.part import TrainingPart
+from patchline.pipeline.training.parts import probe
 from patchline.pipeline.training.processes.machines import LOOPBACK, interface_of
 from patchline.pipeline.training.processes.rank import MODULE as RANK
 from patchline.pipeline.training.train_result import TrainResult
@@ -29,6 +32,8 @@ from patchline.pipeline.workers.event_log import Event, EventWriter, read_events
 from patchline.pipeline.workers.worker_process import run_worker
 from tests.patience import patient
 from tests.pipeline.training.conftest import MakeJob
+from tests.pipeline.training.parts.test_probe import with_weights
+from tests.pipeline.training.processes.training_ranks import FEATURES_TOGETHER
 
 MODULE = "patchline.pipeline.training"
 SIZE = 3
@@ -128,6 +133,8 @@ def ranks(make_job: MakeJob, tmp_path_factory: pytest.TempPathFactory) -> dict[s
     steps = 2 * -(-len(open_data(longer).training.rows) // THREE["batch_size"])
     extended = ExtendedTraining(run_id="earlier", folder=jobs["diverged"].folder, steps=steps)
     jobs["zz-extended"] = longer.model_copy(update={"extends": extended})
+    head = {"model": {"init": "x.safetensors"}, "training": {**THREE, "trainable": "head"}}
+    jobs["head"] = with_weights(make_job(folder / "head", **head), folder / "head-work")
     for name, job in jobs.items():
         (folder / f"{name}.json").write_text(job.model_dump_json(), encoding="utf-8")
     processes = _start(folder, SIZE)
@@ -238,6 +245,31 @@ def test_ranks_validate_each_image_once(ranks: dict[str, TrainingJob], tmp_path:
     said = [event["values"] for event in events if event["kind"] == "metrics"][-1]
     assert said["validation/loss"] == pytest.approx(expected["validation_loss"], rel=1e-5)
     assert said["validation/accuracy"] == expected["validation_accuracy"]
+
+
+def test_features_that_ranks_compute_together_are_those_of_one(
+    ranks: dict[str, TrainingJob], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The files are equal, bit for bit, if each process has one thread; so is the fitted head."""
+    job = ranks["head"]
+    monkeypatch.setattr(probe, "suitable_batch_size", lambda *_: FEATURES_TOGETHER)
+    training = job.config.training.model_copy(update={"processes": 1, "threads": 1})
+    config = job.config.model_copy(update={"training": training})
+    own = {"config": config, "folder": tmp_path / "alone", "workspace": tmp_path / "work"}
+    alone = job.model_copy(update=own)
+    alone.folder.mkdir()
+    one = probe.probe(alone, EventWriter(alone.folder / "events.jsonl"))
+    several = TrainResult.model_validate_json((job.folder / "result.json").read_text("utf-8"))
+    files = [next((each.workspace / FEATURES).rglob("*.npy")) for each in (alone, job)]
+    images = len(np.load(files[0]))
+    assert images % (SIZE * FEATURES_TOGETHER), "the last batches are fewer, and smaller"
+    assert files[0].name == files[1].name
+    assert files[0].read_bytes() == files[1].read_bytes()
+    assert several.best_validation_loss == one.best_validation_loss
+    weights = [load_file(each.best / "model.safetensors") for each in (one, several)]
+    assert all(torch.equal(weights[0][key], weights[1][key]) for key in weights[0])
+    progress = [each for each in read_events(job.folder / "events.jsonl") if "unit" in each]
+    assert [each["done"] for each in progress if each["unit"] == "features"][-1] == images
 
 
 def test_a_time_limit_ends_all_ranks_at_the_same_step(ranks: dict[str, TrainingJob]) -> None:

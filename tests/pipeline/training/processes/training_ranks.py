@@ -2,9 +2,9 @@
 
 Arguments: a folder with jobs, the rank, and the number of ranks. All ranks do all jobs, in the
 order of their names, and write what they have in the end to `rank-N.safetensors`: of the jobs
-`gradients-*` the gradients of two steps, of the others the state. Those that begin with `stopped`
-are done in two attempts, and what the first has left is copied to `half-*`. Of `diverged` the last
-rank once gets infinite images. In the end, it does not answer the others.
+`gradients-*` the gradients of two steps, of `head` nothing, of the others the state. Those that
+begin with `stopped` are done in two attempts, and what the first has left is copied to `half-*`. Of
+`diverged` the last rank once gets infinite images. In the end, it does not answer the others.
 """
 
 from __future__ import annotations
@@ -26,12 +26,17 @@ from torch.distributed import FileStore, distributed_c10d  # type: ignore[attr-d
 from patchline.pipeline.errors import WorkerError
 from patchline.pipeline.files.atomic_files import write_text
 from patchline.pipeline.training.checkpoints import checkpoint
+from patchline.pipeline.training.fit import fit
 from patchline.pipeline.training.job import TrainingJob
 from patchline.pipeline.training.loop import Training
+from patchline.pipeline.training.parts import probe
 from patchline.pipeline.training.parts.refit import Refit
 from patchline.pipeline.training.processes.ranks import Ranks, stopped_ranks_named
 from patchline.pipeline.workers.event_log import EventWriter
 from patchline.pipeline.workers.worker_process import leave
+
+FEATURES_TOGETHER = 5
+"""Images whose features a rank computes at once."""
 
 
 class _Stop(Exception):  # noqa: N818 - stands for a kill, not for an error
@@ -59,6 +64,8 @@ def main(folder: Path, rank: int, size: int) -> None:
         job = TrainingJob.model_validate_json(file.read_text(encoding="utf-8"))
         if file.stem.startswith("gradients"):
             tensors = _gradients(job, ranks)
+        elif file.stem == "head":
+            tensors = _fit_head(job, ranks)
         else:
             tensors = _train(file.stem, job, ranks)
         save_file(tensors, job.folder / f"rank-{rank}.safetensors")
@@ -90,6 +97,16 @@ def _gradients(job: TrainingJob, ranks: Ranks) -> dict[str, torch.Tensor]:
         }
         tensors |= {f"{step}.{name}": value for name, value in values.items()}
     return tensors
+
+
+def _fit_head(job: TrainingJob, ranks: Ranks) -> dict[str, torch.Tensor]:
+    probe.suitable_batch_size = lambda *_: FEATURES_TOGETHER  # type: ignore[attr-defined]  # imported there
+    events = _events(job, ranks)
+    result = fit(job, events, ranks)
+    events.close()
+    if ranks.is_first:
+        write_text(job.folder / "result.json", result.model_dump_json())
+    return {}
 
 
 def _train(name: str, job: TrainingJob, ranks: Ranks) -> dict[str, torch.Tensor]:
