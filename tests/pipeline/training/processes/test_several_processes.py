@@ -260,7 +260,8 @@ def test_features_that_ranks_compute_together_are_those_of_one(
     alone.folder.mkdir()
     one = probe.probe(alone, EventWriter(alone.folder / "events.jsonl"))
     several = TrainResult.model_validate_json((job.folder / "result.json").read_text("utf-8"))
-    files = [next((each.workspace / FEATURES).rglob("*.npy")) for each in (alone, job)]
+    workspaces = (tmp_path / "work", job.folder.with_name("head-work"))
+    files = [next((each / FEATURES).rglob("*.npy")) for each in workspaces]
     images = len(np.load(files[0]))
     assert images % (SIZE * FEATURES_TOGETHER), "the last batches are fewer, and smaller"
     assert files[0].name == files[1].name
