@@ -50,8 +50,8 @@ def main() -> None:
     print(machine())
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
-        kilobytes = _write_photos(folder / "photos") / IMAGES / 1000
-        model, packaged = _small_model(folder, size)
+        kilobytes = write_photos(folder / "photos") / IMAGES / 1000
+        model, packaged = small_model(folder, size)
         print(
             f"{IMAGES} JPEG files of {WIDTH}x{HEIGHT}, {kilobytes:.0f} kB each; vit {size}, patch 8"
         )
@@ -94,7 +94,7 @@ def _processor_seconds() -> float:
     return sum(each.ru_utime + each.ru_stime for each in used)
 
 
-def _write_photos(folder: Path) -> int:
+def write_photos(folder: Path) -> int:
     """Write images with structure at all sizes and a little noise; return their bytes."""
     folder.mkdir()
     written = 0
@@ -111,7 +111,8 @@ def _write_photos(folder: Path) -> int:
     return written
 
 
-def _small_model(folder: Path, size: str) -> tuple[nn.Module, PackagedModel]:
+def small_model(folder: Path, size: str) -> tuple[nn.Module, PackagedModel]:
+    """Write a model with random weights and its package, and return both."""
     torch.manual_seed(0)
     given = {"name": "vit", "size": size, "patch_embedding": {"name": "conv", "patch_size": 8}}
     choice = ModelChoice.model_validate(given)

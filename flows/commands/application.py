@@ -93,7 +93,12 @@ COMMANDS = (
         "plugins_new:new_plugin",
         "Create a package with a new, working plugin: code, settings and tests.",
     ),
-    Command("predict", "predict:predict", "Predict the classes of images with a registered model."),
+    Command(
+        "predict",
+        "predict:build",
+        "Predict the classes of images with a registered model.",
+        composed=True,
+    ),
     Command(
         "evaluate",
         "evaluate:evaluate",

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
+from pydantic import BaseModel
 
 from patchline.flows.closing.close_runs import tell_closed
-from patchline.flows.commands.switches import Json, Switch
+from patchline.flows.commands.switches import Json, Switch, without_needless_negatives
 from patchline.flows.progress import display, shown
+from patchline.flows.training.chosen_launcher import chosen_launcher
+from patchline.pipeline.config import PluginChoice, RunConfig
 from patchline.pipeline.errors import ConfigError, DataError
+from patchline.pipeline.plugin_system.composed_config import composed_launcher
 from patchline.pipeline.prediction.image_files import (
     ImageFile,
     check_images,
@@ -32,6 +36,38 @@ if TYPE_CHECKING:
 _BATCH = 64
 
 
+def build(arguments: list[str]) -> Callable[..., int]:
+    """Return the command, typed for the launcher that the arguments choose."""
+    chosen: Any = without_needless_negatives(composed_launcher(arguments))
+
+    def command(
+        model: str,
+        /,
+        *images: Path,
+        top_k: Annotated[int, Parameter(name="--top-k")] = 3,
+        out: Path | None = None,
+        probabilities: bool = True,
+        restart: Switch = False,
+        as_json: Json = False,
+        settings: Annotated[chosen | None, Parameter(name="*")] = None,
+    ) -> int:
+        options = {"probabilities": probabilities, "restart": restart, "as_json": as_json}
+        choice = _launcher(settings)
+        return predict(model, *images, top_k=top_k, out=out, launcher=choice, **options)
+
+    command.__doc__ = predict.__doc__
+    command.__annotations__["settings"] = Annotated[chosen | None, Parameter(name="*")]
+    return command
+
+
+def _launcher(settings: BaseModel | None) -> PluginChoice | None:
+    """Return the launcher that the flags choose; None if there are none."""
+    given = settings.model_dump(exclude_unset=True, mode="json") if settings else {}
+    if "launcher" not in given:
+        return None
+    return PluginChoice.model_validate({"name": RunConfig().launcher.name, **given["launcher"]})
+
+
 def predict(
     model: str,
     /,
@@ -41,6 +77,7 @@ def predict(
     probabilities: bool = True,
     restart: Switch = False,
     as_json: Json = False,
+    launcher: PluginChoice | None = None,
 ) -> int:
     """Predict the classes of images with a registered model.
 
@@ -59,6 +96,8 @@ def predict(
         Include the probabilities of all classes in a .parquet file.
     restart
         Predict all images again instead of resuming after an interruption.
+    settings
+        Where to predict with --out: --launcher.name ray and its settings.
     """
     if out is None:
         return _print_predictions(model, images, top_k=top_k, as_json=as_json)
@@ -70,6 +109,7 @@ def predict(
         probabilities=probabilities,
         restart=restart,
         as_json=as_json,
+        launcher=launcher or RunConfig().launcher,
     )
 
 
@@ -104,6 +144,7 @@ def _write_predictions(
     probabilities: bool,
     restart: bool,
     as_json: bool,
+    launcher: PluginChoice,
 ) -> int:
     """Write predictions to a table; return 2 if no image could be read."""
     from patchline.pipeline.prediction.batch_prediction import check_table, predict_images
@@ -118,7 +159,7 @@ def _write_predictions(
         display().advance("Predicting", done, total, f"{images_per_second:.0f} images/s")
 
     package = _package(model)
-    with shown():
+    with shown(), chosen_launcher(launcher):
         table = predict_images(
             package,
             f"{model.name}/{model.version} ({model.source})",

@@ -52,12 +52,12 @@ class PackagedModel:
         self.fits = RangeFits(self.mapping)
         self.temperature: float = description.get("temperature", 1.0)
         self.calibration: dict[str, Any] | None = description.get("calibration")
-        self._files = onnx_file, description_file
+        self.files = onnx_file, description_file
         self._session = open_session(onnx_file, threads)
 
     def with_threads(self, threads: int) -> PackagedModel:
         """Return the same model with another number of threads."""
-        other = PackagedModel(*self._files, threads)
+        other = PackagedModel(*self.files, threads)
         other.fits = self.fits
         return other
 

@@ -112,6 +112,18 @@ def composed_config(arguments: Sequence[str], settings: Settings) -> type[BaseMo
     )
 
 
+def composed_launcher(arguments: Sequence[str]) -> type[BaseModel]:
+    """Return the class of the launcher's settings alone, for a command that trains nothing.
+
+    Raises:
+        PluginError: for a launcher that is unknown or broken.
+    """
+    name = value_of_flag(arguments, "--launcher.name") or RunConfig().launcher.name
+    chosen = _choice_class("launcher", name, PluginChoice)
+    field = (chosen, _documented(RunConfig, "launcher", None))
+    return create_model("Launched", __base__=_FlagValues, launcher=field)
+
+
 def _with_nulls(section: type[BaseModel], values: Any) -> Any:
     """Return what was given with None for each `null` that the setting's type allows."""
     if not isinstance(values, Mapping):

@@ -16,15 +16,19 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from itertools import islice
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
 import cv2
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet
 
 from patchline.pipeline.data.reading.child_processes import processors
 from patchline.pipeline.data.reading.decoding import UndecodableImageError
 from patchline.pipeline.errors import ConfigError
+from patchline.pipeline.files import workspace_folder
+from patchline.pipeline.files.atomic_files import replacing
 from patchline.pipeline.files.table_cells import printable
 from patchline.pipeline.frozen_model import FrozenModel
 from patchline.pipeline.packaging.packaged_model import PackagedModel
@@ -35,12 +39,23 @@ from patchline.pipeline.prediction.image_files import (
     find_images,
     pixels_of,
 )
+from patchline.pipeline.prediction.prediction_job import (
+    FEWEST_IMAGES,
+    MODULE,
+    RESOURCES,
+    PredictedPart,
+    PredictionJob,
+)
 from patchline.pipeline.prediction.prediction_parts import (
+    ARGUMENT,
     PredictionParts,
     PredictionState,
     open_parts,
     parts_folder,
 )
+from patchline.pipeline.workers.event_log import Event
+from patchline.pipeline.workers.part_files import read_lines, write_lines
+from patchline.pipeline.workers.worker_parts import Part, number_of_parts, run_parts
 
 SUFFIXES = (".csv", ".parquet")
 _BATCH = 16
@@ -48,6 +63,8 @@ _MOST_THREADS = 8
 _AHEAD = 2
 """Batches per thread that may be in flight or waiting to be written."""
 _PART_IMAGES = 4096
+_MOST_IMAGES_OF_WORKER = 50_000
+_FILES_FILE, _ROWS_FILE = "files.jsonl", "rows.parquet"
 _PART_PROBABILITIES = 4_000_000
 """The most probabilities in a part: 16 MB."""
 
@@ -136,7 +153,13 @@ def predict_images(
     with open_parts(out, state, schema, rows=rows, restart=restart) as parts:
         before = parts.count()
         files = parts.without_done(find_images(images, left_out))
-        _fill(parts, model, files, top_k, _Progress(on_progress, before, total))
+        progress, warnings = _Progress(on_progress, before, total), [""]
+        divided = number_of_parts(RESOURCES, total - before, FEWEST_IMAGES)
+        if divided > 1:
+            job = _job(model, model_id, top_k, whole=whole)
+            warnings = _fill_by_workers(parts, job, list(files), divided, progress)
+        else:
+            _fill(parts, model, files, top_k, progress)
         totals = parts.merge(out)
         parts.remove()
     return PredictedTable(
@@ -144,8 +167,96 @@ def predict_images(
         unreadable=totals.errors,
         first_errors=totals.first_errors,
         answered_before=before,
-        warning=model.fits.words(),
+        warning="; ".join(dict.fromkeys(each for each in [*warnings, model.fits.words()] if each)),
     )
+
+
+def _job(model: PackagedModel, model_id: str, top_k: int, *, whole: bool) -> PredictionJob:
+    """Return the job of a part without its images."""
+    onnx_file, description_file = (file.resolve() for file in model.files)
+    return PredictionJob(
+        onnx_file=onnx_file,
+        description_file=description_file,
+        model_id=model_id,
+        files=Path(),
+        top_k=top_k,
+        whole=whole,
+        rows=Path(),
+    )
+
+
+def _fill_by_workers(
+    parts: PredictionParts,
+    job: PredictionJob,
+    files: list[ImageFile],
+    divided: int,
+    progress: _Progress,
+) -> list[str]:
+    """Let workers predict, each a range of the files, and add their rows in order.
+
+    Returns:
+        The warnings of the workers.
+    """
+    divided = max(divided, -(-len(files) // _MOST_IMAGES_OF_WORKER))
+    place = workspace_folder.place()
+    workspace_folder.make_folder(place)
+    warnings = []
+    with TemporaryDirectory(dir=place, prefix=".building-") as scratch:
+        jobs = []
+        for number in range(divided):
+            part = slice(*(len(files) * each // divided for each in (number, number + 1)))
+            folder = Path(scratch) / f"part-{number}"
+            images = write_lines(folder / _FILES_FILE, map(_absolute, files[part]))
+            own = {"files": images, "rows": folder / _ROWS_FILE}
+            jobs.append(Part[PredictedPart](folder, job.model_copy(update=own)))
+        done = [0] * divided
+
+        def see(number: int, event: Event) -> None:
+            if event["kind"] == "progress":
+                progress.advance(event["done"] - done[number])
+                done[number] = event["done"]
+
+        results = run_parts(MODULE, jobs, PredictedPart, see, RESOURCES)
+        with closing(results):
+            for number, result in enumerate(results):
+                for table in _rows_in(Path(scratch) / f"part-{number}" / _ROWS_FILE):
+                    parts.add(table.cast(parts.schema))
+                parts.flush()
+                progress.advance(result.images - done[number])
+                warnings.append(result.warning)
+    return warnings
+
+
+def _absolute(file: ImageFile) -> ImageFile:
+    """Return the file as a worker on another machine finds it; its name stays."""
+    path = file.path if file.archive else str(Path(file.path).absolute())
+    return file._replace(path=path, archive=file.archive and str(Path(file.archive).absolute()))
+
+
+def _rows_in(file: Path) -> Iterator[pa.Table]:
+    with pyarrow.parquet.ParquetFile(file) as opened:
+        for batch in opened.iter_batches(_PART_IMAGES):
+            yield pa.Table.from_batches([batch])
+
+
+def _files_of(job: PredictionJob) -> Iterator[ImageFile]:
+    return (ImageFile(*each) for each in read_lines(job.files))
+
+
+def write_rows(job: PredictionJob, model: PackagedModel, on_done: Callable[[int], None]) -> None:
+    """Write the rows of a part's images, in their order, into a Parquet file."""
+    own = _schema(model, job.model_id, whole=job.whole)
+    schema = pa.schema([ARGUMENT, *own], metadata=own.metadata)
+    done = 0
+    with (
+        replacing(job.rows) as temporary,
+        pyarrow.parquet.ParquetWriter(temporary, schema) as writer,
+        closing(_predictions(model, _files_of(job))) as batches,
+    ):
+        for batch in batches:
+            writer.write_table(_table(batch, schema, model, job.top_k))
+            done += len(batch.files)
+            on_done(done)
 
 
 def _fill(

@@ -34,7 +34,8 @@ _MERGED_FILE = "merged"
 _ATTEMPT = b"attempt"
 """In a part's metadata: where the process that wrote it began."""
 _PART_SECONDS = 15.0
-_ARGUMENT = pa.field("argument", pa.int32())
+ARGUMENT = pa.field("argument", pa.int32())
+"""The column of a part with the index of the path that an image belongs to."""
 _LISTED_ERRORS = 20
 
 
@@ -79,7 +80,7 @@ class PredictionParts:
     def schema(self) -> pa.Schema:
         """The columns of a part: the index of the argument, then those of the table."""
         metadata = {**(self._schema.metadata or {}), _ATTEMPT: self._attempt}
-        return pa.schema([_ARGUMENT, *self._schema], metadata=metadata)
+        return pa.schema([ARGUMENT, *self._schema], metadata=metadata)
 
     def add(self, table: pa.Table) -> None:
         """Add rows; they are written as a part every few seconds, or when there are enough."""

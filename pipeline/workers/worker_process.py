@@ -20,7 +20,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import NoReturn, TypeVar
+from typing import Generic, NoReturn, Self, TypeVar
 
 from patchline.pipeline import redaction
 from patchline.pipeline.errors import (
@@ -57,6 +57,69 @@ _LAST_WORKER_SECONDS = 60.0
 # -- the parent's side -------------------------------------------------------------------------
 
 
+class WatchedWorker(Generic[Result]):
+    """A worker that the launcher of the run starts with a job, and its events.
+
+    As a context manager it starts the worker, and stops it with its whole group on any way out.
+
+    Args:
+        module: of the worker.
+        folder: for its job, its events and its result.
+        job: what to do.
+        result_class: of the result.
+        resources: that it needs.
+        member_module: of the workers of other machines, if it trains on several.
+    """
+
+    def __init__(
+        self,
+        module: str,
+        folder: Path,
+        job: FrozenModel,
+        result_class: type[Result],
+        resources: Resources = Resources(),  # noqa: B008 - a frozen value
+        member_module: str | None = None,
+    ) -> None:
+        self._task = WorkerTask(module, folder.absolute(), resources, member_module)
+        self._folder, self._job, self._class = folder, job, result_class
+        self._code: int | None = None
+
+    def __enter__(self) -> Self:
+        folder = self._folder
+        make_folder(folder)
+        self._readers = EventReader(folder / EVENTS_FILE), LineReader(folder / LOG_FILE)
+        with storage_errors(folder), _last_worker_gone(folder):
+            for left in (RESULT_FILE, GROUP_FILE):
+                (folder / left).unlink(missing_ok=True)
+            write_text(folder / JOB_FILE, self._job.model_dump_json(indent=2))
+            self._readers[0].new_events()
+        self._worker = active_launcher.current().start(self._task)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._worker.stop()
+
+    def has_ended(self) -> bool:
+        """Return whether it has ended; events that follow are its last ones."""
+        self._code = self._worker.poll()
+        return self._code is not None
+
+    def new_events(self) -> Iterator[Event]:
+        """Yield every event once, in order."""
+        for reader in self._readers:
+            yield from reader.new_events()
+
+    def finish(self) -> Result:
+        """Return the result of a worker that has ended, once nothing is left of it.
+
+        Raises:
+            PipelineError: the error that the worker reported, by class and message.
+            WorkerError: if the worker ended without a report.
+        """
+        self._worker.stop()
+        return _result(self._folder, self._code or 0, self._task.module, self._class)
+
+
 def run_worker(
     module: str,
     folder: Path,
@@ -76,26 +139,15 @@ def run_worker(
         PipelineError: the error that the worker reported, by class and message.
         WorkerError: if the worker ended without a report.
     """
-    make_folder(folder)
-    reader, lines = EventReader(folder / EVENTS_FILE), LineReader(folder / LOG_FILE)
-    with storage_errors(folder), _last_worker_gone(folder):
-        for left in (RESULT_FILE, GROUP_FILE):
-            (folder / left).unlink(missing_ok=True)
-        write_text(folder / JOB_FILE, job.model_dump_json(indent=2))
-        reader.new_events()
-    worker = active_launcher.current().start(
-        WorkerTask(module, folder.absolute(), resources, member_module)
-    )
-    try:
-        while (code := worker.poll()) is None:
-            for event in (*reader.new_events(), *lines.new_events()):
+    with WatchedWorker(module, folder, job, result_class, resources, member_module) as worker:
+        while True:
+            has_ended = worker.has_ended()
+            for event in worker.new_events():
                 on_event(event)
+            if has_ended:
+                break
             time.sleep(_POLL_SECONDS)
-        for event in (*reader.new_events(), *lines.new_events()):
-            on_event(event)
-    finally:
-        worker.stop()
-    return _result(folder, code, module, result_class)
+    return worker.finish()
 
 
 def earlier_events(folder: Path) -> list[Event]:

@@ -24,7 +24,7 @@ PACKAGES: dict[str, set[str]] = {
     "plugin_system.contract": {"plugin_system", "models", "data"},
     "models": {"plugin_system", "models.pretrained", "metrics"},
     "models.pretrained": {"layers"},
-    "data": {"labels", "plugin_system", "tracking", "run_memory"},
+    "data": {"labels", "plugin_system", "tracking", "run_memory", "workers"},
     "workers": set(),
     "supervision": set(),
     "server_access": set(),
@@ -98,7 +98,7 @@ PACKAGES: dict[str, set[str]] = {
         "workers",
         "run_memory",
     },
-    "prediction": {"packaging", "data"},
+    "prediction": {"packaging", "data", "workers"},
     "registry": {"packaging", "evaluation", "metrics", "models", "data", "tracking"},
     "automation": {"prediction", "registry", "packaging", "data"},
     "browsing": {

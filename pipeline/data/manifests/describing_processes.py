@@ -1,19 +1,30 @@
 """Describe many files: by threads, or from some thousands on by child processes.
 
-The children leave large images to this process, whose threads share a budget of memory.
+The children leave large images to this process, whose threads share a budget of memory. Where the
+launcher of a run has several machines, each describes parts of the files in this way.
 """
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
 
 from patchline.pipeline.data.manifests.describing import OnImage, Row, describe, describe_small
+from patchline.pipeline.data.manifests.describing_job import (
+    FEWEST_FILES_OF_PART,
+    MODULE,
+    RESOURCES,
+    DescribingJob,
+    PartDescribed,
+)
 from patchline.pipeline.data.reading.child_processes import (
     FEWEST_FILES,
     ChildProcesses,
@@ -23,9 +34,13 @@ from patchline.pipeline.data.reading.child_processes import (
 )
 from patchline.pipeline.data.reading.decoding import Pixels
 from patchline.pipeline.data.reading.resizing import ResizePolicy, resize_image
+from patchline.pipeline.files import workspace_folder
+from patchline.pipeline.workers.part_files import read_lines, write_lines
+from patchline.pipeline.workers.worker_parts import Part, number_of_parts, run_parts
 from patchline.plugin_api import ListedImage
 
 _BATCH = 100
+_FILES_FILE, _ROWS_FILE = "files.jsonl", "rows.jsonl"
 Files = Sequence[tuple[ListedImage, bool]]
 """Files, and whether each is wanted."""
 
@@ -36,10 +51,11 @@ class KeptImages:
     Args:
         file: an array of uint8 (N, H, W, 3) on disk, a row for each file of a scan.
         resize: how an image becomes H x W.
+        first: the place of the first file of this process among all files.
     """
 
-    def __init__(self, file: Path, resize: ResizePolicy) -> None:
-        self.file, self.resize = file, resize
+    def __init__(self, file: Path, resize: ResizePolicy, first: int = 0) -> None:
+        self.file, self.resize, self.first = file, resize, first
         images = np.load(file, mmap_mode="r", allow_pickle=False)
         self._shape, self._first_byte = images.shape[1:], images.offset
 
@@ -52,7 +68,7 @@ class KeptImages:
             height, width, _ = self._shape
             kept = resize_image(image_HWC, height, width, self.resize)
             with self.file.open("r+b") as opened:  # faster than to a mapped file
-                opened.seek(self._first_byte + place * kept.nbytes)
+                opened.seek(self._first_byte + (self.first + place) * kept.nbytes)
                 opened.write(kept.data)
 
         return keep
@@ -74,6 +90,46 @@ def rows_of(
         fewest: child processes are used for so many files or more.
         kept: gets each decoded image.
     """
+    divided = number_of_parts(RESOURCES, len(files), FEWEST_FILES_OF_PART)
+    if on_image is None and divided > 1:
+        return _rows_by_workers(root, files, kept, divided)
+    return rows_in_process(root, files, on_image, fewest, kept)
+
+
+def _rows_by_workers(
+    root: Path, files: Files, kept: KeptImages | None, divided: int
+) -> Iterator[Row]:
+    """Yield the rows that workers write, each of a range of the files."""
+    scratch_place = workspace_folder.place()
+    workspace_folder.make_folder(scratch_place)
+    with TemporaryDirectory(dir=scratch_place, prefix=".building-") as scratch:
+        bounds = [len(files) * each // divided for each in range(divided + 1)]
+        parts = []
+        for number, (first, stop) in enumerate(itertools.pairwise(bounds)):
+            folder = Path(scratch) / f"part-{number}"
+            job = DescribingJob(
+                root=root.absolute(),
+                files=write_lines(folder / _FILES_FILE, files[first:stop]),
+                first=first,
+                rows=folder / _ROWS_FILE,
+                kept=kept.file.absolute() if kept else None,
+                resize=kept.resize if kept else None,
+            )
+            parts.append(Part[PartDescribed](folder, job))
+        results = run_parts(MODULE, parts, PartDescribed, lambda *_: None, RESOURCES)
+        with closing(results):
+            for part, _ in zip(parts, results, strict=True):
+                yield from read_lines(part.folder / _ROWS_FILE)
+
+
+def rows_in_process(
+    root: Path,
+    files: Files,
+    on_image: OnImage | None = None,
+    fewest: int = FEWEST_FILES,
+    kept: KeptImages | None = None,
+) -> Iterator[Row]:
+    """Yield the row of each file, in their order, described on this machine; see `rows_of`."""
 
     def row_of(place: int) -> Row:
         listed, is_labelled = files[place]
@@ -89,7 +145,8 @@ def rows_of(
         [(place, *files[place]) for place in range(at, min(at + _BATCH, len(files)))]
         for at in starts
     ]
-    job = [os.fspath(root), *([os.fspath(kept.file), kept.resize] if kept else [])]
+    job: list[object] = [os.fspath(root)]
+    job += [os.fspath(kept.file), kept.resize, kept.first] if kept else []
     with ChildProcesses(__name__, job) as children:
         answers = children.answers(questions, lambda question: [None] * len(question))
         for start, rows in zip(starts, answers, strict=True):
@@ -111,7 +168,7 @@ def _described(root: Path, kept: KeptImages | None, question: list[Any]) -> list
 
 def _prepared(job: list[Any]) -> Callable[[Any], Any]:
     root, *kept = job
-    images = KeptImages(Path(kept[0]), kept[1]) if kept else None
+    images = KeptImages(Path(kept[0]), kept[1], kept[2]) if kept else None
     return partial(_described, Path(root), images)
 
 

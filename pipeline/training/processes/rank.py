@@ -83,7 +83,8 @@ def _fit(folder: Path, *, is_first: bool) -> FrozenModel:
     job = TrainingJob.model_validate_json((folder / JOB_FILE).read_text(encoding="utf-8"))
     with _only_first(folder) if is_first else nullcontext(), stopped_ranks_named():
         events = EventWriter(folder / EVENTS_FILE if is_first else Path(os.devnull))
-        _say_what_happened(events)
+        if is_first:
+            _say_what_happened(events, _restarts(Machines.of(folder)))
         return fit(job, events, _ranks(job))
 
 
@@ -102,8 +103,16 @@ def _only_first(folder: Path) -> Iterator[None]:
         yield
 
 
-def _say_what_happened(events: EventWriter) -> None:
-    restarts = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
+def _restarts(machines: Machines) -> int:
+    """Return how often all ranks were started again; called once by rank 0 of each start."""
+    if not machines.are_several:
+        return int(os.environ["TORCHELASTIC_RESTART_COUNT"])
+    # An agent counts only those that a process of its own machine has caused.
+    starts = machines.reach_store().add(f"starts-{os.environ['TORCHELASTIC_RUN_ID']}", 1)
+    return int(starts) - 1
+
+
+def _say_what_happened(events: EventWriter, restarts: int) -> None:
     if restarts:
         events.write(
             "warning",

@@ -1,0 +1,45 @@
+"""The worker that describes a part of many files: `python -P -m MODULE FOLDER`.
+
+The launcher of a run may place several of them, on this machine or on others. Each describes a
+range of the files as a single process would, and writes their rows as lines of JSON.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from patchline.pipeline.data.manifests.describing import Row
+from patchline.pipeline.data.manifests.describing_job import DescribingJob, PartDescribed
+from patchline.pipeline.data.manifests.describing_processes import KeptImages, rows_in_process
+from patchline.pipeline.errors import DataError
+from patchline.pipeline.workers.event_log import EventWriter
+from patchline.pipeline.workers.part_files import read_lines, write_lines
+from patchline.pipeline.workers.worker_process import worker_main
+from patchline.plugin_api import ListedImage
+
+
+def describe_part(job: DescribingJob, events: EventWriter) -> PartDescribed:
+    """Describe the files of a part.
+
+    Raises:
+        DataError: if this machine does not have the data.
+    """
+    if not job.root.exists():
+        raise DataError(
+            f"A node of the cluster has no {job.root}, where the images are. Mount it there at the "
+            "same path, or set launcher.name to local."
+        )
+    kept = KeptImages(job.kept, job.resize, job.first) if job.kept and job.resize else None
+    files = [(ListedImage(*listed), wanted) for listed, wanted in read_lines(job.files)]
+
+    def counted() -> Iterator[Row]:
+        for done, row in enumerate(rows_in_process(job.root, files, kept=kept), 1):
+            events.progress(done, len(files), "images")
+            yield row
+
+    write_lines(job.rows, counted())
+    return PartDescribed(files=len(files))
+
+
+if __name__ == "__main__":
+    worker_main(DescribingJob, describe_part)

@@ -1,0 +1,86 @@
+"""Run a worker for each part of a large job, as many at a time as the launcher has room for."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Generator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Generic, TypeVar
+
+from patchline.pipeline.frozen_model import FrozenModel
+from patchline.pipeline.workers import active_launcher
+from patchline.pipeline.workers.event_log import Event
+from patchline.pipeline.workers.launcher import Resources
+from patchline.pipeline.workers.worker_process import WatchedWorker
+
+Result = TypeVar("Result", bound=FrozenModel)
+_POLL_SECONDS = 0.05
+_PARTS_FOR_EACH = 2
+"""Parts for each slot: the slowest part then delays the end by less."""
+
+
+@dataclass(frozen=True)
+class Part(Generic[Result]):
+    """One part of a job."""
+
+    folder: Path
+    job: FrozenModel
+
+
+def number_of_parts(resources: Resources, units: int, fewest: int) -> int:
+    """Return into how many parts to divide a job; one if it is not worth it.
+
+    Args:
+        resources: of the worker of each part.
+        units: of the job, such as images.
+        fewest: units of a part.
+    """
+    slots = active_launcher.current().slots(resources)
+    return 1 if slots == 1 else max(1, min(_PARTS_FOR_EACH * slots, units // fewest))
+
+
+def run_parts(
+    module: str,
+    parts: Sequence[Part[Result]],
+    result_class: type[Result],
+    on_event: Callable[[int, Event], None],
+    resources: Resources = Resources(),  # noqa: B008 - a frozen value
+) -> Generator[Result, None, None]:
+    """Run a worker for each part, and yield their results in the order of the parts.
+
+    Whatever happens, no worker is left when this ends.
+
+    Args:
+        module: of the workers.
+        parts: with a folder each.
+        result_class: of the results.
+        on_event: called with the number of a part and each of its events.
+        resources: of each worker.
+
+    Raises:
+        PipelineError: the error of the first worker that failed.
+    """
+    slots = active_launcher.current().slots(resources)
+    results: dict[int, Result] = {}
+    running: dict[int, WatchedWorker[Result]] = {}
+    waiting = list(enumerate(parts))[::-1]
+    shown = 0
+    with ExitStack() as stack:
+        while waiting or running:
+            while waiting and len(running) < slots:
+                number, part = waiting.pop()
+                worker = WatchedWorker(module, part.folder, part.job, result_class, resources)
+                running[number] = stack.enter_context(worker)
+            for number, worker in list(running.items()):
+                has_ended = worker.has_ended()
+                for event in worker.new_events():
+                    on_event(number, event)
+                if has_ended:
+                    results[number] = running.pop(number).finish()
+            while shown in results:
+                yield results.pop(shown)
+                shown += 1
+            if running:
+                time.sleep(_POLL_SECONDS)
