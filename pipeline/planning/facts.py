@@ -12,6 +12,9 @@ class DataFacts(FrozenModel):
     """The images to train on."""
 
     training_images: int
+    """With those that have no labels."""
+    unlabelled_images: int = 0
+    """Of the training images."""
     validation_images: int = 0
     test_images: int = 0
     classes: int
@@ -76,11 +79,20 @@ class PlanFacts(FrozenModel):
     """CPU cores that other programs used while the speeds were measured."""
     length_share: float = 1.0
     """Share of the preset's epochs and time; a warm start needs less than random weights."""
+    teacher_passes: int = 0
+    """Images that a teacher predicts, times their views."""
+    teacher_per_second: float = 0.0
+    """Images that it predicts in a second, measured; 0 if that is not known."""
 
     @property
     def minutes(self) -> float:
         """Time that the preset trains at most."""
         return PRESETS[self.preset].minutes * self.length_share
+
+    @property
+    def teacher_seconds(self) -> float:
+        """How long the teacher's predictions take, unless some are stored."""
+        return self.teacher_passes / self.teacher_per_second if self.teacher_per_second else 0.0
 
 
 class Plan(FrozenModel):

@@ -16,6 +16,7 @@ import torch
 
 from patchline.pipeline.data.batches.augmentation import SeededAugmentation
 from patchline.pipeline.models.model_building import build_model
+from patchline.pipeline.models.model_files import load_model
 from patchline.pipeline.planning.facts import Speed
 from patchline.pipeline.planning.measuring_job import MeasuredCandidate, Measurement, MeasuringJob
 from patchline.pipeline.probing.features import seconds_per_image
@@ -84,6 +85,7 @@ def measure(job: MeasuringJob, events: EventWriter) -> Measurement:
         threads=threads if _is_on_cpu(job.candidates[0]) else None,
         threads_reason=threads_reason,
         busy_cores=others.cores(),
+        teacher_per_second=_teacher_per_second(job),
         accelerator_gib=_accelerator_gib(),
     )
 
@@ -207,6 +209,18 @@ def _features_seconds(job: MeasuringJob, candidate: MeasuredCandidate) -> _Step:
     rows = np.arange(_BATCH, dtype=np.int64)
     each = seconds_per_image(model, images, rows, image, device, precision.name)
     return _Step(1, each, precision)
+
+
+def _teacher_per_second(job: MeasuringJob) -> float:
+    """Return how many images the teacher predicts in a second, in one view; 0 without one."""
+    if job.teacher is None:
+        return 0.0
+    model, description = load_model(job.teacher)
+    image, training = description.image, job.candidates[0].config.training
+    device = torch.device(choose_device(training, detect_machine()))
+    images = np.zeros((_BATCH, image.height, image.width, image.channels), np.uint8)
+    rows = np.arange(_BATCH, dtype=np.int64)
+    return 1 / seconds_per_image(model.to(device), images, rows, image, device, "float32")
 
 
 def _image(candidate: MeasuredCandidate) -> ImageSpec:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from patchline.pipeline.config import RunConfig
 from patchline.pipeline.frozen_model import FrozenModel
 from patchline.pipeline.planning.facts import Speed
@@ -27,6 +29,8 @@ class MeasuringJob(FrozenModel):
     num_classes: int
     images: int
     """In the training split."""
+    teacher: Path | None = None
+    """Folder of the model that predicts the training images, if there is one."""
     budget_seconds: float
     """On a GPU, of measured steps alone: loading kernels and warming up come on top."""
 
@@ -41,5 +45,7 @@ class Measurement(FrozenModel):
     """Why these are fewer than torch's own number; empty if they are not."""
     busy_cores: float = 0.0
     """CPU cores that other programs used meanwhile."""
+    teacher_per_second: float = 0.0
+    """Images that the teacher predicts in a second; 0 without one."""
     accelerator_gib: float | None = None
     """Memory of the first CUDA device."""

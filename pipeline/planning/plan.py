@@ -70,6 +70,8 @@ FEW_FOR_A_CHOICE, _FEW_FOR_A_METRIC = 50, 150
 than the epochs between which the validation chooses differ."""
 _STEPS_OF_A_FIT = 400
 """Updates that each of several fits needs; with fewer, one longer fit is better."""
+_LEAST_BESIDE_TEACHER = 1 / 3
+"""Of a preset's time for the training itself, however slow the teacher is."""
 _ONE_FIT = (
     *("training.folds", "training.refit", "training.ensemble", "training.average_last"),
     *("training.epochs", "training.step_plan", "training.extends", "training.early_stopping"),
@@ -134,6 +136,7 @@ def plan(
         _why_length(facts, chosen, length, whole, user),
         *_why_repeated(facts, repeated),
         *_why_averaged(facts) * is_averaged,
+        *_time_of_teacher(facts, user),
     ]
     reasons += [why] if user.leaves_augmentation else []
     reasons += _why_mirrored(settings.get("model", {}), facts, user)
@@ -206,6 +209,8 @@ def _repeated(facts: PlanFacts, user: UserSettings) -> Settings:
     """
     data = facts.data
     if not (data.classes and data.validation_images) or any(key in user for key in _ONE_FIT):
+        return {}
+    if data.unlabelled_images:  # beside these, the validation images add nothing
         return {}
     options: list[Settings] = []
     if data.validation_images < FEW_FOR_A_CHOICE and data.can_be_folded:
@@ -351,7 +356,9 @@ def _length(facts: PlanFacts, candidate: Candidate, user: UserSettings) -> Lengt
         seen = float(user.get("training.epochs") * images)
     else:
         most = most_epochs(facts, user) * images
-        seen = min(most, rate * facts.minutes * 60 * share * TRAINING_SHARE)
+        seconds = facts.minutes * 60
+        seconds = max(_LEAST_BESIDE_TEACHER * seconds, seconds - facts.teacher_seconds)
+        seen = min(most, rate * seconds * share * TRAINING_SHARE)
     return Length(seen, seen / images, rate)
 
 
@@ -371,7 +378,8 @@ def _is_averaged(facts: PlanFacts, user: UserSettings, chosen: Candidate, length
     """Return whether the last weights are averaged, because few images would choose an epoch."""
     is_open = not {"training.average_last", "training.extends"} & set(user.values)
     few = facts.data.validation_images < _FEW_TO_CHOOSE_ON
-    return is_open and few and chosen.side < THUMBNAIL and length.epochs >= _AVERAGED_FROM
+    is_small = chosen.side < THUMBNAIL or bool(facts.data.unlabelled_images)
+    return is_open and few and is_small and length.epochs >= _AVERAGED_FROM
 
 
 def _step_cost(training: Settings) -> float:
@@ -417,8 +425,9 @@ def _summary(
 
 def _why_model(facts: PlanFacts, chosen: Candidate, user: UserSettings, *, follows: bool) -> str:
     data = facts.data
+    unlabelled = f" ({data.unlabelled_images:,} unlabelled)" if data.unlabelled_images else ""
     known = (
-        f"{data.training_images:,} training images of {data.median_side} pixels in "
+        f"{data.training_images:,} training images{unlabelled} of {data.median_side} pixels in "
         f"{data.classes:,} classes"
     )
     if not user.leaves_model:
@@ -468,6 +477,18 @@ def _why_averaged(facts: PlanFacts) -> list[str]:
     known = f"{facts.data.validation_images} validation images"
     why = "too few to choose an epoch on, so the weights of the last"
     return [f"{known}: {why} {_AVERAGED} validations are averaged (training.average_last)"]
+
+
+def _time_of_teacher(facts: PlanFacts, user: UserSettings) -> list[str]:
+    if not facts.teacher_seconds:
+        return []
+    counts = "not part of training.time_limit" if user.seconds else "part of the preset's time"
+    words = (
+        f"the teacher predicts {facts.teacher_per_second:,.0f} images/s, so its predictions take "
+        f"about {duration(facts.teacher_seconds)} before the training, unless they are stored "
+        f"({counts})"
+    )
+    return [words]
 
 
 def is_busy(facts: PlanFacts) -> bool:

@@ -14,7 +14,7 @@ import psutil
 from patchline.pipeline import config_files
 from patchline.pipeline.config import RunConfig
 from patchline.pipeline.data import ingestion
-from patchline.pipeline.data.ingested_data import IngestedData
+from patchline.pipeline.data.ingested_data import UNLABELLED, IngestedData
 from patchline.pipeline.data.manifests import manifest as manifests
 from patchline.pipeline.data.manifests.source_listing import uses_labels
 from patchline.pipeline.data.splits.folds import folds_of
@@ -52,6 +52,8 @@ from patchline.pipeline.plugin_system.plugin_loader import Kind
 from patchline.pipeline.plugin_system.plugin_settings import checked_plugins
 from patchline.pipeline.run_memory import stage_keys
 from patchline.pipeline.run_memory.stage_memory import Ingredients
+from patchline.pipeline.teaching.teacher import teacher_folder
+from patchline.pipeline.teaching.views import views_of
 from patchline.pipeline.terminal_words import counted
 from patchline.pipeline.tracking import provenance
 from patchline.pipeline.training.config import duration_seconds
@@ -149,7 +151,9 @@ def planned(
     try:
         measured = choice.measurement if choice else None
         if measured is None:
-            job = measuring_job(config, data, request.facts, request.settings)
+            sha256 = config.training.teacher_sha256
+            teacher = teacher_folder(workspace, sha256).resolve() if sha256 else None
+            job = measuring_job(config, data, request.facts, request.settings, teacher)
             measured = measured_apart(job, workspace)
     except WorkerError as error:
         on_note(f"the training speed could not be measured and is estimated: {error}")
@@ -160,7 +164,12 @@ def planned(
         machine = machine.model_copy(update={"memory_gib": measured.accelerator_gib})
     if measured.threads:
         machine = machine.model_copy(update={"threads": measured.threads})
-    update = {"speeds": measured.speeds, "busy_cores": measured.busy_cores, "machine": machine}
+    update = {
+        "speeds": measured.speeds,
+        "busy_cores": measured.busy_cores,
+        "machine": machine,
+        "teacher_per_second": measured.teacher_per_second,
+    }
     made = request.decide(request.facts.model_copy(update=update), request.settings)
     made = with_assumptions(computed_as_measured(made, measured, request.settings), config)
     return _with_choice(made, choice)
@@ -297,7 +306,8 @@ def plan_facts(config: RunConfig, data: IngestedData) -> PlanFacts:
     return PlanFacts(
         preset=config.preset.name if config.preset else "balanced",
         data=DataFacts(
-            training_images=data.counts["train"],
+            training_images=data.training_images,
+            unlabelled_images=data.counts.get(UNLABELLED, 0),
             validation_images=data.counts["validation"],
             test_images=data.counts["test"],
             classes=len(data.classes),
@@ -315,7 +325,16 @@ def plan_facts(config: RunConfig, data: IngestedData) -> PlanFacts:
             memory_gib=memory,
             host_memory_gib=memory,
         ),
+        teacher_passes=_teacher_passes(config, data),
     )
+
+
+def _teacher_passes(config: RunConfig, data: IngestedData) -> int:
+    """Return how many images a teacher predicts, times their views; 0 without one."""
+    if config.training.teacher is None:
+        return 0
+    views = views_of(config.training.teacher_views, mirrored=data.mirror.is_symmetric)
+    return data.training_images * len(views)
 
 
 def _can_be_folded(config: RunConfig, data: IngestedData) -> bool:
@@ -359,9 +378,21 @@ def _measured_with(config: RunConfig) -> Ingredients:
 
 
 def measuring_job(
-    config: RunConfig, data: IngestedData, facts: PlanFacts, set_keys: Mapping[str, Any]
+    config: RunConfig,
+    data: IngestedData,
+    facts: PlanFacts,
+    set_keys: Mapping[str, Any],
+    teacher: Path | None = None,
 ) -> MeasuringJob:
-    """Return the candidates for a run, and how long measuring them may take."""
+    """Return the candidates for a run, and how long measuring them may take.
+
+    Args:
+        config: with a preset; not resolved.
+        data: what is trained on.
+        facts: that need no measurement.
+        set_keys: what the user has set, by dotted key.
+        teacher: folder of the model that predicts the training images, if there is one.
+    """
     if not uses_labels(config):
         whole = _resolved(config, data, {})
         return _job(config, data, [MeasuredCandidate(name=OWN, config=whole)])
@@ -380,7 +411,7 @@ def measuring_job(
         )
         for each in measured_first(facts, candidates(facts, set_keys))
     ]
-    return _job(config, data, measured)
+    return _job(config, data, measured, teacher)
 
 
 def _has_frozen_features(config: RunConfig) -> bool:
@@ -408,13 +439,19 @@ def given_by_user(config: RunConfig, set_keys: Mapping[str, Any]) -> set[str]:
     return {key for key in set_keys if key in listed or key not in follow}
 
 
-def _job(config: RunConfig, data: IngestedData, measured: list[MeasuredCandidate]) -> MeasuringJob:
+def _job(
+    config: RunConfig,
+    data: IngestedData,
+    measured: list[MeasuredCandidate],
+    teacher: Path | None = None,
+) -> MeasuringJob:
     limit = config.training.time_limit
     seconds = duration_seconds(limit) * _SHARE_OF_LIMIT if limit else _MOST_SECONDS
     return MeasuringJob(
         candidates=tuple(measured),
         num_classes=len(data.classes),
-        images=data.counts["train"],
+        images=data.training_images,
+        teacher=teacher,
         budget_seconds=min(_MOST_SECONDS, seconds),
     )
 

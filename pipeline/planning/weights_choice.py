@@ -112,7 +112,8 @@ def may_choose(config: RunConfig, user_settings: Mapping[str, Any], *, labelled:
         labelled: whether the objective uses labels.
     """
     models = [key for key in user_settings if key.startswith("model.") and key not in _SUITABLE]
-    return config.preset is not None and labelled and not models
+    taught = config.training.teacher is not None  # by a model that knows more than weights would
+    return config.preset is not None and labelled and not models and not taught
 
 
 def suits(data: DataFacts) -> bool:

@@ -12,7 +12,8 @@ from patchline.pipeline.data.manifests import manifest as manifests
 from patchline.pipeline.models.model_files import load_model
 from patchline.pipeline.teaching.class_columns import class_columns
 from patchline.pipeline.teaching.job import ImagesToTeach, Taught, TeachingJob
-from patchline.pipeline.teaching.predictions import ImageToTeach, TeacherOutputs, views_of
+from patchline.pipeline.teaching.predictions import ImageToTeach, TeacherOutputs
+from patchline.pipeline.teaching.views import views_of
 from patchline.pipeline.training.device import make_repeatable
 from patchline.pipeline.workers.event_log import EventWriter
 from patchline.pipeline.workers.worker_process import worker_main

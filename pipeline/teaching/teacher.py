@@ -97,6 +97,11 @@ class Teacher(FrozenModel):
         return provenance_of(self.folder / WEIGHTS_FILE, self.name)
 
 
+def teacher_folder(workspace: Path, sha256: str) -> Path:
+    """Return the folder in the workspace for a teacher with these weights."""
+    return workspace / FOLDER / sha256
+
+
 def check_teacher(config: RunConfig, workspace: Path) -> None:
     """Find a file of weights or published ones, so that unsuitable ones fail before data is read.
 
@@ -149,7 +154,7 @@ def _given(config: RunConfig) -> str:
 
 
 def _kept(workspace: Path, sha256: str) -> Teacher | None:
-    folder = workspace / FOLDER / sha256
+    folder = teacher_folder(workspace, sha256)
     try:
         text = (folder / _RECORD_FILE).read_text(encoding="utf-8")
         return Teacher.model_validate_json(text).model_copy(update={"folder": folder})
@@ -166,7 +171,7 @@ def _of_training(trained: finding.Trained, workspace: Path) -> Teacher:
             f"--model.init {trained.name}, and name the version that this makes."
         )
     sha256 = digest_of(trained.folder / WEIGHTS_FILE).sha256
-    folder = workspace / FOLDER / sha256
+    folder = teacher_folder(workspace, sha256)
     with storage_errors(folder):
         make_folder(folder)
         for name in (WEIGHTS_FILE, DESCRIPTION_FILE):
@@ -199,7 +204,8 @@ def _of_weights(weights: InitialWeights, workspace: Path) -> Teacher:
     from patchline.pipeline.models.model_building import build_model
     from patchline.pipeline.models.model_files import save_model
 
-    folder, source = workspace / FOLDER / weights.sha256, weights_folder(workspace, weights.sha256)
+    folder = teacher_folder(workspace, weights.sha256)
+    source = weights_folder(workspace, weights.sha256)
     model, image = ModelChoice.model_validate(weights.settings), _image(weights)
     built = build_model(model, image, len(weights.classes))
     load_into(built, weights, source, weights.classes)

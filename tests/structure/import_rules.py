@@ -67,6 +67,7 @@ PACKAGES: dict[str, set[str]] = {
         "workers",
     },
     "planning": {
+        "teaching",
         "initial_weights",
         "probing",
         "training",

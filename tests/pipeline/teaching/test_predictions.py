@@ -15,14 +15,8 @@ from patchline.pipeline.data.store.prepared_store import StoreSpec, open_images
 from patchline.pipeline.data.store.prepared_store import prepare as prepare_store
 from patchline.pipeline.errors import DataError
 from patchline.pipeline.models.inference import predict_logits
-from patchline.pipeline.teaching.predictions import (
-    VIEWS,
-    ImageToTeach,
-    TeacherOutputs,
-    View,
-    viewed,
-    views_of,
-)
+from patchline.pipeline.teaching.predictions import ImageToTeach, TeacherOutputs, viewed
+from patchline.pipeline.teaching.views import VIEWS, View, views_of
 from patchline.plugin_api import ImageListing, ImageSpec, ListedImage
 from tests.conftest import write_photos
 
