@@ -127,13 +127,13 @@ def main() -> None:
     if given.weights:
         weights = str(given.weights.resolve())
         start = ("--model.init", weights, "--training.trainable", given.trainable)
-        start = (*start, "--data.image-size", str(given.side))
+        start = (*start, "--data.image-size", str(given.side), "--preset", "none")
     taught = ("--training.teacher", "teacher/1")
     runs = {
         "teacher": start,
         "labels": (),
-        "taught": taught,
         "taught-unlabelled": (*taught, "--data.unlabelled", "unlabelled"),
+        "taught": taught,
     }
     limit = ("--training.time-limit", f"{given.minutes}m", "--model.init", "none")
     packages: dict[str, Path] = {}
