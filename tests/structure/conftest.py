@@ -21,6 +21,10 @@ def garden(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for drawn, flower in (("across", "daisy"), ("down", "rose"), ("rising", "tulip")):
         shutil.copytree(folder / "drawn" / drawn, folder / "flowers" / flower)
     Image.fromarray(draw_photo(0, 99)).save(folder / "photo.png")
+    (folder / "more_photos").mkdir()
+    for number in range(9):
+        image = Image.fromarray(draw_photo(number % 3, 60 + number))
+        image.save(folder / "more_photos" / f"{number}.png")
     shutil.copytree(ROOT / "examples", folder / "examples")
     [settings] = blocks(ROOT / "docs/reference/settings.md", "yaml")
     (folder / "run.yaml").write_text(settings, encoding="utf-8")

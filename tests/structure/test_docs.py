@@ -23,6 +23,7 @@ _LINK = re.compile(r"\]\((?!https?:)([^)#]+)\)")
 
 _TRAINING = (
     *("README.md", "settings.md", "resume.md", "getting_started.md", "fine_tune.md", "pretrain.md"),
+    "teach.md",
 )
 """Pages whose commands train for minutes: for the slow suite."""
 _COVERED = ("augment.md", "explain.md", "inspect.md", "models.md", "patch_embeddings.md")
