@@ -69,6 +69,7 @@ _TOGETHER = {
     "tests/flows/schedules/test_missed_runs.py": "schedule server",
     "tests/flows/schedules/test_prediction_flow.py": "schedule server",
     "tests/flows/schedules/test_schedules.py": "schedule server",
+    "tests/flows/schedules/test_work_pools.py": "schedule server",
 }
 """Modules that share a fixture of the session which takes seconds: one process runs them all."""
 

@@ -130,6 +130,11 @@ COMMANDS = (
         "up:up",
         "Start a Prefect server, an MLflow server and a runner for the schedules of this folder.",
     ),
+    Command(
+        "worker",
+        "worker:worker",
+        "Execute scheduled runs of a work pool in this folder, until Ctrl-C.",
+    ),
     Command("down", "up:down", "Stop the services once active runs finish."),
     Command(
         "schedule create",

@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from patchline.pipeline.automation.scheduled_work import ScheduledWork
 
 ScheduleName = Annotated[str, Parameter(help="Name of the schedule.")]
-_NO_RUNNER = "No worker is running: schedules run only while `patchline up` does."
 
 
 def create(
@@ -39,6 +38,7 @@ def create(
     images: Path | None = None,
     out: Path | None = None,
     paused: Switch = False,
+    work_pool: str | None = None,
     as_json: Json = False,
 ) -> None:
     """Create or update a schedule that trains or predicts.
@@ -63,19 +63,31 @@ def create(
         Table for the predictions: a .csv or .parquet file.
     paused
         Create the schedule in the paused state.
+    work_pool
+        Work pool whose workers execute the runs, on any machine; see `patchline worker`. Default:
+        the runner of `patchline up` in this folder.
     """
     scheduled_work.checked_name(name)
     times = schedule_times.times(cron, interval, timezone)
     work = scheduled_work.scheduled_work(config=config, predict=predict, images=images, out=out)
-    _create(name, times, work, paused=paused, as_json=as_json)
+    _create(name, times, work, paused=paused, work_pool=work_pool, as_json=as_json)
 
 
-def _create(name: str, times: Times, work: ScheduledWork, *, paused: bool, as_json: bool) -> None:
+def _create(
+    name: str,
+    times: Times,
+    work: ScheduledWork,
+    *,
+    paused: bool,
+    work_pool: str | None,
+    as_json: bool,
+) -> None:
     """Create or update a schedule, and print when it runs next."""
     with connected():
-        from patchline.flows.schedules import deployments, schedule_listing
+        from patchline.flows.schedules import deployments, schedule_listing, work_pools
         from patchline.flows.schedules.prefect_schedules import prefect_schedule
 
+        pool = work_pools.checked_name(work_pool) if work_pool else work_pools.of_folder()
         schedule = prefect_schedule(times)
         ids = {each.id for each in deployments.deployments("schedule")}
         deployment_id = deployments.deploy(
@@ -86,11 +98,12 @@ def _create(name: str, times: Times, work: ScheduledWork, *, paused: bool, as_js
             labels={deployments.KIND: "schedule", **work.labels},
             description=schedule_listing.description(work, times),
             paused=paused,
+            work_pool=work_pool,
         )
         made = next(each for each in deployments.deployments() if each.id == deployment_id)
         shown = schedule_listing.summary(made)
         page = deployments.page("deployment", deployment_id)
-        hint = "" if deployments.runner_is_up() else _NO_RUNNER
+        hint = "" if work_pools.is_served(pool) else work_pools.unserved(pool)
     updated = deployment_id in ids
     if as_json:
         extra = {"id": str(deployment_id), "updated": updated, "page": page}
@@ -163,7 +176,7 @@ def remove(name: ScheduleName, /, *, as_json: Json = False) -> None:
 def run_now(name: ScheduleName, /, *, as_json: Json = False) -> None:
     """Start a run of a schedule now, in addition to its scheduled times."""
     with connected():
-        from patchline.flows.schedules import deployments
+        from patchline.flows.schedules import deployments, work_pools
 
         deployment = _find(name)
         if active := deployments.active_run(deployment.id):
@@ -173,7 +186,8 @@ def run_now(name: ScheduleName, /, *, as_json: Json = False) -> None:
             )
         run_id = deployments.start(deployment.id)
         page = deployments.page("flow-run", run_id)
-        hint = "" if deployments.runner_is_up() else _NO_RUNNER
+        pool = deployment.work_pool_name or work_pools.of_folder()
+        hint = "" if work_pools.is_served(pool) else work_pools.unserved(pool)
     if as_json:
         print(json.dumps({"schedule": name, "flow_run_id": str(run_id), "page": page}, indent=2))
     else:

@@ -6,7 +6,6 @@ care of that. Labels identify a deployment: its kind, its folder and its name.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import os
 from collections.abc import Mapping, Sequence
@@ -19,29 +18,23 @@ from prefect.client.orchestration import SyncPrefectClient
 from prefect.client.schemas.actions import (
     DeploymentCreate,
     DeploymentScheduleCreate,
-    WorkPoolCreate,
 )
 from prefect.client.schemas.filters import DeploymentFilter, DeploymentFilterTags
 from prefect.client.schemas.objects import (
     ConcurrencyLimitStrategy,
     ConcurrencyOptions,
     FlowRun,
-    WorkPoolStatus,
 )
 from prefect.client.schemas.responses import DeploymentResponse
 from prefect.client.schemas.schedules import SCHEDULE_TYPES
 from prefect.events import DeploymentTriggerTypes
-from prefect.exceptions import ObjectAlreadyExists, ObjectNotFound
+from prefect.exceptions import ObjectNotFound
 from prefect.utilities.urls import url_for
 
 from patchline.flows.prefect_client import all_pages, asking
-from patchline.flows.schedules import flow_run_queries
-from patchline.pipeline import local_services
+from patchline.flows.schedules import flow_run_queries, work_pools
 from patchline.pipeline.errors import ConfigError
 from patchline.pipeline.plugin_system.plugin_loader import FILES_VARIABLE
-
-POOL = local_services.POOL
-"""The work pool whose worker runs the deployments."""
 
 TAG = "patchline"
 KIND = "patchline.kind"
@@ -68,6 +61,7 @@ def deploy(
     description: str,
     concurrency: Literal["cancel_new", "enqueue"] = "cancel_new",
     paused: bool = False,
+    work_pool: str | None = None,
 ) -> UUID:
     """Create a deployment in this folder, or update the one with this name; return its id.
 
@@ -84,14 +78,18 @@ def deploy(
         description: for the deployment's page, in markdown.
         concurrency: what happens to a run that is due while another is active.
         paused: whether it starts no runs by itself until it is resumed.
+        work_pool: whose workers execute its runs; without it, the runner of this folder.
 
     Raises:
         ConfigError: if a deployment of another kind has this name.
         OrchestrationError: if the server refuses it.
     """
     folder = str(Path.cwd().resolve())
+    pool = work_pool or work_pools.of_folder()
+    work_pools.ensure(pool)
+    # The workers of a team's pool have the workspace under a path of their own.
+    place = {} if work_pool else {"working_dir": folder}
     with asking() as client:
-        _ensure_pool(client)
         flow_id = client.create_flow_from_name(flow.name)
         existing = _existing(client, name, labels[KIND], folder)
         request = DeploymentCreate(
@@ -106,10 +104,10 @@ def deploy(
             parameters=dict(parameters),
             tags=[TAG],
             labels={**labels, FOLDER: folder, NAME: name},
-            work_pool_name=POOL,
+            work_pool_name=pool,
             description=description,
             entrypoint=f"{flow.fn.__module__}.{flow.fn.__name__}",
-            job_variables={"working_dir": folder, "env": _environment()},
+            job_variables={**place, "env": _environment()},
         )
         deployment_id = _create(client, request)
         if existing and existing.id != deployment_id:
@@ -237,16 +235,12 @@ def page(what: Literal["deployment", "flow-run"], of: UUID) -> str:
 
 
 def runner_is_up() -> bool:
-    """Return whether a worker is polling for runs.
+    """Return whether the runner of this folder is polling for runs.
 
     Raises:
         OrchestrationError: if the server does not answer.
     """
-    with asking() as client:
-        try:
-            return client.read_work_pool(POOL).status == WorkPoolStatus.READY
-        except ObjectNotFound:
-            return False
+    return work_pools.is_served(work_pools.of_folder())
 
 
 def _read_all(client: SyncPrefectClient) -> list[DeploymentResponse]:
@@ -289,11 +283,6 @@ def _free_name(client: SyncPrefectClient, flow_name: str, name: str, folder: str
     except ObjectNotFound:
         return name
     return f"{name}-{hashlib.sha256(folder.encode()).hexdigest()[:6]}"
-
-
-def _ensure_pool(client: SyncPrefectClient) -> None:
-    with contextlib.suppress(ObjectAlreadyExists):
-        client.create_work_pool(WorkPoolCreate(name=POOL, type="process"))
 
 
 def _environment() -> dict[str, str]:

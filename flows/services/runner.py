@@ -1,6 +1,6 @@
-"""The runner: `python -P -m patchline.flows.services.runner FOLDER LIFELINE MAX_CONCURRENT_RUNS`.
+"""The runner: `python -P -m patchline.flows.services.runner FOLDER LIFELINE POOL MAX_RUNS`.
 
-A Prefect process worker on the pool `patchline`. Each flow run is a process that survives the
+A Prefect process worker on the pool of the folder. Each flow run is a process that survives the
 runner, so restarting the runner does not interrupt active runs.
 """
 
@@ -20,7 +20,7 @@ from prefect.utilities.processutils import command_to_string
 from prefect.workers.process import ProcessJobConfiguration, ProcessWorker
 
 from patchline.flows.services import service_processes, stopping
-from patchline.pipeline.local_services import POOL, answers
+from patchline.pipeline.local_services import answers
 from patchline.pipeline.supervision import heartbeat, supervised_main
 
 NAME = "runner"
@@ -57,9 +57,9 @@ class FolderWorker(ProcessWorker):
         return await super().get_and_submit_flow_runs()
 
 
-async def _work(max_concurrent_runs: int) -> None:
+async def _work(pool: str, max_concurrent_runs: int) -> None:
     worker = FolderWorker(
-        name=f"patchline on {os.uname().nodename}", work_pool_name=POOL, limit=max_concurrent_runs
+        name=f"patchline on {os.uname().nodename}", work_pool_name=pool, limit=max_concurrent_runs
     )
     working = asyncio.ensure_future(worker.start())
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, working.cancel)
@@ -69,10 +69,10 @@ async def _work(max_concurrent_runs: int) -> None:
 
 
 def _main() -> None:
-    _, _, [max_concurrent_runs] = supervised_main.begin()
+    _, _, [pool, max_concurrent_runs] = supervised_main.begin()
     while not answers(f"{PREFECT_API_URL.value()}/health"):
         time.sleep(_POLL_SECONDS)
-    asyncio.run(_work(int(max_concurrent_runs)))
+    asyncio.run(_work(pool, int(max_concurrent_runs)))
 
 
 if __name__ == "__main__":

@@ -90,7 +90,7 @@ class Servers:
     def first(self) -> list[Program]:
         """Return the programs that must be well before `patchline up` reports that all is ready."""
         servers = [self._server(name) for name in self._ports]
-        return [*servers, self._client("runner", self._plan.max_concurrent_runs)]
+        return [*servers, self._client("runner", self._plan.pool, self._plan.max_concurrent_runs)]
 
     def keeper(self) -> Program:
         """Return the keeper, which starts last."""

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
+import socket
 import subprocess
 import time
 from collections.abc import Callable
@@ -26,6 +28,7 @@ from patchline.pipeline.files.file_locks import locked
 from patchline.pipeline.files.workspace_folder import make_folder
 from patchline.pipeline.host import proxies
 from patchline.pipeline.local_services import (
+    POOL,
     Services,
     answers,
     is_supervised,
@@ -90,7 +93,7 @@ def start(
         service_processes.clear(folder, _ORPHAN_SECONDS)
         stores, notes = store_choice.chosen(folder, flags, config)
         plan = _plan(prefect_port, mlflow_port, max_concurrent_runs)
-        plan = _with_stores(plan, stores, notes)
+        plan = _with_stores(folder, plan, stores, notes)
         write_private_text(plan_file(folder), plan.model_dump_json(indent=2))
         failure_file(folder).unlink(missing_ok=True)
         state_file(folder).unlink(missing_ok=True)
@@ -117,7 +120,7 @@ def _check_stores_are(folder: Path, flags: TeamStores, config: Path | None) -> N
         )
 
 
-def _with_stores(plan: Plan, stores: TeamStores, notes: list[str]) -> Plan:
+def _with_stores(folder: Path, plan: Plan, stores: TeamStores, notes: list[str]) -> Plan:
     """Return the plan for a team's stores, which are checked, and created where they are missing.
 
     Raises:
@@ -142,6 +145,7 @@ def _with_stores(plan: Plan, stores: TeamStores, notes: list[str]) -> Plan:
     notes = [*notes, *created, f"MLflow and Prefect use {database.address}, {sizes}."]
     return plan.model_copy(
         update={
+            "pool": _pool(folder),
             "store": database.for_mlflow(),
             "mlflow_environment": {
                 **postgres.mlflow_settings(database, connections.mlflow),
@@ -151,6 +155,15 @@ def _with_stores(plan: Plan, stores: TeamStores, notes: list[str]) -> Plan:
             "notes": (*plan.notes, *notes),
         }
     )
+
+
+def _pool(folder: Path) -> str:
+    """Return the work pool of a folder whose Prefect database other machines use, too.
+
+    Their runners must not take its runs, which need this folder.
+    """
+    host = re.sub(r"[^A-Za-z0-9-]", "-", socket.gethostname().partition(".")[0])
+    return f"{POOL}-{host}-{hashlib.sha256(str(folder).encode()).hexdigest()[:6]}"
 
 
 def _check_artifacts(place: str) -> None:

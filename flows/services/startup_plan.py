@@ -10,7 +10,7 @@ from pathlib import Path
 from pydantic import Field
 
 from patchline.pipeline.frozen_model import FrozenModel
-from patchline.pipeline.local_services import services_folder
+from patchline.pipeline.local_services import POOL, services_folder
 
 
 class Plan(FrozenModel):
@@ -22,6 +22,8 @@ class Plan(FrozenModel):
     """The first port to try."""
     max_concurrent_runs: int
     """Flow runs that the runner executes at the same time."""
+    pool: str = POOL
+    """The work pool whose runs the runner executes."""
     prefect_api_url: str | None
     """The user's own Prefect server; none to start one."""
     mlflow_url: str | None

@@ -136,6 +136,7 @@ class Supervisor:
             prefect_api_url=self._servers.prefect_api_url,
             mlflow_url=self._servers.mlflow_url,
             own=self._servers.own,
+            pool=self._plan.pool,
             started_at=dt.datetime.now(dt.UTC).isoformat(timespec="seconds"),
             versions={name: metadata.version(name) for name in _PACKAGES},
             notes=(*self._plan.notes, *self._servers.notes),

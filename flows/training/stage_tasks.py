@@ -7,6 +7,7 @@ computed it.
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from prefect import task
@@ -20,9 +21,13 @@ from patchline.pipeline.frozen_model import FrozenModel
 from patchline.pipeline.stages.context import reads_of
 from patchline.pipeline.stages.engine import Computation
 from patchline.pipeline.stages.stage import AnyStage
+from patchline.pipeline.training.parts.run_parts import STAGE as TRAINING
 
 if TYPE_CHECKING:
     from prefect.client.schemas.objects import State
+
+TRAINING_TAG, GPU_TAG = "training", "gpu"
+"""Tags of tasks; `prefect concurrency-limit create gpu 2` lets two of them run at a time."""
 
 
 def as_task(computation: Computation) -> FrozenModel:
@@ -38,12 +43,22 @@ def as_task(computation: Computation) -> FrozenModel:
         task_run_name=lambda: computation.name,
         description=stage.summary,
         cache_policy=NO_CACHE,
+        tags=_tags(computation),
         **retrying,
     )(_function_of(stage))
     result: FrozenModel | State[FrozenModel] = run(
         quote(computation), opaque(_first_input(computation))
     )
     return result if isinstance(result, FrozenModel) else result.result()
+
+
+def _tags(computation: Computation) -> set[str]:
+    """Return tags that a team can limit: of a training task, and of one that needs a GPU."""
+    if computation.stage.name != TRAINING:
+        return set()
+    device = computation.context.config.training.device
+    needs_gpu = device == "cuda" or (device == "auto" and any(Path("/dev").glob("nvidia[0-9]*")))
+    return {TRAINING_TAG, *({GPU_TAG} if needs_gpu else set())}
 
 
 def _function_of(stage: AnyStage) -> Callable[[Computation, Any], FrozenModel | State[FrozenModel]]:

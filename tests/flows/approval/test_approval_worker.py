@@ -20,7 +20,7 @@ from patchline.flows.approval import approval_form, expiry, opening, requests
 from patchline.flows.approval.requests import ApprovalRequest
 from patchline.flows.failures import was_interrupted
 from patchline.flows.schedules import deployments, retries
-from patchline.flows.schedules.deployments import POOL
+from patchline.pipeline.local_services import POOL
 from patchline.pipeline.registry.registered_models import ModelReference
 from patchline.pipeline.run_memory import live_runs
 from patchline.pipeline.tracking.tracking_store import client

@@ -1,0 +1,107 @@
+"""A team's stores restored on another server: dump, bucket and folder; then all commands work."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import PATCHLINE, Finished, patchline, write_photos
+from tests.flows.services.buckets import administrator, keys_in
+from tests.flows.services.local_servers import Servers, ended, own_database, until
+from tests.object_server import ObjectServer
+from tests.postgres_server import PASSWORD, PostgresServer, postgres_server, program
+
+_TRAINING = ("run", "photos", "--preset", "none", "--training.batch_size", "8", "--json")
+
+
+@contextmanager
+def serving(folder: Path, *stores: str, **credentials: str) -> Iterator[Servers]:
+    """Run the servers of a folder while the block runs."""
+    servers = Servers(folder, {**own_database(), **credentials})
+    ports = ("--prefect-port", str(servers.ports[0]), "--mlflow-port", str(servers.ports[1]))
+    try:
+        done = ended(servers.begin("up", "--json", *ports, *stores))
+        assert done.code == 0, done.err
+        yield servers
+    finally:
+        servers.down("--now")
+
+
+def _ok(done: Finished) -> Finished:
+    assert done.code == 0, done.err
+    return done
+
+
+def _psql(name: str, *arguments: str) -> None:
+    path = program(name) or shutil.which(name)
+    assert path, name
+    given = {**os.environ, "PGPASSWORD": PASSWORD}
+    subprocess.run([str(path), *arguments], env=given, check=True)
+
+
+def _copied(objects: ObjectServer, source: str, target: str) -> None:
+    s3 = administrator(objects)
+    for key in keys_in(objects, source):
+        s3.copy_object(Bucket=target, Key=key, CopySource={"Bucket": source, "Key": key})
+    for key in keys_in(objects, source):
+        s3.delete_object(Bucket=source, Key=key)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_a_team_continues_on_another_machine_from_its_backup(
+    postgres: PostgresServer, objects: ObjectServer, tmp_path: Path
+) -> None:
+    """As docs/how_to/backup.md says: `models`, `predict` and `--resume` work on the new servers."""
+    folder, restored = tmp_path / "old", tmp_path / "new"
+    folder.mkdir()
+    write_photos(folder / "photos", images=20)
+    bucket, other_bucket = objects.new_bucket(), objects.new_bucket()
+    credentials = {"PGPASSWORD": PASSWORD, **objects.environment}
+    stores = ("--database", postgres.address("backup"), "--artifacts", f"s3://{bucket}/art")
+    with serving(folder, *stores, **credentials):
+        _ok(patchline(*_TRAINING, "--name", "flowers", "--training.epochs", "2", cwd=folder))
+        _kill_a_run(folder)
+    dump = str(tmp_path / "stores.dump")
+    _psql("pg_dump", "--format=custom", f"--file={dump}", postgres.address("backup"))
+    _copied(objects, bucket, other_bucket)
+    shutil.move(folder, restored)
+
+    with postgres_server() as another:
+        another.sql("CREATE DATABASE backup OWNER team")
+        _psql("pg_restore", "--no-owner", f"--dbname={another.address('backup')}", dump)
+        postgres.sql("DROP DATABASE backup")
+        moved = ("--database", another.address("backup"), "--artifacts", f"s3://{other_bucket}/art")
+        with serving(restored, *moved, **credentials):
+            models = _ok(patchline("models", "--json", cwd=restored)).json["models"]
+            assert [(each["name"], len(each["versions"])) for each in models] == [("flowers", 1)]
+            image = str(next((restored / "photos").rglob("*.png")))
+            _ok(patchline("predict", "flowers@champion", image, cwd=restored))
+            resumed = _ok(patchline("run", "--resume", "last", "--json", cwd=restored)).json
+            assert resumed["status"] == "FINISHED"
+            assert resumed["version"] == "2"
+            _ok(patchline("predict", "flowers/2", image, cwd=restored))
+
+
+def _kill_a_run(folder: Path) -> None:
+    """Kill a run after its first checkpoint."""
+    words = [*_TRAINING, "--name", "flowers", "--training.epochs", "30", "--seed", "1"]
+    with subprocess.Popen(
+        [str(PATCHLINE), *words],
+        cwd=folder,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    ) as process:
+        runs = folder / ".patchline/runs"
+        until(lambda: len(list(runs.iterdir())) == 2, "no second run")
+        checkpoint = max(runs.iterdir()) / "training/last.safetensors"
+        until(checkpoint.exists, "no checkpoint")
+        os.killpg(process.pid, signal.SIGKILL)

@@ -1,0 +1,1 @@
+"""Tests of the workers of a team's work pools."""
