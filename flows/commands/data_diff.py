@@ -17,6 +17,7 @@ from patchline.pipeline.errors import ConfigError, DataError, ModelReferenceErro
 from patchline.pipeline.files.workspace_folder import WORKSPACE, place
 from patchline.pipeline.plugin_system.plugin_loader import config_class, installed
 from patchline.pipeline.terminal_words import visible
+from patchline.pipeline.workspace.address import is_of_store
 from patchline.plugin_api import ReadingRules
 
 if TYPE_CHECKING:
@@ -81,7 +82,9 @@ def _own(columns: Mapping[str, Any], named: str) -> dict[str, Any]:
 
 def _is_data(named: str) -> bool:
     source = named.partition(":")[0]
-    return Path(named).exists() or source in {entry.name for entry in installed("data_source")}
+    if Path(named).exists() or is_of_store(named):
+        return True
+    return source in {entry.name for entry in installed("data_source")}
 
 
 def _manifest(named: str, columns: Mapping[str, Any]) -> pd.DataFrame:

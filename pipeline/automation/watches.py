@@ -21,6 +21,7 @@ from patchline.pipeline.files.atomic_files import write_text
 from patchline.pipeline.files.ignored_files import DEFAULT_IGNORED, IgnoredFiles
 from patchline.pipeline.files.workspace_folder import WORKSPACE
 from patchline.pipeline.frozen_model import FrozenModel
+from patchline.pipeline.workspace.address import only_local
 
 _IMAGE_FOLDER = "image_folder"
 
@@ -88,7 +89,10 @@ def checked_folder(folder: Path) -> Path:
     """
     folder = folder.expanduser()
     if not folder.exists():
-        raise DataError(f"There is no folder {folder}. Check the path.")
+        raise DataError(
+            only_local(folder, "`patchline data watch`")
+            or f"There is no folder {folder}. Check the path."
+        )
     if not folder.is_dir():
         raise DataError(
             f"{folder} is a file, and only folders are watched. Give the folder that holds the "

@@ -17,6 +17,7 @@ from patchline.pipeline.files.data_kinds import data_kind
 from patchline.pipeline.files.data_names import ARCHIVE_SUFFIXES
 from patchline.pipeline.files.ignored_files import DEFAULT_IGNORED
 from patchline.pipeline.files.table_cells import printable
+from patchline.pipeline.workspace.address import only_local
 
 if TYPE_CHECKING:
     import numpy as np
@@ -101,7 +102,10 @@ def check_images(given: Sequence[Path], without: Sequence[Path] = ()) -> None:
     left_out = {os.path.realpath(path) for path in without}
     for path in given:
         if not path.exists():
-            raise DataError(f"There is no file or folder {path}. Check the path.")
+            raise DataError(
+                only_local(path, "`patchline predict`")
+                or f"There is no file or folder {path}. Check the path."
+            )
         if is_empty(path, left_out):
             what = "archive" if is_archive(path) else "folder"
             raise DataError(

@@ -213,8 +213,8 @@ class StageMemory:
         }
         content = _relative(result.model_dump(mode="json"), folder)
         now = dt.datetime.now(dt.UTC).isoformat(timespec="seconds")
-        for ingredients in reversed(keys):
-            record = StageRecord(
+        records = [
+            StageRecord(
                 stage=stage,
                 key=key_of(stage, ingredients),
                 ingredients=dict(ingredients),
@@ -224,7 +224,12 @@ class StageMemory:
                 files=files,
                 result=content,
             )
-            self._write(record)
+            for ingredients in reversed(keys)
+        ]
+        for record in records:
+            self._keep(record)
+        for record in records:  # once all are kept here, so that a store that is away loses none
+            self._send(record)
 
     def _records(self, stage: str, key: str, *, own_only: bool) -> Iterator[Path]:
         if self.run_folder is not None:
@@ -259,11 +264,14 @@ class StageMemory:
             file.unlink(missing_ok=True)
 
     def _write(self, record: StageRecord) -> None:
+        self._keep(record)
+        self._send(record)
+
+    def _keep(self, record: StageRecord) -> None:
         text = record.model_dump_json(indent=2) + "\n"
         write_text(self._shared_file(record.stage, record.key), text)
         if self.run_folder is not None:
             write_text(self._own_file(self.run_folder, record.stage), text)
-        self._send(record)
 
     def _send(self, record: StageRecord, *, if_missing: bool = False) -> None:
         """Send a record and its files to the store of a shared workspace.

@@ -41,6 +41,25 @@ def is_of_store(text: str) -> bool:
     return match is not None and _scheme(match[1]) in SCHEMES
 
 
+def only_local(path: object, what: str) -> str:
+    """Return a sentence if a path is an address, for what reads files of this machine alone.
+
+    Args:
+        path: as it was given, or as `pathlib` changes it: `s3:/bucket/photos`.
+        what: reads it, such as `patchline predict`.
+
+    Returns:
+        An empty string for a path.
+    """
+    scheme, colon, rest = str(path).partition(":/")
+    if not colon or not is_of_store(f"{scheme}://x"):
+        return ""
+    return (
+        f"{scheme}://{rest.strip('/')} is on an object store, and {what} reads files of this "
+        "machine. Download it first."
+    )
+
+
 def parsed(text: str, setting: str) -> Address:
     """Return an address in its parts.
 
