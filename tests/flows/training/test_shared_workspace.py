@@ -33,7 +33,7 @@ def weights(machine: Path) -> bytes:
 
 
 def killed_run(machine: Path, data: Path, env: dict[str, str]) -> None:
-    """Start a run and kill its process once a checkpoint is on the store, and training goes on."""
+    """Start a run and kill its process once a checkpoint is on the store, while it trains."""
     with (machine / "run.log").open("w") as log:
         process = subprocess.Popen(
             [str(PATCHLINE), "run", str(data), *_SETTINGS],
