@@ -85,13 +85,14 @@ class Needs:
 
 @dataclass
 class Seat:
-    """Resources that are reserved, with a host on each node; one task uses it at a time."""
+    """Resources that are reserved, with a host on each node, which works for one task at a time."""
 
     needs: Needs
     group: PlacementGroup
     hosts: list[Any] = field(default_factory=list)
     addresses: list[str] = field(default_factory=list)
-    task: int | None = None
+    tasks: dict[int, int] = field(default_factory=dict)
+    """The number of the task that each host works for, by the index of the host."""
     waiting: Any = None
     """Answers the hosts' first calls; None once they have."""
     last: float = field(default_factory=time.monotonic)
@@ -101,6 +102,12 @@ class Seat:
     def is_ready(self) -> bool:
         """Whether all hosts have started."""
         return self.waiting is None
+
+    def free_for(self, needs: Needs) -> list[int]:
+        """Return the indices of free hosts for a task; empty if it does not fit."""
+        free = [index for index in range(len(self.hosts)) if index not in self.tasks]
+        fits = needs.fits(self.needs) and len(free) >= needs.nodes
+        return free[: needs.nodes] if fits else []
 
 
 @dataclass
@@ -113,12 +120,25 @@ class Task:
     folder: str = ""
     member: str | None = None
     seat: Seat | None = None
+    indices: list[int] = field(default_factory=list)
+    """Of the hosts of its seat that work for it."""
     since: float = field(default_factory=time.monotonic)
     polls: list[Any] = field(default_factory=list)
     starts: list[Any] = field(default_factory=list)
     """The calls that start its workers, first that of the first node, then those of the others."""
     is_running: bool = False
     heard: float = field(default_factory=time.monotonic)
+
+    @property
+    def hosts(self) -> list[Any]:
+        """The hosts that work for it."""
+        return [self.seat.hosts[index] for index in self.indices] if self.seat else []
+
+    @property
+    def addresses(self) -> list[str]:
+        """Where they are."""
+        known = self.seat.addresses if self.seat else []
+        return [known[index] for index in self.indices if index < len(known)]
 
 
 def say(**line: Any) -> None:
@@ -325,14 +345,14 @@ class Driver:
     def _seat_for(self, needs: Needs, *, may_release: bool) -> Seat | None:
         """Return a free seat that is large enough, or ask for one."""
         for seat in self._seats:
-            if seat.task is None and needs.fits(seat.needs):
+            if seat.free_for(needs):
                 return seat
         if may_release:
-            for seat in [each for each in self._seats if each.task is None]:
+            for seat in [each for each in self._seats if not each.tasks]:
                 if not self._room_for(needs):
                     self._release(seat)
-        if not may_release and not self._room_for(needs):
-            return None
+        if not self._room_for(needs) and (self._seats or not may_release):
+            return None  # one of our own workers makes room when it ends
         return self._reserve(needs)
 
     def _room_for(self, needs: Needs) -> bool:
@@ -440,7 +460,8 @@ class Driver:
         if task.seat is None:
             task.seat = self._seat_for(task.needs, may_release=True)
             if task.seat is not None:
-                task.seat.task = task.number
+                task.indices = task.seat.free_for(task.needs)
+                task.seat.tasks |= dict.fromkeys(task.indices, task.number)
         seat = task.seat
         if seat is None or not seat.is_ready:
             self._check_wait(task)
@@ -450,15 +471,17 @@ class Driver:
                     ray.get(done)  # raises why a host has not started
             return
         if not task.starts:
-            nodes = seat.addresses[: task.needs.nodes]
             task.heard = time.monotonic()
-            task.starts = [seat.hosts[0].start.remote(task.number, task.module, task.folder, nodes)]
+            first, where = task.hosts[0], task.addresses
+            task.starts = [first.start.remote(task.number, task.module, task.folder, where)]
         elif not task.is_running:
-            self._go_on_starting(task, seat)
+            self._go_on_starting(task)
         else:
             self._poll(task, seat)
 
     def _check_wait(self, task: Task) -> None:
+        if any(each.is_running for each in self._tasks.values()):
+            task.since = time.monotonic()  # our own workers hold what it waits for
         wait = float(self._settings["wait_seconds"])
         if time.monotonic() - task.since > wait:
             raise Refused(
@@ -467,14 +490,14 @@ class Driver:
                 "WorkerError",
             )
 
-    def _go_on_starting(self, task: Task, seat: Seat) -> None:
+    def _go_on_starting(self, task: Task) -> None:
         """Start the workers of the other nodes once that of the first has been started."""
         if ray.wait(task.starts, num_returns=len(task.starts), timeout=0)[1]:
             return
         ray.get(task.starts)
         task.heard = time.monotonic()
         if task.member and task.needs.nodes > len(task.starts):
-            others = enumerate(seat.hosts[1 : task.needs.nodes], 1)
+            others = enumerate(task.hosts[1:], 1)
             task.starts += [
                 host.join.remote(task.number, task.member, task.folder, index)
                 for index, host in others
@@ -484,7 +507,7 @@ class Driver:
 
     def _poll(self, task: Task, seat: Seat) -> None:
         if not task.polls:
-            task.polls = [h.poll.remote(task.number) for h in seat.hosts[: task.needs.nodes]]
+            task.polls = [host.poll.remote(task.number) for host in task.hosts]
         done, rest = ray.wait(task.polls, num_returns=len(task.polls), timeout=0)
         if rest:
             for ref in done:
@@ -502,13 +525,12 @@ class Driver:
             say(number=task.number, code=code)
         elif any(each not in (None, 0) for each in of_others):
             index = next(i for i, each in enumerate(of_others, 1) if each not in (None, 0))
-            self._lose(task, f"its process on the node {seat.addresses[index]} has ended")
+            self._lose(task, f"its process on the node {task.addresses[index]} has ended")
 
     def _lose(self, task: Task, reason: str) -> None:
         """Give up a task, and all that was reserved for it."""
+        seat, where = task.seat, ", ".join(task.addresses)
         self._forget(task)
-        seat = task.seat
-        where = ", ".join(seat.addresses) if seat else ""
         if seat is not None:
             self._quietly_stop(task, seat)
             self._release(seat)
@@ -521,7 +543,8 @@ class Driver:
     def _forget(self, task: Task) -> None:
         self._tasks.pop(task.number, None)
         if task.seat is not None:
-            task.seat.task = None
+            for index in task.indices:
+                task.seat.tasks.pop(index, None)
 
     def _stop(self, number: int) -> None:
         task = self._tasks.get(number)
@@ -532,7 +555,7 @@ class Driver:
         say(number=number, stopped=True)
 
     def _quietly_stop(self, task: Task, seat: Seat) -> None:
-        stops = [host.stop.remote(task.number) for host in seat.hosts]
+        stops = [host.stop.remote(task.number) for host in task.hosts]
         done, rest = ray.wait(stops, num_returns=len(stops), timeout=_STOP_SECONDS)
         failed = bool(rest)
         for ref in done:
