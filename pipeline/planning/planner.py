@@ -22,6 +22,7 @@ from patchline.pipeline.data.symmetry.assumed_symmetries import unmeasured_symme
 from patchline.pipeline.errors import DataError, WorkerError
 from patchline.pipeline.files.workspace_folder import make_folder
 from patchline.pipeline.initial_weights import at_hand, recipe
+from patchline.pipeline.initial_weights.record import InitialWeights
 from patchline.pipeline.planning.facts import DataFacts, MachineFacts, Plan, PlanFacts
 from patchline.pipeline.planning.fine_tuning import FEATURES, fine_tuning_plan
 from patchline.pipeline.planning.measuring_job import (
@@ -40,7 +41,7 @@ from patchline.pipeline.planning.plan import (
 from patchline.pipeline.planning.pretraining import pretraining_plan
 from patchline.pipeline.planning.tiers import OWN
 from patchline.pipeline.planning.user_settings import UserSettings
-from patchline.pipeline.planning.warm_start import warm_start_plan, with_rate
+from patchline.pipeline.planning.warm_start import encoder_plan, warm_start_plan, with_rate
 from patchline.pipeline.planning.weights_choice import (
     WeightsChoice,
     WeightsRequest,
@@ -134,6 +135,7 @@ def planned(
     workspace: Path,
     on_note: OnNote,
     choice: WeightsChoice | None = None,
+    start: InitialWeights | None = None,
 ) -> Plan:
     """Return a new plan of a run with a preset.
 
@@ -143,11 +145,12 @@ def planned(
         workspace: the folder `.patchline`.
         on_note: called if the speed could not be measured.
         choice: of initial weights, if the plan has made one.
+        start: the initial weights, if there are any.
 
     Returns:
         The plan; without speeds in its facts if they could not be measured.
     """
-    request = _request(config, data)
+    request = _request(config, data, start)
     try:
         measured = choice.measurement if choice else None
         if measured is None:
@@ -225,14 +228,17 @@ class _Request(NamedTuple):
     decide: Callable[[PlanFacts, Mapping[str, Any]], Plan]
 
 
-def _request(config: RunConfig, data: IngestedData) -> _Request:
+def _request(config: RunConfig, data: IngestedData, start: InitialWeights | None) -> _Request:
     facts, settings = plan_facts(config, data), user_settings(config)
     if not uses_labels(config):
         return _Request(facts, settings, "", pretraining_plan)
     if _is_warm_start(config):
         given = given_by_user(config, settings)
-        with_given = partial(warm_start_plan, given=given)
-        return _Request(facts, with_rate(settings), ", ".join(sorted(given)), with_given)
+        names = ", ".join(sorted(given))
+        if start is not None and not start.classes:
+            from_encoder = partial(encoder_plan, given=given)
+            return _Request(facts, with_rate(settings), f"encoder: {names}", from_encoder)
+        return _Request(facts, settings, names, partial(warm_start_plan, given=given))
     decide = fine_tuning_plan if _has_frozen_features(config) else plan
     return _Request(facts, settings, "", decide)
 
@@ -353,11 +359,14 @@ def _can_be_folded(config: RunConfig, data: IngestedData) -> bool:
 
 
 def ingredients(
-    config: RunConfig, data: IngestedData, choice: WeightsChoice | None = None
+    config: RunConfig,
+    data: IngestedData,
+    choice: WeightsChoice | None = None,
+    start: InitialWeights | None = None,
 ) -> Ingredients:
     """Return everything that decides a plan, but the measurement."""
     chosen = {"weights": choice.model_dump_json()} if choice else {}
-    request = _request(config, data)
+    request = _request(config, data, start)
     given = {"given": request.given} if _is_warm_start(config) else {}
     return {
         "data": data.fingerprint,

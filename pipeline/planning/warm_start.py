@@ -1,9 +1,10 @@
-"""The plan for a run with a preset that starts from a model of Patchline's own.
+"""The plan for a run with a preset that starts from a model of Patchline's own, or from an encoder.
 
-A pure function, as in `patchline.pipeline.planning.plan`: unless the user decides it, the length is
-a third of what the preset would train from random weights, and the learning rate is that of a warm
-start. On 5,000 images of CIFAR-10 and a tenth more, that reaches what a third run from random
-weights reaches in all its steps: `benchmarks/warm_starts.py`.
+A pure function, as in `patchline.pipeline.planning.plan`. Optimizer and learning rate are those for
+random weights: a smaller rate, or AdamW at 1e-3, was behind on a tenth more images. Unless the user
+decides it, the length is a third of what the preset would train from random weights, which reaches
+their accuracy (benchmarks/warm_starts.py). An encoder has never seen a class: it is trained for the
+preset's whole length, with a low learning rate.
 """
 
 from __future__ import annotations
@@ -21,11 +22,36 @@ _RATE = "optimizer.learning_rate"
 
 
 def with_rate(user_settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings by dotted key, with the learning rate of a warm start unless one is set.
+    """Return the settings by dotted key, with the learning rate for an encoder unless one is set.
 
     The optimizer is measured and planned with it.
     """
     return {_RATE: recipe.WARM_START["optimizer"]["learning_rate"], **user_settings}
+
+
+def encoder_plan(facts: PlanFacts, settings: Mapping[str, Any], given: Collection[str]) -> Plan:
+    """Return the plan for the weights of an encoder; see `warm_start_plan`.
+
+    Args:
+        facts: as there.
+        settings: as there, and the learning rate; see `with_rate`.
+        given: as there.
+    """
+    made = plan(facts, settings, given)
+    rate = {} if _RATE in given else {"optimizer": {"learning_rate": settings[_RATE]}}
+    why_rate = (
+        "the learning rate as set"
+        if _RATE in given
+        else f"learning rate {settings[_RATE]:g}, which changes trained weights only slowly"
+    )
+    length = "as set" if length_is_set(settings) else f"that of the preset {facts.preset}"
+    reason = f"from an encoder: {why_rate}; the length is {length}"
+    return made.model_copy(
+        update={
+            "settings": config_files.merged(made.settings, rate),
+            "reasons": (reason, *made.reasons),
+        }
+    )
 
 
 def warm_start_plan(facts: PlanFacts, settings: Mapping[str, Any], given: Collection[str]) -> Plan:
@@ -33,25 +59,11 @@ def warm_start_plan(facts: PlanFacts, settings: Mapping[str, Any], given: Collec
 
     Args:
         facts: data, machine and measured speeds.
-        settings: by dotted key: what the user has set, what follows from the initial weights, and
-            the learning rate; see `with_rate`.
+        settings: by dotted key: what the user has set, and what follows from the initial weights.
         given: keys of the settings that the user has set.
     """
     shorter = facts.model_copy(update={"length_share": recipe.WARM_SHARE})
     made = plan(shorter, settings, given)
-    rate = {} if _RATE in given else {"optimizer": {"learning_rate": settings[_RATE]}}
-    why_rate = (
-        "the learning rate as set"
-        if _RATE in given
-        else f"learning rate {settings[_RATE]:g}, which changes trained weights only slowly"
-    )
-    length = (
-        "as set" if length_is_set(settings) else f"a third of that of the preset {facts.preset}"
-    )
-    reason = f"warm start: {why_rate}; the length is {length}"
-    return made.model_copy(
-        update={
-            "settings": config_files.merged(made.settings, rate),
-            "reasons": (reason, *made.reasons),
-        }
-    )
+    third = f"a third of that of the preset {facts.preset} for random weights"
+    reason = f"warm start: the length is {'as set' if length_is_set(settings) else third}"
+    return made.model_copy(update={"reasons": (reason, *made.reasons)})

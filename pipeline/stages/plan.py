@@ -12,6 +12,8 @@ from pathlib import Path
 from patchline.pipeline.config import RunConfig
 from patchline.pipeline.data.ingested_data import IngestedData
 from patchline.pipeline.files.atomic_files import write_text
+from patchline.pipeline.initial_weights.record import InitialWeights
+from patchline.pipeline.initial_weights.starting_point import StartingPoint
 from patchline.pipeline.planning import planner
 from patchline.pipeline.planning.facts import Plan
 from patchline.pipeline.planning.measuring_job import MODULE
@@ -28,10 +30,16 @@ JSON_FILE, TEXT_FILE = "plan.json", "plan.txt"
 
 @dataclass(frozen=True)
 class PlanInputs:
-    """The images to train on, and the weights that were chosen, if any."""
+    """The images to train on, and the weights that were chosen or found, if any."""
 
     data: IngestedData
     choice: WeightsChoice | None
+    start: StartingPoint | None
+
+    @property
+    def weights(self) -> InitialWeights | None:
+        """The initial weights."""
+        return self.start.weights if self.start else None
 
 
 class PlanStage(Stage[PlanInputs, Plan]):
@@ -61,7 +69,7 @@ class PlanStage(Stage[PlanInputs, Plan]):
 
     def key(self, context: Context, inputs: PlanInputs) -> Ingredients:
         """Return everything that decides a plan, but the measurement."""
-        return planner.ingredients(context.config, inputs.data, inputs.choice)
+        return planner.ingredients(context.config, inputs.data, inputs.choice, inputs.weights)
 
     def folder(self, context: Context, inputs: PlanInputs, result: Plan | None) -> Path:
         """Return a folder without files: a plan has none."""
@@ -70,7 +78,9 @@ class PlanStage(Stage[PlanInputs, Plan]):
     def compute(self, context: Context, inputs: PlanInputs) -> Plan:
         """Measure in a process of its own, and plan."""
         workspace, note = context.memory.workspace, context.reporting.note
-        return planner.planned(context.config, inputs.data, workspace, note, inputs.choice)
+        return planner.planned(
+            context.config, inputs.data, workspace, note, inputs.choice, inputs.weights
+        )
 
     def lasts(self, result: Plan) -> bool:
         """Return whether speeds were measured; an estimate is not kept."""

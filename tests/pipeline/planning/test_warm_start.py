@@ -1,4 +1,4 @@
-"""A preset and a model of ours to start from: a third of the length, a warm start's rate."""
+"""A preset and a model of ours to start from: a third of the length, the same recipe."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from patchline.pipeline.planning import planner
 from patchline.pipeline.planning.facts import DataFacts, Plan, PlanFacts, Speed
 from patchline.pipeline.planning.measuring_job import Measurement
 from patchline.pipeline.planning.plan import plan
-from patchline.pipeline.planning.warm_start import warm_start_plan, with_rate
+from patchline.pipeline.planning.warm_start import warm_start_plan
 from patchline.pipeline.presets import PresetName
 from patchline.pipeline.run_memory.stage_memory import StageMemory
 from tests.pipeline.initial_weights.test_settings import FOUND as FROM_FILE
@@ -39,33 +39,56 @@ FOUND = FROM_FILE.model_copy(
 )
 
 
-def planned(photos: Path, tmp_path: Path, **flags: Any) -> tuple[Plan, RunConfig]:
+def planned(
+    photos: Path, tmp_path: Path, classes: tuple[str, ...] = ("cat",), **flags: Any
+) -> tuple[Plan, RunConfig]:
     """Return the plan of a run with a preset and `--model.init photos@champion`, and its config."""
     model = {"init": "photos@champion", **flags.pop("model", {})}
     asked = requested(str(photos), preset_name="quick", flags={"model": model, **flags})
-    config = with_initial_weights(asked, FOUND)
+    found = FOUND.model_copy(update={"classes": classes})
+    config = with_initial_weights(asked, found)
     memory = StageMemory(tmp_path / "work")
     data = ingest(asked, memory.workspace)
     speed = Measurement(speeds=(Speed(candidate="own", images_per_second=900.0),))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(planner, "measured_apart", lambda *_: speed)
-        made = planner.planned(config, data, memory.workspace, lambda _: None)
+        made = planner.planned(config, data, memory.workspace, lambda _: None, start=found)
     return made, planner.with_plan(config, made)
 
 
-def test_the_preset_decides_the_length_and_the_recipe_the_rate(
-    photos: Path, tmp_path: Path
-) -> None:
+def test_the_preset_decides_length_and_recipe(photos: Path, tmp_path: Path) -> None:
     """Neither is called a setting of the user, nor is the model that follows the weights."""
     made, config = planned(photos, tmp_path)
-    assert (config.optimizer.learning_rate, config.optimizer.name) == (1e-3, "adamw")
+    assert config.optimizer.name == made.settings["optimizer"]["name"] == "muon"
     assert config.training.epochs == made.settings["training"]["epochs"] != 60
     assert config.training.trainable == "all"
     assert (config.model.settings["embed_dim"], config.data.image_size) == (48, 16)
-    assert made.reasons[0].startswith("warm start: learning rate 0.001, which")
-    assert made.reasons[0].endswith("the length is a third of that of the preset quick")
+    assert made.reasons[0] == (
+        "warm start: the length is a third of that of the preset quick for random weights"
+    )
     assert "the model of the initial weights" in made.reasons[1]
     assert made.reasons[-1] == "kept as set: model.init"
+
+
+def test_an_encoder_is_trained_for_the_whole_length_with_a_low_rate(
+    photos: Path, tmp_path: Path
+) -> None:
+    """It has seen the images, but no class; and its plan is another one in the memory."""
+    made, config = planned(photos, tmp_path, classes=())
+    warm, _ = planned(photos, tmp_path)
+    assert (config.optimizer.learning_rate, config.optimizer.name) == (1e-3, "adamw")
+    assert made.reasons[0] == (
+        "from an encoder: learning rate 0.001, which changes trained weights only slowly; the "
+        "length is that of the preset quick"
+    )
+    epochs = [each.settings["training"]["epochs"] for each in (made, warm)]
+    assert epochs[0] == pytest.approx(3 * epochs[1], abs=2)
+    data = ingest(config, tmp_path / "work")
+    keys = [
+        planner.ingredients(config, data, start=FOUND.model_copy(update={"classes": classes}))
+        for classes in ((), ("cat",))
+    ]
+    assert keys[0] != keys[1]
 
 
 def test_what_the_user_sets_decides(photos: Path, tmp_path: Path) -> None:
@@ -79,7 +102,7 @@ def test_what_the_user_sets_decides(photos: Path, tmp_path: Path) -> None:
     )
     assert config.training.epochs == 20
     assert config.optimizer.learning_rate == pytest.approx(1e-3)
-    assert made.reasons[0] == "warm start: the learning rate as set; the length is as set"
+    assert made.reasons[0] == "warm start: the length is as set"
     assert made.reasons[-1] == (
         "kept as set: model.activation, model.dropout, model.init, optimizer.learning_rate, "
         "training.epochs"
@@ -100,7 +123,7 @@ def test_a_third_of_the_length_with_strong_augmentation(
     )
     follows = {f"model.{key}": value for key, value in FOUND.settings.items()}
     cold = plan(facts, follows, ())
-    made = warm_start_plan(facts, with_rate(follows), ())
+    made = warm_start_plan(facts, follows, ())
     share = seen(made, images) / seen(cold, images)
     assert 0.9 / 3 <= share <= 1.1 / 3  # long ones are rounded to whole epochs
     if rate > 40 or images < 1_000:
