@@ -40,8 +40,8 @@ from patchline.pipeline.workers import active_launcher
 from patchline.pipeline.workers.part_files import write_lines
 from tests.pipeline.training.processes.ray_nodes import Cluster, two_nodes, why_not
 
-STEPS, SKIPPED, REPEATED = 400, 100, 4
-TRAINING = {"processes": 2, "threads": 1, "precision": "float32", "batch_size": 64}
+STEPS, SKIPPED, REPEATED = 60, 15, 4
+TRAINING = {"processes": 2, "threads": 1, "precision": "float32", "batch_size": 16}
 
 
 def main() -> None:

@@ -37,10 +37,18 @@ GONE_SECONDS = 90
 
 
 @pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+def both(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     """Return a cluster of two nodes."""
     with ray_nodes.two_nodes(tmp_path_factory.mktemp("cluster")) as started:
         yield started
+
+
+@pytest.fixture
+def cluster(both: Cluster) -> Cluster:
+    """Return the cluster with both nodes alive."""
+    if not both.is_whole:
+        both.restart()
+    return both
 
 
 @pytest.fixture(scope="module")
