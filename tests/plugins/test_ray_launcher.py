@@ -1,0 +1,44 @@
+"""Without a cluster, the launcher ray says what to do, and leaves no process behind.
+
+Two nodes are in `tests/pipeline/training/processes/test_two_nodes.py`.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+
+import psutil
+import pytest
+
+from patchline.pipeline.config import PluginChoice
+from patchline.pipeline.errors import ConfigError, PluginError
+from patchline.pipeline.plugin_system.plugin_settings import built_launcher
+from patchline.pipeline.workers.launcher import Resources
+
+HAS_RAY = importlib.util.find_spec("ray") is not None
+
+
+def test_a_cluster_that_is_not_there_is_an_error_of_the_user(tmp_path: Path) -> None:
+    """One sentence with the address and the remedy; without Ray, the extra to install."""
+    choice = PluginChoice.model_validate({"name": "ray", "address": "127.0.0.1:1"})
+    launcher = built_launcher(choice, tmp_path)
+    try:
+        if not HAS_RAY:
+            with pytest.raises(PluginError, match=r"pip install 'patchline\[ray\]'"):
+                launcher.slots(Resources())
+            return
+        with pytest.raises(ConfigError, match=r"no Ray cluster at 127\.0\.0\.1:1 .*`ray start"):
+            launcher.slots(Resources())
+    finally:
+        launcher.close()
+    left = [each.cmdline() for each in psutil.Process().children(recursive=True)]
+    assert [each for each in left if any("ray_driver" in word for word in each)] == []
+
+
+def test_settings_are_checked_when_the_config_is_read(tmp_path: Path) -> None:
+    """An unknown or impossible setting is an error before anything starts."""
+    for wrong, words in (({"adress": "a"}, "address"), ({"nodes": 0}, "nodes")):
+        choice = PluginChoice.model_validate({"name": "ray", **wrong})
+        with pytest.raises(ConfigError, match=words):
+            built_launcher(choice, tmp_path)
