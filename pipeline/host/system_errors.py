@@ -18,6 +18,7 @@ from patchline.pipeline.errors import (
     OrchestrationError,
     PipelineError,
     RunError,
+    ServerAwayError,
     StorageError,
     TrackingError,
 )
@@ -74,6 +75,8 @@ _OF_THE_SYSTEM: _Kinds = (
 )
 """What is said of an error of the operating system, by its number."""
 _OTHER = "{file} cannot be read or written ({reason}). Check the disk or the network drive."
+_ARTIFACTS = "mlflow-artifacts"
+"""In the addresses at which an MLflow server transfers artifacts."""
 _OF_LIBRARIES: tuple[tuple[tuple[str, ...], type[PipelineError], str], ...] = (
     (
         ("mlflow",),
@@ -97,6 +100,22 @@ _OF_LIBRARIES: tuple[tuple[tuple[str, ...], type[PipelineError], str], ...] = (
         (
             "Prefect failed ({reason}). Check its server with `patchline up`, and run the "
             "command again."
+        ),
+    ),
+    (
+        (_ARTIFACTS,),
+        ServerAwayError,
+        (
+            "The MLflow server could not transfer an artifact ({reason}). Check the bucket, and the"
+            " keys that the server was started with; its log has the reason."
+        ),
+    ),
+    (
+        ("boto3", "botocore", "s3transfer"),
+        ServerAwayError,
+        (
+            "The object store of the artifacts failed ({reason}). Check the bucket, "
+            "AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and AWS_ENDPOINT_URL."
         ),
     ),
     (
@@ -130,6 +149,8 @@ _DAMAGED = re.compile(
 )
 _FAULTS = (TypeError, LookupError, AttributeError, AssertionError, NameError)
 """Faults of the code: what was being handled when they happened has not caused them."""
+_EXTRAS = {"boto3": "s3", "psycopg2": "postgres", "asyncpg": "postgres"}
+"""Packages of optional extras, which a team's stores need."""
 _LONGEST = 300
 
 
@@ -157,6 +178,11 @@ def _known_error(error: BaseException) -> PipelineError | None:
             f"The machine has too little memory or too few threads left ({_reason(error)}). Stop "
             "other programs, raise the limits of this process (`ulimit -a`), or lower "
             "training.batch_size."
+        )
+    if isinstance(error, ImportError) and error.name in _EXTRAS:
+        return RunError(
+            f"The package {error.name} is not installed. Run `pip install "
+            f"'patchline[{_EXTRAS[error.name]}]'`."
         )
     if isinstance(error, ImportError):
         return RunError(
@@ -203,6 +229,8 @@ def _library_error(error: BaseException) -> PipelineError | None:
     library = type(error).__module__.partition(".")[0]
     if isinstance(error, ConnectionError):
         library = "httpx"
+    elif library in ("requests", "mlflow") and f"/{_ARTIFACTS}/" in str(error):
+        library = _ARTIFACTS
     elif isinstance(error, ValueError | OSError) and _DAMAGED.search(str(error)):
         library = "pyarrow"
     for libraries, kind, sentence in _OF_LIBRARIES:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from patchline.pipeline.errors import ModelReferenceError
+from patchline.pipeline.errors import ModelReferenceError, ServerAwayError
 from patchline.pipeline.files.path_uris import artifact_path
+from patchline.pipeline.host.system_errors import system_error
 from patchline.pipeline.packaging.package_files import DESCRIPTION_FILE, ONNX_FILE
 from patchline.pipeline.packaging.packaged_model import PackagedModel
 from patchline.pipeline.registry.registered_models import ModelReference
@@ -75,6 +76,9 @@ def package_folder(reference: ModelReference) -> Path:
             return local  # MLflow would write a note of the download into it
         return Path(download_artifacts(reference.source))
     except (MlflowException, OSError) as error:
+        away = system_error(error)
+        if isinstance(away, ServerAwayError):
+            raise away from error
         raise ModelReferenceError(
             f"The files of '{reference.name}' version {reference.version} are gone "
             f"({str(error).splitlines()[0][:200]}). Restore them, or use another version."

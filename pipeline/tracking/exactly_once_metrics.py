@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from patchline.pipeline.errors import ServerAwayError, TakenOverError
+from patchline.pipeline.host.system_errors import system_error
 from patchline.pipeline.redaction import redacted
 from patchline.pipeline.tracking import run_owner
 from patchline.pipeline.tracking.tracked_run import TrackedRun
@@ -39,6 +40,7 @@ class MetricSender:
         self._files: list[Path] = []
         self._steps: dict[str, set[int]] = {}
         self._retry_after = 0.0
+        self._failure: Exception | None = None
 
     def add_metrics(
         self, values: Mapping[str, float], step: int, seconds: float, *, send: bool = True
@@ -76,6 +78,7 @@ class MetricSender:
                 raise
             except Exception as error:  # noqa: BLE001 - a store fails in many ways; all mean "later"
                 logger.warning("MLflow does not answer; the training continues: %s", error)
+                self._failure = error
                 self._retry_after = now + _RETRY_SECONDS
         return not (self._metrics or self._files)
 
@@ -87,6 +90,12 @@ class MetricSender:
         """
         deadline = time.monotonic() + _FLUSH_SECONDS
         while not self.send():
+            if time.monotonic() > deadline and not self._metrics and self._failure:
+                reason = system_error(self._failure) or self._failure
+                raise ServerAwayError(
+                    f"The file {self._files[0].name} could not be stored as an artifact for a "
+                    f"minute. {reason}"
+                ) from self._failure
             if time.monotonic() > deadline:
                 raise ServerAwayError(
                     f"{redacted(use_store())} has not answered for a minute, so "

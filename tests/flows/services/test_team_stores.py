@@ -12,10 +12,15 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from boto3.exceptions import S3UploadFailedError
+from botocore.exceptions import BotoCoreError
 from mlflow.server import constants
 
 from patchline.flows.services import mlflow_server, service_processes
 from patchline.pipeline import local_services
+from patchline.pipeline.errors import ServerAwayError
+from patchline.pipeline.host.system_errors import system_error
+from patchline.pipeline.tracking import exactly_once_metrics
 from patchline.pipeline.tracking.exactly_once_metrics import MetricSender
 from patchline.pipeline.tracking.team_stores import TeamStores, recall
 from patchline.pipeline.tracking.tracked_run import TrackedRun
@@ -24,7 +29,7 @@ from tests.conftest import Finished, patchline
 from tests.flows.services.buckets import administrator, keys_in
 from tests.flows.services.local_servers import Servers, ended, own_database, page
 from tests.object_server import KEYS, ObjectServer
-from tests.postgres_server import PASSWORD, PostgresServer
+from tests.postgres_server import PASSWORD, PostgresServer, free_port
 
 _BUCKET = "team-store"
 _WRITERS, _STEPS = 32, 12
@@ -156,6 +161,32 @@ def test_artifacts_are_transferred_by_the_server(team: Servers, objects: ObjectS
     assert key.startswith("artifacts/")
     assert f"{run_id}/artifacts/notes/" in key
     assert Path(store.download_artifacts(run_id, "notes/note.txt")).read_text("utf-8") == "a note"
+
+
+def test_direct_artifacts_are_transferred_by_the_client_with_its_own_keys(
+    team: Servers, objects: ObjectServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without usable keys that is one sentence, and what could not be sent is sent later."""
+    for name, value in objects.environment.items():
+        monkeypatch.setenv(name, value)
+    store = client()
+    place = f"s3://{objects.new_bucket()}/direct"
+    experiment = store.create_experiment("direct", artifact_location=place)
+    run_id = store.create_run(experiment).info.run_id
+    Path("direct.txt").write_text("direct", encoding="utf-8")
+    sender = MetricSender(TrackedRun(run_id, experiment, team.folder))
+    with monkeypatch.context() as wrong:
+        wrong.setenv("MLFLOW_S3_ENDPOINT_URL", f"http://127.0.0.1:{free_port()}")
+        wrong.setenv("AWS_MAX_ATTEMPTS", "1")
+        with pytest.raises((S3UploadFailedError, BotoCoreError)) as raised:
+            store.log_artifact(run_id, "direct.txt")
+        assert "The object store of the artifacts failed" in str(system_error(raised.value))
+        sender.add_file(Path("direct.txt"))
+        wrong.setattr(exactly_once_metrics, "_FLUSH_SECONDS", 0.0)
+        with pytest.raises(ServerAwayError, match=r"The file direct\.txt could not be stored"):
+            sender.flush()
+    sender.flush()
+    assert [item.path for item in store.list_artifacts(run_id)] == ["direct.txt"]
 
 
 def test_an_outage_of_the_database_delays_metrics_and_loses_none(

@@ -11,7 +11,10 @@ from pathlib import Path
 import httpx
 import pyarrow as pa
 import pytest
+from boto3.exceptions import S3UploadFailedError
+from botocore.exceptions import ClientError
 from mlflow.exceptions import MlflowException
+from requests import HTTPError
 from safetensors import SafetensorError
 
 from patchline.flows.command_line import run_command_line
@@ -54,6 +57,26 @@ CASES: dict[str, tuple[Exception, str, str]] = {
     "parquet": (pa.ArrowInvalid("Parquet magic bytes not found"), "damaged", "--fresh"),
     "weights": (SafetensorError("Error while deserializing header"), "damaged", "--fresh"),
     "zip": (zipfile.BadZipFile("File is not a zip file"), "damaged", "backup"),
+    "keys": (
+        ClientError({"Error": {"Code": "AccessDenied", "Message": "no"}}, "PutObject"),
+        "(An error occurred (AccessDenied) when calling the PutObject operation: no)",
+        "AWS_SECRET_ACCESS_KEY",
+    ),
+    "upload": (
+        S3UploadFailedError("Failed to upload a to b/c"),
+        "object store",
+        "AWS_ENDPOINT_URL",
+    ),
+    "proxied artifact": (
+        HTTPError("500 Server Error for url: http://h:5000/api/2.0/mlflow-artifacts/artifacts/1"),
+        "could not transfer an artifact",
+        "keys that the server was started with",
+    ),
+    "package of an extra": (
+        ModuleNotFoundError("No module named 'boto3'", name="boto3"),
+        "The package boto3 is not installed",
+        "`pip install 'patchline[s3]'`",
+    ),
     "package": (ModuleNotFoundError("No module named 'x'"), "'x'", "constraints.txt"),
 }
 
