@@ -19,6 +19,7 @@ from patchline.pipeline.data.manifests import manifest as manifests
 from patchline.pipeline.data.store.joined_images import JoinedImages, open_stores
 from patchline.pipeline.data.unlabelled_images import check_unlabelled
 from patchline.pipeline.errors import ConfigError, DataError
+from patchline.pipeline.inspection.inspecting import inspect_data
 from tests.conftest import draw_photo, write_photos
 
 FURTHER = 12
@@ -162,6 +163,20 @@ def test_unusable_unlabelled_images_are_refused(
             shutil.copy(both / "photos" / path, both / "more" / Path(path).name)
     with pytest.raises(DataError, match=message):
         ingested(both)
+
+
+def test_an_inspection_names_the_held_out_images_that_are_among_them(both: Path) -> None:
+    """As leakage that a run avoids; the unlabelled images are counted apart."""
+    rows = manifests.usable(manifests.load(ingested(both).manifest_file))
+    path = rows.loc[rows["split"] == "test", "path"].iloc[0]
+    shutil.copy(both / "photos" / path, both / "more" / "copy.png")
+    found = inspect_data(config_of(both), both / "work").result
+    assert found.unlabelled == FURTHER
+    assert sum(found.splits.values()) == found.images == 60
+    [leak] = [each for each in found.findings if each.kind == "leakage"]
+    assert leak.files == (path,)
+    assert leak.severity == "note"
+    assert "1 validation or test image is among the images of data.unlabelled" in leak.summary
 
 
 def test_stores_of_both_are_read_as_one(both: Path) -> None:

@@ -40,15 +40,22 @@ class Workspace:
     ) -> Path:
         """Make a run; without a status, the store does not know it."""
         folder = self.folder / "runs" / name
-        job = {"store": str(self.folder / "prepared" / images)}
+        stores = {each: str(self.folder / "prepared" / each) for each in (images, f"{images}-more")}
+        job = {"store": stores[images], "unlabelled": {"store": stores[f"{images}-more"]}}
+        taught = {"folder": str(self.folder / "teacher_predictions" / f"of-{images}")}
         files = {
             CHECKPOINT: b"c" * 1000,
             BEST: b"b" * 100,
             "training/job.json": json.dumps(job).encode(),
             f"training/{FEATURES_FILE}": json.dumps({"folders": [f"of-{images}"]}).encode(),
+            "stages/teach.json": json.dumps(taught).encode(),
             REQUEST_FILE: json.dumps({"config": {"name": model, "training": training}}).encode(),
         }
-        for path in ("prepared/" + images + "/images.npy", f"features/of-{images}/0.npy"):
+        for path in (
+            *(f"prepared/{each}/images.npy" for each in stores),
+            f"features/of-{images}/0.npy",
+            f"teacher_predictions/of-{images}/logits.npy",
+        ):
             files[f"../../{path}"] = b"i" * 500
         for path, content in files.items():
             (folder / path).parent.mkdir(parents=True, exist_ok=True)
@@ -121,7 +128,9 @@ def test_images_and_features_go_when_only_old_finished_runs_have_used_them(
     workspace.run("4", "FINISHED", images="d", model="other")
     assert {each for each in names(workspace.look()) if not each.startswith("runs")} == {
         "prepared/a",
+        "prepared/a-more",
         "features/of-a",
+        "teacher_predictions/of-a",
     }
 
 
