@@ -144,9 +144,10 @@ def _times(folder: Path, began: float) -> tuple[float, float]:
     """Return the seconds to the first step, and those of a step once it is steady."""
     lines = (folder / "events.jsonl").read_text(encoding="utf-8").splitlines()
     events = [each for each in map(json.loads, lines) if each["kind"] == "progress"]
-    steady = [each for each in events if each["done"] >= SKIPPED and each["unit"] == "steps"]
+    steady = [each for each in events if each["done"] >= SKIPPED and each["unit"] == "step"]
     steps = steady[-1]["done"] - steady[0]["done"]
-    return events[0]["time"] - began, (steady[-1]["time"] - steady[0]["time"]) / steps
+    first = next(each for each in events if each["unit"] == "step")
+    return first["time"] - began, (steady[-1]["time"] - steady[0]["time"]) / steps
 
 
 # -- prediction --------------------------------------------------------------------------------
