@@ -5,8 +5,9 @@ from __future__ import annotations
 import functools
 import logging
 import os
+import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -40,6 +41,9 @@ _answered: dict[str, str] = {}
 """Identities of the SQLite files that have answered this process, by address."""
 _FIRST_ANSWER = {"MLFLOW_HTTP_REQUEST_TIMEOUT": 10, "MLFLOW_HTTP_REQUEST_MAX_RETRIES": 1}
 """Timeout in seconds, and retries, of the first request to a server."""
+_impatient_lock = threading.Lock()
+_impatient_threads: list[ExitStack] = []
+"""What restores the timeouts, once for each thread whose first request is under way."""
 _IN_WORDS = (
     ("Read timed out", "it does not answer"),
     ("QueuePool limit", "it is busy: no connection to its database was free for five minutes"),
@@ -287,12 +291,27 @@ def _is_slow(error: Exception) -> bool:
 
 @contextmanager
 def _impatient() -> Iterator[None]:
-    """Use short timeouts for the first request, before the server is known to answer."""
-    with environment.restored(_FIRST_ANSWER) as before:
-        for name, most in _FIRST_ANSWER.items():
-            given = before[name] or ""
-            os.environ[name] = str(min(int(given), most) if given.isdigit() else most)
+    """Use short timeouts for the first request, before the server is known to answer.
+
+    The environment is that of all threads: the first that enters shortens the timeouts, and the
+    last that leaves restores them.
+    """
+    with _impatient_lock:
+        if not _impatient_threads:
+            _impatient_threads.append(stack := ExitStack())
+            before = stack.enter_context(environment.restored(_FIRST_ANSWER))
+            for name, most in _FIRST_ANSWER.items():
+                given = before[name] or ""
+                os.environ[name] = str(min(int(given), most) if given.isdigit() else most)
+        else:
+            _impatient_threads.append(_impatient_threads[0])
+    try:
         yield
+    finally:
+        with _impatient_lock:
+            stack = _impatient_threads.pop()
+            if not _impatient_threads:
+                stack.close()
 
 
 def unreachable(

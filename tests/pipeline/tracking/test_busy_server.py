@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
@@ -139,3 +141,17 @@ def test_what_a_busy_server_has_done_all_the_same_is_not_done_twice() -> None:
 
     assert busy_server.repeated(register, lambda: versions[0] if versions else None) == "1"
     assert versions == ["1"]
+
+
+def test_first_requests_of_many_threads_leave_the_timeouts_as_they_were(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The variables are those of all threads; a short timeout that stayed would lose requests."""
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_TIMEOUT", "77")
+    with serving(Server(400, "", "")) as address:
+        monkeypatch.setenv("MLFLOW_TRACKING_URI", address)
+        with ThreadPoolExecutor(8) as threads:
+            for made in [threads.submit(client) for _ in range(64)]:
+                made.result()
+    assert os.environ["MLFLOW_HTTP_REQUEST_TIMEOUT"] == "77"
+    assert os.environ["MLFLOW_HTTP_REQUEST_MAX_RETRIES"] == "0"
