@@ -51,7 +51,7 @@ def test_a_student_says_who_taught_it(tmp_path: Path) -> None:
     folder = Path(tmp_path / student["report"]).parent.parent
     words = "its predictions are 50% of the targets of"
     assert words in (folder / "report" / "report.html").read_text(encoding="utf-8")
-    assert words in (folder / "package" / "README.md").read_text(encoding="utf-8")
+    assert words in (folder / "package" / "model_card.md").read_text(encoding="utf-8")
     listed = patchline("models", "student", "--json", cwd=tmp_path)
     [version] = json.loads(listed.out)["models"][0]["versions"]
     assert version["taught_by"].startswith("photos/1 (vit")
