@@ -50,6 +50,7 @@ class Settings(TypedDict, total=False):
     training: SectionSettings
     evaluation: SectionSettings
     promotion: SectionSettings
+    launcher: SectionSettings
 
 
 def run(
