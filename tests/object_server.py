@@ -72,7 +72,7 @@ def object_server(folder: Path) -> Iterator[ObjectServer]:
         deadline = time.monotonic() + patient(60)
         while True:
             try:
-                with urllib.request.urlopen(f"{server.url}/moto-api/data.json", timeout=5):
+                with urllib.request.urlopen(f"{server.url}/moto-api/data.json", timeout=patient(5)):
                     break
             except (URLError, OSError):
                 assert process.poll() is None, (folder / "objects.log").read_text()

@@ -177,7 +177,7 @@ def _check_artifacts(place: str) -> None:
         artifact_bucket.check(place)
         return
     with storage_errors(Path(place)):
-        Path(place).mkdir(parents=True, exist_ok=True)
+        make_folder(Path(place))
     if not os.access(place, os.W_OK):
         raise OrchestrationError(
             f"The folder {place} for artifacts may not be written. Choose another --artifacts."

@@ -36,6 +36,7 @@ ARTIFACT_ROOT_VARIABLE = "_MLFLOW_SERVER_ARTIFACT_ROOT"
 """Where MLflow reads the artifact root of a SQL store that a process opens."""
 _REGISTRY = "MLFLOW_REGISTRY_URI"
 """Names another store for the registered models than for the runs."""
+_DATABASES = ("postgresql", "mysql", "mssql")
 _SQLITE_HEADER = b"SQLite format 3\0"
 _answered: dict[str, str] = {}
 """Identities of the SQLite files that have answered this process, by address."""
@@ -176,6 +177,7 @@ def client() -> MlflowClient:
             )  # no signals are held: the server completes what it has begun
             return _answering_client(busy_server.patient_client())
         if database is None:
+            _connect_once(uri)
             return _answering_client(_holding_client())
         lock = database.parent / WORKSPACE / "mlflow.lock"
         with storage_errors(database):
@@ -258,6 +260,15 @@ def all_runs(condition: str) -> Iterator[Run]:
         token, size = page.token, min(_LARGEST_PAGE, size * 4)
         if not token:
             return
+
+
+def _connect_once(uri: str) -> None:
+    """Connect to a database server: MLflow alone takes minutes to find that one is away."""
+    import sqlalchemy
+
+    if uri.partition(":")[0].partition("+")[0] in _DATABASES:
+        engine = sqlalchemy.create_engine(uri, poolclass=sqlalchemy.NullPool)
+        engine.connect().close()
 
 
 def _answering_client(kind: type[MlflowClient]) -> MlflowClient:

@@ -18,6 +18,7 @@ from pathlib import Path
 from patchline.pipeline.errors import StorageError
 from patchline.pipeline.files.atomic_files import storage_errors
 from patchline.pipeline.files.file_locks import locked
+from patchline.pipeline.files.workspace_folder import make_folder
 from patchline.pipeline.workspace.object_store import (
     ConflictError,
     Content,
@@ -101,7 +102,7 @@ class FolderStore(ObjectStore):
         """Return the time by the clock of the file system."""
         probe = self._folder / f".clock-{uuid.uuid4().hex[:8]}{_PART}"
         with storage_errors(probe):
-            probe.parent.mkdir(parents=True, exist_ok=True)
+            make_folder(probe.parent)
             probe.touch()
             try:
                 return _time(probe.stat())
@@ -133,7 +134,7 @@ class FolderStore(ObjectStore):
 
     @contextmanager
     def _part_of(self, target: Path) -> Iterator[Path]:
-        target.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(target.parent)
         part = target.with_name(f".{target.name}.{uuid.uuid4().hex[:8]}{_PART}")
         try:
             yield part

@@ -136,7 +136,7 @@ def _write_skeleton(top: Path, address: Address, objects: Sequence[ObjectInfo]) 
             continue
         seen.add(kind_of)
         file = top.joinpath(*parts[:_SKELETON_DEPTH])
-        file.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(file.parent)
         if len(parts) > _SKELETON_DEPTH:
             file.mkdir(exist_ok=True)
         elif not file.exists():
@@ -145,7 +145,7 @@ def _write_skeleton(top: Path, address: Address, objects: Sequence[ObjectInfo]) 
         _download(address, _folder_of(address), [first], removes=False)
         target = top.joinpath(*PurePosixPath(first.key).parts)
         target.unlink(missing_ok=True)
-        target.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(target.parent)
         target.symlink_to(_folder_of(address) / first.key)
 
 

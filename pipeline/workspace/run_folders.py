@@ -204,7 +204,7 @@ def _link_files(folder: Path, snapshot: Path) -> None:
     """Link the files of a folder into another one; files that grow are copied."""
     for file in _files(folder):
         copy = snapshot / file.relative_to(folder)
-        copy.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(copy.parent)
         if file.suffix not in _APPENDED:
             try:
                 os.link(file, copy)

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from patchline.pipeline.files.workspace_folder import make_folder
 from patchline.pipeline.plugin_system.contract.checks import Rule, require
 from patchline.plugin_api import (
     Launcher,
@@ -118,7 +119,7 @@ class LauncherChecks:
 
     def _started(self, launcher: Launcher, name: str, what: str) -> tuple[Path, RunningWorker]:
         folder = self._workspace / f"{name}-{os.getpid()}-{time.monotonic_ns()}"
-        folder.mkdir(parents=True)
+        make_folder(folder)
         (folder / "job.json").write_text(f'"{what}"', encoding="utf-8")
         return folder, launcher.start(WorkerTask(_MODULE, folder, _RESOURCES))
 

@@ -8,6 +8,7 @@ import urllib.request
 from typing import Any
 
 from tests.object_server import KEYS, ObjectServer
+from tests.patience import patient
 
 _numbers = itertools.count()
 
@@ -52,4 +53,4 @@ def check_keys_after(server: ObjectServer, requests: int) -> None:
         data=str(requests).encode(),
         headers={"content-type": "text/plain"},
     )
-    urllib.request.urlopen(request, timeout=30).close()
+    urllib.request.urlopen(request, timeout=patient(30)).close()

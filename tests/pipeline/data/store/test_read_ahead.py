@@ -13,6 +13,7 @@ import pytest
 
 from patchline.pipeline.data.store.read_ahead import ReadAhead, ranges_of
 from patchline.pipeline.files.stored_images import StoredImages
+from tests.patience import patient
 
 
 @pytest.fixture
@@ -52,7 +53,7 @@ def test_rows_that_were_announced_are_in_memory(stored: tuple[StoredImages, Path
     before = _cached(file).mean()
     ReadAhead(images)(np.arange(1000, 2000) + len(images))  # drawn for the second time
     first, last = 1000 * 12288 // mmap.PAGESIZE + 1, 2000 * 12288 // mmap.PAGESIZE
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + patient(60)
     while _cached(file)[first:last].mean() < 1 and time.monotonic() < deadline:
         time.sleep(0.01)
     assert _cached(file)[first:last].all()
