@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import subprocess
 import sys
 import time
+import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from multiprocessing import resource_tracker
@@ -62,9 +64,25 @@ def _reason(error: BaseException) -> str | None:
         if killed := _KILLED.search(str(current)):
             return f"was killed by the signal '{killed[1].strip()}'"
         if ended := _ENDED.search(str(current)):
-            reason = f"exited with code {ended[1]}" if ended[1] else reason or "exited unexpectedly"
+            code = int(ended[1]) if ended[1] else _exit_code(current)
+            if code is not None and code < 0:
+                return f"was killed by the signal '{signal.strsignal(-code)}'"
+            reason = f"exited with code {code}" if code else reason or "exited unexpectedly"
         current = current.__cause__ or current.__context__
     return reason
+
+
+def _exit_code(error: BaseException) -> int | None:
+    """Return how a worker of the loader that raised an error has ended, if one has failed.
+
+    Torch may notice that a worker is gone before it has asked the system why.
+    """
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        workers = getattr(frame.f_locals.get("self"), "_workers", ())
+        for code in (worker.exitcode for worker in workers):
+            if code:
+                return int(code)
+    return None
 
 
 def survive_kills() -> None:

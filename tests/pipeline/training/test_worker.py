@@ -175,6 +175,22 @@ def test_a_killed_data_worker_is_an_error_with_its_reason(
         run_worker(MODULE, job.folder, job, TrainResult, kill)
 
 
+def test_a_worker_that_torch_finds_gone_is_named_with_its_signal() -> None:
+    """Torch may see that a worker is not alive before it asks the system why."""
+    loader: DataLoader[Any] = DataLoader(range(100_000), num_workers=1)  # type: ignore[arg-type]
+    batches: Any = iter(loader)
+    next(batches)
+    [worker] = batches._workers
+    worker.kill()
+    worker.join()  # so that the system has nothing more to tell
+    with (
+        pytest.raises(WorkerError, match="was killed by the signal 'Killed'"),
+        dead_workers_named(),
+    ):
+        for _ in batches:
+            pass
+
+
 def test_a_connection_that_breaks_is_the_worker_that_was_killed() -> None:
     """Torch may fail to receive a batch before it knows that the worker is dead."""
     loader: DataLoader[Any] = DataLoader(range(100_000), num_workers=1)  # type: ignore[arg-type]
