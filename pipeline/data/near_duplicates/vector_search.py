@@ -2,8 +2,11 @@
 
 The vectors are assigned to cells by spherical k-means, trained on a sample; a query is compared
 with the vectors in the cells whose centres are nearest: an inverted file, as in Jegou, Douze and
-Schmid 2011 (Product quantization for nearest neighbor search, section IV). Each thread works on
-cells of its own; the matrix library had better use one thread (`near_duplicates.matches`).
+Schmid 2011 (Product quantization for nearest neighbor search, section IV). A cell holds about as
+many vectors however many there are in all, and where there are many cells, they belong to regions
+with centres of their own, so that a query is compared with the centres of a few regions only. Each
+thread works on cells of its own; the matrix library had better use one thread
+(`near_duplicates.matches`).
 """
 
 from __future__ import annotations
@@ -19,7 +22,10 @@ from patchline.pipeline.data.reading.child_processes import processors
 Array = np.ndarray[Any, Any]
 
 _FEW = 4_096
-_PROBES, _MOST_CELLS = 6, 2_048
+_PROBES, _CELL = 6, 256
+"""Cells that a query is compared with, and vectors in a cell, at most and on average."""
+_UNDIVIDED, _REGION_PROBES = 1_024, 12
+"""Cells that are all in one region, and regions whose cells a query is compared with."""
 _SAMPLE_PER_CELL, _ROUNDS = 32, 4
 _BLOCK = 4_096
 _CELL_BLOCK = 1 << 24
@@ -31,10 +37,11 @@ class VectorIndex:
 
     def __init__(self, vectors_ND: Array, probes: int = _PROBES) -> None:
         count = len(vectors_ND)
-        cells = 1 if count <= _FEW else min(_MOST_CELLS, round((probes * count) ** 0.5))
+        wanted = max(round((probes * count) ** 0.5), count // _CELL) if count > _FEW else 1
+        self._cells = _Cells(vectors_ND, wanted)
+        cells = len(self._cells)
         self._probes = min(probes, cells)
-        self._centres = _centres(vectors_ND, cells)
-        nearest = _nearest(vectors_ND, self._centres)
+        nearest = self._cells.nearest(vectors_ND, 1).ravel()
         self._order = np.argsort(nearest, kind="stable")
         self._starts = np.searchsorted(nearest[self._order], np.arange(cells + 1))
         self._sorted = vectors_ND[self._order]
@@ -52,7 +59,7 @@ class VectorIndex:
                 with its number.
         """
         own_N = np.arange(len(queries_ND)) if own_N is None else own_N
-        cells = self._probed(queries_ND).ravel()
+        cells = self._cells.nearest(queries_ND, self._probes).ravel()
         order = np.argsort(cells, kind="stable")
         queries = order // self._probes
         ends = np.searchsorted(cells[order], np.arange(len(self._starts)))
@@ -70,19 +77,6 @@ class VectorIndex:
         )
         rows, places, _ = _best(rows, places, similarities, most)
         return rows, places
-
-    def _probed(self, queries_ND: Array) -> Array:
-        """Return the cells of each query: (queries, probes)."""
-        if self._probes == len(self._centres):
-            return np.tile(np.arange(self._probes, dtype=np.int32), (len(queries_ND), 1))
-
-        def nearest(start: int) -> Array:
-            different = queries_ND[start : start + _BLOCK] @ -self._centres.T
-            near = np.argpartition(different, self._probes - 1, axis=1)[:, : self._probes]
-            return near.astype(np.int32)  # a copy: a view would keep all columns in memory
-
-        with ThreadPoolExecutor(processors()) as pool:
-            return np.concatenate(list(pool.map(nearest, range(0, len(queries_ND), _BLOCK))))
 
     def _in_cell(
         self, cell: int, given: tuple[Array, Array], queries: Array, threshold: float, most: int
@@ -113,7 +107,77 @@ def _best(rows: Array, columns: Array, values: Array, most: int) -> tuple[Array,
     return rows, columns, values
 
 
-def _nearest(rows_ND: Array, centres_KD: Array) -> Array:
+class _Cells:
+    """Centres of cells, grouped by region, so that the nearest cells of a vector are found quickly.
+
+    Args:
+        vectors_ND: unit vectors; the centres are those of a sample.
+        cells: wanted number.
+    """
+
+    def __init__(self, vectors_ND: Array, cells: int) -> None:
+        generator = np.random.default_rng(0)
+        size = min(len(vectors_ND), _SAMPLE_PER_CELL * cells) if cells > 1 else 0
+        sample = vectors_ND[np.sort(generator.choice(len(vectors_ND), size, replace=False))]
+        regions = 1 if cells <= _UNDIVIDED else round(cells**0.5)
+        self._regions = _centres(sample, regions, generator)
+        region = _closest(sample, self._regions)
+        shares = np.bincount(region, minlength=regions) / max(1, size)
+        counts = np.maximum(1, np.round(cells * shares)).astype(int)
+        centres = [
+            _centres(sample[region == number], count, generator)
+            for number, count in enumerate(counts)
+        ]
+        self._centres = np.concatenate(centres)
+        self._starts = np.cumsum([0, *map(len, centres)])
+        for _ in range(_ROUNDS if regions > 1 else 0):
+            _move(self._centres, sample, self.nearest(sample, 1).ravel())
+
+    def __len__(self) -> int:
+        return len(self._centres)
+
+    def nearest(self, vectors_ND: Array, count: int) -> Array:
+        """Return the nearest cells of each vector (N, k), of those in the regions nearest to it."""
+        if count == len(self):
+            return np.tile(np.arange(count, dtype=np.int32), (len(vectors_ND), 1))
+
+        def of_block(start: int) -> Array:
+            block_BD = vectors_ND[start : start + _BLOCK]
+            near = _highest(block_BD @ self._regions.T, _REGION_PROBES)
+            if near.shape[1] == len(self._regions):
+                cells = _highest(block_BD @ self._centres.T, count)
+                return cells.astype(np.int32)
+            similar = np.full((len(block_BD), near.shape[1], count), -np.inf, np.float32)
+            cells = np.zeros(similar.shape, np.int32)
+            rows, places = np.divmod(np.argsort(near, axis=None, kind="stable"), near.shape[1])
+            ends = np.searchsorted(near[rows, places], np.arange(len(self._starts)))
+            for region in np.flatnonzero(np.diff(ends)):
+                own = slice(ends[region], ends[region + 1])
+                first, last = self._starts[region : region + 2]
+                values = block_BD[rows[own]] @ self._centres[first:last].T
+                best = _highest(values, count)
+                taken = np.s_[rows[own], places[own], : best.shape[1]]
+                similar[taken] = np.take_along_axis(values, best, axis=1)
+                cells[taken] = best + first
+            best = _highest(similar.reshape(len(block_BD), -1), count)
+            return np.take_along_axis(cells.reshape(len(block_BD), -1), best, axis=1)
+
+        starts = range(0, max(1, len(vectors_ND)), _BLOCK)
+        with ThreadPoolExecutor(processors()) as pool:
+            return np.concatenate(list(pool.map(of_block, starts)))
+
+
+def _highest(values_NK: Array, count: int) -> Array:
+    """Return the columns of the highest values of each row, at most so many, in any order."""
+    if count >= values_NK.shape[1]:
+        return np.tile(np.arange(values_NK.shape[1]), (len(values_NK), 1))
+    if count == 1:
+        return values_NK.argmax(axis=1)[:, None]
+    highest: Array = np.argpartition(-values_NK, count - 1, axis=1)[:, :count].copy()
+    return highest
+
+
+def _closest(rows_ND: Array, centres_KD: Array) -> Array:
     """Return the nearest centre of each row."""
     starts = range(0, max(1, len(rows_ND)), _BLOCK)
 
@@ -125,20 +189,22 @@ def _nearest(rows_ND: Array, centres_KD: Array) -> Array:
         return np.concatenate(list(pool.map(nearest, starts)))
 
 
-def _centres(vectors_ND: Array, cells: int) -> Array:
-    """Return centres of cells, as unit vectors."""
-    if cells == 1:
-        return np.zeros((1, vectors_ND.shape[1]), np.float32)
-    generator = np.random.default_rng(0)
-    size = min(len(vectors_ND), _SAMPLE_PER_CELL * cells)
-    sample = vectors_ND[np.sort(generator.choice(len(vectors_ND), size, replace=False))]
-    centres = sample[generator.choice(size, cells, replace=False)]
+def _centres(sample_ND: Array, count: int, generator: np.random.Generator) -> Array:
+    """Return centres of cells, as unit vectors; at most as many as there are in the sample."""
+    if count == 1 or len(sample_ND) == 0:
+        return np.zeros((1, sample_ND.shape[1]), np.float32)
+    count = min(count, len(sample_ND))
+    centres = sample_ND[generator.choice(len(sample_ND), count, replace=False)]
     for _ in range(_ROUNDS):
-        nearest = _nearest(sample, centres)
-        order = np.argsort(nearest, kind="stable")
-        starts = np.searchsorted(nearest[order], np.arange(cells))
-        filled = np.flatnonzero(np.diff(np.append(starts, size)))
-        sums = np.add.reduceat(sample[order], starts[filled], axis=0)
-        lengths = np.linalg.norm(sums, axis=1, keepdims=True)
-        centres[filled] = sums / np.maximum(lengths, 1e-6)
+        _move(centres, sample_ND, _closest(sample_ND, centres))
     return centres
+
+
+def _move(centres_KD: Array, sample_ND: Array, nearest_N: Array) -> None:
+    """Move each centre to the mean direction of the vectors that are nearest to it."""
+    order = np.argsort(nearest_N, kind="stable")
+    starts = np.searchsorted(nearest_N[order], np.arange(len(centres_KD)))
+    filled = np.flatnonzero(np.diff(np.append(starts, len(sample_ND))))
+    sums = np.add.reduceat(sample_ND[order], starts[filled], axis=0)
+    lengths = np.linalg.norm(sums, axis=1, keepdims=True)
+    centres_KD[filled] = sums / np.maximum(lengths, 1e-6)

@@ -10,6 +10,7 @@ import pandas as pd
 import pytest
 from PIL import Image
 
+from patchline.pipeline.data.near_duplicates import vector_search
 from patchline.pipeline.data.near_duplicates.search import near_duplicates
 from patchline.pipeline.data.near_duplicates.vector_search import VectorIndex
 from patchline.pipeline.inspection.measures import ImageMeasures
@@ -79,8 +80,13 @@ def test_blank_images_are_not_near_duplicates_of_pictures() -> None:
     assert groups_of([*images, Image.new("RGB", (SIDE, SIDE), (90, 90, 90))]) == []
 
 
-def test_search_in_cells_finds_what_comparing_all_finds() -> None:
-    """With many vectors, the cells hide few of the near ones; a vector never finds itself."""
+@pytest.mark.parametrize("undivided", [vector_search._UNDIVIDED, 16])
+def test_search_in_cells_finds_what_comparing_all_finds(
+    undivided: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Cells, and regions of cells, hide few of the near ones; a vector never finds itself."""
+    monkeypatch.setattr(vector_search, "_UNDIVIDED", undivided)
+    monkeypatch.setattr(vector_search, "_REGION_PROBES", 6)
     generator = np.random.default_rng(0)
     vectors = generator.normal(size=(6_000, 55)).astype(np.float32)
     vectors[3_000:] = vectors[:3_000] + generator.normal(0, 0.3, (3_000, 55)).astype(np.float32)
