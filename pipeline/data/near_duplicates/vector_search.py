@@ -171,9 +171,9 @@ def _highest(values_NK: Array, count: int) -> Array:
     """Return the columns of the highest values of each row, at most so many, in any order."""
     if count >= values_NK.shape[1]:
         return np.tile(np.arange(values_NK.shape[1]), (len(values_NK), 1))
-    if count == 1:
-        return values_NK.argmax(axis=1)[:, None]
-    highest: Array = np.argpartition(-values_NK, count - 1, axis=1)[:, :count].copy()
+    highest: Array = values_NK.argmax(axis=1)[:, None]
+    if count > 1:
+        highest = np.argpartition(-values_NK, count - 1, axis=1)[:, :count].copy()
     return highest
 
 
