@@ -174,10 +174,18 @@ LOSSES: dict[str, tuple[Kill, str]] = {
 def test_what_is_lost_is_said_and_the_run_resumes(
     what: str, cluster: Cluster, expected: TrainingJob, make_job: MakeJob, tmp_path: Path
 ) -> None:
-    """An error says what to start, nothing is left, and the same command resumes exactly."""
+    """An error says what to start, nothing is left, and the same command resumes exactly.
+
+    Without the head, the nodes may also complete what they have begun.
+    """
     kill, words = LOSSES[what]
     job = make_job(tmp_path / "job", training=TRAINING)
     code, events = _train(cluster, job, kill=kill)
+    if what == "the head" and code == 0:  # the training may end before Ray gives the head up
+        _assert_same_weights(expected, job)
+        _assert_nothing_left(cluster)
+        cluster.restart()
+        return
     if words:
         assert code == 1
         assert words in events[-1]["message"]
