@@ -106,6 +106,7 @@ def test_clients_have_no_password_of_the_database(team: Servers) -> None:
     assert has == {"mlflow_server": True, "prefect_server": True, "runner": False, "keeper": False}
 
 
+@pytest.mark.slow
 def test_many_writers_and_watchers_lose_no_metric_and_write_none_twice(
     team: Servers, postgres: PostgresServer
 ) -> None:
@@ -163,6 +164,7 @@ def test_artifacts_are_transferred_by_the_server(team: Servers, objects: ObjectS
     assert Path(store.download_artifacts(run_id, "notes/note.txt")).read_text("utf-8") == "a note"
 
 
+@pytest.mark.slow
 def test_direct_artifacts_are_transferred_by_the_client_with_its_own_keys(
     team: Servers, objects: ObjectServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -189,6 +191,7 @@ def test_direct_artifacts_are_transferred_by_the_client_with_its_own_keys(
     assert [item.path for item in store.list_artifacts(run_id)] == ["direct.txt"]
 
 
+@pytest.mark.slow
 def test_an_outage_of_the_database_delays_metrics_and_loses_none(
     team: Servers, postgres: PostgresServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
