@@ -411,7 +411,7 @@ class _OnnxBackbone:
         pixels_BCHW = torch.zeros(2, _IMAGE.channels, _IMAGE.height, _IMAGE.width)
         with tempfile.TemporaryDirectory() as folder:
             file = Path(folder) / "backbone.onnx"
-            write_onnx(backbone, pixels_BCHW, file, input_name="images", output_name="features")
+            write_onnx(backbone, pixels_BCHW, file, input_name="images", output_names=["features"])
             self.session = open_session(file, torch.get_num_threads())
         self.difference = 0.0
 

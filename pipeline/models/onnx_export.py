@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import re
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -17,16 +18,21 @@ _ESCAPES = re.compile(r"\x1b\[[0-9;]*m")  # torch colours its errors
 
 
 def write_onnx(
-    module: nn.Module, example: torch.Tensor, file: Path, *, input_name: str, output_name: str
+    module: nn.Module,
+    example: torch.Tensor,
+    file: Path,
+    *,
+    input_name: str,
+    output_names: Sequence[str],
 ) -> None:
     """Export with torch's exporter; the first dimension is dynamic, the weights are in the file.
 
     Args:
-        module: maps one tensor to one tensor; put into evaluation mode.
+        module: maps one tensor to one tensor, or to several; put into evaluation mode.
         example: an input with a batch of at least 2.
         file: where to write; whole or absent.
         input_name: name of the input in the file.
-        output_name: name of the output in the file.
+        output_names: names of the outputs in the file.
 
     Raises:
         PackagingError: if torch cannot export it.
@@ -40,7 +46,7 @@ def write_onnx(
                 (example,),
                 str(temporary),
                 input_names=[input_name],
-                output_names=[output_name],
+                output_names=list(output_names),
                 dynamo=True,
                 dynamic_shapes=({0: torch.export.Dim("batch")},),
                 external_data=False,

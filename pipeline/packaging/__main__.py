@@ -16,7 +16,12 @@ from patchline.pipeline.files.file_digest import digest_of
 from patchline.pipeline.models.model_description import WEIGHTS_FILE, load_description
 from patchline.pipeline.models.model_files import load_model, save_model
 from patchline.pipeline.models.onnx_export import write_onnx
-from patchline.pipeline.packaging.agreement import largest_difference, reported_difference
+from patchline.pipeline.packaging.agreement import (
+    TOLERANCE,
+    inner_differences,
+    largest_difference,
+    reported_difference,
+)
 from patchline.pipeline.packaging.calibrated_onnx import FeatureModel, ProbabilityModel, export_onnx
 from patchline.pipeline.packaging.job import Package, PackagingJob
 from patchline.pipeline.packaging.model_card import model_card
@@ -25,6 +30,9 @@ from patchline.pipeline.packaging.standalone_file import write_model_server
 from patchline.pipeline.provenance.weights_record import provenance_of
 from patchline.pipeline.workers.event_log import EventWriter
 from patchline.pipeline.workers.worker_process import worker_main
+
+_COMPARED_INSIDE = 64
+"""Test images on which the inner values of the package are compared with torch's."""
 
 
 def package(job: PackagingJob, events: EventWriter) -> Package:
@@ -42,6 +50,8 @@ def package(job: PackagingJob, events: EventWriter) -> Package:
         whole = FeatureModel(model, description.image).eval()
     onnx_file = job.folder / ONNX_FILE
     export_onnx(whole, onnx_file)
+    if isinstance(whole, ProbabilityModel):
+        _check_inner_outputs(job, whole, onnx_file, events)
     write_model_server(job.folder / SERVER_FILE)
     difference, images = _compared(job, whole, onnx_file, events)
     outputs = "probabilities" if description.classes else "features"
@@ -62,6 +72,25 @@ def package(job: PackagingJob, events: EventWriter) -> Package:
         checked_images=images,
         bytes=size,
         reported_sha256=digest_of(job.reported).sha256 if job.reported else "",
+    )
+
+
+def _check_inner_outputs(
+    job: PackagingJob, model: ProbabilityModel, onnx_file: Path, events: EventWriter
+) -> None:
+    """Compare the inner values with torch's on some test images; leave out those that differ."""
+    table = manifests.usable(manifests.load(job.manifest_file))
+    rows = np.flatnonzero(table["split"] == "test")[:_COMPARED_INSIDE]
+    differences = inner_differences(model, onnx_file, open_images(job.store), rows)
+    wrong = [name for name, value in differences.items() if not value <= TOLERANCE]
+    if not wrong:
+        return
+    export_onnx(model, onnx_file, without=wrong)
+    named = " and ".join(f"`{name}` by {differences[name]:.2g}" for name in wrong)
+    events.write(
+        "note",
+        message=f"the exported model differs from torch in {named}, more than the "
+        f"{TOLERANCE:g} allowed: the package has no such output",
     )
 
 
@@ -92,7 +121,7 @@ def _rehearse() -> str:
     with tempfile.TemporaryDirectory() as scratch:
         nothing, example = torch.nn.Identity(), torch.zeros(2, 1)
         file = Path(scratch) / "rehearsal.onnx"
-        write_onnx(nothing, example, file, input_name="input", output_name="output")
+        write_onnx(nothing, example, file, input_name="input", output_names=["output"])
     return "{}"
 
 

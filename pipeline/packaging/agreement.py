@@ -16,7 +16,11 @@ import torch
 from patchline.pipeline.errors import PackagingError
 from patchline.pipeline.files.stored_images import StoredImages
 from patchline.pipeline.models.onnx_session import open_session
-from patchline.pipeline.packaging.calibrated_onnx import FeatureModel, ProbabilityModel
+from patchline.pipeline.packaging.calibrated_onnx import (
+    FeatureModel,
+    ProbabilityModel,
+    answering,
+)
 
 Array = np.ndarray[Any, Any]
 TOLERANCE = 1e-4
@@ -116,6 +120,37 @@ def largest_difference(
             "`patchline plugins check model NAME` that the model computes the same when exported."
         )
     return worst.value
+
+
+def inner_differences(
+    model: ProbabilityModel, file: Path, images: StoredImages, rows: Array
+) -> dict[str, float]:
+    """Return how much each inner value of a package differs from torch's, by its name.
+
+    Args:
+        model: what was exported.
+        file: the package's ONNX file.
+        images: the prepared store, uint8 (M, H, W, C).
+        rows: the images to compare on.
+
+    Returns:
+        The largest difference, relative to the largest value of the batch if that is over 1.
+    """
+    session = open_session(file)
+    names = [output.name for output in session.get_outputs()][1:]
+    largest = dict.fromkeys(names, 0.0)
+    if not names:
+        return largest
+    with answering(model) as whole, torch.inference_mode():
+        whole.names = tuple(names)
+        for batch in _batches(len(rows), images.shape[1] * images.shape[2]):
+            pixels_BHWC = np.ascontiguousarray(images[rows[batch]])
+            expected = [value.numpy() for value in whole(torch.from_numpy(pixels_BHWC))[1:]]
+            packaged = session.run(names, {"images": pixels_BHWC})
+            for name, own, other in zip(names, packaged, expected, strict=True):
+                gap = float(np.abs(own - other).max()) / max(1.0, float(np.abs(other).max()))
+                largest[name] = float(np.maximum(largest[name], gap))  # NaN if any is
+    return largest
 
 
 def _largest(

@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import copy
+import logging
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
 from torch import nn
 
+from patchline.pipeline.errors import PackagingError
 from patchline.pipeline.models.inference import normalised
 from patchline.pipeline.models.onnx_export import write_onnx
+from patchline.pipeline.packaging.inner_outputs import Inside, inside_of
 from patchline.pipeline.probing.linear_head import linear_head
 from patchline.plugin_api import ImageSpec
+
+logger = logging.getLogger(__name__)
 
 
 class ProbabilityModel(nn.Module):
@@ -56,13 +63,70 @@ def without_head(encoder: nn.Module, image: ImageSpec) -> nn.Module:
     return copied
 
 
-def export_onnx(model: ProbabilityModel | FeatureModel, file: Path) -> None:
+class AnsweringModel(nn.Module):
+    """Probabilities, then the inner values of the same pass: uint8 (B, H, W, C) -> a tuple.
+
+    Args:
+        model: computes the probabilities.
+        inside: observes it.
+        names: of the inner values, in their order.
+    """
+
+    def __init__(self, model: ProbabilityModel, inside: Inside, names: Sequence[str]) -> None:
+        super().__init__()
+        self.model, self.inside, self.names = model, inside, tuple(names)
+
+    def forward(self, images_BHWC: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """Return probabilities (B, K) and the inner values."""
+        probabilities_BK: torch.Tensor = self.model(images_BHWC)
+        images = images_BHWC.shape[0]
+        inner = self.inside.values(self.names, images, self.model.temperature)
+        return (probabilities_BK, *inner)
+
+
+@contextmanager
+def answering(model: ProbabilityModel) -> Iterator[AnsweringModel]:
+    """Return the model with all inner values that it has, within the context."""
+    with torch.inference_mode():
+        shape = (1, model.image.height, model.image.width, model.image.channels)
+        num_classes = model(torch.zeros(shape, dtype=torch.uint8)).shape[1]
+    with inside_of(model.model, model.image, num_classes) as inside:
+        yield AnsweringModel(model, inside, inside.names).eval()
+
+
+def export_onnx(
+    model: ProbabilityModel | FeatureModel, file: Path, *, without: Sequence[str] = ()
+) -> tuple[str, ...]:
     """Write the model as one ONNX file with a dynamic batch dimension.
+
+    The file of a classifier also has the inner values of `patchline.pipeline.packaging.
+    inner_outputs`, as far as the model has them and torch can export them.
+
+    Args:
+        model: in evaluation mode, on the CPU.
+        file: where to write; whole or absent.
+        without: inner values to leave out.
+
+    Returns:
+        The names of the outputs.
 
     Raises:
         PackagingError: if torch cannot export the model.
     """
     image = model.image
     example = torch.zeros((2, image.height, image.width, image.channels), dtype=torch.uint8)
-    output = "probabilities" if isinstance(model, ProbabilityModel) else "features"
-    write_onnx(model, example, file, input_name="images", output_name=output)
+    if isinstance(model, FeatureModel):
+        write_onnx(model, example, file, input_name="images", output_names=["features"])
+        return ("features",)
+    with answering(model) as whole:
+        whole.names = tuple(name for name in whole.names if name not in without)
+        names = ("probabilities", *whole.names)
+        if whole.names:
+            try:
+                write_onnx(whole, example, file, input_name="images", output_names=names)
+            except PackagingError:
+                logger.debug("The inner values of the model cannot be exported.", exc_info=True)
+            else:
+                return names
+    write_onnx(model, example, file, input_name="images", output_names=["probabilities"])
+    return ("probabilities",)

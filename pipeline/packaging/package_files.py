@@ -2,7 +2,7 @@
 
 | file | content | written by |
 | --- | --- | --- |
-| `model.onnx` | uint8 images in; calibrated probabilities, or an encoder's features, out | `calibrated_onnx`, `models.onnx_export` |
+| `model.onnx` | uint8 images in; calibrated probabilities, or an encoder's features, out | `calibrated_onnx`, `inner_outputs`, `models.onnx_export` |
 | `model.json` | classes, image format, temperature, plugins with their settings | `models.model_files` |
 | `model.safetensors` | the weights, to continue training and to explain | `models.model_files` |
 | `model_server.py` | the MLflow model from code, which needs only numpy, onnxruntime and OpenCV | `standalone_file` |

@@ -289,7 +289,9 @@ class ModuleChecks(ABC):
         with tempfile.TemporaryDirectory() as folder:
             file = Path(folder) / "module.onnx"
             try:
-                write_onnx(module, shape.images(2), file, input_name="images", output_name="output")
+                write_onnx(
+                    module, shape.images(2), file, input_name="images", output_names=["output"]
+                )
             except PackagingError as error:
                 raise CheckError(str(error)) from error
             session = open_session(file)

@@ -1,0 +1,241 @@
+"""What a packaged graph computes beside the probabilities, where the model's inside is known.
+
+The outputs, by name:
+
+| output | shape | what it is |
+| --- | --- | --- |
+| `features` | (B, D) | the input of the head; those of an ensemble's members, one after another |
+| `attention` | (B, L, h, w) | the class token's attention to the patches in each block, mean over the heads; without a class token, the mean over the patches |
+| `readings` | (B, L, K) | the calibrated probabilities if the model ended after each block: final norm, pooling and head, applied to its tokens (arXiv 2303.08112 calls this the logit lens) |
+
+A model of Patchline's layers has all three, but no `readings` with attention pooling, which would
+cost a tenth of a prediction; any other model that ends in a linear layer has `features`.
+With a test-time flip, `features` and `readings` are of both views, and `attention` of the image
+itself.
+
+Shapes: B images, C channels, H height, W width, V views of each, L blocks, A heads, N tokens, P of
+them before the patches, D features, K classes; h, w the grid of patches.
+"""  # noqa: E501 - a row of a table is one line
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+
+from patchline.pipeline.errors import ConfigError
+from patchline.pipeline.layers.attention import MultiHeadSelfAttention
+from patchline.pipeline.layers.intermediate_values import IntermediateValues, recorded
+from patchline.pipeline.layers.pooling import (
+    AveragePooling,
+    ClassTokenPooling,
+    SequencePooling,
+)
+from patchline.pipeline.models.ensemble import Ensemble
+from patchline.pipeline.probing.linear_head import linear_head
+from patchline.plugin_api import ImageSpec, PatchTokens
+
+INNER_OUTPUTS = ("features", "attention", "readings")
+"""In the order of the graph's outputs, after `probabilities`."""
+_CHEAP_POOLINGS = (ClassTokenPooling, AveragePooling, SequencePooling)
+_TOLERANCE = 1e-3
+"""Largest difference between the last reading and the probabilities."""
+
+
+@dataclass
+class _Captured:
+    """What one model computed for the last batch."""
+
+    features_BD: torch.Tensor | None = None
+    grid: tuple[int, int] | None = None
+    blocks: IntermediateValues | None = None
+
+
+@dataclass
+class Inside:
+    """The inner values of the last batch that a model was called with.
+
+    Attributes:
+        names: those of `INNER_OUTPUTS` that the model has.
+    """
+
+    names: tuple[str, ...] = ()
+    members: list[tuple[nn.Module, float, _Captured]] = field(default_factory=list)
+    """Each model with its temperature; several of an ensemble."""
+
+    def values(self, names: Sequence[str], images: int, temperature: float) -> list[torch.Tensor]:
+        """Return the named outputs for the last batch.
+
+        Args:
+            names: some of `names`.
+            images: of the batch.
+            temperature: divides the logits of a model that is no ensemble.
+        """
+        computed: dict[str, Callable[[], torch.Tensor]] = {
+            "features": self._features,
+            "attention": lambda: self._attention(images),
+            "readings": lambda: self._readings(images, temperature),
+        }
+        return [computed[name]() for name in names]
+
+    def _features(self) -> torch.Tensor:
+        parts = [each.features_BD for *_, each in self.members if each.features_BD is not None]
+        return torch.cat(parts, dim=1).float()
+
+    def _attention(self, images: int) -> torch.Tensor:
+        maps = [_attention(model, captured, images) for model, _, captured in self.members]
+        return torch.stack(maps).mean(0)
+
+    def _readings(self, images: int, temperature: float) -> torch.Tensor:
+        logs = [
+            torch.log_softmax(_readings(model, captured, images) / own, dim=-1)
+            for model, own, captured in self.members
+        ]
+        mean_BLK = torch.logsumexp(torch.stack(logs), dim=0)  # as `Ensemble` averages
+        return torch.softmax(mean_BLK / temperature, dim=-1)
+
+
+@contextmanager
+def inside_of(model: nn.Module, image: ImageSpec, num_classes: int) -> Iterator[Inside]:
+    """Observe a classifier within the context: each call of it replaces the inner values.
+
+    Args:
+        model: in evaluation mode, on the CPU.
+        image: what it takes.
+        num_classes: K.
+    """
+    with ExitStack() as stack:
+        inside = Inside()
+        members: list[tuple[nn.Module, float]] = [(model, 1.0)]
+        if isinstance(model, Ensemble):
+            temperatures = model.temperatures_M.tolist()
+            members = list(zip(model.members, temperatures, strict=True))
+        try:
+            for member, temperature in members:
+                captured = stack.enter_context(_observed(member, image, num_classes))
+                inside.members.append((member, temperature, captured))
+        except ConfigError:  # it does not end in a linear layer
+            inside.members.clear()
+        else:
+            inside.names = _names(inside, model, image)
+        yield inside
+
+
+def _names(inside: Inside, model: nn.Module, image: ImageSpec) -> tuple[str, ...]:
+    """Return the outputs that the model has, found by classifying two random images."""
+    random = torch.Generator().manual_seed(0)
+    shape = (2, image.channels, image.height, image.width)
+    names = ["features"]
+    with torch.inference_mode():
+        logits_BK = model(torch.randn(shape, generator=random))
+        if any(captured.features_BD is None for *_, captured in inside.members):
+            return ()
+        if inside.values(["features"], 2, 1.0)[0].shape[0] != 2:  # noqa: PLR2004 - two images
+            return ()
+        parts = [(member, captured) for member, _, captured in inside.members]
+        if all(_has_attention(captured) for _, captured in parts) and _same(
+            [_attention(member, captured, 2).shape for member, captured in parts]
+        ):
+            names.append("attention")
+            if all(_ends_openly(member) for member, _ in parts):
+                last_BK = inside.values(["readings"], 2, 1.0)[0][:, -1]
+                expected_BK = torch.softmax(logits_BK.float(), dim=1)
+                if last_BK.shape == expected_BK.shape and torch.allclose(
+                    last_BK, expected_BK, atol=_TOLERANCE
+                ):
+                    names.append("readings")
+    return tuple(names)
+
+
+@contextmanager
+def _observed(model: nn.Module, image: ImageSpec, num_classes: int) -> Iterator[_Captured]:
+    """Record the input of the head of one model and, of Patchline's layers, each block's values.
+
+    Raises:
+        ConfigError: if the model has no head.
+    """
+    captured = _Captured()
+    with ExitStack() as stack:
+
+        def watch(module: nn.Module, keep: Any, *, before: bool) -> None:
+            hook = module.register_forward_pre_hook if before else module.register_forward_hook
+            stack.callback(hook(keep).remove)
+
+        def keep_features(_: nn.Module, inputs: tuple[Any, ...]) -> None:
+            captured.features_BD = inputs[0]
+
+        def keep_grid(_: nn.Module, __: tuple[Any, ...], output: object) -> None:
+            if isinstance(output, PatchTokens):
+                captured.grid = output.grid
+
+        head = getattr(model, "head", None)
+        if not _is_open(model) or not isinstance(head, nn.Module):
+            head = linear_head(model, num_classes, image)
+        watch(head, keep_features, before=True)
+        embedding = getattr(model, "patch_embedding", None)
+        if isinstance(embedding, nn.Module) and _is_open(model):
+            watch(embedding, keep_grid, before=False)
+            captured.blocks = stack.enter_context(recorded(model))
+        yield captured
+
+
+def _is_open(model: nn.Module) -> bool:
+    """Return whether Patchline's layers compute the attention of a model."""
+    return any(isinstance(module, MultiHeadSelfAttention) for module in model.modules())
+
+
+def _ends_openly(model: nn.Module) -> bool:
+    """Return whether the end of a model can be applied to the tokens of each block, cheaply."""
+    ends = (getattr(model, name, None) for name in ("norm", "head"))
+    return isinstance(getattr(model, "pooling", None), _CHEAP_POOLINGS) and all(
+        isinstance(end, nn.Module) for end in ends
+    )
+
+
+def _has_attention(captured: _Captured) -> bool:
+    """Return whether every block attends to the patches of one grid."""
+    if captured.grid is None or captured.blocks is None or not captured.blocks.blocks:
+        return False
+    shapes = [tuple(each.attention.weights_BHNN.shape[-2:]) for each in captured.blocks.blocks]
+    rows, columns = captured.grid
+    return _same(shapes) and shapes[0][0] >= rows * columns
+
+
+def _same(values: Sequence[Any]) -> bool:
+    return all(value == values[0] for value in values)
+
+
+def _attention(model: nn.Module, captured: _Captured, images: int) -> torch.Tensor:
+    """Return the attention that the classified token pays to the patches: (B, L, h, w)."""
+    assert captured.grid is not None and captured.blocks is not None  # noqa: PT018, S101 - mypy
+    rows, columns = captured.grid
+    maps = []
+    for block in captured.blocks.blocks:
+        weights_BANN = block.attention.weights_BHNN[:images]
+        P = weights_BANN.shape[-1] - rows * columns
+        if isinstance(getattr(model, "pooling", None), ClassTokenPooling):
+            seen_BN = weights_BANN[:, :, 0, P:].mean(1)
+        else:
+            seen_BN = weights_BANN[:, :, P:, P:].mean((1, 2))
+        maps.append(seen_BN.reshape(-1, rows, columns))
+    return torch.stack(maps, dim=1).float()
+
+
+def _readings(model: nn.Module, captured: _Captured, images: int) -> torch.Tensor:
+    """Return the logits that the head reads from the tokens after each block: (B, L, K)."""
+    assert captured.blocks is not None  # noqa: S101 - mypy
+    ends: Any = model
+    read = []
+    for block in captured.blocks.blocks:
+        tokens_BND = block.tokens_out_BND
+        if isinstance(ends.pooling, ClassTokenPooling):
+            tokens_BND = tokens_BND[:, :1]
+        pooled_BD = ends.pooling(ends.norm(tokens_BND))
+        if getattr(model, "test_time_flip", False):
+            pooled_BD = pooled_BD.reshape(2, images, -1).mean(0)
+        read.append(ends.head(pooled_BD).float())
+    return torch.stack(read, dim=1)

@@ -1,0 +1,161 @@
+"""What the packaged graph computes beside the probabilities, compared with torch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime
+import pytest
+import torch
+from torch import nn
+
+from patchline.pipeline.config import ModelChoice
+from patchline.pipeline.layers.intermediate_values import recorded
+from patchline.pipeline.models.ensemble import Ensemble
+from patchline.pipeline.models.inference import normalised
+from patchline.pipeline.models.model_building import build_model
+from patchline.pipeline.packaging.agreement import inner_differences
+from patchline.pipeline.packaging.calibrated_onnx import ProbabilityModel, answering, export_onnx
+from tests.pipeline.conftest import CLASSES, SIDE, Exported, image_spec, random_model
+
+Array = np.ndarray[Any, Any]
+ALL = ("probabilities", "features", "attention", "readings")
+SMALL: dict[str, Any] = {"embed_dim": 24, "depth": 2, "num_heads": 2, "mlp_dim": 32}
+
+
+def _model(name: str, embedding: str = "conv", **settings: Any) -> nn.Module:
+    patches: dict[str, Any] = {"name": embedding}
+    if embedding == "conv":
+        patches["patch_size"] = 4
+    chosen = {"name": name, "patch_embedding": patches, **settings}
+    torch.manual_seed(0)
+    model = build_model(ModelChoice.model_validate(chosen), image_spec(3), len(CLASSES))
+    for parameter in model.parameters():
+        if parameter.ndim > 1:
+            nn.init.normal_(parameter, std=0.25)
+    return model.eval()
+
+
+def _images(count: int) -> Array:
+    shape = (count, SIDE, SIDE, 3)
+    return np.random.default_rng(count).integers(0, 256, shape, dtype=np.uint8)
+
+
+def _run(file: Path, images: Array) -> dict[str, Array]:
+    session = onnxruntime.InferenceSession(str(file), providers=["CPUExecutionProvider"])
+    names = [output.name for output in session.get_outputs()]
+    return dict(zip(names, session.run(None, {"images": images}), strict=True))
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_the_outputs_are_the_models_own_values(exported_rgb: Exported, count: int) -> None:
+    """Features, attention and readings equal what torch computes step by step."""
+    images, whole = _images(count), exported_rgb.model
+    outputs = _run(exported_rgb.onnx_file, images)
+    assert tuple(outputs) == ALL
+    model: Any = whole.model
+    with torch.inference_mode(), recorded(model) as values:
+        inputs = normalised(torch.from_numpy(images), whole.image)
+        encoded_BND = model.encode(inputs)
+        weights = [block.attention.weights_BHNN for block in values.blocks]
+        tokens = [block.tokens_out_BND for block in values.blocks]
+        read = [torch.softmax(model.head(model.norm(each)[:, 0]) / 0.7, dim=1) for each in tokens]
+    np.testing.assert_allclose(outputs["features"], encoded_BND[:, 0], atol=1e-4)
+    seen = torch.stack([each.mean(1)[:, 0, 1:].reshape(-1, 4, 4) for each in weights], dim=1)
+    np.testing.assert_allclose(outputs["attention"], seen, atol=1e-5)
+    np.testing.assert_allclose(outputs["readings"], torch.stack(read, dim=1), atol=1e-5)
+    np.testing.assert_allclose(outputs["readings"][:, -1], outputs["probabilities"], atol=1e-5)
+
+
+class Headless(nn.Module):
+    """Averages the pixels: it does not end in a linear layer."""
+
+    def forward(self, images_BCHW: torch.Tensor) -> torch.Tensor:
+        return images_BCHW.mean((2, 3)).repeat(1, 2)
+
+
+MODELS: dict[str, tuple[Any, tuple[str, ...]]] = {
+    "average": (lambda: _model("vit", pooling="average", head="tanh", **SMALL), ALL),
+    "flip": (lambda: _model("vit", test_time_flip=True, **SMALL), ALL),
+    "attention pooling": (lambda: _model("vit", pooling="attention", **SMALL), ALL[:3]),
+    "cct": (lambda: _model("cct", "cct", size="2"), ALL),
+    "registers": (lambda: _model("rope_vit", num_registers=2, **SMALL), ALL),
+    "small data": (lambda: _model("vit_small_data", "shifted", **SMALL), ALL),
+    "no head": (Headless, ALL[:1]),
+    "resnet": (lambda: _model("torchvision", "none", architecture="resnet18"), ALL[:2]),
+    "ensemble": (
+        lambda: Ensemble([_model("vit", **SMALL), _model("simple_vit", **SMALL)], [0.5, 2.0]),
+        ALL,
+    ),
+    "mixed ensemble": (
+        lambda: Ensemble(
+            [
+                _model("vit", **SMALL),
+                _model("torchvision", "none", architecture="mobilenet_v3_small"),
+            ]
+        ),
+        ALL[:2],
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", MODELS)
+def test_each_model_has_what_it_can(kind: str) -> None:
+    """A model has the outputs that its layers allow; the last reading is its prediction."""
+    build, names = MODELS[kind]
+    whole = ProbabilityModel(build().eval(), image_spec(3), 0.7).eval()
+    images = torch.from_numpy(_images(5))
+    with torch.inference_mode():
+        expected = whole(images)
+        with answering(whole) as answers:
+            probabilities, *inner = answers(images)
+    assert ("probabilities", *answers.names) == names
+    np.testing.assert_allclose(probabilities, expected, atol=1e-5)
+    by_name = dict(zip(answers.names, inner, strict=True))
+    assert all(len(value) == 5 for value in inner)
+    if "readings" in names:
+        np.testing.assert_allclose(by_name["readings"][:, -1], expected, atol=1e-5)
+        np.testing.assert_allclose(by_name["readings"].sum(-1), 1, atol=1e-5)
+    if "attention" in names:
+        assert float(by_name["attention"].min()) >= 0
+        assert float(by_name["attention"].sum((2, 3)).max()) <= 1 + 1e-5
+
+
+@pytest.mark.parametrize(
+    "kind", ["flip", *(pytest.param(each, marks=pytest.mark.slow) for each in ("cct", "ensemble"))]
+)
+def test_the_exported_outputs_equal_torchs(tmp_path: Path, kind: str) -> None:
+    """Exported, the outputs agree with torch for batches of several sizes."""
+    build, names = MODELS[kind]
+    whole, file = ProbabilityModel(build().eval(), image_spec(3), 0.7).eval(), tmp_path / "m.onnx"
+    assert export_onnx(whole, file) == names
+    differences = inner_differences(whole, file, _images(5), np.arange(5))
+    assert set(differences) == set(names[1:])
+    assert max(differences.values()) < 1e-4
+
+
+def test_an_output_can_be_left_out(tmp_path: Path) -> None:
+    """A value that does not agree with torch's is left out; the others stay."""
+    file = tmp_path / "model.onnx"
+    assert export_onnx(random_model(3), file, without=["attention"]) == (*ALL[:2], "readings")
+
+
+def test_a_difference_is_seen(exported_rgb: Exported) -> None:
+    """Values of other weights are not taken for the package's."""
+    other = random_model(3, seed=1)
+    differences = inner_differences(other, exported_rgb.onnx_file, _images(3), np.arange(3))
+    assert set(differences) == set(ALL[1:])
+    assert min(differences.values()) > 1e-4
+
+
+def test_observing_leaves_the_model_as_it_was() -> None:
+    """Afterwards the model has no hooks, and computes attention by its fused kernel."""
+    whole = random_model(3)
+    with answering(whole):
+        pass
+    for module in whole.modules():
+        assert not module._forward_hooks
+        assert not module._forward_pre_hooks
+        assert getattr(module, "observer", None) is None
