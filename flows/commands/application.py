@@ -110,6 +110,11 @@ COMMANDS = (
         "Show how a trained model sees an image, step by step, in one HTML file.",
     ),
     Command(
+        "export",
+        "export:export",
+        "Write another form of a model if it agrees with the package; exits with code 3 if not.",
+    ),
+    Command(
         "models",
         "models:models",
         "List registered models with their versions, aliases and metrics.",

@@ -17,11 +17,11 @@ def test_help_lists_only_commands_that_exist(tmp_path: Path) -> None:
     assert shown.code == 0
     for command in (
         "run", "plugins", "predict", "evaluate", "explain", "models", "promote", "rollback",
-        "up", "down", "schedule", "data", "approve", "reject", "notify",
+        "up", "down", "schedule", "data", "approve", "reject", "notify", "export",
     ):  # fmt: skip
         assert f"│ {command}" in shown.out
-    for later in ("sweep", "export"):
-        assert later not in shown.out
+    for later in ("sweep", "label"):
+        assert f"│ {later}" not in shown.out
 
 
 def test_run_help_holds_the_settings_of_the_chosen_plugins(tmp_path: Path) -> None:

@@ -110,6 +110,7 @@ PACKAGES: dict[str, set[str]] = {
     },
     "prediction": {"packaging", "data", "workers"},
     "registry": {"packaging", "evaluation", "metrics", "models", "data", "tracking"},
+    "exports": {"registry", "packaging", "metrics", "models", "data"},
     "automation": {"prediction", "registry", "packaging", "data"},
     "browsing": {
         "inspection",

@@ -1,0 +1,1 @@
+"""Other forms of a packaged model, each compared with the package on real images."""

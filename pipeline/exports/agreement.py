@@ -1,0 +1,118 @@
+"""Whether another form of a model agrees with the package, and by how much it may differ.
+
+Shapes: N images, K classes.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from patchline.pipeline.frozen_model import FrozenModel
+from patchline.pipeline.metrics.intervals import MetricEstimate, proportion
+
+Array = np.ndarray[Any, Any]
+LEAST_AGREEMENT = 0.995
+"""Share of images with the package's label that every form must reach."""
+FEWEST_IMAGES = 30
+"""Of fewer images, nothing is concluded."""
+
+
+class Bounds(FrozenModel):
+    """What a form must keep to on the compared images."""
+
+    agreement: float = LEAST_AGREEMENT
+    """Smallest allowed share of images with the package's label."""
+    largest: float
+    """Largest allowed difference in any probability."""
+    mean: float
+    """Largest allowed mean over the images of the largest difference of each."""
+
+
+EXACT = Bounds(largest=1e-4, mean=1e-5)
+"""For a form that computes in float32, as the package does."""
+REDUCED = Bounds(largest=0.15, mean=0.02)
+"""For a form that computes in fewer bits."""
+
+
+class Agreement(FrozenModel):
+    """How the probabilities of a form differ from the package's."""
+
+    labels: MetricEstimate
+    """Share of images to which both give the same label."""
+    largest_difference: float | None
+    """Largest difference in any probability; None if one is not a number."""
+    mean_difference: float | None
+    """Mean over the images of the largest difference of each; None if one is not a number."""
+    package_accuracy: MetricEstimate
+    form_accuracy: MetricEstimate
+    bounds: Bounds
+
+    @property
+    def failures(self) -> tuple[str, ...]:
+        """Each bound that is not kept, as a clause with its numbers."""
+        labels, bounds = self.labels, self.bounds
+        if labels.n < FEWEST_IMAGES:
+            return (f"{labels.n} images are too few to tell; at least {FEWEST_IMAGES} are needed",)
+        if self.largest_difference is None or self.mean_difference is None:
+            return ("a probability is not a number",)
+        failed = []
+        if labels.value < bounds.agreement:
+            failed.append(
+                f"it gives {_share(labels)} of {labels.n:,} images the label of the package (95% "
+                f"interval {percent(labels.low)} to {percent(labels.high)}); at least "
+                f"{bounds.agreement:.1%} are required"
+            )
+        if self.largest_difference > bounds.largest:
+            failed.append(
+                f"a probability differs by {self.largest_difference:.2g}; at most "
+                f"{bounds.largest:g} is allowed"
+            )
+        if self.mean_difference > bounds.mean:
+            failed.append(
+                f"the largest difference in probability of an image is {self.mean_difference:.2g} "
+                f"on average; at most {bounds.mean:g} is allowed"
+            )
+        return tuple(failed)
+
+    @property
+    def passed(self) -> bool:
+        """Whether all bounds are kept."""
+        return not self.failures
+
+    @property
+    def accuracies(self) -> str:
+        """Both accuracies, for a sentence."""
+        return f"accuracy {self.form_accuracy.value:.1%}, package {self.package_accuracy.value:.1%}"
+
+
+def compared(package_NK: Array, form_NK: Array, labels_N: Array, bounds: Bounds) -> Agreement:
+    """Compare the probabilities of a form with those of the package.
+
+    Args:
+        package_NK: probabilities of the package.
+        form_NK: of the form, for the same images.
+        labels_N: number of the true class of each image.
+        bounds: which differences are allowed.
+    """
+    count, expected_N, given_N = len(labels_N), package_NK.argmax(1), form_NK.argmax(1)
+    worst_N = np.abs(form_NK.astype(np.float64) - package_NK).max(axis=1, initial=0.0)
+    is_number = bool(np.isfinite(worst_N).all())
+    return Agreement(
+        labels=proportion(int((expected_N == given_N).sum()) if is_number else 0, count),
+        largest_difference=float(worst_N.max(initial=0.0)) if is_number else None,
+        mean_difference=float(worst_N.mean()) if is_number and count else None,
+        package_accuracy=proportion(int((expected_N == labels_N).sum()), count),
+        form_accuracy=proportion(int((given_N == labels_N).sum()), count),
+        bounds=bounds,
+    )
+
+
+def percent(share: float) -> str:
+    """Return a share as per cent that is not rounded up to 100%."""
+    return f"{np.floor(share * 1000) / 10:.1f}%"
+
+
+def _share(estimate: MetricEstimate) -> str:
+    return percent(estimate.value)

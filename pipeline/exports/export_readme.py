@@ -1,0 +1,153 @@
+"""An export in words: the table on the terminal, and the README.md in its folder."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+from patchline.pipeline.exports.agreement import LEAST_AGREEMENT, percent
+from patchline.pipeline.exports.export_record import ExportRecord, TriedForm
+from patchline.pipeline.files.atomic_files import write_text
+from patchline.pipeline.metrics.intervals import MetricEstimate
+
+_ONNX = """\
+import numpy as np
+import onnxruntime
+
+session = onnxruntime.InferenceSession("model.onnx")
+images = np.zeros({shape}, np.uint8)  # batch, height, width, channels
+probabilities = session.run(["probabilities"], {{"images": images}})[0]
+"""
+_OPENVINO = """\
+import sys
+
+sys.modules["openvino_telemetry"] = None  # or OpenVINO reports its import to its maker
+import numpy as np
+import openvino
+
+precision = {{"INFERENCE_PRECISION_HINT": "{precision}"}}
+model = openvino.Core().compile_model("model.xml", "CPU", precision)
+images = np.zeros({shape}, np.uint8)  # batch, height, width, channels
+probabilities = model(images)["probabilities"]
+"""
+_TORCH = """\
+import torch
+
+model = torch.export.load("model.pt2").module()
+images = torch.zeros({shape}, dtype=torch.uint8)  # batch, height, width, channels
+probabilities = model(images)
+"""
+_CODE = {"onnx": _ONNX, "int8": _ONNX, "openvino": _OPENVINO, "torch": _TORCH}
+_FOR_SPEED = ("int8", "openvino")
+_NEEDS = {
+    "onnx": "onnxruntime and numpy",
+    "int8": "onnxruntime and numpy",
+    "openvino": "openvino and numpy",
+    "torch": "torch, and neither Patchline nor the plugins that the model was built with",
+}
+
+
+def table(record: ExportRecord) -> list[str]:
+    """Return what was measured, one line for each figure."""
+    chosen = record.chosen
+    lines = [f"Compared with the package on {record.compared_on}"]
+    for each in record.tried:
+        mark = "written" if each is chosen else "passed" if each.agreement.passed else "refused"
+        lines += [f"{each.name} ({mark})", *(f"  {line}" for line in _measured(record, each))]
+    return lines
+
+
+def _measured(record: ExportRecord, tried: TriedForm) -> Iterator[str]:
+    agreement = tried.agreement
+    labels = agreement.labels
+    yield f"same label       {_with_interval(labels)}"
+    if agreement.largest_difference is not None and agreement.mean_difference is not None:
+        yield (
+            f"probabilities    differ by at most {agreement.largest_difference:.2g}, by "
+            f"{agreement.mean_difference:.2g} on average"
+        )
+    yield (
+        f"accuracy         {_with_interval(agreement.form_accuracy)}, package "
+        f"{_with_interval(agreement.package_accuracy)}"
+    )
+    yield f"size             {_size(tried.bytes)}, package {_size(record.package_bytes)}"
+    for each in tried.latency:
+        yield (
+            f"batch of {each.batch_size:<2}      {each.form_milliseconds:.1f} ms, package "
+            f"{each.package_milliseconds:.1f} ms: {each.speedup:.2f} times as fast"
+        )
+
+
+def notes(record: ExportRecord) -> list[str]:
+    """Return what a person should know about an export that was written."""
+    chosen = record.chosen
+    if chosen is None:
+        return []
+    found, labels = [], chosen.agreement.labels
+    if labels.low < LEAST_AGREEMENT:
+        found.append(
+            f"{labels.n:,} images cannot show that the label is the same on at least "
+            f"{LEAST_AGREEMENT:.1%} of all images: the 95% interval begins at {percent(labels.low)}"
+        )
+    if record.form in _FOR_SPEED and chosen.speedup < 1:
+        found.append(
+            f"this form is not faster than the package on this processor "
+            f"({record.processor.name}): {chosen.speedup:.2f} times as fast"
+        )
+    if chosen.details.get("method") == "dynamic":
+        found.append(
+            "the range of int8 activations is that of the batch, so the probabilities of an image "
+            "depend slightly on the other images of its batch"
+        )
+    if record.stored_images:
+        found.append(
+            f"the folder holds {record.stored_images} of these images as pixels, which a server "
+            "predicts again when it starts; do not publish it if they are confidential"
+        )
+    return found
+
+
+def write_readme(folder: Path, record: ExportRecord) -> None:
+    """Write how to load the export, and what was measured."""
+    image = json.loads((folder / "model.json").read_text(encoding="utf-8"))["image"]
+    shape = (1, image["height"], image["width"], image["channels"])
+    chosen = record.chosen
+    precision = chosen.details.get("precision", "") if chosen else ""
+    code = _CODE[record.form].format(shape=shape, precision=precision)
+    colours = "grey" if image["channels"] == 1 else "RGB"
+    versions = ", ".join(f"{name} {version}" for name, version in record.libraries.items())
+    noted = "\n".join(f"- {_sentence(note)}" for note in notes(record))
+    text = f"""\
+# {record.model}, version {record.version}, as {record.form}
+
+It needs {_NEEDS[record.form]} (measured with {versions}). Images are {colours}, uint8, resized as
+`image` in `model.json` says; the probabilities are calibrated, in the order of `classes` there.
+
+```python
+{code}```
+
+Measured on {record.processor.name}, with {record.threads} thread (`export.json` has all of it):
+
+```text
+{chr(10).join(table(record))}
+```
+
+{noted}
+"""
+    write_text(folder / "README.md", f"{text.strip()}\n")
+
+
+def _sentence(clause: str) -> str:
+    return f"{clause[:1].upper()}{clause[1:]}."
+
+
+def _with_interval(estimate: MetricEstimate) -> str:
+    return (
+        f"{percent(estimate.value)} of {estimate.n:,} (95% interval {percent(estimate.low)} to "
+        f"{percent(estimate.high)})"
+    )
+
+
+def _size(count: int) -> str:
+    return f"{count / 1e6:.1f} MB"
