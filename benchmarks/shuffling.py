@@ -1,10 +1,11 @@
 """Shuffling in windows against shuffling all images together: accuracy, and reading from a disk.
 
-    python -m benchmarks.shuffling accuracy DATA [--seeds 5] [--epochs 12] [--window 0.1]
+    python -m benchmarks.shuffling accuracy DATA [--seeds 5] [--epochs 6] [--window 0.1]
     python -m benchmarks.shuffling reading [--gigabytes 4] [--side 224] [--batch 128]
 
-`accuracy` trains on DATA with both, in turn for each seed, with equal steps and all else equal, and
-prints the mean of the differences of the test accuracies with its 95% interval.
+`accuracy` plans a training run on DATA once, as the preset quick does, and trains with both, in
+turn for each seed, with equal steps and all else equal. It prints the mean of the differences of
+the test accuracies with its 95% interval.
 
 `reading` draws an epoch from a store that is not in memory, with both. In windows, the next one is
 read ahead. Between the two, the system is told to forget the file.
@@ -15,6 +16,7 @@ from __future__ import annotations
 import argparse
 import os
 import statistics
+import subprocess
 import tempfile
 import time
 from pathlib import Path
@@ -22,7 +24,7 @@ from pathlib import Path
 import numpy as np
 from scipy import stats
 
-from benchmarks.measured_runs import machine, measured_run
+from benchmarks.measured_runs import PATCHLINE, machine, measured_run
 from patchline.pipeline.data.batches.batch_order import BatchOrder
 from patchline.pipeline.data.batches.shuffle_windows import Rows, ShuffleWindows
 from patchline.pipeline.data.store.decoded_files import IMAGES_FILE
@@ -33,16 +35,14 @@ from patchline.pipeline.data.store.read_ahead import ReadAhead
 def compare_accuracy(given: argparse.Namespace) -> None:
     """Train with both for each seed, and print the difference."""
     folder = Path(tempfile.mkdtemp(prefix="patchline-shuffling-"))
+    planned = folder / "planned.yaml"
+    planned.write_text(_plan(given, folder), encoding="utf-8")
     differences = []
     for seed in range(given.seeds):
-        common = (
-            *(str(Path(given.data).resolve()), "--preset", "none", "--seed", str(seed)),
-            *("--training.epochs", str(given.epochs), "--training.precision", "float32"),
-        )
         accuracies = []
         for window in (1.0, given.window):
-            flags = ("--training.shuffle-window", str(window))
-            summary = measured_run(*common, *flags, folder=folder)
+            flags = ("--seed", str(seed), "--training.shuffle-window", str(window))
+            summary = measured_run("--config", str(planned), *flags, folder=folder)
             accuracies.append(100 * summary["metrics"]["test/accuracy"]["value"])
         whole, windows = accuracies
         differences.append(windows - whole)
@@ -54,6 +54,22 @@ def compare_accuracy(given: argparse.Namespace) -> None:
         print(
             f"difference {mean:+.2f} points, 95% interval {mean - half:+.2f} to {mean + half:+.2f}"
         )
+
+
+def _plan(given: argparse.Namespace, folder: Path) -> str:
+    """Return the config of the planned run, the same for all seeds whatever the machine's load."""
+    computed = ("--training.threads", "1", "--training.precision", "bfloat16")
+    done = subprocess.run(
+        [
+            *(str(PATCHLINE), "run", str(Path(given.data).resolve()), "--preset", "quick"),
+            *("--training.epochs", str(given.epochs), *computed, "--dry-run"),
+        ],
+        cwd=folder,
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+    )
+    return done.stdout
 
 
 def compare_reading(given: argparse.Namespace) -> None:
@@ -118,7 +134,7 @@ def main() -> None:
     accuracy = commands.add_parser("accuracy")
     accuracy.add_argument("data")
     accuracy.add_argument("--seeds", type=int, default=5)
-    accuracy.add_argument("--epochs", type=int, default=12)
+    accuracy.add_argument("--epochs", type=int, default=6)
     accuracy.set_defaults(measure=compare_accuracy)
     reading = commands.add_parser("reading")
     reading.add_argument("--gigabytes", type=float, default=4.0)

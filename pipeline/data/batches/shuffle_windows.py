@@ -19,8 +19,8 @@ Rows = np.ndarray[Any, np.dtype[np.int64]]
 
 BLOCK_BYTES = 1 << 22
 """Bytes of images in a block, at most: 4 MiB, which disks and object stores read at full speed."""
-_FEWEST_BLOCKS = 32
-"""Blocks in a window, at least."""
+_FEWEST_BLOCKS = 256
+"""Blocks in a window, at least, so that it has about as many images of each class as any other."""
 
 
 @dataclass(frozen=True)

@@ -65,17 +65,17 @@ def test_windows_are_announced_before_they_are_needed() -> None:
 
 def test_each_window_is_a_sample_of_a_store_sorted_by_class() -> None:
     """The share of a class in a window differs by a block or two from its share of the store."""
-    labels = np.repeat(np.arange(10), 500)
+    labels = np.repeat(np.arange(10), 5000)
     windows = ShuffleWindows.of(0.1, len(labels), image_bytes=BLOCK_BYTES)
-    assert windows == ShuffleWindows(10, 5000, 1)
+    assert windows == ShuffleWindows(10, 50_000, 1)
     windows = ShuffleWindows.of(0.1, len(labels), image_bytes=3072)
     assert windows is not None
-    assert windows.block_rows == 15  # 32 blocks in a window
-    drawn = epoch_of(BatchOrder(np.arange(5000), 50, 3, 0, windows))
-    for start in range(0, 4500, 500):
-        shares = np.bincount(labels[drawn[start : start + 500]], minlength=10)
-        assert shares.min() >= 50 - 2 * windows.block_rows
-        assert shares.max() <= 50 + 2 * windows.block_rows
+    assert windows.block_rows == 19  # 256 blocks in a window and more
+    drawn = epoch_of(BatchOrder(np.arange(50_000), 50, 3, 0, windows))
+    for start in range(0, 45_000, 5000):
+        shares = np.bincount(labels[drawn[start : start + 5000]], minlength=10)
+        assert shares.min() >= 500 - 2 * windows.block_rows
+        assert shares.max() <= 500 + 2 * windows.block_rows
 
 
 def test_images_of_a_window_are_shuffled() -> None:
