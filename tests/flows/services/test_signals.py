@@ -148,6 +148,7 @@ def test_a_killed_worker_fails_the_run_with_a_sentence(long_run: StartLongRun) -
     assert run.status() == "FAILED"
 
 
+@pytest.mark.slow
 def test_a_killed_command_leaves_nothing_alive_and_is_closed_by_the_next(
     long_run: StartLongRun, tmp_path: Path
 ) -> None:
