@@ -66,6 +66,7 @@ _TOGETHER = {
     "tests/flows/new_data/test_data_watch.py": "event server",
     "tests/flows/notifications/test_events.py": "event server",
     "tests/flows/notifications/test_webhooks.py": "event server",
+    "tests/flows/schedules/test_limits.py": "schedule server",
     "tests/flows/schedules/test_missed_runs.py": "schedule server",
     "tests/flows/schedules/test_prediction_flow.py": "schedule server",
     "tests/flows/schedules/test_schedules.py": "schedule server",

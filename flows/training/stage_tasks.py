@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from threading import Event
 from typing import TYPE_CHECKING, Any
 
 from prefect import task
@@ -17,6 +18,7 @@ from prefect.utilities.annotations import opaque, quote
 
 from patchline.flows.failures import RETRYING
 from patchline.flows.progress import display
+from patchline.flows.training.waiting_for_slots import watched
 from patchline.pipeline.frozen_model import FrozenModel
 from patchline.pipeline.stages.context import reads_of
 from patchline.pipeline.stages.engine import Computation
@@ -38,17 +40,19 @@ def as_task(computation: Computation) -> FrozenModel:
     """
     stage = computation.stage
     retrying: dict[str, Any] = {**RETRYING} if stage.retried else {}
+    tags = _tags(computation)
     run: Any = task(
         name=stage.task,
         task_run_name=lambda: computation.name,
         description=stage.summary,
         cache_policy=NO_CACHE,
-        tags=_tags(computation),
+        tags=tags,
         **retrying,
-    )(_function_of(stage))
-    result: FrozenModel | State[FrozenModel] = run(
-        quote(computation), opaque(_first_input(computation))
     )
+    with watched(tags) as begun:
+        result: FrozenModel | State[FrozenModel] = run(_function_of(stage, begun))(
+            quote(computation), opaque(_first_input(computation))
+        )
     return result if isinstance(result, FrozenModel) else result.result()
 
 
@@ -61,10 +65,13 @@ def _tags(computation: Computation) -> set[str]:
     return {TRAINING_TAG, *({GPU_TAG} if needs_gpu else set())}
 
 
-def _function_of(stage: AnyStage) -> Callable[[Computation, Any], FrozenModel | State[FrozenModel]]:
+def _function_of(
+    stage: AnyStage, begun: Event
+) -> Callable[[Computation, Any], FrozenModel | State[FrozenModel]]:
     """Return a function of its own for a stage: Prefect tells tasks apart by its name."""
 
     def compute(computation: Computation, earlier: Any) -> FrozenModel | State[FrozenModel]:  # noqa: ARG001 - an edge
+        begun.set()
         result = computation()
         if not computation.reuse:
             return result

@@ -1,0 +1,52 @@
+"""Limits on the tags of tasks, and what a run says while it waits for one of their slots."""
+
+from __future__ import annotations
+
+import contextvars
+import io
+import threading
+import time
+
+import pytest
+from prefect import task
+from prefect.client.orchestration import SyncPrefectClient
+
+from patchline.flows import progress
+from patchline.flows.training import waiting_for_slots
+from tests.patience import patient
+
+
+@pytest.mark.usefixtures("prefect_server")
+def test_a_task_that_waits_for_a_slot_says_so_until_it_begins(
+    client: SyncPrefectClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The sentence has the tag and the command that shows the limit."""
+    monkeypatch.setattr(waiting_for_slots, "_FIRST_SECONDS", 0.2)
+    monkeypatch.setattr(waiting_for_slots, "_SECONDS", 0.2)
+    client.create_concurrency_limit(tag="training", concurrency_limit=1)
+    first_has_it, leave = threading.Event(), threading.Event()
+
+    def occupy() -> None:
+        first_has_it.set()
+        leave.wait(patient(60))
+
+    settings = contextvars.copy_context()
+    first = threading.Thread(target=settings.run, args=(task(tags={"training"})(occupy),))
+    first.start()
+    assert first_has_it.wait(patient(60))
+    said = io.StringIO()
+    try:
+        with progress.shown(said), waiting_for_slots.watched(["gpu", "training"]) as begun:
+            deadline = time.monotonic() + patient(60)
+            while "waiting" not in said.getvalue() and time.monotonic() < deadline:
+                time.sleep(0.1)
+            assert (
+                "waiting: 1 other run has all slots of the limit on the tag training "
+                "(`prefect concurrency-limit inspect training` shows it)"
+            ) in said.getvalue()
+            assert "gpu" not in said.getvalue()
+            begun.set()
+    finally:
+        leave.set()
+        first.join()
+    assert waiting_for_slots.full_limits(["training"]) == []
