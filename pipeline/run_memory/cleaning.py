@@ -24,6 +24,7 @@ from patchline.pipeline.tracking import liveness
 from patchline.pipeline.tracking.tracked_run import FOLDER_TAG, REQUEST_FILE
 from patchline.pipeline.tracking.tracking_store import all_runs, store_exists
 from patchline.pipeline.workspace import chosen, unneeded_objects
+from patchline.pipeline.workspace.run_folders import LAST_CHECKPOINT
 
 STORES, FEATURES, RUNS = "prepared", "features", "runs"
 """Folders of the workspace: decoded images, features of frozen models, and what each run wrote."""
@@ -31,7 +32,7 @@ PREDICTIONS = "teacher_predictions"
 """Folder of the workspace: what teachers have predicted."""
 FEATURES_FILE = "features.json"
 """In the folder of a training run: which features it has used."""
-LAST_CHECKPOINT, PREVIOUS_CHECKPOINT = "last.safetensors", "previous.safetensors"
+PREVIOUS_CHECKPOINT = "previous.safetensors"
 CHECKPOINTS = (LAST_CHECKPOINT, PREVIOUS_CHECKPOINT, "restart-*.safetensors")
 """In the folder of a training run; a finished one needs them only if it is extended."""
 _LOCKS = ".locks"

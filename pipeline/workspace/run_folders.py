@@ -9,16 +9,19 @@ Names of a run in the store (see `shared_files`):
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import shutil
 import tempfile
 import threading
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
-from patchline.pipeline.errors import PipelineError
+from patchline.pipeline.errors import DamagedFileError, PipelineError
 from patchline.pipeline.files.atomic_files import storage_errors
+from patchline.pipeline.files.sealed_files import read_metadata
 from patchline.pipeline.files.workspace_folder import WORKSPACE, make_folder
 from patchline.pipeline.workspace import chosen
 from patchline.pipeline.workspace.shared_files import DamagedObjectError, Reference, SharedFiles
@@ -26,6 +29,8 @@ from patchline.pipeline.workspace.shared_files import DamagedObjectError, Refere
 logger = logging.getLogger(__name__)
 
 RUNS, CHECKPOINT = "runs", "checkpoint"
+LAST_CHECKPOINT, PROGRESS = "last.safetensors", "progress"
+"""The file of a training's newest checkpoint, and the key of its metadata that has the `step`."""
 _EVENTS = "events.jsonl"
 _APPENDED = (".jsonl", ".log")
 """Files that grow in place: a link would grow with them."""
@@ -85,11 +90,30 @@ def fetch(folder: Path, *, results: bool = False) -> bool:
     return bool(names)
 
 
+def fetch_checkpoint(folder: Path) -> None:
+    """Fetch the newest checkpoint of a training run if it was computed on another machine.
+
+    Args:
+        folder: of the training, in the folder of its run; any other one has no checkpoints.
+
+    Raises:
+        StorageError: if the store does not answer.
+    """
+    shared = chosen.shared()
+    if shared is not None and is_of_run(folder):
+        _fetch_checkpoint(shared, f"{name_of(folder)}/{CHECKPOINT}")
+
+
+def is_of_run(folder: Path) -> bool:
+    """Return whether a folder is in the folder of a run."""
+    return folder.resolve().is_relative_to(WORKSPACE.resolve() / RUNS)
+
+
 def _fetch_checkpoint(shared: SharedFiles, name: str) -> None:
     """Fetch a checkpoint, unless this machine is as far: then its own is as good."""
     named = shared.find(name)
     target = WORKSPACE.resolve() / name.rpartition("/")[0]
-    if named is None or _count(target / _EVENTS) >= int(named.reference.value.get("events", 0)):
+    if named is None or _is_as_far(target, named.reference):
         return
     try:
         _fetch_folder(shared, named.reference, target)
@@ -97,12 +121,29 @@ def _fetch_checkpoint(shared: SharedFiles, name: str) -> None:
         shared.on_note(f"the checkpoint {name} in {shared.uri} is not used: {reason}")
 
 
+def _is_as_far(folder: Path, reference: Reference) -> bool:
+    """Return whether a folder has a checkpoint that is as new as the one in the store.
+
+    Events say nothing about it: those of a training on another node arrive without checkpoints.
+    """
+    last = folder / LAST_CHECKPOINT
+    if not last.exists():
+        return False
+    step = int(reference.value.get("step", 0))
+    with suppress(DamagedFileError, ValueError, KeyError, TypeError):
+        return int(json.loads(read_metadata(last)[PROGRESS])["step"]) >= step
+    return False
+
+
 def _fetch_folder(shared: SharedFiles, reference: Reference, target: Path) -> None:
+    """Fetch a folder, complete or not at all; events that this machine has beyond it stay."""
     make_folder(target.parent)
     with tempfile.TemporaryDirectory(dir=target.parent, prefix=".building-") as part:
         place = Path(part) / target.name
         shared.fetch(reference, place)
         with storage_errors(target):
+            if _count(target / _EVENTS) > _count(place / _EVENTS):
+                shutil.copyfile(target / _EVENTS, place / _EVENTS)
             shutil.rmtree(target, ignore_errors=True)
             place.rename(target)
 
@@ -128,13 +169,14 @@ class CheckpointSender:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._waiting: Path | None = None
+        self._step = 0
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
         self._said = False
 
-    def send(self) -> None:
-        """Take a snapshot of the folder, whose checkpoint is complete, and send it."""
-        if chosen.address() is None or not self._is_in_workspace():
+    def send(self, step: int) -> None:
+        """Take a snapshot of the folder, whose checkpoint of a step is complete, and send it."""
+        if chosen.address() is None or not is_of_run(self._folder):
             return
         snapshot = Path(tempfile.mkdtemp(dir=self._folder.parent, prefix=".building-"))
         try:
@@ -146,7 +188,7 @@ class CheckpointSender:
         with self._changed:
             if self._waiting is not None:
                 shutil.rmtree(self._waiting, ignore_errors=True)
-            self._waiting = snapshot
+            self._waiting, self._step = snapshot, step
             if self._thread is None:
                 self._thread = threading.Thread(target=self._work, name="checkpoints", daemon=True)
                 self._thread.start()
@@ -166,18 +208,15 @@ class CheckpointSender:
         if thread is not None:
             thread.join()
 
-    def _is_in_workspace(self) -> bool:
-        return self._folder.resolve().is_relative_to(WORKSPACE.resolve() / RUNS)
-
     def _work(self) -> None:
         while True:
             with self._changed:
-                snapshot, self._waiting = self._waiting, None
+                snapshot, self._waiting, step = self._waiting, None, self._step
                 if snapshot is None:
                     self._thread = None
                     return
             try:
-                self._publish(snapshot)
+                self._publish(snapshot, step)
             except PipelineError as error:
                 if not self._said:
                     logger.warning("The checkpoint is kept on this machine alone: %s", error)
@@ -185,12 +224,12 @@ class CheckpointSender:
             finally:
                 shutil.rmtree(snapshot, ignore_errors=True)
 
-    def _publish(self, snapshot: Path) -> None:
+    def _publish(self, snapshot: Path, step: int) -> None:
         shared = chosen.shared()
         if shared is None:
             return
         files = [file.relative_to(snapshot).as_posix() for file in _files(snapshot)]
-        value = {"events": _count(snapshot / _EVENTS)}
+        value = {"step": step}
         shared.publish(f"{name_of(self._folder)}/{CHECKPOINT}", snapshot, files, value)
 
 

@@ -19,11 +19,11 @@ import torch
 from patchline.pipeline.errors import DamagedFileError
 from patchline.pipeline.files.sealed_files import read_tensors, verify, write_tensors
 from patchline.pipeline.models.model_description import WEIGHTS_FILE
-from patchline.pipeline.run_memory.cleaning import LAST_CHECKPOINT, PREVIOUS_CHECKPOINT
+from patchline.pipeline.run_memory.cleaning import PREVIOUS_CHECKPOINT
 from patchline.pipeline.training.checkpoints import best_weights
 from patchline.pipeline.training.processes.shared_clock import SharedClock
 from patchline.pipeline.training.train_state import Numbers, Tensors, TrainState
-from patchline.pipeline.workspace.run_folders import CheckpointSender
+from patchline.pipeline.workspace.run_folders import LAST_CHECKPOINT, PROGRESS, CheckpointSender
 
 logger = logging.getLogger(__name__)
 
@@ -31,7 +31,7 @@ LAST, PREVIOUS = LAST_CHECKPOINT, PREVIOUS_CHECKPOINT
 _FIRST_PAUSE_SECONDS, _PAUSE_SECONDS = 5.0, 15.0
 _SHARE = 0.05
 """Largest share of the time that may be spent on writing checkpoints."""
-_NUMBERS = "progress"
+_NUMBERS = PROGRESS
 """Key of the metadata with everything that is not a tensor."""
 _RESTART = "restart-"
 
@@ -153,7 +153,7 @@ class Checkpoints:
         self._clock.read()
         if self._writes:
             self._write(state)
-            self._sender.send()
+            self._sender.send(state.step)
         seconds = self._clock.read()
         self.exist, self._written_at = True, self._clock.now
         self._pause = max(_PAUSE_SECONDS, seconds / _SHARE)

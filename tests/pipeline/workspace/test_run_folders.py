@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from pathlib import Path
 
 import pytest
+import torch
 
+from patchline.pipeline.files.sealed_files import read_tensors, write_tensors
 from patchline.pipeline.workspace import chosen, run_folders
 from patchline.pipeline.workspace.run_folders import CheckpointSender
 from tests.object_server import ObjectServer, faulty_connection
@@ -24,9 +27,15 @@ def write_checkpoint(training: Path, step: int, events: int) -> None:
     """Write what a training leaves beside its checkpoint."""
     (training / f"best-{step}").mkdir(parents=True)
     (training / f"best-{step}/model.safetensors").write_text(f"best of {step}")
-    (training / "last.safetensors").write_text(f"state of {step}")
+    state, progress = {"state": torch.tensor([step])}, json.dumps({"step": step})
+    write_tensors(training / "last.safetensors", state, {"progress": progress})
     (training / "events.jsonl").write_text("{}\n" * events)
     (training / "worker.log").write_text("lines of this machine")
+
+
+def step_of(training: Path) -> int:
+    """Return the step of the checkpoint in a folder."""
+    return int(read_tensors(training / "last.safetensors")[0]["state"])
 
 
 def test_another_machine_has_request_and_checkpoint(team: str) -> None:
@@ -35,7 +44,7 @@ def test_another_machine_has_request_and_checkpoint(team: str) -> None:
         training = workspace / "runs/20260101-x/training"
         write_checkpoint(training, 1, events=3)
         sender = CheckpointSender(training)
-        sender.send()
+        sender.send(1)
         (training.parent / "request.json").write_text("{}")
         run_folders.send_file(training.parent / "request.json")
         sender.wait()
@@ -53,22 +62,47 @@ def test_another_machine_has_request_and_checkpoint(team: str) -> None:
 
 
 def test_the_machine_that_is_further_keeps_its_own(team: str) -> None:
-    """A checkpoint replaces one with fewer events, and never one with more."""
+    """A checkpoint replaces one of an earlier step, and never one of a later step."""
     with machine("a", team) as workspace:
         training = workspace / "runs/x/training"
-        write_checkpoint(training, 1, events=3)
+        write_checkpoint(training, 2, events=3)
         sender = CheckpointSender(training)
-        sender.send()
+        sender.send(2)
         sender.wait()
-        write_checkpoint(training, 2, events=9)  # not sent: the machine was killed
+        write_checkpoint(training, 3, events=9)  # not sent: the machine was killed
         run_folders.fetch(training.parent)
-        assert (training / "last.safetensors").read_text() == "state of 2"
+        assert step_of(training) == 3
     with machine("b", team) as workspace:
         training = workspace / "runs/x/training"
-        write_checkpoint(training, 3, events=2)
+        write_checkpoint(training, 1, events=2)
         run_folders.fetch(training.parent)
-        assert (training / "last.safetensors").read_text() == "state of 1"
-        assert not (training / "best-3").exists()
+        assert step_of(training) == 2
+        assert not (training / "best-1").exists()
+    with machine("c", team) as workspace:
+        training = workspace / "runs/x/training"
+        write_checkpoint(training, 1, events=2)
+        (training / "last.safetensors").write_bytes(b"damaged")
+        run_folders.fetch(training.parent)
+        assert step_of(training) == 2
+
+
+def test_events_without_a_checkpoint_are_kept_beside_a_fetched_one(team: str) -> None:
+    """A training on another node sends its events to this machine, and checkpoints to the store."""
+    with machine("a", team) as workspace:
+        training = workspace / "runs/x/training"
+        write_checkpoint(training, 2, events=3)
+        sender = CheckpointSender(training)
+        sender.send(2)
+        sender.wait()
+    with machine("b", team) as workspace:
+        training = workspace / "runs/x/training"
+        training.mkdir(parents=True)
+        (training / "events.jsonl").write_text("{}\n" * 7)
+        run_folders.fetch_checkpoint(training)
+        assert step_of(training) == 2
+        assert (training / "events.jsonl").read_text() == "{}\n" * 7
+        run_folders.fetch_checkpoint(workspace / "elsewhere")
+        assert not (workspace / "elsewhere").exists()
 
 
 def test_a_local_workspace_sends_nothing(tmp_path: Path) -> None:
@@ -76,7 +110,7 @@ def test_a_local_workspace_sends_nothing(tmp_path: Path) -> None:
     training = tmp_path / ".patchline/runs/x/training"
     write_checkpoint(training, 1, events=1)
     sender = CheckpointSender(training)
-    sender.send()
+    sender.send(1)
     sender.wait()
     run_folders.send_file(training / "events.jsonl")
     assert not list(training.parent.glob(".building-*"))
@@ -100,7 +134,7 @@ def test_a_store_that_is_away_stops_no_training(
             connection.fault, connection.methods = "slow_down", ("PUT",)
             for step in (1, 2):
                 write_checkpoint(training, step, events=step)
-                sender.send()
+                sender.send(step)
                 sender.wait()
             [said] = caplog.messages
             assert said.startswith("The checkpoint is kept on this machine alone: s3://")
@@ -108,6 +142,6 @@ def test_a_store_that_is_away_stops_no_training(
             assert shared is not None
             assert shared.names("runs/") == []
             connection.methods = ()
-            sender.send()
+            sender.send(2)
             sender.wait()
             assert shared.names("runs/") == ["runs/x/training/checkpoint"]
