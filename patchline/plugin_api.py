@@ -29,7 +29,14 @@ from typing import (
     runtime_checkable,
 )
 
-from patchline.pipeline.errors import ConfigError, DataError, PluginError, WorkerError
+from patchline.pipeline.errors import (
+    ConfigError,
+    DataError,
+    PipelineError,
+    PluginError,
+    StorageError,
+    WorkerError,
+)
 from patchline.pipeline.files.archive_members import check_expansion
 from patchline.pipeline.files.archives import open_archive, readable_archive, shard_index
 from patchline.pipeline.files.data_kinds import table_parts
@@ -53,6 +60,12 @@ from patchline.pipeline.labels.label_cells import read_label_cells
 from patchline.pipeline.labels.reading_rules import ReadingRules
 from patchline.pipeline.workers.launcher import Launcher, Resources, RunningWorker, WorkerTask
 from patchline.pipeline.workers.local_launcher import LocalLauncher
+from patchline.pipeline.workers.remote_job import (
+    ReceivedJob,
+    SentJob,
+    enter_workspace,
+    workspace_uri,
+)
 
 if TYPE_CHECKING:
     import torch
@@ -92,18 +105,23 @@ __all__ = [
     "PatchEmbeddingContext",
     "PatchEmbeddingPlugin",
     "PatchTokens",
+    "PipelineError",
     "PixelValues",
     "PluginConfig",
     "PluginError",
     "ReadingRules",
+    "ReceivedJob",
     "Resources",
     "RunningWorker",
+    "SentJob",
     "SourceContext",
     "Split",
+    "StorageError",
     "ValueRange",
     "WorkerError",
     "WorkerTask",
     "check_expansion",
+    "enter_workspace",
     "known_digest",
     "made_once",
     "open_archive",
@@ -120,6 +138,7 @@ __all__ = [
     "valid_name",
     "visible_folders",
     "walk_files",
+    "workspace_uri",
 ]
 
 # -- settings, and the format of the images --------------------------------------------------------

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Annotated
 
 from patchline.pipeline.data.ingested_data import SeenBefore
 from patchline.pipeline.frozen_model import FrozenModel
 from patchline.pipeline.terminal_words import counted
+from patchline.pipeline.workers.job_paths import SAME_PLACE
 
 MODULE = "patchline.pipeline.teaching"
 """Of the worker."""
@@ -16,7 +18,7 @@ class ImagesToTeach(FrozenModel):
     """Images of a manifest."""
 
     manifest_file: Path
-    root: Path
+    root: Annotated[Path, SAME_PLACE]
     """What the manifest's paths are relative to."""
     splits: tuple[str, ...]
 

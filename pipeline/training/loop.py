@@ -78,7 +78,7 @@ class Training:
         self.threads = own_threads * self.ranks.size
         self.data = open_data(job)
         self.order = self.data.order(settings, job.config.seed)
-        with self.ranks.first_before_others():
+        with self.ranks.first_before_others(self.job.folder):
             model = initial_model(job, self.data, events).to(self.device)
         self.parameters = sum(parameter.numel() for parameter in model.parameters())
         chooser = Chooser(job.config, job.image, len(job.classes), model, job.workspace)
@@ -152,7 +152,7 @@ class Training:
         state = self.state
         if message := self.ranks.warning():
             self.events.write("warning", message=message)
-        with self.ranks.first_before_others():
+        with self.ranks.first_before_others(self.job.folder):
             if resumed := self.checkpoints.resume(state):
                 self.events.write("warning", message=resumed)
             self.last_weights.forget_after(state.step)
@@ -474,7 +474,7 @@ class Training:
             return result
         own = [record.step for record in state.history if record.step > self.first_step]
         steps, folder, model = own[-count:], self.job.folder / _AVERAGED, state.average.model
-        with self.ranks.first_before_others():
+        with self.ranks.first_before_others(self.job.folder):
             self.last_weights.save_average(steps, model, folder, self.data, self.job)
         images = state.history[-1].validation_images  # all, or as many as a time limit allows
         metrics = self.validator.metrics(model, images, images)

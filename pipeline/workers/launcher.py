@@ -50,6 +50,11 @@ class WorkerTask:
     the folder `node-INDEX` inside the folder, for each machine but the first. Its `job.json` has
     the `folder` and the `node`, counted from 0; `group.json` in the folder has the addresses of all
     `nodes` and a free `port` of the first."""
+    files: tuple[Path, ...] = ()
+    """Files and folders that the job names, absolute; it reads those that exist, and writes the
+    others. A machine that does not have them gets them through a shared workspace."""
+    same_place: tuple[Path, ...] = ()
+    """Data that the job names, and that every machine has at the same path."""
 
 
 class RunningWorker(Protocol):

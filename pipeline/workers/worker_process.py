@@ -37,6 +37,7 @@ from patchline.pipeline.host import interruption
 from patchline.pipeline.host.system_errors import system_error
 from patchline.pipeline.workers import active_launcher, worker_start
 from patchline.pipeline.workers.event_log import Event, EventReader, EventWriter, LineReader
+from patchline.pipeline.workers.job_paths import paths_of
 from patchline.pipeline.workers.launcher import GROUP_FILE, Resources, WorkerTask
 from patchline.pipeline.workers.worker_start import LOG_FILE
 
@@ -80,7 +81,10 @@ class WatchedWorker(Generic[Result]):
         resources: Resources = Resources(),  # noqa: B008 - a frozen value
         member_module: str | None = None,
     ) -> None:
-        self._task = WorkerTask(module, folder.absolute(), resources, member_module)
+        named = paths_of(job)
+        self._task = WorkerTask(
+            module, folder.absolute(), resources, member_module, named.files, named.same_place
+        )
         self._folder, self._job, self._class = folder, job, result_class
         self._code: int | None = None
 

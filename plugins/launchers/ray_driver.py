@@ -36,6 +36,8 @@ _LOST_SECONDS = 30.0
 _STOP_SECONDS = 20.0
 _CONNECT_SECONDS = 30.0
 _REACH_SECONDS = 5.0
+_OF_STORES = ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_REGION", "AWS_DEFAULT_REGION")
+"""Where an object store is; credentials are each node's own."""
 _OPEN_CLUSTER = """
 import sys
 from ray._raylet import GcsClient
@@ -91,6 +93,8 @@ class Seat:
     group: PlacementGroup
     hosts: list[Any] = field(default_factory=list)
     addresses: list[str] = field(default_factory=list)
+    sees_workspace: list[bool] = field(default_factory=list)
+    """Whether each host sees the folder of the run."""
     tasks: dict[int, int] = field(default_factory=dict)
     """The number of the task that each host works for, by the index of the host."""
     waiting: Any = None
@@ -106,6 +110,8 @@ class Seat:
     def free_for(self, needs: Needs) -> list[int]:
         """Return the indices of free hosts for a task; empty if it does not fit."""
         free = [index for index in range(len(self.hosts)) if index not in self.tasks]
+        if len(self.sees_workspace) == len(self.hosts):  # nothing travels if the first one sees it
+            free.sort(key=lambda index: not self.sees_workspace[index])
         fits = needs.fits(self.needs) and len(free) >= needs.nodes
         return free[: needs.nodes] if fits else []
 
@@ -119,6 +125,8 @@ class Task:
     needs: Needs
     folder: str = ""
     member: str | None = None
+    job: str = ""
+    """Its name in the shared workspace; empty if all nodes see its folder."""
     seat: Seat | None = None
     indices: list[int] = field(default_factory=list)
     """Of the hosts of its seat that work for it."""
@@ -126,6 +134,8 @@ class Task:
     polls: list[Any] = field(default_factory=list)
     starts: list[Any] = field(default_factory=list)
     """The calls that start its workers, first that of the first node, then those of the others."""
+    group: dict[str, Any] = field(default_factory=dict)
+    """What the nodes of a group know about each other."""
     is_running: bool = False
     heard: float = field(default_factory=time.monotonic)
 
@@ -195,7 +205,7 @@ class Driver:
             self._prepared[number] = (said["module"], needs, None)
             return
         self._tasks[number] = Task(
-            number, said["module"], needs, said["folder"], said.get("member")
+            number, said["module"], needs, said["folder"], said.get("member"), said.get("job", "")
         )
 
     def _serve(self) -> None:
@@ -208,6 +218,8 @@ class Driver:
             try:
                 self._advance(task)
             except Refused as refused:
+                if task.seat is not None and task.starts:
+                    self._quietly_stop(task, task.seat)
                 self._forget(task)
                 say(number=task.number, error=refused.said)
             except RayError as error:
@@ -288,12 +300,13 @@ class Driver:
 
     def _check_folder(self, address: str) -> None:
         """Refuse a workspace that only this machine has, on a cluster of several nodes."""
-        if len(self._nodes) > 1 and not self._settings["shared_folder"]:
+        alone = not self._settings["shared_folder"] and not self._settings["uri"]
+        if len(self._nodes) > 1 and alone:
             raise Refused(
                 f"The Ray cluster at {address} has {len(self._nodes)} nodes, but the workspace "
-                f"{self._settings['workspace']} is a folder of one machine. If all nodes mount it "
-                "at this path, set launcher.shared_folder to true; otherwise start the cluster on "
-                "one node."
+                f"{self._settings['workspace']} is a folder of one machine. Use one on an object "
+                "store (--workspace s3://bucket/team), or, if all nodes mount this folder at the "
+                "same path, set launcher.shared_folder to true."
             )
 
     # -- resources -----------------------------------------------------------------------------
@@ -364,8 +377,12 @@ class Driver:
         group = placement_group(needs.bundles, strategy=strategy)
         seat = Seat(needs, group)
         environment = {
-            key: value for key, value in os.environ.items() if key.startswith("PATCHLINE_")
+            key: value
+            for key, value in os.environ.items()
+            if key.startswith("PATCHLINE_") or key in _OF_STORES
         }
+        if self._settings["uri"]:
+            environment["PATCHLINE_WORKSPACE"] = self._settings["uri"]
         remote = ray.remote(Host)
         for index in range(needs.nodes):
             host = remote.options(
@@ -377,7 +394,7 @@ class Driver:
                 scheduling_strategy=PlacementGroupSchedulingStrategy(
                     group, placement_group_bundle_index=index
                 ),
-            ).remote(needs.cpus, environment, _LOST_SECONDS)
+            ).remote(needs.cpus, environment, _LOST_SECONDS, self._settings["uri"])
             seat.hosts.append(host)
         mark = self._mark()
         seat.waiting = [host.introduce.remote(str(mark), mark.read_text()) for host in seat.hosts]
@@ -405,6 +422,7 @@ class Driver:
             for each in told:
                 each["address"] = places.get(each["node"], each["node"])
             seat.addresses = [each["address"] for each in told]
+            seat.sees_workspace = [bool(each["sees_workspace"]) for each in told]
             seat.waiting = None
             self._check_hosts(told)
         elif time.monotonic() - seat.last > _ALIVE_SECONDS:
@@ -415,7 +433,13 @@ class Driver:
     def _check_hosts(self, told: list[dict[str, Any]]) -> None:
         own = facts()
         for each in told:
-            if not each["sees_workspace"]:
+            if each["refused"]:
+                raise Refused(
+                    f"The node {each['address']} cannot use the workspace "
+                    f"{self._settings['uri']}: {each['refused']} Set this up on that node, such as "
+                    "with AWS_ACCESS_KEY_ID before its `ray start`, and start its Ray again."
+                )
+            if not each["has_workspace"]:
                 raise Refused(
                     f"The node {each['address']} cannot read the workspace "
                     f"{self._settings['workspace']}. Mount it there at the same path."
@@ -472,8 +496,10 @@ class Driver:
             return
         if not task.starts:
             task.heard = time.monotonic()
-            first, where = task.hosts[0], task.addresses
-            task.starts = [first.start.remote(task.number, task.module, task.folder, where)]
+            task.indices.sort(key=lambda index: not seat.sees_workspace[index])
+            first, shared = task.hosts[0], all(seat.sees_workspace[i] for i in task.indices)
+            what = (task.number, task.module, task.folder, task.job, task.addresses)
+            task.starts = [first.start.remote(*what, shared=shared)]
         elif not task.is_running:
             self._go_on_starting(task)
         else:
@@ -494,12 +520,16 @@ class Driver:
         """Start the workers of the other nodes once that of the first has been started."""
         if ray.wait(task.starts, num_returns=len(task.starts), timeout=0)[1]:
             return
-        ray.get(task.starts)
+        for answer, where in zip(ray.get(task.starts), task.addresses, strict=False):
+            if "error" in answer:
+                said = answer["error"]
+                raise Refused(f"The node {where}: {said['message']}", said["class"])
+            task.group = task.group or answer.get("group", {})
         task.heard = time.monotonic()
         if task.member and task.needs.nodes > len(task.starts):
             others = enumerate(task.hosts[1:], 1)
             task.starts += [
-                host.join.remote(task.number, task.member, task.folder, index)
+                host.join.remote(task.number, task.member, task.folder, task.job, index, task.group)
                 for index, host in others
             ]
         else:
@@ -515,14 +545,22 @@ class Driver:
             if time.monotonic() - task.heard > _LOST_SECONDS:
                 self._lose(task, f"no answer for {_LOST_SECONDS:g} seconds")
             return
-        code, *of_others = ray.get(task.polls)
+        first, *others = ray.get(task.polls)
+        code, of_others = first["code"], [each["code"] for each in others]
+        if first.get("grown"):
+            say(number=task.number, grown=first["grown"])
         task.polls, task.heard = [], time.monotonic()
         seat.last = task.heard
         if code is not None:
             self._forget(task)
-            if of_others:
+            if of_others or task.job:
                 self._quietly_stop(task, seat)
-            say(number=task.number, code=code)
+            if first.get("error"):
+                where = task.addresses[0] if task.addresses else "a node"
+                lost = f"The result of {task.module} could not be sent from {where}: "
+                say(number=task.number, lost=f"{lost}{first['error']} Then resume the run.")
+            else:
+                say(number=task.number, code=code, elsewhere="grown" in first)
         elif any(each not in (None, 0) for each in of_others):
             index = next(i for i, each in enumerate(of_others, 1) if each not in (None, 0))
             self._lose(task, f"its process on the node {task.addresses[index]} has ended")

@@ -2,6 +2,7 @@
 
 Workers are processes of the node, started as on any machine. They end with the actor, because their
 standard input closes; and the actor ends them itself if its driver does not ask for half a minute.
+Where the node does not see the folder of the run, its jobs come through the shared workspace.
 """
 
 from __future__ import annotations
@@ -19,7 +20,15 @@ from typing import Any
 
 import ray
 
-from patchline.plugin_api import LocalLauncher, Resources, RunningWorker, WorkerTask
+from patchline.plugin_api import (
+    LocalLauncher,
+    PipelineError,
+    ReceivedJob,
+    Resources,
+    RunningWorker,
+    WorkerTask,
+    enter_workspace,
+)
 
 _WATCH_SECONDS = 1.0
 GROUP_FILE = "group.json"
@@ -44,27 +53,54 @@ class Host:
         cpus: cores that are reserved for it.
         environment: variables of Patchline that workers inherit.
         patience_seconds: without a call for so long, it ends.
+        uri: address of the shared workspace; empty if it is a folder of one machine.
     """
 
-    def __init__(self, cpus: float, environment: dict[str, str], patience_seconds: float) -> None:
-        os.environ.update(environment)
+    def __init__(
+        self, cpus: float, environment: dict[str, str], patience_seconds: float, uri: str
+    ) -> None:
+        for key, value in environment.items():
+            if key.startswith("PATCHLINE_"):
+                os.environ[key] = value
+            else:  # how this node reaches the store is its own matter
+                os.environ.setdefault(key, value)
         # Ray limits it to the reserved cores; a whole node needs no limit.
         os.environ.pop("OMP_NUM_THREADS", None)
         if cpus < (os.cpu_count() or 1):
             os.environ["OMP_NUM_THREADS"] = str(max(1, int(cpus)))
+        self._uri, self._sees_workspace = uri, False
         self._launcher = LocalLauncher(keeps_prepared=True)
         self._workers: dict[int, RunningWorker] = {}
+        self._jobs: dict[int, ReceivedJob] = {}
         self._patience, self._last = patience_seconds, time.monotonic()
         threading.Thread(target=self._watch, daemon=True).start()
 
     def introduce(self, file: str, content: str) -> dict[str, Any]:
-        """Return where this is, and whether it reads a file of the workspace."""
+        """Return where this is, and how it has the workspace.
+
+        Args:
+            file: of the workspace, as the machine of the run sees it.
+            content: of that file.
+        """
         self.pulse()
-        seen = ""
+        refused = ""
         with contextlib.suppress(OSError):
-            seen = Path(file).read_text(encoding="utf-8")
+            self._sees_workspace = Path(file).read_text(encoding="utf-8") == content
+        if self._sees_workspace:
+            os.chdir(Path(file).parents[2])  # relative paths begin in the working directory
+        elif self._uri:
+            try:
+                enter_workspace(self._uri)
+            except (PipelineError, OSError) as error:
+                refused = str(error)
         node = ray.get_runtime_context().get_node_id()
-        return {"node": node, "sees_workspace": seen == content, **facts()}
+        return {
+            "node": node,
+            "sees_workspace": self._sees_workspace,
+            "has_workspace": self._sees_workspace or bool(self._uri and not refused),
+            "refused": refused,
+            **facts(),
+        }
 
     def pulse(self) -> None:
         """Take note that the driver is alive."""
@@ -75,37 +111,87 @@ class Host:
         self._launcher.prepare(module, Resources())
         return self._launcher.introduction(module, Resources())
 
-    def start(self, number: int, module: str, folder: str, nodes: list[str]) -> None:
-        """Start a worker; the first of several if it trains on several nodes."""
-        self.pulse()
-        if len(nodes) > 1:
-            group = {"nodes": nodes, "port": _free_port(nodes[0])}
-            Path(folder, GROUP_FILE).write_text(json.dumps(group), encoding="utf-8")
-        self._workers[number] = self._launcher.start(WorkerTask(module, Path(folder)))
+    def start(
+        self, number: int, module: str, folder: str, job: str, nodes: list[str], *, shared: bool
+    ) -> dict[str, Any]:
+        """Start a worker; the first of several if it trains on several nodes.
 
-    def join(self, number: int, module: str, folder: str, index: int) -> None:
-        """Start the worker of another node of a group, in a folder of its own."""
+        Args:
+            number: of the worker.
+            module: of the worker.
+            folder: with its job, as the machine of the run sees it.
+            job: its name in the shared workspace; empty if all nodes see the folder.
+            nodes: addresses of the nodes of its group.
+            shared: whether all of them see the folder.
+
+        Returns:
+            What the other nodes of the group need to know, or the error.
+        """
         self.pulse()
-        own = Path(folder) / f"node-{index}"
+        try:
+            place = self._folder(number, folder, job)
+        except (PipelineError, OSError) as error:
+            return {"error": {"class": type(error).__name__, "message": str(error)}}
+        group: dict[str, Any] = {}
+        if len(nodes) > 1:
+            group = {"nodes": nodes, "port": _free_port(nodes[0]), "shares_folder": shared}
+            (place / GROUP_FILE).write_text(json.dumps(group), encoding="utf-8")
+        self._workers[number] = self._launcher.start(WorkerTask(module, place))
+        if number in self._jobs:
+            self._jobs[number].report()
+        return {"group": group}
+
+    def join(
+        self, number: int, module: str, folder: str, job: str, index: int, group: dict[str, Any]
+    ) -> dict[str, Any]:
+        """Start the worker of another node of a group, in a folder of its own; see `start`."""
+        self.pulse()
+        try:
+            place = self._folder(number, folder, job)
+        except (PipelineError, OSError) as error:
+            return {"error": {"class": type(error).__name__, "message": str(error)}}
+        if not group["shares_folder"]:
+            (place / GROUP_FILE).write_text(json.dumps(group), encoding="utf-8")
+        own = place / f"node-{index}"
         own.mkdir(exist_ok=True)
         for left in ("result.json", "events.jsonl"):
             (own / left).unlink(missing_ok=True)
-        job = {"folder": folder, "node": index}
-        (own / "job.json").write_text(json.dumps(job), encoding="utf-8")
+        named = {"folder": str(place), "node": index}
+        (own / "job.json").write_text(json.dumps(named), encoding="utf-8")
         self._workers[number] = self._launcher.start(WorkerTask(module, own))
+        return {}
 
-    def poll(self, number: int) -> int | None:
-        """Return the exit code of a worker; None while it runs."""
+    def _folder(self, number: int, folder: str, job: str) -> Path:
+        """Return the folder of a job on this node, with all that the job needs."""
+        if self._sees_workspace or not job:
+            return Path(folder)
+        self._jobs[number] = ReceivedJob(job)
+        return self._jobs[number].folder
+
+    def poll(self, number: int) -> dict[str, Any]:
+        """Return the exit code of a worker, None while it runs, and what has grown meanwhile."""
         self.pulse()
-        worker = self._workers.get(number)
-        return worker.poll() if worker else None
+        worker, job = self._workers.get(number), self._jobs.get(number)
+        code = worker.poll() if worker else None
+        if worker is None or job is None or not job.reports:
+            return {"code": code}
+        if code is not None:
+            worker.stop()  # so that nothing is written any more
+            job.end()
+        grown = job.grown()
+        if code is not None and job.is_sent:
+            return {"code": code, "grown": grown, "error": job.error}
+        return {"code": None, "grown": grown}
 
     def stop(self, number: int) -> None:
         """End a worker with all that it has started."""
         self.pulse()
-        worker = self._workers.pop(number, None)
+        worker, job = self._workers.pop(number, None), self._jobs.pop(number, None)
         if worker:
             worker.stop()
+        if job:
+            job.end(cancelled=True)
+            job.remove()
 
     def _watch(self) -> None:
         """End with the driver, also where the network or the head of the cluster is lost."""

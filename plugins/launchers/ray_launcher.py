@@ -16,19 +16,26 @@ import subprocess
 import sys
 import threading
 import time
+from collections import deque
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from patchline.plugin_api import (
     ConfigError,
+    DataError,
     LauncherContext,
     PluginError,
     Resources,
+    SentJob,
+    StorageError,
     WorkerError,
     WorkerTask,
+    workspace_uri,
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from patchline.plugins.launchers.ray_settings import RayConfig
 
 _DRIVER = "patchline.plugins.launchers.ray_driver"
@@ -38,7 +45,7 @@ _STOP_SECONDS = 40.0
 _SILENCE_SECONDS = 60.0
 """Without a sign of life from the driver, which sends one every two seconds."""
 _POLL_SECONDS = 0.02
-_ERRORS = {"ConfigError": ConfigError, "PluginError": PluginError}
+_ERRORS = {each.__name__: each for each in (ConfigError, DataError, PluginError, StorageError)}
 
 
 @dataclass
@@ -47,6 +54,8 @@ class _Told:
 
     answers: dict[int, dict[str, Any]] = field(default_factory=dict)
     """The last answer to each question, by number."""
+    grown: dict[int, deque[dict[str, Any]]] = field(default_factory=dict)
+    """By how much events and log of each worker on another machine have grown since."""
     ready: dict[str, Any] | None = None
     failure: dict[str, str] | None = None
     """Class and sentence of the error that ended the driver."""
@@ -59,12 +68,14 @@ class RayLauncher:
 
     Args:
         config: the settings.
-        context: has the workspace, which all nodes read and write.
+        context: has the workspace. Nodes that do not see that folder get their jobs through the
+            store, if the workspace is shared.
     """
 
     def __init__(self, config: RayConfig, context: LauncherContext) -> None:
         self._config, self._workspace = config, context.workspace
         self.machines = config.nodes
+        self._uri = ""
         self._process: subprocess.Popen[str] | None = None
         self._told = _Told()
         self._numbers = itertools.count(1)
@@ -95,9 +106,16 @@ class RayLauncher:
     def start(self, task: WorkerTask) -> RayWorker:
         """Start a worker on a node, as soon as one has the resources for it."""
         self._introductions.pop(task.module, None)
-        self._ready()
-        more = {"folder": str(task.folder), "member": task.member_module}
-        return RayWorker(self, self._ask("start", task.module, task.resources, **more))
+        ready = self._ready()
+        sent = SentJob(task) if self._travels(ready) else None
+        name = sent.name if sent else ""
+        more = {"folder": str(task.folder), "member": task.member_module, "job": name}
+        number = self._ask("start", task.module, task.resources, **more)
+        return RayWorker(self, number, sent)
+
+    def _travels(self, ready: dict[str, Any]) -> bool:
+        """Return whether a node may not see the folder of the run."""
+        return bool(len(ready["nodes"]) > 1 and self._uri and not self._config.shared_folder)
 
     def close(self) -> None:
         """End the driver, and with it all workers."""
@@ -128,6 +146,12 @@ class RayLauncher:
         if answer is not None and "lost" in answer:
             raise WorkerError(answer["lost"])
         return answer
+
+    def grown(self, number: int) -> Iterator[dict[str, Any]]:
+        """Yield by how much events and log of a worker have grown, each once."""
+        waiting = self._told.grown.get(number, ())
+        while waiting:
+            yield waiting.popleft()
 
     def stop(self, number: int) -> None:
         """Stop a worker and wait until it has ended."""
@@ -190,6 +214,7 @@ class RayLauncher:
                     "The launcher 'ray' needs Ray, which is not installed. Install it with "
                     "`pip install 'patchline[ray]'`."
                 )
+            self._uri = workspace_uri()
             folder = self._workspace / "ray"
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             with (folder / _LOG_FILE).open("a", encoding="utf-8") as log:
@@ -204,8 +229,8 @@ class RayLauncher:
                 )
             self._told = _Told()
             threading.Thread(target=self._read, args=(self._process,), daemon=True).start()
-            first = {**self._config.model_dump(), "workspace": str(self._workspace)}
-            self._say(first)
+            place = {"workspace": str(self._workspace), "uri": self._uri}
+            self._say({**self._config.model_dump(), **place})
         return self._process
 
     def _read(self, process: subprocess.Popen[str]) -> None:
@@ -218,6 +243,8 @@ class RayLauncher:
                     told.ready = said["ready"]
                 elif "failure" in said:
                     told.failure = said["failure"]
+                elif "grown" in said:
+                    told.grown.setdefault(said["number"], deque()).append(said["grown"])
                 elif "number" in said:
                     told.answers[said["number"]] = {
                         **told.answers.get(said["number"], {}),
@@ -227,11 +254,17 @@ class RayLauncher:
 
 
 class RayWorker:
-    """A worker on a node of the cluster, or one on each of several."""
+    """A worker on a node of the cluster, or one on each of several.
 
-    def __init__(self, launcher: RayLauncher, number: int) -> None:
-        self._launcher, self._number = launcher, number
-        self._is_stopped = False
+    Args:
+        launcher: that has started it.
+        number: by which the driver knows it.
+        sent: its job, if it may run where this folder is not seen.
+    """
+
+    def __init__(self, launcher: RayLauncher, number: int, sent: SentJob | None) -> None:
+        self._launcher, self._number, self._sent = launcher, number, sent
+        self._is_taken = self._is_stopped = False
 
     def poll(self) -> int | None:
         """Return the exit code, negative for a signal; None while the worker runs or waits.
@@ -242,14 +275,28 @@ class RayWorker:
         """
         if self._is_stopped:
             return -signal.SIGKILL
-        state = self._launcher.state_of(self._number)
-        return None if state is None else state.get("code")
+        try:
+            state = self._launcher.state_of(self._number)
+        finally:
+            self._grow()  # what a lost worker has written was written
+        code = None if state is None else state.get("code")
+        if state and state.get("elsewhere") and self._sent and not self._is_taken:
+            self._sent.take_result()
+            self._is_taken = True
+        return code
+
+    def _grow(self) -> None:
+        for each in self._launcher.grown(self._number):
+            if self._sent:
+                self._sent.grow(each)
 
     def stop(self) -> None:
         """End the worker on all its nodes, and wait for it."""
         if not self._is_stopped:
             self._launcher.stop(self._number)
             self._is_stopped = True
+            if self._sent:
+                self._sent.forget()
 
 
 def _environment() -> dict[str, str]:

@@ -13,7 +13,7 @@ from contextlib import closing
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
@@ -40,7 +40,7 @@ from patchline.pipeline.workers.worker_parts import Part, number_of_parts, run_p
 from patchline.plugin_api import ListedImage
 
 _BATCH = 100
-_FILES_FILE, _ROWS_FILE = "files.jsonl", "rows.jsonl"
+_FILES_FILE, _ROWS_FILE, _IMAGES_FILE = "files.jsonl", "rows.jsonl", "images.npy"
 Files = Sequence[tuple[ListedImage, bool]]
 """Files, and whether each is wanted."""
 
@@ -51,13 +51,33 @@ class KeptImages:
     Args:
         file: an array of uint8 (N, H, W, 3) on disk, a row for each file of a scan.
         resize: how an image becomes H x W.
-        first: the place of the first file of this process among all files.
     """
 
-    def __init__(self, file: Path, resize: ResizePolicy, first: int = 0) -> None:
-        self.file, self.resize, self.first = file, resize, first
+    def __init__(self, file: Path, resize: ResizePolicy) -> None:
+        self.file, self.resize = file, resize
         images = np.load(file, mmap_mode="r", allow_pickle=False)
         self._shape, self._first_byte = images.shape[1:], images.offset
+
+    @classmethod
+    def of_size(cls, file: Path, size: tuple[int, int, int], resize: ResizePolicy) -> Self:
+        """Create an array of so many images (N, H, W), all black."""
+        images = np.lib.format.open_memmap(file, mode="w+", dtype=np.uint8, shape=(*size, 3))
+        del images
+        return cls(file, resize)
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """Height and width of an image."""
+        height, width, _ = self._shape
+        return height, width
+
+    def take(self, file: Path, first: int) -> None:
+        """Take the images of another such array, from a place on."""
+        images = np.load(file, mmap_mode="r", allow_pickle=False)
+        with self.file.open("r+b") as opened:
+            opened.seek(self._first_byte + first * int(np.prod(self._shape)))
+            for start in range(0, len(images), _BATCH):
+                opened.write(np.ascontiguousarray(images[start : start + _BATCH]).data)
 
     def beside(self, on_image: OnImage | None, place: int) -> OnImage:
         """Return what keeps an image in its row, after what else is called for it."""
@@ -68,7 +88,7 @@ class KeptImages:
             height, width, _ = self._shape
             kept = resize_image(image_HWC, height, width, self.resize)
             with self.file.open("r+b") as opened:  # faster than to a mapped file
-                opened.seek(self._first_byte + (self.first + place) * kept.nbytes)
+                opened.seek(self._first_byte + place * kept.nbytes)
                 opened.write(kept.data)
 
         return keep
@@ -110,15 +130,18 @@ def _rows_by_workers(
             job = DescribingJob(
                 root=root.absolute(),
                 files=write_lines(folder / _FILES_FILE, files[first:stop]),
-                first=first,
                 rows=folder / _ROWS_FILE,
-                kept=kept.file.absolute() if kept else None,
+                kept=folder / _IMAGES_FILE if kept else None,
+                shape=kept.size if kept else None,
                 resize=kept.resize if kept else None,
             )
             parts.append(Part[PartDescribed](folder, job))
         results = run_parts(MODULE, parts, PartDescribed, lambda *_: None, RESOURCES)
         with closing(results):
-            for part, _ in zip(parts, results, strict=True):
+            for first, part, _ in zip(bounds[:-1], parts, results, strict=True):
+                if kept:
+                    kept.take(part.folder / _IMAGES_FILE, first)
+                    (part.folder / _IMAGES_FILE).unlink()
                 yield from read_lines(part.folder / _ROWS_FILE)
 
 
@@ -146,7 +169,7 @@ def rows_in_process(
         for at in starts
     ]
     job: list[object] = [os.fspath(root)]
-    job += [os.fspath(kept.file), kept.resize, kept.first] if kept else []
+    job += [os.fspath(kept.file), kept.resize] if kept else []
     with ChildProcesses(__name__, job) as children:
         answers = children.answers(questions, lambda question: [None] * len(question))
         for start, rows in zip(starts, answers, strict=True):
@@ -168,7 +191,7 @@ def _described(root: Path, kept: KeptImages | None, question: list[Any]) -> list
 
 def _prepared(job: list[Any]) -> Callable[[Any], Any]:
     root, *kept = job
-    images = KeptImages(Path(kept[0]), kept[1], kept[2]) if kept else None
+    images = KeptImages(Path(kept[0]), kept[1]) if kept else None
     return partial(_described, Path(root), images)
 
 

@@ -29,8 +29,10 @@ def describe_part(job: DescribingJob, events: EventWriter) -> PartDescribed:
             f"A node of the cluster has no {job.root}, where the images are. Mount it there at the "
             "same path, or set launcher.name to local."
         )
-    kept = KeptImages(job.kept, job.resize, job.first) if job.kept and job.resize else None
     files = [(ListedImage(*listed), wanted) for listed, wanted in read_lines(job.files)]
+    kept = None
+    if job.kept and job.shape and job.resize:
+        kept = KeptImages.of_size(job.kept, (len(files), *job.shape), job.resize)
 
     def counted() -> Iterator[Row]:
         for done, row in enumerate(rows_in_process(job.root, files, kept=kept), 1):

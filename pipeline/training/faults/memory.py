@@ -27,7 +27,7 @@ from patchline.pipeline.training.train_state import TrainState
 from patchline.pipeline.training.train_step import Gradients, TrainStep
 from patchline.pipeline.workers.event_log import EventWriter
 
-_HALVINGS_FILE = "halvings.json"
+HALVINGS_FILE = "halvings.json"
 
 
 class RanksRestart(Exception):  # noqa: N818 - an outcome that the ranks' launcher handles
@@ -119,13 +119,13 @@ class DividingBatches:
     def _halve(self, step: TrainStep) -> None:
         self.state.halvings.append(self.state.step)
         if step.ranks.size > 1:
-            write_text(self.folder / _HALVINGS_FILE, json.dumps(self.state.halvings))
+            write_text(self.folder / HALVINGS_FILE, json.dumps(self.state.halvings))
             raise RanksRestart
         self._say_it(step)
 
     def resume(self, step: TrainStep) -> None:
         """Take the halving for which the ranks were started again, if there was one."""
-        file = self.folder / _HALVINGS_FILE
+        file = self.folder / HALVINGS_FILE
         if file.exists():
             halvings = [int(at) for at in json.loads(file.read_text(encoding="utf-8"))]
             if len(halvings) > len(self.state.halvings):

@@ -194,7 +194,7 @@ def frozen_network(
     device = ranks.own_device(choose_device(job.config.training, detect_machine()))
     threads = make_repeatable(ranks.own_threads(job.config.training.threads), device) * ranks.size
     data = open_data(job)
-    with ranks.first_before_others():
+    with ranks.first_before_others(job.folder):
         model = initial_model(job, data, events).to(device).eval()
     chooser = Chooser(job.config, job.image, len(job.classes), model, job.workspace, is_frozen=True)
     precision = ranks.from_first(
@@ -236,6 +236,8 @@ def _features(
     if ranks.is_first:
         write_text(job.folder / FEATURES_FILE, json.dumps({"folders": [folder]}) + "\n")
     path = (job.workspace or job.folder) / FEATURES / folder
+    if not ranks.shares_folder and not ranks.is_first:
+        return np.empty((0, 0), np.float32), path, 0.0  # the first computes all of them
     store = FeatureStore(
         model,
         head,
@@ -248,7 +250,7 @@ def _features(
         suitable_batch_size(job.image, device),
         contents=tuple(manifests.usable(manifests.load(job.manifest_file))["sha256"]),
         network=network,
-        group=ranks if ranks.size > 1 else None,
+        group=ranks if ranks.size > 1 and ranks.shares_folder else None,
     )
     began, left = time.monotonic(), store.remaining() if ranks.is_first else 0
     if left:
@@ -257,7 +259,7 @@ def _features(
             events.write("note", message=images)
         else:
             alone = seconds_per_image(model, data.images, rows, job.image, device, precision)
-            each = alone / ranks.size
+            each = alone / (ranks.size if ranks.shares_folder else 1)
             events.write("note", message=f"{images} takes about {duration(each * left)}")
             if words := _beyond_limit(job.config.training.time_limit, each * left):
                 events.write("warning", message=words)

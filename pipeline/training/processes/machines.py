@@ -36,6 +36,8 @@ class Machines(FrozenModel):
     """Their addresses."""
     port: int = 0
     """Of the store on the first machine."""
+    shares_folder: bool = True
+    """Whether all of them see the folder of the training; otherwise each has one of its own."""
 
     @classmethod
     def of(cls, folder: Path) -> Machines:
@@ -81,6 +83,18 @@ class Machines(FrozenModel):
         return TCPStore(
             self.nodes[0], self.port, is_master=False, timeout=patience, wait_for_workers=False
         )
+
+    def say(self, attempt: str, words: str) -> None:
+        """Tell all machines how an attempt has ended; the first word counts."""
+        if not self.shares_folder:
+            self.reach_store().compare_set(f"ended-{attempt}", "", words)
+
+    def said(self, attempt: str) -> str:
+        """Return how an attempt has ended on another machine; empty if it has not."""
+        if self.shares_folder:
+            return ""
+        store, key = self.reach_store(), f"ended-{attempt}"
+        return bytes(store.get(key)).decode() if store.check([key]) else ""
 
     def name_interfaces(self, node: int) -> None:
         """Let the processes of this machine talk over its own address alone."""

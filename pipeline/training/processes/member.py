@@ -47,6 +47,8 @@ def take_part(member: MemberJob, _events: EventWriter) -> MemberDone:
         said = _told(store, process_launch.attempt_key(attempt))
         if said == process_launch.THE_END:
             return MemberDone()
+        if not machines.shares_folder:
+            process_launch.empty_folder(member.folder)
         logs = member.folder / f"node-{member.node}" / "logs"
         with contextlib.suppress(WorkerError):  # the first machine says why
             process_launch.run_agent(job, machines, said, member.node, logs)

@@ -29,6 +29,7 @@ from patchline.pipeline.training.processes.rank import (
     RANKS_FOLDER,
     RESTART_FILE,
     RESULT_FILE,
+    take_words,
 )
 from patchline.pipeline.training.train_result import RefitResult, TrainResult
 from patchline.pipeline.workers.worker_process import last_line, reported
@@ -65,13 +66,13 @@ def train_in_processes(job: TrainingJob) -> FrozenModel:
     folder, attempt = job.folder / RANKS_FOLDER, 0
     try:
         while True:
-            shutil.rmtree(folder, ignore_errors=True)
-            folder.mkdir()
+            empty_folder(job.folder)
             name = f"{job.run_id}-{attempt}"
             _say(store, attempt, name)
             try:
                 run_agent(job, machines, name, node=0, logs=folder / "logs")
             except WorkerError:
+                take_words(job.folder, machines.said(name))
                 if not any((folder / name).exists() for name in (RESULT_FILE, RESTART_FILE)):
                     raise  # otherwise, a rank has said why
             attempt += 1
@@ -80,6 +81,12 @@ def train_in_processes(job: TrainingJob) -> FrozenModel:
     finally:
         _say(store, attempt, THE_END)
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def empty_folder(folder: Path) -> None:
+    """Empty what the ranks share, in the folder of a training."""
+    shutil.rmtree(folder / RANKS_FOLDER, ignore_errors=True)
+    (folder / RANKS_FOLDER).mkdir()
 
 
 def _say(store: Store | None, attempt: int, name: str) -> None:

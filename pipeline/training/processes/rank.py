@@ -7,6 +7,7 @@ imported late, because a rank that is restarted after the training has ended has
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 import threading
@@ -53,26 +54,48 @@ def main(folder: Path, parent: int) -> NoReturn:
     """Take part in the training run of a folder, and write its result or an error."""
     redaction.install(streams=True)
     threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
-    shared = folder / RANKS_FOLDER
-    if not any((shared / name).exists() for name in (RESULT_FILE, RESTART_FILE)):
-        _take_part(folder)
+    shared, machines = folder / RANKS_FOLDER, Machines.of(folder)
+    has_ended = any((shared / name).exists() for name in (RESULT_FILE, RESTART_FILE))
+    if not has_ended and not machines.said(_attempt()):
+        _take_part(folder, machines)
     leave()  # otherwise, another rank has ended all of them, and the agent has restarted them
 
 
-def _take_part(folder: Path) -> None:
-    from patchline.pipeline.training.faults.memory import RanksRestart
+def _take_part(folder: Path, machines: Machines) -> None:
+    from patchline.pipeline.training.faults.memory import HALVINGS_FILE, RanksRestart
 
-    shared, is_first = folder / RANKS_FOLDER, own_rank() == 0
+    is_first = own_rank() == 0
     try:
         content = report(folder, lambda: _fit(folder, is_first=is_first))
     except RanksRestart:
-        write_text(shared / RESTART_FILE, "")
+        words = {RESTART_FILE: (folder / HALVINGS_FILE).read_text(encoding="utf-8")}
+        _end(folder, machines, words)
         os._exit(1)  # which ends the others
     failed = content.startswith('{"error"')
     if failed or is_first:
-        write_text(shared / RESULT_FILE, content)
+        _end(folder, machines, {RESULT_FILE: content})
     if failed:
         os._exit(1)
+
+
+def _attempt() -> str:
+    return os.environ.get("TORCHELASTIC_RUN_ID", "")
+
+
+def _end(folder: Path, machines: Machines, words: dict[str, str]) -> None:
+    """Say how the attempt has ended, on this machine and on the others."""
+    take_words(folder, json.dumps(words))
+    machines.say(_attempt(), json.dumps(words))
+
+
+def take_words(folder: Path, words: str) -> None:
+    """Write how an attempt has ended into the files that say so on this machine."""
+    from patchline.pipeline.training.faults.memory import HALVINGS_FILE
+
+    for name, content in json.loads(words or "{}").items():
+        if name == RESTART_FILE:
+            write_text(folder / HALVINGS_FILE, content)
+        write_text(folder / RANKS_FOLDER / name, content)
 
 
 def _fit(folder: Path, *, is_first: bool) -> FrozenModel:
@@ -134,6 +157,7 @@ def _ranks(job: TrainingJob) -> Ranks:
         _store(job.folder, machines, size),
         local_rank=int(os.environ["LOCAL_RANK"]),
         local_size=int(os.environ["LOCAL_WORLD_SIZE"]),
+        shares_folder=machines.shares_folder,
     )
 
 

@@ -12,6 +12,7 @@ import math
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from datetime import timedelta
+from pathlib import Path
 from typing import TypeVar
 
 import torch
@@ -22,6 +23,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from patchline.pipeline.errors import WorkerError
 from patchline.pipeline.frozen_model import FrozenModel
+from patchline.pipeline.training.processes.folder_copy import copy_from_first
 
 FIRST = 0
 """The rank whose clock counts, and which writes events and files."""
@@ -43,6 +45,7 @@ class Ranks:
         local_rank: number of this process on its machine, which is also that of its GPU; by
             default, `rank`.
         local_size: number of ranks on its machine, which share its threads; by default, `size`.
+        shares_folder: whether all ranks see the folder of the training.
     """
 
     def __init__(
@@ -54,11 +57,15 @@ class Ranks:
         longest_wait: timedelta = LONGEST_WAIT,
         local_rank: int | None = None,
         local_size: int | None = None,
+        *,
+        shares_folder: bool = True,
     ) -> None:
         self.rank, self.size = rank, size
         self._share_threads = local_size or size
         self._gpu = rank if local_rank is None else local_rank
-        self.is_first = rank == FIRST
+        self.is_first, self.shares_folder = rank == FIRST, shares_folder
+        self.writes_files = rank >= self._share_threads and self._gpu == 0
+        """Whether it writes what the first rank sends to its machine, which has its own folder."""
         self._on_cuda = device == "cuda" and size > 1
         self._separate_batch_norm = False
         if size == 1:
@@ -170,20 +177,35 @@ class Ranks:
             return compute()
         text = compute().model_dump_json().encode() if self.is_first else b""
         [size] = self.numbers_of_first(len(text))
-        packed = torch.zeros(int(size), dtype=torch.uint8)
-        if text:
-            packed = torch.frombuffer(bytearray(text), dtype=torch.uint8)
-        distributed.broadcast(packed, FIRST)
-        return kind.model_validate_json(packed.numpy().tobytes())
+        return kind.model_validate_json(self.bytes_of_first(text, int(size)))
 
     @contextmanager
-    def first_before_others(self) -> Iterator[None]:
-        """Let rank 0 run the block, then the others; they read the files that it has written."""
+    def first_before_others(self, folder: Path) -> Iterator[None]:
+        """Let rank 0 run the block, then the others; they read the files that it has written.
+
+        Args:
+            folder: of these files, that of the training.
+        """
         if not self.is_first:
-            self.wait_for_first()
+            self._have_files_of_first(folder)
         yield
         if self.is_first:
+            self._have_files_of_first(folder)
+
+    def _have_files_of_first(self, folder: Path) -> None:
+        """Wait until rank 0 calls this too, and copy its files if the folder is not shared."""
+        if self.shares_folder:
             self.wait_for_first()
+        else:
+            copy_from_first(self, folder)
+
+    def bytes_of_first(self, content: bytes, size: int) -> bytes:
+        """Return so many bytes that rank 0 passes, on all ranks, which call this together."""
+        packed = torch.zeros(size, dtype=torch.uint8)
+        if self.is_first and size:
+            packed = torch.frombuffer(bytearray(content), dtype=torch.uint8)
+        distributed.broadcast(packed, FIRST)
+        return packed.numpy().tobytes()
 
     def wait_for_first(self) -> None:
         """Wait until rank 0 calls this too."""

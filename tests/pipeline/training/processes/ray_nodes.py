@@ -1,6 +1,8 @@
 """A Ray cluster of two nodes on this machine: two network namespaces that a cable joins.
 
-Needs root, `ip` of iproute2, and Ray. Each node sees only its own interfaces, and `/tmp` of both.
+Needs root, `ip` of iproute2, and Ray. Each node sees only its own interfaces. The nodes share all
+files, unless there is an object store: then node `b` has an empty file system in place of the folder
+that `a` works in, and the store, a third namespace, is all that both reach.
 """
 
 from __future__ import annotations
@@ -16,10 +18,11 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from tests.object_server import environment_for
 from tests.patience import patient
 
 TOKEN = "0123456789abcdef0123456789abcdef"  # noqa: S105 - of a cluster that lives for a test
-PORT = 6399
+PORT, _STORE_PORT = 6399, 5055
 _RAY = [sys.executable, "-m", "ray.scripts.scripts"]
 _OURS = ("patchline.pipeline", "patchline.plugins.launchers", "ray_training")
 
@@ -38,10 +41,12 @@ def why_not() -> str:
 class Cluster:
     """Two nodes, `a` with the head and `b`."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path, *, has_store: bool = False) -> None:
+        self.folder, self.has_store = folder, has_store
         self.spaces = {"a": f"plra{os.getpid()}", "b": f"plrb{os.getpid()}"}
         self.hosts = {"a": "10.78.0.1", "b": "10.78.0.2"}
+        self.store_space, self.store_host = f"plrs{os.getpid()}", "10.78.0.9"
+        self._store: subprocess.Popen[bytes] | None = None
 
     @property
     def address(self) -> str:
@@ -53,11 +58,57 @@ class Cluster:
         return ["ip", "netns", "exec", self.spaces[node], *words]
 
     @property
+    def work(self) -> Path:
+        """The folder that `a` works in; `b` does not see it if there is a store."""
+        return self.folder / "work"
+
+    @property
+    def workspace(self) -> str:
+        """Address of the workspace on the store."""
+        return "s3://nodes/team"
+
+    @property
     def environment(self) -> dict[str, str]:
         """Of everything that runs in the cluster."""
         own = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": TOKEN, "RAY_USAGE_STATS_ENABLED": "0"}
         root = str(Path(__file__).resolve().parents[4])
-        return {**os.environ, **own, "PYTHONPATH": root}
+        store = environment_for(f"http://{self.store_host}:{_STORE_PORT}") if self.has_store else {}
+        return {**os.environ, **own, **store, "PYTHONPATH": root}
+
+    def join_by_store(self) -> None:
+        """Create the namespaces, cables to a bridge in that of the store, and the store."""
+        inside = ["ip", "netns", "exec", self.store_space]
+        for each in (*self.spaces.values(), self.store_space):
+            subprocess.run(["ip", "netns", "add", each], check=True)
+        for words in (
+            ["link", "add", "bridge", "type", "bridge"],
+            ["addr", "add", f"{self.store_host}/24", "dev", "bridge"],
+            ["link", "set", "bridge", "up"],
+            ["link", "set", "lo", "up"],
+        ):
+            subprocess.run([*inside, "ip", *words], check=True)
+        for node, space in self.spaces.items():
+            name, own = f"to{node}", ["ip", "netns", "exec", space, "ip"]
+            link = ["link", "add", name, "netns", self.store_space, "type", "veth", "peer", "name"]
+            subprocess.run(["ip", *link, "cable", "netns", space], check=True)
+            subprocess.run([*inside, "ip", "link", "set", name, "master", "bridge"], check=True)
+            subprocess.run([*inside, "ip", "link", "set", name, "up"], check=True)
+            for words in (
+                ["addr", "add", f"{self.hosts[node]}/24", "dev", "cable"],
+                ["link", "set", "lo", "up"],
+                ["link", "set", "cable", "up"],
+            ):
+                subprocess.run([*own, *words], check=True)
+        program = "from moto.server import main; main()"
+        server = [*inside, sys.executable, "-P", "-c", program, "-H", self.store_host]
+        with (self.folder / "objects.log").open("ab") as log:
+            self._store = subprocess.Popen([*server, "-p", str(_STORE_PORT)], stdout=log, stderr=log)
+        url = f"http://{self.store_host}:{_STORE_PORT}/nodes"
+        make = f"import urllib.request as r; r.urlopen(r.Request({url!r}, method='PUT'))"
+        until = time.monotonic() + patient(60)
+        while subprocess.run([*inside, sys.executable, "-c", make], capture_output=True).returncode:
+            assert time.monotonic() < until, "the object store does not start"
+            time.sleep(0.5)
 
     def join_by_cable(self) -> None:
         """Create the namespaces and the cable between them."""
@@ -78,8 +129,8 @@ class Cluster:
 
     def cut_cable(self, *, cut: bool = True) -> None:
         """Take down the connection between the nodes, or bring it up again."""
-        state = "down" if cut else "up"
-        subprocess.run(self.command("a", "ip", "link", "set", "cable", state), check=True)
+        state, node = "down" if cut else "up", "b" if self.has_store else "a"
+        subprocess.run(self.command(node, "ip", "link", "set", "cable", state), check=True)
 
     def start(self, node: str, **variables: str) -> None:
         """Start Ray on a node."""
@@ -88,8 +139,12 @@ class Cluster:
         rest = ["--node-ip-address", self.hosts[node], "--num-cpus", "2", "--disable-usage-stats"]
         rest += ["--object-store-memory", "100000000"]
         place = head if node == "a" else ["--address", self.address]
+        command = [*_RAY, "start", *place, *rest]
+        if self.has_store and node == "b":
+            own = f"mount -t tmpfs none {self.folder} && export HOME={self.folder}/home"
+            command = ["sh", "-c", f'{own} && mkdir -p "$HOME" && cd "$HOME" && exec "$@"', "-", *command]
         subprocess.run(
-            self.command(node, *_RAY, "start", *place, *rest),
+            self.command(node, *command),
             env={**self.environment, "RAY_gcs_rpc_server_reconnect_timeout_s": "20", **variables},
             check=True,
             capture_output=True,
@@ -145,14 +200,29 @@ class Cluster:
         for node, space in self.spaces.items():
             self.kill(node)
             subprocess.run(["ip", "netns", "delete", space], capture_output=True, check=False)
+        if self._store is not None:
+            self._store.kill()
+            self._store.wait()
+        if self.has_store:
+            delete = ["ip", "netns", "delete", self.store_space]
+            subprocess.run(delete, capture_output=True, check=False)
 
 
 @contextlib.contextmanager
-def two_nodes(folder: Path) -> Iterator[Cluster]:
-    """Start both nodes, and end them."""
-    cluster = Cluster(folder)
+def two_nodes(folder: Path, *, has_store: bool = False) -> Iterator[Cluster]:
+    """Start both nodes, and end them.
+
+    Args:
+        folder: of everything that they write.
+        has_store: whether an object store is all that they share.
+    """
+    cluster = Cluster(folder, has_store=has_store)
+    cluster.work.mkdir(parents=True, exist_ok=True)
     try:
-        cluster.join_by_cable()
+        if has_store:
+            cluster.join_by_store()
+        else:
+            cluster.join_by_cable()
         cluster.restart()
         yield cluster
     finally:

@@ -1,0 +1,79 @@
+"""The folder of a training on the machines of a group that do not share it: copies of the first's.
+
+Rank 0 alone writes checkpoints and weights. Where other machines do not see its folder, one rank on
+each of them copies what has changed, through the connection that the ranks have anyway.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from io import BytesIO
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+
+from patchline.pipeline.files.atomic_files import replacing
+from patchline.pipeline.files.file_digest import FileDigest, digest_of
+from patchline.pipeline.frozen_model import FrozenModel
+
+if TYPE_CHECKING:
+    from patchline.pipeline.training.processes.ranks import Ranks
+
+_PIECE_BYTES = 64 << 20
+_OF_EACH_MACHINE = ("job.json", "group.json", "events.jsonl", "worker.log", "result.json")
+_SCRATCH = ("processes", "node-")
+
+
+class _Listing(FrozenModel):
+    """The files of the first machine, by path."""
+
+    files: dict[str, FileDigest]
+
+
+def copy_from_first(ranks: Ranks, folder: Path) -> None:
+    """Let the folder of each machine hold the files of rank 0's; all ranks call this together."""
+    listing = ranks.from_first(_Listing, lambda: _Listing(files=_listed(folder))).files
+    missing = [False] * len(listing)
+    if ranks.writes_files:
+        own = _listed(folder)
+        for path in own.keys() - listing.keys():
+            (folder / path).unlink()
+        missing = [own.get(path) != digest for path, digest in listing.items()]
+    wanted = ranks.sum(torch.tensor(missing, dtype=torch.float32)).tolist()
+    for (path, digest), is_wanted, is_missing in zip(listing.items(), wanted, missing, strict=True):
+        if is_wanted:
+            _copy(ranks, folder / path, digest.bytes, writes=is_missing)
+    ranks.sum(torch.zeros(1))  # until all of them have written
+
+
+def _copy(ranks: Ranks, file: Path, size: int, *, writes: bool) -> None:
+    pieces = _pieces(ranks, file, size)
+    if not writes:
+        for _ in pieces:
+            pass
+        return
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with replacing(file) as temporary, temporary.open("wb") as opened:
+        for piece in pieces:
+            opened.write(piece)
+
+
+def _pieces(ranks: Ranks, file: Path, size: int) -> Iterator[bytes]:
+    """Yield the content of a file of rank 0, on all ranks."""
+    with file.open("rb") if ranks.is_first else BytesIO() as opened:
+        for start in range(0, size, _PIECE_BYTES):
+            length = min(_PIECE_BYTES, size - start)
+            yield ranks.bytes_of_first(opened.read(length), length)
+
+
+def _listed(folder: Path) -> dict[str, FileDigest]:
+    paths = sorted(each for each in folder.rglob("*") if each.is_file())
+    own = (each.relative_to(folder) for each in paths)
+    return {each.as_posix(): digest_of(folder / each) for each in own if _is_copied(each)}
+
+
+def _is_copied(file: Path) -> bool:
+    if file.name.startswith(".") or file.parts[0].startswith(_SCRATCH):
+        return False
+    return not (file.as_posix() in _OF_EACH_MACHINE or file.name.endswith(".lock"))
