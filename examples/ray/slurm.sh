@@ -8,6 +8,9 @@
 # Submit it in the working directory, on a file system that all nodes mount:
 #
 #     sbatch slurm.sh flowers --training.processes 8
+#
+# Without one, put --workspace s3://… in place of --launcher.shared-folder below, and submit with
+# the credentials of the store in the environment, which srun passes on.
 set -euo pipefail
 
 export RAY_AUTH_MODE=token RAY_USAGE_STATS_ENABLED=0

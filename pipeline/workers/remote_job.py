@@ -353,7 +353,7 @@ class ReceivedJob:
         self._patiently(self._send_result)
 
     def _patiently(self, send: Callable[[], None]) -> None:
-        """Send, again and again while the store does not answer."""
+        """Send, and repeat it while the store does not answer."""
         until = time.monotonic() + _LONGEST_SEND_SECONDS
         while not self._cancelled:
             try:

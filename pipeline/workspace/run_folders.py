@@ -124,7 +124,7 @@ def _fetch_checkpoint(shared: SharedFiles, name: str) -> None:
 def _is_as_far(folder: Path, reference: Reference) -> bool:
     """Return whether a folder has a checkpoint that is as new as the one in the store.
 
-    Events say nothing about it: those of a training on another node arrive without checkpoints.
+    Events say nothing about it: those of another node arrive without checkpoints.
     """
     last = folder / LAST_CHECKPOINT
     if not last.exists():

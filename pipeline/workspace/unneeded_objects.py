@@ -15,6 +15,8 @@ from patchline.pipeline.workspace.shared_files import (
     contents_of,
 )
 
+_JOBS = "jobs/"
+"""Names of what workers on other machines read and write; a killed run leaves some."""
 _YOUNG = dt.timedelta(days=1)
 """A machine may be about to name a content that is younger."""
 
@@ -47,13 +49,15 @@ def find(shared: SharedFiles, finished_runs: Collection[str]) -> Unneeded:
     ages = {name: lease.age_of(name) for name in lease.names()}
     active = tuple(name for name, age in ages.items() if age and not age.has_expired)
     names, needed = [], set[str]()
+    before = shared.store.now() - _YOUNG
     for info in shared.store.list(NAMES):
         name = info.key.removeprefix(NAMES).removesuffix(".json")
-        if _is_old_checkpoint(name, finished_runs):
+        is_left = name.startswith(_JOBS) and info.modified < before and not active
+        if is_left or _is_old_checkpoint(name, finished_runs):
             names.append(UnneededObject(info.key, info.bytes))
         elif named := shared.find(name):
             needed.update(contents_of(named.reference))
-    contents = [] if active else list(_unnamed(shared, needed))
+    contents = [] if active else list(_unnamed(shared, needed, before))
     return Unneeded((*names, *contents), active)
 
 
@@ -62,8 +66,9 @@ def _is_old_checkpoint(name: str, finished_runs: Collection[str]) -> bool:
     return parts[0] == RUNS and parts[-1] == CHECKPOINT and parts[1] in finished_runs
 
 
-def _unnamed(shared: SharedFiles, needed: Collection[str]) -> Iterator[UnneededObject]:
-    before = shared.store.now() - _YOUNG
+def _unnamed(
+    shared: SharedFiles, needed: Collection[str], before: dt.datetime
+) -> Iterator[UnneededObject]:
     for info in shared.store.list(FILES):
         if info.key not in needed and info.modified < before:
             yield UnneededObject(info.key, info.bytes)

@@ -35,5 +35,5 @@ class RayConfig(PluginConfig):
 
     shared_folder: bool = False
     """Whether all nodes mount the working directory at the same path, such as from NFS or Lustre;
-    each node proves that it reads the workspace. Otherwise a workspace that is a folder is refused
-    on a cluster of several nodes."""
+    each node proves that it reads the workspace. It is not needed if the workspace is on an object
+    store, through which files then travel. Otherwise, several nodes are refused."""

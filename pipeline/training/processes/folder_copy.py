@@ -1,4 +1,4 @@
-"""The folder of a training on the machines of a group that do not share it: copies of the first's.
+"""The folder of a training run on machines that do not share it: copies of that of the first.
 
 Rank 0 alone writes checkpoints and weights. Where other machines do not see its folder, one rank on
 each of them copies what has changed, through the connection that the ranks have anyway.
@@ -6,10 +6,10 @@ each of them copies what has changed, through the connection that the ranks have
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from io import BytesIO
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Protocol, TypeVar
 
 import torch
 
@@ -17,8 +17,7 @@ from patchline.pipeline.files.atomic_files import replacing
 from patchline.pipeline.files.file_digest import FileDigest, digest_of
 from patchline.pipeline.frozen_model import FrozenModel
 
-if TYPE_CHECKING:
-    from patchline.pipeline.training.processes.ranks import Ranks
+Value = TypeVar("Value", bound=FrozenModel)
 
 _PIECE_BYTES = 64 << 20
 _OF_EACH_MACHINE = ("job.json", "group.json", "events.jsonl", "worker.log", "result.json")
@@ -31,7 +30,26 @@ class _Listing(FrozenModel):
     files: dict[str, FileDigest]
 
 
-def copy_from_first(ranks: Ranks, folder: Path) -> None:
+class Group(Protocol):
+    """What this needs of the ranks of a training run; see `ranks.Ranks`."""
+
+    is_first: bool
+    writes_files: bool
+
+    def sum(self, values: torch.Tensor) -> torch.Tensor:
+        """Return the sum of a tensor over the ranks."""
+        ...
+
+    def from_first(self, kind: type[Value], compute: Callable[[], Value]) -> Value:
+        """Return what rank 0 computes."""
+        ...
+
+    def bytes_of_first(self, content: bytes, size: int) -> bytes:
+        """Return so many bytes that rank 0 passes."""
+        ...
+
+
+def copy_from_first(ranks: Group, folder: Path) -> None:
     """Let the folder of each machine hold the files of rank 0's; all ranks call this together."""
     listing = ranks.from_first(_Listing, lambda: _Listing(files=_listed(folder))).files
     missing = [False] * len(listing)
@@ -47,7 +65,7 @@ def copy_from_first(ranks: Ranks, folder: Path) -> None:
     ranks.sum(torch.zeros(1))  # until all of them have written
 
 
-def _copy(ranks: Ranks, file: Path, size: int, *, writes: bool) -> None:
+def _copy(ranks: Group, file: Path, size: int, *, writes: bool) -> None:
     pieces = _pieces(ranks, file, size)
     if not writes:
         for _ in pieces:
@@ -59,7 +77,7 @@ def _copy(ranks: Ranks, file: Path, size: int, *, writes: bool) -> None:
             opened.write(piece)
 
 
-def _pieces(ranks: Ranks, file: Path, size: int) -> Iterator[bytes]:
+def _pieces(ranks: Group, file: Path, size: int) -> Iterator[bytes]:
     """Yield the content of a file of rank 0, on all ranks."""
     with file.open("rb") if ranks.is_first else BytesIO() as opened:
         for start in range(0, size, _PIECE_BYTES):

@@ -84,7 +84,7 @@ def train_in_processes(job: TrainingJob) -> FrozenModel:
 
 
 def empty_folder(folder: Path) -> None:
-    """Empty what the ranks share, in the folder of a training."""
+    """Empty what the ranks share, in the folder of a training run."""
     shutil.rmtree(folder / RANKS_FOLDER, ignore_errors=True)
     (folder / RANKS_FOLDER).mkdir()
 

@@ -39,12 +39,14 @@ def test_only_what_nothing_needs_goes(team: str, tmp_path: Path) -> None:
         needed = publish(shared, "runs/killed/training/checkpoint", "of an interrupted run")
         young = publish(shared, "splits/t", "replaced just now")
         publish(shared, "splits/t", "new")
+        left, job = publish(shared, "jobs/old/task", "of a killed run"), "names/jobs/old/task.json"
+        publish(shared, "jobs/young/task", "of a job that may be active")
         long_ago = time.time() - 2 * 86400
-        for key in (replaced, kept, checkpoint, needed):
+        for key in (replaced, kept, checkpoint, needed, left, job):
             os.utime(tmp_path / "team" / key, (long_ago, long_ago))
         found = unneeded_objects.find(shared, {"done"})
         assert {each.key for each in found.objects} == {
-            *(replaced, checkpoint, "names/runs/done/training/checkpoint.json"),
+            *(replaced, checkpoint, "names/runs/done/training/checkpoint.json", left, job),
         }
         assert young not in {each.key for each in found.objects}
         with lease.held("killed"):

@@ -1,8 +1,8 @@
 """A Ray cluster of two nodes on this machine: two network namespaces that a cable joins.
 
 Needs root, `ip` of iproute2, and Ray. Each node sees only its own interfaces. The nodes share all
-files, unless there is an object store: then node `b` has an empty file system in place of the folder
-that `a` works in, and the store, a third namespace, is all that both reach.
+files, unless there is an object store, in a third namespace: then it is all that both reach, and
+node `b` has an empty file system in place of the folder that `a` works in.
 """
 
 from __future__ import annotations
@@ -102,11 +102,14 @@ class Cluster:
         program = "from moto.server import main; main()"
         server = [*inside, sys.executable, "-P", "-c", program, "-H", self.store_host]
         with (self.folder / "objects.log").open("ab") as log:
-            self._store = subprocess.Popen([*server, "-p", str(_STORE_PORT)], stdout=log, stderr=log)
+            self._store = subprocess.Popen(
+                [*server, "-p", str(_STORE_PORT)], stdout=log, stderr=log
+            )
         url = f"http://{self.store_host}:{_STORE_PORT}/nodes"
         make = f"import urllib.request as r; r.urlopen(r.Request({url!r}, method='PUT'))"
         until = time.monotonic() + patient(60)
-        while subprocess.run([*inside, sys.executable, "-c", make], capture_output=True).returncode:
+        made = [*inside, sys.executable, "-c", make]
+        while subprocess.run(made, capture_output=True, check=False).returncode:
             assert time.monotonic() < until, "the object store does not start"
             time.sleep(0.5)
 
@@ -142,7 +145,13 @@ class Cluster:
         command = [*_RAY, "start", *place, *rest]
         if self.has_store and node == "b":
             own = f"mount -t tmpfs none {self.folder} && export HOME={self.folder}/home"
-            command = ["sh", "-c", f'{own} && mkdir -p "$HOME" && cd "$HOME" && exec "$@"', "-", *command]
+            command = [
+                "sh",
+                "-c",
+                f'{own} && mkdir -p "$HOME" && cd "$HOME" && exec "$@"',
+                "-",
+                *command,
+            ]
         subprocess.run(
             self.command(node, *command),
             env={**self.environment, "RAY_gcs_rpc_server_reconnect_timeout_s": "20", **variables},

@@ -1,0 +1,189 @@
+"""A job and its results travel between machines that share nothing but the store of a workspace."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated
+
+import pytest
+
+from patchline.pipeline.errors import ConfigError, WorkerError
+from patchline.pipeline.files.workspace_folder import WORKSPACE
+from patchline.pipeline.frozen_model import FrozenModel
+from patchline.pipeline.workers import remote_job
+from patchline.pipeline.workers.job_paths import SAME_PLACE, paths_of
+from patchline.pipeline.workers.launcher import WorkerTask
+from patchline.pipeline.workers.remote_job import ReceivedJob, SentJob, enter_workspace
+from patchline.pipeline.workspace import chosen
+from tests.patience import until
+
+
+class Inner(FrozenModel):
+    folder: Path
+
+
+class Job(FrozenModel):
+    store: Path
+    model: Path
+    inner: Inner
+    table: Path
+    images: Annotated[Path, SAME_PLACE]
+    workspace: Path
+    words: str = ""
+
+
+@pytest.fixture
+def uri(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Return the address of a shared workspace; the node keeps its caches in `node`."""
+    (tmp_path / "team").mkdir()
+    (tmp_path / "a").mkdir()
+    monkeypatch.setenv(remote_job.NODE_FOLDER_VARIABLE, str(tmp_path / "node"))
+    monkeypatch.delenv(chosen.VARIABLE, raising=False)
+    monkeypatch.chdir(tmp_path / "a")
+    address = (tmp_path / "team").as_uri()
+    chosen.use(address)
+    assert chosen.shared() is not None
+    return address
+
+
+@contextlib.contextmanager
+def node(uri: str) -> Iterator[Path]:
+    """Work as another machine, and yield its folder `.patchline`."""
+    with contextlib.chdir("."), contextlib.ExitStack() as held:
+        held.push(remote_job._held.pop_all())
+        yield enter_workspace(uri)
+        remote_job._held.close()
+
+
+def task_of(tmp_path: Path) -> WorkerTask:
+    """Return a task as the machine of a run has it."""
+    workspace = WORKSPACE.resolve()
+    for name, content in {
+        "prepared/x/images.npy": "pixels",
+        "runs/r/training/best-1/model": "old weights",
+        "runs/r/training/worker.log": "lines of before\n",
+        "runs/r/training/events.jsonl": '{"seq": 0}\n{"half',
+    }.items():
+        (workspace / name).parent.mkdir(parents=True, exist_ok=True)
+        (workspace / name).write_text(content)
+    (tmp_path / "model.onnx").write_text("a model elsewhere")
+    folder = workspace / "runs/r/training"
+    job = Job(
+        store=workspace / "prepared/x",
+        model=tmp_path / "model.onnx",
+        inner=Inner(folder=folder),
+        table=workspace / "runs/r/table.parquet",
+        images=tmp_path / "photos",
+        workspace=workspace,
+        words=f"{tmp_path}/model.onnx.bak and {workspace}",
+    )
+    (folder / "job.json").write_text(job.model_dump_json())
+    named = paths_of(job)
+    assert named.same_place == (tmp_path / "photos",)
+    return WorkerTask("m", folder, files=named.files, same_place=named.same_place)
+
+
+def work(received: ReceivedJob, place: Path) -> None:
+    """Do what a worker does."""
+    job = Job.model_validate_json((received.folder / "job.json").read_text())
+    assert received.folder == place / "runs/r/training" == job.inner.folder
+    assert (job.store / "images.npy").read_text() == "pixels"
+    assert (job.model.name, job.model.read_text()) == ("model.onnx", "a model elsewhere")
+    assert (job.workspace, job.images.name) == (place, "photos")
+    assert job.words.startswith(str(job.images.parent))
+    assert (received.folder / "events.jsonl").read_text() == '{"seq": 0}\n'
+    received.report()
+    picture = received.folder / "picture.png"
+    picture.write_text("a picture")
+    with (received.folder / "events.jsonl").open("a") as events:
+        event = {"seq": 1, "kind": "artifact", "path": str(picture), "name": "picture.png"}
+        events.write(json.dumps(event) + "\n")
+    (received.folder / "worker.log").write_text("a line\n")
+    (received.folder / "best-1/model").unlink()
+    (received.folder / "best-2").mkdir()
+    (received.folder / "best-2/model").write_text("new weights")
+    (place / "teacher").mkdir()
+    (place / "teacher/answers.npy").write_text("answers")
+    job.table.write_text("a table")
+    result = {"best": str(received.folder / "best-2"), "answers": str(place / "teacher")}
+    (received.folder / "result.json").write_text(json.dumps({"result": result}))
+
+
+def test_a_job_is_done_elsewhere(tmp_path: Path, uri: str) -> None:
+    """Inputs arrive, events with their files come back as they are written, results afterwards."""
+    task = task_of(tmp_path)
+    workspace, training = WORKSPACE.resolve(), task.folder
+    sent = SentJob(task)
+    with node(uri) as place:
+        assert place.is_relative_to(tmp_path / "node")
+        received = ReceivedJob(sent.name)
+        work(received, place)
+        until(lambda: bool(received._ready), "nothing has grown", seconds=20)
+        grown = received.grown()
+        assert grown is not None
+        assert not received.is_sent
+        received.end()
+        until(lambda: received.is_sent, "the result is not sent", seconds=20)
+        assert received.error == ""
+        received.remove()
+        assert (place / "prepared/x/images.npy").exists()
+        assert not received.folder.exists()
+    assert not (training / "picture.png").exists()
+    sent.grow(grown)
+    [before, event] = (training / "events.jsonl").read_text().splitlines()
+    assert (json.loads(before)["seq"], json.loads(event)["seq"]) == (0, 1)
+    assert Path(json.loads(event)["path"]) == training / "picture.png"
+    assert (training / "picture.png").read_text() == "a picture"
+    assert (training / "worker.log").read_text() == "lines of before\na line\n"
+    sent.take_result()
+    result = json.loads((training / "result.json").read_text())["result"]
+    assert Path(result["best"], "model").read_text() == "new weights"
+    assert Path(result["answers"], "answers.npy").read_text() == "answers"
+    assert Path(result["answers"]).is_relative_to(workspace)
+    assert (workspace / "runs/r/table.parquet").read_text() == "a table"
+    assert not (training / "best-1").exists()
+    sent.forget()
+    shared = chosen.shared()
+    assert shared is not None
+    assert shared.names("jobs/") == []
+
+
+def test_what_was_damaged_on_the_way_is_not_used(tmp_path: Path, uri: str) -> None:
+    """An input by the node, a result by the machine of the run."""
+    sent = SentJob(task_of(tmp_path))
+    for file in (tmp_path / "team/files").rglob("*"):
+        if file.is_file() and file.read_text() == "pixels":
+            file.write_text("pixelz")
+    with node(uri), pytest.raises(WorkerError, match="is damaged"):
+        ReceivedJob(sent.name)
+    with pytest.raises(WorkerError, match="AWS_ENDPOINT_URL"):
+        sent.take_result()
+
+
+def test_each_process_of_a_node_has_a_cache_of_its_own(tmp_path: Path, uri: str) -> None:
+    """What a killed one has left of jobs is gone, decoded images stay, and no one has both."""
+    with node(uri) as first:
+        (first / "prepared/x").mkdir(parents=True)
+        (first / "runs/r").mkdir(parents=True)
+        with contextlib.chdir(tmp_path):
+            second = enter_workspace(uri)
+        assert first != second
+    with node(uri) as again:
+        assert again == first
+        assert (again / "prepared/x").is_dir()
+        assert not (again / "runs").exists()
+
+
+def test_a_node_that_cannot_reach_the_store_says_why(
+    tmp_path: Path, uri: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A user's error, with the remedy."""
+    assert uri
+    monkeypatch.chdir(tmp_path)
+    os.environ.pop(chosen.VARIABLE, None)
+    with pytest.raises(ConfigError, match="Create it, or mount its disk"):
+        enter_workspace((tmp_path / "nowhere").as_uri())
