@@ -80,7 +80,7 @@ def test_the_other_machine_has_the_files_of_the_first(
     ranks = [Rank(agreement, number) for number in range(SIZE)]
     with ThreadPoolExecutor(SIZE) as pool:
         copies = zip(ranks, (first, first, other), strict=True)
-        for done in [pool.submit(copy_from_first, *each) for each in copies]:  # type: ignore[arg-type]
+        for done in [pool.submit(copy_from_first, *each) for each in copies]:
             done.result(60)
     files = {f.relative_to(other).as_posix() for f in other.rglob("*") if f.is_file()}
     assert files == {
