@@ -13,6 +13,14 @@ import numpy as np
 import pandas as pd
 
 from patchline.pipeline.data.manifests.left_out import LeftOut, left_out, remedies
+from patchline.pipeline.data.reading.image_quality import (
+    BLANK,
+    BLURRED,
+    DARK,
+    Quality,
+    faults,
+    limits_among,
+)
 from patchline.pipeline.files.data_names import IMAGE_SUFFIXES
 from patchline.pipeline.inspection.finding import Finding, Kind, Severity, finding_on_files
 
@@ -34,9 +42,6 @@ _USUAL_MODES = {"RGB", "L"}
 _USUAL_SHARE = 0.2
 _FEWEST_TO_COMPARE = 10
 _SIZE_FACTOR, _SHAPE_FACTOR, _DEVIATIONS = 4.0, 3.0, 6.0
-_BLANK_CONTRAST, _BLANK_ENTROPY = 4.0, 0.1
-_DARK, _DARK_MOST = 64.0, 0.2
-_BLURRED, _BLURRED_PART = 0.3, 1 / 3
 
 
 def findings_on_status(manifest: pd.DataFrame) -> list[Finding]:
@@ -105,15 +110,9 @@ def findings_on_light(rows: pd.DataFrame) -> list[Finding]:
     Args:
         rows: the usable images, with the columns of their measures.
     """
-    blank = (rows["contrast"] < _BLANK_CONTRAST) | (rows["entropy"] < _BLANK_ENTROPY)
-    dark = ~blank & (rows["brightest"] < _DARK)
-    if dark.mean() > _DARK_MOST:  # dark by nature, such as night skies
-        dark &= False
-    others = rows.loc[~blank & ~dark, "sharpness"]
-    limit = min(_BLURRED, float(others.median()) * _BLURRED_PART) if len(others) else 0.0
-    blurred = ~blank & ~dark & (rows["sharpness"] < limit)
-    if len(others) < _FEWEST_TO_COMPARE:
-        blurred &= False
+    quality = Quality(*(rows[name].to_numpy() for name in Quality._fields))
+    fault = np.array(faults(quality, limits_among(quality)), dtype=object)
+    blank, dark, blurred = (fault == kind for kind in (BLANK, DARK, BLURRED))
     trained = "Trains on them like all others."
     finding = _finding(
         "blank", "warning", rows[blank], _images,

@@ -10,6 +10,7 @@ from patchline.pipeline.config import ModelChoice
 from patchline.pipeline.errors import ModelReferenceError
 from patchline.pipeline.frozen_model import FrozenModel
 from patchline.pipeline.metrics.temperature import TemperatureFit
+from patchline.pipeline.models.answer_rules import AnswerRules
 from patchline.pipeline.plugin_system import plugin_loader
 from patchline.pipeline.plugin_system.plugin_settings import named_patch_embedding
 from patchline.plugin_api import NO_PATCH_EMBEDDING, ImageSpec
@@ -42,6 +43,8 @@ class ModelDescription(FrozenModel):
     """Divides the logits before the softmax, so that probabilities are calibrated."""
     calibration: TemperatureFit | None = None
     """Whether validation images determine the temperature; None if the model is not calibrated."""
+    answers: AnswerRules | None = None
+    """When an answer is a set of classes or gets a warning; None of an encoder."""
     data_fingerprint: str = ""
     """Version of the data that the model was trained on."""
     run_id: str = ""

@@ -34,12 +34,22 @@ class ImageClassifier(mlflow.pyfunc.PythonModel):  # type: ignore[name-defined,m
     def predict(
         self, context: Any, model_input: pd.DataFrame, params: dict[str, Any] | None = None
     ) -> list[dict[str, Any]]:
-        """Predict a table with a column `image`, or a list of images."""
+        """Predict a table with a column `image`, or a list of images.
+
+        Parameters: `top_k`, the number of classes; `coverage` of the prediction sets, 0 for the
+        package's own; `map`, whether to say where the model looked.
+        """
         del context  # used by `load_context`
         has_column = hasattr(model_input, "columns")
         images = list(model_input["image"]) if has_column else list(model_input)
-        top_k = int((params or {}).get("top_k", 5))
-        answers = self.model.answers(images, top_k, paths=os.environ.get(_SERVING) != "true")
+        given = params or {}
+        answers = self.model.answers(
+            images,
+            int(given.get("top_k", 5)),
+            paths=os.environ.get(_SERVING) != "true",
+            coverage=float(given.get("coverage") or 0) or None,
+            with_map=bool(given.get("map", False)),
+        )
         outside = self.model.fits.words()
         if outside:
             warnings.warn(outside, stacklevel=2)

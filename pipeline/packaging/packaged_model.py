@@ -30,7 +30,10 @@ from patchline.pipeline.data.reading.pillow_decoding import mapped_pixels
 from patchline.pipeline.data.reading.resizing import resize_image
 from patchline.pipeline.data.value_ranges.value_fit import RangeFits
 from patchline.pipeline.models.onnx_session import open_session
+from patchline.pipeline.packaging.judging import AnswerJudge, Judged, SizedPixels, attention_map
 
+REFERENCE_FILE = "reference_features.npz"
+"""Beside `model.json`: features of images that the model has seen, for the warning `far`."""
 _LONGEST_PATH = 4096
 _SHOWN = 300
 
@@ -53,7 +56,10 @@ class PackagedModel:
         self.temperature: float = description.get("temperature", 1.0)
         self.calibration: dict[str, Any] | None = description.get("calibration")
         self.files = onnx_file, description_file
+        reference = description_file.with_name(REFERENCE_FILE)
+        self.judge = AnswerJudge(description.get("answers"), reference, self.classes)
         self._session = open_session(onnx_file, threads)
+        self.output_names = tuple(output.name for output in self._session.get_outputs())
 
     def with_threads(self, threads: int) -> PackagedModel:
         """Return the same model with another number of threads."""
@@ -118,7 +124,8 @@ class PackagedModel:
 
     def _resized(self, pixels_HWC: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
         spec = self.image
-        return resize_image(pixels_HWC, spec["height"], spec["width"], spec["resize"])
+        resized_HWC = resize_image(pixels_HWC, spec["height"], spec["width"], spec["resize"])
+        return SizedPixels.of(resized_HWC, pixels_HWC.shape)
 
     def probabilities(self, pixels_BHWC: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
         """Return calibrated probabilities (B, K) of a classifier."""
@@ -126,17 +133,35 @@ class PackagedModel:
 
     def outputs(self, pixels_BHWC: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
         """Return calibrated probabilities (B, K), or the features (B, D) of an encoder."""
+        return self.named_outputs(pixels_BHWC, self.output_names[:1])[0]
+
+    def named_outputs(
+        self, pixels_BHWC: np.ndarray[Any, Any], names: Sequence[str]
+    ) -> list[np.ndarray[Any, Any]]:
+        """Return some of the network's outputs; `output_names` lists them.
+
+        Beside `probabilities`, a classifier may have `features` (B, D), the input of its head;
+        `attention` (B, blocks, rows, columns), that of the class token to the patches; and
+        `readings` (B, blocks, K), the probabilities that the head reads after each block.
+        """
         name = self._session.get_inputs()[0].name
-        outputs: np.ndarray[Any, Any] = np.asarray(self._session.run(None, {name: pixels_BHWC})[0])
-        return outputs
+        pixels = np.asarray(pixels_BHWC)
+        return [np.asarray(each) for each in self._session.run(list(names), {name: pixels})]
 
     def answers(
-        self, images: list[object], top_k: int = 5, *, paths: bool = True
+        self,
+        images: list[object],
+        top_k: int = 5,
+        *,
+        paths: bool = True,
+        coverage: float | None = None,
+        with_map: bool = False,
     ) -> list[dict[str, Any]]:
         """Return one answer for each image, in order.
 
-        An answer has `label`, `probability`, `top_k` and `error`; that of an encoder `features` and
-        `error`. An image that cannot be read gets an error; the other images are still predicted.
+        An answer has `label`, `probability`, `top_k`, `set`, `coverage`, `set_unknown`, `warnings`
+        and `error`, and if asked for `map`; that of an encoder `features` and `error`. An image
+        that cannot be read gets an error; the other images are still predicted.
         """
         decoded: list[np.ndarray[Any, Any] | str] = []
         for image in images:
@@ -144,34 +169,99 @@ class PackagedModel:
                 decoded.append(self.pixels(image, paths=paths))
             except UndecodableImageError as error:
                 decoded.append(str(error))
-        return self.answers_to(decoded, top_k)
+        return self.answers_to(decoded, top_k, coverage=coverage, with_map=with_map)
 
     def answers_to(
-        self, decoded: Sequence[np.ndarray[Any, Any] | str], top_k: int = 5
+        self,
+        decoded: Sequence[np.ndarray[Any, Any] | str],
+        top_k: int = 5,
+        *,
+        coverage: float | None = None,
+        with_map: bool = False,
     ) -> list[dict[str, Any]]:
         """Return one answer for each image, in order, as `answers` does.
 
         Args:
             decoded: what `pixels` returns for each image, or the reason why it cannot be read.
             top_k: number of classes in each answer.
+            coverage: probability that a set holds the true class; by default the package's own. It
+                gets the next one that the package has a threshold for.
+            with_map: whether to add where the model looked, `map`: shares of the patches.
         """
         readable = [each for each in decoded if not isinstance(each, str)]
-        outputs = iter(self.outputs(np.stack(readable)) if readable else ())
+        if not self.classes:
+            features = iter(self.outputs(np.stack(readable)) if readable else ())
+            return [
+                {"features": None, "error": each}
+                if isinstance(each, str)
+                else {"features": next(features).tolist(), "error": None}
+                for each in decoded
+            ]
+        answers = iter(
+            self._answers_to_pixels(readable, top_k, coverage, with_map=with_map)
+            if readable
+            else ()
+        )
         return [
-            self._unknown(each) if isinstance(each, str) else self._answer(next(outputs), top_k)
+            self._no_answer(each, coverage, with_map=with_map)
+            if isinstance(each, str)
+            else next(answers)
             for each in decoded
         ]
 
-    def _unknown(self, reason: str) -> dict[str, Any]:
-        if self.classes:
-            return {"label": None, "probability": None, "top_k": [], "error": reason}
-        return {"features": None, "error": reason}
+    def judged(
+        self, pixels: Sequence[np.ndarray[Any, Any]], coverage: float | None = None
+    ) -> tuple[np.ndarray[Any, Any], list[Judged]]:
+        """Return the probabilities (B, K) of decoded images, and how reliable each answer is."""
+        probabilities_BK, judged, _ = self._judged(pixels, coverage, with_map=False)
+        return probabilities_BK, judged
 
-    def _answer(self, row: np.ndarray[Any, Any], top_k: int) -> dict[str, Any]:
-        if not self.classes:
-            return {"features": row.tolist(), "error": None}
-        ranked = self.ranked(row, top_k)
-        return {**ranked[0], "top_k": ranked, "error": None}
+    def _judged(
+        self, pixels: Sequence[np.ndarray[Any, Any]], coverage: float | None, *, with_map: bool
+    ) -> tuple[np.ndarray[Any, Any], list[Judged], np.ndarray[Any, Any] | None]:
+        """Return probabilities (B, K), what to say about each, and attention (B, L, h, w)."""
+        names = [self.output_names[0]]
+        if self.judge.needs_features and "features" in self.output_names:
+            names.append("features")
+        if with_map and "attention" in self.output_names:
+            names.append("attention")
+        outputs = dict(zip(names, self.named_outputs(np.stack(pixels), names), strict=True))
+        probabilities_BK = outputs[names[0]]
+        judged = self.judge.judge(list(pixels), probabilities_BK, outputs.get("features"), coverage)
+        return probabilities_BK, judged, outputs.get("attention")
+
+    def _answers_to_pixels(
+        self,
+        pixels: Sequence[np.ndarray[Any, Any]],
+        top_k: int,
+        coverage: float | None,
+        *,
+        with_map: bool,
+    ) -> Iterator[dict[str, Any]]:
+        probabilities_BK, judged, maps_BLhw = self._judged(pixels, coverage, with_map=with_map)
+        for image, (row_K, said) in enumerate(zip(probabilities_BK, judged, strict=True)):
+            ranked = self.ranked(row_K, top_k)
+            answer = {**ranked[0], "top_k": ranked, **self.reliability(said)}
+            if with_map:
+                answer["map"] = None if maps_BLhw is None else attention_map(maps_BLhw[image])
+            yield {**answer, "error": None}
+
+    def reliability(self, said: Judged) -> dict[str, Any]:
+        """Return the part of an answer that says how reliable it is, as JSON values."""
+        inside = said.members
+        return {
+            "set": None if inside is None else [self.classes[k] for k in inside],
+            "coverage": said.coverage,
+            "set_unknown": said.unknown or None,
+            "warnings": [{"kind": kind, "message": message} for kind, message in said.warnings],
+        }
+
+    def _no_answer(self, reason: str, coverage: float | None, *, with_map: bool) -> dict[str, Any]:
+        """Return the answer for an image that cannot be read."""
+        nothing: dict[str, Any] = {"label": None, "probability": None, "top_k": [], "set": None}
+        promised = self.judge.threshold(coverage)[1]
+        nothing |= {"coverage": promised, "set_unknown": reason, "warnings": []}
+        return {**nothing, **({"map": None} if with_map else {}), "error": reason}
 
     def ranked(self, row_K: np.ndarray[Any, Any], top_k: int) -> list[dict[str, Any]]:
         """Return the most probable classes of one image, each with `label` and `probability`."""

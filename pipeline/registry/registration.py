@@ -23,7 +23,7 @@ from patchline.pipeline.host.interruption import signals_held
 from patchline.pipeline.metrics.intervals import MetricEstimate
 from patchline.pipeline.models.model_description import WEIGHTS_FILE, load_description
 from patchline.pipeline.packaging.job import Package
-from patchline.pipeline.packaging.package_files import ARTIFACTS, SERVER_FILE
+from patchline.pipeline.packaging.package_files import ARTIFACTS, OPTIONAL, SERVER_FILE
 from patchline.pipeline.packaging.standalone_file import requirements
 from patchline.pipeline.provenance.weights_record import provenance_of
 from patchline.pipeline.registry.registered_models import (
@@ -194,14 +194,24 @@ def save_as_mlflow_model(run: TrackedRun, model_id: str, package: Path) -> Path:
     any_type = AnyType()  # type: ignore[no-untyped-call]  # bytes, base64, paths and arrays
     signature = ModelSignature(
         inputs=Schema([ColSpec(any_type, "image")]),
-        params=ParamSchema([ParamSpec("top_k", DataType.long, 5)]),
+        params=ParamSchema(
+            [
+                ParamSpec("top_k", DataType.long, 5),
+                ParamSpec("coverage", DataType.double, 0.0),
+                ParamSpec("map", DataType.boolean, False),
+            ]
+        ),
     )
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # hints about type annotations and examples
         mlflow.pyfunc.save_model(
             str(target),
             python_model=str(package / SERVER_FILE),
-            artifacts={name: artifact_uri(package / name) for name in ARTIFACTS},
+            artifacts={
+                name: artifact_uri(package / name)
+                for name in ARTIFACTS
+                if name not in OPTIONAL or (package / name).is_file()
+            },
             signature=signature,
             pip_requirements=requirements(),
             mlflow_model=Model(run_id=run.run_id, model_id=model_id),

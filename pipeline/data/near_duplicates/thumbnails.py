@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import cv2
 import numpy as np
 
+from patchline.pipeline.data.reading.image_quality import shrunk
+
 if TYPE_CHECKING:
     import pandas as pd
 
 LUMA_SIDE, CHROMA_SIDE = 24, 8
 """Pixels on a side."""
-_SHRUNK_SIDE = 256
 Array = np.ndarray[Any, Any]
 
 
@@ -54,16 +55,6 @@ class ThumbnailCollector:
         luma = np.frombuffer(self._luma, np.uint8).reshape(-1, LUMA_SIDE, LUMA_SIDE)
         chroma = np.frombuffer(self._chroma, np.uint8).reshape(-1, CHROMA_SIDE, CHROMA_SIDE, 2)
         return Thumbnails(luma[places], chroma[places])
-
-
-def shrunk(image_HWC: Array) -> Array:
-    """Return the image with at most 256 pixels on a side, so that measures do not depend on it."""
-    height, width = image_HWC.shape[:2]
-    scale = _SHRUNK_SIDE / max(height, width)
-    if scale >= 1:
-        return np.ascontiguousarray(image_HWC)
-    size = (max(1, round(width * scale)), max(1, round(height * scale)))
-    return cv2.resize(np.ascontiguousarray(image_HWC), size, interpolation=cv2.INTER_AREA)
 
 
 def _thumbnail(image_HWC: Array) -> tuple[Array, Array]:

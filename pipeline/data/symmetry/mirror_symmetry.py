@@ -19,9 +19,9 @@ from pydantic import ValidationError
 
 from patchline.pipeline.config import RunConfig
 from patchline.pipeline.data.manifests.same_images import FILE, GROUP, PIXELS, column_of, united
-from patchline.pipeline.data.near_duplicates.thumbnails import shrunk
 from patchline.pipeline.data.pixel_values.pixel_mapping import PixelMapping
 from patchline.pipeline.data.reading.decoding import UndecodableImageError, decoded
+from patchline.pipeline.data.reading.image_quality import shrunk
 from patchline.pipeline.data.reading.image_root import root_image_bytes
 from patchline.pipeline.data.reading.jpeg_decoding import decode_jpeg
 from patchline.pipeline.data.symmetry.assumed_symmetries import mirroring_settings

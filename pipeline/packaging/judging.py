@@ -1,0 +1,209 @@
+"""How reliable an answer is: the set of classes that an image may be of, and warnings.
+
+It applies the rules of `patchline.pipeline.models.answer_rules`, which a package holds as JSON, to
+one batch. Inlined into every package, so it needs only numpy and OpenCV.
+
+Shapes: B images, H, W and C of an image, K classes, D features, L blocks; h, w the grid of patches.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, NamedTuple, Self
+
+import numpy as np
+
+from patchline.pipeline.data.reading.image_quality import (
+    BLANK,
+    BLURRED,
+    DARK,
+    Quality,
+    QualityLimits,
+    faults,
+    quality_of,
+)
+from patchline.pipeline.metrics.conformal import set_members
+from patchline.pipeline.metrics.feature_distance import neighbour_distance
+
+TOO_SMALL, FAR = "too_small", "far"
+WARNINGS = (BLANK, DARK, BLURRED, TOO_SMALL, FAR)
+"""All kinds of warnings."""
+_PACKAGED_BEFORE = "the package is older than prediction sets: train and register the model again"
+_SLACK = 1 - 1e-5
+"""A package's probabilities differ from the reported ones in the last digits."""
+
+
+class SizedPixels(np.ndarray[Any, Any]):
+    """An image as the network takes it, uint8 (H, W, C), with the size that it had before."""
+
+    original: tuple[int, int] | None = None
+    """Height and width in pixels; None if they are not known."""
+
+    @classmethod
+    def of(cls, pixels_HWC: np.ndarray[Any, Any], original: tuple[int, ...]) -> Self:
+        """Return the image with its size."""
+        sized = pixels_HWC.view(cls)
+        sized.original = (int(original[0]), int(original[1]))
+        return sized
+
+
+class Judged(NamedTuple):
+    """What is said about one image besides its probabilities."""
+
+    members: tuple[int, ...] | None
+    """The classes of its set, the most probable first; None if the set is not known."""
+    coverage: float | None
+    """Probability that a set holds the true class; None if there is no set and none was asked."""
+    unknown: str
+    """Why there is no set."""
+    warnings: tuple[tuple[str, str], ...]
+    """Kind and message of each."""
+
+
+class AnswerJudge:
+    """Applies the rules of a package.
+
+    Args:
+        rules: from `model.json`; None for a package that has none.
+        reference_file: features of the reference, and k; it need not exist.
+        classes: names, in the order of the outputs.
+    """
+
+    def __init__(
+        self, rules: dict[str, Any] | None, reference_file: Path, classes: list[str]
+    ) -> None:
+        self.rules = rules
+        self.classes = classes
+        self._reference_MD: np.ndarray[Any, Any] | None = None
+        self._nearest = 1
+        if rules and rules.get("far") is not None and reference_file.is_file():
+            with np.load(reference_file, allow_pickle=False) as stored:
+                self._reference_MD = stored["reference"].astype(np.float32)
+                self._nearest = int(stored["nearest"])
+
+    @property
+    def needs_features(self) -> bool:
+        """Whether the model's features are needed for the warnings."""
+        return self._reference_MD is not None
+
+    def threshold(self, coverage: float | None = None) -> tuple[float | None, float | None, str]:
+        """Return the least probability of a member, the coverage of the sets, and why it is None.
+
+        The coverage is the next one that the package has a threshold for.
+        """
+        if self.rules is None:
+            return None, coverage, _PACKAGED_BEFORE
+        wanted = self.rules["coverage"] if coverage is None else coverage
+        if not 0 < wanted < 1:
+            return None, wanted, f"a coverage of {wanted:g} is not between 0 and 1"
+        for each in self.rules["thresholds"]:
+            if each["coverage"] >= wanted - 1e-9:
+                return each["least_probability"], each["coverage"], each["unknown"]
+        known = ", ".join(f"{each['coverage']:g}" for each in self.rules["thresholds"])
+        return None, wanted, f"the package has thresholds for the coverages {known}"
+
+    def judge(
+        self,
+        pixels: list[np.ndarray[Any, Any]],
+        probabilities_BK: np.ndarray[Any, Any],
+        features_BD: np.ndarray[Any, Any] | None,
+        coverage: float | None = None,
+    ) -> list[Judged]:
+        """Return what to say about each image of a batch."""
+        least, promised, unknown = self.threshold(coverage)
+        members: list[tuple[int, ...] | None] = [None] * len(pixels)
+        if least is not None:
+            inside_BK = set_members(probabilities_BK, least * _SLACK)
+            ranked_BK = np.argsort(-probabilities_BK, axis=1, kind="stable")
+            members = [
+                tuple(int(k) for k in order_K if inside_K[k])
+                for order_K, inside_K in zip(ranked_BK, inside_BK, strict=True)
+            ]
+        warnings = self._warnings(pixels, features_BD)
+        return [
+            Judged(inside, promised, "" if inside is not None else unknown, said)
+            for inside, said in zip(members, warnings, strict=True)
+        ]
+
+    def distances(self, features_BD: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        """Return the distance of each image to the reference."""
+        assert self._reference_MD is not None  # noqa: S101 - mypy
+        return neighbour_distance(features_BD, self._reference_MD, self._nearest)
+
+    def _warnings(
+        self, pixels: list[np.ndarray[Any, Any]], features_BD: np.ndarray[Any, Any] | None
+    ) -> list[tuple[tuple[str, str], ...]]:
+        rules = self.rules
+        if rules is None:
+            return [()] * len(pixels)
+        far: list[float | None] = [None] * len(pixels)
+        if features_BD is not None and self.needs_features:
+            far = [float(each) for each in self.distances(features_BD)]
+        return [
+            tuple(image_warnings(rules, image, distance))
+            for image, distance in zip(pixels, far, strict=True)
+        ]
+
+
+def image_warnings(
+    rules: dict[str, Any], pixels_HWC: np.ndarray[Any, Any], distance: float | None
+) -> list[tuple[str, str]]:
+    """Return kind and message of each warning about one image.
+
+    Args:
+        rules: those of a package.
+        pixels_HWC: as the network takes it; with its original size if that is known.
+        distance: to the reference features; None if it is not known.
+    """
+    said = []
+    quality = quality_of(np.asarray(pixels_HWC))
+    [fault] = faults(quality, QualityLimits(rules["dark"], rules["blurred"]))
+    if fault:
+        said.append((fault, _fault_message(fault, quality, rules)))
+    original, least = getattr(pixels_HWC, "original", None), rules["least_side"]
+    if original is not None and least is not None and min(original) < least:
+        height, width = original
+        said.append(
+            (
+                TOO_SMALL,
+                (
+                    f"the image is only {width}x{height} pixels: with less than {least:g} on its "
+                    "shorter side it shows less than the images that the model was tested on"
+                ),
+            )
+        )
+    if distance is not None and rules["far"] is not None and distance > rules["far"]:
+        share = 1 - rules["false_alarms"]
+        said.append(
+            (
+                FAR,
+                (
+                    "the image is far from everything that the model has seen: its features are "
+                    f"at a distance of {distance:.3g}, where {share:.0%} of new images like those "
+                    f"it was tested on are within {rules['far']:.3g}"
+                ),
+            )
+        )
+    return said
+
+
+def _fault_message(fault: str, quality: Quality, rules: dict[str, Any]) -> str:
+    if fault == BLANK:
+        return "the image shows a single colour"
+    if fault == DARK:
+        return (
+            f"the image is dark: 99% of its pixels are at most {quality.brightest:.0f} of 255, "
+            f"below {rules['dark']:g}"
+        )
+    return (
+        f"the image is blurred: its sharpest part has a sharpness of {quality.sharpness:.2g}, "
+        f"below {rules['blurred']:.2g}, a third of what is usual for the model's images or less"
+    )
+
+
+def attention_map(attention_Lhw: np.ndarray[Any, Any]) -> dict[str, Any]:
+    """Return where the model looked: the mean over the blocks, as shares that sum to 1."""
+    mean_hw = attention_Lhw.mean(axis=0, dtype=np.float64)
+    rows, columns = mean_hw.shape
+    shares_hw = mean_hw / max(float(mean_hw.sum()), 1e-12)
+    return {"rows": rows, "columns": columns, "values": shares_hw.round(6).tolist()}
