@@ -40,9 +40,9 @@ def test_sets_cover_the_true_class_as_often_as_promised() -> None:
     for _ in range(DRAWS):
         logits = 2 * generator.standard_normal((n + 1, classes))
         probabilities = np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)
-        # The model is wrong about its own certainty: labels follow flatter probabilities.
-        flat = probabilities**0.5 / (probabilities**0.5).sum(axis=1, keepdims=True)
-        labels = (flat.cumsum(axis=1) > generator.random((n + 1, 1))).argmax(axis=1)
+        # The model is wrong about its own certainty: labels follow less extreme probabilities.
+        milder = probabilities**0.5 / (probabilities**0.5).sum(axis=1, keepdims=True)
+        labels = (milder.cumsum(axis=1) > generator.random((n + 1, 1))).argmax(axis=1)
         own = probabilities[np.arange(n + 1), labels]
         least = least_probability(own[:-1], level)
         assert least is not None
