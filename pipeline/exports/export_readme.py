@@ -12,6 +12,9 @@ from patchline.pipeline.files.atomic_files import write_text
 from patchline.pipeline.metrics.intervals import MetricEstimate
 
 _ONNX = """\
+import os
+
+os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # before onnxruntime is imported
 import numpy as np
 import onnxruntime
 

@@ -14,14 +14,17 @@ os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
 import onnxruntime
 
+from patchline.pipeline.host.processors import default_threads
+
 
 def open_session(file: Path, threads: int = 0) -> Any:
     """Return an inference session on the CPU.
 
     Args:
         file: the ONNX file.
-        threads: how many threads compute one batch; 0 for one a core.
+        threads: how many threads compute one batch; 0 for `OMP_NUM_THREADS`, or one for each
+            processor that this process may use.
     """
     options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = threads
+    options.intra_op_num_threads = threads or default_threads()
     return onnxruntime.InferenceSession(str(file), options, providers=["CPUExecutionProvider"])

@@ -8,6 +8,7 @@ pickle.
 
 from __future__ import annotations
 
+import inspect
 import os
 import warnings
 from pathlib import Path
@@ -19,7 +20,10 @@ import pandas as pd
 from patchline.pipeline.packaging.packaged_model import PackagedModel
 
 _SERVING = "_MLFLOW_IS_IN_SERVING_ENVIRONMENT"
-"""Set to `true` in MLflow's scoring server, where a client must not read the server's files."""
+"""Set to `true` in MLflow's scoring server, where a client must not read the server's files; and in
+`mlflow models predict`, whose table is the user's own."""
+_COMMAND = ("mlflow.pyfunc.scoring_server", "_predict")
+"""Module and function that `mlflow models predict` runs in, and the server never does."""
 
 
 class ImageClassifier(mlflow.pyfunc.PythonModel):  # type: ignore[name-defined,misc]  # MLflow is loosely typed
@@ -46,7 +50,7 @@ class ImageClassifier(mlflow.pyfunc.PythonModel):  # type: ignore[name-defined,m
         answers = self.model.answers(
             images,
             int(given.get("top_k", 5)),
-            paths=os.environ.get(_SERVING) != "true",
+            paths=_may_read_files(),
             coverage=float(given.get("coverage") or 0) or None,
             with_map=bool(given.get("map", False)),
         )
@@ -54,3 +58,15 @@ class ImageClassifier(mlflow.pyfunc.PythonModel):  # type: ignore[name-defined,m
         if outside:
             warnings.warn(outside, stacklevel=2)
         return answers
+
+
+def _may_read_files() -> bool:
+    """Return whether text may be the path of an image; what is not known to be safe is not."""
+    if os.environ.get(_SERVING) != "true":
+        return True
+    frame = inspect.currentframe()
+    while frame is not None:
+        if (frame.f_globals.get("__name__"), frame.f_code.co_name) == _COMMAND:
+            return True
+        frame = frame.f_back
+    return False

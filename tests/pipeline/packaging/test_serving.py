@@ -18,6 +18,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import mlflow.models
 import mlflow.pyfunc
 import numpy as np
 import pandas as pd
@@ -79,6 +80,51 @@ def test_one_image_or_many_are_answered_alike(packaged: Path, exported_rgb: Expo
         alone = model.predict(pd.DataFrame({"image": [form]}), params={"top_k": 2})
         _assert_same(alone, expected[:1])
     assert len(model.predict(pd.DataFrame({"image": images[:1]}))[0]["top_k"]) == 5
+
+
+@pytest.mark.parametrize("content_type", ["csv", "json"])
+def test_the_command_predicts_a_table_of_paths(
+    packaged: Path,
+    exported_rgb: Exported,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    content_type: str,
+) -> None:
+    """`mlflow models predict` reads the user's own files, of a table with a column `image`."""
+    images = [_png(number) for number in range(3)]
+    files = [tmp_path / f"photo {number}.png" for number in range(3)]
+    for file, image in zip(files, images, strict=True):
+        file.write_bytes(image)
+    names = [str(files[0]), "photo 1.png", str(files[2])]  # relative to the working directory
+    table = pd.DataFrame({"image": names})
+    given, answered = tmp_path / f"images.{content_type}", tmp_path / "answers.json"
+    if content_type == "csv":
+        table.to_csv(given, index=False)
+    else:
+        given.write_text(json.dumps({"dataframe_split": table.to_dict(orient="split")}))
+    monkeypatch.chdir(tmp_path)
+    mlflow.models.predict(  # type: ignore[no-untyped-call]
+        str(packaged),
+        input_path=str(given),
+        output_path=str(answered),
+        content_type=content_type,
+        env_manager="local",
+    )
+    answers = json.loads(answered.read_text())["predictions"]
+    expected = _expected(exported_rgb, images)
+    assert [answer["error"] for answer in answers] == [None] * 3
+    assert [answer["label"] for answer in answers] == [answer["label"] for answer in expected]
+
+
+def test_a_client_of_the_server_reads_no_file(
+    packaged: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither in the server's process nor in one that only says that it serves."""
+    (tmp_path / "secret.png").write_bytes(_png(0))
+    monkeypatch.setenv("_MLFLOW_IS_IN_SERVING_ENVIRONMENT", "true")
+    model = mlflow.pyfunc.load_model(str(packaged))
+    [answer] = model.predict(pd.DataFrame({"image": [str(tmp_path / "secret.png")]}))
+    assert "is not base64" in answer["error"]
 
 
 @pytest.fixture
