@@ -115,6 +115,11 @@ COMMANDS = (
         "Write another form of a model if it agrees with the package; exits with code 3 if not.",
     ),
     Command(
+        "serve",
+        "serve:serve",
+        "Serve a registered model over HTTP until Ctrl-C or SIGTERM.",
+    ),
+    Command(
         "models",
         "models:models",
         "List registered models with their versions, aliases and metrics.",

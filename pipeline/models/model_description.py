@@ -11,11 +11,19 @@ from patchline.pipeline.errors import ModelReferenceError
 from patchline.pipeline.frozen_model import FrozenModel
 from patchline.pipeline.metrics.temperature import TemperatureFit
 from patchline.pipeline.models.answer_rules import AnswerRules
+from patchline.pipeline.models.model_file_names import DESCRIPTION_FILE, WEIGHTS_FILE
 from patchline.pipeline.plugin_system import plugin_loader
 from patchline.pipeline.plugin_system.plugin_settings import named_patch_embedding
 from patchline.plugin_api import NO_PATCH_EMBEDDING, ImageSpec
 
-DESCRIPTION_FILE, WEIGHTS_FILE = "model.json", "model.safetensors"
+__all__ = [
+    "DESCRIPTION_FILE",
+    "WEIGHTS_FILE",
+    "ModelDescription",
+    "PluginRecord",
+    "describe_plugins",
+    "load_description",
+]
 FORMAT_VERSION = 1
 
 

@@ -14,7 +14,7 @@
 
 from __future__ import annotations
 
-from patchline.pipeline.models.model_description import DESCRIPTION_FILE, WEIGHTS_FILE
+from patchline.pipeline.models.model_file_names import DESCRIPTION_FILE, WEIGHTS_FILE
 from patchline.pipeline.packaging.packaged_model import REFERENCE_FILE
 
 __all__ = [

@@ -7,7 +7,6 @@ import datetime as dt
 import difflib
 import hashlib
 import json
-import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -16,6 +15,7 @@ from patchline.pipeline.frozen_model import FrozenModel
 from patchline.pipeline.provenance.provenance import UNKNOWN
 from patchline.pipeline.registry import history
 from patchline.pipeline.registry.history import CHAMPION, AliasChange
+from patchline.pipeline.registry.model_reference import parsed
 from patchline.pipeline.tracking.tracked_run import FLOW_RUN_TAG
 from patchline.pipeline.tracking.tracking_store import client, store_exists
 
@@ -43,10 +43,6 @@ METRICS_TAG = HIDDEN + "patchline.test_metrics"
 _LONGEST_TAG = 4000
 _SHORTEST_ID = 4
 """Characters of a run id that are enough to name it."""
-_REFERENCE = re.compile(
-    r"^(?:models:/)?(?P<name>[A-Za-z0-9][A-Za-z0-9_.-]*)"
-    r"(?:@(?P<alias>[A-Za-z][A-Za-z0-9_-]*)|/(?P<version>\d+))?$"
-)
 
 
 class VersionSummary(FrozenModel):
@@ -159,23 +155,14 @@ def resolve(reference: str) -> ModelReference:
         ModelReferenceError: if the reference is malformed, or no such model, version or alias
             exists.
     """
-    name, at, number = reference.partition("@")
-    if at and number.isdigit():
-        raise ModelReferenceError(f"Write a version as {name}/{number}, not {reference}.")
-    match = _REFERENCE.match(reference)
-    if match is None:
-        raise ModelReferenceError(
-            f"'{reference}' is not a model reference. Write NAME, NAME@ALIAS, NAME/VERSION or "
-            "models:/NAME@ALIAS."
-        )
-    name, version = match["name"], match["version"]
+    name, alias, version = parsed(reference)
     aliases = _aliases(name)
-    if not version:
-        alias = match["alias"] or CHAMPION
+    if alias is not None:
         if alias not in aliases:
             what = f"'{name}' has no alias '{alias}'."
             raise _unknown(what, alias, sorted(aliases), "Its aliases", "It has no aliases.")
         version = aliases[alias]
+    assert version is not None  # noqa: S101 - a reference has the one or the other
     return ModelReference(name, version, _source(name, version))
 
 

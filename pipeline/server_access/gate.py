@@ -21,9 +21,14 @@ from patchline.pipeline.local_login import USER
 from patchline.pipeline.local_services import HOST
 from patchline.pipeline.server_access.browser_sessions import Sessions
 from patchline.pipeline.server_access.gate_answers import Answer, refusal, sign_in_page
+from patchline.pipeline.server_access.request_headers import (
+    READING,
+    Headers,
+    Scope,
+    why_foreign,
+)
 from patchline.pipeline.server_access.websocket_login import FirstMessage
 
-Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
@@ -31,8 +36,6 @@ App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 LOGIN, CODES, SESSION = "/patchline/login", "/patchline/login-codes", "/patchline/session"
 _NAMES = (HOST, "localhost", "[::1]")
-_READING = ("GET", "HEAD")
-_OWN_SITE = ("same-origin", "none")
 
 
 @dataclass(frozen=True)
@@ -67,10 +70,10 @@ class Gate:
             await self._guarded.app(scope, receive, send)
 
     async def _http(self, scope: Scope, receive: Receive, send: Send) -> None:
-        headers = _Headers(scope)
+        headers = Headers(scope)
         answer = self._foreign(scope, headers)
         if answer is None:
-            if scope["path"] == self._guarded.health and scope["method"] in _READING:
+            if scope["path"] == self._guarded.health and scope["method"] in READING:
                 await self._guarded.app(scope, receive, self._isolated(send))
                 return
             answer = self._redirected(scope, headers) or self._own(scope, headers)
@@ -80,7 +83,7 @@ class Gate:
         await (answer or self._without_credentials(scope, headers)).send(send)
 
     async def _websocket(self, scope: Scope, receive: Receive, send: Send) -> None:
-        headers = _Headers(scope)
+        headers = Headers(scope)
         if self._foreign(scope, headers) is None:
             if self._has_credentials(scope, headers):
                 await self._guarded.app(_without_secret(scope), receive, send)
@@ -91,29 +94,14 @@ class Gate:
                 return
         await send({"type": "websocket.close", "code": 1008})
 
-    def _foreign(self, scope: Scope, headers: _Headers) -> Answer | None:
-        """Return the refusal of a request under another host name or from another origin's page.
+    def _foreign(self, scope: Scope, headers: Headers) -> Answer | None:
+        """Return the refusal of a request under another host name or from another origin's page."""
+        reason = why_foreign(
+            scope, headers, self._hosts.__contains__, lambda host: (f"http://{host}",)
+        )
+        return refusal(HTTPStatus.FORBIDDEN, reason) if reason else None
 
-        Ports are different origins of the same site, so a request that is merely same-site is
-        refused, too. A link on another page may be followed; nothing else is allowed from there.
-        """
-        if headers.get("host") not in self._hosts:
-            return refusal(HTTPStatus.FORBIDDEN, "The server is not known by this host name.")
-        own = f"http://{headers['host']}"
-        if "origin" in headers and headers.all("origin") != [own]:
-            return refusal(HTTPStatus.FORBIDDEN, "Pages of other origins may not call this server.")
-        if headers.get("sec-fetch-site", "none") not in _OWN_SITE:
-            followed = (
-                scope["type"] == "http"
-                and scope["method"] in _READING
-                and headers.get("sec-fetch-mode") == "navigate"
-                and headers.get("sec-fetch-dest") == "document"
-            )
-            if not followed:
-                return refusal(HTTPStatus.FORBIDDEN, "Other sites may not call this server.")
-        return None
-
-    def _redirected(self, scope: Scope, headers: _Headers) -> Answer | None:
+    def _redirected(self, scope: Scope, headers: Headers) -> Answer | None:
         """Return the redirect to the one host name that pages call and sessions are valid for."""
         name = f"{HOST}:{self._guarded.port}"
         if headers["host"] == name or not _is_navigation(scope, headers):
@@ -123,7 +111,7 @@ class Gate:
         where = f"http://{name}{path}" + (f"?{query}" if query else "")
         return Answer(HTTPStatus.TEMPORARY_REDIRECT, headers={"location": where})
 
-    def _own(self, scope: Scope, headers: _Headers) -> Answer | None:
+    def _own(self, scope: Scope, headers: Headers) -> Answer | None:
         """Return the answer of an address that the gate itself serves."""
         path, method = scope["path"], scope["method"]
         if path == SESSION:
@@ -138,7 +126,7 @@ class Gate:
             return self._sign_in(scope, headers, self._guarded.home)
         return None
 
-    def _sign_in(self, scope: Scope, headers: _Headers, home: str) -> Answer:
+    def _sign_in(self, scope: Scope, headers: Headers, home: str) -> Answer:
         query = parse_qs(scope.get("query_string", b"").decode("latin-1"))
         inside = {"location": home}
         if self._sessions.take_code(query.get("code", [""])[0]):
@@ -147,15 +135,15 @@ class Gate:
             return sign_in_page("used")
         return Answer(HTTPStatus.SEE_OTHER, headers=inside)
 
-    def _has_credentials(self, scope: Scope, headers: _Headers) -> bool:
+    def _has_credentials(self, scope: Scope, headers: Headers) -> bool:
         if self._knows_secret(headers):
             return True
-        reads = scope["type"] == "http" and scope["method"] in _READING
+        reads = scope["type"] == "http" and scope["method"] in READING
         if not (reads or "origin" in headers):
             return False  # browsers name the origin of anything but reads
         return self._sessions.is_open(headers.all("cookie"), _ends(scope))
 
-    def _knows_secret(self, headers: _Headers) -> bool:
+    def _knows_secret(self, headers: Headers) -> bool:
         scheme, _, given = headers.get("authorization", "").partition(" ")
         right = hmac.compare_digest(given.strip().encode("latin-1"), self._basic)
         return right and scheme.lower() == "basic"
@@ -186,7 +174,7 @@ class Gate:
 
         return sent
 
-    def _without_credentials(self, scope: Scope, headers: _Headers) -> Answer:
+    def _without_credentials(self, scope: Scope, headers: Headers) -> Answer:
         if self._guarded.home is not None and _is_navigation(scope, headers):
             return sign_in_page("unknown")
         answer = refusal(HTTPStatus.UNAUTHORIZED, "This server requires its secret.")
@@ -195,35 +183,7 @@ class Gate:
         return answer
 
 
-class _Headers:
-    """The headers of a request; a header that occurs twice has no value."""
-
-    def __init__(self, scope: Scope) -> None:
-        self._values: dict[str, list[str]] = {}
-        for name, value in scope["headers"]:
-            self._values.setdefault(name.decode("latin-1").lower(), []).append(
-                value.decode("latin-1")
-            )
-
-    def all(self, name: str) -> list[str]:
-        """Return all values of a header."""
-        return self._values.get(name, [])
-
-    def get(self, name: str, default: str = "") -> str:
-        """Return the value of a header that occurs once."""
-        values = self.all(name)
-        return values[0] if len(values) == 1 else "" if values else default
-
-    def __getitem__(self, name: str) -> str:
-        """Return the value of a header that occurs once."""
-        return self.get(name)
-
-    def __contains__(self, name: str) -> bool:
-        """Return whether the request has a header."""
-        return name in self._values
-
-
-def _is_navigation(scope: Scope, headers: _Headers) -> bool:
+def _is_navigation(scope: Scope, headers: Headers) -> bool:
     """Return whether the request opens a page in a browser."""
     if scope["method"] != "GET":
         return False

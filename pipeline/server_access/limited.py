@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import asyncio
 
-from patchline.pipeline.server_access.gate import App, Receive, Scope, Send
+from patchline.pipeline.server_access.gate import App, Receive, Send
+from patchline.pipeline.server_access.request_headers import Scope
 
 _WITHOUT_DATABASE = ("/health", "/version")
 _TRANSFERS = "artifact"

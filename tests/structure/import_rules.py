@@ -109,6 +109,7 @@ PACKAGES: dict[str, set[str]] = {
         "run_memory",
     },
     "prediction": {"packaging", "data", "workers"},
+    "serving": {"packaging", "data", "registry", "server_access"},
     "registry": {"packaging", "evaluation", "metrics", "models", "data", "tracking"},
     "exports": {"registry", "packaging", "metrics", "models", "data"},
     "automation": {"prediction", "registry", "packaging", "data"},

@@ -1,0 +1,1 @@
+"""One packaged model behind an HTTP address, without torch, MLflow or Prefect."""

@@ -1,0 +1,169 @@
+"""Follow an alias: load and check the version that it points to, beside the one that answers."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import threading
+import time
+
+from patchline.pipeline.errors import PipelineError
+from patchline.pipeline.registry.registry_reader import RegistryReader, registry_reader
+from patchline.pipeline.registry.served_package import served_package
+from patchline.pipeline.serving.checked_package import Checked, PackageRefusedError, checked_package
+from patchline.pipeline.serving.model_host import ModelHost
+
+logger = logging.getLogger(__name__)
+
+_RETRY_SECONDS = 60.0
+"""After so long, a version that was rejected is tried again: its files may have been restored."""
+_STORE = "MLFLOW_TRACKING_URI"
+
+
+class Registry:
+    """The registry, opened again after a failure: its server may have moved to another address."""
+
+    def __init__(self) -> None:
+        self._given = os.environ.get(_STORE)
+        self._reader: RegistryReader | None = None
+
+    def reader(self) -> RegistryReader:
+        """Return a reader.
+
+        Raises:
+            PipelineError: if there is none for the store.
+        """
+        if self._reader is None:
+            if self._given is None:
+                os.environ.pop(_STORE, None)
+            self._reader = registry_reader()
+        return self._reader
+
+    def forget(self) -> None:
+        """Open it again for the next question."""
+        self._reader = None
+
+
+class AliasWatch:
+    """A thread that asks the registry where the alias points.
+
+    Args:
+        host: whose alias is followed.
+        registry: that is asked.
+    """
+
+    def __init__(self, host: ModelHost, registry: Registry) -> None:
+        self._host = host
+        self._registry = registry
+        self._loop = asyncio.get_running_loop()
+        self._ended = threading.Event()
+        self._rejected_at = 0.0
+
+    def start(self) -> None:
+        """Begin."""
+        threading.Thread(target=self._watch, name="alias-watch", daemon=True).start()
+
+    def stop(self) -> None:
+        """Ask nothing more."""
+        self._ended.set()
+
+    def _watch(self) -> None:
+        while not self._ended.wait(self._host.config.poll_seconds):
+            try:
+                self.check()
+            except Exception:  # the server answers on
+                logger.exception("The alias could not be followed.")
+
+    def check(self) -> None:
+        """Ask once, and switch if the alias points to another version."""
+        host = self._host
+        assert host.alias is not None  # noqa: S101 - a fixed version is not watched
+        try:
+            version = self._registry.reader().version_of(host.name, host.alias)
+        except PipelineError as error:
+            self._note_away(error)
+            return
+        self._note_back()
+        if version is None:
+            self._note_missing()
+            return
+        host.registry.alias_missing = False
+        if version == host.served.version:
+            self._note_rejected(None)
+        elif self._is_due(version):
+            self._take(version)
+
+    def _is_due(self, version: str) -> bool:
+        rejected = self._host.registry.rejected
+        is_new = rejected is None or rejected[0] != version
+        return is_new or time.monotonic() - self._rejected_at > _RETRY_SECONDS
+
+    def _take(self, version: str) -> None:
+        """Load a version and switch to it; keep the present one if that is refused."""
+        host, began = self._host, time.monotonic()
+        try:
+            folder = served_package(self._registry.reader(), host.name, version)
+            checked = checked_package(folder, host.threads)
+        except PackageRefusedError as error:
+            self._reject(version, str(error))
+            return
+        except PipelineError as error:
+            logger.warning("Version %s of %s: %s", version, host.name, error)
+            self._reject(version, "its files could not be fetched")
+            return
+        before = host.served.version
+        self._switch(version, checked)
+        self._note_rejected(None)
+        logger.info(
+            "Switched from version %s to version %s of %s; loaded and checked in %.1f s.",
+            before, version, host.name, time.monotonic() - began,
+        )  # fmt: skip
+
+    def _switch(self, version: str, checked: Checked) -> None:
+        """Switch between two requests, in the event loop, and wait until it has."""
+        switched = threading.Event()
+
+        def switch() -> None:
+            self._host.switch_to(version, checked)
+            switched.set()
+
+        self._loop.call_soon_threadsafe(switch)
+        while not switched.wait(1.0) and not self._ended.is_set():
+            pass
+
+    def _reject(self, version: str, reason: str) -> None:
+        self._rejected_at = time.monotonic()
+        known = self._host.registry.rejected
+        self._note_rejected((version, reason))
+        if known != (version, reason):
+            logger.error(
+                "Version %s of %s is not taken: %s. Version %s keeps answering.",
+                version, self._host.name, reason, self._host.served.version,
+            )  # fmt: skip
+
+    def _note_rejected(self, rejected: tuple[str, str] | None) -> None:
+        if self._host.registry.rejected != rejected:
+            self._host.registry.rejected = rejected
+            self._host.metrics.rejecting(self._host.name, rejected[0] if rejected else None)
+
+    def _note_away(self, error: PipelineError) -> None:
+        self._registry.forget()
+        if self._host.registry.away_since is None:
+            self._host.registry.away_since = time.time()
+            self._host.metrics.registry_up.set(0)
+            logger.warning("%s Version %s keeps answering.", error, self._host.served.version)
+
+    def _note_back(self) -> None:
+        if self._host.registry.away_since is not None:
+            self._host.registry.away_since = None
+            self._host.metrics.registry_up.set(1)
+            logger.info("The registry answers again.")
+
+    def _note_missing(self) -> None:
+        if not self._host.registry.alias_missing:
+            self._host.registry.alias_missing = True
+            logger.warning(
+                "%s@%s is no longer in the registry. Version %s keeps answering.",
+                self._host.name, self._host.alias, self._host.served.version,
+            )  # fmt: skip

@@ -1,0 +1,70 @@
+"""What all interfaces share: take the body of a request, and write JSON."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from patchline.pipeline.serving.given_images import media_type
+from patchline.pipeline.serving.model_host import VERSION_HEADER, ModelHost
+from patchline.pipeline.serving.request_body import BodyMemory, BodyShare, read_body
+
+_MANY_BYTES = 1 << 18
+"""A larger body is parsed in a thread, so that other requests are read meanwhile."""
+MEMORY_FACTOR = 8
+"""The bodies of all requests may hold as many times the largest body."""
+Parsed = TypeVar("Parsed")
+
+
+class Server:
+    """What the interfaces answer with."""
+
+    def __init__(self, host: ModelHost) -> None:
+        self.host = host
+        self.memory = BodyMemory(MEMORY_FACTOR * host.config.max_request_bytes)
+
+    async def parsed(
+        self, request: Request, share: BodyShare, parse: Callable[[bytes], Parsed]
+    ) -> Parsed:
+        """Read the body of a request, and return what it holds.
+
+        Raises:
+            Refusal: if there is no room for it, or something is wrong with it.
+        """
+        self.host.check_room()
+        is_json = media_type(request.headers.get("content-type", "")) == "application/json"
+        config = self.host.config
+        most = config.max_json_bytes if is_json else config.max_request_bytes
+        body = await read_body(request, most, share)
+        if len(body) <= _MANY_BYTES:
+            return parse(body)
+        return await asyncio.to_thread(parse, body)
+
+
+def server_of(request: Request) -> Server:
+    """Return the server that a request was sent to."""
+    server: Server = request.app.state.server
+    return server
+
+
+def json_response(
+    content: Mapping[str, Any],
+    version: str | None = None,
+    *,
+    status: int = 200,
+    headers: Mapping[str, str] | None = None,
+) -> Response:
+    """Return a JSON answer; its header names the version of the model, too."""
+    body = json.dumps(content, ensure_ascii=False, allow_nan=False).encode()
+    named = {VERSION_HEADER: version} if version is not None else {}
+    return Response(
+        body,
+        status,
+        {"cache-control": "no-store", **named, **(headers or {})},
+        media_type="application/json",
+    )

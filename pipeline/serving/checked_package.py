@@ -1,0 +1,124 @@
+"""Open a package, compute with it once, and check its answers, before a client sees one."""
+
+from __future__ import annotations
+
+import logging
+import statistics
+import time
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from patchline.pipeline.errors import RunError
+from patchline.pipeline.packaging.package_files import DESCRIPTION_FILE, ONNX_FILE
+from patchline.pipeline.packaging.packaged_model import PackagedModel
+
+logger = logging.getLogger(__name__)
+
+_IMAGES = 4
+_TOLERANCE = 1e-3
+"""Of the sum of the probabilities, and of an image alone and in a batch."""
+_QUICK_SECONDS = 0.025
+"""A network that computes an image in less computes several at a time, each on one core."""
+_MOST_THREADS = 8
+"""Threads that compute one image of a slower network."""
+_ROUNDS = 3
+
+
+class PackageRefusedError(RunError):
+    """A package that may not be served; the text names no path, because clients see it."""
+
+
+class Checked(NamedTuple):
+    """A package that may be served."""
+
+    package: PackagedModel
+    computing: int
+    """How many batches are computed at a time."""
+
+
+def checked_package(folder: Path, threads: int) -> Checked:
+    """Open the package in a folder that MLflow has stored, warm it, and check it.
+
+    Args:
+        folder: of the MLflow model.
+        threads: that compute.
+
+    Raises:
+        PackageRefusedError: if it may not be served, with the reason.
+    """
+    artifacts = folder / "artifacts"
+    onnx_file, description_file = artifacts / ONNX_FILE, artifacts / DESCRIPTION_FILE
+    for file in (onnx_file, description_file):
+        if not file.is_file():
+            raise PackageRefusedError(f"it lacks the file {file.name}")
+    try:
+        package = PackagedModel(onnx_file, description_file, threads=1)
+    except Exception as error:  # onnxruntime documents no exception class for an unreadable file
+        logger.warning("The package in %s cannot be opened: %s", folder, error)
+        raise PackageRefusedError("its files are damaged") from error
+    if not package.classes:
+        raise PackageRefusedError("it is an encoder without classes")
+    seconds = _seconds_of_one(package)
+    if seconds > _QUICK_SECONDS and threads > 1:
+        each = min(threads, _MOST_THREADS)
+        package = package.with_threads(each)
+        _seconds_of_one(package)
+        return Checked(package, max(1, threads // each))
+    return Checked(package, threads)
+
+
+def _seconds_of_one(package: PackagedModel) -> float:
+    """Check a package's answers, and return how long the network takes for one image.
+
+    Raises:
+        PackageRefusedError: if an answer is wrong.
+    """
+    spec = package.image
+    generator = np.random.default_rng(0)
+    shape = _IMAGES, spec["height"], spec["width"], spec["channels"]
+    images = generator.integers(0, 256, shape, dtype=np.uint8)
+    try:
+        together = package.outputs(images)
+        began = time.perf_counter()
+        alone = np.concatenate([package.outputs(image[None]) for image in images])
+        seconds = (time.perf_counter() - began) / _IMAGES
+        times = [seconds]
+        for _ in range(_ROUNDS):
+            began = time.perf_counter()
+            package.outputs(images[:1])
+            times.append(time.perf_counter() - began)
+        answers = package.answers_to(list(images), top_k=1)
+    except Exception as error:  # onnxruntime documents no exception class for a failing network
+        logger.warning("The package fails on an image: %s", error)
+        raise PackageRefusedError("it fails on an image") from error
+    _check(package, together, alone, answers)
+    return statistics.median(times)
+
+
+def _check(
+    package: PackagedModel,
+    together_BK: np.ndarray[Any, Any],
+    alone_BK: np.ndarray[Any, Any],
+    answers: list[dict[str, Any]],
+) -> None:
+    expected = (_IMAGES, len(package.classes))
+    if together_BK.shape != expected:
+        raise PackageRefusedError(
+            f"its network computes {together_BK.shape[-1]} probabilities for "
+            f"{len(package.classes)} classes"
+        )
+    sums = together_BK.sum(axis=1)
+    are_probabilities = (
+        np.isfinite(together_BK).all()
+        and (together_BK >= 0).all()
+        and np.abs(sums - 1).max() <= _TOLERANCE
+    )
+    if not are_probabilities:
+        raise PackageRefusedError("its network computes no probabilities")
+    if np.abs(together_BK - alone_BK).max() > _TOLERANCE:
+        raise PackageRefusedError("an image has other probabilities alone than in a batch")
+    for row, answer in zip(together_BK, answers, strict=True):
+        if answer["label"] != package.classes[int(np.argmax(row))]:
+            raise PackageRefusedError("its answers name other classes than its network")

@@ -1,0 +1,52 @@
+"""Settings of a server of a packaged model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pydantic import Field
+
+from patchline.pipeline.frozen_model import FrozenModel
+
+MEBIBYTE = 1 << 20
+
+
+class ServingConfig(FrozenModel):
+    """How a server listens, whom it answers, and how much it does at a time."""
+
+    host: str = "127.0.0.1"
+    """Address to listen on; any other than this machine's own needs a token."""
+    port: int = Field(default=8000, ge=0, le=65535)
+    """Port to listen on; 0 for any that is free."""
+    allowed_hosts: tuple[str, ...] = ()
+    """Further host names, as NAME or NAME:PORT, that clients may call the server by."""
+    token: str | None = Field(default=None, repr=False)
+    """What clients must send as `Authorization: Bearer TOKEN`; None for no token."""
+    root_path: str = ""
+    """Path under which a proxy offers the server, such as /flowers."""
+    tls_certificate: Path | None = None
+    """PEM file with the certificate and its chain, to serve HTTPS."""
+    tls_key: Path | None = None
+    """PEM file with the private key of the certificate."""
+    threads: int = Field(default=0, ge=0, le=1024)
+    """Threads that compute; 0 for one per core that this process may use."""
+    max_batch: int = Field(default=16, ge=1, le=1024)
+    """Images that the network computes at a time."""
+    max_queue: int = Field(default=256, ge=1, le=100_000)
+    """Images that may wait; a request beyond that is answered with 503."""
+    max_request_mib: int = Field(default=64, ge=1, le=512)
+    """Size of a request's body in MiB; of one in JSON, a quarter of it."""
+    time_limit_seconds: float = Field(default=30.0, gt=0, le=3600)
+    """Seconds from the end of a request until it is answered, or given up with 503."""
+    poll_seconds: float = Field(default=2.0, gt=0, le=3600)
+    """Seconds between two questions to the registry where the alias points."""
+
+    @property
+    def max_request_bytes(self) -> int:
+        """The largest body in bytes."""
+        return self.max_request_mib * MEBIBYTE
+
+    @property
+    def max_json_bytes(self) -> int:
+        """The largest body in JSON, which takes several times its size while it is read."""
+        return self.max_request_bytes // 4

@@ -1,0 +1,201 @@
+"""The images of a request to `/predict`: a raw body, a form with files, or base64 in JSON."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from http import HTTPStatus
+from typing import Any
+
+from patchline.pipeline.serving.multipart_form import parts_of
+from patchline.pipeline.serving.refusal import Refusal, bad_request
+
+TOP_K = 5
+MOST_IMAGES = 256
+"""In one request."""
+_MOST_CLASSES = 1_000_000
+_RAW = ("application/octet-stream", "application/x-www-form-urlencoded", "")
+"""Types of a raw body beside `image/…`; curl calls one a form unless it is told otherwise."""
+_SHOWN = 60
+_YES, _NO = ("true", "1", "yes", "on"), ("false", "0", "no", "off", "")
+
+
+@dataclass(frozen=True)
+class Options:
+    """What a request asks for beside the answer."""
+
+    top_k: int = TOP_K
+    """Number of classes in an answer."""
+    with_map: bool = False
+    """Whether an answer says where the model looked."""
+
+
+@dataclass(frozen=True)
+class GivenImages:
+    """The images of a request, in order."""
+
+    images: list[bytes]
+    names: list[str | None]
+    """Of the files, as the client calls them."""
+    options: Options
+    is_list: bool
+    """Whether the client sent a list, which is answered with a list."""
+
+
+def media_type(content_type: str) -> str:
+    """Return the type in a Content-Type header, without parameters."""
+    return content_type.partition(";")[0].strip().lower()
+
+
+def given_images(body: bytes, content_type: str, query: Mapping[str, str]) -> GivenImages:
+    """Return the images of a request.
+
+    Args:
+        body: of the request.
+        content_type: the value of its header; empty without one.
+        query: of its address: `top_k` and `map`.
+
+    Raises:
+        Refusal: if the body is none of the accepted forms.
+    """
+    kind = media_type(content_type)
+    if kind == "application/json":
+        return _of_json(body, query)
+    if kind == "multipart/form-data":
+        return _of_form(body, content_type, query)
+    if kind in _RAW or kind.startswith("image/"):
+        if not body:
+            raise bad_request("The body is empty. Send an image as the body.")
+        return GivenImages([body], [None], options_of(query), is_list=False)
+    raise Refusal(
+        HTTPStatus.UNSUPPORTED_MEDIA_TYPE,
+        f"The content type {kind[:_SHOWN]!r} is not accepted. Send an image as the raw body "
+        "(image/…), several as multipart/form-data, or base64 in application/json.",
+    )
+
+
+def options_of(given: Mapping[str, Any]) -> Options:
+    """Return the options `top_k` and `map` of a query, a form or a JSON object.
+
+    Raises:
+        Refusal: if one has a wrong value.
+    """
+    return Options(_number(given.get("top_k", TOP_K)), _truth(given.get("map", False)))
+
+
+def decoded_base64(text: object) -> bytes:
+    """Return what a text encodes in base64, also in the form of a `data:` address.
+
+    Raises:
+        ValueError: if it is anything else, such as a path or an address, which is never followed.
+    """
+    if not isinstance(text, str):
+        raise ValueError(f"{_kind(text)} is not base64 text")  # noqa: TRY004 - as of other content
+    encoded = text
+    if text.startswith("data:"):
+        head, comma, encoded = text.partition(",")
+        if not comma or not head.endswith(";base64"):
+            raise ValueError(f"{text[:_SHOWN]!r} is not base64")
+    try:
+        return base64.b64decode(encoded, validate=True)
+    except (binascii.Error, ValueError):
+        raise ValueError(f"{text[:_SHOWN]!r} is not base64") from None
+
+
+def json_object(body: bytes) -> dict[str, Any]:
+    """Return the JSON object in a body.
+
+    Raises:
+        Refusal: if there is none.
+    """
+    try:
+        content = json.loads(body)
+    except (ValueError, RecursionError):
+        raise bad_request("The body is not JSON. Send a JSON object.") from None
+    if not isinstance(content, dict):
+        raise bad_request(f"The body is {_kind(content)} in JSON. Send an object.")
+    return content
+
+
+def _of_json(body: bytes, query: Mapping[str, str]) -> GivenImages:
+    content = json_object(body)
+    options = options_of({**query, **{k: content[k] for k in ("top_k", "map") if k in content}})
+    unknown = sorted(set(content) - {"image", "images", "top_k", "map"})
+    if unknown or ("image" in content) == ("images" in content):
+        known = f"The key {unknown[0][:_SHOWN]!r} is unknown. " if unknown else ""
+        raise bad_request(
+            f'{known}Send {{"image": BASE64}} or {{"images": [BASE64, …]}}, and top_k and map if '
+            "you need them."
+        )
+    texts = content["images"] if "images" in content else [content["image"]]
+    if not isinstance(texts, list):
+        raise bad_request(f"images is {_kind(texts)}. Send a list of base64 texts.")
+    check_number(len(texts))
+    images = []
+    for position, text in enumerate(texts):
+        try:
+            images.append(decoded_base64(text))
+        except ValueError as error:
+            which = f"images[{position}]" if "images" in content else "image"
+            raise bad_request(f"{which}: {error}. Send the bytes of the file in base64.") from None
+    return GivenImages(images, [None] * len(images), options, is_list="images" in content)
+
+
+def _of_form(body: bytes, content_type: str, query: Mapping[str, str]) -> GivenImages:
+    parts = parts_of(body, content_type)
+    files = [part for part in parts if part.file_name is not None or part.name not in _FIELDS]
+    fields = {
+        part.name: part.content.decode("utf-8", errors="replace")
+        for part in parts
+        if part.file_name is None and part.name in _FIELDS
+    }
+    check_number(len(files))
+    return GivenImages(
+        [part.content for part in files],
+        [part.file_name for part in files],
+        options_of({**query, **fields}),
+        is_list=len(files) > 1,
+    )
+
+
+_FIELDS = ("top_k", "map")
+
+
+def check_number(images: int) -> None:
+    """Check the number of images in a request.
+
+    Raises:
+        Refusal: if there are none, or too many.
+    """
+    if not images:
+        raise bad_request("The request has no image. Send at least one.")
+    if images > MOST_IMAGES:
+        raise bad_request(
+            f"The request has {images} images, but at most {MOST_IMAGES} are allowed. Send several "
+            "requests."
+        )
+
+
+def _number(given: object) -> int:
+    text = str(given)
+    is_number = isinstance(given, int | str) and not isinstance(given, bool)
+    if is_number and text.isascii() and text.isdigit() and 1 <= int(text[:9]) <= _MOST_CLASSES:
+        return int(text[:9])
+    raise bad_request(f"top_k is {text[:_SHOWN]!r}, but must be a number from 1.")
+
+
+def _truth(given: object) -> bool:
+    text = str(given).lower()
+    if text in _YES:
+        return True
+    if text in _NO:
+        return False
+    raise bad_request(f"map is {text[:_SHOWN]!r}, but must be true or false.")
+
+
+def _kind(value: object) -> str:
+    names = {dict: "an object", list: "a list", str: "a text", bool: "a truth value"}
+    return "null" if value is None else names.get(type(value), "a number")

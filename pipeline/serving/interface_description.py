@@ -1,0 +1,144 @@
+"""What `/openapi.json` says about bodies, which the interfaces read themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from fastapi import FastAPI
+from fastapi.openapi.utils import get_openapi
+
+_BASE64 = {"type": "string", "format": "byte"}
+_BINARY = {"type": "string", "format": "binary"}
+_RANKED = {
+    "type": "object",
+    "properties": {"label": {"type": "string"}, "probability": {"type": "number"}},
+    "required": ["label", "probability"],
+}
+_ANSWER: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "label": {"type": "string"},
+        "probability": {"type": "number"},
+        "top": {"type": "array", "items": _RANKED},
+        "set": {"type": ["array", "null"], "items": {"type": "string"}},
+        "coverage": {"type": ["number", "null"]},
+        "warnings": {
+            "type": "array",
+            "items": {
+                "type": "object",
+                "properties": {"kind": {"type": "string"}, "message": {"type": "string"}},
+            },
+        },
+        "map": {
+            "type": ["object", "null"],
+            "description": "Where the model looked; with the option map.",
+        },
+        "version": {"type": "string"},
+        "model": {"type": "string"},
+    },
+}
+_ERROR = {"type": "object", "properties": {"error": {"type": "string"}}}
+_OPTIONS = {"top_k": {"type": "integer", "minimum": 1}, "map": {"type": "boolean"}}
+_PREDICT = {
+    "image/*": {"schema": _BINARY},
+    "application/octet-stream": {"schema": _BINARY},
+    "multipart/form-data": {
+        "schema": {
+            "type": "object",
+            "properties": {"file": {"type": "array", "items": _BINARY}, **_OPTIONS},
+        }
+    },
+    "application/json": {
+        "schema": {
+            "type": "object",
+            "properties": {
+                "image": _BASE64,
+                "images": {"type": "array", "items": _BASE64},
+                **_OPTIONS,
+            },
+        }
+    },
+}
+_RECORDS = {
+    "type": "object",
+    "properties": {
+        "dataframe_records": {
+            "type": "array",
+            "items": {"type": "object", "properties": {"image": _BASE64}},
+        },
+        "params": {"type": "object", "properties": _OPTIONS},
+    },
+}
+_TENSOR = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string"},
+        "datatype": {"type": "string"},
+        "shape": {"type": "array", "items": {"type": "integer"}},
+        "data": {"type": "array", "items": {}},
+    },
+}
+_INFER = {
+    "type": "object",
+    "properties": {
+        "id": {"type": "string"},
+        "inputs": {"type": "array", "items": _TENSOR},
+        "outputs": {"type": "array", "items": {"type": "object"}},
+        "parameters": {"type": "object", "properties": _OPTIONS},
+    },
+    "required": ["inputs"],
+}
+_BODIES: dict[str, dict[str, Any]] = {
+    "/predict": _PREDICT,
+    "/invocations": {"application/json": {"schema": _RECORDS}},
+    "/v2/models/{name}/infer": {"application/json": {"schema": _INFER}},
+    "/v2/models/{name}/versions/{version}/infer": {"application/json": {"schema": _INFER}},
+}
+_QUERY = [
+    {"name": name, "in": "query", "required": False, "schema": schema}
+    for name, schema in _OPTIONS.items()
+]
+_ERRORS = {
+    "400": "The request is malformed.",
+    "401": "The token is missing or wrong.",
+    "413": "The body is too large.",
+    "415": "The content type is not accepted.",
+    "422": "The image cannot be read.",
+    "503": "The queue is full; Retry-After says when to try again.",
+}
+
+
+def install(app: FastAPI) -> None:
+    """Let an application describe its bodies, errors and token."""
+    app.openapi = _described(app)  # type: ignore[method-assign]  # FastAPI's own way to extend it
+
+
+def _described(app: FastAPI) -> Callable[[], dict[str, Any]]:
+    def openapi() -> dict[str, Any]:
+        if app.openapi_schema is None:
+            schema = get_openapi(
+                title=app.title, version=app.version, summary=app.summary, routes=app.routes
+            )
+            for path, content in _BODIES.items():
+                _describe(schema["paths"][path]["post"], content)
+            schema["paths"]["/predict"]["post"]["parameters"] = _QUERY
+            schema["paths"]["/predict"]["post"]["responses"]["200"] = {
+                "description": "The answer; of several images {answers: […], version}.",
+                "content": {"application/json": {"schema": _ANSWER}},
+            }
+            components = schema.setdefault("components", {})
+            components["securitySchemes"] = {"token": {"type": "http", "scheme": "bearer"}}
+            app.openapi_schema = schema
+        return app.openapi_schema
+
+    return openapi
+
+
+def _describe(operation: dict[str, Any], content: dict[str, Any]) -> None:
+    operation["requestBody"] = {"required": True, "content": content}
+    for status, description in _ERRORS.items():
+        operation["responses"][status] = {
+            "description": description,
+            "content": {"application/json": {"schema": _ERROR}},
+        }

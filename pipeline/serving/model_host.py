@@ -1,0 +1,207 @@
+"""The model that a server answers with: its engine, its limits, and the switch to another version.
+
+Everything here runs in the event loop; the threads of the engines and of the watch of the alias
+call in through `call_soon_threadsafe`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from http import HTTPStatus
+from typing import Any
+
+from patchline.pipeline.packaging.packaged_model import PackagedModel
+from patchline.pipeline.serving.checked_package import Checked
+from patchline.pipeline.serving.config import ServingConfig
+from patchline.pipeline.serving.engine import FAILED, Engine, Image, cores
+from patchline.pipeline.serving.given_images import Options
+from patchline.pipeline.serving.refusal import Refusal, bad_request, busy
+from patchline.pipeline.serving.server_metrics import ServerMetrics
+
+VERSION_HEADER = "patchline-model-version"
+_RATE_SECONDS = 10.0
+
+
+@dataclass(frozen=True)
+class Served:
+    """One version while it answers."""
+
+    version: str
+    engine: Engine
+
+    @property
+    def package(self) -> PackagedModel:
+        """Its package."""
+        return self.engine.package
+
+
+@dataclass(frozen=True)
+class Answers:
+    """What one request is answered with: every answer is from the same version."""
+
+    version: str
+    answers: list[dict[str, Any]]
+
+
+@dataclass
+class RegistryState:
+    """What the watch of the alias has found last."""
+
+    away_since: float | None = None
+    """When the registry stopped answering (seconds since 1970); None if it answers."""
+    alias_missing: bool = False
+    """Whether the alias, or the whole model, is gone from the registry."""
+    rejected: tuple[str, str] | None = None
+    """The version that the alias points to but that failed its check, and the reason."""
+
+
+@dataclass
+class ModelHost:
+    """The model of a server.
+
+    Args:
+        name: of the registered model.
+        alias: that is followed; None for a fixed version.
+        config: of the server.
+        metrics: of the server.
+    """
+
+    name: str
+    alias: str | None
+    config: ServingConfig
+    metrics: ServerMetrics
+    registry: RegistryState = field(default_factory=RegistryState)
+    is_stopping: bool = False
+    """Whether the server ends once it has answered what it has taken."""
+    _served: Served | None = None
+    _retired: list[Engine] = field(default_factory=list)
+    _rate: float = 50.0
+    """Images that were answered per second lately."""
+    _counted_since: float = field(default_factory=time.monotonic)
+    _counted: int = 0
+
+    @property
+    def served(self) -> Served:
+        """The version that answers.
+
+        Raises:
+            Refusal: before the first one is loaded.
+        """
+        if self._served is None:
+            raise busy("The model is being loaded. Try again.")
+        return self._served
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether requests are answered: once a model is loaded, until the server ends."""
+        return self._served is not None and not self.is_stopping
+
+    @property
+    def threads(self) -> int:
+        """Threads that compute."""
+        return self.config.threads or cores()
+
+    @property
+    def pending(self) -> int:
+        """Images that were taken and are not answered."""
+        engines = [*self._retired, *([self._served.engine] if self._served else [])]
+        return sum(engine.pending for engine in engines)
+
+    @property
+    def waiting(self) -> int:
+        """Images that no thread has taken yet."""
+        engines = [*self._retired, *([self._served.engine] if self._served else [])]
+        return sum(engine.waiting for engine in engines)
+
+    def switch_to(self, version: str, checked: Checked) -> None:
+        """Answer the next request with another version; the old one answers what it has taken."""
+        engine = Engine(
+            checked.package, checked.computing, self.threads, self.config.max_batch, self.metrics
+        )
+        before, self._served = self._served, Served(version, engine)
+        self._retired = [each for each in self._retired if each.pending]
+        if before is not None:
+            self.metrics.switches.inc()
+            before.engine.retire()
+            self._retired.append(before.engine)
+        self.metrics.serving(self.name, version)
+
+    def check_name(self, name: str, version: str | None = None) -> Served:
+        """Return the version that a request names.
+
+        Raises:
+            Refusal: if it is another model, or a version that does not answer.
+        """
+        served = self.served
+        if name != self.name:
+            raise Refusal(
+                HTTPStatus.NOT_FOUND,
+                f"The model {name[:100]!r} is not served here. The model here is {self.name!r}.",
+            )
+        if version is not None and version != served.version:
+            raise Refusal(
+                HTTPStatus.NOT_FOUND,
+                f"Version {version[:20]!r} of {self.name!r} is not served here. Version "
+                f"{served.version} is.",
+            )
+        return served
+
+    def check_room(self, images: int = 1) -> None:
+        """Check that so many more images may wait.
+
+        Raises:
+            Refusal: if they may not, with the time after which they probably may.
+        """
+        pending = self.pending
+        if pending and pending + images > self.config.max_queue:
+            raise busy(
+                f"The queue is full ({pending} images). Try again.", pending / max(1.0, self._rate)
+            )
+        if images > self.config.max_queue:
+            raise bad_request(
+                f"The request has {images} images, but at most {self.config.max_queue} may wait. "
+                "Send several requests."
+            )
+
+    async def answers(self, images: Sequence[Image], options: Options) -> Answers:
+        """Return the answers to the images of a request.
+
+        Raises:
+            Refusal: if too many wait already, it took too long, or the network failed.
+        """
+        served = self.served
+        self.check_room(len(images))
+        work = served.engine.submit(images, options.top_k, with_map=options.with_map)
+        limit = self.config.time_limit_seconds
+        try:
+            async with asyncio.timeout(limit):
+                found = await work.done
+        except TimeoutError:
+            raise busy(
+                f"The answer took longer than {limit:g} s. Try again.", self.pending / self._rate
+            ) from None
+        finally:
+            work.abandoned = True  # if nobody waits any more, nothing more is computed
+        self._count(len(images))
+        if any(answer.get("failed") for answer in found):
+            raise Refusal(HTTPStatus.INTERNAL_SERVER_ERROR, f"Sorry, {FAILED}.")
+        self._note(served, found)
+        return Answers(served.version, found)
+
+    def _note(self, served: Served, answers: list[dict[str, Any]]) -> None:
+        for answer in answers:
+            if answer.get("error") is None:
+                self.metrics.predicted.labels(served.version, answer["label"]).inc()
+            for warning in answer.get("warnings") or ():
+                self.metrics.warnings.labels(str(warning["kind"])).inc()
+
+    def _count(self, images: int) -> None:
+        """Estimate the rate, from which a full queue tells when to try again."""
+        self._counted += images
+        seconds = time.monotonic() - self._counted_since
+        if seconds > _RATE_SECONDS:
+            self._rate = max(0.1, self._counted / seconds)
+            self._counted, self._counted_since = 0, time.monotonic()

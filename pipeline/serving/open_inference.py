@@ -1,0 +1,158 @@
+"""The Open Inference Protocol v2 over REST, as the clients of KServe and Triton speak it."""
+
+from __future__ import annotations
+
+import json
+from http import HTTPStatus
+from importlib import metadata
+from typing import Any
+
+import numpy as np
+from fastapi import APIRouter
+from starlette.requests import Request
+from starlette.responses import Response
+
+from patchline.pipeline.serving import tensors
+from patchline.pipeline.serving.answering import json_response, server_of
+from patchline.pipeline.serving.given_images import Options
+from patchline.pipeline.serving.model_host import Served
+from patchline.pipeline.serving.predict_api import shown
+from patchline.pipeline.serving.refusal import bad_request
+from patchline.pipeline.serving.tensors import InferenceRequest, Tensor
+
+router = APIRouter(prefix="/v2", tags=["open inference protocol"])
+
+_OUTPUTS = ("label", "probability", "probabilities", "answer")
+_MODEL, _VERSION = "/models/{name}", "/models/{name}/versions/{version}"
+
+
+@router.get("")
+async def server_metadata() -> Response:
+    """Name the server and its extensions."""
+    return json_response(
+        {
+            "name": "patchline",
+            "version": metadata.version("patchline"),
+            "extensions": ["binary_tensor_data"],
+        }
+    )
+
+
+@router.get("/health/live")
+async def live() -> Response:
+    """Tell that the process runs."""
+    return json_response({"live": True})
+
+
+@router.get("/health/ready")
+async def ready(request: Request) -> Response:
+    """Tell whether requests are answered."""
+    is_ready = server_of(request).host.is_ready
+    status = HTTPStatus.OK if is_ready else HTTPStatus.SERVICE_UNAVAILABLE
+    return json_response({"ready": is_ready}, status=status)
+
+
+@router.get(f"{_MODEL}/ready")
+@router.get(f"{_VERSION}/ready")
+async def model_ready(request: Request, name: str, version: str | None = None) -> Response:
+    """Tell whether the model, or this version of it, answers."""
+    host = server_of(request).host
+    served = host.check_name(name, version)
+    status = HTTPStatus.OK if host.is_ready else HTTPStatus.SERVICE_UNAVAILABLE
+    return json_response({"name": name, "ready": host.is_ready}, served.version, status=status)
+
+
+@router.get(_MODEL)
+@router.get(_VERSION)
+async def model_metadata(request: Request, name: str, version: str | None = None) -> Response:
+    """Describe the inputs, the outputs and the classes of the model."""
+    served = server_of(request).host.check_name(name, version)
+    package = served.package
+    classes = len(package.classes)
+    content = {
+        "name": name,
+        "versions": [served.version],
+        "platform": "onnxruntime_onnx",
+        "inputs": [{"name": tensors.INPUT, "datatype": "BYTES", "shape": [-1]}],
+        "outputs": [
+            {"name": "label", "datatype": "BYTES", "shape": [-1]},
+            {"name": "probability", "datatype": "FP32", "shape": [-1]},
+            {"name": "probabilities", "datatype": "FP32", "shape": [-1, classes]},
+            {"name": "answer", "datatype": "BYTES", "shape": [-1]},
+        ],
+        "classes": package.classes,
+        "parameters": {"image_also_as": "UINT8"},
+    }
+    return json_response(content, served.version)
+
+
+@router.post(f"{_MODEL}/infer")
+@router.post(f"{_VERSION}/infer")
+async def infer(request: Request, name: str, version: str | None = None) -> Response:
+    """Predict the classes of the images in the input tensor."""
+    server = server_of(request)
+    server.host.check_name(name, version)
+    length = request.headers.get(tensors.LENGTH_HEADER)
+    with server.memory.held() as share:
+        given = await server.parsed(
+            request, share, lambda body: tensors.inference_request(body, length)
+        )
+        chosen = _chosen_outputs(given)
+        served = server.host.check_name(name, version)
+        all_classes = Options(max(given.options.top_k, len(served.package.classes)))
+        if given.options.with_map:
+            all_classes = Options(all_classes.top_k, with_map=True)
+        answered = await server.host.answers(given.images, all_classes)
+    for position, answer in enumerate(answered.answers):
+        if answer["error"] is not None:
+            raise bad_request(f"Image {position} cannot be read: {answer['error']}.")
+    outputs = [
+        (_tensor(output, answered.answers, served, given.options), is_binary)
+        for output, is_binary in chosen
+    ]
+    head: dict[str, Any] = {"model_name": name, "model_version": answered.version}
+    if given.id is not None:
+        head["id"] = given.id
+    body, head_length = tensors.written(head, outputs)
+    headers = {"cache-control": "no-store", "patchline-model-version": answered.version}
+    if not any(is_binary for _, is_binary in chosen):
+        return Response(body, headers=headers, media_type="application/json")
+    headers[tensors.LENGTH_HEADER] = str(head_length)
+    return Response(body, headers=headers, media_type="application/octet-stream")
+
+
+def _chosen_outputs(given: InferenceRequest) -> list[tuple[str, bool]]:
+    if given.outputs is None:
+        return [(name, given.all_binary) for name in _OUTPUTS]
+    for output in given.outputs:
+        if output.name not in _OUTPUTS:
+            raise bad_request(
+                f"The output {output.name!r} is unknown. The outputs are {', '.join(_OUTPUTS)}."
+            )
+    return [(output.name, output.is_binary) for output in given.outputs]
+
+
+def _tensor(name: str, answers: list[dict[str, Any]], served: Served, options: Options) -> Tensor:
+    number = len(answers)
+    if name == "label":
+        return Tensor(name, (number,), [answer["label"] for answer in answers])
+    if name == "probability":
+        values = np.array([answer["probability"] for answer in answers], np.float32)
+        return Tensor(name, (number,), values)
+    if name == "probabilities":
+        classes = served.package.classes
+        rows = np.zeros((number, len(classes)), np.float32)
+        positions = {label: position for position, label in enumerate(classes)}
+        for row, answer in zip(rows, answers, strict=True):
+            for each in answer["top_k"]:
+                row[positions[each["label"]]] = each["probability"]
+        return Tensor(name, rows.shape, rows)
+    cut = [{**answer, "top_k": answer["top_k"][: options.top_k]} for answer in answers]
+    texts = [
+        json.dumps(
+            {**shown(answer, with_map=options.with_map), "version": served.version},
+            ensure_ascii=False,
+        )
+        for answer in cut
+    ]
+    return Tensor(name, (number,), texts)

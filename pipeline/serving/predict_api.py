@@ -1,0 +1,80 @@
+"""`POST /predict`: one image or several, as a raw body, a form, or base64 in JSON."""
+
+from __future__ import annotations
+
+from http import HTTPStatus
+from typing import Any
+
+from fastapi import APIRouter
+from starlette.requests import Request
+from starlette.responses import Response
+
+from patchline.pipeline.serving.answering import json_response, server_of
+from patchline.pipeline.serving.given_images import GivenImages, given_images
+from patchline.pipeline.serving.model_host import Answers
+
+router = APIRouter(tags=["predict"])
+
+_OWN_KEYS = ("label", "probability", "top_k", "error", "failed")
+
+
+@router.post("/predict")
+async def predict(request: Request) -> Response:
+    """Predict the class of an image, or of several."""
+    server = server_of(request)
+    content_type = request.headers.get("content-type", "")
+    with server.memory.held() as share:
+        given = await server.parsed(
+            request, share, lambda body: given_images(body, content_type, request.query_params)
+        )
+        answered = await server.host.answers(given.images, given.options)
+    if given.is_list:
+        content = {
+            "answers": _listed(given, answered),
+            "version": answered.version,
+            "model": server.host.name,
+        }
+        return json_response(content, answered.version)
+    [answer] = answered.answers
+    if answer["error"] is not None:
+        content = {"error": f"The image cannot be read: {answer['error']}."}
+        return json_response(
+            {**content, "version": answered.version},
+            answered.version,
+            status=HTTPStatus.UNPROCESSABLE_ENTITY,
+        )
+    single = {
+        **shown(answer, with_map=given.options.with_map),
+        "version": answered.version,
+        "model": server.host.name,
+    }
+    return json_response(single, answered.version)
+
+
+def _listed(given: GivenImages, answered: Answers) -> list[dict[str, Any]]:
+    listed = []
+    for name, answer in zip(given.names, answered.answers, strict=True):
+        file = {} if name is None else {"file": name}
+        listed.append(
+            {**file, **shown(answer, with_map=given.options.with_map), "error": answer["error"]}
+        )
+    return listed
+
+
+def shown(answer: dict[str, Any], *, with_map: bool) -> dict[str, Any]:
+    """Return an answer of the package as `/predict` writes it.
+
+    Args:
+        answer: of the package.
+        with_map: whether the request asked where the model looked.
+    """
+    return {
+        "label": answer["label"],
+        "probability": answer["probability"],
+        "top": answer["top_k"],
+        "set": None,
+        "coverage": None,
+        "warnings": [],
+        **({"map": None} if with_map else {}),
+        **{key: value for key, value in answer.items() if key not in _OWN_KEYS},
+    }

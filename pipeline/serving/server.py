@@ -1,0 +1,214 @@
+"""Serve one model until a signal arrives, and answer what was taken by then."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import logging
+import resource
+import signal
+import socket
+import ssl
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import uvicorn
+
+from patchline.pipeline.errors import ConfigError
+from patchline.pipeline.serving.alias_watch import AliasWatch, Registry
+from patchline.pipeline.serving.application import application
+from patchline.pipeline.serving.checked_package import Checked
+from patchline.pipeline.serving.config import ServingConfig
+from patchline.pipeline.serving.connection import Connection
+from patchline.pipeline.serving.model_host import ModelHost
+from patchline.pipeline.serving.server_metrics import ServerMetrics
+
+logger = logging.getLogger(__name__)
+
+_KEEP_ALIVE_SECONDS = 75
+_MOST_HEAD_BYTES = 1 << 14
+_CERTIFICATE_CHECK_SECONDS = 60.0
+_BACKLOG = 1024
+
+
+def listening_socket(config: ServingConfig) -> socket.socket:
+    """Return a socket that listens where the settings say.
+
+    Raises:
+        ConfigError: if the address is taken, or is none of this machine.
+    """
+    is_ipv6 = ":" in config.host
+    family = socket.AF_INET6 if is_ipv6 else socket.AF_INET
+    try:
+        return socket.create_server((config.host, config.port), family=family, backlog=_BACKLOG)
+    except (OSError, OverflowError, UnicodeError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise ConfigError(
+            f"The server cannot listen on {config.host}, port {config.port} ({reason.lower()}). "
+            "Choose another --port, or correct --host."
+        ) from error
+
+
+def check_certificate(config: ServingConfig) -> None:
+    """Check that the certificate and its key can be used.
+
+    Raises:
+        ConfigError: if one is missing, or they do not belong together.
+    """
+    if config.tls_certificate is None and config.tls_key is None:
+        return
+    if config.tls_certificate is None or config.tls_key is None:
+        raise ConfigError("HTTPS needs both --tls-certificate and --tls-key. Give both files.")
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(
+            config.tls_certificate, config.tls_key, password=_no_password
+        )
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise ConfigError(
+            f"The certificate {config.tls_certificate} cannot be used with the key "
+            f"{config.tls_key} ({reason[:200]}). Give a certificate and its key as PEM files."
+        ) from error
+
+
+def _no_password() -> str:
+    raise ValueError("the key is encrypted, and nobody can enter its password here")
+
+
+def serve(
+    reference: tuple[str, str | None],
+    version: str,
+    checked: Checked,
+    config: ServingConfig,
+    listening: socket.socket,
+    on_ready: Callable[[], None],
+    registry: Registry,
+) -> None:
+    """Serve until SIGTERM or SIGINT.
+
+    Args:
+        reference: the name of the model, and the alias that is followed; None for a fixed version.
+        version: that answers first.
+        checked: its package.
+        config: of the server.
+        listening: socket of the server.
+        on_ready: called once requests are answered.
+        registry: that says where the alias points.
+    """
+    _allow_many_connections()
+    asyncio.run(_serve(reference, version, checked, config, listening, on_ready, registry))
+
+
+async def _serve(
+    reference: tuple[str, str | None],
+    version: str,
+    checked: Checked,
+    config: ServingConfig,
+    listening: socket.socket,
+    on_ready: Callable[[], None],
+    registry: Registry,
+) -> None:
+    metrics = ServerMetrics()
+    host = ModelHost(*reference, config, metrics)
+    host.switch_to(version, checked)
+    server = _Server(host, _uvicorn_config(host, listening), on_ready)
+    watch = AliasWatch(host, registry)
+    if host.alias is not None:
+        watch.start()
+    gc.collect()
+    gc.freeze()  # what exists already stays
+    try:
+        await server.serve(sockets=[listening])
+    finally:
+        watch.stop()
+
+
+def _uvicorn_config(host: ModelHost, listening: socket.socket) -> uvicorn.Config:
+    config = host.config
+    return uvicorn.Config(
+        application(host, listening.getsockname()[1]),
+        http=Connection,
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        log_level="error",
+        access_log=False,
+        proxy_headers=False,  # a client's own claim about its address is not trusted
+        server_header=False,
+        timeout_keep_alive=_KEEP_ALIVE_SECONDS,
+        timeout_graceful_shutdown=round(config.time_limit_seconds) + 5,
+        h11_max_incomplete_event_size=_MOST_HEAD_BYTES,
+        ssl_certfile=config.tls_certificate,
+        ssl_keyfile=config.tls_key,
+    )
+
+
+class _Server(uvicorn.Server):
+    """uvicorn's server, which tells when it is ready, and ends without an exit code of a signal."""
+
+    def __init__(
+        self, host: ModelHost, config: uvicorn.Config, on_ready: Callable[[], None]
+    ) -> None:
+        super().__init__(config)
+        self._host = host
+        self._on_ready = on_ready
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Listen, and tell so."""
+        await super().startup(sockets)
+        self._renewal = asyncio.ensure_future(self._renew_certificate())
+        self._on_ready()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Take nothing more, and answer what was taken."""
+        self._host.is_stopping = True
+        self._renewal.cancel()
+        logger.info("Stopping: %d images are still to be answered.", self._host.pending)
+        await asyncio.sleep(0)  # connections in the backlog are accepted
+        await super().shutdown(sockets)
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Stop on a signal; a second Ctrl-C stops at once."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, self.handle_exit, number, None)
+        try:
+            yield
+        finally:
+            for number in (signal.SIGINT, signal.SIGTERM):
+                loop.remove_signal_handler(number)
+
+    async def _renew_certificate(self) -> None:
+        """Read the certificate again when its file has changed: it may have been renewed."""
+        certificate, key = self._host.config.tls_certificate, self._host.config.tls_key
+        if certificate is None or key is None or self.config.ssl is None:
+            return
+        known = _modified(certificate)
+        while True:
+            await asyncio.sleep(_CERTIFICATE_CHECK_SECONDS)
+            if (now := _modified(certificate)) == known:
+                continue
+            try:
+                check_certificate(self._host.config)
+                self.config.ssl.load_cert_chain(certificate, key)
+            except (ConfigError, OSError, ValueError) as error:
+                logger.warning("The renewed certificate is not used: %s", error)
+            else:
+                logger.info("The renewed certificate is used for new connections.")
+            known = now
+
+
+def _modified(file: Path) -> float:
+    try:
+        return file.stat().st_mtime
+    except OSError:
+        return 0.0
+
+
+def _allow_many_connections() -> None:
+    """Raise the number of files that this process may open to the most that is allowed."""
+    with contextlib.suppress(ValueError, OSError):
+        _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))

@@ -1,0 +1,113 @@
+"""What `/metrics` tells, in the format of Prometheus."""
+
+from __future__ import annotations
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
+_IMAGES = (1, 2, 4, 8, 16, 32, 64, 128)
+
+
+class ServerMetrics:
+    """The counters of one server; the engines report to it from their threads."""
+
+    def __init__(self) -> None:
+        self.registry = registry = CollectorRegistry()
+        self.requests = Counter(
+            "patchline_requests", "Requests answered.", ["path", "status"], registry=registry
+        )
+        self.seconds = Histogram(
+            "patchline_request_seconds",
+            "Seconds from the head of a request to its answer.",
+            ["path"],
+            buckets=_SECONDS,
+            registry=registry,
+        )
+        self.refused = Counter(
+            "patchline_refused_requests",
+            "Requests that were not answered with a prediction, by reason.",
+            ["reason"],
+            registry=registry,
+        )
+        self.waiting = Gauge(
+            "patchline_queue_images", "Images that wait for a thread.", registry=registry
+        )
+        self.pending = Gauge(
+            "patchline_pending_images", "Images that were taken, not answered.", registry=registry
+        )
+        self.batches = Histogram(
+            "patchline_batch_images",
+            "Images that the network computed together.",
+            buckets=_IMAGES,
+            registry=registry,
+        )
+        self.compute_seconds = Histogram(
+            "patchline_batch_seconds",
+            "Seconds that a batch took.",
+            buckets=_SECONDS,
+            registry=registry,
+        )
+        self.decode_seconds = Histogram(
+            "patchline_decode_seconds",
+            "Seconds to decode and resize an image.",
+            buckets=_SECONDS,
+            registry=registry,
+        )
+        self.unreadable = Counter(
+            "patchline_unreadable_images", "Images that could not be decoded.", registry=registry
+        )
+        self.predicted = Counter(
+            "patchline_predicted_images",
+            "Images by predicted class.",
+            ["version", "label"],
+            registry=registry,
+        )
+        self.warnings = Counter(
+            "patchline_image_warnings", "Warnings about images.", ["kind"], registry=registry
+        )
+        self.model = Gauge(
+            "patchline_model_info",
+            "The version that answers.",
+            ["name", "version"],
+            registry=registry,
+        )
+        self.switches = Counter(
+            "patchline_model_switches", "Switches to another version.", registry=registry
+        )
+        self.rejected = Gauge(
+            "patchline_rejected_model_info",
+            "The version that the alias points to and that failed its check.",
+            ["name", "version"],
+            registry=registry,
+        )
+        self.registry_up = Gauge(
+            "patchline_registry_up", "Whether the registry answers.", registry=registry
+        )
+        self.registry_up.set(1)
+
+    def decoded(self, seconds: float, *, readable: bool) -> None:
+        """Note an image that was decoded."""
+        self.decode_seconds.observe(seconds)
+        if not readable:
+            self.unreadable.inc()
+
+    def computed(self, images: int, seconds: float) -> None:
+        """Note a batch."""
+        self.batches.observe(images)
+        self.compute_seconds.observe(seconds)
+
+    def serving(self, name: str, version: str) -> None:
+        """Note which version answers."""
+        self.model.clear()
+        self.model.labels(name, version).set(1)
+
+    def rejecting(self, name: str, version: str | None) -> None:
+        """Note which version failed its check, or that none did."""
+        self.rejected.clear()
+        if version is not None:
+            self.rejected.labels(name, version).set(1)
+
+    def text(self) -> bytes:
+        """Return all of it."""
+        return generate_latest(self.registry)

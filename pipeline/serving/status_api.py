@@ -1,0 +1,74 @@
+"""Health, metrics, and the description of the interface."""
+
+from __future__ import annotations
+
+import datetime as dt
+from http import HTTPStatus
+from typing import Any
+
+from fastapi import APIRouter
+from starlette.requests import Request
+from starlette.responses import Response
+
+from patchline.pipeline.serving.answering import json_response, server_of
+from patchline.pipeline.serving.model_host import ModelHost
+from patchline.pipeline.serving.server_metrics import CONTENT_TYPE
+
+router = APIRouter(tags=["status"])
+
+
+@router.get("/healthz")
+async def healthz() -> Response:
+    """Tell that the process runs."""
+    return json_response({"status": "ok"})
+
+
+@router.get("/readyz")
+async def readyz(request: Request) -> Response:
+    """Tell whether requests are answered."""
+    is_ready = server_of(request).host.is_ready
+    status = HTTPStatus.OK if is_ready else HTTPStatus.SERVICE_UNAVAILABLE
+    return json_response({"status": "ready" if is_ready else "not ready"}, status=status)
+
+
+@router.get("/status")
+async def status(request: Request) -> Response:
+    """Tell which version answers, what the registry says, and how much waits."""
+    host = server_of(request).host
+    return json_response(described(host))
+
+
+@router.get("/metrics")
+async def metrics(request: Request) -> Response:
+    """Return the metrics in the format of Prometheus."""
+    host = server_of(request).host
+    host.metrics.waiting.set(host.waiting)
+    host.metrics.pending.set(host.pending)
+    return Response(host.metrics.text(), headers={"content-type": CONTENT_TYPE})
+
+
+def described(host: ModelHost) -> dict[str, Any]:
+    """Return the state of a server."""
+    served, registry = host.served, host.registry
+    away = registry.away_since
+    since = None if away is None else dt.datetime.fromtimestamp(away, dt.UTC)
+    rejected = registry.rejected
+    return {
+        "model": host.name,
+        "version": served.version,
+        "alias": host.alias,
+        "ready": host.is_ready,
+        "classes": served.package.classes,
+        "image": {key: served.package.image[key] for key in ("channels", "height", "width")},
+        "registry": {
+            "answers": away is None,
+            "away_since": None if since is None else since.isoformat(timespec="seconds"),
+            "alias_missing": registry.alias_missing,
+        },
+        "rejected": None
+        if rejected is None
+        else dict(zip(("version", "reason"), rejected, strict=True)),
+        "pending_images": host.pending,
+        "max_queue": host.config.max_queue,
+        "max_request_mib": host.config.max_request_mib,
+    }

@@ -1,0 +1,293 @@
+"""Tensors of the Open Inference Protocol v2, in JSON and in its binary extension.
+
+The protocol: https://github.com/kserve/open-inference-protocol (REST); the extension:
+"binary tensor data" of the Triton Inference Server. With it, a body is a JSON object followed by
+the raw tensors, and the header `Inference-Header-Content-Length` tells where the JSON ends. The
+elements of a BYTES tensor are each preceded by their length, four bytes, little-endian.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import struct
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from patchline.pipeline.data.reading.image_formats import HEAD_BYTES, format_of
+from patchline.pipeline.serving.given_images import (
+    Options,
+    check_number,
+    decoded_base64,
+    json_object,
+    options_of,
+)
+from patchline.pipeline.serving.refusal import bad_request
+
+LENGTH_HEADER = "inference-header-content-length"
+INPUT = "image"
+_LENGTH = struct.Struct("<I")
+_MOST_AXES = 4
+_COLORS = (1, 3, 4)
+_SHOWN = 60
+_Image = bytes | np.ndarray[Any, Any]
+
+
+@dataclass(frozen=True)
+class RequestedOutput:
+    """An output that a request asks for."""
+
+    name: str
+    is_binary: bool
+
+
+@dataclass(frozen=True)
+class InferenceRequest:
+    """A request for inference."""
+
+    id: str | None
+    images: list[_Image]
+    options: Options
+    outputs: tuple[RequestedOutput, ...] | None
+    """None for all outputs."""
+    all_binary: bool
+    """Whether the outputs are binary if the request names none."""
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """An output: float32 numbers, or texts."""
+
+    name: str
+    shape: tuple[int, ...]
+    values: np.ndarray[Any, np.dtype[np.float32]] | Sequence[str]
+
+    @property
+    def datatype(self) -> str:
+        """The protocol's name of its type."""
+        return "FP32" if isinstance(self.values, np.ndarray) else "BYTES"
+
+
+def inference_request(body: bytes, header_length: str | None) -> InferenceRequest:
+    """Read a request.
+
+    Args:
+        body: of the request.
+        header_length: the value of the header of the binary extension; None without it.
+
+    Raises:
+        Refusal: if it does not keep to the protocol, or holds no images.
+    """
+    head, raw = _divided(body, header_length)
+    content = json_object(head)
+    parameters = _object(content, "parameters")
+    request_id = content.get("id")
+    return InferenceRequest(
+        id=None if request_id is None else str(request_id),
+        images=_images(_input(content), raw),
+        options=options_of({k: parameters[k] for k in ("top_k", "map") if k in parameters}),
+        outputs=_requested_outputs(content, parameters),
+        all_binary=parameters.get("binary_data_output") is True,
+    )
+
+
+def written(answer: dict[str, Any], tensors: Sequence[tuple[Tensor, bool]]) -> tuple[bytes, int]:
+    """Return the body of an answer, and the length of the JSON in it.
+
+    Args:
+        answer: the keys beside `outputs`.
+        tensors: each output, and whether it is binary.
+    """
+    outputs: list[dict[str, Any]] = []
+    raw: list[bytes] = []
+    for tensor, is_binary in tensors:
+        output: dict[str, Any] = {
+            "name": tensor.name,
+            "datatype": tensor.datatype,
+            "shape": list(tensor.shape),
+        }
+        if is_binary:
+            raw.append(_encoded(tensor))
+            output["parameters"] = {"binary_data_size": len(raw[-1])}
+        elif isinstance(tensor.values, np.ndarray):
+            output["data"] = tensor.values.ravel().tolist()
+        else:
+            output["data"] = list(tensor.values)
+        outputs.append(output)
+    head = json.dumps({**answer, "outputs": outputs}, ensure_ascii=False).encode()
+    return b"".join([head, *raw]), len(head)
+
+
+def _encoded(tensor: Tensor) -> bytes:
+    if isinstance(tensor.values, np.ndarray):
+        return tensor.values.astype("<f4").tobytes()
+    texts = [text.encode() for text in tensor.values]
+    return b"".join(part for text in texts for part in (_LENGTH.pack(len(text)), text))
+
+
+def _divided(body: bytes, header_length: str | None) -> tuple[bytes, memoryview]:
+    if header_length is None:
+        return body, memoryview(b"")
+    length = int(header_length) if header_length.isascii() and header_length.isdigit() else -1
+    if not 0 < length <= len(body):
+        raise bad_request(
+            f"Inference-Header-Content-Length is {header_length[:_SHOWN]!r}, but must be a length "
+            f"within the body of {len(body)} bytes."
+        )
+    return body[:length], memoryview(body)[length:]
+
+
+def _input(content: dict[str, Any]) -> dict[str, Any]:
+    inputs = content.get("inputs")
+    if not isinstance(inputs, list) or not all(isinstance(each, dict) for each in inputs):
+        raise bad_request("The request has no list of inputs. Send the input 'image'.")
+    if len(inputs) != 1:
+        raise bad_request(f"The request has {len(inputs)} inputs, but the model has one: 'image'.")
+    [given] = inputs
+    name = given.get("name")
+    if name != INPUT:
+        raise bad_request(f"The input {str(name)[:_SHOWN]!r} is unknown. The input is 'image'.")
+    return dict(given)
+
+
+def _images(given: dict[str, Any], raw: memoryview) -> list[_Image]:
+    shape, datatype = _shape(given), given.get("datatype")
+    size = _object(given, "parameters").get("binary_data_size")
+    if size is not None and (not isinstance(size, int) or size != len(raw)):
+        raise bad_request(
+            f"binary_data_size is {str(size)[:_SHOWN]}, but {len(raw)} bytes follow the JSON."
+        )
+    if size is None and len(raw):
+        raise bad_request("Bytes follow the JSON, but no input has a binary_data_size.")
+    if datatype == "BYTES":
+        images: list[_Image] = list(_elements(raw) if size is not None else _texts(given))
+        if len(images) != math.prod(shape):
+            raise bad_request(f"The shape {shape} does not fit the {len(images)} elements.")
+    elif datatype == "UINT8":
+        images = _arrays(_numbers(given, raw if size is not None else None, shape))
+    else:
+        raise bad_request(
+            f"The datatype {str(datatype)[:_SHOWN]!r} is not accepted. Send BYTES (encoded images) "
+            "or UINT8 (pixels)."
+        )
+    check_number(len(images))
+    return images
+
+
+def _shape(given: dict[str, Any]) -> tuple[int, ...]:
+    shape = given.get("shape")
+    is_shape = isinstance(shape, list) and all(
+        isinstance(n, int) and not isinstance(n, bool) and n >= 0 for n in shape
+    )
+    if not is_shape or not 1 <= len(shape or ()) <= _MOST_AXES:
+        raise bad_request(
+            f"The shape {str(shape)[:_SHOWN]} is no list of one to four numbers. Send the shape of "
+            "the tensor."
+        )
+    return tuple(shape or ())
+
+
+def _elements(raw: memoryview) -> Iterator[bytes]:
+    """Yield the elements of a binary BYTES tensor."""
+    position = 0
+    while position < len(raw):
+        start = position + _LENGTH.size
+        if start > len(raw):
+            raise bad_request("The binary tensor ends within a length. Send all of it.")
+        [length] = _LENGTH.unpack(raw[position:start])
+        position = start + length
+        if position > len(raw):
+            raise bad_request("The binary tensor ends within an element. Send all of it.")
+        yield bytes(raw[start:position])
+
+
+def _texts(given: dict[str, Any]) -> Iterator[bytes]:
+    """Yield the elements of a BYTES tensor in JSON, which are base64."""
+    for position, text in enumerate(_flat(given.get("data"))):
+        try:
+            yield decoded_base64(text)
+        except ValueError as error:
+            raise bad_request(
+                f"Element {position} of 'image': {error}. Send the bytes of the file in base64, or "
+                "binary tensors."
+            ) from None
+
+
+def _numbers(
+    given: dict[str, Any], raw: memoryview | None, shape: tuple[int, ...]
+) -> np.ndarray[Any, Any]:
+    if raw is not None:
+        values = np.frombuffer(raw, np.uint8)
+    else:
+        try:
+            numbers = np.asarray(given.get("data"))
+        except (ValueError, OverflowError):
+            numbers = np.empty(0)
+        if numbers.dtype.kind not in "iu" or not numbers.size:
+            raise bad_request("The data of 'image' are no whole numbers. Send 0 to 255.")
+        if numbers.min() < 0 or numbers.max() > np.iinfo(np.uint8).max:
+            raise bad_request("The data of 'image' are beyond 0 to 255. Send values of 8 bits.")
+        values = numbers.astype(np.uint8).ravel()
+    if values.size != math.prod(shape):
+        raise bad_request(f"The shape {shape} does not fit the {values.size} values.")
+    return values.reshape(shape)
+
+
+def _arrays(tensor: np.ndarray[Any, Any]) -> list[_Image]:
+    """Return the images in a UINT8 tensor.
+
+    One axis holds an encoded file; two hold encoded files in rows, or the pixels of a greyscale
+    image; three the pixels (H, W, C) of one image, or (N, H, W) of greyscale ones; four those of
+    several (N, H, W, C).
+    """
+    if not tensor.size:
+        raise bad_request(f"A tensor of shape {tensor.shape} holds no image.")
+    if tensor.ndim == 1:
+        return [tensor.tobytes()]
+    if tensor.ndim == 2:  # noqa: PLR2004 - rows
+        rows = [row.tobytes() for row in tensor]
+        are_files = all(format_of(row[:HEAD_BYTES]) is not None for row in rows)
+        return list(rows) if are_files else [tensor]
+    if tensor.ndim == 3 and tensor.shape[-1] in _COLORS:  # noqa: PLR2004 - H, W, C
+        return [tensor]
+    return list(tensor)
+
+
+def _requested_outputs(
+    content: dict[str, Any], parameters: dict[str, Any]
+) -> tuple[RequestedOutput, ...] | None:
+    outputs = content.get("outputs")
+    if not outputs:
+        return None
+    if not isinstance(outputs, list) or not all(isinstance(each, dict) for each in outputs):
+        raise bad_request("outputs is no list of objects. Name the outputs that you need.")
+    usual = parameters.get("binary_data_output") is True
+    return tuple(
+        RequestedOutput(
+            str(each.get("name"))[:_SHOWN],
+            _object(each, "parameters").get("binary_data", usual) is True,
+        )
+        for each in outputs
+    )
+
+
+def _object(content: dict[str, Any], key: str) -> dict[str, Any]:
+    value = content.get(key)
+    if value is None:
+        return {}
+    if not isinstance(value, dict):
+        raise bad_request(f"{key} is no object. Send an object, or leave it out.")
+    return dict(value)
+
+
+def _flat(data: object) -> Iterator[object]:
+    pending = [data]
+    while pending:
+        value = pending.pop()
+        if isinstance(value, list):
+            pending.extend(reversed(value))
+        else:
+            yield value

@@ -1,0 +1,1 @@
+"""A packaged model behind an HTTP address."""

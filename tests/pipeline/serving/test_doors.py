@@ -1,0 +1,166 @@
+"""Who may call the server: host names, origins, the token, HTTPS and a proxy's path."""
+
+from __future__ import annotations
+
+import http.client
+import ssl
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import patchline_here
+from tests.patience import patient
+from tests.pipeline.serving.served import NAME, Registry, Serving, png, serving
+
+TOKEN = "0123456789abcdef0123456789abcdef"  # noqa: S105 - of the tests
+PROBES = ("/healthz", "/readyz", "/v2/health/live", "/v2/health/ready")
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"host": "evil.example"},
+        {"host": "evil.example:{port}"},
+        {"host": "localhost:1"},
+        {"host": "127.0.0.1.evil.example:{port}"},
+        {"host": ""},
+        {"origin": "http://evil.example"},
+        {"origin": "null"},
+        {"origin": "http://127.0.0.1:1"},
+        {"origin": "http://localhost:{port}"},
+        {"sec-fetch-site": "cross-site"},
+        {"sec-fetch-site": "same-site"},
+    ],
+)
+def test_strangers_are_refused(server: Serving, headers: dict[str, str]) -> None:
+    """Pages of other origins, and other names that lead here, get nothing."""
+    named = {name: value.format(port=server.port) for name, value in headers.items()}
+    for method, path in (
+        ("POST", "/predict"),
+        ("GET", "/status"),
+        ("GET", "/metrics"),
+        ("GET", "/"),
+    ):
+        reply = server.ask(method, path, png(1) if method == "POST" else None, named)
+        assert reply.status == 403, (method, path)
+        assert not any(name.startswith("access-control") for name in reply.headers)
+
+
+def test_own_pages_and_names_pass(server: Serving) -> None:
+    """The server's own page, and its names on this machine, are answered."""
+    for host in ("127.0.0.1", "localhost", "LOCALHOST", "[::1]"):
+        own = {"host": f"{host}:{server.port}", "origin": f"http://{host}:{server.port}"}
+        reply = server.predict(png(1), {**own, "sec-fetch-site": "same-origin"})
+        assert reply.status == 200, host
+    link = {"sec-fetch-site": "cross-site", "sec-fetch-mode": "navigate"}
+    assert server.ask("GET", "/", None, {**link, "sec-fetch-dest": "document"}).status == 200
+
+
+def test_probes_pass_under_any_name(server: Serving) -> None:
+    """A cluster asks for health by the address of a container, and learns nothing else."""
+    for path in PROBES:
+        reply = server.ask("GET", path, None, {"host": "10.1.2.3:8000"})
+        assert reply.status == 200
+        assert NAME not in reply.body.decode()
+        assert server.ask("POST", path, b"", {"host": "10.1.2.3:8000"}).status == 403
+
+
+def test_a_token_is_asked_for(registry: Registry, tmp_path: Path) -> None:
+    """With a token, nothing but probes and the files of the page is answered without it."""
+    file = tmp_path / "token"
+    file.write_text(f"{TOKEN}\n")
+    arguments = ["--token-file", str(file), "--host", "0.0.0.0", "--allowed-host", "models.example"]  # noqa: S104 - the token is tested
+    with serving(registry.folder, *arguments, "--root-path", "/flowers") as server:
+        right = {"authorization": f"Bearer {TOKEN}"}
+        assert server.predict(png(1), right).status == 200
+        for headers in (
+            {},
+            {"authorization": TOKEN},
+            {"authorization": f"Bearer {TOKEN[:-1]}"},
+            {"authorization": f"Bearer {TOKEN}x"},
+            {"authorization": f"Basic {TOKEN}"},
+            {"authorization": "Bearer "},
+        ):
+            reply = server.predict(png(1), headers)
+            assert reply.status == 401
+            assert reply.headers["www-authenticate"].startswith("Bearer")
+        for path in ("/status", "/metrics", "/openapi.json", f"/v2/models/{NAME}"):
+            assert server.ask("GET", path).status == 401
+            assert server.ask("GET", path, None, right).status == 200
+        for path in ("/", "/docs", "/static/page.js", *PROBES):
+            assert server.ask("GET", path).status == 200
+        for host in ("models.example", "models.example:443", "Models.Example"):
+            named = {**right, "host": host, "origin": "https://models.example"}
+            assert server.predict(png(1), named).status == 200, host
+        assert server.predict(png(1), {**right, "host": "other.example"}).status == 403
+        assert server.ask("GET", "/flowers/status", None, right).status == 200
+        assert server.ask("GET", "/flowers/").status == 200
+        assert server.ask("GET", "/flowers/static/page.css").status == 200
+        assert server.ask("POST", "/flowers/predict", png(1), right).status == 200
+        assert TOKEN not in server.log.read_text()
+        command = Path(f"/proc/{server.process.pid}/cmdline")
+        assert not command.exists() or TOKEN not in command.read_text()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["--host", "0.0.0.0"], "needs a token"),  # noqa: S104 - it is refused
+        (["--host", "::"], "needs a token"),
+        (["--host", "example.invalid"], "needs a token"),
+        (["--token-file", "nowhere"], "cannot be read"),
+        (["--token-file", "short"], "at least 16 characters"),
+        (["--root-path", "flowers"], "must begin with a slash"),
+        (["--tls-certificate", "short"], "both --tls-certificate and --tls-key"),
+        (["--tls-certificate", "short", "--tls-key", "short"], "cannot be used with the key"),
+        (["--host", "192.0.2.1", "--token-file", "long"], "cannot listen on 192.0.2.1"),
+        (["--threads", "-1"], "threads"),
+        (["--port", "70000"], "port"),
+    ],
+)
+def test_wrong_settings_are_said(
+    registry: Registry, tmp_path: Path, arguments: list[str], sentence: str
+) -> None:
+    """What cannot be served is refused before anything listens, with exit code 2."""
+    (tmp_path / "short").write_text("abc")
+    (tmp_path / "long").write_text(TOKEN)
+    given = [str(tmp_path / each) if each in ("short", "long") else each for each in arguments]
+    done = patchline_here("serve", NAME, *given, cwd=registry.folder)
+    assert done.code == 2
+    assert sentence in done.err
+
+
+def test_a_missing_model_is_said(registry: Registry) -> None:
+    """A model, a version or an alias that is not there is named, with what there is."""
+    for reference, words in (
+        ("colors", "Did you mean 'colours'?"),
+        (f"{NAME}@champoin", "Did you mean 'champion'?"),
+        (f"{NAME}/9", "has no version 9"),
+        ("a b", "is not a model reference"),
+    ):
+        done = patchline_here("serve", reference, cwd=registry.folder)
+        assert done.code == 2
+        assert words in done.err
+
+
+def test_https_is_served(registry: Registry, tmp_path: Path) -> None:
+    """With a certificate, the server answers over TLS alone."""
+    certificate, key = tmp_path / "certificate.pem", tmp_path / "key.pem"
+    made = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2"]
+    made += ["-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1"]
+    subprocess.run(
+        [*made, "-keyout", str(key), "-out", str(certificate)], check=True, capture_output=True
+    )
+    arguments = ["--tls-certificate", str(certificate), "--tls-key", str(key)]
+    with serving(registry.folder, *arguments) as server:
+        assert server.ready["url"].startswith("https://")
+        trusted = ssl.create_default_context(cafile=str(certificate))
+        connection = http.client.HTTPSConnection(
+            "localhost", server.port, context=trusted, timeout=patient(60)
+        )
+        connection.request("POST", "/predict", png(1), {"content-type": "image/png"})
+        assert connection.getresponse().status == 200
+        connection.close()
+        with pytest.raises((OSError, http.client.HTTPException)):
+            server.predict(png(1))
