@@ -25,6 +25,7 @@ from patchline.pipeline.data.reading.decoding import UndecodableImageError, read
 from patchline.pipeline.data.reading.jpeg_wholeness import jpeg_frame
 from patchline.pipeline.packaging.packaged_model import PackagedModel
 from patchline.pipeline.serving.fair_queue import FairQueue
+from patchline.pipeline.serving.given_images import Options
 
 logger = logging.getLogger(__name__)
 
@@ -38,10 +39,6 @@ _JPEG, _PNG = b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n"
 _PNG_SIZE = slice(16, 24)
 """Width and height, four bytes each."""
 FAILED = "the model failed on this image"
-
-
-class ModelFailedError(Exception):
-    """The network raised an exception for an image that was decoded."""
 
 
 class Watch(Protocol):
@@ -59,8 +56,7 @@ class Work:
     """The images of one request, and their answers as far as they are known."""
 
     images: Sequence[Image]
-    top_k: int
-    with_map: bool
+    options: Options
     answers: list[Answer | None] = field(init=False)
     left: int = field(init=False)
     abandoned: bool = False
@@ -114,9 +110,9 @@ class Engine:
         """Images that no thread has taken yet."""
         return len(self._small) + len(self._large) + len(self._ready)
 
-    def submit(self, images: Sequence[Image], top_k: int, *, with_map: bool) -> Work:
+    def submit(self, images: Sequence[Image], options: Options) -> Work:
         """Take the images of a request; its future ends with one answer for each, in order."""
-        work = Work(images, top_k, with_map)
+        work = Work(images, options)
         self.pending += len(images)
         self._small.put(work, [(work, position) for position in range(len(images))])
         return work
@@ -195,23 +191,20 @@ class Engine:
 
 
 def _answers(package: PackagedModel, batch: list[tuple[Work, _Decoded]]) -> list[Answer]:
-    """Return the package's answers; only requests that ask for a map pay for one."""
+    """Return the package's answers; what is asked for in the same way is computed together."""
+    groups: dict[tuple[bool, float | None], list[int]] = {}
+    for position, (work, _) in enumerate(batch):
+        key = work.options.with_map, work.options.coverage
+        groups.setdefault(key, []).append(position)
     answers: list[Answer] = [{} for _ in batch]
-    for with_map in (False, True):
-        chosen = [i for i, (work, _) in enumerate(batch) if work.with_map is with_map]
-        if not chosen:
-            continue
-        top_k = max(batch[i][0].top_k for i in chosen)
-        options = {"with_map": True} if with_map and has_maps(package) else {}
-        decoded = [batch[i][1] for i in chosen]
-        for i, answer in zip(chosen, package.answers_to(decoded, top_k, **options), strict=True):
-            answers[i] = {**answer, "top_k": (answer.get("top_k") or [])[: batch[i][0].top_k]}
+    for (with_map, coverage), positions in groups.items():
+        top_k = max(batch[each][0].options.top_k for each in positions)
+        decoded = [batch[each][1] for each in positions]
+        found = package.answers_to(decoded, top_k, coverage=coverage, with_map=with_map)
+        for position, answer in zip(positions, found, strict=True):
+            most = batch[position][0].options.top_k
+            answers[position] = {**answer, "top_k": answer["top_k"][:most]}
     return answers
-
-
-def has_maps(package: PackagedModel) -> bool:
-    """Return whether a package can say where the model looked."""
-    return "with_map" in package.answers_to.__annotations__
 
 
 def _is_large(image: Image) -> bool:

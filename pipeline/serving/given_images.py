@@ -14,6 +14,8 @@ from patchline.pipeline.serving.multipart_form import parts_of
 from patchline.pipeline.serving.refusal import Refusal, bad_request
 
 TOP_K = 5
+OPTIONS = ("top_k", "map", "coverage")
+"""Names of the options, in a query, a form or a JSON object."""
 MOST_IMAGES = 256
 """In one request."""
 _MOST_CLASSES = 1_000_000
@@ -31,6 +33,8 @@ class Options:
     """Number of classes in an answer."""
     with_map: bool = False
     """Whether an answer says where the model looked."""
+    coverage: float | None = None
+    """Probability that the set holds the true class; None for the package's own."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +60,7 @@ def given_images(body: bytes, content_type: str, query: Mapping[str, str]) -> Gi
     Args:
         body: of the request.
         content_type: the value of its header; empty without one.
-        query: of its address: `top_k` and `map`.
+        query: of its address, with the options.
 
     Raises:
         Refusal: if the body is none of the accepted forms.
@@ -78,12 +82,16 @@ def given_images(body: bytes, content_type: str, query: Mapping[str, str]) -> Gi
 
 
 def options_of(given: Mapping[str, Any]) -> Options:
-    """Return the options `top_k` and `map` of a query, a form or a JSON object.
+    """Return the options `top_k`, `map` and `coverage` of a query, a form or a JSON object.
 
     Raises:
         Refusal: if one has a wrong value.
     """
-    return Options(_number(given.get("top_k", TOP_K)), _truth(given.get("map", False)))
+    return Options(
+        _number(given.get("top_k", TOP_K)),
+        _truth(given.get("map", False)),
+        _share(given.get("coverage")),
+    )
 
 
 def decoded_base64(text: object) -> bytes:
@@ -122,13 +130,13 @@ def json_object(body: bytes) -> dict[str, Any]:
 
 def _of_json(body: bytes, query: Mapping[str, str]) -> GivenImages:
     content = json_object(body)
-    options = options_of({**query, **{k: content[k] for k in ("top_k", "map") if k in content}})
-    unknown = sorted(set(content) - {"image", "images", "top_k", "map"})
+    options = options_of({**query, **{k: content[k] for k in OPTIONS if k in content}})
+    unknown = sorted(set(content) - {"image", "images", *OPTIONS})
     if unknown or ("image" in content) == ("images" in content):
         known = f"The key {unknown[0][:_SHOWN]!r} is unknown. " if unknown else ""
         raise bad_request(
-            f'{known}Send {{"image": BASE64}} or {{"images": [BASE64, …]}}, and top_k and map if '
-            "you need them."
+            f'{known}Send {{"image": BASE64}} or {{"images": [BASE64, …]}}, and top_k, map and '
+            "coverage if you need them."
         )
     texts = content["images"] if "images" in content else [content["image"]]
     if not isinstance(texts, list):
@@ -146,11 +154,11 @@ def _of_json(body: bytes, query: Mapping[str, str]) -> GivenImages:
 
 def _of_form(body: bytes, content_type: str, query: Mapping[str, str]) -> GivenImages:
     parts = parts_of(body, content_type)
-    files = [part for part in parts if part.file_name is not None or part.name not in _FIELDS]
+    files = [part for part in parts if part.file_name is not None or part.name not in OPTIONS]
     fields = {
         part.name: part.content.decode("utf-8", errors="replace")
         for part in parts
-        if part.file_name is None and part.name in _FIELDS
+        if part.file_name is None and part.name in OPTIONS
     }
     check_number(len(files))
     return GivenImages(
@@ -159,9 +167,6 @@ def _of_form(body: bytes, content_type: str, query: Mapping[str, str]) -> GivenI
         options_of({**query, **fields}),
         is_list=len(files) > 1,
     )
-
-
-_FIELDS = ("top_k", "map")
 
 
 def check_number(images: int) -> None:
@@ -194,6 +199,18 @@ def _truth(given: object) -> bool:
     if text in _NO:
         return False
     raise bad_request(f"map is {text[:_SHOWN]!r}, but must be true or false.")
+
+
+def _share(given: object) -> float | None:
+    if given is None:
+        return None
+    try:
+        share = float(given) if isinstance(given, int | float | str) else float("nan")
+    except ValueError:
+        share = float("nan")
+    if not 0 < share < 1:
+        raise bad_request(f"coverage is {str(given)[:_SHOWN]!r}, but must be between 0 and 1.")
+    return share
 
 
 def _kind(value: object) -> str:

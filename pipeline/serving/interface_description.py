@@ -39,7 +39,11 @@ _ANSWER: dict[str, Any] = {
     },
 }
 _ERROR = {"type": "object", "properties": {"error": {"type": "string"}}}
-_OPTIONS = {"top_k": {"type": "integer", "minimum": 1}, "map": {"type": "boolean"}}
+_OPTIONS = {
+    "top_k": {"type": "integer", "minimum": 1},
+    "map": {"type": "boolean"},
+    "coverage": {"type": "number", "exclusiveMinimum": 0, "exclusiveMaximum": 1},
+}
 _PREDICT = {
     "image/*": {"schema": _BINARY},
     "application/octet-stream": {"schema": _BINARY},

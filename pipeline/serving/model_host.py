@@ -174,7 +174,7 @@ class ModelHost:
         """
         served = self.served
         self.check_room(len(images))
-        work = served.engine.submit(images, options.top_k, with_map=options.with_map)
+        work = served.engine.submit(images, options)
         limit = self.config.time_limit_seconds
         try:
             async with asyncio.timeout(limit):

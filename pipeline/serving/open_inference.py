@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from http import HTTPStatus
 from importlib import metadata
 from typing import Any
@@ -99,9 +100,8 @@ async def infer(request: Request, name: str, version: str | None = None) -> Resp
         )
         chosen = _chosen_outputs(given)
         served = server.host.check_name(name, version)
-        all_classes = Options(max(given.options.top_k, len(served.package.classes)))
-        if given.options.with_map:
-            all_classes = Options(all_classes.top_k, with_map=True)
+        most = max(given.options.top_k, len(served.package.classes))
+        all_classes = replace(given.options, top_k=most)
         answered = await server.host.answers(given.images, all_classes)
     for position, answer in enumerate(answered.answers):
         if answer["error"] is not None:

@@ -19,6 +19,7 @@ import numpy as np
 
 from patchline.pipeline.data.reading.image_formats import HEAD_BYTES, format_of
 from patchline.pipeline.serving.given_images import (
+    OPTIONS,
     Options,
     check_number,
     decoded_base64,
@@ -88,7 +89,7 @@ def inference_request(body: bytes, header_length: str | None) -> InferenceReques
     return InferenceRequest(
         id=None if request_id is None else str(request_id),
         images=_images(_input(content), raw),
-        options=options_of({k: parameters[k] for k in ("top_k", "map") if k in parameters}),
+        options=options_of({k: parameters[k] for k in OPTIONS if k in parameters}),
         outputs=_requested_outputs(content, parameters),
         all_binary=parameters.get("binary_data_output") is True,
     )

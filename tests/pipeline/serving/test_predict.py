@@ -119,7 +119,9 @@ def test_a_wrong_request_is_one_sentence(
     assert "Traceback" not in reply.body.decode()
 
 
-@pytest.mark.parametrize("query", ["top_k=0", "top_k=x", "top_k=-1", "map=maybe"])
+@pytest.mark.parametrize(
+    "query", ["top_k=0", "top_k=x", "top_k=-1", "map=maybe", "coverage=2", "coverage=x"]
+)
 def test_wrong_options_are_refused(server: Serving, query: str) -> None:
     """An option that cannot be met is not ignored."""
     assert server.ask("POST", f"/predict?{query}", png(1)).status == 400
