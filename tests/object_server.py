@@ -84,7 +84,7 @@ def object_server(folder: Path) -> Iterator[ObjectServer]:
         process.wait()
 
 
-Fault = Literal["slow_down", "denied", "wrong_key", "hang_up"]
+Fault = Literal["slow_down", "denied", "wrong_key", "hang_up", "cut_short"]
 
 
 @dataclass
@@ -98,6 +98,7 @@ class FaultyConnection:
         after: how many of them still pass before the fault begins.
         count: how many of them fail before all pass again.
         seen: the first line of each request.
+        received: bytes of the answers of the server, with their heads.
     """
 
     target: int
@@ -107,11 +108,22 @@ class FaultyConnection:
     after: int = 0
     count: int = 1 << 30
     seen: list[str] = field(default_factory=list)
+    received: int = 0
 
     @property
     def environment(self) -> dict[str, str]:
         """Variables with which a command uses this connection."""
         return environment_for(f"http://127.0.0.1:{self.port}")
+
+    def answer(self, request: bytes, *, is_cut: bool) -> Iterator[bytes]:
+        """Yield the pieces of the server's answer; if it is cut, only a part of it."""
+        with socket.create_connection(("127.0.0.1", self.target)) as upstream:
+            upstream.sendall(request)
+            while piece := upstream.recv(1 << 16):
+                self.received += len(piece)
+                yield piece[: len(piece) * 3 // 4] if is_cut else piece
+                if is_cut:
+                    return
 
     def breaks(self, line: str) -> bool:
         """Return whether the request with this first line fails."""
@@ -148,7 +160,8 @@ def faulty_connection(server: ObjectServer) -> Iterator[FaultyConnection]:
                 if line.lower().startswith(b"content-length:"):
                     length = int(line.partition(b":")[2])
             body = self.rfile.read(length)
-            if connection.breaks(head.split(b"\r\n")[0].decode()):
+            is_broken = connection.breaks(head.split(b"\r\n")[0].decode())
+            if is_broken and connection.fault != "cut_short":
                 if connection.fault == "hang_up":
                     return
                 status, answer = _ANSWERS[connection.fault]
@@ -157,13 +170,12 @@ def faulty_connection(server: ObjectServer) -> Iterator[FaultyConnection]:
                     b"Connection: close\r\n\r\n%b" % (status, len(answer), answer)
                 )
                 return
-            with socket.create_connection(("127.0.0.1", connection.target)) as upstream:
-                upstream.sendall(head + b"Connection: close\r\n\r\n" + body)
-                while piece := upstream.recv(1 << 16):
-                    self.wfile.write(piece)
+            request = head + b"Connection: close\r\n\r\n" + body
+            self.wfile.writelines(connection.answer(request, is_cut=is_broken))
 
     class Server(socketserver.ThreadingTCPServer):
         daemon_threads = True
+        request_queue_size = 128
         allow_reuse_address = True
 
         def handle_error(self, request: object, client_address: object) -> None:

@@ -50,9 +50,12 @@ from patchline.pipeline.data.value_ranges.mapped_images import chosen_values, us
 from patchline.pipeline.data.value_ranges.range_memory import notes_on_change
 from patchline.pipeline.errors import ConfigError, DataError
 from patchline.pipeline.plugin_system.plugin_settings import resolve_settings
+from patchline.pipeline.workspace import cache, chosen
 from patchline.pipeline.workspace.object_store import ConflictError
 from patchline.plugin_api import DataTraits, ImageListing, ImageSpec
 
+_PIECE, _STREAMED_PIECE = 1 << 21, 1 << 25
+"""Bytes of images that are measured at once; each piece of a streamed store is a few requests."""
 _SPLIT_SETTINGS = ("data.split_seed", "data.validation_fraction", "data.test_fraction")
 """A run with the same values splits its images in the same way."""
 StageProgress = Callable[[str, int, int], None]
@@ -392,6 +395,8 @@ def prepare(
         raise DataError("The image size is unknown. Resolve the config first.")
     spec = prepared_store.StoreSpec(channels, size, size, config.data.resize, data.mapping)
 
+    shared = chosen.shared() if streams(config, data) else None
+
     def decode(rows: pd.DataFrame, root: Path, label: str) -> tuple[Path, bool]:
         return prepared_store.prepare(
             rows,
@@ -401,6 +406,7 @@ def prepare(
             _labelled(on_progress, label),
             kind=config.data.store,
             fresh=fresh,
+            shared=shared,
         )
 
     store, reused = decode(rows, data.root, "Decoding images")
@@ -410,7 +416,8 @@ def prepare(
         unlabelled, same = decode(further, data.unlabelled.root, "Decoding unlabelled images")
         reused = reused and same
     training_rows = np.flatnonzero(rows["split"] == "train")
-    mean, std = channel_statistics(prepared_store.open_images(store), training_rows)
+    piece = _STREAMED_PIECE if shared else _PIECE
+    mean, std = channel_statistics(prepared_store.open_images(store), training_rows, piece)
     image = ImageSpec(
         channels=channels,
         height=size,
@@ -421,6 +428,24 @@ def prepare(
         pixel_values=data.pixel_values,
     )
     return PreparedData(store=store, reused=reused, image=image, unlabelled=unlabelled)
+
+
+def streams(config: RunConfig, data: IngestedData) -> bool:
+    """Return whether the decoded images stay on the object store of a shared workspace.
+
+    They do if they would take more than the cache of this machine may.
+
+    Args:
+        config: resolved.
+        data: of the run.
+    """
+    return chosen.address() is not None and decoded_bytes(config, data) > cache.limit()
+
+
+def decoded_bytes(config: RunConfig, data: IngestedData) -> int:
+    """Return the bytes of all decoded images."""
+    side, channels = config.data.image_size or 0, config.data.channels or 0
+    return sum(data.counts.values()) * side * side * channels
 
 
 def _mirror_setting(mirror: MirrorSymmetry) -> bool | None:

@@ -44,6 +44,8 @@ class MachineFacts(FrozenModel):
     """Main memory; for cuda, that of the accelerator."""
     host_memory_gib: float = 8.0
     """Main memory, in which the system keeps the files that were read."""
+    cache_gib: float | None = None
+    """Limit of the cache of a shared workspace, above which images stay on the object store."""
 
     @property
     def computes_on(self) -> str:

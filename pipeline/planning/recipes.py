@@ -12,6 +12,7 @@ from typing import Any
 from patchline.pipeline.planning.facts import PlanFacts
 from patchline.pipeline.planning.tiers import LARGEST_UNSHRUNK, Tier, activations
 from patchline.pipeline.planning.user_settings import UserSettings
+from patchline.pipeline.workspace import cache
 
 _QUARTERS = (4, 5, 6, 7)
 _BATCHES = (*(number << octave for octave in range(2, 6) for number in _QUARTERS), 256)
@@ -109,6 +110,14 @@ def shuffle_window(facts: PlanFacts, side: int) -> tuple[float, str]:
     images = data.training_images + data.validation_images + data.test_images
     stored = images * side * side * (1 if data.greyscale else 3)
     memory = facts.machine.host_memory_gib * 2**30
+    if facts.machine.cache_gib is not None and stored > facts.machine.cache_gib * 2**30:
+        limit = facts.machine.cache_gib * 2**30
+        windows = math.ceil(stored / (limit * cache.PAGE_SHARE))
+        return math.floor(1e6 / windows) / 1e6, (
+            f"the stored images take {stored / 1e9:,.0f} GB and the cache of this machine "
+            f"{limit / 1e9:,.0f} GB, so they are read from the object store and shuffled in "
+            f"{windows} windows, each a sample of all (training.shuffle_window)"
+        )
     if stored <= memory * _FILES_SHARE:
         return 1.0, ""
     windows = math.ceil(stored / (memory * _WINDOW_SHARE))

@@ -174,6 +174,11 @@ class StageMemory:
         if record.run_id and record.run_id != self.run_id:
             self.reused[record.stage] = record.run_id
 
+    def forget(self, stage: str) -> None:
+        """Note that the result of a stage is computed, whatever was recalled."""
+        self.recalled.discard(stage)
+        self.reused.pop(stage, None)
+
     def once(
         self,
         stage: str,

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
 
 from patchline.pipeline.config import RunConfig
 from patchline.pipeline.data import ingestion
 from patchline.pipeline.data.ingested_data import IngestedData, PreparedData
+from patchline.pipeline.data.store import prepared_store
 from patchline.pipeline.data.value_ranges import range_memory
 from patchline.pipeline.registry import registered_models
 from patchline.pipeline.run_memory import stage_keys
@@ -15,6 +17,7 @@ from patchline.pipeline.run_memory.stage_memory import Ingredients
 from patchline.pipeline.stages.context import Context
 from patchline.pipeline.stages.stage import Stage
 from patchline.pipeline.tracking.tracked_run import TrackedRun
+from patchline.pipeline.workspace import cache, chosen
 
 
 @dataclass(frozen=True)
@@ -61,6 +64,7 @@ class Decode(Stage[DecodeInputs, PreparedData]):
             "data": data.fingerprint,
             **({"unlabelled": data.unlabelled.fingerprint} if data.unlabelled else {}),
             **{key: str(getattr(settings, key)) for key in names},
+            **({"streamed": "True"} if ingestion.streams(context.config, data) else {}),
             "pixel_values": data.pixel_values.model_dump_json(),
             "code": stage_keys.code(*self.code),
             **stage_keys.package_versions(),
@@ -73,12 +77,19 @@ class Decode(Stage[DecodeInputs, PreparedData]):
     def compute(self, context: Context, inputs: DecodeInputs) -> PreparedData:
         """Decode what no store holds yet."""
         memory, progress = context.memory, context.reporting.progress
+        if ingestion.streams(context.config, inputs.data):
+            context.reporting.note(_streaming(context.config, inputs.data))
         prepared = ingestion.prepare(
             context.config, inputs.data, memory.workspace, progress, fresh=memory.fresh
         )
         if prepared.reused:
             context.reporting.note("nothing changed: the images decoded before are used again")
         return prepared.model_copy(update={"reused": False})
+
+    def is_whole(self, result: PreparedData) -> bool:
+        """Return whether the object store has the images that are not on this machine."""
+        stores = [each for each in (result.store, result.unlabelled) if each]
+        return all(prepared_store.is_complete(each) for each in stores)
 
     def reuse(self, config: RunConfig) -> str:
         """Return what is used again."""
@@ -90,6 +101,28 @@ class Decode(Stage[DecodeInputs, PreparedData]):
         """Remember the range of values for later runs; the images themselves are not logged."""
         data = inputs.data
         range_memory.remember(data.pixel_values, data.root, context.memory.workspace)
+
+
+def _streaming(config: RunConfig, data: IngestedData) -> str:
+    """Return why the decoded images stay on the object store, and what to set for it."""
+    size, limit = ingestion.decoded_bytes(config, data), cache.limit()
+    page = limit * cache.PAGE_SHARE
+    needed = math.floor(1e4 * page / size) / 1e4
+    slow = ""
+    if config.training.shuffle_window > max(needed, 1e-4):
+        slow = (
+            f"; with training.shuffle_window {max(needed, 1e-4):g} or less, they are read in large "
+            "pieces rather than one by one"
+        )
+    return (
+        f"the decoded images ({_size(size)}) are larger than the cache of this machine "
+        f"({cache.VARIABLE}, {_size(limit)}), so they stay on {chosen.address()} and are read "
+        f"while the training needs them{slow}"
+    )
+
+
+def _size(count: int) -> str:
+    return f"{count / 1e9:,.1f} GB" if count >= 1e8 else f"{count / 1e6:,.1f} MB"  # noqa: PLR2004
 
 
 DECODE = Decode()

@@ -43,8 +43,9 @@ class Computation:
             return self._compute()
         target = None if stage.shared else stage.folder(context, inputs, None)
         recalled = context.memory.recall(stage.name, key, stage.leaves, target)
-        if recalled is not None:
+        if recalled is not None and stage.is_whole(recalled):
             return self._checked(recalled)
+        context.memory.forget(stage.name)
         result = self._compute()
         if stage.lasts(result):
             run_is_open = context.find(TrackedRun) is not None

@@ -123,6 +123,10 @@ class Stage(ABC, Generic[Inputs, Result]):
         """Compute the result for two batches."""
         return self.compute(context, inputs)
 
+    def is_whole(self, result: Result) -> bool:
+        """Return whether an earlier result is complete; its files are, as they were recorded."""
+        return True
+
     def lasts(self, result: Result) -> bool:
         """Return whether a later run may use the result."""
         return True

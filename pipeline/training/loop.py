@@ -230,7 +230,10 @@ class Training:
         workers = self.config.data.workers
         if workers:
             data_workers.survive_kills()
-        return self.data.batches(self.own_order, workers, self.device)
+        return self.data.batches(self.own_order, workers, self.device, self._last_step)
+
+    def _last_step(self) -> int:
+        return self.state.plan.last_step
 
     # -- one step ------------------------------------------------------------------------------
 

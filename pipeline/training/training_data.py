@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,15 +21,20 @@ from patchline.pipeline.data.batches.loader import (
     training_batches,
 )
 from patchline.pipeline.data.batches.shuffle_windows import ShuffleWindows
+from patchline.pipeline.data.batches.streamed_order import StreamedOrder
 from patchline.pipeline.data.batches.token_loader import TokenImages, TrainingTokens
 from patchline.pipeline.data.manifests import manifest as manifests
 from patchline.pipeline.data.splits import folds
-from patchline.pipeline.data.store.joined_images import open_stores
+from patchline.pipeline.data.store.joined_images import JoinedImages, open_stores
+from patchline.pipeline.data.store.local_pages import KeptImages, PagesFolder
+from patchline.pipeline.data.store.prepared_store import is_streamed
 from patchline.pipeline.data.store.read_ahead import ReadAhead
+from patchline.pipeline.data.store.streamed_images import StreamedImages
 from patchline.pipeline.files.stored_images import StoredImages
 from patchline.pipeline.probing.linear_fit import held_out_folds
 from patchline.pipeline.training.config import TrainingConfig
 from patchline.pipeline.training.job import TrainingJob
+from patchline.pipeline.training.processes.batch_parts import DividedOrder
 from patchline.pipeline.training.recipe.losses import balanced_class_weights
 from patchline.pipeline.training.recipe.soft_targets import UNLABELLED, soft_targets
 
@@ -61,7 +66,11 @@ class TrainingData:
     """What the batches hold in place of the images to train on, if they are trained from tokens."""
 
     def batches(
-        self, order: Iterable[list[tuple[int, int]]], workers: int, device: torch.device
+        self,
+        order: BatchOrder | DividedOrder,
+        workers: int,
+        device: torch.device,
+        last_step: Callable[[], int] | None = None,
     ) -> Iterator[Batch]:
         """Yield the batches of an order: augmented images, or tokens, and labels.
 
@@ -69,10 +78,35 @@ class TrainingData:
             order: which images are in which batch; see `batch_order`.
             workers: number of data-loader workers for images.
             device: where the batches are needed.
+            last_step: returns the step before which the training ends, as far as it is known. With
+                it, the images of streamed stores are fetched ahead.
         """
         if self.tokens is not None:
             return self.tokens.batches(order, device)
+        if last_step is not None and any(map(is_streamed, self.training.stores)):
+            return self._streamed_batches(order, workers, device, last_step)
         return training_batches(order, self.training, workers, device)
+
+    def _streamed_batches(
+        self,
+        order: BatchOrder | DividedOrder,
+        workers: int,
+        device: torch.device,
+        last_step: Callable[[], int],
+    ) -> Iterator[Batch]:
+        """Yield the batches of an order; images to validate on stay on this machine once read."""
+        whole = order.order if isinstance(order, DividedOrder) else order
+        own = self.images.parts[0] if isinstance(self.images, JoinedImages) else self.images
+        pages = PagesFolder()
+        try:
+            if isinstance(own, StreamedImages):
+                file = pages.folder / "validation.bin"
+                own.kept = KeptImages(self.validation_rows, own.records, file, pages.page_bytes)
+            paged = StreamedOrder(order, whole, self.images, pages, last_step)
+            training = dataclasses.replace(self.training, pages=pages.folder)
+            yield from training_batches(paged, training, workers, device)
+        finally:
+            pages.close()
 
     def order(self, settings: TrainingConfig, seed: int) -> BatchOrder:
         """Return the batches of a training run, from its first step."""
@@ -82,7 +116,7 @@ class TrainingData:
         order = BatchOrder(rows, size, seed, 0, windows)
         if settings.sampling == "balanced":
             order = BalancedOrder(rows, size, seed, 0, self.labels, windows)
-        if windows and self.tokens is None:
+        if windows and self.tokens is None and not any(map(is_streamed, self.training.stores)):
             order.on_window = ReadAhead(self.images)
         return order
 

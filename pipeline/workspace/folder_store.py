@@ -47,6 +47,13 @@ class FolderStore(ObjectStore):
             return Content(opened.read(), _info(key, os.fstat(opened.fileno())))
         return None
 
+    def read_range(self, key: str, start: int, stop: int) -> bytes | None:
+        """Return the bytes of an object from `start` to `stop`; None if there is none."""
+        with self._reading(), self._file(key).open("rb") as opened:
+            opened.seek(start)
+            return opened.read(stop - start)
+        return None
+
     def info(self, key: str) -> ObjectInfo | None:
         """Return what is known about an object; None if there is none."""
         with self._reading():

@@ -52,6 +52,13 @@ class ObjectStore(ABC):
         """Return an object; None if there is none."""
 
     @abstractmethod
+    def read_range(self, key: str, start: int, stop: int) -> bytes | memoryview | None:
+        """Return the bytes of an object from `start` to `stop`; None if there is no such object.
+
+        Fewer bytes are returned where the object ends.
+        """
+
+    @abstractmethod
     def info(self, key: str) -> ObjectInfo | None:
         """Return what is known about an object; None if there is none."""
 

@@ -47,7 +47,14 @@ _CREDENTIAL_CODES = frozenset({
     "TokenRefreshRequired", "InvalidClientTokenId", "AuthFailure", "UnrecognizedClientException",
 })  # fmt: skip
 _DENIED_CODES = frozenset({"AccessDenied", "AllAccessDisabled", "AccountProblem"})
-_REASONS = ("connection refused", "dns error", "timed out", "connection closed", "certificate")
+_REASONS = {
+    "connection refused": ("connection refused",),
+    "dns error": ("dns error",),
+    "timed out": ("timed out", "timedout", "kind: timeout"),
+    "connection closed": ("connection closed", "incompletebody", "incompletemessage", "reset by"),
+    "certificate": ("certificate",),
+}
+"""In the text of an error, in lower case."""
 _INSTALL = "Install it with `pip install 'patchline[s3]'`."
 
 
@@ -76,6 +83,17 @@ class RemoteStore(ObjectStore):
             try:
                 result = obstore.get(self._store, key)
                 return Content(bytes(result.bytes()), _info(result.meta))
+            except FileNotFoundError as error:
+                self._check_bucket(error)
+        return None
+
+    def read_range(self, key: str, start: int, stop: int) -> memoryview | None:
+        """Return the bytes of an object from `start` to `stop`; None if there is none."""
+        import obstore
+
+        with self._errors("read"):
+            try:
+                return memoryview(obstore.get_range(self._store, key, start=start, end=stop))
             except FileNotFoundError as error:
                 self._check_bucket(error)
         return None
@@ -340,16 +358,11 @@ def _status(text: str) -> str:
 
 def _reason(error: Exception) -> str:
     """Return the innermost cause that obstore gives, which is the one that a person understands."""
+    lowered = str(error).lower()
+    for reason, words in _REASONS.items():
+        if any(each in lowered for each in words):
+            return reason
     text = " ".join(str(error).split("Debug source")[0].split())
-    for words in (
-        "Connection refused",
-        "dns error",
-        "timed out",
-        "connection closed",
-        "certificate",
-    ):
-        if words.lower() in str(error).lower():
-            return words.lower()
     return text[:160] or type(error).__name__
 
 

@@ -55,6 +55,8 @@ class TrainingImages:
     seed: int
     more_stores: tuple[Path, ...] = ()
     """Stores whose rows follow those of the first."""
+    pages: Path | None = None
+    """The folder with images of streamed stores on this machine, if there is one."""
 
     @property
     def stores(self) -> tuple[Path, ...]:
@@ -81,7 +83,7 @@ class _StoredImages(Dataset[_LoadedBatch]):
 
             cv2.setNumThreads(0)  # the workers are the parallelism
             worker = get_worker_info()
-            images = open_stores(source.stores, threads=1 if worker else None)
+            images = open_stores(source.stores, 1 if worker else None, source.pages)
             self._images = np.asarray(images) if isinstance(images, np.ndarray) else images
             self._augment = source.augment()
         epoch = keys[0][0]

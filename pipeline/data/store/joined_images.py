@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from patchline.pipeline.data.store.local_pages import LocalPages
 from patchline.pipeline.data.store.prepared_store import open_images
 from patchline.pipeline.files.stored_images import StoredImages
 
@@ -51,12 +52,18 @@ class JoinedImages:
                 yield part, places, rows[places] - (self._ends[number] - len(part))
 
 
-def open_stores(stores: Sequence[Path], threads: int | None = None) -> StoredImages:
+def open_stores(
+    stores: Sequence[Path], threads: int | None = None, pages: Path | None = None
+) -> StoredImages:
     """Return the images of one store or several, mapped from disk and read-only.
 
     Args:
         stores: their folders.
         threads: as for `open_images`.
+        pages: the folder with images of streamed stores on this machine, if there is one.
     """
-    parts = [open_images(store, threads) for store in stores]
+    parts = [
+        open_images(store, threads, LocalPages(pages, number) if pages else None)
+        for number, store in enumerate(stores)
+    ]
     return parts[0] if len(parts) == 1 else JoinedImages(parts)

@@ -137,17 +137,14 @@ class PackedImages:
     def _image(self, row: int) -> Pixels:
         if not -len(self) <= row < len(self):
             raise IndexError(f"there is no image {row} among {len(self)}")
-        spec, place = self._spec, row % len(self)
+        place = row % len(self)
         within = place % self._rows_of_a_shard
         file = _shard_file(self._folder, place - within)
         try:
             data = bytes(self._shard(file, place - within).image(within))
-            with decoded(
-                data, spec.channels, known_whole=True, jpeg_decoder=decode_jpeg
-            ) as pixels_HWC:
-                return resize_image(pixels_HWC, spec.height, spec.width, spec.resize)
-        except (UndecodableImageError, OSError, ValueError, IndexError) as error:
-            raise DataError(f"{file} is damaged ({error}). Run again to repair it.") from error
+        except (OSError, ValueError, IndexError) as error:
+            raise _damaged(file, error) from error
+        return unpacked(data, self._spec, file)
 
     def _shard(self, file: Path, first: int) -> _PackedShard:
         """Return a shard, whose images stay on disk until they are used."""
@@ -180,6 +177,28 @@ def packed(image: ReadImage, *, keep_file: bool = True) -> bytes:
         raise DataError("OpenCV cannot write PNG files. Set data.store to decoded.")
     png = encoded.tobytes()
     return image.file if cheap and len(image.file) <= len(png) else png
+
+
+def unpacked(data: bytes, spec: StoreSpec, file: Path) -> Pixels:
+    """Return the image (H, W, C) that is kept as an image file.
+
+    Args:
+        data: the image file.
+        spec: the format of the store.
+        file: that it is in, for an error.
+
+    Raises:
+        DataError: if it is damaged.
+    """
+    try:
+        with decoded(data, spec.channels, known_whole=True, jpeg_decoder=decode_jpeg) as pixels_HWC:
+            return resize_image(pixels_HWC, spec.height, spec.width, spec.resize)
+    except (UndecodableImageError, OSError, ValueError, IndexError) as error:
+        raise _damaged(file, error) from error
+
+
+def _damaged(file: Path, error: Exception) -> DataError:
+    return DataError(f"{file} is damaged ({error}). Run again to repair it.")
 
 
 def _shard_file(folder: Path, first: int) -> Path:

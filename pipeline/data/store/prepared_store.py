@@ -3,7 +3,8 @@
 A store is addressed by its content: the images, their order, the size, and the decoder's version,
 source and libraries. So runs with the same data share one store. Images are decoded as uint8 in one
 memory-mapped array, or, where that would not fit the disk, packed as image files, which are decoded
-when they are used. Both hold the same pixels.
+when they are used. In a shared workspace, a store that is larger than the cache on a machine stays
+on the object store, in either form (`streamed_records`). All hold the same pixels.
 """
 
 from __future__ import annotations
@@ -20,18 +21,24 @@ from patchline.pipeline.data.manifests.manifest import Progress
 from patchline.pipeline.data.reading.child_processes import FEWEST_FILES
 from patchline.pipeline.data.store.decoded_files import IMAGES_FILE
 from patchline.pipeline.data.store.earlier_stores import lock_of
+from patchline.pipeline.data.store.local_pages import LocalPages
 from patchline.pipeline.data.store.packed_files import PACKED_FILE, PackedImages
 from patchline.pipeline.data.store.store_builds import DecodedBuild, PackedBuild, StoreBuild
 from patchline.pipeline.data.store.store_decoding import StoreSpec
 from patchline.pipeline.data.store.store_shards import Pixels
+from patchline.pipeline.data.store.streamed_build import StreamedBuild
+from patchline.pipeline.data.store.streamed_images import StreamedImages
+from patchline.pipeline.data.store.streamed_records import STREAMED_FILE, StreamedIndex
 from patchline.pipeline.files import file_locks
 from patchline.pipeline.files.atomic_files import storage_errors
 from patchline.pipeline.files.stored_images import StoredImages
 from patchline.pipeline.files.workspace_folder import make_folder
+from patchline.pipeline.workspace import chosen
+from patchline.pipeline.workspace.shared_files import SharedFiles
 
 logger = logging.getLogger(__name__)
 
-__all__ = ["StoreKind", "StoreSpec", "open_images", "prepare"]
+__all__ = ["StoreKind", "StoreSpec", "is_complete", "is_streamed", "open_images", "prepare"]
 
 StoreKind = Literal["auto", "decoded", "packed"]
 
@@ -46,6 +53,7 @@ def prepare(
     kind: StoreKind = "auto",
     fresh: bool = False,
     fewest: int = FEWEST_FILES,
+    shared: SharedFiles | None = None,
 ) -> tuple[Path, bool]:
     """Read the usable rows of a manifest into a store, unless an intact one exists.
 
@@ -59,6 +67,7 @@ def prepare(
             than nine tenths of the free space decoded.
         fresh: decode every image again, whatever exists.
         fewest: child processes are used for so many images or more.
+        shared: of the workspace whose object store holds the images, if they do not stay here.
 
     Returns:
         The store's folder, and whether it existed already.
@@ -67,6 +76,14 @@ def prepare(
         DataError: if a file changed since it was scanned.
         StorageError: if the disk is full or read-only.
     """
+
+    def on_wait() -> None:
+        logger.warning("another process is decoding these images; waiting for it")
+
+    if shared is not None:
+        streamed = StreamedBuild(rows, root, spec, stores, shared, on_progress, kind == "packed")
+        with storage_errors(stores), file_locks.locked(lock_of(streamed.store), on_wait):
+            return streamed.store, streamed.finish(fresh=fresh)
     decoded = DecodedBuild(rows, root, spec, stores, on_progress, fewest)
     if kind != "packed" and not fresh and decoded.is_intact():
         return decoded.store, True
@@ -77,9 +94,6 @@ def prepare(
         build = PackedBuild(rows, root, spec, stores, on_progress, fewest)
         if not fresh and build.is_intact():
             return build.store, True
-
-    def on_wait() -> None:
-        logger.warning("another process is decoding these images; waiting for it")
 
     with storage_errors(build.store), file_locks.locked(lock_of(build.store), on_wait):
         return build.store, build.finish(fresh=fresh)
@@ -100,18 +114,37 @@ def _fits(build: DecodedBuild) -> bool:
     return False
 
 
+def is_streamed(store: Path) -> bool:
+    """Return whether the images of a store are on an object store."""
+    return (store / STREAMED_FILE).exists()
+
+
+def is_complete(store: Path) -> bool:
+    """Return whether the images of a store are there, as far as that is known without reading."""
+    index = StreamedIndex.read(store)
+    if index is None:
+        return True
+    shared = chosen.shared()
+    return shared is not None and index.is_on(shared, store.name)
+
+
 def _size(count: int) -> str:
     """Return a number of bytes for people."""
     return f"{count / 1e9:,.1f} GB" if count >= 1e8 else f"{count / 1e6:.1f} MB"  # noqa: PLR2004
 
 
-def open_images(store: Path, threads: int | None = None) -> StoredImages:
+def open_images(
+    store: Path, threads: int | None = None, pages: LocalPages | None = None
+) -> StoredImages:
     """Return the images (N, H, W, C), mapped from disk and read-only.
 
     Args:
         store: the folder.
         threads: that decode packed images; by default one for each processor.
+        pages: with images of a streamed store, if there are some on this machine.
     """
+    if is_streamed(store):
+        return StreamedImages(store, threads, pages)
     if (store / PACKED_FILE).exists():
         return PackedImages(store, threads)
     images: Pixels = np.load(store / IMAGES_FILE, mmap_mode="r", allow_pickle=False)

@@ -148,7 +148,7 @@ class DecodedBuild(StoreBuild):
 
     def key_of(self, contents: Contents) -> str:
         """Return the name of a store of files with these digests."""
-        return _key(contents, self.spec)
+        return store_key(contents, self.spec)
 
     def files(self, folder: Path, count: int | None = None) -> DecodedFiles:
         """Return the files of a store, of this one's number of images if none is given."""
@@ -194,7 +194,7 @@ class PackedBuild(StoreBuild):
 
     def key_of(self, contents: Contents) -> str:
         """Return the name of a store of files with these digests."""
-        return _key(contents, self.spec) + _PACKED
+        return store_key(contents, self.spec) + _PACKED
 
     def files(self, folder: Path, count: int | None = None) -> PackedFiles:
         """Return the files of a store, of this one's number of images if none is given."""
@@ -221,7 +221,8 @@ class PackedBuild(StoreBuild):
             return packed(image, keep_file=self.spec.mapping.is_plain)
 
 
-def _key(contents: Contents, spec: StoreSpec) -> str:
+def store_key(contents: Contents, spec: StoreSpec) -> str:
+    """Return what names a store of files with these digests, decoded like this."""
     formatted = [spec.channels, spec.height, spec.width, spec.resize]
     mapping = [] if spec.mapping.is_plain else [spec.mapping.json()]
     described = json.dumps([*decoder_version(), *formatted, *mapping])

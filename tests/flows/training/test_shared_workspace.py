@@ -83,6 +83,42 @@ def test_another_machine_finishes_a_killed_run(
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1500)
+def test_images_larger_than_the_cache_stay_on_the_store(
+    objects: ObjectServer, bucket: str, data: Path, tmp_path: Path
+) -> None:
+    """A run whose connection is lost in the middle of an epoch resumes, with the same weights."""
+    remote, local = tmp_path / "remote", tmp_path / "local"
+    remote.mkdir()
+    local.mkdir()
+    settings = ("--preset", "none", "--training.epochs", "4", "--training.threads", "1")
+    settings += ("--training.shuffle-window", "0.2", "--training.batch-size", "8")
+    with faulty_connection(objects) as connection:
+        env = {
+            **connection.environment,
+            "PATCHLINE_WORKSPACE": f"s3://{bucket}/team",
+            "PATCHLINE_CACHE_LIMIT": "200kB",
+            "MLFLOW_TRACKING_URI": f"sqlite:///{tmp_path / 'runs.db'}",
+        }
+        rehearsed = patchline("run", data, *settings, "--rehearse", cwd=remote, env=env)
+        assert rehearsed.code == 0, rehearsed.err
+        assert "are larger than the cache of this machine" in rehearsed.err
+        connection.fault, connection.methods, connection.after = "hang_up", ("GET", "PUT"), 80
+        failed = patchline("run", data, *settings, cwd=remote, env=env, timeout=600)
+        assert failed.code == 1, failed.err
+        assert f"Error: s3://{bucket}/team cannot be reached" in failed.err
+        assert "Traceback" not in failed.err
+        connection.methods = ()
+        done = patchline("run", "--resume", "last", cwd=remote, env=env, timeout=600)
+    assert done.code == 0, done.err
+    assert not list(remote.glob(".patchline/pages/*"))
+    assert not list(remote.glob(".patchline/prepared/*/images.npy"))
+    whole = patchline("run", data, *settings, cwd=local)
+    assert whole.code == 0, whole.err
+    assert weights(remote) == weights(local)
+
+
+@pytest.mark.slow
 def test_a_store_that_becomes_read_only_loses_nothing(
     objects: ObjectServer, bucket: str, data: Path, tmp_path: Path
 ) -> None:

@@ -465,5 +465,11 @@ def test_images_beyond_the_memory_are_shuffled_in_windows() -> None:
     assert fractions[0] == 1
     assert fractions[-1] < fractions[-2] < 1
     assert sorted(fractions, reverse=True) == fractions
+    shared = {"host_memory_gib": 256, "cache_gib": 4.0}
+    made = plan(facts(training_images=200_000, median_side=500, **shared), {})
+    window = made.settings["training"]["shuffle_window"]
+    side = made.settings["data"]["image_size"]
+    assert window * 200_000 * side * side * 3 <= 4.0 * 2**30 / 8
+    assert "are read from the object store" in made.text()
     own = plan(facts(training_images=90_000_000), {"training.shuffle_window": 1.0})
     assert "shuffle_window" not in own.settings["training"]

@@ -1,0 +1,199 @@
+"""Build a streamed store: decode a shard, send it to the object store, and forget it.
+
+So the disk holds one or two shards at a time. A build that was killed continues with the shards
+that are not there yet.
+"""
+
+from __future__ import annotations
+
+import shutil
+import zlib
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from patchline.pipeline.data.manifests.manifest import Progress
+from patchline.pipeline.data.reading.child_processes import threads
+from patchline.pipeline.data.store.earlier_stores import BUILDING
+from patchline.pipeline.data.store.packed_files import packed
+from patchline.pipeline.data.store.store_builds import store_key
+from patchline.pipeline.data.store.store_decoding import StoredImage, StoreSpec, read_image
+from patchline.pipeline.data.store.store_shards import SHARD_BYTES, Contents
+from patchline.pipeline.data.store.streamed_records import Rows, StreamedIndex
+from patchline.pipeline.files.atomic_files import storage_errors
+from patchline.pipeline.files.file_digest import FileDigest, digest_of
+from patchline.pipeline.frozen_model import FrozenModel
+from patchline.pipeline.workspace.shared_files import SharedFiles, content_key
+
+_LOG = "shards.jsonl"
+_STREAMED, _PACKED = "-streamed", "-packed"
+
+
+class _Sent(FrozenModel):
+    """A shard that is on the object store."""
+
+    first: int
+    """Its first position."""
+    digest: FileDigest
+    sizes: tuple[int, ...]
+    checksums: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class StreamedBuild:
+    """What a streamed store is built from."""
+
+    rows: pd.DataFrame
+    root: Path
+    spec: StoreSpec
+    stores: Path
+    shared: SharedFiles
+    on_progress: Progress | None = None
+    packed: bool = False
+    """Whether images are kept as files."""
+
+    @cached_property
+    def store(self) -> Path:
+        """The folder of the store once it is complete."""
+        key = store_key(self._contents, self.spec)
+        return self.stores / f"{key}{_PACKED if self.packed else ''}{_STREAMED}"
+
+    def is_intact(self) -> bool:
+        """Return whether the store is there, here and in the workspace."""
+        index = StreamedIndex.read(self.store)
+        return index is not None and index.is_on(self.shared, self.store.name)
+
+    def finish(self, *, fresh: bool) -> bool:
+        """Build, continue or repair the store, and return whether nothing had to be done."""
+        if not fresh and self.is_intact():
+            return True
+        building = self.stores / f"{BUILDING}{self.store.name}"
+        with storage_errors(building):
+            if fresh:
+                shutil.rmtree(building, ignore_errors=True)
+            building.mkdir(parents=True, exist_ok=True)
+        sent = self._send_shards(building)
+        index = StreamedIndex(
+            shape=(len(self.rows), self.spec.height, self.spec.width, self.spec.channels),
+            resize=self.spec.resize,
+            packed=self.packed,
+            rows_of_a_shard=self._rows_of_a_shard,
+            shards=tuple(each.digest for each in sent),
+        )
+        positions: Rows = np.empty(len(self.rows), np.int64)
+        positions[self._order] = np.arange(len(self.rows))
+        sizes, checksums = (
+            np.concatenate([np.array(column, np.uint32) for column in columns])
+            for columns in ([each.sizes for each in sent], [each.checksums for each in sent])
+        )
+        index.name_shards(self.shared, self.store.name)
+        with storage_errors(self.store):
+            index.write(building, positions, sizes, checksums)
+            (building / _LOG).unlink()
+            shutil.rmtree(self.store, ignore_errors=True)
+            building.rename(self.store)
+        return False
+
+    def _send_shards(self, building: Path) -> list[_Sent]:
+        """Decode and send the shards; one is sent while the next one is decoded."""
+        earlier = {each.first: each for each in _logged(building / _LOG)}
+        sent, sending, done = list[_Sent](), list[Future[None]](), 0
+        with threads() as pool, ThreadPoolExecutor(1) as sender:
+            for first in range(0, len(self._order), self._rows_of_a_shard):
+                rows = self._order[first : first + self._rows_of_a_shard]
+                shard = earlier.get(first)
+                if shard is None or not self._is_there(shard):
+                    images = list[bytes]()
+                    for image in pool.map(self._image, rows.tolist()):
+                        images.append(image)
+                        if self.on_progress:
+                            self.on_progress(done + len(images), len(self.rows))
+                    while sending:
+                        sending.pop().result()
+                    shard = self._written(building, first, images)
+                    sending.append(sender.submit(self._send, building, shard))
+                done += len(rows)
+                sent.append(shard)
+            while sending:
+                sending.pop().result()
+        return sent
+
+    def _image(self, row: int) -> bytes:
+        """Return an image as it is kept."""
+        stored = StoredImage(row, self._paths[row], self._contents[row].tobytes().hex())
+        with read_image(self.root, stored, self.spec) as image:
+            if self.packed:
+                return packed(image, keep_file=self.spec.mapping.is_plain)
+            return image.resized_HWC.tobytes()
+
+    def _written(self, building: Path, first: int, images: Sequence[bytes]) -> _Sent:
+        file = _shard_file(building, first)
+        with storage_errors(file), file.open("wb") as opened:
+            opened.writelines(images)
+        return _Sent(
+            first=first,
+            digest=digest_of(file),
+            sizes=tuple(map(len, images)),
+            checksums=tuple(map(zlib.crc32, images)),
+        )
+
+    def _send(self, building: Path, shard: _Sent) -> None:
+        file = _shard_file(building, shard.first)
+        key = content_key(shard.digest.sha256)
+        if not self._is_there(shard):
+            self.shared.store.upload(file, key)
+        with storage_errors(file), (building / _LOG).open("a", encoding="utf-8") as opened:
+            opened.write(shard.model_dump_json() + "\n")
+        file.unlink()
+
+    def _is_there(self, shard: _Sent) -> bool:
+        info = self.shared.store.info(content_key(shard.digest.sha256))
+        return info is not None and info.bytes == shard.digest.bytes
+
+    @cached_property
+    def _order(self) -> Rows:
+        """The row at each position: to train on, to validate on as that is done, and the others."""
+        if "split" not in self.rows:
+            return np.arange(len(self.rows))
+        split = self.rows["split"].to_numpy()
+        by_digest = np.lexsort((self.rows["path"], self.rows["sha256"]))
+        parts = (
+            np.flatnonzero(split == "train"),
+            by_digest[split[by_digest] == "validation"],
+            np.flatnonzero((split != "train") & (split != "validation")),
+        )
+        return np.concatenate(parts)
+
+    @property
+    def _rows_of_a_shard(self) -> int:
+        return max(1, SHARD_BYTES // (self.spec.height * self.spec.width * self.spec.channels))
+
+    @cached_property
+    def _contents(self) -> Contents:
+        return np.frombuffer(bytes.fromhex("".join(self.rows["sha256"])), np.uint8).reshape(-1, 32)
+
+    @cached_property
+    def _paths(self) -> list[str]:
+        return list(self.rows["path"])
+
+
+def _shard_file(building: Path, first: int) -> Path:
+    return building / f"shard-{first:09}"
+
+
+def _logged(log: Path) -> Iterator[_Sent]:
+    """Yield the shards of a build that was killed."""
+    try:
+        lines = log.read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return
+    for line in lines:
+        try:
+            yield _Sent.model_validate_json(line)
+        except ValueError:  # cut short by the kill
+            return

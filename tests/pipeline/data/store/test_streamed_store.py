@@ -1,0 +1,364 @@
+"""A store on an object store: the images of a local one, read in pages, whatever fails."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from patchline.pipeline.data.batches.batch_order import BatchOrder
+from patchline.pipeline.data.batches.shuffle_windows import ShuffleWindows
+from patchline.pipeline.data.batches.streamed_order import StreamedOrder
+from patchline.pipeline.data.store import streamed_build
+from patchline.pipeline.data.store.joined_images import JoinedImages, open_stores
+from patchline.pipeline.data.store.local_pages import KeptImages, PagesFolder
+from patchline.pipeline.data.store.prepared_store import (
+    StoreKind,
+    StoreSpec,
+    is_complete,
+    is_streamed,
+    open_images,
+    prepare,
+)
+from patchline.pipeline.data.store.streamed_build import StreamedBuild
+from patchline.pipeline.data.store.streamed_images import StreamedImages
+from patchline.pipeline.data.store.streamed_records import StreamedRecords
+from patchline.pipeline.errors import DataError, StorageError
+from patchline.pipeline.files.file_digest import digest_of
+from patchline.pipeline.files.workspace_folder import WORKSPACE
+from patchline.pipeline.training.processes.batch_parts import DividedOrder
+from patchline.pipeline.workspace import chosen, remote_store
+from tests.conftest import write_photos
+from tests.object_server import FaultyConnection, ObjectServer, faulty_connection
+from tests.pipeline.workspace.machines import machine
+
+SPEC = StoreSpec(channels=3, height=16, width=16, resize="crop")
+IMAGE = 16 * 16 * 3
+SPLITS = ("train", "train", "validation", "train", "test", "train")
+
+
+@pytest.fixture(scope="module")
+def rows(tmp_path_factory: pytest.TempPathFactory) -> pd.DataFrame:
+    """Return a manifest of 240 photos; its attribute `root` is their folder."""
+    root = write_photos(tmp_path_factory.mktemp("photos") / "data", classes=4, images=60)
+    files = sorted(root.rglob("*.png"))
+    table = pd.DataFrame({
+        "path": [file.relative_to(root).as_posix() for file in files],
+        "sha256": [digest_of(file).sha256 for file in files],
+        "split": [SPLITS[number % len(SPLITS)] for number in range(len(files))],
+    })  # fmt: skip
+    table.attrs["root"] = root
+    return table
+
+
+@pytest.fixture(autouse=True)
+def _small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a shard hold 20 images, and a page 16."""
+    monkeypatch.setattr(streamed_build, "SHARD_BYTES", 20 * IMAGE)
+    monkeypatch.setenv("PATCHLINE_CACHE_LIMIT", "100kB")
+
+
+@pytest.fixture
+def team(tmp_path: Path) -> Iterator[str]:
+    """Work in a workspace that is a folder."""
+    (tmp_path / "team").mkdir()
+    uri = (tmp_path / "team").as_uri()
+    with machine("a", uri):
+        yield uri
+
+
+@pytest.fixture
+def remote_team(bucket: str) -> Iterator[str]:
+    """Work in a workspace on the server."""
+    with machine("a", f"s3://{bucket}/team"):
+        yield f"s3://{bucket}/team"
+
+
+def stored(rows: pd.DataFrame, kind: StoreKind = "auto", *, streamed: bool = True) -> Path:
+    """Return a store of the photos."""
+    shared = chosen.shared() if streamed else None
+    return prepare(
+        rows, rows.attrs["root"], SPEC, WORKSPACE.resolve() / "prepared", kind=kind, shared=shared
+    )[0]
+
+
+def order_of(rows: pd.DataFrame, windows: int | None = 4, first_step: int = 0) -> BatchOrder:
+    """Return batches of 7 training images, in windows of blocks of 5 rows."""
+    own = np.flatnonzero(rows["split"] == "train")
+    return BatchOrder(
+        own, 7, 3, first_step, ShuffleWindows(windows, len(rows), 5) if windows else None
+    )
+
+
+@pytest.mark.parametrize("kind", ["decoded", "packed"])
+def test_the_images_are_those_of_a_local_store(
+    remote_team: str, rows: pd.DataFrame, kind: StoreKind
+) -> None:
+    """However they are indexed, on this machine and on another one."""
+    store = stored(rows, kind)
+    assert is_streamed(store)
+    assert not [each for each in store.parent.rglob("*") if each.stat().st_size > 10_000]
+    expected = open_images(stored(rows, streamed=False))
+    images = open_images(store)
+    assert (images.shape, len(images)) == (expected.shape, 240)
+    for key in (
+        0, -1, np.int64(3), slice(None), slice(1, 60, 7), slice(5, 5), [6, 0, 0, -2],
+        np.array([4, 1]), np.arange(240) % 2 == 0, np.zeros(0, np.int64),
+    ):  # fmt: skip
+        assert np.array_equal(images[key], np.asarray(expected[key])), key
+    with pytest.raises(IndexError):
+        images[240]
+    assert stored(rows, kind) == store
+    with machine("b", remote_team):
+        again = prepare(
+            rows, rows.attrs["root"], SPEC, WORKSPACE.resolve() / "prepared", kind=kind,
+            shared=chosen.shared(),
+        )[0]  # fmt: skip
+        assert np.array_equal(open_images(again)[:], expected[:])
+
+
+@pytest.mark.parametrize("windows", [4, None])
+@pytest.mark.usefixtures("team")
+def test_the_batches_are_those_of_the_order(rows: pd.DataFrame, windows: int | None) -> None:
+    """Each is on this machine before it is yielded, for any number of ranks, from any step."""
+    images = open_images(stored(rows))
+    assert isinstance(images, StreamedImages)
+    for ranks, first_step in ((1, 0), (1, 13), (3, 0), (3, 30)):
+        for rank in range(ranks):
+            pages, whole = PagesFolder(), order_of(rows, windows, first_step)
+            order = DividedOrder(whole, rank, ranks, mixing=False)
+            expected = DividedOrder(order_of(rows, windows, first_step), rank, ranks, mixing=False)
+            local = open_stores([images.records.folder], pages=pages.folder)
+            assert isinstance(local, StreamedImages)
+            streamed = StreamedOrder(order, whole, images, pages, lambda: 10_000)
+            for batch, wanted in itertools.islice(zip(streamed, expected, strict=False), 50):
+                assert batch == wanted
+                own = np.array([draw % 240 for _, draw in batch])
+                assert np.array_equal(local[own], images[own])
+                assert local.records.bytes_read == 0
+                held = [file.stat().st_size for file in pages.folder.glob("page-*/records.bin")]
+                assert sum(held) <= 3 * pages.page_bytes
+            pages.close()
+
+
+@pytest.mark.parametrize(
+    ("limit", "windows", "most_requests"),
+    [("100kB", 12, 200), ("100kB", None, 320), ("1MB", 4, 120)],
+)
+@pytest.mark.usefixtures("team")
+def test_an_epoch_reads_the_data_once(
+    rows: pd.DataFrame,
+    monkeypatch: pytest.MonkeyPatch,
+    limit: str,
+    windows: int | None,
+    most_requests: int,
+) -> None:
+    """At most 1.05 times the bytes of the training images; in windows, several for a request."""
+    monkeypatch.setenv("PATCHLINE_CACHE_LIMIT", limit)
+    images, pages = open_images(stored(rows)), PagesFolder()
+    assert isinstance(images, StreamedImages)
+    requests = list[int]()
+    read_range = images.records._store.read_range
+
+    def counted(key: str, start: int, stop: int) -> Any:
+        requests.append(stop - start)
+        return read_range(key, start, stop)
+
+    monkeypatch.setattr(images.records._store, "read_range", counted)
+    order = order_of(rows, windows)
+    steps = 2 * order.steps_per_epoch
+    streamed = StreamedOrder(order, order, images, pages, lambda: steps)
+    assert len(list(itertools.islice(streamed, steps))) == steps
+    needed = 2 * 160 * IMAGE
+    assert needed <= images.records.bytes_read == sum(requests) <= 1.05 * needed
+    assert len(requests) <= most_requests
+    pages.close()
+
+
+@pytest.mark.usefixtures("remote_team")
+def test_as_many_bytes_pass_the_connection(
+    rows: pd.DataFrame, objects: ObjectServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the server sends is what is counted, and the heads of its answers."""
+    monkeypatch.setenv("PATCHLINE_CACHE_LIMIT", "1MB")
+    store = stored(rows)
+    with faulty_connection(objects) as connection:
+        order, pages = _over(connection, store, rows, monkeypatch)
+        before = len(connection.seen)
+        steps = order._whole.steps_per_epoch
+        order._last_step = lambda: steps
+        connection.received = 0
+        assert len(list(itertools.islice(order, steps))) == steps
+        heads = 1000 * (len(connection.seen) - before)
+        assert 160 * IMAGE <= connection.received <= 1.05 * 160 * IMAGE + heads
+        pages.close()
+
+
+@pytest.mark.usefixtures("team")
+def test_images_to_validate_on_stay(rows: pd.DataFrame) -> None:
+    """They are read once, in the order of their digests in few requests, as far as they fit."""
+    images = open_images(stored(rows))
+    assert isinstance(images, StreamedImages)
+    pages, table = PagesFolder(), rows[rows["split"] == "validation"]
+    own = table.index.to_numpy()[np.lexsort((table["path"], table["sha256"]))]
+    images.kept = KeptImages(own, images.records, pages.folder / "kept", 30 * IMAGE)
+    expected = images[own].copy()
+    assert images.records.bytes_read == 40 * IMAGE
+    assert np.array_equal(images[own], expected)
+    assert images.records.bytes_read == 50 * IMAGE
+    pages.close()
+
+
+@pytest.mark.usefixtures("team")
+def test_several_stores_are_read_together(rows: pd.DataFrame) -> None:
+    """Unlabelled images are in a store of their own; its images follow those of the first."""
+    few = rows.iloc[:50].copy()
+    few.attrs = rows.attrs
+    stores = [stored(rows), stored(few, "packed")]
+    images, pages = open_stores(stores), PagesFolder()
+    assert isinstance(images, JoinedImages)
+    local = open_stores(stores, pages=pages.folder)
+    order = BatchOrder(np.arange(290, dtype=np.int64), 8, 0, 0)
+    for batch in itertools.islice(StreamedOrder(order, order, images, pages, lambda: 40), 40):
+        own = np.array([draw for _, draw in batch])
+        assert np.array_equal(local[own], images[own])
+    assert isinstance(local, JoinedImages)
+    for each in local.parts:
+        assert isinstance(each, StreamedImages)
+        assert each.records.bytes_read == 0
+    pages.close()
+
+
+@pytest.mark.usefixtures("team")
+def test_a_build_that_was_killed_continues(
+    rows: pd.DataFrame, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Shards that are on the object store are not decoded again."""
+    decoded, most = list[int](), 100
+    image = StreamedBuild._image
+
+    def counted(self: StreamedBuild, row: int) -> bytes:
+        if len(decoded) == most:
+            raise KeyboardInterrupt
+        decoded.append(row)
+        return image(self, row)
+
+    monkeypatch.setattr(StreamedBuild, "_image", counted)
+    with pytest.raises(KeyboardInterrupt):
+        stored(rows)
+    most = 1000
+    store = stored(rows)
+    assert len(decoded) <= 240 + 40
+    assert np.array_equal(open_images(store)[:], open_images(stored(rows, streamed=False))[:])
+
+
+@pytest.mark.usefixtures("team")
+def test_a_damaged_shard_is_noticed_and_made_again(rows: pd.DataFrame) -> None:
+    """The error says what to do, and the next build repairs it."""
+    store = stored(rows)
+    shared = chosen.shared()
+    assert shared is not None
+    key = next(info.key for info in shared.store.list("files/") if info.bytes == 20 * IMAGE)
+    content = shared.store.read(key)
+    assert content is not None
+    shared.store.write(key, content.data[:-1] + bytes([content.data[-1] ^ 1]))
+    assert is_complete(store)
+    with pytest.raises(DataError, match=r"does not match its checksums. Run again"):
+        open_images(store)[:]
+    assert not is_complete(store)
+    stored(rows)
+    assert is_complete(store)
+    shared.store.delete(key)
+    with pytest.raises(DataError, match=r"is missing. Run again"):
+        open_images(store)[:]
+    assert np.array_equal(
+        open_images(stored(rows))[:], open_images(stored(rows, streamed=False))[:]
+    )
+
+
+@pytest.mark.parametrize("fault", ["slow_down", "hang_up", "cut_short"])
+@pytest.mark.usefixtures("remote_team")
+def test_what_passes_by_itself_loses_nothing(
+    rows: pd.DataFrame,
+    objects: ObjectServer,
+    monkeypatch: pytest.MonkeyPatch,
+    fault: Any,
+) -> None:
+    """A connection that breaks, or a limit of the rate, in the middle of an epoch is retried."""
+    store = stored(rows)
+    with faulty_connection(objects) as connection:
+        order, pages = _over(connection, store, rows, monkeypatch)
+        batches = iter(order)
+        some = list(itertools.islice(batches, 3))
+        connection.fault, connection.count, connection.methods = fault, 3, ("GET",)
+        some += itertools.islice(batches, 20)
+        assert some == list(itertools.islice(order_of(rows), 23))
+        pages.close()
+
+
+@pytest.mark.usefixtures("remote_team")
+def test_a_store_that_stays_away_is_one_sentence(
+    rows: pd.DataFrame, objects: ObjectServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The batches that were fetched are still yielded, then the error."""
+    store = stored(rows)
+    monkeypatch.setattr(remote_store, "PATIENCE_SECONDS", 1.0)
+    with faulty_connection(objects) as connection:
+        order, pages = _over(connection, store, rows, monkeypatch)
+        batches = iter(order)
+        next(batches)
+        connection.fault, connection.methods = "hang_up", ("GET",)
+        done = 1
+        with pytest.raises(StorageError, match=r"cannot be reached at http.*can be resumed"):  # noqa: PT012 - which batch fails is not known
+            for _ in batches:
+                done += 1
+        assert 2 <= done < order._whole.steps_per_epoch
+        connection.methods = ()
+        order, again = _over(connection, store, rows, monkeypatch, first_step=done)
+        assert next(iter(order)) == next(itertools.islice(order_of(rows), done, None))
+        pages.close()
+        again.close()
+
+
+def _over(
+    connection: FaultyConnection,
+    store: Path,
+    rows: pd.DataFrame,
+    monkeypatch: pytest.MonkeyPatch,
+    first_step: int = 0,
+) -> tuple[StreamedOrder, PagesFolder]:
+    """Return batches whose images are fetched over a connection."""
+    for name, value in connection.environment.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(chosen, "_opened", {})
+    whole, pages = order_of(rows, first_step=first_step), PagesFolder()
+    return StreamedOrder(whole, whole, open_images(store), pages, lambda: 10_000), pages
+
+
+@pytest.mark.usefixtures("team")
+def test_pages_of_a_killed_process_go() -> None:
+    """The next training removes them; those of a living one stay."""
+    living, killed = PagesFolder(), PagesFolder()
+    assert killed._lock is not None
+    killed._lock.release()
+    another = PagesFolder()
+    assert living.folder.exists()
+    assert not killed.folder.exists()
+    living.close()
+    another.close()
+
+
+@pytest.mark.usefixtures("team")
+def test_without_the_workspace_it_is_said(
+    rows: pd.DataFrame, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A folder alone does not have the images."""
+    records = StreamedRecords(stored(rows))
+    monkeypatch.setattr(chosen, "shared", lambda: None)
+    with pytest.raises(Exception, match=r"Give its address with --workspace"):
+        records.read(np.array([1]))
