@@ -117,7 +117,7 @@ class LocalPages:
         """Return what the pages hold of some rows, by row."""
         found = dict(self._find(rows))
         if len(found) < len(rows):
-            self._look()
+            self._refresh()
             found = dict(self._find(rows))
         return found
 
@@ -125,7 +125,7 @@ class LocalPages:
         for page in reversed(self._open.values()):
             yield from page.find(rows)
 
-    def _look(self) -> None:
+    def _refresh(self) -> None:
         """Open new pages, and close those that were removed."""
         there = sorted(each.name for each in self.folder.glob(f"page-*-{self.part}"))
         for name in self._open.keys() - set(there):

@@ -63,13 +63,13 @@ class StreamedImages:
         if len(rows) and not (-len(self) <= rows.min() and rows.max() < len(self)):
             raise IndexError(f"there is no image {rows} among {len(self)}")
         rows = rows % len(self)
-        data = self._found(np.unique(rows))
+        data = self._kept_as(np.unique(rows))
         images_NHWC = np.empty((len(rows), *self.shape[1:]), np.uint8)
         for place, image_HWC in enumerate(self._decoded([data[row] for row in rows.tolist()])):
             images_NHWC[place] = image_HWC
         return images_NHWC
 
-    def _found(self, rows: Rows) -> dict[int, memoryview]:
+    def _kept_as(self, rows: Rows) -> dict[int, memoryview]:
         """Return rows as they are kept: of pages, of what was kept, or of the object store."""
         found = dict[int, memoryview]()
         for place in (self._pages, self.kept):
