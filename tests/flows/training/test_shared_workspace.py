@@ -91,8 +91,10 @@ def test_images_larger_than_the_cache_stay_on_the_store(
     remote, local = tmp_path / "remote", tmp_path / "local"
     remote.mkdir()
     local.mkdir()
-    settings = ("--preset", "none", "--training.epochs", "4", "--training.threads", "1")
-    settings += ("--training.shuffle-window", "0.2", "--training.batch-size", "8")
+    settings = (
+        *("--preset", "none", "--training.epochs", "4", "--training.threads", "1"),
+        *("--training.shuffle-window", "0.2", "--training.batch-size", "8"),
+    )
     with faulty_connection(objects) as connection:
         env = {
             **connection.environment,
