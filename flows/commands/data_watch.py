@@ -32,23 +32,24 @@ def watch(
     Parameters
     ----------
     folder
-        Folder with one subfolder of images per class.
+        Folder with one subfolder of images per class; also on an object store, such as
+        s3://bucket/photos.
     config
         YAML file with the settings of the run; data.min_new_images is the number of new images
         that starts it.
     name
         Name of the watch. Default: the folder's name.
     """
-    folder = watches.checked_folder(folder)
-    name = watches.checked_name(folder, name)
-    settings, notes = watches.run_settings(folder, config)
+    watched = watches.checked_folder(folder)
+    name = watches.checked_name(watched, name)
+    settings, notes = watches.run_settings(watched, config)
     with prefect_session.connected():
-        deployment_id = _deploy(name, folder, settings, config)
+        deployment_id = _deploy(name, watched, settings, config)
         notes += _missing_services()
     if as_json:
         content = {
             "name": name,
-            "folder": str(folder),
+            "folder": watched,
             "min_new_images": settings.data.min_new_images,
             "deployment_id": str(deployment_id),
             "notes": notes,
@@ -57,7 +58,7 @@ def watch(
         return
     asked = settings.data.min_new_images
     enough = "one image is" if asked == 1 else f"{asked} images are"
-    print(f"{name}: watching {visible(str(folder))}; trains when at least {enough} new.")
+    print(f"{name}: watching {visible(watched)}; trains when at least {enough} new.")
     for note in notes:
         print(f"  {visible(note)}")
     print(
@@ -66,7 +67,7 @@ def watch(
     )
 
 
-def trigger(name: str, folder: Path) -> DeploymentEventTrigger:
+def trigger(name: str, folder: str) -> DeploymentEventTrigger:
     """Return the trigger of a watch for other programs: the event `patchline.data.updated`."""
     from prefect.events import DeploymentEventTrigger
 
@@ -77,19 +78,19 @@ def trigger(name: str, folder: Path) -> DeploymentEventTrigger:
     )
 
 
-def _deploy(name: str, folder: Path, settings: RunConfig, file: Path | None) -> UUID:
+def _deploy(name: str, folder: str, settings: RunConfig, file: Path | None) -> UUID:
     from patchline.flows.new_data.watch_flow import retrain_when_new
     from patchline.flows.new_data.watched_folders import KIND
     from patchline.flows.schedules import deployments
 
     for watch in deployments.deployments(KIND):
         other = str(watch.labels.get(deployments.WATCH_FOLDER))
-        if deployments.name_of(watch) == name and other != str(folder):
+        if deployments.name_of(watch) == name and other != folder:
             raise ConfigError(
                 f"The watch '{name}' already watches {other}. Choose another name with --name, or "
                 f"remove that watch with `patchline schedule remove {name}`."
             )
-    labels = {deployments.KIND: KIND, deployments.WATCH_FOLDER: str(folder)}
+    labels = {deployments.KIND: KIND, deployments.WATCH_FOLDER: folder}
     if file is not None:
         labels |= scheduled_work.config_labels(file)
     return deployments.deploy(

@@ -13,6 +13,8 @@ from patchline.flows.progress import display, shown
 from patchline.pipeline.errors import ConfigError, ModelReferenceError
 from patchline.pipeline.files.workspace_folder import WORKSPACE
 from patchline.pipeline.terminal_words import visible
+from patchline.pipeline.workspace import remote_data
+from patchline.pipeline.workspace.address import of_path
 
 if TYPE_CHECKING:
     from patchline.pipeline.visual_guide.explaining import Answer
@@ -88,17 +90,21 @@ def explain_images(
     from patchline.pipeline.visual_guide import explaining
 
     page = out or Path(f"explain-{'-'.join(image.stem for image in images)}.html")
+    local = [remote_data.local_image(image) for image in images]
     given = [*labels, *([None] * len(images))]
     with shown():
-        display().stage(f"Explaining {' and '.join(map(str, images))} with {trained.name}")
+        names = [of_path(image) or str(image) for image in images]
+        display().stage(f"Explaining {' and '.join(names)} with {trained.name}")
         answers = explaining.explain(
             trained.folder,
-            list(zip(images, given, strict=False)),
+            list(zip(local, given, strict=False)),
             page,
             trained.name,
             occlusion=occlusion,
             on_progress=display().advance,
         )
+    named = zip(answers, images, strict=True)
+    answers = [each._replace(image=of_path(image) or each.image) for each, image in named]
     return page, answers, trained.name
 
 

@@ -10,13 +10,14 @@ from __future__ import annotations
 import logging
 import time
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 from uuid import UUID
 
 from patchline.pipeline.automation import event_kinds, watches
 from patchline.pipeline.automation.folder_snapshot import Snapshot, snapshot
 from patchline.pipeline.automation.watches import WatchState
+from patchline.pipeline.errors import PipelineError
+from patchline.pipeline.workspace.address import is_of_store
 
 if TYPE_CHECKING:
     from prefect.client.schemas.responses import DeploymentResponse
@@ -26,6 +27,8 @@ logger = logging.getLogger(__name__)
 KIND = "watch"
 QUIET_SECONDS = 3.0
 """How long a folder must stay unchanged before its content counts as complete."""
+_STORE_SECONDS = 30.0
+"""How often a folder on an object store is listed, at most: each time costs requests."""
 _CPU_SHARE = 0.05
 """At most this share of one core is spent on checking a folder."""
 
@@ -80,19 +83,23 @@ def cancel_waiting(deployment_id: UUID, own: UUID) -> None:
 def _check_folder(watch: DeploymentResponse, observation: _Observation) -> None:
     from patchline.flows.schedules.deployments import WATCH_FOLDER, name_of
 
-    folder, name = Path(str(watch.labels[WATCH_FOLDER])), name_of(watch)
+    folder, name = str(watch.labels[WATCH_FOLDER]), name_of(watch)
     began = time.monotonic()
     if began < observation.not_before:
         return
     try:
         now = snapshot(folder, watches.ignored_files(watch.parameters))
-    except OSError as error:
-        trouble = f"The folder {folder} of the watch '{name}' cannot be read ({error.strerror})."
+    except (OSError, PipelineError) as error:
+        reason = error.strerror if isinstance(error, OSError) else str(error)
+        trouble = f"The folder {folder} of the watch '{name}' cannot be read ({reason})."
         if observation.trouble != trouble:  # warn once
             observation.trouble = trouble
             logger.warning("%s No run is started until it can be read.", trouble)
         return
-    observation.not_before = began + (time.monotonic() - began) / _CPU_SHARE
+    finally:
+        pause = (time.monotonic() - began) / _CPU_SHARE
+        shortest = _STORE_SECONDS if is_of_store(folder) else 0.0
+        observation.not_before = began + max(pause, shortest)
     if observation.trouble:
         logger.warning("The folder %s of the watch '%s' can be read again.", folder, name)
         observation.trouble = ""
@@ -130,7 +137,7 @@ def _retry_if_interrupted(observation: _Observation, flow_run_id: UUID) -> None:
 
 
 def _start(
-    watch: DeploymentResponse, name: str, folder: Path, now: Snapshot, *, starts: int
+    watch: DeploymentResponse, name: str, folder: str, now: Snapshot, *, starts: int
 ) -> None:
     from patchline.flows.notifications import events
     from patchline.flows.schedules.deployments import start

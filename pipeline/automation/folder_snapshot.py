@@ -10,6 +10,8 @@ from pathlib import Path
 
 from patchline.pipeline.files.folder_walk import walk_files
 from patchline.pipeline.files.ignored_files import DEFAULT_IGNORED, IgnoredFiles
+from patchline.pipeline.workspace import remote_data
+from patchline.pipeline.workspace.address import is_of_store
 
 _UNFINISHED_SUFFIX = ".part"
 
@@ -22,18 +24,21 @@ class Snapshot:
     files: int
 
 
-def snapshot(folder: Path, ignored: IgnoredFiles = DEFAULT_IGNORED) -> Snapshot:
+def snapshot(folder: Path | str, ignored: IgnoredFiles = DEFAULT_IGNORED) -> Snapshot:
     """Return the state of a folder without opening a file; linked folders are followed.
 
     Hidden files and folders are skipped, and so are files that end in `.part`.
 
     Args:
-        folder: the folder.
+        folder: the folder, or an address on an object store.
         ignored: tells which other files and folders are skipped, as by a run on the folder.
 
     Raises:
         OSError: if the folder itself cannot be read.
+        PipelineError: if the object store cannot be read.
     """
+    if is_of_store(str(folder)):
+        return _remote_snapshot(str(folder), ignored)
     files: list[tuple[str, int, int]] = []
 
     def note_unreadable(below: str, error: OSError) -> None:
@@ -41,7 +46,7 @@ def snapshot(folder: Path, ignored: IgnoredFiles = DEFAULT_IGNORED) -> Snapshot:
             raise error
         files.append((f"{below}/", -1, -1))
 
-    for path, entry in walk_files(folder, note_unreadable, ignored):
+    for path, entry in walk_files(Path(folder), note_unreadable, ignored):
         if entry.name.endswith(_UNFINISHED_SUFFIX):
             continue
         status = _status(entry)
@@ -51,6 +56,22 @@ def snapshot(folder: Path, ignored: IgnoredFiles = DEFAULT_IGNORED) -> Snapshot:
     for path, size, modified in sorted(files):
         digest.update(f"{path}\0{size}\0{modified}\n".encode("utf-8", "surrogateescape"))
     return Snapshot(digest.hexdigest(), len(files))
+
+
+def _remote_snapshot(address: str, ignored: IgnoredFiles) -> Snapshot:
+    states = remote_data.states(address)
+    names = ignored.remaining(
+        [
+            key
+            for key in sorted(states)
+            if not key.endswith(_UNFINISHED_SUFFIX)
+            and not any(part.startswith(".") for part in key.split("/"))
+        ]
+    )
+    digest = hashlib.sha256()
+    for name in names:
+        digest.update(f"{name}\0{states[name]}\n".encode("utf-8", "surrogateescape"))
+    return Snapshot(digest.hexdigest(), len(names))
 
 
 def _status(entry: os.DirEntry[str]) -> os.stat_result | None:

@@ -14,6 +14,7 @@ from patchline.pipeline.config import NAME_RULE, is_name
 from patchline.pipeline.errors import ConfigError
 from patchline.pipeline.files.file_digest import digest_of
 from patchline.pipeline.files.workspace_folder import WORKSPACE
+from patchline.pipeline.workspace.address import of_path
 
 CONFIG_FILE, CONFIG_SHA256 = "patchline.config_file", "patchline.config_sha256"
 
@@ -112,10 +113,10 @@ def _prediction(model: str, images: Path, out: Path) -> ScheduledWork:
     from patchline.pipeline.prediction.prediction_parts import parts_folder
     from patchline.pipeline.registry.registered_models import resolve
 
-    images, out = images.resolve(), out.absolute()
+    images, out = Path(of_path(images)) if of_path(images) else images.resolve(), out.absolute()
     check_table(out, top_k=1)
     if not is_empty(images):  # an inbox may start empty
         check_images([images], (out, parts_folder(out)))
     resolve(model)
-    parameters = {"model": model, "images": str(images), "out": str(out)}
+    parameters = {"model": model, "images": of_path(images) or str(images), "out": str(out)}
     return ScheduledWork("predict", parameters)

@@ -21,7 +21,8 @@ from patchline.pipeline.files.atomic_files import write_text
 from patchline.pipeline.files.ignored_files import DEFAULT_IGNORED, IgnoredFiles
 from patchline.pipeline.files.workspace_folder import WORKSPACE
 from patchline.pipeline.frozen_model import FrozenModel
-from patchline.pipeline.workspace.address import only_local
+from patchline.pipeline.workspace import remote_data
+from patchline.pipeline.workspace.address import check_spelling, of_path, parsed
 
 _IMAGE_FOLDER = "image_folder"
 
@@ -34,7 +35,7 @@ class WatchState(FrozenModel):
     """What the last run of a watch was started for, as stored in `.patchline/watches/`."""
 
     deployment_id: UUID
-    folder: Path
+    folder: str
     settings: str
     """Digest of the run's settings."""
     digest: str
@@ -80,19 +81,27 @@ def ignored_files(parameters: Mapping[str, Any]) -> IgnoredFiles:
         return DEFAULT_IGNORED
 
 
-def checked_folder(folder: Path) -> Path:
-    """Return the absolute path of a folder that can be watched.
+def checked_folder(folder: Path) -> str:
+    """Return the absolute path of a folder that can be watched, or its address.
 
     Raises:
         DataError: if there is no such folder.
-        ConfigError: if the folder contains the working directory, where every run writes files.
+        ConfigError: if the folder contains the working directory, where every run writes files; or
+            if an address or its credentials are wrong.
+        StorageError: if the object store does not answer.
     """
+    address = of_path(folder)
+    if address:
+        if remote_data.kind(address) != "folder":
+            raise DataError(
+                f"{address} is a file, a table or shards, and only folders are watched. Give the "
+                "folder that holds the class folders, or train on it with `patchline run`."
+            )
+        return str(parsed(address, "The folder"))
     folder = folder.expanduser()
     if not folder.exists():
-        raise DataError(
-            only_local(folder, "`patchline data watch`")
-            or f"There is no folder {folder}. Check the path."
-        )
+        check_spelling(str(folder), "The folder")
+        raise DataError(f"There is no folder {folder}. Check the path.")
     if not folder.is_dir():
         raise DataError(
             f"{folder} is a file, and only folders are watched. Give the folder that holds the "
@@ -104,23 +113,28 @@ def checked_folder(folder: Path) -> Path:
             f"{folder} contains the working directory, whose files change with every run. Watch a "
             "folder that holds only images, or work in another folder."
         )
-    return folder
+    return str(folder)
 
 
-def checked_name(folder: Path, name: str | None) -> str:
+def checked_name(folder: str, name: str | None) -> str:
     """Return the name of a watch; by default the folder's name, made valid.
 
     Raises:
         ConfigError: if the name contains characters that a name may not have.
     """
     if name is None:
-        name = re.sub(r"[^A-Za-z0-9_.-]+", "-", folder.name).strip("-._")[:100] or "images"
+        last = Path(folder).name
+        name = re.sub(r"[^A-Za-z0-9_.-]+", "-", last).strip("-._")[:100] or "images"
     if not is_name(name):
         raise ConfigError(f"The watch's name is '{name}', but it {NAME_RULE}. Rename it.")
     return name
 
 
-def run_settings(folder: Path, file: Path | None) -> tuple[RunConfig, list[str]]:
+def _absolute(path: str) -> str:
+    return str(Path(path).expanduser().resolve())
+
+
+def run_settings(folder: str, file: Path | None) -> tuple[RunConfig, list[str]]:
     """Return the checked settings of a watch's run, and notes about them for the user.
 
     The folder overrides the path in the file. A data source that the file chooses is kept; the
@@ -136,12 +150,13 @@ def run_settings(folder: Path, file: Path | None) -> tuple[RunConfig, list[str]]
     given = config_files.read_settings(file) if file is not None else {}
     data = given.get("data")
     data = data if isinstance(data, dict) else {}
-    flags: dict[str, Any] = {"data": {"path": str(folder)}}
+    flags: dict[str, Any] = {"data": {"path": folder}}
     if data.get("source", DataConfig().source) == DataConfig().source:
         flags["data"]["source"] = _IMAGE_FOLDER
     merged = config_files.assemble(preset_name=None, file=file, flags=flags)
     notes = []
-    if data.get("path") is not None and Path(str(data["path"])).expanduser().resolve() != folder:
+    own = data.get("path")
+    if own is not None and str(own) != folder and _absolute(str(own)) != folder:
         notes.append(f"data.path in {file} is {data['path']}; the folder given here overrides it.")
     settings = config_files.validated(merged)
     ingestion.check_source(settings, WORKSPACE.resolve())

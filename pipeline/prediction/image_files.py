@@ -17,7 +17,8 @@ from patchline.pipeline.files.data_kinds import data_kind
 from patchline.pipeline.files.data_names import ARCHIVE_SUFFIXES
 from patchline.pipeline.files.ignored_files import DEFAULT_IGNORED
 from patchline.pipeline.files.table_cells import printable
-from patchline.pipeline.workspace.address import only_local
+from patchline.pipeline.workspace import remote_data
+from patchline.pipeline.workspace.address import check_spelling
 
 if TYPE_CHECKING:
     import numpy as np
@@ -77,13 +78,13 @@ def find_images(given: Sequence[Path], without: Sequence[Path] = ()) -> Iterator
         DataError: if an archive cannot be read.
     """
     left_out = {os.path.realpath(path) for path in without}
-    for argument, path in enumerate(given):
+    for argument, path in enumerate(map(remote_data.local_image, given)):
         if path.is_dir():
             yield from _below(argument, str(path), left_out, in_order=True)
         elif is_archive(path):
             yield from _members(argument, path)
         else:
-            yield ImageFile(argument, str(path), printable(str(path)))
+            yield ImageFile(argument, str(path), _name(str(path)))
 
 
 def check_images(given: Sequence[Path], without: Sequence[Path] = ()) -> None:
@@ -95,6 +96,7 @@ def check_images(given: Sequence[Path], without: Sequence[Path] = ()) -> None:
     """
     if not given:
         raise DataError("No images given. Give image files or folders of images.")
+    given = [remote_data.local_image(path) for path in given]
     kind = data_kind(str(given[0]))
     if len(given) == 1 and kind in _WITH_ARTICLE and given[0].exists():
         remedy = "Give the files it names" if kind == "table" else "Unpack it and give the folder"
@@ -102,10 +104,8 @@ def check_images(given: Sequence[Path], without: Sequence[Path] = ()) -> None:
     left_out = {os.path.realpath(path) for path in without}
     for path in given:
         if not path.exists():
-            raise DataError(
-                only_local(path, "`patchline predict`")
-                or f"There is no file or folder {path}. Check the path."
-            )
+            check_spelling(str(path), "The path")
+            raise DataError(f"There is no file or folder {path}. Check the path.")
         if is_empty(path, left_out):
             what = "archive" if is_archive(path) else "folder"
             raise DataError(
@@ -120,6 +120,7 @@ def is_empty(path: Path, left_out: Collection[str] = ()) -> bool:
         path: a folder or a file.
         left_out: real paths of files and folders to ignore.
     """
+    path = remote_data.local_image(path)
     if is_archive(path):
         archive = _opened_archive(path)[1]
         return not DEFAULT_IGNORED.remaining(archive.paths) and not archive.refused
@@ -139,7 +140,7 @@ def count_images(given: Sequence[Path], without: Sequence[Path] = ()) -> int:
             return len(DEFAULT_IGNORED.remaining(archive.paths)) + len(archive.refused)
         return 1
 
-    return sum(map(count, given))
+    return sum(map(count, map(remote_data.local_image, given)))
 
 
 def is_archive(path: Path) -> bool:
@@ -164,13 +165,18 @@ def pixels_of(model: PackagedModel, file: ImageFile) -> np.ndarray[Any, Any]:
         return model.pixels(content)
 
 
+def _name(path: str) -> str:
+    """Return what an image is called: its path, or its address."""
+    return printable(remote_data.shown_path(path))
+
+
 def _members(argument: int, path: Path) -> list[ImageFile]:
     """Return the members of an archive, in order; those that are refused have an error."""
     file, archive = _opened_archive(path)
     errors = [("", member) for member in DEFAULT_IGNORED.remaining(archive.paths)]
     errors += [(member.reason, member.path) for member in archive.refused]
     members = [
-        ImageFile(argument, member, printable(f"{path}/{member}"), error, str(file))
+        ImageFile(argument, member, _name(f"{path}/{member}"), error, str(file))
         for error, member in errors
     ]
     return sorted(members, key=lambda member: member.place)
@@ -204,13 +210,13 @@ def _below(argument: int, root: str, left_out: set[str], *, in_order: bool) -> I
         if entry.name in names and os.path.realpath(path) in left_out:
             continue
         if not entry.is_folder:
-            yield ImageFile(argument, path, printable(path))
+            yield ImageFile(argument, path, _name(path))
             continue
         try:
             folder = _opened(path, stack[-1].above, in_order=in_order)
         except OSError as error:
             reason = f"the folder cannot be opened: {error.strerror}"
-            yield ImageFile(argument, path, printable(path or root), reason)
+            yield ImageFile(argument, path, _name(path or root), reason)
             continue
         if folder is not None:
             stack.append(folder)

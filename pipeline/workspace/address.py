@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
@@ -11,6 +12,28 @@ from patchline.pipeline.errors import ConfigError
 SCHEMES = ("s3", "gs", "az", "file")
 """Amazon S3 and what speaks its protocol, Google Cloud Storage, Azure Blob Storage, a folder."""
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+)://")  # a single letter is a drive
+_MISTYPED = re.compile(
+    r"(s3a?|gs|gcs|az|abfss?)(?:[:;]|[:;]?//?|:\\\\?)([^/\\:;].*)", re.IGNORECASE
+)
+"""Such as `s3:/bucket`, `s3//bucket`, which `pathlib` makes `s3/bucket`, and `s3:bucket`."""
+_MISTYPED_FILE = re.compile(r"file:/?([^/].*)", re.IGNORECASE)
+_CONTAINERS = {"s3": "bucket", "gs": "bucket", "az": "container"}
+_BUCKETS = {
+    "s3": re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]"),
+    "gs": re.compile(r"[a-z0-9][a-z0-9._-]{1,220}[a-z0-9]"),
+    "az": re.compile(r"\$root|\$web|[a-z0-9](?:-?[a-z0-9]){2,62}"),
+}
+_RULES = {
+    "s3": "3 to 63 lowercase letters, digits, hyphens and dots",
+    "gs": "3 to 222 lowercase letters, digits, hyphens, underscores and dots",
+    "az": "3 to 63 lowercase letters, digits and single hyphens",
+}
+CREDENTIALS = {
+    "s3": "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or in AWS_PROFILE",
+    "gs": "GOOGLE_APPLICATION_CREDENTIALS, the path of a key file",
+    "az": "AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY",
+}
+"""Where the credentials of each kind of store are given."""
 _SPELLINGS = {"s3a": "s3", "gcs": "gs", "abfs": "az", "abfss": "az"}
 
 
@@ -41,23 +64,45 @@ def is_of_store(text: str) -> bool:
     return match is not None and _scheme(match[1]) in SCHEMES
 
 
-def only_local(path: object, what: str) -> str:
-    """Return a sentence if a path is an address, for what reads files of this machine alone.
-
-    Args:
-        path: as it was given, or as `pathlib` changes it: `s3:/bucket/photos`.
-        what: reads it, such as `patchline predict`.
+def of_path(path: object) -> str:
+    """Return the address that a path is, also as `pathlib` changes it: `s3:/bucket/photos`.
 
     Returns:
-        An empty string for a path.
+        An empty string for any other path, and for one that exists.
     """
     scheme, colon, rest = str(path).partition(":/")
-    if not colon or not is_of_store(f"{scheme}://x"):
+    if not colon or not is_of_store(f"{scheme}://x") or Path(str(path)).exists():
         return ""
-    return (
-        f"{scheme}://{rest.strip('/')} is on an object store, and {what} reads files of this "
-        "machine. Download it first."
-    )
+    slashes = "///" if scheme == "file" else "//"
+    return f"{scheme}:{slashes}{rest.lstrip('/')}"
+
+
+def check_spelling(text: str, setting: str) -> None:
+    """Refuse a text that was meant as an address, unless there is such a path.
+
+    Args:
+        text: what a user gave.
+        setting: what it was given for, such as `--workspace`.
+
+    Raises:
+        ConfigError: with the address that was probably meant.
+    """
+    if is_of_store(text.strip()) or Path(text).exists():
+        return
+    meant = ""
+    if match := _MISTYPED.fullmatch(text.strip()):
+        meant = f"{_scheme(match[1])}://{match[2]}"
+    elif file := _MISTYPED_FILE.fullmatch(text.strip()):
+        meant = f"file:///{file[1]}"
+    if meant and _may_hold_secret(text):
+        meant, text = f"{meant.partition('://')[0]}://bucket/path", "mistyped"
+    if meant:
+        raise ConfigError(
+            f"{setting} is {text}, which is neither a path that exists nor an address. Write "
+            f"{meant}, if that is what you mean."
+        )
+    if is_address(text.strip()):
+        raise _no_store(text, setting)
 
 
 def parsed(text: str, setting: str) -> Address:
@@ -70,19 +115,22 @@ def parsed(text: str, setting: str) -> Address:
     Raises:
         ConfigError: if it is none, holds credentials, or names no bucket.
     """
+    text = text.strip()
     match = _SCHEME.match(text)
     scheme = _scheme(match[1]) if match else ""
-    named = ", ".join(f"{each}://" for each in SCHEMES)
     if scheme not in SCHEMES:
+        raise _no_store(text, setting)
+    try:
+        parts = urlsplit(text)
+    except ValueError as error:
         raise ConfigError(
-            f"{setting} is {text}, which is not an address of an object store. Begin it with one "
-            f"of {named}, such as s3://bucket/team."
-        )
-    parts = urlsplit(text)
+            f"{setting} is {text}, which is not an address ({error}). Give s3://bucket/path."
+        ) from error
     if "@" in parts.netloc or parts.query or parts.fragment:
         raise ConfigError(
-            f"{setting} holds more than a bucket and a path. Give s3://bucket/path alone, and the "
-            "credentials in AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY or in a profile."
+            f"{setting} holds more than a {_CONTAINERS.get(scheme, 'folder')} and a path. Give "
+            f"{scheme}://{_CONTAINERS.get(scheme, '')}/path alone, and the credentials in "
+            f"{CREDENTIALS.get(scheme, 'no place: a folder needs none')}."
         )
     path = parts.path.strip("/")
     if scheme == "file":
@@ -93,12 +141,34 @@ def parsed(text: str, setting: str) -> Address:
             )
         return Address(scheme, "", f"/{path}")
     if not parts.netloc:
-        raise ConfigError(f"{setting} is {text}, which names no bucket. Give s3://bucket/path.")
+        raise ConfigError(
+            f"{setting} is {text}, which names no {_CONTAINERS[scheme]}. Give "
+            f"{scheme}://{_CONTAINERS[scheme]}/path."
+        )
+    if (rule := _BUCKETS.get(scheme)) and not rule.fullmatch(parts.netloc):
+        raise ConfigError(
+            f"{setting} is {text}, but no {_CONTAINERS[scheme]} has the name '{parts.netloc}': "
+            f"names have {_RULES[scheme]}. Correct the address."
+        )
     if any(part in ("", ".", "..") for part in path.split("/")) and path:
         raise ConfigError(
             f"{setting} is {text}, whose path has an empty part or dots. Give the path itself."
         )
     return Address(scheme, parts.netloc, path)
+
+
+def _may_hold_secret(text: str) -> bool:
+    return "@" in text or "?" in text
+
+
+def _no_store(text: str, setting: str) -> ConfigError:
+    if _may_hold_secret(text):
+        text = f"{text.partition('://')[0]}://…"
+    named = ", ".join(f"{each}://" for each in SCHEMES)
+    return ConfigError(
+        f"{setting} is {text}, which is not an address of an object store. Begin it with one "
+        f"of {named}, such as s3://bucket/team."
+    )
 
 
 def _scheme(spelling: str) -> str:

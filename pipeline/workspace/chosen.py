@@ -16,7 +16,7 @@ from pathlib import Path
 from patchline.pipeline.errors import ConfigError
 from patchline.pipeline.files.atomic_files import write_text
 from patchline.pipeline.files.workspace_folder import WORKSPACE
-from patchline.pipeline.workspace.address import Address, is_address, parsed
+from patchline.pipeline.workspace.address import Address, check_spelling, is_address, parsed
 from patchline.pipeline.workspace.folder_store import FolderStore
 from patchline.pipeline.workspace.object_store import ObjectStore
 from patchline.pipeline.workspace.shared_files import SharedFiles
@@ -130,8 +130,12 @@ def shared() -> SharedFiles | None:
     return _opened[key]
 
 
-def opened(chosen: Address) -> ObjectStore:
+def opened(chosen: Address, patience_seconds: float | None = None) -> ObjectStore:
     """Return the store of an address.
+
+    Args:
+        chosen: the address.
+        patience_seconds: how long a request is repeated, by default a minute.
 
     Raises:
         ConfigError: if it is a folder that does not exist, or there are no credentials.
@@ -148,12 +152,16 @@ def opened(chosen: Address) -> ObjectStore:
     if (key := (chosen.scheme, chosen.bucket)) not in _reached:
         RemoteStore(chosen, patience_seconds=_FIRST_PATIENCE_SECONDS).check_reachable()
         _reached.add(key)
-    return RemoteStore(chosen)
+    return RemoteStore(chosen, patience_seconds=patience_seconds)
 
 
 def _address(text: str, setting: str) -> Address:
     """Return an address; a path of a folder counts as one."""
-    return parsed(text if is_address(text) else Path(text).expanduser().resolve().as_uri(), setting)
+    text = text.strip()
+    check_spelling(text, setting)
+    if is_address(text):
+        return parsed(text, setting)
+    return Address("file", "", str(Path(text).expanduser().resolve()))
 
 
 if hasattr(os, "register_at_fork"):  # a connection does not survive a fork

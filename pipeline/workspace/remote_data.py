@@ -24,7 +24,13 @@ from patchline.pipeline.files.data_names import TAR_SUFFIXES
 from patchline.pipeline.files.file_locks import locked
 from patchline.pipeline.files.workspace_folder import make_folder, place
 from patchline.pipeline.workspace import cache, chosen
-from patchline.pipeline.workspace.address import Address, is_of_store, parsed
+from patchline.pipeline.workspace.address import (
+    Address,
+    check_spelling,
+    is_of_store,
+    of_path,
+    parsed,
+)
 from patchline.pipeline.workspace.object_store import ObjectInfo, ObjectStore
 
 SETTING = "data.path"
@@ -33,6 +39,7 @@ _INDEXES = ".indexes"
 _AT_ONCE = 16
 _SAME_LISTING_SECONDS = 60.0
 """How long a listing is used again, so that one command lists a bucket once."""
+_STATES_PATIENCE_SECONDS = 5.0
 _WORTH_A_NOTE_BYTES = 1 << 24
 _MOST_NAMES = 1000
 _SKELETON_DEPTH = 2
@@ -51,7 +58,9 @@ def local_path(path: str) -> str:
         DataError: if there is nothing.
         StorageError: if the store does not answer, or the disk is full.
     """
+    path = path.strip() if is_of_store(path.strip()) else path
     if not is_of_store(path):
+        check_spelling(path, SETTING)
         return path
     address = parsed(path, SETTING)
     if address.scheme == "file":
@@ -64,6 +73,30 @@ def local_path(path: str) -> str:
         return str(folder)
     _download(address, folder, objects, removes=True)
     return str(folder)
+
+
+def local_image(path: Path) -> Path:
+    """Return where the images of a path lie on this machine, after downloading what is missing.
+
+    Args:
+        path: of a file, a folder or an archive; also an address, as `pathlib` changes it.
+
+    Raises:
+        ConfigError: if the address or the credentials are wrong.
+        DataError: if there is nothing.
+        StorageError: if the store does not answer, or the disk is full.
+    """
+    address = of_path(path)
+    return Path(local_path(address)) if address else path
+
+
+def shown_path(path: str) -> str:
+    """Return the address of what was downloaded; any other path as it is."""
+    top = f"{place() / FOLDER}{os.sep}"
+    if not path.startswith(top):
+        return path
+    scheme, _, rest = path.removeprefix(top).replace(os.sep, "/").partition("/")
+    return f"{scheme}://{rest}"
 
 
 def local_files(base: Path, values: Sequence[str]) -> dict[str, str]:
@@ -98,6 +131,18 @@ def local_files(base: Path, values: Sequence[str]) -> dict[str, str]:
     return files
 
 
+def states(path: str) -> dict[str, str]:
+    """Return what tells one state of each object below an address from another, without its cache.
+
+    Raises:
+        ConfigError: if the address or the credentials are wrong.
+        StorageError: if the store does not answer soon.
+    """
+    address = parsed(path, SETTING)
+    store = chosen.opened(address, _STATES_PATIENCE_SECONDS)
+    return {each.key: f"{each.bytes} {each.e_tag}" for each in store.list("") if _is_file(each)}
+
+
 def kind(path: str) -> DataKind:
     """Return what kind of data a path holds, by the names in the bucket as far as that suffices.
 
@@ -106,7 +151,9 @@ def kind(path: str) -> DataKind:
         DataError: if there is nothing.
         StorageError: if the store does not answer.
     """
+    path = path.strip() if is_of_store(path.strip()) else path
     if not is_of_store(path):
+        check_spelling(path, SETTING)
         return data_kind(path)
     address = parsed(path, SETTING)
     if address.scheme == "file":

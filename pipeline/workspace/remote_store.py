@@ -22,7 +22,7 @@ from typing import Any
 
 from patchline.pipeline.errors import ConfigError, PipelineError, StorageError, StoreAwayError
 from patchline.pipeline.files.atomic_files import storage_errors
-from patchline.pipeline.workspace.address import Address
+from patchline.pipeline.workspace.address import CREDENTIALS, Address
 from patchline.pipeline.workspace.object_store import (
     ConflictError,
     Content,
@@ -41,10 +41,13 @@ _RETRIES = 12
 _PIECE_BYTES = 8 << 20
 _CODE = re.compile(r"<Code>(\w+)</Code>")
 _STATUS = re.compile(r"\b(?:status|code)[^\d]{0,12}([45]\d\d)\b|\b(503) ", re.IGNORECASE)
-_BUCKET_CODES = frozenset({"NoSuchBucket", "InvalidBucketName", "PermanentRedirect"})
+_BUCKET_CODES = frozenset({
+    "NoSuchBucket", "InvalidBucketName", "PermanentRedirect", "ContainerNotFound",
+})  # fmt: skip
 _CREDENTIAL_CODES = frozenset({
     "InvalidAccessKeyId", "SignatureDoesNotMatch", "ExpiredToken", "InvalidToken",
     "TokenRefreshRequired", "InvalidClientTokenId", "AuthFailure", "UnrecognizedClientException",
+    "AuthenticationFailed", "InvalidAuthenticationInfo",
 })  # fmt: skip
 _DENIED_CODES = frozenset({"AccessDenied", "AllAccessDisabled", "AccountProblem"})
 _REASONS = {
@@ -55,6 +58,25 @@ _REASONS = {
     "certificate": ("certificate",),
 }
 """In the text of an error, in lower case."""
+_SERVERS = {
+    "s3": "the address of the server (AWS_ENDPOINT_URL)",
+    "gs": "the address",
+    "az": "the name of the account (AZURE_STORAGE_ACCOUNT_NAME)",
+}
+_VARIABLES = {
+    "gs": ("GOOGLE_APPLICATION_CREDENTIALS", "GOOGLE_SERVICE_ACCOUNT", "GOOGLE_SKIP_SIGNATURE"),
+    "az": (
+        *("AZURE_STORAGE_ACCOUNT_KEY", "AZURE_STORAGE_SAS_", "AZURE_STORAGE_TOKEN"),
+        *("AZURE_CLIENT_", "AZURE_FEDERATED_", "AZURE_MSI_", "AZURE_IDENTITY_", "AZURE_SKIP_"),
+    ),
+}
+"""How the names of the variables begin that hold credentials, other than those of S3."""
+_SETTINGS = {
+    "s3": CREDENTIALS["s3"],
+    "gs": CREDENTIALS["gs"],
+    "az": f"{CREDENTIALS['az']}, or AZURE_STORAGE_SAS_KEY",
+}
+_GOOGLE_FILE = ".config/gcloud/application_default_credentials.json"
 _INSTALL = "Install it with `pip install 'patchline[s3]'`."
 
 
@@ -239,12 +261,24 @@ class RemoteStore(ObjectStore):
                 f"{self.uri} does not accept the credentials{where} ({code or 'no key'}). "
                 f"{_remedy(self._address)}"
             )
-        if code in _DENIED_CODES or _status(text) in ("401", "403"):
+        is_denied = code in _DENIED_CODES or _status(text) in ("401", "403")
+        is_denied = is_denied or isinstance(error, PermissionError)
+        if (is_denied or not _status(text)) and not _has_credentials(self._address):
+            return ConfigError(
+                f"There are no credentials for {self.uri}, and this machine has no role that may "
+                f"read it. {_remedy(self._address)}"
+            )
+        if is_denied:
             return StorageError(
                 f"{self.uri} may not be {action} with these credentials{where} "
                 f"({code or 'access denied'}). Ask the owner of the bucket for access, or choose "
                 "another address."
             )
+        return self._passing(error, where)
+
+    def _passing(self, error: Exception, where: str) -> StorageError:
+        """Return the sentence for what may be over the next time."""
+        code, text = _code(error), str(error)
         if code == "SlowDown" or _status(text) == "503":
             return StorageError(
                 f"{self.uri} has limited the rate of requests{where} for {self._patience:.0f} s "
@@ -256,8 +290,8 @@ class RemoteStore(ObjectStore):
                 "Try again later; a run can be resumed."
             )
         return StoreAwayError(
-            f"{self.uri} cannot be reached{where} ({_reason(error)}). Check the network and the "
-            "address of the server (AWS_ENDPOINT_URL); a run that has begun can be resumed."
+            f"{self.uri} cannot be reached{where} ({_reason(error)}). Check the network and "
+            f"{_SERVERS[self._address.scheme]}; a run that has begun can be resumed."
         )
 
 
@@ -282,7 +316,15 @@ def _opened(address: Address, patience_seconds: float) -> Any:
     settings: dict[str, Any] = _s3_settings(address) if address.scheme == "s3" else {}
     if endpoint and address.scheme == "s3":
         settings["endpoint"] = endpoint
-    return from_url(str(address), client_options=client, retry_config=retry, **settings)  # type: ignore[arg-type, call-overload, unused-ignore]  # a store of any kind
+    try:
+        return from_url(str(address), client_options=client, retry_config=retry, **settings)  # type: ignore[arg-type, call-overload, unused-ignore]  # a store of any kind
+    except Exception as error:
+        if not _is_of_store(error):
+            raise
+        reason = " ".join(str(error).split("Debug source")[0].split())
+        raise ConfigError(
+            f"{address} cannot be opened ({reason}). Set {_SETTINGS[address.scheme]}."
+        ) from error
 
 
 def _s3_settings(address: Address) -> dict[str, Any]:
@@ -330,13 +372,18 @@ def _endpoint(address: Address) -> str:
     return next((value for name in names if (value := os.environ.get(name))), "")
 
 
+def _has_credentials(address: Address) -> bool:
+    """Return whether there are credentials in a place that is known; a role is in none."""
+    if address.scheme == "s3":  # `_s3_settings` has looked
+        return True
+    if address.scheme == "gs" and (Path.home() / _GOOGLE_FILE).exists():
+        return True
+    return any(name.upper().startswith(_VARIABLES[address.scheme]) for name in os.environ)
+
+
 def _remedy(address: Address) -> str:
-    if address.scheme != "s3":
-        return "Set the variables that the provider's own tools read."
-    return (
-        "Set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE; for a public bucket, "
-        "AWS_SKIP_SIGNATURE=true."
-    )
+    public = "; for a public bucket, AWS_SKIP_SIGNATURE=true" if address.scheme == "s3" else ""
+    return f"Give them in {CREDENTIALS[address.scheme]}{public}."
 
 
 def _is_of_store(error: Exception) -> bool:

@@ -7,10 +7,14 @@ from pathlib import Path
 
 import pytest
 
+from patchline.pipeline.automation import watches
 from patchline.pipeline.automation.folder_snapshot import snapshot
 from patchline.pipeline.automation.watches import ignored_files
 from patchline.pipeline.config_files import validated
+from patchline.pipeline.errors import ConfigError, DataError
 from patchline.pipeline.files.ignored_files import DEFAULT_IGNORED
+from patchline.pipeline.workspace.address import parsed
+from patchline.pipeline.workspace.remote_store import RemoteStore
 from patchline.plugin_api import SourceContext
 from patchline.plugins.data_sources.image_folder import ImageFolder, ImageFolderConfig
 from tests.conftest import write_photos
@@ -104,3 +108,38 @@ def test_a_snapshot_skips_what_the_runs_of_its_watch_skip(folder: Path) -> None:
     (thumbnails / "1.png").touch()
     assert snapshot(folder, ignored).files == before.files + 1
     assert ignored_files({}) is ignored_files({"config": None}) is DEFAULT_IGNORED
+
+
+def test_a_folder_on_an_object_store_has_snapshots(bucket: str) -> None:
+    """A new, a changed and a deleted object change it; hidden and unfinished ones do not."""
+    store = RemoteStore(parsed(f"s3://{bucket}/photos", "x"))
+    store.write("cats/1.jpg", b"one")
+    store.write("cats/2.jpg", b"two")
+    before = snapshot(store.uri)
+    assert before.files == 2
+    for name in (".hidden/3.jpg", "cats/.4.jpg", "cats/5.jpg.part", "cats/Thumbs.db"):
+        store.write(name, b"x")
+    assert snapshot(store.uri) == before
+    digests = {before.digest}
+    store.write("cats/1.jpg", b"ONE")
+    digests.add(snapshot(store.uri).digest)
+    store.write("dogs/1.jpg", b"dog")
+    digests.add(snapshot(store.uri).digest)
+    store.delete("cats/2.jpg")
+    digests.add(snapshot(store.uri).digest)
+    assert len(digests) == 4
+
+
+def test_an_address_can_be_watched(bucket: str) -> None:
+    """As `pathlib` passes it, too; what is no folder is refused."""
+    store = RemoteStore(parsed(f"s3://{bucket}/photos", "x"))
+    store.write("cats/1.jpg", b"one")
+    store.write("labels.csv", b"image,label\n")
+    assert watches.checked_folder(Path(store.uri)) == store.uri
+    assert watches.checked_name(store.uri, None) == "photos"
+    with pytest.raises(DataError, match=r"labels.csv is a file, a table"):
+        watches.checked_folder(Path(f"{store.uri}/labels.csv"))
+    with pytest.raises(DataError, match="There is nothing at"):
+        watches.checked_folder(Path(f"s3://{bucket}/none"))
+    with pytest.raises(ConfigError, match="names the bucket no-such-bucket"):
+        watches.checked_folder(Path("s3://no-such-bucket/photos"))

@@ -13,8 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from patchline.pipeline.errors import DataError
+from patchline.pipeline.errors import ConfigError, DataError
 from patchline.pipeline.prediction.image_files import check_images, count_images, find_images
+from patchline.pipeline.workspace.address import parsed
+from patchline.pipeline.workspace.remote_store import RemoteStore
 
 
 def _write(root: Path, *names: str) -> Path:
@@ -203,3 +205,29 @@ def test_files_of_other_programs_are_not_predicted(tmp_path: Path) -> None:
     for given in (root, archive):
         assert [Path(file.name).name for file in find_images([given])] == ["1.jpg"]
         assert count_images([given]) == 1
+
+
+def test_images_on_an_object_store_have_their_addresses(bucket: str, tmp_path: Path) -> None:
+    """Files, folders and archives are downloaded; their names are their addresses."""
+    store = RemoteStore(parsed(f"s3://{bucket}/photos", "x"))
+    for name in ("a/1.png", "a/2.png", "b.png"):
+        store.write(name, name.encode())
+    with zipfile.ZipFile(tmp_path / "c.zip", "w") as archive:
+        archive.writestr("3.png", b"three")
+    store.upload(tmp_path / "c.zip", "c.zip")
+    given = [Path(f"{store.uri}/{name}") for name in ("a", "b.png", "c.zip")]
+    check_images(given)
+    files = list(find_images(given))
+    assert [file.name for file in files] == [
+        f"{store.uri}/{name}" for name in ("a/1.png", "a/2.png", "b.png", "c.zip/3.png")
+    ]
+    assert count_images(given) == 4
+    assert [Path(file.path).read_bytes() for file in files[:3]] == [
+        b"a/1.png",
+        b"a/2.png",
+        b"b.png",
+    ]
+    with pytest.raises(DataError, match="There is nothing at"):
+        check_images([Path(f"s3://{bucket}/none")])
+    with pytest.raises(ConfigError, match=f"Write s3://{bucket}/a, if"):
+        check_images([Path(f"s3//{bucket}/a")])

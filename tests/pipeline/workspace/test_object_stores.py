@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from patchline.pipeline.errors import ConfigError, PipelineError, StorageError
+from patchline.pipeline.workspace import chosen, remote_data
 from patchline.pipeline.workspace.address import is_address, parsed
 from patchline.pipeline.workspace.folder_store import FolderStore
 from patchline.pipeline.workspace.object_store import ConflictError, ObjectStore
@@ -153,8 +155,10 @@ def test_missing_credentials_are_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
     monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", "/nowhere")
     monkeypatch.setenv("AWS_CONFIG_FILE", "/nowhere")
-    with pytest.raises(ConfigError, match=r"^There are no credentials for s3://a/b\. Set AWS_ACC"):
-        RemoteStore(parsed("s3://a/b", "--workspace"))
+    with pytest.raises(
+        ConfigError, match=r"^There are no credentials for s3://bucket/b\. Give them in AWS_ACC"
+    ):
+        RemoteStore(parsed("s3://bucket/b", "--workspace"))
 
 
 def test_credentials_in_a_file_count(
@@ -182,6 +186,15 @@ def test_credentials_in_a_file_count(
         ("s3://bucket/team?token=secret", "holds more than a bucket and a path"),
         ("s3://bucket/../other", "an empty part or dots"),
         ("file://team", "three slashes"),
+        ("s3://ab", "no bucket has the name 'ab': names have 3 to 63 lowercase"),
+        ("s3://My_Photos/x", "no bucket has the name 'My_Photos'"),
+        ("s3://bucket /x", "no bucket has the name 'bucket '"),
+        ("az://Team/x", "no container has the name 'Team'"),
+        ("az://", "names no container. Give az://container/path"),
+        ("gs://key:secret@bucket/x", "GOOGLE_APPLICATION_CREDENTIALS"),
+        ("az://key:secret@bucket/x", "AZURE_STORAGE_ACCOUNT_KEY"),
+        ("https://key:secret@host/x", "https://…, which is not an address of an object store"),
+        ("s3://[x/y", "which is not an address"),
     ],
 )
 def test_a_wrong_address_is_refused(text: str, words: str) -> None:
@@ -191,9 +204,69 @@ def test_a_wrong_address_is_refused(text: str, words: str) -> None:
     assert "secret" not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("text", "meant"),
+    [
+        ("s3:/bucket/team", "s3://bucket/team"),
+        ("s3//bucket/team", "s3://bucket/team"),
+        ("s3/bucket/team", "s3://bucket/team"),
+        ("s3:bucket/team", "s3://bucket/team"),
+        ("S3:/bucket", "s3://bucket"),
+        ("s3;//bucket", "s3://bucket"),
+        ("gcs:/bucket", "gs://bucket"),
+        ("az//team", "az://team"),
+        ("file:/mnt/team", "file:///mnt/team"),
+        ("s3:/key:secret@bucket/team", "s3://bucket/path"),
+    ],
+)
+def test_a_mistyped_address_is_no_folder(text: str, meant: str) -> None:
+    """The sentence has the address that was probably meant, whatever it is given for."""
+    for read in (lambda: chosen.use(text), lambda: remote_data.kind(text)):
+        with pytest.raises(ConfigError, match=f"Write {meant}, if") as caught:
+            read()
+        assert "secret" not in str(caught.value)
+    Path(text.partition("@")[0]).mkdir(parents=True)
+    if "@" not in text:
+        assert remote_data.kind(text) == "folder"
+
+
+@pytest.mark.parametrize(
+    ("uri", "variables", "words"),
+    [
+        (
+            "gs://bucket/team",
+            {},
+            "no credentials for gs://bucket/team.*Give them in GOOGLE_",
+        ),
+        (
+            "gs://bucket/team",
+            {"GOOGLE_APPLICATION_CREDENTIALS": "/none"},
+            "cannot be opened.*/none",
+        ),
+        (
+            "az://team",
+            {},
+            "cannot be opened.*Account must be specified.*AZURE_STORAGE_ACCOUNT_NAME",
+        ),
+    ],
+)
+def test_other_providers_name_their_variables(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, uri: str, variables: dict[str, str], words: str
+) -> None:
+    """Without credentials, or with wrong ones, the sentence says which variables hold them."""
+    for name in [each for each in os.environ if each.startswith(("GOOGLE_", "AZURE_"))]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(ConfigError, match=words):
+        RemoteStore(parsed(uri, "--workspace"), patience_seconds=0.5).read("x")
+
+
 def test_addresses_have_one_spelling() -> None:
     """Slashes at the end and other names of a scheme make no difference."""
     assert str(parsed("s3a://bucket/team/", "x")) == str(parsed("S3://bucket/team", "x"))
+    assert str(parsed(" s3://bucket/team ", "x")) == "s3://bucket/team"
     assert str(parsed("file:///mnt/team", "x")) == "file:///mnt/team"
     assert is_address("s3://bucket")
     for text in ("C:\\photos", "photos", "torchvision:CIFAR10"):
