@@ -383,7 +383,7 @@ def _has_credentials(address: Address) -> bool:
 
 def _remedy(address: Address) -> str:
     public = "; for a public bucket, AWS_SKIP_SIGNATURE=true" if address.scheme == "s3" else ""
-    return f"Give them in {CREDENTIALS[address.scheme]}{public}."
+    return f"Set {CREDENTIALS[address.scheme]}{public}."
 
 
 def _is_of_store(error: Exception) -> bool:

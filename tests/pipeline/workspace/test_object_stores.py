@@ -156,7 +156,7 @@ def test_missing_credentials_are_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", "/nowhere")
     monkeypatch.setenv("AWS_CONFIG_FILE", "/nowhere")
     with pytest.raises(
-        ConfigError, match=r"^There are no credentials for s3://bucket/b\. Give them in AWS_ACC"
+        ConfigError, match=r"^There are no credentials for s3://bucket/b\. Set AWS_ACC"
     ):
         RemoteStore(parsed("s3://bucket/b", "--workspace"))
 
@@ -236,7 +236,7 @@ def test_a_mistyped_address_is_no_folder(text: str, meant: str) -> None:
         (
             "gs://bucket/team",
             {},
-            "no credentials for gs://bucket/team.*Give them in GOOGLE_",
+            "no credentials for gs://bucket/team.*Set GOOGLE_",
         ),
         (
             "gs://bucket/team",
