@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from patchline.pipeline.exports.export_record import ExportRecord
 
 REFUSED = 3
-FormChoice = Literal["onnx", "int8", "openvino", "torch"]
+FormChoice = Literal["onnx", "int8", "openvino", "torch", "container"]
 without_needless_negatives(TableColumns)
 
 
@@ -46,8 +46,8 @@ def export(
     model
         NAME, NAME@ALIAS, NAME/VERSION or models:/NAME@ALIAS; NAME alone means its champion.
     to
-        The form: onnx (the network alone), int8 (ONNX in 8 bits), openvino, or torch (a program of
-        torch.export).
+        The form: onnx (the network alone), int8 (ONNX in 8 bits), openvino, torch (a program of
+        torch.export), or container (an image that serves the model, to be built with Docker).
     out
         Folder to write, by default NAME-VERSION-FORM in this folder.
     data

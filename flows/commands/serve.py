@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import ipaddress
 import json
 import logging
-import os
 import sys
 from pathlib import Path
 from typing import Annotated, Any
@@ -15,11 +13,9 @@ from pydantic import ValidationError
 
 from patchline.flows.commands.switches import Json
 from patchline.pipeline import config_errors
-from patchline.pipeline.errors import ConfigError, ModelReferenceError, RunError
+from patchline.pipeline.errors import ModelReferenceError, RunError
+from patchline.pipeline.serving.access_token import check_doors, given_token
 from patchline.pipeline.serving.config import ServingConfig
-
-TOKEN_VARIABLE = "PATCHLINE_SERVE_TOKEN"  # noqa: S105 - the name of the variable
-_SHORTEST_TOKEN = 16
 
 
 def serve(
@@ -77,7 +73,7 @@ def serve(
         host=host,
         port=port,
         allowed_hosts=allowed_host,
-        token=_token(token_file),
+        token=given_token(token_file),
         root_path=root_path,
         tls_certificate=tls_certificate,
         tls_key=tls_key,
@@ -87,7 +83,7 @@ def serve(
         max_request_mib=max_request_mib,
         time_limit_seconds=time_limit,
     )
-    _check_doors(config)
+    check_doors(config)
     return serve_model(model, config, as_json=as_json)
 
 
@@ -153,60 +149,6 @@ def _config(**settings: Any) -> ServingConfig:
         return ServingConfig.model_validate(settings)
     except ValidationError as error:
         raise config_errors.sentence(error, ServingConfig) from error
-
-
-def _token(file: Path | None) -> str | None:
-    """Return the token in a file, or in the environment, which no other process inherits then.
-
-    Raises:
-        ConfigError: if the file cannot be read, or the token is too short.
-    """
-    given = os.environ.pop(TOKEN_VARIABLE, None)
-    place = TOKEN_VARIABLE
-    if file is not None:
-        place = str(file)
-        try:
-            lines = file.read_text(encoding="utf-8").splitlines()
-        except (OSError, ValueError) as error:
-            reason = getattr(error, "strerror", None) or "it is no text"
-            raise ConfigError(f"The token file {file} cannot be read ({reason}).") from error
-        given = lines[0] if lines else ""
-    if given is None:
-        return None
-    token = given.strip()
-    if len(token) < _SHORTEST_TOKEN or not token.isascii() or " " in token:
-        raise ConfigError(
-            f"The token in {place} must have at least {_SHORTEST_TOKEN} characters, without spaces "
-            "or accents. `openssl rand -hex 32` makes one."
-        )
-    return token
-
-
-def _check_doors(config: ServingConfig) -> None:
-    """Check that a server which others reach has a token.
-
-    Raises:
-        ConfigError: if it has none, or its root path is no path.
-    """
-    if config.root_path and (not config.root_path.startswith("/") or config.root_path[-1] == "/"):
-        raise ConfigError(
-            f"--root-path {config.root_path} must begin with a slash and end without one, such as "
-            "/flowers."
-        )
-    if config.token is None and not _is_loopback(config.host):
-        raise ConfigError(
-            f"--host {config.host} lets other machines use the model, which needs a token. Add "
-            f"--token-file FILE, or set {TOKEN_VARIABLE}."
-        )
-
-
-def _is_loopback(host: str) -> bool:
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 def _url(config: ServingConfig, port: int) -> str:

@@ -17,6 +17,11 @@ Answers = Callable[[Array], Array]
 """Maps uint8 images (N, H, W, C) to probabilities (N, K)."""
 
 
+def _unchecked(images_NHWC: Array, expected_NK: Array) -> None:
+    """Check nothing: the comparison covers all of most forms."""
+    del images_NHWC, expected_NK
+
+
 @dataclass(frozen=True)
 class FormInputs:
     """What the forms of a model are made from."""
@@ -24,6 +29,9 @@ class FormInputs:
     package_folder: Path
     """Holds `model.onnx`, `model.json` and `model.safetensors`."""
     package: PackagedModel
+    name: str
+    """Of the registered model."""
+    version: str
     calibration_NHWC: Array
     """Images that the ranges of int8 activations are taken from; may be empty."""
     calibration_origin: str
@@ -50,6 +58,12 @@ class Candidate:
     """Distributions whose versions determine its answers."""
     is_bound_to_processor: bool = False
     """Whether other processors may answer differently, so that a server has to check."""
+
+    is_timed: bool = True
+    """Whether its latency may differ from the package's."""
+    check: Callable[[Array, Array], None] = _unchecked
+    """Checks whatever else belongs to it on images (N, H, W, C) with the package's probabilities
+    (N, K); raises a PackagingError."""
 
     @property
     def bytes(self) -> int:

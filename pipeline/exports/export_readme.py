@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from patchline.pipeline.exports.agreement import LEAST_AGREEMENT, percent
+from patchline.pipeline.exports.container_files import ServedVersion
 from patchline.pipeline.exports.export_record import ExportRecord, TriedForm
 from patchline.pipeline.files.atomic_files import write_text
 from patchline.pipeline.metrics.intervals import MetricEstimate
@@ -40,6 +41,41 @@ import torch
 model = torch.export.load("model.pt2").module()
 images = torch.zeros({shape}, dtype=torch.uint8)  # batch, height, width, channels
 probabilities = model(images)
+"""
+_CONTAINER = """\
+# {record.model}, version {record.version}, as a container image
+
+The folder holds the server of `patchline serve` without a registry, in `app/`; the package, in
+`model/`; and everything to build and run an image. It writes nothing, runs as a user without
+rights, and needs neither torch nor MLflow.
+
+```text
+docker build -t {image} .
+export PATCHLINE_SERVE_TOKEN=$(openssl rand -hex 32)
+docker run --read-only --cap-drop ALL --security-opt no-new-privileges -p 127.0.0.1:8080:8080 \\
+  -e PATCHLINE_SERVE_TOKEN {image}
+curl -H "Authorization: Bearer $PATCHLINE_SERVE_TOKEN" --data-binary @photo.jpg \\
+  http://127.0.0.1:8080/predict
+```
+
+On Kubernetes, put the image into a registry that the cluster reads, and its name into `image` of
+`kubernetes.yaml`, or of `kserve.yaml` for KServe. Then:
+
+```text
+kubectl create secret generic {resource}-token --from-literal=token=$(openssl rand -hex 32)
+kubectl apply -f kubernetes.yaml
+```
+
+Clients send the token, and call the server by a name in `args` (`--allowed-host`): add those of
+your namespace and ingress. Probes of health need neither. `requirements.txt` pins every library
+that the server was started with; the base image is named by its tag, so pin its digest for builds
+that are the same each time.
+
+```text
+{table}
+```
+
+{noted}
 """
 _CODE = {"onnx": _ONNX, "int8": _ONNX, "openvino": _OPENVINO, "torch": _TORCH}
 _FOR_SPEED = ("int8", "openvino")
@@ -113,6 +149,9 @@ def notes(record: ExportRecord) -> list[str]:
 
 def write_readme(folder: Path, record: ExportRecord) -> None:
     """Write how to load the export, and what was measured."""
+    if record.form == "container":
+        write_text(folder / "README.md", _about_container(record))
+        return
     image = json.loads((folder / "model.json").read_text(encoding="utf-8"))["image"]
     shape = (1, image["height"], image["width"], image["channels"])
     chosen = record.chosen
@@ -139,6 +178,18 @@ Measured on {record.processor.name}, with {record.threads} thread (`export.json`
 {noted}
 """
     write_text(folder / "README.md", f"{text.strip()}\n")
+
+
+def _about_container(record: ExportRecord) -> str:
+    served = ServedVersion(record.model, record.version)
+    text = _CONTAINER.format(
+        record=record,
+        image=served.image,
+        resource=served.resource,
+        table="\n".join(table(record)),
+        noted="\n".join(f"- {_sentence(note)}" for note in notes(record)),
+    )
+    return f"{text.strip()}\n"
 
 
 def _sentence(clause: str) -> str:

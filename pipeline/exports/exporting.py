@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from patchline.pipeline.exports import onnx_forms, openvino_form, torch_form
+from patchline.pipeline.exports import container_form, onnx_forms, openvino_form, torch_form
 from patchline.pipeline.exports.agreement import Agreement, compared
 from patchline.pipeline.exports.candidate import Answers, Candidate, FormInputs
 from patchline.pipeline.exports.comparison_images import ComparisonImages, StageProgress
@@ -25,7 +25,7 @@ from patchline.pipeline.packaging.processor_check import this_processor
 from patchline.pipeline.registry.registered_models import ModelReference
 
 Array = np.ndarray[Any, Any]
-Form = Literal["onnx", "int8", "openvino", "torch"]
+Form = Literal["onnx", "int8", "openvino", "torch", "container"]
 Round = Callable[[FormInputs], Iterator[Candidate]]
 _FIRST_BATCHES, _BATCH, _PIXELS = (1, 2, 7), 64, 16 * 224**2
 _THREADS = 1
@@ -59,6 +59,8 @@ def export(
         inputs = FormInputs(
             package_folder=source,
             package=package,
+            name=reference.name,
+            version=reference.version,
             calibration_NHWC=images.calibration_NHWC,
             calibration_origin=images.calibration_origin,
             scratch=Path(scratch),
@@ -80,6 +82,8 @@ def _rounds(form: Form) -> list[Round]:
         return [openvino_form.openvino_candidates]
     if form == "torch":
         return [torch_form.torch_candidates]
+    if form == "container":
+        return [container_form.container_candidates]
     in_eight, in_seven = (
         lambda inputs: onnx_forms.int8_candidates(inputs, reduce_range=False),
         lambda inputs: onnx_forms.int8_candidates(inputs, reduce_range=True),
@@ -107,6 +111,7 @@ def _tried(
             measured = _measured(candidate, agreement, single, images, seconds)
             tried.append(measured)
             if agreement.passed:
+                candidate.check(images.images_NHWC, expected_NK)
                 passed.append((candidate, measured))
         if passed:
             return tried, passed
@@ -122,7 +127,7 @@ def _measured(
 ) -> TriedForm:
     latency = (
         measured_latency(package, candidate.open(_THREADS), images.images_NHWC[:32], seconds)
-        if agreement.passed
+        if agreement.passed and candidate.is_timed
         else ()
     )
     return TriedForm(

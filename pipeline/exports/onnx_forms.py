@@ -17,7 +17,7 @@ import numpy as np
 from patchline.pipeline.errors import PackagingError
 from patchline.pipeline.exports.agreement import EXACT, REDUCED
 from patchline.pipeline.exports.candidate import Answers, Candidate, FormInputs
-from patchline.pipeline.packaging.package_files import DESCRIPTION_FILE, ONNX_FILE
+from patchline.pipeline.packaging.package_files import DESCRIPTION_FILE, ONNX_FILE, REFERENCE_FILE
 from patchline.pipeline.packaging.packaged_model import PackagedModel
 
 if TYPE_CHECKING:
@@ -63,7 +63,9 @@ def int8_candidates(inputs: FormInputs, *, reduce_range: bool) -> Iterator[Candi
 def _new(inputs: FormInputs, name: str) -> Path:
     folder = inputs.scratch / name
     folder.mkdir()
-    shutil.copyfile(inputs.package_folder / DESCRIPTION_FILE, folder / DESCRIPTION_FILE)
+    for copied in (DESCRIPTION_FILE, REFERENCE_FILE):
+        if (inputs.package_folder / copied).is_file():
+            shutil.copyfile(inputs.package_folder / copied, folder / copied)
     return folder
 
 

@@ -111,7 +111,7 @@ PACKAGES: dict[str, set[str]] = {
     "prediction": {"packaging", "data", "workers"},
     "serving": {"packaging", "data", "registry", "server_access"},
     "registry": {"packaging", "evaluation", "metrics", "models", "data", "tracking"},
-    "exports": {"registry", "packaging", "metrics", "models", "data"},
+    "exports": {"serving", "registry", "packaging", "metrics", "models", "data"},
     "automation": {"prediction", "registry", "packaging", "data"},
     "browsing": {
         "inspection",

@@ -1,0 +1,211 @@
+"""The folder of a container image: what is in it, and that its server answers as the package."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+
+from patchline.pipeline.errors import PackagingError
+from patchline.pipeline.exports.comparison_images import ComparisonImages
+from patchline.pipeline.exports.container_files import ServedVersion, write_container
+from patchline.pipeline.exports.container_form import check_server, running_server
+from patchline.pipeline.exports.exporting import export
+from patchline.pipeline.exports.import_closure import closure_of
+from patchline.pipeline.packaging.packaged_model import PackagedModel
+from patchline.pipeline.registry.registered_models import ModelReference
+from tests.patience import patient
+from tests.pipeline.conftest import Exported
+
+SERVED = ServedVersion("Stripes_2.0", "3")
+ABSENT = {"torch", "torchvision", "mlflow", "prefect", "pandas", "scipy", "albumentations"}
+
+
+@pytest.fixture(scope="module")
+def folder(
+    exported_rgb: Exported, photos: ComparisonImages, tmp_path_factory: pytest.TempPathFactory
+) -> Path:
+    """Return an exported folder; its server has been started and has answered."""
+    out = tmp_path_factory.mktemp("container") / "out"
+    record = export(
+        ModelReference("Stripes_2.0", "3", "models:/m-1"),
+        "container",
+        photos,
+        out,
+        lambda *_: None,
+        source=exported_rgb.onnx_file.parent,
+    )
+    assert record.chosen is not None, record.refusal
+    assert [file.name for file in out.parent.iterdir()] == ["out"]  # no log, nothing half written
+    return out
+
+
+def test_the_image_needs_pinned_libraries_and_few(folder: Path) -> None:
+    """Everything is pinned, no large library is in it, and no code that is not the server's."""
+    lines = (folder / "requirements.txt").read_text().split()
+    assert all(line.count("==") == 1 for line in lines)
+    names = {line.partition("==")[0] for line in lines}
+    assert {"onnxruntime", "numpy", "fastapi", "uvicorn", "prometheus-client"} <= names
+    assert names.isdisjoint(ABSENT)
+    app = folder / "app" / "patchline"
+    assert {"flows", "plugins", "python_api.py"}.isdisjoint(file.name for file in app.iterdir())
+    assert (app / "pipeline" / "serving" / "page" / "index.html").is_file()
+    assert not list(folder.rglob("__pycache__"))
+    assert {file.name for file in (folder / "model" / "artifacts").iterdir()} <= {
+        "model.onnx", "model.json", "reference_features.npz"
+    }  # fmt: skip
+
+
+def test_the_image_runs_without_rights(folder: Path) -> None:
+    """A slim base, a user who is not root, a health check, and a port above 1024."""
+    text = (folder / "Dockerfile").read_text()
+    assert f"FROM python:{sys.version_info.major}.{sys.version_info.minor}-slim\n" in text
+    assert "\nUSER 10001:10001\n" in text
+    assert "--no-deps -r requirements.txt" in text
+    assert "HEALTHCHECK" in text
+    assert "ARG" not in text
+    assert "PATCHLINE_SERVE_TOKEN" not in text  # no secret in a layer
+    entry = json.loads(text.split("ENTRYPOINT ")[1])
+    assert entry[:4] == ["python", "-P", "-m", "patchline.pipeline.serving"]
+    assert entry[entry.index("--name") + 1] == "Stripes_2.0"
+    assert (folder / ".dockerignore").read_text().splitlines()[0] == "*"
+
+
+def _container(document: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the pod and its container of a manifest."""
+    pod = document["spec"].get("predictor") or document["spec"]["template"]["spec"]
+    [container] = pod["containers"]
+    return pod, container
+
+
+@pytest.mark.parametrize("name", ["kubernetes.yaml", "kserve.yaml"])
+def test_a_cluster_keeps_it_in_bounds(folder: Path, name: str) -> None:
+    """Probes of health, no rights, a file system that is read-only, and the token as a secret."""
+    document = next(yaml.safe_load_all((folder / name).read_text()))
+    assert document["metadata"]["name"] == "stripes-2-0"
+    pod, container = _container(document)
+    assert pod["securityContext"]["runAsNonRoot"] is True
+    assert pod["automountServiceAccountToken"] is False
+    assert pod["terminationGracePeriodSeconds"] > 35  # the server's own limit
+    rights = container["securityContext"]
+    assert rights["readOnlyRootFilesystem"] is True
+    assert rights["allowPrivilegeEscalation"] is False
+    assert rights["capabilities"] == {"drop": ["ALL"]}
+    for probe, path in (
+        ("startupProbe", "/healthz"),
+        ("livenessProbe", "/healthz"),
+        ("readinessProbe", "/readyz"),
+    ):
+        assert container[probe]["httpGet"] == {"path": path, "port": "http"}
+    assert container["ports"][0]["name"] == "http"
+    assert container["env"][0]["valueFrom"]["secretKeyRef"]["name"] == "stripes-2-0-token"
+    assert container["image"] == "stripes-2-0:3"
+
+
+def test_the_service_leads_to_the_pods(folder: Path) -> None:
+    """Its selector is that of the Deployment, its port that of the container."""
+    deployment, service = yaml.safe_load_all((folder / "kubernetes.yaml").read_text())
+    labels = deployment["spec"]["template"]["metadata"]["labels"]
+    assert deployment["spec"]["selector"]["matchLabels"].items() <= labels.items()
+    assert service["spec"]["selector"].items() <= labels.items()
+    assert service["spec"]["ports"][0]["targetPort"] == "http"
+    assert deployment["spec"]["strategy"]["rollingUpdate"]["maxUnavailable"] == 0
+
+
+def test_a_server_that_answers_something_else_is_noticed(
+    folder: Path, photos: ComparisonImages
+) -> None:
+    """Each answer is compared with the package's probability of that image."""
+    package = PackagedModel(
+        folder / "model/artifacts/model.onnx", folder / "model/artifacts/model.json", 1
+    )
+    others = package.probabilities(photos.images_NHWC[::-1])
+    with pytest.raises(PackagingError, match="where the package answers"):
+        check_server(folder, SERVED, photos.images_NHWC, others)
+
+
+@pytest.mark.parametrize(
+    ("name", "resource"),
+    [("flowers", "flowers"), ("Flowers_2", "flowers-2"), ("2024.roses", "model-2024-roses"),
+     ("x" * 80, "x" * 50), ("_-_", "model")],
+)  # fmt: skip
+def test_names_are_what_kubernetes_allows(name: str, resource: str) -> None:
+    """Lower-case letters, digits and dashes, beginning with a letter."""
+    assert ServedVersion(name, "1").resource == resource
+
+
+def test_a_closure_is_what_a_program_imports(tmp_path: Path) -> None:
+    """What functions import is in it, unless that needs another library; type checkers' is not."""
+    root = tmp_path / "patchline"
+    root.mkdir()
+    for name, text in {
+        "__init__": "",
+        "a": "import numpy\nfrom patchline import b\ndef f():\n    import patchline.c\n"
+        "    from patchline.d import g\nif TYPE_CHECKING:\n    import patchline.e\n",
+        "b": "import json\n",
+        "c": "import numpy\nimport patchline.b\n",
+        "d": "import torch\n",
+        "e": "",
+    }.items():
+        (root / f"{name}.py").write_text(text)
+    closure = closure_of("patchline.a", tmp_path)
+    assert set(closure.modules) == {"patchline", "patchline.a", "patchline.b", "patchline.c"}
+    assert closure.libraries == {"numpy"}
+
+
+@pytest.mark.slow
+def test_it_serves_from_an_empty_environment(folder: Path, tmp_path: Path) -> None:
+    """The pinned libraries are all that it needs; without the token it answers nobody."""
+    subprocess.run([sys.executable, "-m", "venv", str(tmp_path / "venv")], check=True)
+    python = tmp_path / "venv" / "bin" / "python"
+    install = ["-m", "pip", "install", "-q", "--no-deps", "-r", str(folder / "requirements.txt")]
+    subprocess.run([str(python), *install], check=True, capture_output=True)
+    subprocess.run([str(python), "-m", "pip", "check"], check=True, capture_output=True)
+    with running_server(folder, SERVED, str(python)) as (address, _):
+        request = urllib.request.Request(f"{address}/predict", data=b"image")
+        with pytest.raises(urllib.error.HTTPError) as refused:
+            urllib.request.urlopen(request, timeout=patient(30))
+        assert refused.value.code == 401
+        with urllib.request.urlopen(f"{address}/healthz", timeout=patient(30)) as answer:
+            assert answer.status == 200
+
+
+def test_a_package_that_cannot_be_served_says_why(
+    exported_rgb: Exported, photos: ComparisonImages, tmp_path: Path
+) -> None:
+    """The sentence names what is wrong with it, and no traceback is printed."""
+    (tmp_path / "out").mkdir()
+    write_container(SERVED, exported_rgb.onnx_file.parent, tmp_path / "out")
+    (tmp_path / "out/model/artifacts/model.onnx").write_bytes(b"damaged")
+    with pytest.raises(PackagingError, match="its files are damaged"):
+        check_server(tmp_path / "out", SERVED, photos.images_NHWC, np.zeros((8, 6)))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (("--host", "0.0.0.0"), "needs a token"),  # noqa: S104 - refused
+        (("--port", "99999"), "port"),
+        (("--root-path", "flowers"), "must begin with a slash"),
+    ],
+)
+def test_the_entry_point_explains_what_is_wrong(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    arguments: tuple[str, ...],
+    sentence: str,
+) -> None:
+    """With code 2, before it listens."""
+    from patchline.pipeline.serving.__main__ import main
+
+    given = ("--package", str(tmp_path), "--name", "a", "--model-version", "1", *arguments)
+    assert main(given) == 2
+    assert sentence in capsys.readouterr().err
