@@ -67,7 +67,7 @@ class Host:
         # Ray limits it to the reserved cores; a whole node needs no limit.
         os.environ.pop("OMP_NUM_THREADS", None)
         if cpus < (os.cpu_count() or 1):
-            os.environ["OMP_NUM_THREADS"] = str(max(1, int(cpus)))
+            os.environ["OMP_NUM_THREADS"] = os.environ["PATCHLINE_CORES"] = str(max(1, int(cpus)))
         self._uri, self._sees_workspace = uri, False
         self._launcher = LocalLauncher(keeps_prepared=True)
         self._workers: dict[int, RunningWorker] = {}

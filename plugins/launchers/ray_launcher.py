@@ -97,11 +97,13 @@ class RayLauncher:
         return str(answer["introduction"])
 
     def slots(self, resources: Resources) -> int:
-        """Return how many nodes have the resources."""
-        ready = self._ready()
-        if resources.cpus is None:
-            return max(1, len(ready["nodes"]))
-        return max(1, sum(int(each["cpus"] // resources.cpus) for each in ready["nodes"]))
+        """Return how many workers with the resources fit on the nodes at the same time.
+
+        Without a number of cores, a worker reserves those of the largest node.
+        """
+        cores = [float(each["cpus"]) for each in self._ready()["nodes"]]
+        each = self._config.cpus or resources.cpus or max(cores, default=1.0)
+        return max(1, sum(int(there // each) for there in cores))
 
     def start(self, task: WorkerTask) -> RayWorker:
         """Start a worker on a node, as soon as one has the resources for it."""

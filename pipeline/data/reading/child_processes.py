@@ -25,12 +25,16 @@ FEWEST_FILES = 4000
 _MOST_PROCESSES = 16
 _MOST_THREADS = 8
 
+CORES_VARIABLE = "PATCHLINE_CORES"
+"""Environment variable: how many cores a launcher has reserved for this process."""
+
 
 def processors() -> int:
-    """Return how many processors this process may use."""
+    """Return how many processors this process may use; a launcher may have reserved fewer."""
+    there = os.cpu_count() or 1
     if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+        there = len(os.sched_getaffinity(0))
+    return max(1, min(there, int(os.environ.get(CORES_VARIABLE) or there)))
 
 
 def threads() -> ThreadPoolExecutor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any, Self
@@ -11,7 +12,12 @@ import numpy as np
 
 from patchline.pipeline.data.manifests.describing import FEW_PIXELS
 from patchline.pipeline.data.pixel_values.pixel_mapping import PixelMapping
-from patchline.pipeline.data.reading.child_processes import ChildProcesses, answer_parent
+from patchline.pipeline.data.reading.child_processes import (
+    ChildProcesses,
+    answer_parent,
+    pay_off,
+    threads,
+)
 from patchline.pipeline.data.store.store_decoding import (
     LargeImageError,
     StoredImage,
@@ -21,6 +27,8 @@ from patchline.pipeline.data.store.store_decoding import (
 from patchline.pipeline.data.store.store_shards import Pixels
 from patchline.pipeline.errors import DataError
 
+Decode = Callable[[Sequence[StoredImage]], Iterator[None]]
+"""Decodes images into their rows; yields for each that is done."""
 _BATCH = 50
 _LARGE = "large"
 
@@ -87,6 +95,32 @@ class DecodingProcesses:
                 elif result:
                     raise DataError(result)
                 yield
+
+
+@contextmanager
+def decoder(
+    file: Path, images: Pixels, root: Path, spec: StoreSpec, count: int, fewest: int
+) -> Iterator[Decode]:
+    """Return what decodes images into their rows, by processes if there are many.
+
+    Args:
+        file: an array, which has its full size.
+        images: the same array, mapped into memory.
+        root: the folder or archive that the paths are relative to.
+        spec: how an image becomes a row.
+        count: number of images.
+        fewest: child processes decode so many or more.
+    """
+    if pay_off(count, fewest):
+        with DecodingProcesses(file, root, spec) as children:
+            yield children.decode
+        return
+    with threads() as pool:
+
+        def decode(batch: Sequence[StoredImage]) -> Iterator[None]:
+            return pool.map(partial(decode_into, images, root, spec=spec), batch)
+
+        yield decode
 
 
 def _result(images: Pixels, root: Path, spec: StoreSpec, image: StoredImage) -> str:

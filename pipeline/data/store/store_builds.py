@@ -8,25 +8,34 @@ earlier store of the same format holds is copied.
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import shutil
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 from itertools import chain
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
 from patchline.pipeline.data.manifests.manifest import Progress
-from patchline.pipeline.data.reading.child_processes import pay_off, threads
+from patchline.pipeline.data.reading.child_processes import threads
 from patchline.pipeline.data.reading.decoder_version import decoder_version
 from patchline.pipeline.data.store.decoded_files import DecodedFiles
-from patchline.pipeline.data.store.decoding_processes import DecodingProcesses, decode_into
+from patchline.pipeline.data.store.decoding_job import (
+    FEWEST_IMAGES_OF_PART,
+    MODULE,
+    RESOURCES,
+    DecodingJob,
+    PartDecoded,
+)
+from patchline.pipeline.data.store.decoding_processes import decoder
 from patchline.pipeline.data.store.earlier_stores import BUILDING, earlier_stores, remove_drafts
 from patchline.pipeline.data.store.packed_files import PackedFiles, packed
 from patchline.pipeline.data.store.store_decoding import StoredImage, StoreSpec, read_image
@@ -34,10 +43,11 @@ from patchline.pipeline.data.store.store_shards import Contents, Pixels, StoreSh
 from patchline.pipeline.errors import StorageError
 from patchline.pipeline.files.earlier_rows import EarlierRows
 from patchline.pipeline.files.finished_pieces import Piece
+from patchline.pipeline.workers.part_files import write_lines
+from patchline.pipeline.workers.worker_parts import Part, number_of_parts, run_parts
 
-Decode = Callable[[Sequence[StoredImage]], Iterator[None]]
-"""Decodes images into their rows; yields for each that is done."""
 _PACKED = "-packed"
+_FILES_FILE, _IMAGES_FILE = "files.jsonl", "images.npy"
 
 
 @dataclass(frozen=True)
@@ -162,31 +172,75 @@ class DecodedBuild(StoreBuild):
         files.begin(self.contents, incomplete)
         images: Pixels = files.images.opened("r+")
         left = sum(shard.rows for shard in incomplete)
-        with self._decoder(files, images, left) as decode:
+        if number_of_parts(RESOURCES, left, FEWEST_IMAGES_OF_PART) > 1:
+            self._write_by_workers(files, images, incomplete, earlier, count)
+            return
+        with decoder(files.images.file, images, self.root, self.spec, left, self.fewest) as decode:
             for shard in incomplete:
-                copied = set[int]()
-                for row, image_HWC in self._copies(earlier, shard):
-                    images[row] = image_HWC
-                    copied.add(row)
-                others = [row for row in range(*shard) if row not in copied]
+                copied, others = self._copied(images, earlier, shard)
                 for _ in chain(copied, decode([self._stored_image(row) for row in others])):
                     count()
                 files.finished.add(shard)
 
-    @contextmanager
-    def _decoder(self, files: DecodedFiles, images: Pixels, count: int) -> Iterator[Decode]:
-        """Return what decodes images into their rows, by processes if there are many."""
-        if pay_off(count, self.fewest):
-            with DecodingProcesses(files.images.file, self.root, self.spec) as children:
-                yield children.decode
-            return
-        with threads() as pool:
+    def _copied(
+        self, images: Pixels, earlier: EarlierRows, shard: Piece
+    ) -> tuple[set[int], list[int]]:
+        """Copy the rows of a shard that other stores hold; return these, and the others."""
+        copied = set[int]()
+        for row, image_HWC in self._copies(earlier, shard):
+            images[row] = image_HWC
+            copied.add(row)
+        return copied, [row for row in range(*shard) if row not in copied]
 
-            def decode(batch: Sequence[StoredImage]) -> Iterator[None]:
-                one = partial(decode_into, images, self.root, spec=self.spec)
-                return pool.map(one, batch)
+    def _write_by_workers(
+        self,
+        files: DecodedFiles,
+        images: Pixels,
+        incomplete: list[Piece],
+        earlier: EarlierRows,
+        count: Callable[[], None],
+    ) -> None:
+        """Let workers decode, each a range of the rows that no other store holds."""
+        rows: list[int] = []
+        for shard in incomplete:
+            copied, others = self._copied(images, earlier, shard)
+            rows += others
+            for _ in copied:
+                count()
+        waiting = list(incomplete)
+        divided = number_of_parts(RESOURCES, len(rows), FEWEST_IMAGES_OF_PART) if rows else 0
+        with TemporaryDirectory(dir=self.stores.parent, prefix=BUILDING) as scratch:
+            bounds = [len(rows) * each // max(1, divided) for each in range(divided + 1)]
+            ranges = [rows[first:stop] for first, stop in itertools.pairwise(bounds)]
+            parts = [
+                self._part(Path(scratch) / f"part-{number}", each)
+                for number, each in enumerate(ranges)
+            ]
+            results = run_parts(MODULE, parts, PartDecoded, lambda *_: None, RESOURCES)
+            with closing(results):
+                for part, own, _ in zip(parts, ranges, results, strict=True):
+                    decoded = np.load(part.folder / _IMAGES_FILE, mmap_mode="r")
+                    for place, row in enumerate(own):
+                        images[row] = decoded[place]
+                        count()
+                    del decoded
+                    (part.folder / _IMAGES_FILE).unlink()
+                    while waiting and own and waiting[0].stop <= own[-1] + 1:
+                        files.finished.add(waiting.pop(0))
+        for shard in waiting:  # whose last rows were copied
+            files.finished.add(shard)
 
-            yield decode
+    def _part(self, folder: Path, rows: Sequence[int]) -> Part[PartDecoded]:
+        spec, stored = self.spec, map(self._stored_image, rows)
+        job = DecodingJob(
+            root=self.root.absolute(),
+            files=write_lines(folder / _FILES_FILE, ([e.path, e.sha256] for e in stored)),
+            images=folder / _IMAGES_FILE,
+            shape=(spec.height, spec.width, spec.channels),
+            resize=spec.resize,
+            mapping=spec.mapping.json(),
+        )
+        return Part(folder, job)
 
 
 class PackedBuild(StoreBuild):

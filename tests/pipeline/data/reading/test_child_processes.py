@@ -16,6 +16,7 @@ from PIL import Image
 
 from patchline.pipeline.data.manifests import manifest as manifests
 from patchline.pipeline.data.manifests.describing_processes import KeptImages, rows_of
+from patchline.pipeline.data.reading import child_processes
 from patchline.pipeline.data.reading.child_processes import processors
 from patchline.pipeline.data.store.prepared_store import StoreSpec, open_images, prepare
 from patchline.pipeline.errors import DataError
@@ -154,3 +155,14 @@ def test_processes_name_a_file_that_changed(tmp_path: Path) -> None:
         each for each in psutil.Process().children() if "decoding_processes" in str(each.cmdline())
     ]
     assert not any(map(_lives, gone))
+
+
+def test_no_more_cores_are_used_than_a_launcher_has_reserved(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Several workers may share a machine."""
+    everything = processors()
+    monkeypatch.setenv(child_processes.CORES_VARIABLE, "1")
+    assert processors() == 1
+    monkeypatch.setenv(child_processes.CORES_VARIABLE, "999")
+    assert processors() == everything

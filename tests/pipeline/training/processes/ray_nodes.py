@@ -139,7 +139,9 @@ class Cluster:
         """Start Ray on a node."""
         head = ["--head", "--port", str(PORT), "--include-dashboard", "false"]
         head += ["--temp-dir", str(self.folder / "ray")]
-        rest = ["--node-ip-address", self.hosts[node], "--num-cpus", "2", "--disable-usage-stats"]
+        # Without a shared folder, a worker that reserves two cores runs where files have to travel.
+        cores = "1" if self.has_store and node == "a" else "2"
+        rest = ["--node-ip-address", self.hosts[node], "--num-cpus", cores, "--disable-usage-stats"]
         rest += ["--object-store-memory", "100000000"]
         place = head if node == "a" else ["--address", self.address]
         command = [*_RAY, "start", *place, *rest]
@@ -166,6 +168,10 @@ class Cluster:
             ["ip", "netns", "pids", self.spaces[node]], capture_output=True, text=True, check=False
         )
         return [pid for pid in map(int, listed.stdout.split()) if word in _command(pid)]
+
+    def files_of(self, node: str) -> Path:
+        """Return the folder of the cluster as a node sees it."""
+        return Path(f"/proc/{self.pids(node)[0]}/root{self.folder}")
 
     def ours(self) -> list[str]:
         """Return the commands of our own processes on both nodes."""

@@ -6,11 +6,13 @@ Prints one JSON line for each event, and at the end the result or the error.
 from __future__ import annotations
 
 import json
+import os
 import sys
 from pathlib import Path
 
 from patchline.pipeline.config import PluginChoice
 from patchline.pipeline.errors import PipelineError
+from patchline.pipeline.files.workspace_folder import WORKSPACE
 from patchline.pipeline.plugin_system.plugin_settings import built_launcher
 from patchline.pipeline.training.job import TrainingJob
 from patchline.pipeline.training.machine import MEMBER_MODULE, MODULE, resources_of
@@ -18,6 +20,7 @@ from patchline.pipeline.training.train_result import TrainResult
 from patchline.pipeline.workers import active_launcher
 from patchline.pipeline.workers.event_log import Event
 from patchline.pipeline.workers.worker_process import run_worker
+from patchline.pipeline.workspace import chosen
 
 
 def main(file: Path, settings: str) -> int:
@@ -29,7 +32,8 @@ def main(file: Path, settings: str) -> int:
         sys.stdout.write(json.dumps(event) + "\n")
         sys.stdout.flush()
 
-    workspace = file.parent
+    is_shared = chosen.VARIABLE in os.environ
+    workspace = WORKSPACE.resolve() if is_shared else file.parent
     try:
         with active_launcher.using("ray", lambda: built_launcher(choice, workspace)):
             needs = resources_of(job.config.training)

@@ -1,0 +1,55 @@
+"""A store that several workers decode, each a part of it: the pixels of a single process."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from patchline.pipeline.data.store import store_builds
+from patchline.pipeline.data.store.prepared_store import StoreSpec, open_images, prepare
+from patchline.pipeline.errors import DataError
+from patchline.pipeline.workers import active_launcher
+from tests.conftest import write_photos
+from tests.pipeline.data.store.test_prepared_store import rows_of
+from tests.pipeline.workers.wide_launcher import Wide
+
+SPEC = StoreSpec(channels=3, height=12, width=16, resize="pad")
+
+
+@pytest.fixture
+def photos(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return a folder of ten images, of which a part needs three."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(store_builds, "FEWEST_IMAGES_OF_PART", 3)
+    return write_photos(tmp_path / "photos", classes=1, images=10) / "across"
+
+
+def test_parts_make_the_store_of_one_process(photos: Path, tmp_path: Path) -> None:
+    """The same pixels, progress image by image; what another store holds is copied."""
+    rows = rows_of(photos)
+    alone, _ = prepare(rows, photos, SPEC, tmp_path / "alone/stores")
+    wide, done, stores = Wide(), list[int](), tmp_path / "wide/stores"
+    with active_launcher.using("wide", lambda: wide):
+        first, _ = prepare(rows.iloc[1:8:3], photos, SPEC, stores)
+        assert wide.parts == []  # too few for two parts
+        store, reused = prepare(rows, photos, SPEC, stores, lambda now, _: done.append(now))
+        assert len(wide.parts) == 2
+        assert done == list(range(1, 11))
+        assert not reused
+        assert prepare(rows, tmp_path / "gone", SPEC, stores) == (store, True)
+    assert store.name == alone.name != first.name
+    assert np.array_equal(open_images(store), open_images(alone))
+    assert not list((tmp_path / "wide").glob(".building-*"))
+
+
+def test_a_machine_without_the_data_is_an_error(photos: Path, tmp_path: Path) -> None:
+    """One sentence, and nothing that looks like a store."""
+    rows = rows_of(photos)
+    with (
+        active_launcher.using("wide", Wide),
+        pytest.raises(DataError, match="A node of the cluster has no"),
+    ):
+        prepare(rows, tmp_path / "elsewhere", SPEC, tmp_path / "stores")
+    assert [each.name for each in (tmp_path / "stores").iterdir()] == [".locks"]

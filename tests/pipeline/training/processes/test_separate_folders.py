@@ -1,0 +1,153 @@
+"""Two nodes of a Ray cluster that share nothing but an object store: one run, whatever dies."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import cv2
+import numpy as np
+import pandas as pd
+import pytest
+
+from benchmarks import launcher_kills as kills
+from patchline.pipeline.files.file_digest import digest_of
+from patchline.pipeline.training.job import TrainingJob
+from tests.patience import patient
+from tests.pipeline.training.processes import ray_nodes
+from tests.pipeline.training.processes.ray_nodes import Cluster
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.timeout(1500),
+    pytest.mark.skipif(bool(ray_nodes.why_not()), reason=ray_nodes.why_not() or "-"),
+]
+MODEL = ("--model.depth", "1", "--model.embed-dim", "32", "--model.num-heads", "2")
+TRAINING = (
+    *("--preset", "none", "--training.epochs", "2", "--training.batch-size", "128"),
+    *("--training.processes", "2", "--training.threads", "2", "--training.precision", "float32"),
+)
+PHOTOS = 4100
+"""From 4,000 on, reading is divided."""
+
+
+@pytest.fixture(scope="module")
+def both(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """Return two nodes and a store."""
+    with ray_nodes.two_nodes(tmp_path_factory.mktemp("cluster"), has_store=True) as started:
+        yield started
+
+
+@pytest.fixture
+def cluster(both: Cluster) -> Cluster:
+    """Return the cluster with both nodes alive."""
+    if not both.is_whole:
+        both.restart()
+    return both
+
+
+def patchline(cluster: Cluster, folder: Path, *words: str) -> tuple[int, str]:
+    """Run a command on the first node, in a folder; return its exit code and its lines."""
+    main = "from patchline.flows.command_line import main; main()"
+    folder.mkdir(exist_ok=True)
+    done = subprocess.run(
+        cluster.command("a", sys.executable, "-c", main, *words),
+        env=cluster.environment,
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=patient(600),
+    )
+    return done.returncode, done.stderr
+
+
+@pytest.fixture(scope="module")
+def photos(both: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder of small photos that both nodes see; they are on the store as one archive."""
+    folder, random = tmp_path_factory.mktemp("photos"), np.random.default_rng(0)
+    for number in range(PHOTOS):
+        image_HWC = random.integers(0, 256, (8, 8, 3), np.uint8) // (1 + number % 2)
+        file = folder / ("bright", "dark")[number % 2] / f"{number}.png"
+        file.parent.mkdir(exist_ok=True)
+        cv2.imwrite(str(file), image_HWC)
+    archive = shutil.make_archive(str(folder.parent / "photos"), "zip", folder)
+    put = "import sys, urllib.request as r; data = open(sys.argv[1], 'rb').read();"
+    put += "r.urlopen(r.Request(sys.argv[2], data, method='PUT'))"
+    url = f"{both.environment['AWS_ENDPOINT_URL']}/nodes/photos.zip"
+    subprocess.run(both.command("a", sys.executable, "-c", put, archive, url), check=True)
+    return folder
+
+
+def weights(folder: Path) -> str:
+    """Return the digest of the weights of the only run in a working directory."""
+    [file] = folder.glob(".patchline/runs/*/training/best/model.safetensors")
+    return digest_of(file).sha256
+
+
+def test_a_run_reads_trains_and_predicts_on_both_nodes(cluster: Cluster, photos: Path) -> None:
+    """The weights and the predictions are those of one machine, bit for bit."""
+    run = ("run", "s3://nodes/photos.zip", "--name", "photos", *TRAINING, *MODEL)
+    ray = ("--launcher.name", "ray", "--launcher.address", cluster.address)
+    own = ("--workspace", cluster.workspace)
+    on_two = ("--launcher.nodes", "2", "--launcher.cpus", "1")
+    code, said = patchline(cluster, cluster.work, *run, *ray, *on_two, *own)
+    assert code == 0, said
+    assert cluster.ours() == []
+    alone = cluster.folder / "alone"
+    code, said = patchline(cluster, alone, *run)
+    assert code == 0, said
+    assert weights(cluster.work) == weights(alone)
+    [cache] = cluster.files_of("b").glob("home/.cache/patchline/nodes/*/0/.patchline")
+    assert list(cache.glob("prepared/*"))
+    assert (cache / "sources/objects/s3/nodes/photos.zip").exists()
+
+    out = cluster.work / "table.parquet"
+    predict = ("predict", "photos@champion", str(photos), "--out")
+    code, said = patchline(cluster, cluster.work, *predict, str(out), *ray, "--launcher.cpus", "1")
+    assert code == 0, said
+    assert list(cache.glob(".building-*"))  # a part of the images was predicted there
+    other = cluster.work / "alone.parquet"
+    code, said = patchline(cluster, cluster.work, *predict, str(other))
+    assert code == 0, said
+    assert pd.read_parquet(out).equals(pd.read_parquet(other))
+    assert cluster.ours() == []
+
+
+def test_what_a_node_lacks_is_exit_code_2(cluster: Cluster) -> None:
+    """A workspace of one machine, and a node without credentials: what to set, in one sentence."""
+    ray = ("--launcher.name", "ray", "--launcher.nodes", "2", "--launcher.address", cluster.address)
+    code, said = patchline(cluster, cluster.folder / "local", "run", *TRAINING, *MODEL, *ray)
+    assert code == 2
+    assert "Use one on an object store (--workspace s3://" in said
+    cluster.kill("b")
+    try:
+        cluster.start("b", AWS_ACCESS_KEY_ID="", AWS_SECRET_ACCESS_KEY="")
+        own = ("--workspace", cluster.workspace)
+        code, said = patchline(cluster, cluster.work, "run", *TRAINING, *MODEL, *ray, *own)
+        assert code == 2
+        assert "The node 10.78.0.2 cannot use the workspace s3://nodes/team" in said
+    finally:
+        cluster.restart()
+    assert cluster.ours() == []
+
+
+@pytest.fixture(scope="module")
+def jobs(both: Cluster) -> dict[int, tuple[TrainingJob, str]]:
+    """Return a job for one and for two processes, with the digest of its weights."""
+    made = {processes: kills.made_job(both, processes) for processes in (2, 1)}
+    return {each: (job, kills.undisturbed_weights(both, job)) for each, job in made.items()}
+
+
+@pytest.mark.parametrize("kind", kills.KINDS, ids=lambda kind: kind.name)
+def test_what_is_killed_is_resumed(
+    kind: kills.Kind, cluster: Cluster, jobs: dict[int, tuple[TrainingJob, str]]
+) -> None:
+    """A reason is said, nothing is left, and the weights are those of `torch.distributed.run`."""
+    made, expected = jobs[kind.processes]
+    job = kills.named_job(made, kind.name.replace(" ", "-"))
+    kills.kill_one(cluster, job, kind, after=60)
+    kills.check_results(job, expected)
