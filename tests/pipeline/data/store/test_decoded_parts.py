@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from patchline.pipeline.data.store import store_builds
-from patchline.pipeline.data.store.prepared_store import StoreSpec, open_images, prepare
+from patchline.pipeline.data.store.decoded_files import IMAGES_FILE
+from patchline.pipeline.data.store.prepared_store import StoreSpec, prepare
 from patchline.pipeline.errors import DataError
 from patchline.pipeline.workers import active_launcher
 from tests.conftest import write_photos
@@ -40,7 +41,7 @@ def test_parts_make_the_store_of_one_process(photos: Path, tmp_path: Path) -> No
         assert not reused
         assert prepare(rows, tmp_path / "gone", SPEC, stores) == (store, True)
     assert store.name == alone.name != first.name
-    assert np.array_equal(open_images(store), open_images(alone))
+    assert np.array_equal(*(np.load(each / IMAGES_FILE) for each in (store, alone)))
     assert not list((tmp_path / "wide").glob(".building-*"))
 
 
