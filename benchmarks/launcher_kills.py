@@ -4,8 +4,8 @@
 
 Two nodes in two network namespaces of this machine, and an object store in a third (root, iproute2,
 Ray and moto are needed). A training run in two processes, one on each node, or of one process on
-the node that does not see the folder of the run, is begun again and again; after some steps, one
-thing is killed, by turns. Then no process of ours may be left on either node, the run has ended by
+the node that does not see the folder of the run, is begun repeatedly; after some steps, one thing
+is killed, by turns. Then no process of ours may be left on either node, the run has ended by
 itself or with an error, and the same command resumes it. The weights have to be those of a run that
 nobody has touched, bit for bit, and its events numbered without a gap.
 """

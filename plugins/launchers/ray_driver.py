@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import ray
-from ray.exceptions import GetTimeoutError, RayError
+from ray.exceptions import GetTimeoutError, RayActorError, RayError
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
@@ -223,7 +223,7 @@ class Driver:
                 self._forget(task)
                 say(number=task.number, error=refused.said)
             except RayError as error:
-                self._lose(task, _first_line(error))
+                self._lose(task, _reason(error))
         if time.monotonic() - self._last_sign > _ALIVE_SECONDS:
             self._last_sign = time.monotonic()
             say(alive=True)
@@ -637,7 +637,10 @@ def _own_address(host: str) -> str:
         return str(opened.getsockname()[0])
 
 
-def _first_line(error: BaseException) -> str:
+def _reason(error: RayError) -> str:
+    """Return why a host does not work for us any more."""
+    if isinstance(error, RayActorError):  # whose own words are of sockets and ids
+        return f"its node has died or does not answer ({type(error).__name__})"
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return (lines[0] if lines else type(error).__name__)[:300].rstrip(".")
 
