@@ -18,6 +18,7 @@ from patchline.pipeline.serving import (
     interface_description,
     mlflow_api,
     open_inference,
+    page_api,
     predict_api,
     status_api,
 )
@@ -46,7 +47,7 @@ def application(host: ModelHost, port: int) -> Doors:
         redirect_slashes=False,
     )
     app.state.server = Server(host)
-    for interface in (predict_api, open_inference, mlflow_api, status_api):
+    for interface in (predict_api, open_inference, mlflow_api, status_api, page_api):
         app.include_router(interface.router)
     app.add_api_route("/", _page("index.html"), include_in_schema=False)
     app.add_api_route("/docs", _page("interface.html"), include_in_schema=False)

@@ -26,6 +26,7 @@ from patchline.pipeline.data.reading.jpeg_wholeness import jpeg_frame
 from patchline.pipeline.packaging.packaged_model import PackagedModel
 from patchline.pipeline.serving.fair_queue import FairQueue
 from patchline.pipeline.serving.given_images import Options
+from patchline.pipeline.serving.inside_view import inside_views
 
 logger = logging.getLogger(__name__)
 
@@ -192,18 +193,24 @@ class Engine:
 
 def _answers(package: PackagedModel, batch: list[tuple[Work, _Decoded]]) -> list[Answer]:
     """Return the package's answers; what is asked for in the same way is computed together."""
-    groups: dict[tuple[bool, float | None], list[int]] = {}
+    groups: dict[tuple[bool, bool, float | None], list[int]] = {}
     for position, (work, _) in enumerate(batch):
-        key = work.options.with_map, work.options.coverage
+        wanted = work.options
+        key = wanted.with_map, wanted.with_inside, wanted.coverage
         groups.setdefault(key, []).append(position)
     answers: list[Answer] = [{} for _ in batch]
-    for (with_map, coverage), positions in groups.items():
+    for (with_map, with_inside, coverage), positions in groups.items():
         top_k = max(batch[each][0].options.top_k for each in positions)
         decoded = [batch[each][1] for each in positions]
         found = package.answers_to(decoded, top_k, coverage=coverage, with_map=with_map)
         for position, answer in zip(positions, found, strict=True):
             most = batch[position][0].options.top_k
             answers[position] = {**answer, "top_k": answer["top_k"][:most]}
+        if with_inside:
+            readable = [each for each in positions if not isinstance(batch[each][1], str)]
+            views = inside_views(package, [batch[each][1] for each in readable])
+            for position, view in zip(readable, views, strict=True):
+                answers[position].update(view)
     return answers
 
 

@@ -35,6 +35,8 @@ class Options:
     """Whether an answer says where the model looked."""
     coverage: float | None = None
     """Probability that the set holds the true class; None for the package's own."""
+    with_inside: bool = False
+    """Whether an answer has what the server's page shows of each block."""
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,8 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
-from patchline.pipeline.serving.answering import json_response, server_of
-from patchline.pipeline.serving.given_images import GivenImages, given_images
+from patchline.pipeline.serving.answering import Server, json_response, server_of
+from patchline.pipeline.serving.given_images import GivenImages, Options, given_images
 from patchline.pipeline.serving.model_host import Answers
 
 router = APIRouter(tags=["predict"])
@@ -35,6 +35,11 @@ async def predict(request: Request) -> Response:
             "model": server.host.name,
         }
         return json_response(content, answered.version)
+    return one_answer(server, given.options, answered)
+
+
+def one_answer(server: Server, options: Options, answered: Answers) -> Response:
+    """Return the answer to the only image of a request, or why it cannot be read."""
     [answer] = answered.answers
     if answer["error"] is not None:
         content = {"error": f"The image cannot be read: {answer['error']}."}
@@ -44,7 +49,7 @@ async def predict(request: Request) -> Response:
             status=HTTPStatus.UNPROCESSABLE_ENTITY,
         )
     single = {
-        **shown(answer, with_map=given.options.with_map),
+        **shown(answer, with_map=options.with_map),
         "version": answered.version,
         "model": server.host.name,
     }

@@ -6,7 +6,7 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -178,10 +178,16 @@ class Browser:
             "ArrowLeft": Keys.ARROW_LEFT,
             "ArrowRight": Keys.ARROW_RIGHT,
             "Home": Keys.HOME,
+            "Space": Keys.SPACE,
         }
         element = self._driver.find_element("css selector", selector)
         for name in names:
             element.send_keys(known[name])
+
+    def choose_files(self, selector: str, files: Sequence[Path]) -> None:
+        """Choose files in the input that a CSS selector finds."""
+        chosen = "\n".join(str(file.resolve()) for file in files)
+        self._driver.find_element("css selector", selector).send_keys(chosen)
 
     def barriers(self, axe: str) -> list[str]:
         """Return what the source of axe finds on the page that keeps people out."""

@@ -1,0 +1,71 @@
+"""`/look`: what the page shows of a prediction, for the image as the network takes it."""
+
+from __future__ import annotations
+
+import base64
+
+import numpy as np
+import pytest
+
+from patchline.pipeline.packaging.packaged_model import PackagedModel
+from patchline.pipeline.serving.inside_view import inside_views
+from tests.conftest import Run
+from tests.pipeline.serving.served import Registry, Serving, png
+
+
+def test_the_image_that_is_seen_is_answered_in_the_same_way(server: Serving) -> None:
+    """What comes back as `seen`, sent again, has the same answer: the page covers parts of it."""
+    sent = png(3, side=40)
+    first = server.ask("POST", "/look", sent, {"content-type": "image/png"})
+    assert first.status == 200
+    plain = server.predict(sent).json
+    assert {key: first.json[key] for key in plain} == plain
+    kind, _, encoded = first.json["seen"].partition(",")
+    assert kind == "data:image/png;base64"
+    again = server.ask("POST", "/look", base64.b64decode(encoded), {"content-type": "image/png"})
+    assert again.json["seen"] == first.json["seen"]
+    assert again.json["top"] == first.json["top"]
+
+
+def test_a_package_without_blocks_has_none(server: Serving, registry: Registry) -> None:
+    """The page then shows the image alone."""
+    assert "attention" not in registry.package(1).output_names
+    answer = server.ask("POST", "/look", png(3), {"content-type": "image/png"}).json
+    assert answer["blocks"] == []
+
+
+def test_blocks_are_those_of_the_package(finished_run: Run) -> None:
+    """Attention and readings are the package's outputs; the last reading is the answer."""
+    [file] = finished_run.folder.glob("mlruns/**/artifacts/**/model.onnx")
+    package = PackagedModel(file, file.with_name("model.json"))
+    images = sorted((finished_run.folder / "photos").rglob("*.png"))[:2]
+    pixels = [package.pixels(image) for image in images]
+    stacked = np.stack(pixels)
+    maps_BLhw, probabilities_BK = package.named_outputs(stacked, ["attention", "probabilities"])
+    views = inside_views(package, pixels)
+    for view, maps_Lhw, row_K in zip(views, maps_BLhw, probabilities_BK, strict=True):
+        assert len(view["blocks"]) == len(maps_Lhw)
+        for block, map_hw in zip(view["blocks"], maps_Lhw, strict=True):
+            np.testing.assert_allclose(block["attention"], map_hw, atol=1e-6)
+        last = view["blocks"][-1]["reading"][0]
+        assert last["label"] == package.classes[int(row_K.argmax())]
+        assert last["probability"] == pytest.approx(float(row_K.max()), abs=1e-4)
+    for view, pixels_HWC in zip(views, pixels, strict=True):
+        _, _, encoded = view["seen"].partition(",")
+        assert np.array_equal(package.pixels(base64.b64decode(encoded)), pixels_HWC)
+
+
+@pytest.mark.parametrize("body", [b"", b"no image"])
+def test_what_is_no_image_is_refused_in_a_sentence(server: Serving, body: bytes) -> None:
+    """As by `/predict`."""
+    answer = server.ask("POST", "/look", body, {"content-type": "image/png"})
+    assert answer.status in (400, 422)
+    assert answer.json["error"].endswith(".")
+
+
+def test_several_images_are_refused(server: Serving) -> None:
+    """One image is looked into at a time."""
+    texts = [base64.b64encode(png(seed)).decode() for seed in (1, 2)]
+    answer = server.ask_json("/look", {"images": texts})
+    assert answer.status == 400
+    assert "One image at a time" in answer.json["error"]
