@@ -207,9 +207,13 @@ def _answers(package: PackagedModel, batch: list[tuple[Work, _Decoded]]) -> list
             most = batch[position][0].options.top_k
             answers[position] = {**answer, "top_k": answer["top_k"][:most]}
         if with_inside:
-            readable = [each for each in positions if not isinstance(batch[each][1], str)]
-            views = inside_views(package, [batch[each][1] for each in readable])
-            for position, view in zip(readable, views, strict=True):
+            pixels = {
+                each: image_HWC
+                for each in positions
+                if not isinstance(image_HWC := batch[each][1], str)
+            }
+            views = inside_views(package, list(pixels.values()))
+            for position, view in zip(pixels, views, strict=True):
                 answers[position].update(view)
     return answers
 
