@@ -1,4 +1,4 @@
-"""`POST /look`: the answer to one image with what the server's page shows beside it."""
+"""`POST /inside`: the answer to one image with what the server's page shows beside it."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from patchline.pipeline.serving.refusal import bad_request
 router = APIRouter(include_in_schema=False)
 
 
-@router.post("/look")
-async def look(request: Request) -> Response:
+@router.post("/inside")
+async def inside(request: Request) -> Response:
     """Predict the class of an image, and show the inside of the prediction."""
     server = server_of(request)
     content_type = request.headers.get("content-type", "")

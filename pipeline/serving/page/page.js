@@ -80,7 +80,7 @@ async function others() {
   for (const image of images) {
     if (image.answer || image === chosen) continue;
     try {
-      image.answer = await ask("look", image.file);
+      image.answer = await ask("inside", image.file);
       image.caption.textContent = image.answer.label;
     } catch (error) { image.caption.textContent = "no answer"; image.button.title = error.message; }
   }
@@ -94,7 +94,7 @@ async function choose(image) {
   find("original").src = image.url;
   find("original").alt = image.name;
   try {
-    image.answer ||= await ask("look", image.file);
+    image.answer ||= await ask("inside", image.file);
     if (chosen !== image) return;
     image.caption.textContent = image.answer.label;
     show(image.answer);
@@ -244,7 +244,7 @@ async function askAboutCovered() {
     let answer = chosen.answer;
     if (mine.covered.size) {
       const body = await new Promise(done => find("picture").toBlob(done, "image/png"));
-      answer = await ask("look", body);
+      answer = await ask("inside", body);
     }
     if (view === mine) { show(answer); look(answer); }
   } catch (error) { tell(error.message); }

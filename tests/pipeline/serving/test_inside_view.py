@@ -1,4 +1,4 @@
-"""`/look`: what the page shows of a prediction, for the image as the network takes it."""
+"""`/inside`: what the page shows of a prediction, for the image as the network takes it."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from tests.pipeline.serving.served import Registry, Serving, png
 def test_the_image_that_is_seen_is_answered_in_the_same_way(server: Serving) -> None:
     """What comes back as `seen`, sent again, has the same answer: the page covers parts of it."""
     sent = png(3, side=40)
-    first = server.ask("POST", "/look", sent, {"content-type": "image/png"})
+    first = server.ask("POST", "/inside", sent, {"content-type": "image/png"})
     assert first.status == 200
     plain = server.predict(sent).json
     assert {key: first.json[key] for key in plain} == plain
     kind, _, encoded = first.json["seen"].partition(",")
     assert kind == "data:image/png;base64"
-    again = server.ask("POST", "/look", base64.b64decode(encoded), {"content-type": "image/png"})
+    again = server.ask("POST", "/inside", base64.b64decode(encoded), {"content-type": "image/png"})
     assert again.json["seen"] == first.json["seen"]
     assert again.json["top"] == first.json["top"]
 
@@ -30,7 +30,7 @@ def test_the_image_that_is_seen_is_answered_in_the_same_way(server: Serving) -> 
 def test_a_package_without_blocks_has_none(server: Serving, registry: Registry) -> None:
     """The page then shows the image alone."""
     assert "attention" not in registry.package(1).output_names
-    answer = server.ask("POST", "/look", png(3), {"content-type": "image/png"}).json
+    answer = server.ask("POST", "/inside", png(3), {"content-type": "image/png"}).json
     assert answer["blocks"] == []
 
 
@@ -58,7 +58,7 @@ def test_blocks_are_those_of_the_package(finished_run: Run) -> None:
 @pytest.mark.parametrize("body", [b"", b"no image"])
 def test_what_is_no_image_is_refused_in_a_sentence(server: Serving, body: bytes) -> None:
     """As by `/predict`."""
-    answer = server.ask("POST", "/look", body, {"content-type": "image/png"})
+    answer = server.ask("POST", "/inside", body, {"content-type": "image/png"})
     assert answer.status in (400, 422)
     assert answer.json["error"].endswith(".")
 
@@ -66,6 +66,6 @@ def test_what_is_no_image_is_refused_in_a_sentence(server: Serving, body: bytes)
 def test_several_images_are_refused(server: Serving) -> None:
     """One image is looked into at a time."""
     texts = [base64.b64encode(png(seed)).decode() for seed in (1, 2)]
-    answer = server.ask_json("/look", {"images": texts})
+    answer = server.ask_json("/inside", {"images": texts})
     assert answer.status == 400
     assert "One image at a time" in answer.json["error"]
