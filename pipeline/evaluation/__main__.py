@@ -20,7 +20,8 @@ from patchline.pipeline.evaluation.prediction_job import (
 )
 from patchline.pipeline.evaluation.predictions import FROM_MANIFEST, save
 from patchline.pipeline.models.model_files import load_model
-from patchline.pipeline.models.stored_logits import logits_of
+from patchline.pipeline.models.stored_logits import logits_of, save_features
+from patchline.pipeline.probing.chosen_features import ChosenFeatures, chosen_rows
 from patchline.pipeline.workers.event_log import EventWriter
 from patchline.pipeline.workers.worker_process import worker_main
 
@@ -34,16 +35,25 @@ def predict(job: PredictionJob, events: EventWriter) -> PredictionResult:
     total, began = sum(len(rows) for _, rows in parts), time.monotonic()
     tables: list[pd.DataFrame] = []
     kept = [*FROM_MANIFEST, *job.columns]
+    features = ChosenFeatures(chosen_rows(table, job.seed))
     for folder, rows in parts:
         before = sum(len(part) for part in tables)
         report = partial(_report, events, before, total)
-        logits_NK = logits_of(folder, images, rows, device, report)
+        observed = features if folder == job.model_folder else None
+        logits_NK = logits_of(folder, images, rows, device, report, observed)
         tables.append(table.loc[rows, kept].assign(row=rows, logits=list(logits_NK)))
     seconds = time.monotonic() - began
     chosen = pd.concat(tables).sort_values("row", kind="stable")
     save(chosen, job.file)
+    features_file = job.file.with_name("features.npz") if features.collected else None
+    if features_file:
+        save_features(features_file, features.collected)
     return PredictionResult(
-        file=job.file, images=total, seconds=seconds, explanations=_explanations(job, chosen)
+        file=job.file,
+        images=total,
+        seconds=seconds,
+        explanations=_explanations(job, chosen),
+        features_file=features_file,
     )
 
 

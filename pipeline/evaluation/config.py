@@ -58,6 +58,14 @@ class EvaluationConfig(FrozenModel):
     small_sample: Annotated[int, Field(ge=1)] = 30
     """Slices with fewer images than this are marked as unreliable."""
 
+    coverage: Annotated[float, Field(gt=0, lt=1)] = 0.95
+    """Probability that the prediction set of a new image holds its true class. Packages also have
+    the thresholds for 0.9, 0.95 and 0.99; how many validation images each needs is in the docs."""
+
+    false_alarms: Annotated[float, Field(gt=0, lt=1)] = 0.05
+    """Probability that an image like the validation images gets the warning that it is far from
+    everything that the model has seen."""
+
     explanations: bool = True
     """In a run: show where the model looked in its most confident errors, test whether such maps
     are meaningful, and write the visual guide for its most confident correct prediction and its

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from patchline.pipeline.config import RunConfig
@@ -14,6 +15,13 @@ from patchline.pipeline.data.ingested_data import IngestedData
 from patchline.pipeline.data.manifests.own_columns import own_columns
 from patchline.pipeline.data.seen_images import about_test_images
 from patchline.pipeline.data.store.prepared_store import open_images
+from patchline.pipeline.evaluation.answer_rules_fit import HeldOutImages, fitted_rules
+from patchline.pipeline.evaluation.answers_report import (
+    REFERENCE_FILE,
+    Measured,
+    checked_answers,
+    save_reference,
+)
 from patchline.pipeline.evaluation.calibrated_predictions import calibrated
 from patchline.pipeline.evaluation.chosen_images import EXPLANATIONS, TITLES
 from patchline.pipeline.evaluation.html_report import (
@@ -39,6 +47,7 @@ from patchline.pipeline.frozen_model import FrozenModel
 from patchline.pipeline.initial_weights.recipe import display_name
 from patchline.pipeline.metrics.intervals import proportion
 from patchline.pipeline.metrics.temperature import by_member
+from patchline.pipeline.models.stored_logits import load_features
 from patchline.pipeline.run_memory import stage_keys
 from patchline.pipeline.run_memory.stage_memory import Ingredients, result_files
 from patchline.pipeline.training.train_result import TrainResult
@@ -46,6 +55,7 @@ from patchline.pipeline.workers.event_log import Event
 from patchline.pipeline.workers.launcher import Resources
 from patchline.pipeline.workers.worker_process import run_worker
 
+Array = np.ndarray[Any, Any]
 MODULE = "patchline.pipeline.evaluation"
 """Of the worker that predicts."""
 FOLDER = "report"
@@ -119,8 +129,14 @@ def evaluate_run(run: TrainedRun, folder: Path, on_event: Callable[[Event], None
     if not calibration.is_determined:
         on_event({"kind": "note", "message": f"calibration: {calibration.sentence()}"})
     predicted.file.unlink()  # the table has its logits
+    images, rows = open_images(run.prepared.store), table["row"].to_numpy()
+    measured = Measured(images, rows, _features_by_position(predicted.features_file, rows))
+    rules, reference = fitted_rules(_held_out_images(run, table, measured), config.evaluation)
+    if reference is not None:
+        save_reference(reference, folder / REFERENCE_FILE)
+    tested = Predictions.of(table[table["split"] == "test"])
     report = evaluate(
-        Predictions.of(table[table["split"] == "test"]),
+        tested,
         name=str(config.name),
         classes=data.classes,
         split="test",
@@ -132,9 +148,11 @@ def evaluate_run(run: TrainedRun, folder: Path, on_event: Callable[[Event], None
     beside = {
         "covering_test": predicted.explanations.test,
         "provenance": data.seen_before.provenance,
+        "answers": checked_answers(
+            rules, tested, measured.of(tested, reference), config.evaluation
+        ),
     }
     report = report.model_copy(update=beside)
-    images, rows = open_images(run.prepared.store), table["row"].to_numpy()
     preview = trained.best.parent / "augmentation_preview.png"
     html = write_report(
         report,
@@ -147,6 +165,50 @@ def evaluate_run(run: TrainedRun, folder: Path, on_event: Callable[[Event], None
         explanations=predicted.explanations,
     )
     return Evaluated(report=report, folder=folder, html=html)
+
+
+def _features_by_position(file: Path | None, rows: Array) -> dict[int, Array]:
+    """Return the features that the worker has kept, by the position in the table of predictions."""
+    kept = load_features(file) if file else {}
+    if file:
+        file.unlink()
+    places = {int(row): place for place, row in enumerate(rows)}
+    return {places[row]: value for row, value in kept.items() if row in places}
+
+
+def _held_out_images(run: TrainedRun, table: pd.DataFrame, measured: Measured) -> HeldOutImages:
+    """Return what the rules of the package are fitted on."""
+    config, trained = run.config, run.trained
+    held = Predictions.of(table[table["split"] != "test"])
+    basis, why_none, why_no_features = "the validation images", "", ""
+    if trained.ensemble is not None:
+        why_none = "each validation image was used to train some of the models of the ensemble"
+    elif trained.folds is not None:
+        basis = (
+            f"the predictions of {trained.folds.accuracy.n} models, one a fold, for images that "
+            "they were not trained on; the final model was trained on all of them"
+        )
+    elif trained.selected is not None:
+        basis = (
+            "the validation images, as predicted by the model before it was trained again on them"
+        )
+    elif not len(held.labels_N):
+        why_none = "there are no validation images"
+    refitted = trained.folds is not None or trained.selected is not None
+    if not why_none and refitted and trained.probe is None:
+        why_no_features = "the final model was trained on the validation images"
+    if not why_none and not why_no_features and not measured.features:
+        why_no_features = "the model does not end in a linear layer, whose input is the features"
+    return HeldOutImages(
+        predictions=held,
+        basis=basis,
+        why_none=why_none,
+        features=measured.features,
+        why_no_features=why_no_features,
+        quality=measured.quality(held.positions),
+        side=min(run.prepared.image.height, run.prepared.image.width),
+        seed=config.seed,
+    )
 
 
 def write_report(
@@ -299,6 +361,7 @@ def _job(run: TrainedRun, folder: Path) -> FrozenModel:
         store=run.prepared.store.resolve(),
         splits=("validation", "test") if alone else ("test",),
         columns=tuple(own_columns(run.config.evaluation.slices)),
+        seed=run.config.seed,
         held_out=_held_out(run),
         device=trained.device,
         file=folder.parent / "prediction" / "logits.parquet",

@@ -78,6 +78,8 @@ class PredictionJob(FrozenModel):
     """Other models and more images, for the calibration of a model that was trained on these."""
     explained: ExplanationJob | None = None
     """What to find out about where the model looked."""
+    seed: int = 0
+    """Draws the images whose features are kept."""
 
 
 class PredictionResult(FrozenModel):
@@ -87,3 +89,5 @@ class PredictionResult(FrozenModel):
     images: int
     seconds: float
     explanations: Explanations = Explanations()
+    features_file: Path | None = None
+    """Features of some validation and test images by the final model; None if it has none."""

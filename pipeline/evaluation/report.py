@@ -13,6 +13,7 @@ import numpy as np
 from patchline.pipeline.data.manifests.manifest import contents_fingerprint
 from patchline.pipeline.errors import DataError
 from patchline.pipeline.evaluation import galleries
+from patchline.pipeline.evaluation.answers_report import AnswersReport
 from patchline.pipeline.evaluation.config import EvaluationConfig
 from patchline.pipeline.evaluation.galleries import GalleryImage
 from patchline.pipeline.evaluation.predictions import Predictions
@@ -87,6 +88,8 @@ class EvaluationReport(FrozenModel):
     provenance: ProvenanceSummary = UNKNOWN
     """Whether all images that the model has seen are recorded, so that these images are not among
     them."""
+    answers: AnswersReport | None = None
+    """Prediction sets and warnings on these images; None of a model without rules for them."""
     covering_test: CoveringTest | None = None
     """Whether maps of attention and gradient mean anything for this model; only of runs."""
     config: EvaluationConfig

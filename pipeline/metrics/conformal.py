@@ -61,13 +61,13 @@ def fewest_for(level: float) -> int:
 
 
 def set_members(
-    probabilities_BK: np.ndarray[Any, Any], least_probability: float
+    probabilities_BK: np.ndarray[Any, Any], least_probability: float | np.ndarray[Any, Any]
 ) -> np.ndarray[Any, Any]:
     """Return which classes are in the set of each image, as booleans (B, K).
 
-    A set holds every class with at least this probability (Sadinle, Lei and Wasserman, Least
-    ambiguous set-valued classifiers with bounded error levels, arXiv 1609.00451), and always the
-    most probable class, so that it is never empty.
+    A set holds every class with at least this probability, given as one number or as one for each
+    class (Sadinle, Lei and Wasserman, Least ambiguous set-valued classifiers with bounded error
+    levels, arXiv 1609.00451), and always the most probable class, so that it is never empty.
     """
     members_BK: np.ndarray[Any, Any] = probabilities_BK >= least_probability
     best_B = probabilities_BK.argmax(axis=1)

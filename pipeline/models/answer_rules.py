@@ -14,6 +14,9 @@ class SetThreshold(FrozenModel):
     """Probability that the set of a new image holds its true class."""
     least_probability: float | None
     """A set holds every class with at least this probability; None if it is not known."""
+    by_class: tuple[float, ...] = ()
+    """With enough images of every class: one such threshold for each, used instead, so that the
+    coverage holds for each class."""
     unknown: str = ""
     """Why it is not known."""
 

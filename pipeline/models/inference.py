@@ -141,6 +141,7 @@ def predict_logits(
     device: torch.device | None = None,
     precision: str = "float32",
     on_progress: Callable[[int, int], None] | None = None,
+    on_batch: Callable[[slice], None] | None = None,
 ) -> torch.Tensor:
     """Return float32 logits (N, K) of the given rows, in their order, on the CPU.
 
@@ -148,6 +149,8 @@ def predict_logits(
     package computes the same, and packaging compares the two on all test images. Runs the model in
     evaluation mode and restores its mode afterwards. A batch that does not fit the memory of the
     device is divided, and so are the next ones.
+
+    `on_batch` is called with the positions of each batch, right after the model was.
     """
     device = device or torch.device("cpu")
     transfers = Transfers(device)
@@ -157,7 +160,10 @@ def predict_logits(
 
     def compute(batch: slice) -> torch.Tensor:
         images_BHWC = transfers.to_device(images[rows[batch]])
-        return transfers.to_host(logits_of_batch(model, images_BHWC, image, precision).float())
+        logits_BK = logits_of_batch(model, images_BHWC, image, precision).float()
+        if on_batch:
+            on_batch(batch)
+        return transfers.to_host(logits_BK)
 
     logits = []
     with exact:

@@ -6,28 +6,51 @@ features in bfloat16, are not kept, and computed when they are needed.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
+from torch import nn
 
 from patchline.pipeline.files.atomic_files import replacing
 from patchline.pipeline.files.stored_images import StoredImages
 from patchline.pipeline.models.inference import predict_logits
 from patchline.pipeline.models.model_files import load_model
+from patchline.plugin_api import ImageSpec
 
 Array = np.ndarray[Any, Any]
-_FILE = "logits.npy"
+_FILE, _FEATURES_FILE = "logits.npy", "features.npz"
 
 
-def save_logits(folder: Path, logits_NK: Array, *, precision: str, device: str) -> None:
+class SomeFeatures(Protocol):
+    """Collects the features of some images while a model predicts them."""
+
+    def observing(
+        self, model: nn.Module, image: ImageSpec, num_classes: int, rows: Array
+    ) -> AbstractContextManager[Callable[[slice], None] | None]:
+        """Observe a model; the result is called after each batch of the rows."""
+
+    def take_kept(self, features: Mapping[int, Array]) -> None:
+        """Take features (D) that were kept, by their row."""
+
+
+def save_logits(
+    folder: Path,
+    logits_NK: Array,
+    *,
+    precision: str,
+    device: str,
+    features: Mapping[int, Array] | None = None,
+) -> None:
     """Keep the logits of all images of the store beside a model's weights, if they are exact.
 
     Args:
         folder: of the saved model.
         logits_NK: of all images of the store.
+        features: of some of them, by their row.
         precision: that computed them, float32 or bfloat16.
         device: kind of device that computed them; an accelerator may round float32.
     """
@@ -35,6 +58,28 @@ def save_logits(folder: Path, logits_NK: Array, *, precision: str, device: str) 
         return
     with replacing(folder / _FILE) as temporary, temporary.open("wb") as opened:
         np.save(opened, logits_NK.astype(np.float32), allow_pickle=False)
+    if features:
+        save_features(folder / _FEATURES_FILE, features)
+
+
+def save_features(file: Path, features: Mapping[int, Array]) -> None:
+    """Write the features (D) of some images, by their row."""
+    rows, values = list(features), np.stack(list(features.values())).astype(np.float32)
+    with replacing(file) as temporary, temporary.open("wb") as opened:
+        np.savez(opened, allow_pickle=False, rows=np.array(rows, np.int64), features=values)
+
+
+def load_features(file: Path) -> dict[int, Array]:
+    """Return the features (D) of some images, by their row; none if there is no such file."""
+    if not file.is_file():
+        return {}
+    with np.load(file, allow_pickle=False) as stored:
+        return dict(zip(stored["rows"].tolist(), stored["features"], strict=True))
+
+
+def kept_features(folder: Path) -> dict[int, Array]:
+    """Return the features that are kept beside a model's weights, by their row."""
+    return load_features(folder / _FEATURES_FILE)
 
 
 def logits_of(
@@ -43,6 +88,7 @@ def logits_of(
     rows: Array,
     device: torch.device,
     on_progress: Callable[[int, int], None] | None = None,
+    features: SomeFeatures | None = None,
 ) -> Array:
     """Return float32 logits (N, K) of some images, in the order of the rows.
 
@@ -52,12 +98,27 @@ def logits_of(
         rows: the images to predict.
         device: to compute on.
         on_progress: called with the number of predicted images, and of all.
+        features: receives those of some images.
     """
     file = folder / _FILE
     if file.is_file():
+        if features:
+            features.take_kept(kept_features(folder))
         return np.asarray(np.load(file, mmap_mode="r", allow_pickle=False)[rows])
     model, description = load_model(folder)
-    logits_NK = predict_logits(
-        model.to(device), images, rows, description.image, device=device, on_progress=on_progress
+    tap = (
+        features.observing(model.to(device), description.image, len(description.classes), rows)
+        if features
+        else nullcontext(None)
     )
+    with tap as on_batch:
+        logits_NK = predict_logits(
+            model.to(device),
+            images,
+            rows,
+            description.image,
+            device=device,
+            on_progress=on_progress,
+            on_batch=on_batch,
+        )
     return logits_NK.numpy()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import tempfile
 from pathlib import Path
 
@@ -25,7 +26,12 @@ from patchline.pipeline.packaging.agreement import (
 from patchline.pipeline.packaging.calibrated_onnx import FeatureModel, ProbabilityModel, export_onnx
 from patchline.pipeline.packaging.job import Package, PackagingJob
 from patchline.pipeline.packaging.model_card import model_card
-from patchline.pipeline.packaging.package_files import CARD_FILE, ONNX_FILE, SERVER_FILE
+from patchline.pipeline.packaging.package_files import (
+    CARD_FILE,
+    ONNX_FILE,
+    REFERENCE_FILE,
+    SERVER_FILE,
+)
 from patchline.pipeline.packaging.standalone_file import write_model_server
 from patchline.pipeline.provenance.weights_record import provenance_of
 from patchline.pipeline.workers.event_log import EventWriter
@@ -41,6 +47,7 @@ def package(job: PackagingJob, events: EventWriter) -> Package:
     if job.calibration is not None:
         calibration = {"temperature": job.calibration.temperature, "calibration": job.calibration}
         description = description.model_copy(update=calibration)
+    description = description.model_copy(update={"answers": job.answers})
     provenance = provenance_of(job.model_folder / WEIGHTS_FILE, "the trained model")
     save_model(job.folder, model, description, provenance)
     whole: ProbabilityModel | FeatureModel
@@ -52,6 +59,8 @@ def package(job: PackagingJob, events: EventWriter) -> Package:
     export_onnx(whole, onnx_file)
     if isinstance(whole, ProbabilityModel):
         _check_inner_outputs(job, whole, onnx_file, events)
+    if job.reference is not None:
+        shutil.copyfile(job.reference, job.folder / REFERENCE_FILE)
     write_model_server(job.folder / SERVER_FILE)
     difference, images = _compared(job, whole, onnx_file, events)
     outputs = "probabilities" if description.classes else "features"

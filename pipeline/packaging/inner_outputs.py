@@ -36,7 +36,7 @@ from patchline.pipeline.layers.pooling import (
     SequencePooling,
 )
 from patchline.pipeline.models.ensemble import Ensemble
-from patchline.pipeline.probing.linear_head import linear_head
+from patchline.pipeline.probing.linear_head import classifying_head
 from patchline.plugin_api import ImageSpec, PatchTokens
 
 INNER_OUTPUTS = ("features", "attention", "readings")
@@ -132,9 +132,8 @@ def _names(inside: Inside, model: nn.Module, image: ImageSpec) -> tuple[str, ...
     names = ["features"]
     with torch.inference_mode():
         logits_BK = model(torch.randn(shape, generator=random))
-        if any(captured.features_BD is None for *_, captured in inside.members):
-            return ()
-        if inside.values(["features"], 2, 1.0)[0].shape[0] != 2:  # noqa: PLR2004 - two images
+        features = [captured.features_BD for *_, captured in inside.members]
+        if any(each is None or each.ndim != 2 or len(each) != 2 for each in features):  # noqa: PLR2004 - (B, D) of two images
             return ()
         parts = [(member, captured) for member, _, captured in inside.members]
         if all(_has_attention(captured) for _, captured in parts) and _same(
@@ -172,10 +171,7 @@ def _observed(model: nn.Module, image: ImageSpec, num_classes: int) -> Iterator[
             if isinstance(output, PatchTokens):
                 captured.grid = output.grid
 
-        head = getattr(model, "head", None)
-        if not _is_open(model) or not isinstance(head, nn.Module):
-            head = linear_head(model, num_classes, image)
-        watch(head, keep_features, before=True)
+        watch(classifying_head(model, num_classes, image), keep_features, before=True)
         embedding = getattr(model, "patch_embedding", None)
         if isinstance(embedding, nn.Module) and _is_open(model):
             watch(embedding, keep_grid, before=False)

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from patchline.pipeline.frozen_model import FrozenModel
 from patchline.pipeline.metrics.temperature import TemperatureFit
+from patchline.pipeline.models.answer_rules import AnswerRules
 from patchline.pipeline.packaging.model_card import CardFacts
 
 
@@ -20,6 +21,10 @@ class PackagingJob(FrozenModel):
     reported: Path | None
     """The table of predictions that the report is computed from; None for an encoder, which is
     compared with torch."""
+    answers: AnswerRules | None = None
+    """Rules for sets and warnings; None for an encoder."""
+    reference: Path | None = None
+    """The features that distances are measured to."""
     folder: Path
     card: CardFacts = CardFacts()
     """Facts for the model card that are not in the model's description."""

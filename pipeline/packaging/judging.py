@@ -78,7 +78,7 @@ class AnswerJudge:
         self._nearest = 1
         if rules and rules.get("far") is not None and reference_file.is_file():
             with np.load(reference_file, allow_pickle=False) as stored:
-                self._reference_MD = stored["reference"].astype(np.float32)
+                self._reference_MD = stored["reference"]
                 self._nearest = int(stored["nearest"])
 
     @property
@@ -86,8 +86,10 @@ class AnswerJudge:
         """Whether the model's features are needed for the warnings."""
         return self._reference_MD is not None
 
-    def threshold(self, coverage: float | None = None) -> tuple[float | None, float | None, str]:
-        """Return the least probability of a member, the coverage of the sets, and why it is None.
+    def threshold(
+        self, coverage: float | None = None
+    ) -> tuple[np.ndarray[Any, Any] | None, float | None, str]:
+        """Return the least probabilities of members, the sets' coverage, and why it is None.
 
         The coverage is the next one that the package has a threshold for.
         """
@@ -98,7 +100,9 @@ class AnswerJudge:
             return None, wanted, f"a coverage of {wanted:g} is not between 0 and 1"
         for each in self.rules["thresholds"]:
             if each["coverage"] >= wanted - 1e-9:
-                return each["least_probability"], each["coverage"], each["unknown"]
+                least = each["by_class"] or each["least_probability"]
+                array = None if least is None else np.asarray(least, np.float64)
+                return array, each["coverage"], each["unknown"]
         known = ", ".join(f"{each['coverage']:g}" for each in self.rules["thresholds"])
         return None, wanted, f"the package has thresholds for the coverages {known}"
 

@@ -102,8 +102,11 @@ uint8 arrays of shape (height, width[, channels]) or, except over HTTP, file pat
 rotated by their EXIF orientation and resized to $height x $width pixels, $channels ($resize).
 
 **Output** for each image: `label`, `probability`, `top_k` (the most probable classes and their
-probabilities) and `error`, the reason if the image cannot be read. An unreadable image does not
-affect the others.
+probabilities), `set` (the classes that the image may be of; null if it is not known, with the
+reason in `set_unknown`), `coverage` (how often a set holds the true class), `warnings` (each with
+`kind` and `message`) and `error`, the reason if the image cannot be read. With the parameter
+`coverage` the sets have another coverage, and with `map` an answer says where the model looked. An
+unreadable image does not affect the others.
 
 ## Training
 
@@ -114,6 +117,10 @@ $facts
 ## Metrics
 
 $metrics
+
+## Sets and warnings
+
+$answers
 
 ## Limitations
 
@@ -141,6 +148,8 @@ class CardFacts(FrozenModel):
     """Number of images by split."""
     metrics: dict[str, MetricEstimate] = Field(default_factory=dict)
     """Metrics with their confidence intervals, by `SPLIT/metric`."""
+    answers: tuple[str, ...] = ()
+    """What was measured of prediction sets and warnings, in words."""
     initial_weights: str = ""
     """What training started from; empty for random weights."""
     taught_by: str = ""
@@ -191,6 +200,7 @@ def model_card(
         resize=resize[image.resize],
         facts="\n".join(_facts(description, facts, parameters, check, provenance)),
         metrics="\n".join(_metrics(facts)),
+        answers="\n".join(_answers(facts)),
         seen="".join(f"- {escaped(note[:1].upper() + note[1:])}.\n" for note in facts.seen_before),
         classes="\n".join(_classes(description.classes)),
     )
@@ -271,6 +281,13 @@ def _metrics(facts: CardFacts) -> Iterator[str]:
             f"| {escaped(title)} | {escaped(split)} | {estimate.value:.4f} | {interval} "
             f"| {estimate.n:,} |"
         )
+
+
+def _answers(facts: CardFacts) -> Iterator[str]:
+    if not facts.answers:
+        yield "Not known: nothing was measured when the model was packaged."
+    for sentence in facts.answers:
+        yield f"- {escaped(sentence[:1].upper() + sentence[1:])}."
 
 
 def _classes(classes: tuple[str, ...]) -> Iterator[str]:

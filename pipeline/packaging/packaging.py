@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+from patchline.pipeline.evaluation.answers_report import REFERENCE_FILE
 from patchline.pipeline.evaluation.evaluating import PREDICTIONS_FILE, Evaluated
 from patchline.pipeline.evaluation.trained_run import TrainedRun
 from patchline.pipeline.packaging.job import Package, PackagingJob
@@ -37,12 +38,16 @@ def package_model(
         PackagingError: if the model cannot be exported, or a probability or feature differs by more
             than 1e-4.
     """
+    answers = evaluated.report.answers if evaluated else None
+    reference = evaluated.folder / REFERENCE_FILE if evaluated else None
     job = PackagingJob(
         model_folder=run.trained.best.resolve(),
         manifest_file=run.data.manifest_file.resolve(),
         store=run.prepared.store.resolve(),
         calibration=evaluated.report.calibration if evaluated else None,
         reported=(evaluated.folder / PREDICTIONS_FILE).resolve() if evaluated else None,
+        answers=answers.rules if answers else None,
+        reference=reference.resolve() if reference and reference.is_file() else None,
         folder=folder,
         card=card,
     )

@@ -46,6 +46,16 @@ def linear_head(model: nn.Module, num_classes: int, image: ImageSpec | None = No
     return candidates[-1]
 
 
+def classifying_head(model: nn.Module, num_classes: int, image: ImageSpec) -> nn.Module:
+    """Return the part of a model whose input is the features: its `head`, or its last layer.
+
+    Raises:
+        ConfigError: if it has neither.
+    """
+    head = getattr(model, "head", None)
+    return head if isinstance(head, nn.Module) else linear_head(model, num_classes, image)
+
+
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
     """Run a block with the model in evaluation mode and without gradients; restore its mode."""

@@ -17,6 +17,7 @@ from typing import Protocol
 
 import yaml
 
+from patchline.pipeline.evaluation.report import EvaluationReport
 from patchline.pipeline.files.path_uris import artifact_uri
 from patchline.pipeline.frozen_model import FrozenModel
 from patchline.pipeline.host.interruption import signals_held
@@ -92,30 +93,58 @@ def log_report_metrics(
     run: TrackedRun, model_id: str | None, report: Report, dataset_name: str
 ) -> None:
     """Log a report's metrics on the run, linked to the data, and to the model if it is one."""
+    _log_estimates(run, model_id, report.metrics, report.data_fingerprint, dataset_name)
+
+
+def log_answer_metrics(
+    run: TrackedRun, model_id: str | None, report: EvaluationReport, dataset_name: str
+) -> None:
+    """Log what was measured of the prediction sets and warnings, as far as it is known.
+
+    The mean size of a set is logged too, without an interval.
+    """
+    answers = report.answers
+    if answers is None:
+        return
+    estimates = answers.metrics(report.split)
+    size = answers.chosen.mean_size
+    alone = {} if size is None else {f"{report.split}/set_size": size}
+    _log_estimates(run, model_id, estimates, report.data_fingerprint, dataset_name, alone)
+
+
+def _log_estimates(
+    run: TrackedRun,
+    model_id: str | None,
+    estimates: Mapping[str, MetricEstimate],
+    data_fingerprint: str,
+    dataset_name: str,
+    alone: Mapping[str, float] | None = None,
+) -> None:
+    """Log metrics with both ends of their intervals, and those that have none, once."""
     from mlflow.entities import Metric
 
     store = client()
-    if run.continued and set(report.metrics) <= set(store.get_run(run.run_id).data.metrics):
+    if run.continued and set(estimates) <= set(store.get_run(run.run_id).data.metrics):
         return
     moment = int(time.time() * 1000)
+    values = dict(alone or {})
+    for key, estimate in estimates.items():
+        values[key] = estimate.value
+        values[f"{key}_low"], values[f"{key}_high"] = estimate.low, estimate.high
     metrics = [
         Metric(
-            f"{key}{suffix}",
+            key,
             value,
             moment,
             0,
             model_id=model_id,
             dataset_name=dataset_name,
-            dataset_digest=report.data_fingerprint,
+            dataset_digest=data_fingerprint,
         )
-        for key, estimate in report.metrics.items()
-        for suffix, value in (
-            ("", estimate.value),
-            ("_low", estimate.low),
-            ("_high", estimate.high),
-        )
+        for key, value in values.items()
     ]
-    store.log_batch(run.run_id, metrics=metrics)
+    if metrics:
+        store.log_batch(run.run_id, metrics=metrics)
 
 
 def logged_model_of(reference: ModelReference) -> str | None:

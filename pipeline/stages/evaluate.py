@@ -9,6 +9,7 @@ from typing import TypeVar
 from patchline.pipeline.config import RunConfig
 from patchline.pipeline.data.ingested_data import IngestedData, PreparedData
 from patchline.pipeline.evaluation import evaluating
+from patchline.pipeline.evaluation.answers_report import REFERENCE_FILE
 from patchline.pipeline.evaluation.chosen_images import EXPLANATIONS
 from patchline.pipeline.evaluation.cost import evaluation_seconds, predicted_images
 from patchline.pipeline.evaluation.evaluating import FOLDER, MODULE, Evaluated
@@ -107,10 +108,13 @@ class Evaluate(EvaluateStage[Evaluated]):
         """Log the metrics, linked to the model and the data, and the files of the report."""
         model_id = registration.logged_model(run, str(context.config.name))
         registration.log_report_metrics(run, model_id, result.report, inputs.data.name)
+        if result.report.answers is not None:
+            registration.log_answer_metrics(run, model_id, result.report, inputs.data.name)
         pages = result.folder / EXPLANATIONS
         for kind, folder in ((FOLDER, result.folder), (f"{FOLDER}/{EXPLANATIONS}", pages)):
             for file in sorted(folder.glob("*.*")):
-                tracked_run.log_file(run, file, kind)
+                if file.name != REFERENCE_FILE:  # the package has it
+                    tracked_run.log_file(run, file, kind)
 
 
 EVALUATE = Evaluate()

@@ -9,6 +9,7 @@ from typing import ClassVar, TypeVar
 from patchline.pipeline.config import RunConfig
 from patchline.pipeline.data.ingested_data import IngestedData, PreparedData
 from patchline.pipeline.data.seen_images import seen_images_notes
+from patchline.pipeline.evaluation.answers_report import REFERENCE_FILE
 from patchline.pipeline.evaluation.evaluating import PREDICTIONS_FILE, Evaluated
 from patchline.pipeline.evaluation.trained_run import TrainedRun
 from patchline.pipeline.files.file_digest import digest_of
@@ -115,13 +116,23 @@ class PackageModel(PackageStage[PackageInputs]):
             **super().key(context, inputs),
             "calibration": inputs.evaluated.report.calibration.model_dump_json(),
             "reported": digest_of(inputs.evaluated.folder / PREDICTIONS_FILE).sha256,
+            "answers": _answers(inputs.evaluated),
         }
+
+
+def _answers(evaluated: Evaluated) -> str:
+    """Return everything that determines the sets and warnings of the package."""
+    answers, reference = evaluated.report.answers, evaluated.folder / REFERENCE_FILE
+    rules = answers.rules.model_dump_json() if answers else ""
+    return rules + (digest_of(reference).sha256 if reference.is_file() else "")
 
 
 def _card(config: RunConfig, inputs: TrainedInputs) -> CardFacts:
     """Return the facts for the model card that only the run knows."""
     data, start = inputs.data, inputs.start
+    answers = getattr(inputs.evaluated.report, "answers", None)
     return CardFacts(
+        answers=tuple(answers.sentences("test images")) if answers else (),
         name=str(config.name),
         images=data.counts,
         metrics=inputs.evaluated.report.metrics,

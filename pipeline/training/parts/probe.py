@@ -26,6 +26,7 @@ from patchline.pipeline.files.atomic_files import write_text
 from patchline.pipeline.frozen_model import FrozenModel
 from patchline.pipeline.models.model_files import save_model
 from patchline.pipeline.models.stored_logits import save_logits
+from patchline.pipeline.probing.chosen_features import chosen_rows
 from patchline.pipeline.probing.features import FeatureStore, seconds_per_image, suitable_batch_size
 from patchline.pipeline.probing.linear_fit import FittedHead, fit_head
 from patchline.pipeline.probing.linear_head import linear_head
@@ -216,7 +217,10 @@ def _saved(job: TrainingJob, frozen: FrozenNetwork, fitted: FittedHead, logits_N
     described = description_of(job).model_copy(update={"head_only": True})
     save_model(folder, frozen.model, described, provenance_of_job(job))
     precision, device = frozen.precision.name, frozen.device.type
-    save_logits(folder, logits_NK, precision=precision, device=device)
+    table = manifests.usable(manifests.load(job.manifest_file))
+    rows = chosen_rows(table, job.config.seed).tolist()
+    features = {row: frozen.features_ND[row] for row in rows}
+    save_logits(folder, logits_NK, precision=precision, device=device, features=features)
     return folder
 
 

@@ -11,7 +11,6 @@ import cv2
 import numpy as np
 import pytest
 
-from patchline.pipeline.metrics.feature_distance import of_unit_length
 from patchline.pipeline.models.answer_rules import AnswerRules, SetThreshold
 from patchline.pipeline.packaging.packaged_model import REFERENCE_FILE, PackagedModel
 from tests.pipeline.conftest import CLASSES, SIDE, Exported
@@ -43,7 +42,7 @@ def _package(exported: Exported, folder: Path, **changed: Any) -> PackagedModel:
     plain = PackagedModel(exported.onnx_file, exported.description_file, threads=1)
     seen = np.stack([plain.pixels(_photograph(seed)) for seed in range(5)])
     [features] = plain.named_outputs(seen, ["features"])
-    np.savez(folder / REFERENCE_FILE, reference=of_unit_length(features), nearest=1)
+    np.savez(folder / REFERENCE_FILE, reference=features, nearest=1)
     return PackagedModel(folder / "model.onnx", folder / "model.json", threads=1)
 
 

@@ -1,0 +1,289 @@
+"""Whether the sets and warnings of a package keep their promises, on images with labels.
+
+Shapes: N images, K classes, D features.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from patchline.pipeline.data.reading.image_quality import (
+    BLANK,
+    BLURRED,
+    DARK,
+    Quality,
+    QualityLimits,
+    faults,
+    quality_of,
+)
+from patchline.pipeline.evaluation.answer_rules_fit import Reference, groups_of
+from patchline.pipeline.evaluation.config import EvaluationConfig
+from patchline.pipeline.evaluation.predictions import Predictions
+from patchline.pipeline.files.atomic_files import replacing
+from patchline.pipeline.files.stored_images import StoredImages
+from patchline.pipeline.frozen_model import FrozenModel
+from patchline.pipeline.metrics.conformal import set_members
+from patchline.pipeline.metrics.feature_distance import neighbour_distance
+from patchline.pipeline.metrics.intervals import MetricEstimate, proportion
+from patchline.pipeline.models.answer_rules import AnswerRules, SetThreshold
+
+Array = np.ndarray[Any, Any]
+REFERENCE_FILE = "reference_features.npz"
+"""In the folder of the report; packages have it beside `model.json`."""
+TOO_SMALL, FAR = "too_small", "far"
+_MOST_MEASURED = 2000
+_SLACK = 1 - 1e-5
+
+
+class ClassCoverage(FrozenModel):
+    """How often the sets of a class's images hold that class."""
+
+    name: str
+    covered: MetricEstimate
+
+
+class SetCheck(FrozenModel):
+    """Prediction sets of one promised coverage, on images with labels."""
+
+    coverage: float
+    """Promised."""
+    covered: MetricEstimate | None
+    """Share of the images whose set holds the true class; None if there are no sets."""
+    mean_size: float | None = None
+    """Mean number of classes in a set."""
+    single: MetricEstimate | None = None
+    """Share of the sets that hold a single class."""
+    by_class: tuple[ClassCoverage, ...] = ()
+    """Of classes with enough images; the worst first."""
+    each_class: bool = False
+    """Whether each class has its own threshold, so that the coverage is promised for each."""
+    unknown: str = ""
+    """Why there are no sets."""
+
+
+class WarningCheck(FrozenModel):
+    """How many images get one warning; an image of the usual kind should get none."""
+
+    kind: str
+    warned: MetricEstimate | None
+    """None if the warning is not known."""
+    promised: float | None = None
+    """Share that was chosen; None where a limit has no chosen share."""
+    unknown: str = ""
+    """Why the warning is never given."""
+
+
+class AnswersReport(FrozenModel):
+    """Sets and warnings on the images of a report."""
+
+    rules: AnswerRules
+    sets: tuple[SetCheck, ...]
+    """By rising coverage."""
+    warnings: tuple[WarningCheck, ...]
+    groups: int = 0
+    """Number of groups of these images; their intervals are too narrow then. 0 without groups."""
+
+    @property
+    def chosen(self) -> SetCheck:
+        """The sets that an answer has unless another coverage is asked for."""
+        return next(each for each in self.sets if each.coverage == self.rules.coverage)
+
+    def metrics(self, split: str) -> dict[str, MetricEstimate]:
+        """Return the metrics to log, by name; what is not known is absent."""
+        chosen, named = self.chosen, {}
+        if chosen.covered is not None and chosen.single is not None:
+            named["set_coverage"] = chosen.covered
+            named["single_class_sets"] = chosen.single
+        for each in self.warnings:
+            if each.warned is not None:
+                named[f"warnings_{each.kind}"] = each.warned
+        return {f"{split}/{name}": estimate for name, estimate in named.items()}
+
+    def sentences(self, images: str) -> list[str]:
+        """Return what was measured in words; `images` names them, such as `test images`."""
+        said = [_about_sets(each, images) for each in self.sets]
+        if self.groups and self.chosen.covered is not None:
+            said.append(
+                f"the images form {self.groups:,} groups: the coverage is promised for an image of "
+                "a new group, each group with equal weight, and the intervals, which take the "
+                "images as independent, are too narrow"
+            )
+        return said + [_about_warning(each, images) for each in self.warnings]
+
+
+@dataclass(frozen=True)
+class Measured:
+    """The images of a table of predictions, and features of some of them.
+
+    Attributes:
+        images: of the store.
+        rows: row in the store of each row of the table.
+        features: features (D) by row of the table.
+    """
+
+    images: StoredImages
+    rows: Array
+    features: Mapping[int, Array]
+
+    def quality(self, positions: Array) -> Quality:
+        """Return the measures of at most 2,000 of these images, evenly spaced."""
+        chosen = positions[_spaced(len(positions))]
+        return qualities(self.images[int(self.rows[place])] for place in chosen)
+
+    def of(self, predictions: Predictions, reference: Reference | None) -> MeasuredImages:
+        """Return the measures of some predictions' images."""
+        known = [place for place in predictions.positions.tolist() if place in self.features]
+        distances = None
+        if reference is not None and known:
+            features_ND = np.stack([self.features[place] for place in known])
+            distances = neighbour_distance(features_ND, reference.features_MD, reference.nearest)
+        return MeasuredImages(self.quality(predictions.positions), distances)
+
+
+@dataclass(frozen=True)
+class MeasuredImages:
+    """Measures of some of the images of a report.
+
+    Attributes:
+        quality: light and sharpness of at most 2,000.
+        distances: to the reference features; None if there are none.
+    """
+
+    quality: Quality
+    distances: Array | None
+
+
+def qualities(images: Any) -> Quality:
+    """Return the measures of images, uint8 (H, W, C), as arrays."""
+    measured = [quality_of(np.asarray(image)) for image in images]
+    columns = np.array(measured, np.float64).reshape(-1, len(Quality._fields)).T
+    return Quality(*columns)
+
+
+def checked_answers(
+    rules: AnswerRules,
+    predictions: Predictions,
+    measured: MeasuredImages,
+    config: EvaluationConfig,
+) -> AnswersReport:
+    """Return how often sets hold the true class and how many images are warned of.
+
+    Args:
+        rules: of the package.
+        predictions: of images that the rules were not fitted on.
+        measured: measures of the same images, or of some of them.
+        config: what counts as enough images of a class.
+    """
+    groups = groups_of(predictions.table)
+    return AnswersReport(
+        rules=rules,
+        sets=tuple(_checked_set(each, predictions, config) for each in rules.thresholds),
+        warnings=tuple(_checked_warnings(rules, predictions, measured)),
+        groups=0 if groups is None else len(set(groups)),
+    )
+
+
+def save_reference(reference: Reference, file: Path) -> None:
+    """Write the reference features as a package has them."""
+    with replacing(file) as temporary, temporary.open("wb") as opened:
+        np.savez(
+            opened,
+            allow_pickle=False,
+            reference=reference.features_MD,
+            nearest=np.array(reference.nearest),
+        )
+
+
+def _checked_set(
+    threshold: SetThreshold, predictions: Predictions, config: EvaluationConfig
+) -> SetCheck:
+    if threshold.least_probability is None:
+        return SetCheck(coverage=threshold.coverage, covered=None, unknown=threshold.unknown)
+    labels_N = predictions.labels_N
+    least = np.array(threshold.by_class or threshold.least_probability) * _SLACK
+    inside_NK = set_members(predictions.probabilities_NK, least)
+    held_N, sizes_N = inside_NK[np.arange(len(labels_N)), labels_N], inside_NK.sum(axis=1)
+    return SetCheck(
+        coverage=threshold.coverage,
+        covered=proportion(int(held_N.sum()), len(held_N)),
+        mean_size=float(sizes_N.mean()),
+        single=proportion(int((sizes_N == 1).sum()), len(sizes_N)),
+        by_class=_by_class(predictions, held_N, config.small_sample),
+        each_class=bool(threshold.by_class),
+    )
+
+
+def _by_class(predictions: Predictions, held_N: Array, fewest: int) -> tuple[ClassCoverage, ...]:
+    names = dict(zip(predictions.labels_N.tolist(), predictions.table["label"], strict=True))
+    classes = []
+    for label in sorted(names):
+        of_class_N = held_N[predictions.labels_N == label]
+        if len(of_class_N) >= fewest:
+            covered = proportion(int(of_class_N.sum()), len(of_class_N))
+            classes.append(ClassCoverage(name=str(names[label]), covered=covered))
+    return tuple(sorted(classes, key=lambda each: each.covered.value))
+
+
+def _checked_warnings(
+    rules: AnswerRules, predictions: Predictions, measured: MeasuredImages
+) -> list[WarningCheck]:
+    fault = faults(measured.quality, QualityLimits(rules.dark, rules.blurred))
+    table, limits = predictions.table, {BLANK: 0.0, DARK: rules.dark, BLURRED: rules.blurred}
+    checks = [
+        _share(kind, [each == kind for each in fault], rules)
+        if limit is not None
+        else WarningCheck(kind=kind, warned=None, unknown=rules.unknown.get(kind, ""))
+        for kind, limit in limits.items()
+    ]
+    sides_N = np.minimum(table["width"].to_numpy(), table["height"].to_numpy())
+    for kind, limit, warned in (
+        (TOO_SMALL, rules.least_side, sides_N < (rules.least_side or 0)),
+        (FAR, rules.far, None if measured.distances is None or rules.far is None
+         else measured.distances > rules.far),
+    ):  # fmt: skip
+        if limit is None or warned is None:
+            why = rules.unknown.get(kind, "no features of these images are known")
+            checks.append(WarningCheck(kind=kind, warned=None, unknown=why))
+        else:
+            checks.append(_share(kind, warned.tolist(), rules))
+    return checks
+
+
+def _share(kind: str, warned: Sequence[bool], rules: AnswerRules) -> WarningCheck:
+    promised = rules.false_alarms if kind == FAR else None
+    return WarningCheck(
+        kind=kind, warned=proportion(sum(map(bool, warned)), len(warned)), promised=promised
+    )
+
+
+def _spaced(count: int) -> Array:
+    return np.unique(np.linspace(0, count - 1, min(count, _MOST_MEASURED)).astype(np.int64))
+
+
+def _about_sets(check: SetCheck, images: str) -> str:
+    promised = f"{check.coverage:.4g}"
+    if check.covered is None or check.single is None:
+        return f"sets with a coverage of {promised} are not known: {check.unknown}"
+    own = ", for each class by its own threshold" if check.each_class else ""
+    classes = "class" if check.mean_size == 1 else "classes"
+    return (
+        f"sets with a promised coverage of {promised}{own} hold the true class of "
+        f"{_words(check.covered, images)}; they hold {check.mean_size:.2f} {classes} on average, "
+        f"and {check.single.value:.1%} of them a single one"
+    )
+
+
+def _about_warning(check: WarningCheck, images: str) -> str:
+    if check.warned is None:
+        return f"the warning '{check.kind}' is not known, so it is never given: {check.unknown}"
+    chosen = "" if check.promised is None else f", where {check.promised:.1%} was chosen"
+    return f"the warning '{check.kind}' is given to {_words(check.warned, images)}{chosen}"
+
+
+def _words(share: MetricEstimate, images: str) -> str:
+    return f"{share.value:.1%} ({share.low:.1%} to {share.high:.1%}) of {share.n:,} {images}"
