@@ -47,13 +47,16 @@ def build(arguments: list[str]) -> Callable[..., int]:
         top_k: Annotated[int, Parameter(name="--top-k")] = 3,
         out: Path | None = None,
         probabilities: bool = True,
+        coverage: float | None = None,
         restart: Switch = False,
         as_json: Json = False,
         settings: Annotated[chosen | None, Parameter(name="*")] = None,
     ) -> int:
         options = {"probabilities": probabilities, "restart": restart, "as_json": as_json}
         choice = _launcher(settings)
-        return predict(model, *images, top_k=top_k, out=out, launcher=choice, **options)
+        return predict(
+            model, *images, top_k=top_k, out=out, coverage=coverage, launcher=choice, **options
+        )
 
     command.__doc__ = predict.__doc__
     command.__annotations__["settings"] = Annotated[chosen | None, Parameter(name="*")]
@@ -75,6 +78,7 @@ def predict(
     top_k: Annotated[int, Parameter(name="--top-k")] = 3,
     out: Path | None = None,
     probabilities: bool = True,
+    coverage: float | None = None,
     restart: Switch = False,
     as_json: Json = False,
     launcher: PluginChoice | None = None,
@@ -94,33 +98,49 @@ def predict(
         interruption, the same command resumes.
     probabilities
         Include the probabilities of all classes in a .parquet file.
+    coverage
+        Probability that a prediction set holds the true class, such as 0.9; by default the
+        model's own. A set has the next coverage that the model has a threshold for.
     restart
         Predict all images again instead of resuming after an interruption.
     settings
         Where to predict with --out: --launcher.name ray and its settings.
     """
+    if coverage is not None and not 0 < coverage < 1:
+        raise ConfigError(
+            f"--coverage is {coverage:g}, but must lie between 0 and 1. Choose one such as 0.95."
+        )
     if out is None:
-        return _print_predictions(model, images, top_k=top_k, as_json=as_json)
+        return _print_predictions(model, images, top_k=top_k, coverage=coverage, as_json=as_json)
     return _write_predictions(
         model,
         images,
         out,
         top_k=top_k,
         probabilities=probabilities,
+        coverage=coverage,
         restart=restart,
         as_json=as_json,
         launcher=launcher or RunConfig().launcher,
     )
 
 
-def _print_predictions(reference: str, images: Sequence[Path], *, top_k: int, as_json: bool) -> int:
+def _print_predictions(
+    reference: str,
+    images: Sequence[Path],
+    *,
+    top_k: int,
+    coverage: float | None,
+    as_json: bool,
+) -> int:
     """Print predictions; return 2 if no image could be read."""
     if top_k < 1:
         raise ConfigError(f"--top-k is {top_k}, but must be at least 1. Choose a larger number.")
     check_images(images)
     tell_closed()
     model = resolve(reference)
-    answers, warning = _answers(_package(model), images, top_k)
+    package = _package(model, coverage)
+    answers, warning = _answers(package, images, top_k, coverage)
     if as_json:
         shown_as = {"model": model.name, "version": model.version}
         warnings = [warning] if warning else []
@@ -142,6 +162,7 @@ def _write_predictions(
     *,
     top_k: int,
     probabilities: bool,
+    coverage: float | None,
     restart: bool,
     as_json: bool,
     launcher: PluginChoice,
@@ -158,7 +179,7 @@ def _write_predictions(
     def advance(done: int, total: int, images_per_second: float) -> None:
         display().advance("Predicting", done, total, f"{images_per_second:.0f} images/s")
 
-    package = _package(model)
+    package = _package(model, coverage)
     with shown(), chosen_launcher(launcher):
         table = predict_images(
             package,
@@ -167,6 +188,7 @@ def _write_predictions(
             out,
             top_k=top_k,
             probabilities=probabilities,
+            coverage=coverage,
             restart=restart,
             on_progress=advance,
         )
@@ -193,8 +215,13 @@ def _tell(table: PredictedTable, out: Path) -> None:
     print(visible(f"Wrote {written}{kept} to {out}"), file=sys.stderr)
 
 
-def _package(reference: ModelReference) -> PackagedModel:
-    """Return the package of a version; say on standard error if it may be uncalibrated."""
+def _package(reference: ModelReference, coverage: float | None) -> PackagedModel:
+    """Return the package of a version; say on standard error what is not known of it.
+
+    Args:
+        reference: the version.
+        coverage: that sets are asked for; None for the package's own.
+    """
     from patchline.pipeline.metrics.temperature import recorded
     from patchline.pipeline.registry.package_download import fetch
 
@@ -202,11 +229,22 @@ def _package(reference: ModelReference) -> PackagedModel:
     fit = recorded(package.calibration, package.temperature)
     if not fit.is_determined:
         print(visible(f"Calibration: {fit.sentence()}"), file=sys.stderr)
+    least, promised, unknown = package.judge.threshold(coverage)
+    if least is None:
+        print(visible(f"Prediction sets are not known: {unknown}"), file=sys.stderr)
+    elif coverage is not None and promised != coverage:
+        print(
+            visible(
+                f"Prediction sets have a coverage of {promised:g}: the model has no threshold for "
+                f"{coverage:g}"
+            ),
+            file=sys.stderr,
+        )
     return package
 
 
 def _answers(
-    model: PackagedModel, images: Sequence[Path], top_k: int
+    model: PackagedModel, images: Sequence[Path], top_k: int, coverage: float | None
 ) -> tuple[list[dict[str, Any]], str]:
     """Return the answers, and a warning on images unlike the training images; empty for none."""
     answers: list[dict[str, Any]] = []
@@ -214,13 +252,15 @@ def _answers(
     with shown():
         for start in range(0, len(files), _BATCH):
             batch = files[start : start + _BATCH]
-            for file, answer in zip(batch, _answered(model, batch, top_k), strict=True):
+            for file, answer in zip(batch, _answered(model, batch, top_k, coverage), strict=True):
                 answers.append({"image": file.name, **answer})
             display().advance("Predicting", len(answers), len(files))
     return answers, model.fits.words()
 
 
-def _answered(model: PackagedModel, batch: list[ImageFile], top_k: int) -> list[dict[str, Any]]:
+def _answered(
+    model: PackagedModel, batch: list[ImageFile], top_k: int, coverage: float | None
+) -> list[dict[str, Any]]:
     """Return the answers for a batch, which is predicted at once."""
     from patchline.pipeline.data.reading.decoding import UndecodableImageError
 
@@ -230,11 +270,15 @@ def _answered(model: PackagedModel, batch: list[ImageFile], top_k: int) -> list[
             decoded.append(pixels_of(model, file))
         except UndecodableImageError as error:
             decoded.append(str(error))
-    return model.answers_to(decoded, top_k)
+    return model.answers_to(decoded, top_k, coverage=coverage)
 
 
 def _line(answer: dict[str, Any]) -> str:
     if answer["error"]:
         return visible(f"{answer['image']}  could not be read: {answer['error']}")
     ranked = "  ".join(f"{each['label']} {each['probability']:.1%}" for each in answer["top_k"])
-    return visible(f"{answer['image']}  {ranked}")
+    said = f"{answer['image']}  {ranked}"
+    if answer["set"] is not None:
+        said += f"  {{{', '.join(answer['set'])}}} {answer['coverage']:g}"
+    messages = [f"  {each['message']}" for each in answer["warnings"]]
+    return "\n".join(visible(line) for line in [said, *messages])

@@ -24,7 +24,7 @@ from patchline.pipeline.metrics.conformal import (
     fewest_for,
     least_probability,
 )
-from patchline.pipeline.metrics.feature_distance import neighbour_distance
+from patchline.pipeline.metrics.feature_distance import Neighbours
 from patchline.pipeline.models.answer_rules import AnswerRules, SetThreshold
 
 Array = np.ndarray[Any, Any]
@@ -48,6 +48,11 @@ class Reference:
 
     features_MD: Array
     nearest: int
+
+    @property
+    def neighbours(self) -> Neighbours:
+        """Measures distances to them."""
+        return Neighbours(self.features_MD, self.nearest)
 
 
 @dataclass(frozen=True)
@@ -186,9 +191,7 @@ def _far(
         np.stack([held.features[row] for row in kept]).astype(np.float32),
         max(1, min(_NEAREST, len(kept) // 10)),
     )
-    distances_N = neighbour_distance(
-        np.stack([held.features[row] for row, _ in others]), known.features_MD, known.nearest
-    )
+    distances_N = known.neighbours.distances(np.stack([held.features[row] for row, _ in others]))
     threshold = conformal_threshold(
         distances_N, level, None if groups_N is None else [unit for _, unit in others]
     )

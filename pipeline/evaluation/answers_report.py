@@ -28,7 +28,6 @@ from patchline.pipeline.files.atomic_files import replacing
 from patchline.pipeline.files.stored_images import StoredImages
 from patchline.pipeline.frozen_model import FrozenModel
 from patchline.pipeline.metrics.conformal import set_members
-from patchline.pipeline.metrics.feature_distance import neighbour_distance
 from patchline.pipeline.metrics.intervals import MetricEstimate, proportion
 from patchline.pipeline.models.answer_rules import AnswerRules, SetThreshold
 
@@ -141,7 +140,7 @@ class Measured:
         distances = None
         if reference is not None and known:
             features_ND = np.stack([self.features[place] for place in known])
-            distances = neighbour_distance(features_ND, reference.features_MD, reference.nearest)
+            distances = reference.neighbours.distances(features_ND)
         return MeasuredImages(self.quality(predictions.positions), distances)
 
 

@@ -18,19 +18,26 @@ from typing import Any
 import numpy as np
 
 
-def neighbour_distance(
-    features_BD: np.ndarray[Any, Any], reference_MD: np.ndarray[Any, Any], nearest: int
-) -> np.ndarray[Any, Any]:
-    """Return the distance (B) of each image to the k-th nearest of the reference.
+class Neighbours:
+    """Reference images, and the distance of others to the k-th nearest of them.
 
     Args:
-        features_BD: of the images.
-        reference_MD: of the reference.
+        features_MD: of the reference.
         nearest: k, counted from 1; at most M.
     """
-    features, reference = np.asarray(features_BD, np.float64), np.asarray(reference_MD, np.float64)
-    squares_BM = (features**2).sum(axis=1)[:, None] + (reference**2).sum(axis=1)
-    squares_BM -= 2 * features @ reference.T
-    kth_B = np.partition(squares_BM, nearest - 1, axis=1)[:, nearest - 1]
-    distances_B: np.ndarray[Any, Any] = np.sqrt(np.maximum(kth_B, 0))
-    return distances_B
+
+    def __init__(self, features_MD: np.ndarray[Any, Any], nearest: int) -> None:
+        features = np.asarray(features_MD, np.float64)
+        self.nearest = nearest
+        self._centre_D = features.mean(axis=0)
+        self._reference_DM = (features - self._centre_D).astype(np.float32).T
+        self._squares_M = (self._reference_DM.astype(np.float64) ** 2).sum(axis=0)
+
+    def distances(self, features_BD: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        """Return the distance (B) of each image."""
+        centred_BD = (features_BD - self._centre_D).astype(np.float32)
+        squares_BM = self._squares_M - 2 * (centred_BD @ self._reference_DM)
+        kth_B = np.partition(squares_BM, self.nearest - 1, axis=1)[:, self.nearest - 1]
+        kth_B += (centred_BD.astype(np.float64) ** 2).sum(axis=1)
+        distances_B: np.ndarray[Any, Any] = np.sqrt(np.maximum(kth_B, 0))
+        return distances_B

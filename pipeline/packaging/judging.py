@@ -19,11 +19,11 @@ from patchline.pipeline.data.reading.image_quality import (
     DARK,
     Quality,
     QualityLimits,
-    faults,
+    fault_of,
     quality_of,
 )
 from patchline.pipeline.metrics.conformal import set_members
-from patchline.pipeline.metrics.feature_distance import neighbour_distance
+from patchline.pipeline.metrics.feature_distance import Neighbours
 
 TOO_SMALL, FAR = "too_small", "far"
 WARNINGS = (BLANK, DARK, BLURRED, TOO_SMALL, FAR)
@@ -74,17 +74,15 @@ class AnswerJudge:
     ) -> None:
         self.rules = rules
         self.classes = classes
-        self._reference_MD: np.ndarray[Any, Any] | None = None
-        self._nearest = 1
+        self._neighbours: Neighbours | None = None
         if rules and rules.get("far") is not None and reference_file.is_file():
             with np.load(reference_file, allow_pickle=False) as stored:
-                self._reference_MD = stored["reference"]
-                self._nearest = int(stored["nearest"])
+                self._neighbours = Neighbours(stored["reference"], int(stored["nearest"]))
 
     @property
     def needs_features(self) -> bool:
         """Whether the model's features are needed for the warnings."""
-        return self._reference_MD is not None
+        return self._neighbours is not None
 
     def threshold(
         self, coverage: float | None = None
@@ -129,11 +127,6 @@ class AnswerJudge:
             for inside, said in zip(members, warnings, strict=True)
         ]
 
-    def distances(self, features_BD: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-        """Return the distance of each image to the reference."""
-        assert self._reference_MD is not None  # noqa: S101 - mypy
-        return neighbour_distance(features_BD, self._reference_MD, self._nearest)
-
     def _warnings(
         self, pixels: list[np.ndarray[Any, Any]], features_BD: np.ndarray[Any, Any] | None
     ) -> list[tuple[tuple[str, str], ...]]:
@@ -141,8 +134,8 @@ class AnswerJudge:
         if rules is None:
             return [()] * len(pixels)
         far: list[float | None] = [None] * len(pixels)
-        if features_BD is not None and self.needs_features:
-            far = [float(each) for each in self.distances(features_BD)]
+        if features_BD is not None and self._neighbours is not None:
+            far = self._neighbours.distances(features_BD).tolist()
         return [
             tuple(image_warnings(rules, image, distance))
             for image, distance in zip(pixels, far, strict=True)
@@ -161,7 +154,7 @@ def image_warnings(
     """
     said = []
     quality = quality_of(np.asarray(pixels_HWC))
-    [fault] = faults(quality, QualityLimits(rules["dark"], rules["blurred"]))
+    fault = fault_of(quality, QualityLimits(rules["dark"], rules["blurred"]))
     if fault:
         said.append((fault, _fault_message(fault, quality, rules)))
     original, least = getattr(pixels_HWC, "original", None), rules["least_side"]

@@ -31,6 +31,7 @@ from patchline.pipeline.files import workspace_folder
 from patchline.pipeline.files.atomic_files import replacing
 from patchline.pipeline.files.table_cells import printable
 from patchline.pipeline.frozen_model import FrozenModel
+from patchline.pipeline.packaging.judging import Judged
 from patchline.pipeline.packaging.packaged_model import PackagedModel
 from patchline.pipeline.prediction.image_files import (
     ImageFile,
@@ -91,6 +92,8 @@ class _PredictedBatch(NamedTuple):
     files: list[ImageFile]
     errors: list[str | None]
     probabilities_RK: np.ndarray[Any, Any]
+    judged: list[Judged]
+    """What is said about the readable images beside their probabilities."""
 
 
 def check_table(out: Path, top_k: int) -> None:
@@ -115,15 +118,17 @@ def predict_images(
     *,
     top_k: int = 3,
     probabilities: bool = True,
+    coverage: float | None = None,
     restart: bool = False,
     on_progress: OnProgress | None = None,
 ) -> PredictedTable:
     """Predict image files and all files below folders into a table.
 
-    The columns are `image`, `label`, `probability`, `error` and `top_k` (JSON); a Parquet file
-    also has `probabilities` in the order of `classes`, a JSON list in its metadata. For an image
-    that cannot be read, `error` holds the reason. The predictions of an interrupted call are kept,
-    even of files deleted since; files added since are predicted.
+    The columns are `image`, `label`, `probability`, `error`, `top_k` (JSON), `set` (JSON; null if
+    it is not known), `coverage` and `warnings` (JSON); a Parquet file also has `probabilities` in
+    the order of `classes`, a JSON list in its metadata. For an image that cannot be read, `error`
+    holds the reason. The predictions of an interrupted call are kept, even of files deleted since;
+    files added since are predicted.
 
     Args:
         model: the packaged model.
@@ -132,6 +137,7 @@ def predict_images(
         out: a .csv or .parquet file; it is replaced at the very end.
         top_k: number of classes in the column `top_k`.
         probabilities: whether a Parquet file includes the probabilities of all classes.
+        coverage: probability that a set holds the true class; by default the package's own.
         restart: discard the predictions of an interrupted call.
         on_progress: called after each batch.
 
@@ -147,7 +153,9 @@ def predict_images(
     total = count_images(images, left_out)
     whole = probabilities and out.suffix == ".parquet"
     given = tuple(printable(str(path)) for path in images)
-    state = PredictionState(model=model_id, images=given, top_k=top_k, probabilities=whole)
+    state = PredictionState(
+        model=model_id, images=given, top_k=top_k, probabilities=whole, coverage=coverage
+    )
     rows = max(_BATCH, min(_PART_IMAGES, _PART_PROBABILITIES // len(model.classes)))
     schema = _schema(model, model_id, whole=whole)
     with open_parts(out, state, schema, rows=rows, restart=restart) as parts:
@@ -156,10 +164,10 @@ def predict_images(
         progress, warnings = _Progress(on_progress, before, total), [""]
         divided = number_of_parts(RESOURCES, total - before, FEWEST_IMAGES)
         if divided > 1:
-            job = _job(model, model_id, top_k, whole=whole)
+            job = _job(model, model_id, top_k, whole=whole, coverage=coverage)
             warnings = _fill_by_workers(parts, job, list(files), divided, progress)
         else:
-            _fill(parts, model, files, top_k, progress)
+            _fill(parts, model, files, top_k, coverage, progress)
         totals = parts.merge(out)
         parts.remove()
     return PredictedTable(
@@ -171,7 +179,9 @@ def predict_images(
     )
 
 
-def _job(model: PackagedModel, model_id: str, top_k: int, *, whole: bool) -> PredictionJob:
+def _job(
+    model: PackagedModel, model_id: str, top_k: int, *, whole: bool, coverage: float | None
+) -> PredictionJob:
     """Return the job of a part without its images."""
     onnx_file, description_file = (file.resolve() for file in model.files)
     return PredictionJob(
@@ -181,6 +191,7 @@ def _job(model: PackagedModel, model_id: str, top_k: int, *, whole: bool) -> Pre
         files=Path(),
         top_k=top_k,
         whole=whole,
+        coverage=coverage,
         rows=Path(),
     )
 
@@ -251,7 +262,7 @@ def write_rows(job: PredictionJob, model: PackagedModel, on_done: Callable[[int]
     with (
         replacing(job.rows) as temporary,
         pyarrow.parquet.ParquetWriter(temporary, schema) as writer,
-        closing(_predictions(model, _files_of(job))) as batches,
+        closing(_predictions(model, _files_of(job), job.coverage)) as batches,
     ):
         for batch in batches:
             writer.write_table(_table(batch, schema, model, job.top_k))
@@ -264,10 +275,11 @@ def _fill(
     model: PackagedModel,
     files: Iterator[ImageFile],
     top_k: int,
+    coverage: float | None,
     progress: _Progress,
 ) -> None:
     try:
-        with closing(_predictions(model, files)) as batches:
+        with closing(_predictions(model, files, coverage)) as batches:
             for batch in batches:
                 parts.add(_table(batch, parts.schema, model, top_k))
                 progress.advance(len(batch.files))
@@ -293,7 +305,7 @@ class _Progress:
 
 
 def _predictions(
-    model: PackagedModel, files: Iterator[ImageFile]
+    model: PackagedModel, files: Iterator[ImageFile], coverage: float | None
 ) -> Generator[_PredictedBatch, None, None]:
     """Yield the predictions of all files, batch by batch, in order."""
     cores = processors()
@@ -303,7 +315,7 @@ def _predictions(
     pool = ThreadPoolExecutor(threads, thread_name_prefix="predict")
     with _opencv_in_one_thread():
         try:
-            futures = (pool.submit(_predict_batch, shared, batch) for batch in batches)
+            futures = (pool.submit(_predict_batch, shared, batch, coverage) for batch in batches)
             yield from _in_order(futures, ahead=_AHEAD * threads)
         finally:
             pool.shutdown(cancel_futures=True)
@@ -320,7 +332,9 @@ def _in_order(futures: Iterable[Future[_PredictedBatch]], ahead: int) -> Iterato
         yield waiting.popleft().result()
 
 
-def _predict_batch(model: PackagedModel, files: list[ImageFile]) -> _PredictedBatch:
+def _predict_batch(
+    model: PackagedModel, files: list[ImageFile], coverage: float | None
+) -> _PredictedBatch:
     pixels: list[np.ndarray[Any, Any]] = []
     errors: list[str | None] = []
     for file in files:
@@ -330,14 +344,17 @@ def _predict_batch(model: PackagedModel, files: list[ImageFile]) -> _PredictedBa
         except UndecodableImageError as error:
             reason = printable(str(error))
         errors.append(reason)
-    none = np.empty((0, len(model.classes)), np.float32)
-    probabilities_RK = model.probabilities(np.stack(pixels)) if pixels else none
-    return _PredictedBatch(files, errors, probabilities_RK)
+    probabilities_RK = np.empty((0, len(model.classes)), np.float32)
+    judged: list[Judged] = []
+    if pixels:
+        probabilities_RK, judged = model.judged(pixels, coverage)
+    return _PredictedBatch(files, errors, probabilities_RK, judged)
 
 
 def _schema(model: PackagedModel, model_id: str, *, whole: bool) -> pa.Schema:
     fields = {"image": pa.string(), "label": pa.string(), "probability": pa.float64()}
     fields |= {"error": pa.string(), "top_k": pa.string()}
+    fields |= {"set": pa.string(), "coverage": pa.float64(), "warnings": pa.string()}
     fields |= {"probabilities": pa.list_(pa.float32())} if whole else {}
     return pa.schema(fields, metadata={"classes": json.dumps(model.classes), "model": model_id})
 
@@ -348,6 +365,9 @@ def _table(batch: _PredictedBatch, schema: pa.Schema, model: PackagedModel, top_
     readable = [row for row, error in enumerate(batch.errors) if error is None]
     for row, row_K in zip(readable, batch.probabilities_RK, strict=True):
         ranked[row] = model.ranked(row_K, top_k)
+    said: list[dict[str, Any]] = [{"set": None, "coverage": None, "warnings": []}] * len(ranked)
+    for row, judged in zip(readable, batch.judged, strict=True):
+        said[row] = model.reliability(judged)
     columns: dict[str, Any] = {
         "argument": [file.argument for file in batch.files],
         "image": [file.name for file in batch.files],
@@ -355,6 +375,9 @@ def _table(batch: _PredictedBatch, schema: pa.Schema, model: PackagedModel, top_
         "probability": [best[0]["probability"] if best else None for best in ranked],
         "error": batch.errors,
         "top_k": [json.dumps(best) for best in ranked],
+        "set": [None if each["set"] is None else json.dumps(each["set"]) for each in said],
+        "coverage": [each["coverage"] for each in said],
+        "warnings": [json.dumps(each["warnings"]) for each in said],
     }
     if "probabilities" in schema.names:
         rows: list[np.ndarray[Any, Any] | None] = [None] * len(ranked)

@@ -13,6 +13,7 @@ from PIL import Image as PillowImage
 
 from patchline.pipeline.data.reading.decoding import UndecodableImageError
 from patchline.pipeline.errors import ConfigError, DataError
+from patchline.pipeline.packaging.judging import Judged
 from patchline.pipeline.packaging.packaged_model import PackagedModel
 from patchline.pipeline.prediction.image_files import (
     ImageFile,
@@ -28,6 +29,7 @@ Image = str | Path | bytes | np.ndarray[Any, Any] | PillowImage.Image
 """A path, the bytes of an image file, an array (H, W) or (H, W, C) of uint8, or a Pillow image."""
 OnBroken = Literal["raise", "mark"]
 _BATCH = 64
+_NOTHING_SAID: dict[str, Any] = {"set": None, "coverage": None, "warnings": []}
 _ARRAY_OF_IMAGES = 4  # axes: N, H, W, C
 
 
@@ -41,6 +43,8 @@ class _Answered(NamedTuple):
     name: str | int
     probabilities_K: np.ndarray[Any, Any] | None
     error: str | None
+    said: dict[str, Any]
+    """`set`, `coverage` and `warnings`."""
 
 
 class Model:
@@ -63,7 +67,11 @@ class Model:
         return f"Model({self.name}/{self.version}, {len(self.classes)} classes)"
 
     def predict(
-        self, images: Image | Iterable[Image], *, errors: OnBroken = "raise"
+        self,
+        images: Image | Iterable[Image],
+        *,
+        errors: OnBroken = "raise",
+        coverage: float | None = None,
     ) -> pd.DataFrame:
         """Label one image or several.
 
@@ -74,12 +82,16 @@ class Model:
                 is a batch of images.
             errors: what to do about an image that cannot be read: `raise` an error that names it,
                 or `mark` its row: no label, no probabilities, and the reason in a column `error`.
+            coverage: probability that a prediction set holds the true class; by default the one
+                that the model was packaged with (`evaluation.coverage`).
 
         Returns:
-            One row for each image, in order, with the columns `label`, `probability` and one
-            column of probabilities for each class. The index `image` holds the path of a file, or
-            the position of anything else. The column of a class that is itself called `label`,
-            `probability` or `error` is called `class label`, `class probability` or `class error`.
+            One row for each image, in order, with the columns `label`, `probability`, `set` (the
+            classes that the image may be of; None if the package does not know), `coverage` (how
+            often a set holds the true class), `warnings` (a list of objects with `kind` and
+            `message`) and one column of probabilities for each class. The index `image` holds the
+            path of a file, or the position of anything else. The column of a class that is itself
+            called like one of these, such as `label`, is called `class label`.
 
         Raises:
             DataError: if a path does not exist, or, unless marked, an image cannot be read.
@@ -87,13 +99,19 @@ class Model:
         if errors not in ("raise", "mark"):
             raise ConfigError(f"errors is {errors!r}, but must be 'raise' or 'mark'.")
         named = _named(_listed(images))
-        answers = [answer for batch in _batches(named) for answer in self._answered(batch, errors)]
+        answers = [
+            answer
+            for batch in _batches(named)
+            for answer in self._answered(batch, errors, coverage)
+        ]
         outside = self._package.fits.words()
         if outside:
             warnings.warn(outside, stacklevel=2)
         return self._table(answers, marked=errors == "mark")
 
-    def _answered(self, batch: Sequence[_Named], errors: OnBroken) -> Iterator[_Answered]:
+    def _answered(
+        self, batch: Sequence[_Named], errors: OnBroken, coverage: float | None
+    ) -> Iterator[_Answered]:
         """Yield the answers for a batch, which is predicted at once, as the command does."""
         reasons: list[str | None] = []
         pixels: list[np.ndarray[Any, Any]] = []
@@ -106,9 +124,15 @@ class Model:
             if reason is not None and errors == "raise":
                 raise DataError(_unreadable(each.name, reason))
             reasons.append(reason)
-        rows = iter(self._package.probabilities(np.stack(pixels)) if pixels else ())
+        rows: Iterator[tuple[np.ndarray[Any, Any], Judged]] = iter(())
+        if pixels:
+            rows = zip(*self._package.judged(pixels, coverage), strict=True)
         for each, reason in zip(batch, reasons, strict=True):
-            yield _Answered(each.name, next(rows) if reason is None else None, reason)
+            if reason is not None:
+                yield _Answered(each.name, None, reason, _NOTHING_SAID)
+                continue
+            row_K, judged = next(rows)
+            yield _Answered(each.name, row_K, None, self._package.reliability(judged))
 
     def _pixels(self, image: object) -> np.ndarray[Any, Any]:
         if isinstance(image, ImageFile):
@@ -121,7 +145,10 @@ class Model:
         import pandas as pd
 
         none_K = np.full(len(self.classes), np.nan, np.float32)
-        rows = [none_K if row_K is None else row_K for _, row_K, _ in answers]
+        rows = [
+            none_K if answer.probabilities_K is None else answer.probabilities_K
+            for answer in answers
+        ]
         probabilities_NK = np.stack(rows) if rows else np.empty((0, len(self.classes)), np.float32)
         best = [self._package.ranked(row_K, 1)[0] for row_K in rows]
         readable = [answer.error is None for answer in answers]
@@ -129,11 +156,13 @@ class Model:
             "label": [b["label"] if ok else None for b, ok in zip(best, readable, strict=True)],
             "probability": [b["probability"] for b in best],
         }
+        for name in _NOTHING_SAID:
+            columns[name] = [answer.said[name] for answer in answers]
         if marked:
             columns["error"] = [answer.error for answer in answers]
         index = pd.Index([answer.name for answer in answers], name="image", dtype=object)
         facts = pd.DataFrame(columns, index=index)
-        taken = {"label", "probability", "error"}
+        taken = {"label", "probability", "error", *_NOTHING_SAID}
         names = [f"class {name}" if name in taken else name for name in self.classes]
         classes = pd.DataFrame(probabilities_NK, index=index, columns=names)
         return pd.concat([facts, classes], axis=1)  # a join would multiply repeated paths

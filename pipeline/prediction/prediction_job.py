@@ -25,6 +25,8 @@ class PredictionJob(FrozenModel):
     top_k: int
     whole: bool
     """Whether the rows have the probabilities of all classes."""
+    coverage: float | None = None
+    """Of the prediction sets; None for the package's own."""
     rows: Path
     """The Parquet file to write."""
 

@@ -48,6 +48,8 @@ class PredictionState(FrozenModel):
     """The paths as given."""
     top_k: int
     probabilities: bool
+    coverage: float | None = None
+    """Of the prediction sets; None for the package's own."""
 
 
 class Totals(NamedTuple):

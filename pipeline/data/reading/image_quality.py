@@ -7,7 +7,6 @@ alone.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import cv2
@@ -92,20 +91,25 @@ def limits_among(images: Quality) -> QualityLimits:
     return QualityLimits(limit, min(_BLURRED, float(np.median(others)) * _BLURRED_PART))
 
 
-def faults(images: Quality, limits: QualityLimits) -> Sequence[str]:
-    """Return for each image the first of `blank`, `dark` and `blurred` that it is, or nothing."""
-    blank = np.atleast_1d(is_blank(images))
-    dark = np.atleast_1d(images.brightest) < (-1 if limits.dark is None else limits.dark)
-    blurred = np.atleast_1d(images.sharpness) < (-1 if limits.blurred is None else limits.blurred)
-    named = np.select([blank, dark, blurred], [BLANK, DARK, BLURRED], default="")
-    return [str(each) for each in named]
+def fault_of(image: Quality, limits: QualityLimits) -> str:
+    """Return the first of `blank`, `dark` and `blurred` that an image is, or nothing."""
+    if is_blank(image):
+        return BLANK
+    if limits.dark is not None and image.brightest < limits.dark:
+        return DARK
+    if limits.blurred is not None and image.sharpness < limits.blurred:
+        return BLURRED
+    return ""
+
+
+def faults(images: Quality, limits: QualityLimits) -> list[str]:
+    """Return the fault of each image, given their measures as arrays (N)."""
+    return [fault_of(Quality(*image), limits) for image in zip(*images, strict=True)]
 
 
 def is_blank(images: Quality) -> Any:
     """Return which images show a single colour."""
-    return (np.asarray(images.contrast) < _BLANK_CONTRAST) | (
-        np.asarray(images.entropy) < _BLANK_ENTROPY
-    )
+    return (images.contrast < _BLANK_CONTRAST) | (images.entropy < _BLANK_ENTROPY)
 
 
 def _light(grey_HW: np.ndarray[Any, Any]) -> tuple[float, float, float]:
