@@ -127,6 +127,10 @@ class AnswerJudge:
             for inside, said in zip(members, warnings, strict=True)
         ]
 
+    def distances(self, features_BD: np.ndarray[Any, Any]) -> np.ndarray[Any, Any] | None:
+        """Return the distance (B) of each image to the reference; None if there is none."""
+        return self._neighbours.distances(features_BD) if self._neighbours else None
+
     def _warnings(
         self, pixels: list[np.ndarray[Any, Any]], features_BD: np.ndarray[Any, Any] | None
     ) -> list[tuple[tuple[str, str], ...]]:
@@ -134,8 +138,9 @@ class AnswerJudge:
         if rules is None:
             return [()] * len(pixels)
         far: list[float | None] = [None] * len(pixels)
-        if features_BD is not None and self._neighbours is not None:
-            far = self._neighbours.distances(features_BD).tolist()
+        distances = None if features_BD is None else self.distances(features_BD)
+        if distances is not None:
+            far = distances.tolist()
         return [
             tuple(image_warnings(rules, image, distance))
             for image, distance in zip(pixels, far, strict=True)

@@ -135,6 +135,21 @@ class PackagedModel:
         """Return calibrated probabilities (B, K), or the features (B, D) of an encoder."""
         return self.named_outputs(pixels_BHWC, self.output_names[:1])[0]
 
+    def probabilities_and_distances(
+        self, pixels_BHWC: np.ndarray[Any, Any]
+    ) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any] | None]:
+        """Return probabilities (B, K), and distances (B) to the images seen, if they are known."""
+        if not self.measures_distances:
+            return self.probabilities(pixels_BHWC), None
+        names = (self.output_names[0], "features")
+        probabilities_BK, features_BD = self.named_outputs(pixels_BHWC, names)
+        return probabilities_BK, self.judge.distances(features_BD)
+
+    @property
+    def measures_distances(self) -> bool:
+        """Whether the distance of an image to those seen is known."""
+        return self.judge.needs_features and "features" in self.output_names
+
     def named_outputs(
         self, pixels_BHWC: np.ndarray[Any, Any], names: Sequence[str]
     ) -> list[np.ndarray[Any, Any]]:
@@ -221,7 +236,7 @@ class PackagedModel:
     ) -> tuple[np.ndarray[Any, Any], list[Judged], np.ndarray[Any, Any] | None]:
         """Return probabilities (B, K), what to say about each, and attention (B, L, h, w)."""
         names = [self.output_names[0]]
-        if self.judge.needs_features and "features" in self.output_names:
+        if self.measures_distances:
             names.append("features")
         if with_map and "attention" in self.output_names:
             names.append("attention")

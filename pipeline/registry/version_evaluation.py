@@ -22,6 +22,12 @@ from patchline.pipeline.data.manifests.own_columns import check_slices, own_colu
 from patchline.pipeline.data.store import prepared_store
 from patchline.pipeline.data.value_ranges.model_fit import notes_on_fit
 from patchline.pipeline.errors import DataError
+from patchline.pipeline.evaluation.answers_report import (
+    AnswersReport,
+    Measured,
+    MeasuredImages,
+    checked_answers,
+)
 from patchline.pipeline.evaluation.config import EvaluationConfig, SplitChoice
 from patchline.pipeline.evaluation.evaluating import write_report
 from patchline.pipeline.evaluation.html_report import ReportPage
@@ -30,6 +36,7 @@ from patchline.pipeline.evaluation.report import EvaluationReport, evaluate
 from patchline.pipeline.files.stored_images import StoredImages
 from patchline.pipeline.frozen_model import FrozenModel
 from patchline.pipeline.metrics.temperature import recorded
+from patchline.pipeline.models.answer_rules import AnswerRules
 from patchline.pipeline.packaging.packaged_model import PackagedModel
 from patchline.pipeline.registry.registered_models import ModelReference
 from patchline.pipeline.registry.version_records import VersionRecords, available_records
@@ -134,7 +141,7 @@ def evaluate_version(
     """
     data, selection, package = chosen.data, chosen.selection, chosen.records.package
     images = prepared_images(package, selection.rows, data.root, workspace, on_progress)
-    probabilities = predicted(package, images, on_progress)
+    probabilities, distances = _predicted(package, images, on_progress)
     unused = set(own_columns(selection.rows.columns)) - set(choices.report.slices)
     rows = selection.rows.drop(columns=list(unused))
     table = with_probabilities(rows, package.classes, probabilities)
@@ -149,7 +156,12 @@ def evaluate_version(
         computed_by=f"the package of {chosen.records.reference.name}, version "
         f"{chosen.records.reference.version} (model.onnx, float32)",
         config=choices.report,
-    ).model_copy(update={"provenance": chosen.records.provenance.summary})
+    ).model_copy(
+        update={
+            "provenance": chosen.records.provenance.summary,
+            "answers": _answers(package, predictions, images, distances, choices.report),
+        }
+    )
     page = _page(chosen.records, data, selection, choices)
     html = write_report(report, page, table, lambda position: images[position], folder)
     return VersionEvaluation(chosen.records.reference, data, selection, report, html)
@@ -292,12 +304,43 @@ def prepared_images(
 
 def predicted(package: PackagedModel, images: StoredImages, on_progress: StageProgress) -> Array:
     """Return the probabilities (N, K) of images as the package takes them."""
+    return _predicted(package, images, on_progress)[0]
+
+
+def _predicted(
+    package: PackagedModel, images: StoredImages, on_progress: StageProgress
+) -> tuple[Array, Array | None]:
+    """Return the probabilities (N, K), and the distances (N) to the package's reference, if any."""
     probabilities_NK = np.empty((len(images), len(package.classes)), np.float32)
+    distances: list[Array] = []
     for start in range(0, len(images), _BATCH):
         chosen = slice(start, min(start + _BATCH, len(images)))
-        probabilities_NK[chosen] = package.probabilities(np.array(images[chosen]))
+        probabilities_NK[chosen], far = package.probabilities_and_distances(
+            np.array(images[chosen])
+        )
+        distances += [] if far is None else [far]
         on_progress("Predicting", chosen.stop, len(images))
-    return probabilities_NK
+    return probabilities_NK, np.concatenate(distances) if distances else None
+
+
+def _answers(
+    package: PackagedModel,
+    predictions: Predictions,
+    images: StoredImages,
+    distances: Array | None,
+    config: EvaluationConfig,
+) -> AnswersReport | None:
+    """Return how the package's sets and warnings do on images; None if it has no rules."""
+    if package.judge.rules is None:
+        return None
+    rules = AnswerRules.model_validate(package.judge.rules)
+    if "coverage" in config.model_fields_set:
+        _, promised, _ = package.judge.threshold(config.coverage)
+        if promised in {each.coverage for each in rules.thresholds}:
+            rules = rules.model_copy(update={"coverage": promised})
+    rows = np.arange(len(predictions.labels_N))
+    quality = Measured(images, rows, {}).quality(rows)
+    return checked_answers(rules, predictions, MeasuredImages(quality, distances), config)
 
 
 def _page(
