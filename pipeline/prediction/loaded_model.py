@@ -30,6 +30,8 @@ Image = str | Path | bytes | np.ndarray[Any, Any] | PillowImage.Image
 OnBroken = Literal["raise", "mark"]
 _BATCH = 64
 _NOTHING_SAID: dict[str, Any] = {"set": None, "coverage": None, "warnings": []}
+_SAID = (("set", "object"), ("coverage", "float64"), ("warnings", "object"))
+"""Columns, with their types."""
 _ARRAY_OF_IMAGES = 4  # axes: N, H, W, C
 
 
@@ -86,12 +88,12 @@ class Model:
                 that the model was packaged with (`evaluation.coverage`).
 
         Returns:
-            One row for each image, in order, with the columns `label`, `probability`, `set` (the
-            classes that the image may be of; None if the package does not know), `coverage` (how
-            often a set holds the true class), `warnings` (a list of objects with `kind` and
-            `message`) and one column of probabilities for each class. The index `image` holds the
-            path of a file, or the position of anything else. The column of a class that is itself
-            called like one of these, such as `label`, is called `class label`.
+            One row for each image, in order, with the columns `label`, `probability`, one column of
+            probabilities for each class, `set` (the classes that the image may be of; None if the
+            package does not know), `coverage` (how often a set holds the true class) and `warnings`
+            (a list of objects with `kind` and `message`). The index `image` holds the path of a
+            file, or the position of anything else. The column of a class that is itself called like
+            another column, such as `label`, is called `class label`.
 
         Raises:
             DataError: if a path does not exist, or, unless marked, an image cannot be read.
@@ -156,8 +158,6 @@ class Model:
             "label": [b["label"] if ok else None for b, ok in zip(best, readable, strict=True)],
             "probability": [b["probability"] for b in best],
         }
-        for name in _NOTHING_SAID:
-            columns[name] = [answer.said[name] for answer in answers]
         if marked:
             columns["error"] = [answer.error for answer in answers]
         index = pd.Index([answer.name for answer in answers], name="image", dtype=object)
@@ -165,7 +165,10 @@ class Model:
         taken = {"label", "probability", "error", *_NOTHING_SAID}
         names = [f"class {name}" if name in taken else name for name in self.classes]
         classes = pd.DataFrame(probabilities_NK, index=index, columns=names)
-        return pd.concat([facts, classes], axis=1)  # a join would multiply repeated paths
+        said = pd.DataFrame(
+            {name: pd.Series([a.said[name] for a in answers], dtype=kind) for name, kind in _SAID},
+        ).set_index(index)
+        return pd.concat([facts, classes, said], axis=1)  # a join would multiply repeated paths
 
 
 def _listed(images: Image | Iterable[Image]) -> Iterable[Image]:

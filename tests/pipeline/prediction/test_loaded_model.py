@@ -16,6 +16,8 @@ from tests.conftest import draw_photo
 from tests.pipeline.conftest import CLASSES, Exported
 from tests.pipeline.prediction.predicted_photos import table_of, write_photos
 
+SAID = ["set", "coverage", "warnings"]
+
 
 @pytest.fixture(scope="module")
 def package(exported_rgb: Exported) -> PackagedModel:
@@ -56,7 +58,7 @@ def test_every_kind_of_image_gets_the_same_answer(model: Model, tmp_path: Path) 
     assert list(found.index) == [str(file), str(file), 2, 3, 4]
     probabilities_NK = found[list(CLASSES)].to_numpy()
     assert np.array_equal(probabilities_NK, np.repeat(probabilities_NK[:1], 5, axis=0))
-    assert list(found.columns) == ["label", "probability", *CLASSES]
+    assert list(found.columns) == ["label", "probability", *CLASSES, *SAID]
     np.testing.assert_allclose(probabilities_NK.sum(axis=1), 1, atol=1e-5)
 
 
@@ -67,7 +69,7 @@ def test_one_image_or_a_batch_needs_no_list(model: Model) -> None:
     assert len(model.predict(Image.fromarray(batch_NHWC[0]))) == 1
     assert len(model.predict(batch_NHWC)) == 2
     assert len(model.predict(iter(batch_NHWC))) == 2
-    assert list(model.predict([]).columns) == ["label", "probability", *CLASSES]
+    assert list(model.predict([]).columns) == ["label", "probability", *CLASSES, *SAID]
 
 
 @pytest.mark.parametrize("name", ["photo.jpg", "sixteen.png", "clear.png", "palette.gif"])
@@ -114,7 +116,7 @@ def test_a_broken_image_can_be_marked_instead(model: Model, tmp_path: Path) -> N
     found = model.predict([draw_photo(0, 0), file, draw_photo(1, 0)], errors="mark")
     assert found["error"].isna().tolist() == [True, False, True]
     assert "not an image" in str(found.loc[str(file), "error"])
-    assert found.loc[str(file), ["label", "probability", *CLASSES]].isna().all()
+    assert found.loc[str(file), ["label", "probability", *CLASSES, *SAID[:2]]].isna().all()
     alone = model.predict([draw_photo(0, 0), draw_photo(1, 0)])
     np.testing.assert_array_equal(found.loc[[0, 2], list(CLASSES)], alone[list(CLASSES)])
     with pytest.raises(ConfigError, match="'raise' or 'mark'"):
@@ -126,4 +128,4 @@ def test_a_class_may_be_called_like_a_column(package: PackagedModel) -> None:
     renamed = package.with_threads(1)
     renamed.classes = ["label", *CLASSES[1:]]
     found = Model("photos", "3", renamed).predict(draw_photo(0, 0))
-    assert list(found.columns) == ["label", "probability", "class label", *CLASSES[1:]]
+    assert list(found.columns) == ["label", "probability", "class label", *CLASSES[1:], *SAID]
