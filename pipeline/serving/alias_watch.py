@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import ctypes
+import gc
 import logging
 import os
 import threading
@@ -59,6 +62,7 @@ class AliasWatch:
         self._loop = asyncio.get_running_loop()
         self._ended = threading.Event()
         self._rejected_at = 0.0
+        self._has_switched = False
 
     def start(self) -> None:
         """Begin."""
@@ -91,6 +95,7 @@ class AliasWatch:
         host.registry.alias_missing = False
         if version == host.served.version:
             self._note_rejected(None)
+            self._return_memory()
         elif self._is_due(version):
             self._take(version)
 
@@ -114,6 +119,7 @@ class AliasWatch:
             return
         before = host.served.version
         self._switch(version, checked)
+        self._has_switched = True
         self._note_rejected(None)
         logger.info(
             "Switched from version %s to version %s of %s; loaded and checked in %.1f s.",
@@ -131,6 +137,14 @@ class AliasWatch:
         self._loop.call_soon_threadsafe(switch)
         while not switched.wait(1.0) and not self._ended.is_set():
             pass
+
+    def _return_memory(self) -> None:
+        """Return the memory of the version before to the system, once after a switch."""
+        if self._has_switched:
+            self._has_switched = False
+            gc.collect()
+            with contextlib.suppress(OSError, AttributeError):  # another C library than glibc
+                ctypes.CDLL(None).malloc_trim(0)
 
     def _reject(self, version: str, reason: str) -> None:
         self._rejected_at = time.monotonic()

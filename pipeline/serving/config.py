@@ -38,7 +38,7 @@ class ServingConfig(FrozenModel):
     """Size of a request's body in MiB; of one in JSON, a quarter of it."""
     time_limit_seconds: float = Field(default=30.0, gt=0, le=3600)
     """Seconds from the end of a request until it is answered, or given up with 503."""
-    poll_seconds: float = Field(default=2.0, gt=0, le=3600)
+    poll_seconds: float = Field(default=1.0, gt=0, le=3600)
     """Seconds between two questions to the registry where the alias points."""
 
     @property

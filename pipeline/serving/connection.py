@@ -6,14 +6,16 @@ request may be under way. Here,
 
 - a head must be whole within `HEAD_SECONDS`, and so must the first request of a connection;
 - a client that has sent a whole request and closed its half gets its answer, and then the end;
-- when the server stops, a connection without a request stays open for `QUIET_SECONDS`; a request
-  that arrives in that time is answered, with `Connection: close`.
+- when the server stops, every answer says `Connection: close`, so that the client sends nothing
+  more, and a connection whose client was not told stays open for `QUIET_SECONDS`; a request that
+  arrives in that time is answered.
 """
 
 from __future__ import annotations
 
 import asyncio
 
+from uvicorn.protocols.http.flow_control import CLOSE_HEADER
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 HEAD_SECONDS = 10.0
@@ -43,7 +45,7 @@ class Connection(H11Protocol):
         if self._has_request():
             self._stop_waiting()
             if self._is_stopping:
-                self.cycle.keep_alive = False
+                self._answer_last()
         elif self._head_timer is None:
             self._wait_for_head()
 
@@ -51,33 +53,40 @@ class Connection(H11Protocol):
         """Keep the connection until a whole request of the client is answered."""
         self._is_half_closed = True
         if self._has_request() and not self.cycle.more_body:
-            self.cycle.keep_alive = False
+            self._answer_last()
             return True
         return False
 
     def on_response_complete(self) -> None:
         """Wait for the next request, unless the client or the server ends."""
         super().on_response_complete()
-        if (self._is_stopping or self._is_half_closed) and not self._has_request():
-            self._close()
+        if self._has_request() or self.transport.is_closing():
+            return
+        if self._is_half_closed:
+            self.transport.close()
+        elif self._is_stopping:
+            self.loop.call_later(QUIET_SECONDS, self._close_if_quiet)
 
     def shutdown(self) -> None:
         """Stop: answer what is under way, or arrives now."""
         self._is_stopping = True
         if self._has_request():
-            self.cycle.keep_alive = False
+            self._answer_last()
         else:
             self.loop.call_later(QUIET_SECONDS, self._close_if_quiet)
 
     def _has_request(self) -> bool:
         return self.cycle is not None and not self.cycle.response_complete
 
-    def _close_if_quiet(self) -> None:
-        if not self._has_request():
-            self._close()
+    def _answer_last(self) -> None:
+        """Let the answer say that the connection closes behind it, unless it has begun."""
+        if not self.cycle.response_started:
+            self.cycle.keep_alive = False
+            if CLOSE_HEADER not in self.cycle.scope["headers"]:  # uvicorn repeats it in the answer
+                self.cycle.scope["headers"] = [*self.cycle.scope["headers"], CLOSE_HEADER]
 
-    def _close(self) -> None:
-        if not self.transport.is_closing():
+    def _close_if_quiet(self) -> None:
+        if not self._has_request() and not self.transport.is_closing():
             self.transport.close()
 
     def _wait_for_head(self) -> None:

@@ -103,7 +103,7 @@ class Doors:
         )
         if reason:
             name = headers.get("host").rpartition(":")[0] or headers.get("host")
-            remedy = f" Add --allowed-host {name[:100]}." if "host name" in reason else ""
+            remedy = f" Add --allowed-host {name[:100]}." if name and "host name" in reason else ""
             self._metrics.refused.labels("foreign").inc()
             return HTTPStatus.FORBIDDEN, reason + remedy
         if reading and (path in _OPEN or path.startswith(_OPEN_FOLDER)):

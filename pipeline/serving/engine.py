@@ -11,6 +11,7 @@ threads see nothing of HTTP.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import threading
@@ -39,6 +40,10 @@ _LARGE_BYTES, _LARGE_PIXELS = 4 << 20, 16_000_000
 _JPEG, _PNG = b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n"
 _PNG_SIZE = slice(16, 24)
 """Width and height, four bytes each."""
+_MOST_LARGE = 8
+"""Requests whose large images may wait."""
+_LARGE_PRIORITY = 10
+"""Niceness of the thread that decodes large images: it uses what the others leave."""
 FAILED = "the model failed on this image"
 
 
@@ -133,12 +138,17 @@ class Engine:
     def _decode_small(self) -> None:
         while taken := self._small.take(1):
             [(work, position)] = taken
-            if not work.abandoned and _is_large(work.images[position]):
-                self._large.put(work, [(work, position)])
-            else:
+            if work.abandoned or not _is_large(work.images[position]):
                 self._decode(work, position)
+            elif self._large.is_full_for(work, _MOST_LARGE):
+                work.answers[position] = {"error": "busy", "busy": True}
+                self._loop.call_soon_threadsafe(self._note, [work])
+            else:
+                self._large.put(work, [(work, position)])
 
     def _decode_large(self) -> None:
+        with contextlib.suppress(AttributeError, OSError):  # of this thread alone, on Linux
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _LARGE_PRIORITY)
         while taken := self._large.take(1):
             [(work, position)] = taken
             self._decode(work, position)

@@ -23,6 +23,11 @@ class FairQueue(Generic[Item]):
         """Return the number of items that wait."""
         return self._count
 
+    def is_full_for(self, group: Hashable, most: int) -> bool:
+        """Return whether so many other groups wait already."""
+        with self._changed:
+            return group not in self._groups and len(self._groups) >= most
+
     def put(self, group: Hashable, items: Iterable[Item]) -> None:
         """Add items behind those of the same group."""
         with self._changed:

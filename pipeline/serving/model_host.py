@@ -107,6 +107,7 @@ class ModelHost:
     @property
     def pending(self) -> int:
         """Images that were taken and are not answered."""
+        self._forget_retired()
         engines = [*self._retired, *([self._served.engine] if self._served else [])]
         return sum(engine.pending for engine in engines)
 
@@ -122,12 +123,15 @@ class ModelHost:
             checked.package, checked.computing, self.threads, self.config.max_batch, self.metrics
         )
         before, self._served = self._served, Served(version, engine)
-        self._retired = [each for each in self._retired if each.pending]
+        self._forget_retired()
         if before is not None:
             self.metrics.switches.inc()
             before.engine.retire()
             self._retired.append(before.engine)
         self.metrics.serving(self.name, version)
+
+    def _forget_retired(self) -> None:
+        self._retired = [each for each in self._retired if each.pending]
 
     def check_name(self, name: str, version: str | None = None) -> Served:
         """Return the version that a request names.
@@ -186,6 +190,8 @@ class ModelHost:
         finally:
             work.abandoned = True  # if nobody waits any more, nothing more is computed
         self._count(len(images))
+        if any(answer.get("busy") for answer in found):
+            raise busy("Too many large images wait to be decoded. Try again, or send smaller ones.")
         if any(answer.get("failed") for answer in found):
             raise Refusal(HTTPStatus.INTERNAL_SERVER_ERROR, f"Sorry, {FAILED}.")
         self._note(served, found)

@@ -1,0 +1,232 @@
+"""Load, slow and broken clients, and the end of the server: a real server on real sockets."""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import io
+import os
+import select
+import signal
+import socket
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from tests.patience import patient, until
+from tests.pipeline.serving.served import Registry, Reply, Serving, metric, png, serving
+from tests.pipeline.serving.test_predict import form
+
+
+def big_png(side: int) -> bytes:
+    """Return a file of few bytes and many pixels."""
+    file = io.BytesIO()
+    Image.fromarray(np.zeros((side, side), np.uint8)).save(file, format="PNG", compress_level=1)
+    return file.getvalue()
+
+
+def head(server: Serving, body: bytes = b"", *lines: str) -> bytes:
+    """Return the head of a request with a body."""
+    text = f"POST /predict HTTP/1.1\r\nHost: 127.0.0.1:{server.port}\r\nContent-Type: image/png\r\n"
+    own = lines or (f"Content-Length: {len(body)}",)
+    return (text + "".join(f"{line}\r\n" for line in own) + "\r\n").encode() + body
+
+
+def connected(server: Serving) -> socket.socket:
+    """Return a connection with the server."""
+    return socket.create_connection(("127.0.0.1", server.port), timeout=patient(60))
+
+
+def everything(connection: socket.socket) -> bytes:
+    """Return what the server sends until it closes the connection."""
+    received = b""
+    while part := connection.recv(1 << 16):
+        received += part
+    return received
+
+
+def test_a_full_queue_is_said_with_the_time_to_try_again(registry: Registry) -> None:
+    """Beyond the queue's length, requests get 503 and Retry-After, and the others their answers."""
+    slow = big_png(2500)
+    with (
+        serving(registry.folder, "--max-queue", "2", "--threads", "1") as server,
+        ThreadPoolExecutor(12) as pool,
+    ):
+        replies = list(pool.map(lambda _: server.predict(slow), range(12)))
+        statuses = {reply.status for reply in replies}
+        assert statuses == {200, 503}
+        for reply in replies:
+            if reply.status == 503:
+                assert int(reply.headers["retry-after"]) >= 1
+                assert "queue is full" in reply.json["error"]
+        assert server.predict(png(1)).status == 200
+
+
+def test_a_time_limit_gives_a_request_up(registry: Registry) -> None:
+    """A request that takes too long gets 503, and the next one is answered."""
+    with serving(registry.folder, "--time-limit", "0.01") as server:
+        replies = [server.predict(big_png(4000)) for _ in range(2)]
+        assert [reply.status for reply in replies] == [503, 503]
+        assert "longer than 0.01 s" in replies[0].json["error"]
+        assert server.ask("GET", "/healthz").status == 200
+
+
+def test_too_large_bodies_are_refused_before_they_are_read(registry: Registry) -> None:
+    """With a stated length or without one; the client sees the answer."""
+    with serving(registry.folder, "--max-request-mib", "1") as server:
+        reply = server.predict(bytes(3 << 20))
+        assert reply.status == 413
+        assert "maximum of 1 MiB" in reply.json["error"]
+        in_json = server.ask(
+            "POST", "/predict", b" " * (1 << 19), {"content-type": "application/json"}
+        )
+        assert in_json.status == 413
+        with connected(server) as connection:
+            connection.sendall(head(server, b"", "Transfer-Encoding: chunked"))
+            for _ in range(3):
+                connection.sendall(b"80000\r\n" + bytes(0x80000) + b"\r\n")
+            connection.sendall(b"0\r\n\r\n")
+            assert connection.recv(1000).startswith(b"HTTP/1.1 413")
+        bomb = gzip.compress(bytes(5 << 20))
+        assert server.predict(bomb, {"content-encoding": "gzip"}).status == 413
+        assert server.predict(png(1)).status == 200
+
+
+def test_large_images_do_not_delay_small_ones(registry: Registry) -> None:
+    """While images of 100 megapixels are decoded, small ones are answered."""
+    large = big_png(10_000)
+    with serving(registry.folder, "--threads", "1") as server, ThreadPoolExecutor(3) as pool:
+        began = time.monotonic()
+        slow = [pool.submit(server.predict, large) for _ in range(3)]
+        times: list[float] = []
+        replies: list[Reply] = []
+        while not all(each.done() for each in slow):
+            sent = time.monotonic()
+            replies.append(server.predict(png(1)))
+            times.append(time.monotonic() - sent)
+        total = time.monotonic() - began
+        assert {reply.status for reply in replies} == {200}
+        assert {each.result().status for each in slow} == {200}
+        assert np.median(times) < total / 6
+
+
+@pytest.mark.parametrize("name", ["nothing", "half a head", "half a body"])
+def test_clients_that_leave_cost_nothing(server: Serving, name: str) -> None:
+    """A client that closes anywhere within a request leaves no error of the server behind."""
+    sent = {
+        "nothing": b"",
+        "half a head": head(server)[:40],
+        "half a body": head(server, b"", "Content-Length: 1000") + png(1)[:20],
+    }
+    before = server.log.read_text()
+    for _ in range(5):
+        with connected(server) as connection:
+            connection.sendall(sent[name])
+            connection.shutdown(socket.SHUT_WR)
+            assert b" 500 " not in everything(connection)
+    assert server.predict(png(1)).status == 200
+    assert "Traceback" not in server.log.read_text().removeprefix(before)
+
+
+def test_a_half_closed_connection_gets_its_answer(server: Serving) -> None:
+    """A client that has sent all and closes its half, as `nc -N`, is answered, and then closed."""
+    with connected(server) as connection:
+        connection.sendall(head(server, png(1)))
+        connection.shutdown(socket.SHUT_WR)
+        received = everything(connection)
+    assert received.startswith(b"HTTP/1.1 200")
+    assert b'"version": "1"' in received
+
+
+def test_a_head_that_never_ends_is_cut_off(server: Serving) -> None:
+    """A client that sends a byte a second gets no more than the time of a head."""
+    with connected(server) as connection:
+        began, sent = time.monotonic(), iter(head(server) * 100)
+        while not select.select([connection], [], [], 0.5)[0]:  # until the server says something
+            connection.sendall(bytes([next(sent)]))
+            assert time.monotonic() - began < patient(60), "the connection was kept"
+        with contextlib.suppress(ConnectionResetError):
+            assert connection.recv(1) == b""
+    assert time.monotonic() - began > 5
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b"\x00\xff nonsense\r\n\r\n",
+        b"GET / HTTP/9.9\r\n\r\n",
+        b"GET /" + b"a" * 70_000,
+        b"\r\n" * 9,
+    ],
+)
+def test_what_is_not_http_is_closed(server: Serving, line: bytes) -> None:
+    """Nonsense gets 400 or nothing, and never 500."""
+    with connected(server) as connection:
+        connection.sendall(line)
+        connection.shutdown(socket.SHUT_WR)
+        received = everything(connection)
+    assert not received or received.startswith((b"HTTP/1.1 400", b"HTTP/1.1 403"))
+
+
+def test_sigterm_answers_everything(registry: Registry) -> None:
+    """Every request that was sent is answered, and the exit code is 0."""
+    lost: list[Exception] = []
+    answered: list[bytes] = []
+    stopping = threading.Event()
+
+    def ask(server: Serving) -> None:
+        """Ask on one connection until the server says that it closes it."""
+        with connected(server) as connection, connection.makefile("rb") as stream:
+            while True:
+                try:
+                    connection.sendall(head(server, png(1)))
+                    lines = [stream.readline()]
+                    while lines[-1] not in (b"\r\n", b""):
+                        lines.append(stream.readline())
+                    if not lines[0].startswith(b"HTTP/1.1 200"):
+                        raise ConnectionError(lines[0])
+                    [length] = [line for line in lines if line.startswith(b"content-length")]
+                    answered.append(stream.read(int(length.split()[1])))
+                except OSError as error:
+                    lost.append(error)
+                    return
+                if b"connection: close\r\n" in lines:
+                    return
+
+    with serving(registry.folder) as server:
+        threads = [threading.Thread(target=ask, args=(server,)) for _ in range(8)]
+        for thread in threads:
+            thread.start()
+        until(lambda: len(answered) > 40, "nothing was answered")
+        before = len(answered)
+        assert server.stop() == 0
+        stopping.set()
+        for thread in threads:
+            thread.join(patient(30))
+        assert not lost
+        assert len(answered) >= before + 8 - len(lost)
+        assert "Stopping" in server.log.read_text()
+
+
+def test_ctrl_c_ends_it_likewise(registry: Registry) -> None:
+    """Ctrl-C in the terminal is the usual way to stop it."""
+    with serving(registry.folder) as server:
+        os.kill(server.process.pid, signal.SIGINT)
+        assert server.process.wait(patient(60)) == 0
+
+
+def test_images_are_computed_together_under_load(registry: Registry) -> None:
+    """What waits is a batch: fewer computations than images."""
+    with serving(registry.folder, "--threads", "1") as server, ThreadPoolExecutor(1) as pool:
+        slow = pool.submit(server.predict, big_png(3900))  # below what counts as large
+        body = [("a.png", png(each)) for each in range(64)]
+        content, headers = form(body)
+        assert server.ask("POST", "/predict", content, headers).status == 200
+        assert slow.result().status == 200
+        text = server.ask("GET", "/metrics").body.decode()
+        assert metric(text, "patchline_batch_images_sum") == 65
+        assert metric(text, "patchline_batch_images_count") < 65
