@@ -74,6 +74,7 @@ def main() -> None:
     """Print what happened after each kill, and count."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("kills", nargs="?", type=int, default=40)
+    parser.add_argument("--first", type=int, default=1, help="number of the first kill")
     parser.add_argument("--make", help="used by the benchmark itself")
     options = parser.parse_args()
     if options.make:
@@ -86,14 +87,14 @@ def main() -> None:
         tempfile.TemporaryDirectory() as temporary,
         two_nodes(Path(temporary) / "cluster", has_store=True) as cluster,
     ):
-        sys.exit(_kill_all(cluster, options.kills))
+        sys.exit(_kill_all(cluster, range(options.first - 1, options.first - 1 + options.kills)))
 
 
-def _kill_all(cluster: Cluster, kills: int) -> int:
+def _kill_all(cluster: Cluster, kills: range) -> int:
     made = {processes: made_job(cluster, processes) for processes in (2, 1)}
     expected = {processes: undisturbed_weights(cluster, job) for processes, job in made.items()}
     lost, done = Counter[str](), Counter[str]()
-    for number in range(kills):
+    for number in kills:
         kind = KINDS[number % len(KINDS)]
         began = time.monotonic()
         job = named_job(made[kind.processes], f"kill-{number}")

@@ -3,6 +3,8 @@
 Needs root, `ip` of iproute2, and Ray. Each node sees only its own interfaces. The nodes share all
 files, unless there is an object store, in a third namespace: then it is all that both reach, and
 node `b` has an empty file system in place of the folder that `a` works in.
+
+There can be one such cluster at a time: Ray would find the processes of another.
 """
 
 from __future__ import annotations

@@ -75,10 +75,13 @@ def photos(both: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Path:
         file.parent.mkdir(exist_ok=True)
         cv2.imwrite(str(file), image_HWC)
     archive = shutil.make_archive(str(folder.parent / "photos"), "zip", folder)
-    put = "import sys, urllib.request as r; data = open(sys.argv[1], 'rb').read();"
-    put += "r.urlopen(r.Request(sys.argv[2], data, method='PUT'))"
-    url = f"{both.environment['AWS_ENDPOINT_URL']}/nodes/photos.zip"
-    subprocess.run(both.command("a", sys.executable, "-c", put, archive, url), check=True)
+    put = (
+        "import sys; from pathlib import Path; from patchline.pipeline.workspace import chosen; "
+        "from patchline.pipeline.workspace.address import parsed; "
+        "chosen.opened(parsed('s3://nodes', '-')).upload(Path(sys.argv[1]), 'photos.zip')"
+    )
+    command = both.command("a", sys.executable, "-c", put, archive)
+    subprocess.run(command, env=both.environment, check=True)
     return folder
 
 
