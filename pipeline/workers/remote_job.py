@@ -196,7 +196,12 @@ class SentJob:
             "keys": list(dict.fromkeys(keys)),
             "outside": [each.name for each in self._roots.outside],
             "job": self._roots.marked(job),
-            "data": [str(each) for each in map(_address_of, task.same_place) if each],
+            "workspace": str(workspace),
+            "data": [
+                {"path": self._roots.key_of(each), "address": str(address), "file": each.is_file()}
+                for each in task.same_place
+                if (address := _address_of(each))
+            ],
         }
         digests = _uploaded(self._shared, files)
         reference = Reference(files=digests, value=value)
@@ -280,12 +285,11 @@ class ReceivedJob:
         self._tops = [self._roots.path_of(key) for key in value["keys"]]
         self.folder = self._tops[0]
         self._remove_others(files)
-        for address in value["data"]:
-            remote_data.local_path(address)
         try:
             _fetched(self._shared, self._roots, files)
         except DamagedObjectError as error:
             raise WorkerError(f"The job is damaged in {self._shared.uri}: {error}.") from error
+        self._fetch_data(value["data"], value["workspace"])
         for top in self._tops:
             if top.is_relative_to(place) and top.exists():
                 cache.mark_used(top)
@@ -301,6 +305,34 @@ class ReceivedJob:
         self._sender: threading.Thread | None = None
         self.error = ""
         """Why its result could not be sent."""
+
+    def _fetch_data(self, named: Iterable[Mapping[str, Any]], theirs: str) -> None:
+        """Download what the job reads of an object store, and rewrite the paths in its lists.
+
+        Args:
+            named: data that the job names: `path`, `address`, and whether it is a `file`.
+            theirs: the folder `.patchline` of the machine of the run.
+        """
+        lists = [each for each in self.folder.glob("*.jsonl") if each.name != _EVENTS]
+        keys, first = dict[Path, list[str]](), list[str]()
+        for file in lists:
+            text = file.read_text(encoding="utf-8")
+            text = text.replace(_quoted(Path(theirs)), _quoted(self._roots.workspace))
+            file.write_text(text, encoding="utf-8")
+            for line in map(json.loads, text.splitlines()):
+                words = list(_strings(line))
+                first += words[:1]
+                for path in map(Path, words):
+                    if _address_of(path) is not None:
+                        bucket = path.parents[len(path.relative_to(_objects()).parts) - 3]
+                        keys.setdefault(bucket, []).append(path.relative_to(bucket).as_posix())
+        for each in named:
+            if each["file"] or not lists:
+                remote_data.local_path(each["address"])
+            else:
+                keys.setdefault(self._roots.path_of(each["path"]), []).extend(first)
+        for base, below in keys.items():
+            remote_data.local_files(base, below)
 
     def _remove_others(self, files: Mapping[str, FileDigest]) -> None:
         """Remove what an earlier job has left in the folders that belong to runs."""
@@ -504,11 +536,22 @@ def _fetched(shared: SharedFiles, roots: _Roots, files: Mapping[str, FileDigest]
 
 def _address_of(path: Path) -> Address | None:
     """Return the address of data that this machine has downloaded from an object store."""
-    top = (WORKSPACE.resolve() / remote_data.FOLDER).resolve()
-    if not path.is_relative_to(top):
+    if not path.is_relative_to(_objects()):
         return None
-    scheme, bucket, *rest = path.relative_to(top).parts
+    scheme, bucket, *rest = path.relative_to(_objects()).parts
     return Address(scheme, bucket, "/".join(rest))
+
+
+def _objects() -> Path:
+    return WORKSPACE.resolve() / remote_data.FOLDER
+
+
+def _strings(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, list):
+        for each in value:
+            yield from _strings(each)
 
 
 def _mapped(value: Any, change: Callable[[str], str]) -> Any:

@@ -17,8 +17,10 @@ from patchline.pipeline.frozen_model import FrozenModel
 from patchline.pipeline.workers import remote_job
 from patchline.pipeline.workers.job_paths import SAME_PLACE, paths_of
 from patchline.pipeline.workers.launcher import WorkerTask
+from patchline.pipeline.workers.part_files import read_lines, write_lines
 from patchline.pipeline.workers.remote_job import ReceivedJob, SentJob, enter_workspace
-from patchline.pipeline.workspace import chosen
+from patchline.pipeline.workspace import chosen, remote_data
+from patchline.pipeline.workspace.address import parsed
 from tests.patience import until
 
 
@@ -187,3 +189,42 @@ def test_a_node_that_cannot_reach_the_store_says_why(
     os.environ.pop(chosen.VARIABLE, None)
     with pytest.raises(ConfigError, match="Create it, or mount its disk"):
         enter_workspace((tmp_path / "nowhere").as_uri())
+
+
+class Listed(FrozenModel):
+    images: Annotated[Path, SAME_PLACE]
+    archive: Annotated[Path, SAME_PLACE]
+    files: Path
+
+
+def test_a_node_downloads_the_listed_images_of_a_bucket(
+    bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Relative and absolute ones, and archives as a whole; no others."""
+    monkeypatch.setenv(remote_job.NODE_FOLDER_VARIABLE, str(tmp_path / "node"))
+    (tmp_path / "a").mkdir()
+    monkeypatch.chdir(tmp_path / "a")
+    monkeypatch.delenv(chosen.VARIABLE, raising=False)
+    chosen.use(f"s3://{bucket}/team")
+    store = chosen.opened(parsed(f"s3://{bucket}/data", "-"))
+    for key in ("photos/cat/1.png", "photos/cat/2.png", "photos/dog/ü.png", "other/3.png", "a.zip"):
+        store.write(key, key.encode())
+    images, other, archive = (
+        Path(remote_data.local_path(f"s3://{bucket}/data/{name}"))
+        for name in ("photos", "other", "a.zip")
+    )
+    folder = WORKSPACE.resolve() / "part-0"
+    lines = [["cat/2.png", "cat"], ["dog/ü.png", "dog"], [str(other / "3.png"), None]]
+    files = write_lines(folder / "files.jsonl", lines)
+    job = Listed(images=images, archive=archive, files=files)
+    (folder / "job.json").write_text(job.model_dump_json())
+    named = paths_of(job)
+    sent = SentJob(WorkerTask("m", folder, files=named.files, same_place=named.same_place))
+    with node(f"s3://{bucket}/team") as place:
+        received = ReceivedJob(sent.name)
+        there = Listed.model_validate_json((received.folder / "job.json").read_text())
+        top = place / f"sources/objects/s3/{bucket}/data"
+        assert (there.images, there.archive) == (top / "photos", top / "a.zip")
+        present = {each.relative_to(top).as_posix() for each in top.rglob("*") if each.is_file()}
+        assert present == {"photos/cat/2.png", "photos/dog/ü.png", "other/3.png", "a.zip"}
+        assert Path(list(read_lines(there.files))[2][0]).read_text() == "other/3.png"

@@ -66,8 +66,8 @@ def patchline(cluster: Cluster, folder: Path, *words: str) -> tuple[int, str]:
 
 
 @pytest.fixture(scope="module")
-def photos(both: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a folder of small photos that both nodes see; they are on the store as one archive."""
+def photos(both: Cluster, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Return the address of small photos in an archive on the store."""
     folder, random = tmp_path_factory.mktemp("photos"), np.random.default_rng(0)
     for number in range(PHOTOS):
         image_HWC = random.integers(0, 256, (8, 8, 3), np.uint8) // (1 + number % 2)
@@ -82,7 +82,7 @@ def photos(both: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
     command = both.command("a", sys.executable, "-c", put, archive)
     subprocess.run(command, env=both.environment, check=True)
-    return folder
+    return "s3://nodes/photos.zip"
 
 
 def weights(folder: Path) -> str:
@@ -91,9 +91,9 @@ def weights(folder: Path) -> str:
     return digest_of(file).sha256
 
 
-def test_a_run_reads_trains_and_predicts_on_both_nodes(cluster: Cluster, photos: Path) -> None:
+def test_a_run_reads_trains_and_predicts_on_both_nodes(cluster: Cluster, photos: str) -> None:
     """The weights and the predictions are those of one machine, bit for bit."""
-    run = ("run", "s3://nodes/photos.zip", "--name", "photos", *TRAINING, *MODEL)
+    run = ("run", photos, "--name", "photos", *TRAINING, *MODEL)
     ray = ("--launcher.name", "ray", "--launcher.address", cluster.address)
     own = ("--workspace", cluster.workspace)
     on_two = ("--launcher.nodes", "2", "--launcher.cpus", "1")
@@ -109,7 +109,7 @@ def test_a_run_reads_trains_and_predicts_on_both_nodes(cluster: Cluster, photos:
     assert (cache / "sources/objects/s3/nodes/photos.zip").exists()
 
     out = cluster.work / "table.parquet"
-    predict = ("predict", "photos@champion", str(photos), "--out")
+    predict = ("predict", "photos@champion", photos, "--out")
     code, said = patchline(cluster, cluster.work, *predict, str(out), *ray, "--launcher.cpus", "1")
     assert code == 0, said
     assert list(cache.glob(".building-*"))  # a part of the images was predicted there
