@@ -28,7 +28,7 @@ pytestmark = [
 MODEL = ("--model.depth", "1", "--model.embed-dim", "32", "--model.num-heads", "2")
 TRAINING = (
     *("--preset", "none", "--training.epochs", "2", "--training.batch-size", "128"),
-    *("--training.processes", "2", "--training.threads", "2", "--training.precision", "float32"),
+    *("--training.processes", "2", "--training.precision", "float32"),
 )
 PHOTOS = 4100
 """From 4,000 on, reading is divided."""
@@ -97,11 +97,12 @@ def test_a_run_reads_trains_and_predicts_on_both_nodes(cluster: Cluster, photos:
     ray = ("--launcher.name", "ray", "--launcher.address", cluster.address)
     own = ("--workspace", cluster.workspace)
     on_two = ("--launcher.nodes", "2", "--launcher.cpus", "1")
-    code, said = patchline(cluster, cluster.work, *run, *ray, *on_two, *own)
+    one, two = (("--training.threads", threads) for threads in "12")  # for the ranks of a machine
+    code, said = patchline(cluster, cluster.work, *run, *one, *ray, *on_two, *own)
     assert code == 0, said
     assert cluster.ours() == []
     alone = cluster.folder / "alone"
-    code, said = patchline(cluster, alone, *run)
+    code, said = patchline(cluster, alone, *run, *two)
     assert code == 0, said
     assert weights(cluster.work) == weights(alone)
     [cache] = cluster.files_of("b").glob("home/.cache/patchline/nodes/*/0/.patchline")
