@@ -34,6 +34,8 @@ if TYPE_CHECKING:
     from patchline.pipeline.prediction.batch_prediction import PredictedTable
 
 _BATCH = 64
+_LISTED = 10
+"""Classes of a set that a line of the terminal names."""
 
 
 def build(arguments: list[str]) -> Callable[..., int]:
@@ -279,6 +281,8 @@ def _line(answer: dict[str, Any]) -> str:
     ranked = "  ".join(f"{each['label']} {each['probability']:.1%}" for each in answer["top_k"])
     said = f"{answer['image']}  {ranked}"
     if answer["set"] is not None:
-        said += f"  {{{', '.join(answer['set'])}}} {answer['coverage']:g}"
+        named, rest = answer["set"][:_LISTED], len(answer["set"]) - _LISTED
+        more = f" and {rest} more" if rest > 0 else ""
+        said += f"  {{{', '.join(named)}{more}}} {answer['coverage']:g}"
     messages = [f"  {each['message']}" for each in answer["warnings"]]
     return "\n".join(visible(line) for line in [said, *messages])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +47,7 @@ from patchline.pipeline.frozen_model import FrozenModel
 from patchline.pipeline.initial_weights.recipe import display_name
 from patchline.pipeline.metrics.intervals import proportion
 from patchline.pipeline.metrics.temperature import by_member
+from patchline.pipeline.models.answer_rules import AnswerRules
 from patchline.pipeline.models.stored_logits import load_features
 from patchline.pipeline.run_memory import stage_keys
 from patchline.pipeline.run_memory.stage_memory import Ingredients, result_files
@@ -132,6 +133,8 @@ def evaluate_run(run: TrainedRun, folder: Path, on_event: Callable[[Event], None
     images, rows = open_images(run.prepared.store), table["row"].to_numpy()
     measured = Measured(images, rows, _features_by_position(predicted.features_file, rows))
     rules, reference = fitted_rules(_held_out_images(run, table, measured), config.evaluation)
+    for note in _unknown_rules(rules):
+        on_event({"kind": "note", "message": note})
     if reference is not None:
         save_reference(reference, folder / REFERENCE_FILE)
     tested = Predictions.of(table[table["split"] == "test"])
@@ -174,6 +177,17 @@ def _features_by_position(file: Path | None, rows: Array) -> dict[int, Array]:
         file.unlink()
     places = {int(row): place for place, row in enumerate(rows)}
     return {places[row]: value for row, value in kept.items() if row in places}
+
+
+def _unknown_rules(rules: AnswerRules) -> Iterator[str]:
+    """Say that answers will have no sets, or no warning of images unlike those seen."""
+    for each in rules.thresholds:
+        if each.coverage == rules.coverage and each.least_probability is None:
+            sets = f"prediction sets with a coverage of {each.coverage:g}"
+            yield f"{sets} are not known: {each.unknown}"
+    if rules.far is None:
+        why = rules.unknown.get("far", "")
+        yield f"images unlike those that the model has seen get no warning: {why}"
 
 
 def _held_out_images(run: TrainedRun, table: pd.DataFrame, measured: Measured) -> HeldOutImages:
