@@ -164,12 +164,13 @@ def _log(run: tracked_run.TrackedRun, result: VersionEvaluation) -> None:
     model_id = registration.logged_model_of(result.reference)
     if model_id is not None:
         registration.log_evaluated_model(run, model_id)
-    registration.log_report_metrics(run, model_id, result.report, name)
+    registration.log_report_metrics(run, model_id, result.report.with_robustness, name)
     for file in sorted(result.html.parent.iterdir()):
         tracked_run.log_file(run, file, "report")
 
 
 def _as_json(result: VersionEvaluation, run: tracked_run.TrackedRun) -> dict[str, Any]:
+    robustness = result.report.robustness
     return {
         "model": result.reference.name,
         "version": result.reference.version,
@@ -179,6 +180,7 @@ def _as_json(result: VersionEvaluation, run: tracked_run.TrackedRun) -> dict[str
         "data_fingerprint": result.selection.fingerprint,
         "metrics": {key: value.model_dump() for key, value in result.report.metrics.items()},
         "calibration": result.report.calibration.model_dump(),
+        "robustness": robustness.model_dump() if robustness is not None else None,
         "report": str(result.html),
         "provenance": result.report.provenance.model_dump(),
         "notes": list(result.selection.notes),
@@ -200,6 +202,13 @@ def _lines(result: VersionEvaluation) -> list[str]:
                 f"  {METRICS[key].title:<28} {estimate.value:.3f}  (95% confidence interval "
                 f"{estimate.low:.3f} to {estimate.high:.3f})"
             )
+    if report.robustness is not None:
+        mean, clean = report.robustness.mean, report.robustness.clean
+        lines.append(
+            f"  {'Accuracy, corrupted images':<28} {mean.value:.3f}  (95% confidence interval "
+            f"{mean.low:.3f} to {mean.high:.3f}; {clean.value:.3f} on the same "
+            f"{counted(report.robustness.images, 'image')})"
+        )
     lines += [f"  note: {note}" for note in result.selection.notes]
     if not report.calibration.is_determined:
         lines.append(f"  calibration: {report.calibration.sentence()}")

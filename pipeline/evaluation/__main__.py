@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from functools import partial
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -19,11 +20,19 @@ from patchline.pipeline.evaluation.prediction_job import (
     PredictionResult,
 )
 from patchline.pipeline.evaluation.predictions import FROM_MANIFEST, save
+from patchline.pipeline.evaluation.robustness import (
+    Robustness,
+    measured_robustness,
+    sampled_rows,
+)
+from patchline.pipeline.models.inference import predict_logits
 from patchline.pipeline.models.model_files import load_model
 from patchline.pipeline.models.stored_logits import logits_of, save_features
 from patchline.pipeline.probing.chosen_features import ChosenFeatures, chosen_rows
 from patchline.pipeline.workers.event_log import EventWriter
 from patchline.pipeline.workers.worker_process import worker_main
+
+Array = np.ndarray[Any, Any]
 
 
 def predict(job: PredictionJob, events: EventWriter) -> PredictionResult:
@@ -54,6 +63,7 @@ def predict(job: PredictionJob, events: EventWriter) -> PredictionResult:
         seconds=seconds,
         explanations=_explanations(job, chosen),
         features_file=features_file,
+        robustness=_robustness(job, chosen, events),
     )
 
 
@@ -64,6 +74,32 @@ def _explanations(job: PredictionJob, logits: pd.DataFrame) -> Explanations:
     model, description = load_model(job.model_folder)
     description = description.model_copy(update={"temperature": fit.temperature})
     return explain_predictions(job.explained, model, description, open_images(job.store), table)
+
+
+def _robustness(job: PredictionJob, logits: pd.DataFrame, events: EventWriter) -> Robustness | None:
+    """Predict a sample of the test images in corrupted versions."""
+    if job.corrupted is None:
+        return None
+    tested = logits[logits["split"] == "test"]
+    sample = tested.iloc[sampled_rows(len(tested), job.corrupted.images, job.corrupted.seed)]
+    number = {name: position for position, name in enumerate(job.corrupted.classes)}
+    model, description = load_model(job.model_folder)
+    device = torch.device(job.device)
+    model = model.to(device)
+
+    def scores(images_BHWC: Array) -> Array:
+        rows = np.arange(len(images_BHWC))
+        logits_BK = predict_logits(model, images_BHWC, rows, description.image, device=device)
+        scores_BK: Array = logits_BK.numpy()
+        return scores_BK
+
+    return measured_robustness(
+        scores,
+        np.array(open_images(job.store)[sample["row"].to_numpy()]),
+        sample["label"].map(number).to_numpy(np.int64),
+        job.corrupted.seed,
+        lambda done, total: events.progress(done, total, "corrupted image"),
+    )
 
 
 def _report(events: EventWriter, before: int, total: int, done: int, _of_part: int) -> None:

@@ -66,6 +66,11 @@ class EvaluationConfig(FrozenModel):
     """Probability that an image like the validation images gets the warning that it is far from
     everything that the model has seen."""
 
+    corruptions: Annotated[int, Field(ge=0, le=100_000)] = 0
+    """Number of test images that are corrupted in 14 ways (noise, blur, weather, compression) of
+    five severities (arXiv 1903.12261), to report the accuracy on them: each such image is predicted
+    71 times. 0 for none."""
+
     explanations: bool = True
     """In a run: show where the model looked in its most confident errors, test whether such maps
     are meaningful, and write the visual guide for its most confident correct prediction and its

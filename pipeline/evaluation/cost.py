@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from patchline.pipeline.config import RunConfig
 from patchline.pipeline.data.ingested_data import IngestedData
+from patchline.pipeline.evaluation.robustness import VERSIONS
 from patchline.pipeline.training.train_result import TrainResult
 
 _PREDICTING_IS_FASTER = 3
@@ -27,7 +28,13 @@ def evaluation_seconds(config: RunConfig, data: IngestedData, trained: TrainResu
     if training.initial_image_scale < 1:  # most images were smaller
         small = training.full_size_from * (1 - training.initial_image_scale**2)
         rate *= 1 - small
-    return predicting_seconds(config, predicted_images(data, trained), rate)
+    images = predicted_images(data, trained) + corrupted_images(config, data)
+    return predicting_seconds(config, images, rate)
+
+
+def corrupted_images(config: RunConfig, data: IngestedData) -> int:
+    """Return how many corrupted versions of test images, and these themselves, are predicted."""
+    return min(config.evaluation.corruptions, data.counts["test"]) * (VERSIONS + 1)
 
 
 def predicted_images(data: IngestedData, trained: TrainResult) -> int:

@@ -32,6 +32,7 @@ from patchline.pipeline.evaluation.html_report import (
 )
 from patchline.pipeline.evaluation.plots import write_plots
 from patchline.pipeline.evaluation.prediction_job import (
+    CorruptionJob,
     ExplanationJob,
     Explanations,
     HeldOut,
@@ -150,6 +151,7 @@ def evaluate_run(run: TrainedRun, folder: Path, on_event: Callable[[Event], None
     )
     beside = {
         "covering_test": predicted.explanations.test,
+        "robustness": predicted.robustness,
         "provenance": data.seen_before.provenance,
         "answers": checked_answers(
             rules, tested, measured.of(tested, reference), config.evaluation
@@ -379,10 +381,18 @@ def _job(run: TrainedRun, folder: Path) -> FrozenModel:
         held_out=_held_out(run),
         device=trained.device,
         file=folder.parent / "prediction" / "logits.parquet",
+        corrupted=_corrupted(run.config, data),
         explained=_explained(run.config, data, folder)
         if run.config.evaluation.explanations
         else None,
     )
+
+
+def _corrupted(config: RunConfig, data: IngestedData) -> CorruptionJob | None:
+    images = config.evaluation.corruptions
+    if not images:
+        return None
+    return CorruptionJob(images=images, seed=config.seed, classes=data.classes)
 
 
 def _explained(config: RunConfig, data: IngestedData, folder: Path) -> ExplanationJob:

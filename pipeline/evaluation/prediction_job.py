@@ -9,6 +9,7 @@ import numpy as np
 import pandas as pd
 
 from patchline.pipeline.data.splits.folds import rows_of_fold
+from patchline.pipeline.evaluation.robustness import Robustness
 from patchline.pipeline.frozen_model import FrozenModel
 from patchline.pipeline.visual_guide.covering_result import CoveringTest, MapKind
 
@@ -62,6 +63,16 @@ class ExplanationJob(FrozenModel):
     """Receives the pages and the maps."""
 
 
+class CorruptionJob(FrozenModel):
+    """Test images to corrupt and predict."""
+
+    images: int
+    """At most so many."""
+    seed: int
+    """Draws the images and the corruptions."""
+    classes: tuple[str, ...]
+
+
 class PredictionJob(FrozenModel):
     """Input of the prediction worker."""
 
@@ -80,6 +91,7 @@ class PredictionJob(FrozenModel):
     """What to find out about where the model looked."""
     seed: int = 0
     """Draws the images whose features are kept."""
+    corrupted: CorruptionJob | None = None
 
 
 class PredictionResult(FrozenModel):
@@ -91,3 +103,4 @@ class PredictionResult(FrozenModel):
     explanations: Explanations = Explanations()
     features_file: Path | None = None
     """Features of some validation and test images by the final model; None if it has none."""
+    robustness: Robustness | None = None

@@ -17,6 +17,7 @@ from patchline.pipeline.evaluation.answers_report import AnswersReport
 from patchline.pipeline.evaluation.config import EvaluationConfig
 from patchline.pipeline.evaluation.galleries import GalleryImage
 from patchline.pipeline.evaluation.predictions import Predictions
+from patchline.pipeline.evaluation.robustness import Robustness
 from patchline.pipeline.evaluation.slices import Slice, slices, undivided
 from patchline.pipeline.files.atomic_files import write_text
 from patchline.pipeline.frozen_model import FrozenModel
@@ -92,7 +93,17 @@ class EvaluationReport(FrozenModel):
     """Prediction sets and warnings on these images; None of a model without rules for them."""
     covering_test: CoveringTest | None = None
     """Whether maps of attention and gradient mean anything for this model; only of runs."""
+    robustness: Robustness | None = None
+    """Accuracy on corrupted versions of a sample of these images; None if it was not asked for."""
     config: EvaluationConfig
+
+    @property
+    def with_robustness(self) -> EvaluationReport:
+        """The same report, whose metrics include those on corrupted images."""
+        if self.robustness is None:
+            return self
+        further = {f"{self.split}/{key}": value for key, value in self.robustness.metrics.items()}
+        return self.model_copy(update={"metrics": {**self.metrics, **further}})
 
     @property
     def accuracy(self) -> MetricEstimate:

@@ -33,6 +33,12 @@ from patchline.pipeline.evaluation.evaluating import write_report
 from patchline.pipeline.evaluation.html_report import ReportPage
 from patchline.pipeline.evaluation.predictions import Predictions, with_probabilities
 from patchline.pipeline.evaluation.report import EvaluationReport, evaluate
+from patchline.pipeline.evaluation.robustness import (
+    VERSIONS,
+    Robustness,
+    measured_robustness,
+    sampled_rows,
+)
 from patchline.pipeline.files.stored_images import StoredImages
 from patchline.pipeline.frozen_model import FrozenModel
 from patchline.pipeline.metrics.temperature import recorded
@@ -46,6 +52,8 @@ Array = np.ndarray[Any, Any]
 StageProgress = Callable[[str, int, int], None]
 _BATCH = 64
 _NAMED_CLASSES = 20
+_SEED = 0
+"""Draws the images that are corrupted, and the corruptions."""
 
 
 class EvaluationChoices(FrozenModel):
@@ -160,11 +168,33 @@ def evaluate_version(
         update={
             "provenance": chosen.records.provenance.summary,
             "answers": _answers(package, predictions, images, distances, choices.report),
+            "robustness": _robustness(package, images, predictions, choices.report, on_progress),
         }
     )
     page = _page(chosen.records, data, selection, choices)
     html = write_report(report, page, table, lambda position: images[position], folder)
     return VersionEvaluation(chosen.records.reference, data, selection, report, html)
+
+
+def _robustness(
+    package: PackagedModel,
+    images: StoredImages,
+    predictions: Predictions,
+    config: EvaluationConfig,
+    on_progress: StageProgress,
+) -> Robustness | None:
+    """Predict a sample of the images in corrupted versions, if the settings ask for it."""
+    if not config.corruptions:
+        return None
+    rows = sampled_rows(len(images), config.corruptions, _SEED)
+    stage = f"Predicting {counted(len(rows) * (VERSIONS + 1), 'image')}, most of them corrupted"
+    return measured_robustness(
+        package.probabilities,
+        np.array(images[rows]),
+        predictions.labels_N[rows],
+        _SEED,
+        lambda done, total: on_progress(stage, done, total),
+    )
 
 
 def select(

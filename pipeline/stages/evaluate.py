@@ -11,7 +11,11 @@ from patchline.pipeline.data.ingested_data import IngestedData, PreparedData
 from patchline.pipeline.evaluation import evaluating
 from patchline.pipeline.evaluation.answers_report import REFERENCE_FILE
 from patchline.pipeline.evaluation.chosen_images import EXPLANATIONS
-from patchline.pipeline.evaluation.cost import evaluation_seconds, predicted_images
+from patchline.pipeline.evaluation.cost import (
+    corrupted_images,
+    evaluation_seconds,
+    predicted_images,
+)
 from patchline.pipeline.evaluation.evaluating import FOLDER, MODULE, Evaluated
 from patchline.pipeline.evaluation.trained_run import TrainedRun
 from patchline.pipeline.frozen_model import FrozenModel
@@ -77,6 +81,8 @@ class Evaluate(EvaluateStage[Evaluated]):
         data, trained = inputs.data, inputs.trained
         images = predicted_images(data, trained)
         held_out = "" if trained.ensemble is not None else " with validation"
+        if corrupted := corrupted_images(context.config, data):
+            held_out += f", {corrupted:,} of corrupted ones"
         if trained.probe is not None:
             return f"Evaluating on the test images ({images:,} images{held_out})"
         seconds = evaluation_seconds(context.config, data, trained)
@@ -107,7 +113,9 @@ class Evaluate(EvaluateStage[Evaluated]):
     ) -> None:
         """Log the metrics, linked to the model and the data, and the files of the report."""
         model_id = registration.logged_model(run, str(context.config.name))
-        registration.log_report_metrics(run, model_id, result.report, inputs.data.name)
+        registration.log_report_metrics(
+            run, model_id, result.report.with_robustness, inputs.data.name
+        )
         if result.report.answers is not None:
             registration.log_answer_metrics(run, model_id, result.report, inputs.data.name)
         pages = result.folder / EXPLANATIONS

@@ -76,6 +76,27 @@ def test_images_that_the_model_has_seen_are_left_out(command: Command) -> None:
     assert names >= {"report.html", "report.json", "predictions.parquet", "reliability.png"}
 
 
+def test_corrupted_images_are_reported_where_they_are_asked_for(command: Command) -> None:
+    """The page, the answer and MLflow have the accuracy on them; without the setting none has."""
+    code, out, err = command(
+        "evaluate", "stripes", "photos", "--evaluation.corruptions", "4", "--json"
+    )
+    assert code == 0, err
+    answer = json.loads(out)
+    assert answer["robustness"]["images"] == 4
+    mean = answer["robustness"]["mean"]
+    logged = client().get_run(answer["run_id"]).data.metrics
+    assert logged["all/corrupted_accuracy"] == mean["value"]
+    assert logged["all/corrupted_accuracy_low"] == mean["low"]
+    assert "all/corrupted_accuracy/fog" in logged
+    page = Path(answer["report"]).read_text(encoding="utf-8")
+    assert "Corrupted images" in page
+    assert page.count("gaussian noise") == 1
+    _, out, _ = command("evaluate", "stripes", "photos", "--json")
+    assert json.loads(out)["robustness"] is None
+    assert "Corrupted images" not in Path(json.loads(out)["report"]).read_text(encoding="utf-8")
+
+
 def test_a_package_of_another_workspace_knows_what_it_has_seen(
     command: Command, tmp_path: Path
 ) -> None:

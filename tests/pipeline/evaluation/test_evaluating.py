@@ -17,7 +17,7 @@ from patchline.pipeline.evaluation.chosen_images import EXPLANATIONS
 from patchline.pipeline.evaluation.config import EvaluationConfig
 from patchline.pipeline.evaluation.evaluating import write_report
 from patchline.pipeline.evaluation.html_report import ReportPage
-from patchline.pipeline.evaluation.prediction_job import PredictionJob
+from patchline.pipeline.evaluation.prediction_job import CorruptionJob, PredictionJob
 from patchline.pipeline.evaluation.predictions import Predictions
 from patchline.pipeline.evaluation.report import EvaluationReport
 from patchline.pipeline.evaluation.slices import slices
@@ -110,8 +110,12 @@ def test_predictions_keep_the_columns_to_slice_by(finished_run: Run, tmp_path: P
         device="cpu",
         file=tmp_path / "logits.parquet",
         columns=("column:site",),
+        corrupted=CorruptionJob(images=3, seed=0, classes=("across", "down", "rising")),
     )
-    predict(job, EventWriter(tmp_path / "events.jsonl"))
+    predicted = predict(job, EventWriter(tmp_path / "events.jsonl"))
+    assert predicted.robustness is not None
+    assert predicted.robustness.images == 3  # of the test split
+    assert predicted.robustness.mean.n == 3
     table, _ = calibrated(pd.read_parquet(job.file), ("across", "down", "rising"))
     assert "column:age" not in table
     found = slices(Predictions.of(table), EvaluationConfig(slices=("column:site",)))

@@ -1,0 +1,134 @@
+"""Accuracy on corrupted test images, paired with that on the same images as they are.
+
+Shapes: N images, K classes, V corrupted versions of each image.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from patchline.pipeline.evaluation.corruptions.catalogue import (
+    CORRUPTIONS,
+    SEVERITIES,
+    corrupted,
+)
+from patchline.pipeline.frozen_model import FrozenModel
+from patchline.pipeline.metrics.intervals import MetricEstimate, mean_of_repeats, proportion
+from patchline.pipeline.metrics.paired_test import PairedDifference, paired_difference
+
+Array = np.ndarray[Any, Any]
+Scores = Callable[[Array], Array]
+"""Maps uint8 images (B, H, W, C) to scores (B, K), whose largest is the prediction."""
+VERSIONS = len(CORRUPTIONS) * len(SEVERITIES)
+"""Corrupted versions of each image."""
+_BATCH = 64
+
+
+class CorruptedAccuracy(FrozenModel):
+    """The accuracy under one corruption of one severity."""
+
+    corruption: str
+    severity: int
+    accuracy: MetricEstimate
+    difference: PairedDifference
+    """From the accuracy on the same images as they are."""
+
+
+class Robustness(FrozenModel):
+    """The accuracy on a sample of test images under every corruption and severity."""
+
+    images: int
+    clean: MetricEstimate
+    """Accuracy on the sample as it is."""
+    mean: MetricEstimate
+    """Mean accuracy over all corruptions and severities; interval over the images."""
+    loss: MetricEstimate
+    """Mean over the images of the accuracy on corrupted versions, minus that as it is."""
+    by_corruption: dict[str, MetricEstimate]
+    """Mean accuracy over the severities of each corruption; interval over the images."""
+    cells: tuple[CorruptedAccuracy, ...]
+
+    @property
+    def metrics(self) -> dict[str, MetricEstimate]:
+        """Metrics by name, without the split."""
+        each = {f"corrupted_accuracy/{name}": value for name, value in self.by_corruption.items()}
+        return {"corrupted_accuracy": self.mean, "corrupted_accuracy_loss": self.loss, **each}
+
+    def severities_of(self, corruption: str) -> tuple[CorruptedAccuracy, ...]:
+        """Return the results of one corruption, the mildest first."""
+        return tuple(cell for cell in self.cells if cell.corruption == corruption)
+
+
+def sampled_rows(count: int, most: int, seed: int) -> Array:
+    """Return which of some images are corrupted: at most so many, in order."""
+    random = np.random.default_rng([seed, 1903])
+    return np.sort(random.permutation(count)[:most])
+
+
+def measured_robustness(
+    scores: Scores,
+    images_NHWC: Array,
+    labels_N: Array,
+    seed: int,
+    on_progress: Callable[[int, int], None] | None = None,
+) -> Robustness:
+    """Predict every image as it is and in each corrupted version.
+
+    Args:
+        scores: the model.
+        images_NHWC: uint8, as the model takes them.
+        labels_N: number of the true class of each image.
+        seed: of the corruptions.
+        on_progress: called with the number of predicted images, and of all.
+    """
+    count = len(images_NHWC)
+    total = count * (VERSIONS + 1)
+    clean_N = _right(scores, images_NHWC, labels_N)
+    cells: list[CorruptedAccuracy] = []
+    right_VN: list[Array] = []
+    for name in CORRUPTIONS:
+        for severity in SEVERITIES:
+            versions = np.stack([corrupted(each, name, severity, seed) for each in images_NHWC])
+            right_N = _right(scores, versions, labels_N)
+            right_VN.append(right_N)
+            cells.append(
+                CorruptedAccuracy(
+                    corruption=name,
+                    severity=severity,
+                    accuracy=proportion(int(right_N.sum()), count),
+                    difference=paired_difference(clean_N, right_N),
+                )
+            )
+            if on_progress:
+                on_progress(count * (len(cells) + 1), total)
+    shares_VN = np.stack(right_VN).astype(np.float64)
+    by_name = shares_VN.reshape(len(CORRUPTIONS), len(SEVERITIES), count).mean(axis=1)
+    return Robustness(
+        images=count,
+        clean=proportion(int(clean_N.sum()), count),
+        mean=_mean(shares_VN.mean(axis=0), (0.0, 1.0)),
+        loss=_mean(shares_VN.mean(axis=0) - clean_N, (-1.0, 1.0)),
+        by_corruption={
+            name: _mean(shares_N, (0.0, 1.0))
+            for name, shares_N in zip(CORRUPTIONS, by_name, strict=True)
+        },
+        cells=tuple(cells),
+    )
+
+
+def _right(scores: Scores, images_NHWC: Array, labels_N: Array) -> Array:
+    """Return which images are predicted correctly."""
+    parts = [
+        scores(images_NHWC[start : start + _BATCH]).argmax(axis=1)
+        for start in range(0, len(images_NHWC), _BATCH)
+    ]
+    right_N: Array = np.concatenate(parts) == labels_N
+    return right_N
+
+
+def _mean(values_N: Array, ends: tuple[float, float]) -> MetricEstimate:
+    """Return a mean over images, with its t interval."""
+    return mean_of_repeats(values_N.tolist(), ends)
