@@ -35,6 +35,7 @@ class ProcessorCheck(NamedTuple):
     passed: bool
     largest_difference: float
     """In probability, between this processor and the one of the export; NaN if not a number."""
+    allowed_difference: float
     images: int
     finding: str
     """The result in one sentence."""
@@ -105,4 +106,4 @@ def check_on_this_processor(folder: Path, answers: Answers) -> ProcessorCheck | 
             f", more than the {allowed:g} allowed; export it again on this processor, or serve the "
             "package itself"
         )
-    return ProcessorCheck(passed, largest, len(images_NHWC), finding)
+    return ProcessorCheck(passed, largest, allowed, len(images_NHWC), finding)

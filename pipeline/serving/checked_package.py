@@ -13,12 +13,13 @@ import numpy as np
 from patchline.pipeline.errors import RunError
 from patchline.pipeline.packaging.package_files import DESCRIPTION_FILE, ONNX_FILE
 from patchline.pipeline.packaging.packaged_model import PackagedModel
+from patchline.pipeline.packaging.processor_check import check_on_this_processor
 
 logger = logging.getLogger(__name__)
 
 _IMAGES = 4
 _TOLERANCE = 1e-3
-"""Of the sum of the probabilities, and of an image alone and in a batch."""
+"""Of the sum of the probabilities, and of an image alone and in a batch if all is in float32."""
 _QUICK_SECONDS = 0.025
 """A network that computes an image in less computes several at a time, each on one core."""
 _MOST_THREADS = 8
@@ -39,16 +40,21 @@ class Checked(NamedTuple):
 
 
 def checked_package(folder: Path, threads: int) -> Checked:
-    """Open the package in a folder that MLflow has stored, warm it, and check it.
+    """Open the package in a folder, warm it, and check it.
+
+    One that answers differently on other processors, as `patchline export --to int8` writes it, is
+    compared with its answers on the processor of the export.
 
     Args:
-        folder: of the MLflow model.
+        folder: of the MLflow model, or of an export.
         threads: that compute.
 
     Raises:
         PackageRefusedError: if it may not be served, with the reason.
     """
     artifacts = folder / "artifacts"
+    if not artifacts.is_dir():
+        artifacts = folder
     onnx_file, description_file = artifacts / ONNX_FILE, artifacts / DESCRIPTION_FILE
     for file in (onnx_file, description_file):
         if not file.is_file():
@@ -60,16 +66,39 @@ def checked_package(folder: Path, threads: int) -> Checked:
         raise PackageRefusedError("its files are damaged") from error
     if not package.classes:
         raise PackageRefusedError("it is an encoder without classes")
-    seconds = _seconds_of_one(package)
+    allowed = _allowed_difference(artifacts, package)
+    seconds = _seconds_of_one(package, allowed)
     if seconds > _QUICK_SECONDS and threads > 1:
         each = min(threads, _MOST_THREADS)
         package = package.with_threads(each)
-        _seconds_of_one(package)
+        _seconds_of_one(package, allowed)
         return Checked(package, max(1, threads // each))
     return Checked(package, threads)
 
 
-def _seconds_of_one(package: PackagedModel) -> float:
+def _allowed_difference(artifacts: Path, package: PackagedModel) -> float:
+    """Check the answers of a package that depends on the processor.
+
+    Returns:
+        The largest difference in probability between an image alone and in a batch.
+
+    Raises:
+        PackageRefusedError: if this processor answers differently, or the check cannot be read.
+    """
+    try:
+        found = check_on_this_processor(artifacts, package.probabilities)
+    except Exception as error:  # files of somebody else, damaged in any way
+        logger.warning("The processor check in %s fails: %s", artifacts, error)
+        raise PackageRefusedError("its check of the processor is damaged") from error
+    if found is None:
+        return _TOLERANCE
+    logger.info("Checked on this processor: %s.", found.finding)
+    if not found.passed:
+        raise PackageRefusedError(found.finding)
+    return found.allowed_difference
+
+
+def _seconds_of_one(package: PackagedModel, allowed: float) -> float:
     """Check a package's answers, and return the processor time of one image, in this thread.
 
     Raises:
@@ -91,7 +120,7 @@ def _seconds_of_one(package: PackagedModel) -> float:
     except Exception as error:  # onnxruntime documents no exception class for a failing network
         logger.warning("The package fails on an image: %s", error)
         raise PackageRefusedError("it fails on an image") from error
-    _check(package, together, alone, answers)
+    _check(package, together, alone, answers, allowed)
     return statistics.median(times)
 
 
@@ -100,6 +129,7 @@ def _check(
     together_BK: np.ndarray[Any, Any],
     alone_BK: np.ndarray[Any, Any],
     answers: list[dict[str, Any]],
+    allowed: float,
 ) -> None:
     expected = (_IMAGES, len(package.classes))
     if together_BK.shape != expected:
@@ -115,7 +145,7 @@ def _check(
     )
     if not are_probabilities:
         raise PackageRefusedError("its network computes no probabilities")
-    if np.abs(together_BK - alone_BK).max() > _TOLERANCE:
+    if np.abs(together_BK - alone_BK).max() > allowed:
         raise PackageRefusedError("an image has other probabilities alone than in a batch")
     for row, answer in zip(together_BK, answers, strict=True):
         if answer["label"] != package.classes[int(np.argmax(row))]:

@@ -24,6 +24,7 @@ from patchline.pipeline.exports.exporting import Form, export
 from patchline.pipeline.packaging.packaged_model import PackagedModel
 from patchline.pipeline.packaging.processor_check import Processor, check_on_this_processor
 from patchline.pipeline.registry.registered_models import ModelReference
+from patchline.pipeline.serving.checked_package import PackageRefusedError, checked_package
 from tests.pipeline.conftest import CLASSES, Exported
 
 REFERENCE = ModelReference("stripes", "3", "models:/m-1")
@@ -207,3 +208,24 @@ def test_a_processor_without_int8_products_gets_seven_bits(
         eight_bits = [each for each in weights if each.dtype == np.int8 and each.ndim > 1]
         assert eight_bits
         assert max(int(np.abs(each.astype(int)).max()) for each in eight_bits) <= 64
+
+
+def test_a_server_checks_an_int8_export_on_its_processor(
+    exported_rgb: Exported, photos: ComparisonImages, tmp_path: Path
+) -> None:
+    """It is served where it answers as it did, and refused with the difference where not."""
+    out = tmp_path / "out"
+    _export(exported_rgb, "int8", photos, out)
+    checked = checked_package(out, 1)
+    assert checked.package.classes == list(CLASSES)
+    file = out / "processor_check.npz"
+    with np.load(file, allow_pickle=False) as stored:
+        images, probabilities = stored["images"], stored["probabilities"]
+    np.savez_compressed(file, images=images, probabilities=probabilities[::-1])
+    with pytest.raises(
+        PackageRefusedError, match=r"on this processor .* more than the 0\.15 allowed"
+    ):
+        checked_package(out, 1)
+    file.write_bytes(b"damaged")
+    with pytest.raises(PackageRefusedError, match="its check of the processor is damaged"):
+        checked_package(out, 1)
