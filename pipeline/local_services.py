@@ -38,6 +38,10 @@ class Services(FrozenModel):
     own: tuple[str, ...]
     """Which of `prefect` and `mlflow` the supervisor runs; the user runs the other."""
     pool: str = POOL
+    serve: str | None = None
+    """The model that is served; none if there is no model server."""
+    serve_url: str | None = None
+    """Address of the model server."""
     started_at: str
     """When they became ready: ISO 8601, UTC."""
     versions: dict[str, str]

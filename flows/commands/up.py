@@ -30,6 +30,8 @@ def up(
     artifact_access: Literal["proxied", "direct"] | None = None,
     password_file: Path | None = None,
     config: Path | None = None,
+    serve: str | None = None,
+    serve_port: int = 8000,
     as_json: Json = False,
 ) -> None:
     """Start a Prefect server, an MLflow server and a runner for the schedules of this folder.
@@ -52,6 +54,10 @@ def up(
         and command use S3 with keys of its own (direct).
     password_file
         File whose first line is the password of the database, instead of PGPASSWORD.
+    serve
+        Registered model to serve over HTTP on this machine, such as flowers@champion.
+    serve_port
+        Port of the model server; the next free port if it is taken.
     config
         YAML file with these settings: database, artifacts, artifact_access, password_file.
     """
@@ -74,6 +80,7 @@ def up(
             display().note,
             stores,
             config,
+            None if serve is None else starting.Serve(serve, serve_port),
         )
     services = local_services.running(folder)
     if services is None:
@@ -167,6 +174,7 @@ def _as_json(services: Services, *, already_running: bool) -> dict[str, object]:
         "prefect_login_url": without_credentials(sign_in_links.prefect_link(services)),
         "mlflow_login_url": without_credentials(sign_in_links.mlflow_link(services)),
         "login_file": str(local_login.login_file(services.folder)) if services.own else None,
+        "serve_url": services.serve_url,
         "logs": str(local_services.logs_folder(services.folder)),
         "notes": list(services.notes),
     }

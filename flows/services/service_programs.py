@@ -20,11 +20,13 @@ from patchline.pipeline.local_services import HOST, answers, logs_folder
 from patchline.pipeline.supervision import free_ports, heartbeat
 from patchline.pipeline.supervision.supervised_process import Program
 
+MODEL_SERVER = "model_server"
 _TITLES = {
     "prefect": "The Prefect server",
     "mlflow": "The MLflow server",
     "runner": "The runner",
     "keeper": "The keeper",
+    MODEL_SERVER: "The model server",
 }
 _ANSWER_SECONDS = 20.0
 _HEARTBEAT_SECONDS = 180.0
@@ -61,11 +63,18 @@ class Servers:
             self._choose_port("prefect", plan.prefect_port)
         if plan.mlflow_url is None:
             self._choose_port("mlflow", plan.mlflow_port)
+        if plan.serve is not None:
+            self._choose_port(MODEL_SERVER, plan.serve_port)
 
     @property
     def own(self) -> tuple[str, ...]:
-        """The servers that are started here."""
-        return tuple(self._ports)
+        """Which of Prefect's and MLflow's servers are started here."""
+        return tuple(name for name in self._ports if name != MODEL_SERVER)
+
+    @property
+    def serve_url(self) -> str | None:
+        """The address of the model server, if there is one."""
+        return None if self._plan.serve is None else self._address(MODEL_SERVER)
 
     @property
     def prefect_url(self) -> str:
@@ -89,7 +98,9 @@ class Servers:
 
     def first(self) -> list[Program]:
         """Return the programs that must be well before `patchline up` reports that all is ready."""
-        servers = [self._server(name) for name in self._ports]
+        servers = [self._server(name) for name in self.own]
+        if self._plan.serve is not None:
+            servers.append(self._model_server(self._plan.serve))
         return [*servers, self._client("runner", self._plan.pool, self._plan.max_concurrent_runs)]
 
     def keeper(self) -> Program:
@@ -102,13 +113,15 @@ class Servers:
         if port is None or free_ports.is_free(port):
             return None
         self._choose_port(program.name, port)
+        if program.name == MODEL_SERVER and self._plan.serve is not None:
+            return self._model_server(self._plan.serve)
         return self._server(program.name)
 
     def _choose_port(self, name: str, preferred: int) -> None:
         others = frozenset(port for other, port in self._ports.items() if other != name)
         port = free_ports.first_free(preferred, others)
         if port != preferred:
-            title = name.replace("prefect", "Prefect").replace("mlflow", "MLflow")
+            title = {"prefect": "Prefect", "mlflow": "MLflow"}.get(name, "the model server")
             self.notes.append(f"Port {preferred} is taken, so {title} uses port {port}.")
         self._ports[name] = port
 
@@ -137,10 +150,26 @@ class Servers:
         command = self._command(f"{name}_server", port)
         return self._program(name, command, environment, lambda: answers(health, _ANSWER_SECONDS))
 
+    def _model_server(self, model: str) -> Program:
+        """Return the program that serves a registered model."""
+        command = self._command(MODEL_SERVER, model, self._ports[MODEL_SERVER])
+        health = f"{self._address(MODEL_SERVER)}/readyz"
+        environment = self._client_environment()
+        return self._program(
+            MODEL_SERVER, command, environment, lambda: answers(health, _ANSWER_SECONDS)
+        )
+
     def _client(self, name: str, *arguments: object) -> Program:
         """Return a program that uses the servers and reports by a heartbeat that it is well."""
+        is_well = heartbeat.is_beating(self._folder, name)
+        command = self._command(name, *arguments)
+        environment = self._client_environment()
+        return self._program(name, command, environment, is_well, _HEARTBEAT_SECONDS)
+
+    def _client_environment(self) -> dict[str, str]:
+        """Return the environment of a program that uses the servers."""
         foreign = {*(OTHER_MLFLOW_LOGINS if "mlflow" in self.own else ()), PASSWORD_VARIABLE}
-        environment = {
+        return {
             **{given: value for given, value in os.environ.items() if given not in foreign},
             **_CLIENT_ENVIRONMENT,
             "PREFECT_API_URL": self.prefect_api_url,
@@ -148,9 +177,6 @@ class Servers:
             **(self._prefect_client() if "prefect" in self.own else {}),
             **(mlflow_variables(self._secret) if "mlflow" in self.own else {}),
         }
-        is_well = heartbeat.is_beating(self._folder, name)
-        command = self._command(name, *arguments)
-        return self._program(name, command, environment, is_well, _HEARTBEAT_SECONDS)
 
     def _prefect_client(self) -> dict[str, str]:
         return {

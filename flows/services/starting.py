@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
+from typing import NamedTuple
 
 from patchline.flows import prefect_settings
 from patchline.flows.services import (
@@ -39,6 +40,7 @@ from patchline.pipeline.local_services import (
     state_file,
 )
 from patchline.pipeline.redaction import redacted, without_credentials
+from patchline.pipeline.registry import model_reference
 from patchline.pipeline.server_access import sign_in_links
 from patchline.pipeline.supervision import free_ports
 from patchline.pipeline.tracking import team_stores
@@ -54,6 +56,15 @@ _PREFECT, _MLFLOW = "PREFECT_API_URL", "MLFLOW_TRACKING_URI"
 _REMOTE = re.compile(r"^(https?|databricks)")
 
 
+class Serve(NamedTuple):
+    """A model to serve."""
+
+    model: str
+    """A reference such as flowers@champion."""
+    port: int
+    """The first port to try."""
+
+
 def start(
     folder: Path,
     prefect_port: int,
@@ -62,6 +73,7 @@ def start(
     say: Say,
     flags: TeamStores | None = None,
     config: Path | None = None,
+    serve: Serve | None = None,
 ) -> bool:
     """Start the servers unless they are running; return whether this call started them.
 
@@ -75,6 +87,7 @@ def start(
         say: called with a line for each step.
         flags: the stores of a team that the command line names, if any.
         config: a YAML file that names them, if any.
+        serve: the model to serve, if any.
 
     Raises:
         ConfigError: if a port or the number of runs is out of range, or a store is wrong.
@@ -82,18 +95,23 @@ def start(
         OrchestrationError: if a server does not start.
     """
     _check(prefect_port, mlflow_port, max_concurrent_runs)
+    _check_serve(serve, prefect_port, mlflow_port)
     flags = flags or TeamStores()
-    if running(folder):
+    if services := running(folder):
         _check_stores_are(folder, flags, config)
+        _check_serves(services, serve)
         return False
     with one_at_a_time(folder):
-        if running_soon(folder):
+        if services := running_soon(folder):
             _check_stores_are(folder, flags, config)
+            _check_serves(services, serve)
             return False
         service_processes.clear(folder, _ORPHAN_SECONDS)
         stores, notes = store_choice.chosen(folder, flags, config)
         plan = _plan(prefect_port, mlflow_port, max_concurrent_runs)
         plan = _with_stores(folder, plan, stores, notes)
+        if serve is not None:
+            plan = plan.model_copy(update={"serve": serve.model, "serve_port": serve.port})
         write_private_text(plan_file(folder), plan.model_dump_json(indent=2))
         failure_file(folder).unlink(missing_ok=True)
         state_file(folder).unlink(missing_ok=True)
@@ -117,6 +135,40 @@ def _check_stores_are(folder: Path, flags: TeamStores, config: Path | None) -> N
             "The servers are already running with other stores "
             f"({used.database or 'a database in the folder'}, {used.artifacts or 'artifacts in it'}"
             "). Run `patchline down` first, and then this command again."
+        )
+
+
+def _check_serve(serve: Serve | None, *others: int) -> None:
+    """Check the reference and the port of the model to serve.
+
+    Raises:
+        ModelReferenceError: if it is no reference.
+        ConfigError: if the port cannot be used.
+    """
+    if serve is None:
+        return
+    model_reference.parsed(serve.model)
+    if not 1 <= serve.port <= free_ports.LAST:
+        raise ConfigError(
+            f"--serve-port {serve.port} is not a port. Choose a number from 1024 to "
+            f"{free_ports.LAST}."
+        )
+    if serve.port in others:
+        raise ConfigError(
+            f"--serve-port {serve.port} is the port of another server. Choose a different one."
+        )
+
+
+def _check_serves(services: Services, serve: Serve | None) -> None:
+    """Check that the running servers serve the model that the command names, if it names one.
+
+    Raises:
+        OrchestrationError: if they serve another one, or none.
+    """
+    if serve is not None and services.serve != serve.model:
+        raise OrchestrationError(
+            f"The servers are already running and serve {services.serve or 'no model'}. Run "
+            "`patchline down` first, and then this command again."
         )
 
 
@@ -311,11 +363,13 @@ def _failure(folder: Path, log: Path) -> Exception:
 def described(services: Services) -> list[str]:
     """Return lines with links that sign in to the running servers, and the folder of the logs."""
     logs = os.path.relpath(logs_folder(services.folder))
+    served = [f"Model    {services.serve_url} ({services.serve})"] if services.serve_url else []
     mlflow = without_credentials(sign_in_links.mlflow_link(services))
     if mlflow == without_credentials(services.mlflow_url):
         mlflow += mlflow_server.HOME
     return [
         f"Prefect  {without_credentials(sign_in_links.prefect_link(services))}",
         f"MLflow   {mlflow}",
+        *served,
         f"Logs     {logs}",
     ]

@@ -34,6 +34,10 @@ class Plan(FrozenModel):
     """Variables of the MLflow server for a team's stores."""
     prefect_environment: dict[str, str] = Field(default_factory=dict)
     """Variables of the Prefect server for a team's database."""
+    serve: str | None = None
+    """The registered model to serve, such as flowers@champion; none for no model server."""
+    serve_port: int = 8000
+    """The first port to try."""
     notes: tuple[str, ...]
     """What to print for the user."""
 
