@@ -146,9 +146,10 @@ function show(answer) {
 function inSet(answer) {
   if (!answer.set) return `Which other classes are possible is not known${answer.set_unknown ? `: ${answer.set_unknown}` : ""}.`;
   const share = `${+(100 * answer.coverage).toFixed(1)}%`;
-  if (answer.set.length === 1) return `No other class belongs to the answer at ${share} coverage.`;
-  if (!answer.set.length) return `No class fits at ${share} coverage.`;
-  return `One of these, in ${share} of cases: ${answer.set.slice(0, 8).join(", ")}${answer.set.length > 8 ? ` and ${answer.set.length - 8} more` : ""}.`;
+  const unlike = answer.warnings.length ? " It was measured on images that are not like this one." : "";
+  if (answer.set.length === 1) return `At ${share} coverage, no other class is possible.${unlike}`;
+  const more = answer.set.length > 8 ? `, and ${answer.set.length - 8} more` : "";
+  return `At ${share} coverage, one of: ${answer.set.slice(0, 8).join(", ")}${more}.${unlike}`;
 }
 
 // -- inside the model --
