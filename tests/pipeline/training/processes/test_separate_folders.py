@@ -92,7 +92,7 @@ def weights(folder: Path) -> str:
 
 
 def test_a_run_reads_trains_and_predicts_on_both_nodes(cluster: Cluster, photos: str) -> None:
-    """The weights and the predictions are those of one machine, bit for bit."""
+    """The weights are those of one machine, bit for bit, and so are the labels it predicts."""
     run = ("run", photos, "--name", "photos", *TRAINING, *MODEL)
     ray = ("--launcher.name", "ray", "--launcher.address", cluster.address)
     own = ("--workspace", cluster.workspace)
@@ -117,7 +117,11 @@ def test_a_run_reads_trains_and_predicts_on_both_nodes(cluster: Cluster, photos:
     other = cluster.work / "alone.parquet"
     code, said = patchline(cluster, cluster.work, *predict, str(other))
     assert code == 0, said
-    assert pd.read_parquet(out).equals(pd.read_parquet(other))
+    ours, theirs = pd.read_parquet(out), pd.read_parquet(other)
+    names = ["image", "label"]
+    assert ours[names].equals(theirs[names])
+    # Sums over other numbers of threads differ in their last bits.
+    assert np.allclose(*(np.stack(each["probabilities"]) for each in (ours, theirs)), atol=1e-5)
     assert cluster.ours() == []
 
 
