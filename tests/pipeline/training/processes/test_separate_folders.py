@@ -121,7 +121,8 @@ def test_a_run_reads_trains_and_predicts_on_both_nodes(cluster: Cluster, photos:
     names = ["image", "label"]
     assert ours[names].equals(theirs[names])
     # Sums over other numbers of threads differ in their last bits.
-    assert np.allclose(*(np.stack(each["probabilities"]) for each in (ours, theirs)), atol=1e-5)
+    computed, expected = (np.stack(list(each["probabilities"])) for each in (ours, theirs))
+    assert np.allclose(computed, expected, atol=1e-5)
     assert cluster.ours() == []
 
 
