@@ -62,7 +62,7 @@ _REMEDIES = (
     ("unable to open database file", "Move away what is in the place of the file."),
     ("unsupported URI", "Set {variable} to an http, https, sqlite or postgresql address."),
     (
-        "psycopg2",
+        "No module named 'psycopg2'",
         "Install Patchline with the extra `postgres`, or set {variable} to another store.",
     ),
 )
