@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -231,18 +231,24 @@ def _package(reference: ModelReference, coverage: float | None) -> PackagedModel
     fit = recorded(package.calibration, package.temperature)
     if not fit.is_determined:
         print(visible(f"Calibration: {fit.sentence()}"), file=sys.stderr)
+    for line in _not_known(package, coverage):
+        print(visible(line), file=sys.stderr)
+    return package
+
+
+def _not_known(package: PackagedModel, coverage: float | None) -> Iterator[str]:
+    """Say which sets and warnings answers will not have."""
     least, promised, unknown = package.judge.threshold(coverage)
     if least is None:
-        print(visible(f"Prediction sets are not known: {unknown}"), file=sys.stderr)
+        yield f"Prediction sets are not known: {unknown}"
     elif coverage is not None and promised != coverage:
-        print(
-            visible(
-                f"Prediction sets have a coverage of {promised:g}: the model has no threshold for "
-                f"{coverage:g}"
-            ),
-            file=sys.stderr,
+        yield (
+            f"Prediction sets have a coverage of {promised:g}: the model has no threshold for "
+            f"{coverage:g}"
         )
-    return package
+    rules = package.judge.rules or {}
+    for kind, why in rules.get("unknown", {}).items():
+        yield f"The warning '{kind}' is not known, so it is never given: {why}"
 
 
 def _answers(
