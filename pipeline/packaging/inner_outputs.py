@@ -209,29 +209,30 @@ def _attention(model: nn.Module, captured: _Captured, images: int) -> torch.Tens
     """Return the attention that the classified token pays to the patches: (B, L, h, w)."""
     assert captured.grid is not None and captured.blocks is not None  # noqa: PT018, S101 - mypy
     rows, columns = captured.grid
-    maps = []
+    is_class_token = isinstance(getattr(model, "pooling", None), ClassTokenPooling)
+    seen = []
     for block in captured.blocks.blocks:
         weights_BANN = block.attention.weights_BHNN[:images]
         P = weights_BANN.shape[-1] - rows * columns
-        if isinstance(getattr(model, "pooling", None), ClassTokenPooling):
-            seen_BN = weights_BANN[:, :, 0, P:].mean(1)
+        if is_class_token:
+            seen.append(weights_BANN[:, :, 0, P:])
         else:
-            seen_BN = weights_BANN[:, :, P:, P:].mean((1, 2))
-        maps.append(seen_BN.reshape(-1, rows, columns))
-    return torch.stack(maps, dim=1).float()
+            seen.append(weights_BANN[:, :, P:, P:].mean(2))
+    mean_BLN = torch.stack(seen, dim=1).mean(2)
+    return mean_BLN.reshape(images, len(seen), rows, columns).float()
 
 
 def _readings(model: nn.Module, captured: _Captured, images: int) -> torch.Tensor:
     """Return the logits that the head reads from the tokens after each block: (B, L, K)."""
     assert captured.blocks is not None  # noqa: S101 - mypy
     ends: Any = model
-    read = []
-    for block in captured.blocks.blocks:
-        tokens_BND = block.tokens_out_BND
-        if isinstance(ends.pooling, ClassTokenPooling):
-            tokens_BND = tokens_BND[:, :1]
-        pooled_BD = ends.pooling(ends.norm(tokens_BND))
-        if getattr(model, "test_time_flip", False):
-            pooled_BD = pooled_BD.reshape(2, images, -1).mean(0)
-        read.append(ends.head(pooled_BD).float())
-    return torch.stack(read, dim=1)
+    tokens = [block.tokens_out_BND for block in captured.blocks.blocks]
+    if isinstance(ends.pooling, ClassTokenPooling):
+        first_VLD = torch.stack([each[:, 0] for each in tokens], dim=1)  # one norm for all blocks
+        pooled_VLD = ends.norm(first_VLD)
+    else:
+        pooled_VLD = torch.stack([ends.pooling(ends.norm(each)) for each in tokens], dim=1)
+    if getattr(model, "test_time_flip", False):
+        pooled_VLD = pooled_VLD.reshape(2, images, *pooled_VLD.shape[1:]).mean(0)
+    logits: torch.Tensor = ends.head(pooled_VLD.flatten(0, 1))
+    return logits.reshape(images, len(tokens), -1).float()
