@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -25,7 +26,15 @@ from patchline.pipeline.evaluation.robustness import (
     measured_robustness,
     sampled_rows,
 )
+from patchline.pipeline.evaluation.test_time_averaging import (
+    TestTimeAveraging,
+    averaging_copy,
+    decided,
+)
+from patchline.pipeline.files.stored_images import StoredImages
+from patchline.pipeline.metrics.paired_test import paired_difference
 from patchline.pipeline.models.inference import predict_logits
+from patchline.pipeline.models.model_description import load_description
 from patchline.pipeline.models.model_files import load_model
 from patchline.pipeline.models.stored_logits import logits_of, save_features
 from patchline.pipeline.probing.chosen_features import ChosenFeatures, chosen_rows
@@ -51,8 +60,15 @@ def predict(job: PredictionJob, events: EventWriter) -> PredictionResult:
         observed = features if folder == job.model_folder else None
         logits_NK = logits_of(folder, images, rows, device, report, observed)
         tables.append(table.loc[rows, kept].assign(row=rows, logits=list(logits_NK)))
-    seconds = time.monotonic() - began
     chosen = pd.concat(tables).sort_values("row", kind="stable")
+    averaging, folder = None, job.model_folder
+    if job.tries_averaging:
+        averaged = averaging_copy(job.model_folder, job.file.with_name("averaged"))
+        both = ChosenFeatures(chosen_rows(table, job.seed))
+        table_of_both, averaging = _averaged(chosen, averaged, images, device, both)
+        if averaging.is_on:
+            chosen, folder, features = table_of_both, averaged, both
+    seconds = time.monotonic() - began
     save(chosen, job.file)
     features_file = job.file.with_name("features.npz") if features.collected else None
     if features_file:
@@ -61,29 +77,74 @@ def predict(job: PredictionJob, events: EventWriter) -> PredictionResult:
         file=job.file,
         images=total,
         seconds=seconds,
-        explanations=_explanations(job, chosen),
+        explanations=_explanations(job, folder, chosen),
+        averaging=averaging,
         features_file=features_file,
-        robustness=_robustness(job, chosen, events),
+        robustness=_robustness(job, folder, chosen, events),
     )
 
 
-def _explanations(job: PredictionJob, logits: pd.DataFrame) -> Explanations:
+def _averaged(
+    plain: pd.DataFrame,
+    folder: Path,
+    images: StoredImages,
+    device: torch.device,
+    features: ChosenFeatures,
+) -> tuple[pd.DataFrame, TestTimeAveraging]:
+    """Predict the validation images with their mirror images too, and if that is better, all.
+
+    Args:
+        plain: predictions of each image alone.
+        folder: of the model that averages.
+        images: the prepared store.
+        device: to compute on.
+        features: receives those of the model that averages.
+
+    Returns:
+        Its predictions, and the decision.
+    """
+    classes = load_description(folder).classes
+    number = {name: position for position, name in enumerate(classes)}
+    labels_N = plain["label"].map(number).to_numpy(np.int64)
+    alone_NK = np.stack(list(plain["logits"]))
+    averaged_NK = alone_NK.copy()
+
+    def right(split: str) -> tuple[Array, Array]:
+        of_split = np.flatnonzero(plain["split"] == split)
+        rows = plain["row"].to_numpy()[of_split]
+        averaged_NK[of_split] = logits_of(folder, images, rows, device, features=features)
+        return (
+            alone_NK[of_split].argmax(axis=1) == labels_N[of_split],
+            averaged_NK[of_split].argmax(axis=1) == labels_N[of_split],
+        )
+
+    decision = decided(*right("validation"))
+    if not decision.is_on:
+        return plain, decision
+    tested = paired_difference(*right("test"))
+    decision = decision.model_copy(update={"test": tested})
+    return plain.assign(logits=list(averaged_NK)), decision
+
+
+def _explanations(job: PredictionJob, folder: Path, logits: pd.DataFrame) -> Explanations:
     if job.explained is None:
         return Explanations()
     table, fit = calibrated(logits, job.explained.classes)
-    model, description = load_model(job.model_folder)
+    model, description = load_model(folder)
     description = description.model_copy(update={"temperature": fit.temperature})
     return explain_predictions(job.explained, model, description, open_images(job.store), table)
 
 
-def _robustness(job: PredictionJob, logits: pd.DataFrame, events: EventWriter) -> Robustness | None:
+def _robustness(
+    job: PredictionJob, folder: Path, logits: pd.DataFrame, events: EventWriter
+) -> Robustness | None:
     """Predict a sample of the test images in corrupted versions."""
     if job.corrupted is None:
         return None
     tested = logits[logits["split"] == "test"]
     sample = tested.iloc[sampled_rows(len(tested), job.corrupted.images, job.corrupted.seed)]
     number = {name: position for position, name in enumerate(job.corrupted.classes)}
-    model, description = load_model(job.model_folder)
+    model, description = load_model(folder)
     device = torch.device(job.device)
     model = model.to(device)
 

@@ -42,6 +42,7 @@ from patchline.pipeline.evaluation.prediction_job import (
 from patchline.pipeline.evaluation.predictions import Predictions
 from patchline.pipeline.evaluation.predictions import save as save_predictions
 from patchline.pipeline.evaluation.report import EvaluationReport, evaluate, save
+from patchline.pipeline.evaluation.test_time_averaging import SETTING, TestTimeAveraging
 from patchline.pipeline.evaluation.trained_run import TrainedRun
 from patchline.pipeline.files.file_digest import digest_of
 from patchline.pipeline.frozen_model import FrozenModel
@@ -131,6 +132,9 @@ def evaluate_run(run: TrainedRun, folder: Path, on_event: Callable[[Event], None
     if not calibration.is_determined:
         on_event({"kind": "note", "message": f"calibration: {calibration.sentence()}"})
     predicted.file.unlink()  # the table has its logits
+    averaging = predicted.averaging or _not_tried(run)
+    if averaging is not None:
+        on_event({"kind": "note", "message": f"test-time averaging {averaging.sentence()}"})
     images, rows = open_images(run.prepared.store), table["row"].to_numpy()
     measured = Measured(images, rows, _features_by_position(predicted.features_file, rows))
     rules, reference = fitted_rules(_held_out_images(run, table, measured), config.evaluation)
@@ -152,6 +156,7 @@ def evaluate_run(run: TrainedRun, folder: Path, on_event: Callable[[Event], None
     beside = {
         "covering_test": predicted.explanations.test,
         "robustness": predicted.robustness,
+        "averaging": averaging,
         "provenance": data.seen_before.provenance,
         "answers": checked_answers(
             rules, tested, measured.of(tested, reference), config.evaluation
@@ -161,7 +166,7 @@ def evaluate_run(run: TrainedRun, folder: Path, on_event: Callable[[Event], None
     preview = trained.best.parent / "augmentation_preview.png"
     html = write_report(
         report,
-        _page(run, table),
+        _page(run, table, averaging),
         table,
         lambda position: images[rows[position]],
         folder,
@@ -382,10 +387,35 @@ def _job(run: TrainedRun, folder: Path) -> FrozenModel:
         device=trained.device,
         file=folder.parent / "prediction" / "logits.parquet",
         corrupted=_corrupted(run.config, data),
+        tries_averaging=run.config.evaluation.test_time_averaging == "auto"
+        and not _why_not_averaged(run),
         explained=_explained(run.config, data, folder)
         if run.config.evaluation.explanations
         else None,
     )
+
+
+def _not_tried(run: TrainedRun) -> TestTimeAveraging | None:
+    """Return why test-time averaging was not tried; None if it was not asked for."""
+    if run.config.evaluation.test_time_averaging == "off":
+        return None
+    return TestTimeAveraging(state="not tried", why=_why_not_averaged(run))
+
+
+def _why_not_averaged(run: TrainedRun) -> str:
+    """Return why the validation images cannot decide on it; empty if they can."""
+    trained, model = run.trained, run.config.model
+    if run.data.mirror.answer == "asymmetric":
+        return "mirror images do not show the same classes"
+    if not run.data.mirror.is_symmetric:
+        return "whether mirror images show the same classes is not known"
+    if SETTING not in model.settings:
+        return f"the model {model.name} has no setting {SETTING}"
+    if model.settings[SETTING]:
+        return f"model.{SETTING} averages already"
+    if trained.folds is not None or trained.refit is not None or trained.ensemble is not None:
+        return "the model was trained on the validation images too"
+    return ""
 
 
 def _corrupted(config: RunConfig, data: IngestedData) -> CorruptionJob | None:
@@ -410,11 +440,12 @@ def _training(trained: TrainResult) -> str:
     return f"{what} in {trained.seconds:.0f} s on {trained.device} ({trained.precision})"
 
 
-def _page(run: TrainedRun, table: pd.DataFrame) -> ReportPage:
+def _page(run: TrainedRun, table: pd.DataFrame, averaging: TestTimeAveraging | None) -> ReportPage:
+    averaged = {} if averaging is None else {"Test-time averaging": averaging.sentence()}
     return ReportPage(
         title=f"{run.config.name}: test report",
         lead=about_test_images(run.data.seen_before),
-        facts={**about_run(run), **_weights_facts(run.trained, table)},
+        facts={**about_run(run), **_weights_facts(run.trained, table), **averaged},
         notes=run.data.notes,
         settings=stage_keys.all_settings(run.config),
     )

@@ -10,6 +10,7 @@ import pandas as pd
 
 from patchline.pipeline.data.splits.folds import rows_of_fold
 from patchline.pipeline.evaluation.robustness import Robustness
+from patchline.pipeline.evaluation.test_time_averaging import TestTimeAveraging
 from patchline.pipeline.frozen_model import FrozenModel
 from patchline.pipeline.visual_guide.covering_result import CoveringTest, MapKind
 
@@ -92,6 +93,8 @@ class PredictionJob(FrozenModel):
     seed: int = 0
     """Draws the images whose features are kept."""
     corrupted: CorruptionJob | None = None
+    tries_averaging: bool = False
+    """Decide on the validation images whether an image is predicted with its mirror image."""
 
 
 class PredictionResult(FrozenModel):
@@ -104,3 +107,4 @@ class PredictionResult(FrozenModel):
     features_file: Path | None = None
     """Features of some validation and test images by the final model; None if it has none."""
     robustness: Robustness | None = None
+    averaging: TestTimeAveraging | None = None

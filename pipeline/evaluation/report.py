@@ -19,6 +19,7 @@ from patchline.pipeline.evaluation.galleries import GalleryImage
 from patchline.pipeline.evaluation.predictions import Predictions
 from patchline.pipeline.evaluation.robustness import Robustness
 from patchline.pipeline.evaluation.slices import Slice, slices, undivided
+from patchline.pipeline.evaluation.test_time_averaging import TestTimeAveraging
 from patchline.pipeline.files.atomic_files import write_text
 from patchline.pipeline.frozen_model import FrozenModel
 from patchline.pipeline.metrics.calibration import (
@@ -93,6 +94,8 @@ class EvaluationReport(FrozenModel):
     """Prediction sets and warnings on these images; None of a model without rules for them."""
     covering_test: CoveringTest | None = None
     """Whether maps of attention and gradient mean anything for this model; only of runs."""
+    averaging: TestTimeAveraging | None = None
+    """Whether the model predicts each image with its mirror image; None if that is as trained."""
     robustness: Robustness | None = None
     """Accuracy on corrupted versions of a sample of these images; None if it was not asked for."""
     config: EvaluationConfig

@@ -12,6 +12,7 @@ import torch
 
 from patchline.pipeline.data.manifests import manifest as manifests
 from patchline.pipeline.data.store.prepared_store import open_images
+from patchline.pipeline.evaluation.test_time_averaging import averaging_copy
 from patchline.pipeline.files.atomic_files import write_text
 from patchline.pipeline.files.file_digest import digest_of
 from patchline.pipeline.models.model_description import WEIGHTS_FILE, load_description
@@ -44,6 +45,10 @@ _COMPARED_INSIDE = 64
 def package(job: PackagingJob, events: EventWriter) -> Package:
     """Write the package and its model card; compare its outputs with the report's, or torch's."""
     model, description = load_model(job.model_folder)
+    if job.averages_views:
+        copy = averaging_copy(job.model_folder, job.folder.with_name("averaged"))
+        model, description = load_model(copy)
+        shutil.rmtree(copy)
     if job.calibration is not None:
         calibration = {"temperature": job.calibration.temperature, "calibration": job.calibration}
         description = description.model_copy(update=calibration)

@@ -26,6 +26,8 @@ class PackagingJob(FrozenModel):
     reference: Path | None = None
     """The features that distances are measured to."""
     folder: Path
+    averages_views: bool = False
+    """Predict each image with its mirror image, as the evaluation has decided."""
     card: CardFacts = CardFacts()
     """Facts for the model card that are not in the model's description."""
 

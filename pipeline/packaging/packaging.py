@@ -49,6 +49,9 @@ def package_model(
         answers=answers.rules if answers else None,
         reference=reference.resolve() if reference and reference.is_file() else None,
         folder=folder,
+        averages_views=evaluated is not None
+        and evaluated.report.averaging is not None
+        and evaluated.report.averaging.is_on,
         card=card,
     )
     return run_worker(MODULE, folder.parent / "packaging", job, Package, on_event)

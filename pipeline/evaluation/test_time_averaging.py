@@ -1,0 +1,99 @@
+"""Whether an image is predicted together with its mirror image: validation decides, test reports.
+
+The head gets the average of both, as with the model's setting `test_time_flip`, which the package
+of the run then has. So every way to predict with the package does the same.
+"""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from patchline.pipeline.files.atomic_files import write_text
+from patchline.pipeline.frozen_model import FrozenModel
+from patchline.pipeline.metrics.paired_test import (
+    PairedDifference,
+    is_better,
+    paired_difference,
+)
+from patchline.pipeline.models.model_description import (
+    DESCRIPTION_FILE,
+    WEIGHTS_FILE,
+    ModelDescription,
+    load_description,
+)
+
+Array = np.ndarray[Any, Any]
+SETTING = "test_time_flip"
+"""Of a model, which averages an image and its mirror image when it predicts."""
+
+
+class TestTimeAveraging(FrozenModel):
+    """The decision, and both paired tests: b predicts each image with its mirror image."""
+
+    __test__ = False  # no test, whatever pytest reads in the name
+
+    state: Literal["on", "off", "not tried"]
+    why: str = ""
+    """Why it was not tried."""
+    validation: PairedDifference | None = None
+    """Which decides."""
+    test: PairedDifference | None = None
+    """Which reports what was decided; None unless it is on."""
+
+    @property
+    def is_on(self) -> bool:
+        """Whether the package averages."""
+        return self.state == "on"
+
+    def sentence(self) -> str:
+        """Return the decision with its numbers, as a clause."""
+        if self.validation is None:
+            return f"not tried, because {self.why}"
+        words = f"{self.state}: {_compared(self.validation, 'validation')}"
+        if self.test is not None:
+            words += f"; {_compared(self.test, 'test')}"
+        return words
+
+
+def decided(plain_N: Array, averaged_N: Array) -> TestTimeAveraging:
+    """Return whether averaging is worth its cost.
+
+    Args:
+        plain_N: whether each validation image is predicted correctly alone.
+        averaged_N: the same of the image with its mirror image.
+    """
+    pair = paired_difference(plain_N, averaged_N)
+    return TestTimeAveraging(state="on" if is_better(pair) else "off", validation=pair)
+
+
+def averaging(description: ModelDescription) -> ModelDescription:
+    """Return the description of the same model when it averages views."""
+    settings = {**description.model.model_dump(), SETTING: True}
+    model = type(description.model).model_validate(settings)
+    return description.model_copy(update={"model": model})
+
+
+def averaging_copy(folder: Path, target: Path) -> Path:
+    """Write a copy of a saved model that averages views; return its folder.
+
+    Args:
+        folder: of the model.
+        target: replaced if it exists.
+    """
+    shutil.rmtree(target, ignore_errors=True)
+    target.mkdir(parents=True)
+    shutil.copyfile(folder / WEIGHTS_FILE, target / WEIGHTS_FILE)
+    described = averaging(load_description(folder))
+    write_text(target / DESCRIPTION_FILE, described.model_dump_json(indent=2) + "\n")
+    return target
+
+
+def _compared(pair: PairedDifference, split: str) -> str:
+    return (
+        f"of {pair.difference.n:,} {split} images, {pair.only_b_right} are correct only together "
+        f"with the mirror image and {pair.only_a_right} only alone (p {pair.p_value:.2g})"
+    )
