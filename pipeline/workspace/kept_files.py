@@ -5,9 +5,11 @@ In a shared workspace they are fetched when a machine lacks them, and sent once 
 
 from __future__ import annotations
 
+import contextlib
 import tempfile
 from pathlib import Path
 
+from patchline.pipeline.errors import StorageError
 from patchline.pipeline.files.atomic_files import storage_errors
 from patchline.pipeline.files.workspace_folder import WORKSPACE, make_folder
 from patchline.pipeline.workspace import cache, chosen
@@ -54,6 +56,28 @@ def send_array(file: Path) -> None:
         return
     beside = sorted(each.name for each in file.parent.glob(f"{file.stem}.*"))
     shared.publish(name, file.parent, [each for each in beside if not each.endswith(_LOCK)])
+
+
+def fetch_file(file: Path) -> None:
+    """Fetch a file that saves work, unless there is one; a store that is away has none."""
+    with contextlib.suppress(StorageError, DamagedObjectError):
+        shared = _shared(file)
+        if shared is None or file.exists():
+            return
+        named = shared.find(_name(file))
+        if named is not None:
+            shared.fetch(named.reference, file.parent)
+
+
+def send_file(file: Path) -> None:
+    """Send a file that saves work; it replaces an earlier one.
+
+    A store that does not take it is no error: others then do the work again.
+    """
+    with contextlib.suppress(StorageError):
+        shared = _shared(file)
+        if shared is not None:
+            shared.publish(_name(file), file.parent, [file.name])
 
 
 def fetch_folder(folder: Path) -> None:

@@ -99,6 +99,29 @@ def shown_path(path: str) -> str:
     return f"{scheme}://{rest}"
 
 
+def e_tags(root: Path) -> dict[str, str] | None:
+    """Return the ETag and size of each object that was downloaded below a folder, by its path.
+
+    Args:
+        root: a local folder, or an archive; of that, the only entry.
+
+    Returns:
+        None if the root was not downloaded by `local_path`.
+    """
+    top = place() / FOLDER
+    if not root.is_relative_to(top) or len(root.relative_to(top).parts) < _SKELETON_DEPTH:
+        return None
+    folder = root if root.is_dir() else root.parent
+    try:
+        content = json.loads(_index_file(folder).read_text(encoding="utf-8"))
+        known = {str(key): " ".join(str(state).split()[:2]) for key, state in content.items()}
+    except (OSError, ValueError, AttributeError):
+        return None
+    if root.is_dir():
+        return known
+    return {root.name: known[root.name]} if root.name in known else None
+
+
 def local_files(base: Path, values: Sequence[str]) -> dict[str, str]:
     """Return the local files of the addresses among the paths in a table, downloaded if necessary.
 
@@ -326,12 +349,15 @@ def _remove_others(folder: Path, keys: set[str], index: dict[str, str]) -> None:
         del index[key]
 
 
+def _index_file(folder: Path) -> Path:
+    top = place() / FOLDER
+    return top / _INDEXES / f"{folder.relative_to(top).as_posix().replace('/', '%')}.json"
+
+
 @contextmanager
 def _indexed(folder: Path) -> Iterator[dict[str, str]]:
     """Yield what is known about the files of a folder, under a lock, and save it at the end."""
-    top = place() / FOLDER
-    name = folder.relative_to(top).as_posix().replace("/", "%")
-    file = top / _INDEXES / f"{name}.json"
+    file = _index_file(folder)
     make_folder(folder)
     make_folder(file.parent)
     with locked(file.with_suffix(".lock")):

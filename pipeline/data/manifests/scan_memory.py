@@ -24,6 +24,7 @@ from patchline.pipeline.files.archive_members import MemberError
 from patchline.pipeline.files.archives import INDEX_SUFFIX, ShardedArchive, named_encoding
 from patchline.pipeline.files.atomic_files import replacing, storage_errors
 from patchline.pipeline.files.workspace_folder import make_folder
+from patchline.pipeline.workspace import kept_files, remote_data
 
 FORMAT = 3
 """Increase it when the rows of a manifest say something else about a file."""
@@ -55,7 +56,10 @@ class ScanMemory:
         self._began = time.time_ns()
 
     def facts(self, paths: list[str]) -> Facts:
-        """Look at files without opening them."""
+        """Look at files without opening them; of objects, the ETag is the same on all machines."""
+        e_tags = remote_data.e_tags(self._root)
+        if e_tags is not None:
+            return _facts_of_objects(e_tags, paths, is_folder=self._root.is_dir())
         if self._root.is_dir():
             base = os.fspath(self._root)
             return np.array([_facts(f"{base}/{path}") for path in paths], np.int64).reshape(-1, 4)
@@ -75,6 +79,8 @@ class ScanMemory:
             facts: of each path.
         """
         empty = pd.DataFrame(columns=DESCRIBED)
+        if not self.fresh:
+            kept_files.fetch_file(self.file)
         if self.fresh or not self.file.is_file():
             return empty
         try:
@@ -111,6 +117,8 @@ class ScanMemory:
             make_folder(self.file.parent)
             with replacing(self.file) as temporary:
                 table.to_parquet(temporary, index=False)
+        if remote_data.e_tags(self._root) is not None:  # of other files, only this machine knows
+            kept_files.send_file(self.file)
 
 
 def digest_of_root(root: Path, version: int | str) -> str:
@@ -118,8 +126,23 @@ def digest_of_root(root: Path, version: int | str) -> str:
 
     They name a file that remembers something about the images there.
     """
-    key = json.dumps([version, *decoder_version(), str(root)])
+    key = json.dumps([version, *decoder_version(), remote_data.shown_path(str(root))])
     return hashlib.sha256(key.encode("utf-8", "surrogatepass")).hexdigest()[:32]
+
+
+def _facts_of_objects(e_tags: dict[str, str], paths: list[str], *, is_folder: bool) -> Facts:
+    """Return a number for the ETag of each object, or for that of the archive they are in."""
+    unknown = (-1, -1, -1, -1)
+    facts = {key: (0, 0, 0, _number(e_tag)) for key, e_tag in e_tags.items()}
+    if is_folder:
+        of_paths = [facts.get(path, unknown) for path in paths]
+    else:
+        of_paths = [next(iter(facts.values()), unknown)] * len(paths)
+    return np.array(of_paths, np.int64).reshape(-1, 4)
+
+
+def _number(e_tag: str) -> int:
+    return int.from_bytes(hashlib.sha256(e_tag.encode()).digest()[:8]) >> 1
 
 
 def _facts_of_shards(index: Path, paths: list[str]) -> Facts:

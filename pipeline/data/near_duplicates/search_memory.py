@@ -12,6 +12,7 @@ from patchline.pipeline.data.manifests.scan_memory import digest_of_root
 from patchline.pipeline.files.atomic_files import replacing, storage_errors
 from patchline.pipeline.files.workspace_folder import make_folder
 from patchline.pipeline.run_memory import stage_keys
+from patchline.pipeline.workspace import kept_files
 
 Array = np.ndarray[Any, Any]
 
@@ -49,6 +50,8 @@ class SearchMemory:
             The places of the new images, None if all are to be compared; pairs of places (2, P).
         """
         nothing = None, np.zeros((2, 0), np.int64)
+        if not self._fresh:
+            kept_files.fetch_file(self.file)
         if self._fresh or not self.file.is_file():
             return nothing
         try:
@@ -73,3 +76,4 @@ class SearchMemory:
             make_folder(self.file.parent)
             with replacing(self.file) as temporary, temporary.open("wb") as opened:
                 np.savez(opened, keys=keys_N, pairs=pairs)
+        kept_files.send_file(self.file)

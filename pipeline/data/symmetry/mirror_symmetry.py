@@ -29,6 +29,7 @@ from patchline.pipeline.data.symmetry.mirror_answer import MirrorSymmetry
 from patchline.pipeline.data.symmetry.mirror_probe import FEWEST, SIDE, Measured, Share, measured
 from patchline.pipeline.files.atomic_files import storage_errors, write_text
 from patchline.pipeline.files.workspace_folder import make_folder
+from patchline.pipeline.workspace import kept_files
 
 FORMAT = 1
 """Increase it when the measurement finds something else in the same images."""
@@ -96,6 +97,7 @@ def measured_symmetry(rows: pd.DataFrame, files: Files, workspace: Path) -> Mirr
     """Measure it on training images, or return what was measured on the same ones before."""
     chosen = _sample(rows)
     file = workspace / "symmetries" / f"{_digest(chosen, files.mapping)}.json"
+    kept_files.fetch_file(file)
     try:
         return MirrorSymmetry.model_validate_json(file.read_bytes())
     except (OSError, ValidationError):
@@ -111,6 +113,7 @@ def measured_symmetry(rows: pd.DataFrame, files: Files, workspace: Path) -> Mirr
     with storage_errors(file):
         make_folder(file.parent)
     write_text(file, symmetry.model_dump_json())
+    kept_files.send_file(file)
     return symmetry
 
 

@@ -93,7 +93,8 @@ def test_images_larger_than_the_cache_stay_on_the_store(
     local.mkdir()
     settings = (
         *("--preset", "none", "--training.epochs", "4", "--training.threads", "1"),
-        *("--training.shuffle-window", "0.2", "--training.batch-size", "8"),
+        *("--training.precision", "float32", "--training.shuffle-window", "0.2"),
+        *("--training.batch-size", "8"),
     )
     with faulty_connection(objects) as connection:
         env = {

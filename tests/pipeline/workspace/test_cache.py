@@ -8,8 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from patchline.pipeline.errors import ConfigError
+from patchline.pipeline.errors import ConfigError, StorageError
+from patchline.pipeline.files.atomic_files import write_text
 from patchline.pipeline.workspace import cache, kept_files
+from patchline.pipeline.workspace.folder_store import FolderStore
 from tests.pipeline.workspace.machines import machine
 
 _BYTES = 40_960
@@ -104,3 +106,26 @@ def test_kept_files_are_fetched_and_sent(team: str) -> None:
         assert (workspace / "initial_weights/0f/weights.json").read_text() == "{}"
         kept_files.fetch_folder(workspace / "initial_weights/1f")
         assert not (workspace / "initial_weights/1f").exists()
+
+
+def test_files_that_save_work_are_shared(team: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A later one replaces an earlier one, and without the store, the work is done again."""
+    for name, content in (("a", "first"), ("b", "second")):
+        with machine(name, team) as workspace:
+            file = workspace / "scans/x.parquet"
+            kept_files.fetch_file(file)
+            assert file.exists() == (name == "b")
+            write_text(file, content)
+            kept_files.send_file(file)
+    with machine("c", team) as workspace:
+        kept_files.fetch_file(workspace / "scans/x.parquet")
+        assert (workspace / "scans/x.parquet").read_text() == "second"
+
+        def away(*_: object) -> None:
+            raise StorageError("The store is away.")
+
+        monkeypatch.setattr(FolderStore, "read", away)
+        monkeypatch.setattr(FolderStore, "write", away)
+        kept_files.fetch_file(workspace / "scans/y.parquet")
+        kept_files.send_file(workspace / "scans/x.parquet")
+        assert not (workspace / "scans/y.parquet").exists()

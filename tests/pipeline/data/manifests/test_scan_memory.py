@@ -11,12 +11,18 @@ import pytest
 from PIL import Image
 
 from patchline.pipeline.config import RunConfig
+from patchline.pipeline.config_files import validated
 from patchline.pipeline.data import ingestion
 from patchline.pipeline.data.manifests import manifest as manifests
-from patchline.pipeline.data.manifests.scan_memory import ScanMemory
+from patchline.pipeline.data.manifests.scan_memory import Facts, ScanMemory
+from patchline.pipeline.workspace import remote_data
+from patchline.pipeline.workspace.address import parsed
+from patchline.pipeline.workspace.remote_store import RemoteStore
+from patchline.pipeline.workspace.shared_files import SharedFiles
 from patchline.plugin_api import ImageListing, ListedImage
 from tests.conftest import draw_photo, write_photos
 from tests.pipeline.data.manifests.test_manifest import listed
+from tests.pipeline.workspace.machines import machine
 from tests.plugins.test_webdataset_source import listed as listed_shards
 from tests.plugins.test_webdataset_source import samples, shard_of
 
@@ -136,3 +142,35 @@ def test_an_archive_is_read_again_when_it_is_another_file(tmp_path: Path) -> Non
     assert ingestion.ingest(config, work).fingerprint == first.fingerprint
     write(100)
     assert ingestion.ingest(config, work).fingerprint != first.fingerprint
+
+
+def test_a_scan_of_objects_is_shared(
+    bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another machine describes only what has changed since, though it downloads the files."""
+    store = RemoteStore(parsed(f"s3://{bucket}/photos", "x"))
+    for file in sorted(write_photos(tmp_path / "own", images=20).rglob("*.png")):
+        store.upload(file, file.relative_to(tmp_path / "own").as_posix())
+    remembered = list[int]()
+    unchanged_rows = ScanMemory.unchanged_rows
+
+    def counted(memory: ScanMemory, paths: list[str], facts: Facts) -> pd.DataFrame:
+        rows = unchanged_rows(memory, paths, facts)
+        remembered.append(len(rows))
+        return rows
+
+    monkeypatch.setattr(ScanMemory, "unchanged_rows", counted)
+    config = validated({"data": {"source": "image_folder", "path": store.uri}})
+    for name in ("a", "b", "c"):
+        monkeypatch.setattr(remote_data, "_listings", {})
+        if name == "c":
+            store.upload(tmp_path / "own/down/001.png", "down/000.png")
+        with machine(name, f"s3://{bucket}/team") as workspace:
+            assert len(ingestion.ingest(config, workspace).class_counts) == 3
+    assert remembered == [0, 60, 59]
+    assert len([each for each in chosen_names(f"s3://{bucket}/team") if "scans/" in each]) == 1
+
+
+def chosen_names(uri: str) -> list[str]:
+    """Return the names in a workspace."""
+    return SharedFiles(RemoteStore(parsed(uri, "x"))).names("")
