@@ -1,17 +1,14 @@
 """Read images with LitData's `StreamingDataset`: the other side of `benchmarks.streaming`.
 
-    PYTHON -m benchmarks.litdata_reading write ARRAY.npy FOLDER
-    PYTHON -m benchmarks.litdata_reading read s3://BUCKET/PREFIX CACHE BATCH WORKERS EPOCHS
-
-It imports nothing of Patchline. `write` converts an array (N, H, W, C) into LitData's chunks of
-64 MB; `read` prints a JSON object with the images and the seconds of each epoch.
+It runs in the Python of an environment with LitData, and imports nothing of Patchline. `write`
+converts an array (N, H, W, C) into LitData's chunks of 64 MB; `read` prints a JSON object with the
+images and the seconds of each epoch.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import sys
 import time
 from functools import partial
 from typing import Any
@@ -72,9 +69,10 @@ def read(address: str, cache: str, batch: int, workers: int, epochs: int) -> Non
     print(json.dumps({"version": litdata.__version__, "images": counts, "seconds": seconds}))
 
 
-if __name__ == "__main__":
-    if sys.argv[1] == "write":
-        write(*sys.argv[2:4])
+def main(arguments: list[str]) -> None:
+    """Do what `benchmarks.streaming` asks for."""
+    if arguments[0] == "write":
+        write(arguments[1], arguments[2])
     else:
-        batch_size, processes, times = map(int, sys.argv[4:7])
-        read(sys.argv[2], sys.argv[3], batch_size, processes, times)
+        batch, workers, epochs = map(int, arguments[3:])
+        read(arguments[1], arguments[2], batch, workers, epochs)

@@ -1,6 +1,6 @@
 """Images per second from S3: a store that stays on the object store, beside LitData's dataset.
 
-    python -m benchmarks.streaming --litdata PYTHON [--images 3000] [--side 224] [--rounds 3]
+    python -m benchmarks.streaming --litdata PYTHON [--images 800] [--side 224] [--rounds 1]
 
 PYTHON is the interpreter of an environment with LitData, which is no dependency of Patchline:
 
@@ -8,8 +8,9 @@ PYTHON is the interpreter of an environment with LitData, which is no dependency
 
 Both read the same random images from moto, which runs on this machine and is the limit of both, in
 batches of uint8 tensors, shuffled: Patchline in ten windows, LitData chunk by chunk. They take
-turns, each with a cold cache that holds less than half of the images, and read the data twice. The
-first epoch includes the start of the data-loader workers.
+turns, each with a cold cache, and read the data twice: Patchline's holds at most 40% of the images,
+LitData's at most 150 MB, about two of its chunks. The first epoch includes the start of the
+data-loader workers (`--workers`), which LitData forks.
 """
 
 from __future__ import annotations
@@ -47,6 +48,7 @@ from tests.object_server import ObjectServer, object_server
 
 _EPOCHS = 2
 _FILE = "images.npy"
+_LITDATA = "import sys; from benchmarks.litdata_reading import main; main(sys.argv[1:])"
 
 
 def _write_images(folder: Path, count: int, side: int) -> pd.DataFrame:
@@ -113,7 +115,7 @@ def _read_litdata(python: str, address: str, batch: int, workers: int) -> tuple[
 def _litdata(python: str, *arguments: str) -> str:
     """Run the part that LitData does; its progress goes to standard error."""
     done = subprocess.run(
-        [python, "-m", "benchmarks.litdata_reading", *arguments],
+        [python, "-c", _LITDATA, *arguments],
         cwd=Path(__file__).resolve().parents[1],
         env={**os.environ, "CUDA_VISIBLE_DEVICES": ""},
         stdout=subprocess.PIPE,
@@ -162,11 +164,11 @@ def main() -> None:
     """Measure both."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--litdata", required=True, help="Python of an environment with litdata")
-    parser.add_argument("--images", type=int, default=3000)
+    parser.add_argument("--images", type=int, default=800)
     parser.add_argument("--side", type=int, default=224)
     parser.add_argument("--batch", type=int, default=128)
-    parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--workers", type=int, default=0)
+    parser.add_argument("--rounds", type=int, default=1)
     given = parser.parse_args()
     given.litdata = str(Path(given.litdata).absolute())
     print(machine())

@@ -23,13 +23,16 @@ from patchline.pipeline.data.store.earlier_stores import BUILDING
 from patchline.pipeline.data.store.packed_files import packed
 from patchline.pipeline.data.store.store_builds import store_key
 from patchline.pipeline.data.store.store_decoding import StoredImage, StoreSpec, read_image
-from patchline.pipeline.data.store.store_shards import SHARD_BYTES, Contents
+from patchline.pipeline.data.store.store_shards import Contents
 from patchline.pipeline.data.store.streamed_records import Rows, StreamedIndex
 from patchline.pipeline.files.atomic_files import storage_errors
 from patchline.pipeline.files.file_digest import FileDigest, digest_of
 from patchline.pipeline.frozen_model import FrozenModel
 from patchline.pipeline.workspace.shared_files import SharedFiles, content_key
 
+SHARD_BYTES = 1 << 24
+"""About so many bytes of decoded images are in a shard: some servers read all of an object, and
+then send a range of it."""
 _LOG = "shards.jsonl"
 _STREAMED, _PACKED = "-streamed", "-packed"
 
