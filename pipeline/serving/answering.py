@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 from starlette.requests import Request
 from starlette.responses import Response
 
-from patchline.pipeline.serving.given_images import media_type
+from patchline.pipeline.serving.given_images import json_bytes, media_type
 from patchline.pipeline.serving.model_host import VERSION_HEADER, ModelHost
 from patchline.pipeline.serving.request_body import BodyMemory, BodyShare, read_body
 
@@ -60,7 +59,7 @@ def json_response(
     headers: Mapping[str, str] | None = None,
 ) -> Response:
     """Return a JSON answer; its header names the version of the model, too."""
-    body = json.dumps(content, ensure_ascii=False, allow_nan=False).encode()
+    body = json_bytes(content)
     named = {VERSION_HEADER: version} if version is not None else {}
     return Response(
         body,

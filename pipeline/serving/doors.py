@@ -82,6 +82,8 @@ class Doors:
 
         if self._root and not scope["path"].startswith(f"{self._root}/"):
             scope["path"] = self._root + scope["path"]  # the proxy has left the path out
+        if scope["method"] == "HEAD":  # answered as GET; uvicorn leaves the body out
+            scope = {**scope, "method": "GET"}
         refused = self._why_refused(scope)
         if refused is None:
             await self._app(scope, receive, sent)

@@ -130,6 +130,15 @@ def json_object(body: bytes) -> dict[str, Any]:
     return content
 
 
+def json_bytes(content: Mapping[str, Any]) -> bytes:
+    """Return an object in JSON.
+
+    Half a surrogate pair that a client has sent, which has no UTF-8, becomes its escape again.
+    """
+    text = json.dumps(content, ensure_ascii=False, allow_nan=False)
+    return text.encode(errors="backslashreplace")
+
+
 def _of_json(body: bytes, query: Mapping[str, str]) -> GivenImages:
     content = json_object(body)
     options = options_of({**query, **{k: content[k] for k in OPTIONS if k in content}})

@@ -8,7 +8,6 @@ elements of a BYTES tensor are each preceded by their length, four bytes, little
 
 from __future__ import annotations
 
-import json
 import math
 import struct
 from collections.abc import Iterator, Sequence
@@ -23,6 +22,7 @@ from patchline.pipeline.serving.given_images import (
     Options,
     check_number,
     decoded_base64,
+    json_bytes,
     json_object,
     options_of,
 )
@@ -118,7 +118,7 @@ def written(answer: dict[str, Any], tensors: Sequence[tuple[Tensor, bool]]) -> t
         else:
             output["data"] = list(tensor.values)
         outputs.append(output)
-    head = json.dumps({**answer, "outputs": outputs}, ensure_ascii=False).encode()
+    head = json_bytes({**answer, "outputs": outputs})
     return b"".join([head, *raw]), len(head)
 
 

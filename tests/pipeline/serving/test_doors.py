@@ -63,6 +63,8 @@ def test_probes_pass_under_any_name(server: Serving) -> None:
         reply = server.ask("GET", path, None, {"host": "10.1.2.3:8000"})
         assert reply.status == 200
         assert NAME not in reply.body.decode()
+        head = server.ask("HEAD", path, None, {"host": "10.1.2.3:8000"})
+        assert (head.status, head.body) == (200, b"")
         assert server.ask("POST", path, b"", {"host": "10.1.2.3:8000"}).status == 403
 
 

@@ -151,6 +151,14 @@ def test_a_request_chooses_its_outputs(server: Serving) -> None:
     assert all("data" not in output for output in head["outputs"])
 
 
+def test_an_id_comes_back_whatever_it_is(server: Serving) -> None:
+    """Even half a surrogate pair, which JSON can write and UTF-8 cannot."""
+    for text in ("\u00e9\u4e2d", "\ud800", '"\\'):
+        reply = server.ask_json(INFER, {"id": text, **_tensor()})
+        assert reply.status == 200
+        assert reply.json["id"] == text
+
+
 def _tensor(**changes: Any) -> dict[str, Any]:
     given = {"name": "image", "datatype": "UINT8", "shape": [1, 1, 3], "data": [1, 2, 3]}
     return {"inputs": [{**given, **changes}]}
