@@ -14,7 +14,8 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import FileResponse, Response
 from starlette.staticfiles import StaticFiles
 
-from patchline.pipeline.serving import (
+from patchline.pipeline.serving.doors import Doors, left_unread
+from patchline.pipeline.serving.interfaces import (
     interface_description,
     mlflow_api,
     open_inference,
@@ -22,8 +23,7 @@ from patchline.pipeline.serving import (
     predict_api,
     status_api,
 )
-from patchline.pipeline.serving.answering import Server, json_response, server_of
-from patchline.pipeline.serving.doors import Doors, left_unread
+from patchline.pipeline.serving.interfaces.answering import Server, json_response, server_of
 from patchline.pipeline.serving.model_host import ModelHost
 from patchline.pipeline.serving.refusal import Refusal
 

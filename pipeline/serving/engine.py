@@ -26,8 +26,8 @@ from patchline.pipeline.data.reading.decoding import UndecodableImageError, read
 from patchline.pipeline.data.reading.jpeg_wholeness import jpeg_frame
 from patchline.pipeline.packaging.packaged_model import PackagedModel
 from patchline.pipeline.serving.fair_queue import FairQueue
-from patchline.pipeline.serving.given_images import Options
 from patchline.pipeline.serving.inside_view import inside_views
+from patchline.pipeline.serving.request_options import Options
 
 logger = logging.getLogger(__name__)
 

@@ -17,8 +17,8 @@ from patchline.pipeline.packaging.packaged_model import PackagedModel
 from patchline.pipeline.serving.checked_package import Checked
 from patchline.pipeline.serving.config import ServingConfig
 from patchline.pipeline.serving.engine import FAILED, Engine, Image, cores
-from patchline.pipeline.serving.given_images import Options
 from patchline.pipeline.serving.refusal import Refusal, bad_request, busy
+from patchline.pipeline.serving.request_options import Options
 from patchline.pipeline.serving.server_metrics import ServerMetrics
 
 VERSION_HEADER = "patchline-model-version"

@@ -11,9 +11,8 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
-from patchline.pipeline.serving.answering import json_response, server_of
-from patchline.pipeline.serving.given_images import (
-    Options,
+from patchline.pipeline.serving.interfaces.answering import json_response, server_of
+from patchline.pipeline.serving.interfaces.given_images import (
     check_number,
     decoded_base64,
     given_images,
@@ -22,6 +21,7 @@ from patchline.pipeline.serving.given_images import (
     options_of,
 )
 from patchline.pipeline.serving.refusal import bad_request
+from patchline.pipeline.serving.request_options import Options
 
 router = APIRouter(tags=["mlflow"])
 

@@ -8,9 +8,9 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
-from patchline.pipeline.serving.answering import server_of
-from patchline.pipeline.serving.given_images import given_images
-from patchline.pipeline.serving.predict_api import one_answer
+from patchline.pipeline.serving.interfaces.answering import server_of
+from patchline.pipeline.serving.interfaces.given_images import given_images
+from patchline.pipeline.serving.interfaces.predict_api import one_answer
 from patchline.pipeline.serving.refusal import bad_request
 
 router = APIRouter(include_in_schema=False)

@@ -10,7 +10,7 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
-from patchline.pipeline.serving.answering import json_response, server_of
+from patchline.pipeline.serving.interfaces.answering import json_response, server_of
 from patchline.pipeline.serving.model_host import ModelHost
 from patchline.pipeline.serving.server_metrics import CONTENT_TYPE
 

@@ -17,9 +17,8 @@ from typing import Any
 import numpy as np
 
 from patchline.pipeline.data.reading.image_formats import HEAD_BYTES, format_of
-from patchline.pipeline.serving.given_images import (
+from patchline.pipeline.serving.interfaces.given_images import (
     OPTIONS,
-    Options,
     check_number,
     decoded_base64,
     json_bytes,
@@ -27,6 +26,7 @@ from patchline.pipeline.serving.given_images import (
     options_of,
 )
 from patchline.pipeline.serving.refusal import bad_request
+from patchline.pipeline.serving.request_options import Options
 
 LENGTH_HEADER = "inference-header-content-length"
 INPUT = "image"

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any
 
-from patchline.pipeline.serving.multipart_form import parts_of
+from patchline.pipeline.serving.interfaces.multipart_form import parts_of
 from patchline.pipeline.serving.refusal import Refusal, bad_request
+from patchline.pipeline.serving.request_options import TOP_K, Options
 
-TOP_K = 5
 OPTIONS = ("top_k", "map", "coverage")
 """Names of the options, in a query, a form or a JSON object."""
 MOST_IMAGES = 256
@@ -23,20 +23,6 @@ _RAW = ("application/octet-stream", "application/x-www-form-urlencoded", "")
 """Types of a raw body beside `image/…`; curl calls one a form unless it is told otherwise."""
 _SHOWN = 60
 _YES, _NO = ("true", "1", "yes", "on"), ("false", "0", "no", "off", "")
-
-
-@dataclass(frozen=True)
-class Options:
-    """What a request asks for beside the answer."""
-
-    top_k: int = TOP_K
-    """Number of classes in an answer."""
-    with_map: bool = False
-    """Whether an answer says where the model looked."""
-    coverage: float | None = None
-    """Probability that the set holds the true class; None for the package's own."""
-    with_inside: bool = False
-    """Whether an answer has what the server's page shows of each block."""
 
 
 @dataclass(frozen=True)

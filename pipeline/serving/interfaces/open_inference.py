@@ -13,13 +13,13 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
-from patchline.pipeline.serving import tensors
-from patchline.pipeline.serving.answering import json_response, server_of
-from patchline.pipeline.serving.given_images import Options
+from patchline.pipeline.serving.interfaces import tensors
+from patchline.pipeline.serving.interfaces.answering import json_response, server_of
+from patchline.pipeline.serving.interfaces.predict_api import shown
+from patchline.pipeline.serving.interfaces.tensors import InferenceRequest, Tensor
 from patchline.pipeline.serving.model_host import Served
-from patchline.pipeline.serving.predict_api import shown
 from patchline.pipeline.serving.refusal import bad_request
-from patchline.pipeline.serving.tensors import InferenceRequest, Tensor
+from patchline.pipeline.serving.request_options import Options
 
 router = APIRouter(prefix="/v2", tags=["open inference protocol"])
 

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 from starlette.requests import Request
 from starlette.responses import Response
 
-from patchline.pipeline.serving.given_images import json_bytes, media_type
+from patchline.pipeline.serving.interfaces.given_images import json_bytes, media_type
 from patchline.pipeline.serving.model_host import VERSION_HEADER, ModelHost
 from patchline.pipeline.serving.request_body import BodyMemory, BodyShare, read_body
 
