@@ -36,7 +36,8 @@ from patchline.pipeline.metrics.paired_test import paired_difference
 from patchline.pipeline.models.inference import predict_logits
 from patchline.pipeline.models.model_description import load_description
 from patchline.pipeline.models.model_files import load_model
-from patchline.pipeline.models.stored_logits import logits_of, save_features
+from patchline.pipeline.models.stored_features import save_features
+from patchline.pipeline.models.stored_logits import logits_of
 from patchline.pipeline.probing.chosen_features import ChosenFeatures, chosen_rows
 from patchline.pipeline.workers.event_log import EventWriter
 from patchline.pipeline.workers.worker_process import worker_main

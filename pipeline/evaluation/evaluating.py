@@ -50,7 +50,7 @@ from patchline.pipeline.initial_weights.recipe import display_name
 from patchline.pipeline.metrics.intervals import proportion
 from patchline.pipeline.metrics.temperature import by_member
 from patchline.pipeline.models.answer_rules import AnswerRules
-from patchline.pipeline.models.stored_logits import load_features
+from patchline.pipeline.models.stored_features import load_features
 from patchline.pipeline.run_memory import stage_keys
 from patchline.pipeline.run_memory.stage_memory import Ingredients, result_files
 from patchline.pipeline.training.train_result import TrainResult

@@ -19,6 +19,7 @@ from patchline.pipeline.files.atomic_files import replacing
 from patchline.pipeline.files.stored_images import StoredImages
 from patchline.pipeline.models.inference import predict_logits
 from patchline.pipeline.models.model_files import load_model
+from patchline.pipeline.models.stored_features import load_features, save_features
 from patchline.plugin_api import ImageSpec
 
 Array = np.ndarray[Any, Any]
@@ -60,21 +61,6 @@ def save_logits(
         np.save(opened, logits_NK.astype(np.float32), allow_pickle=False)
     if features:
         save_features(folder / _FEATURES_FILE, features)
-
-
-def save_features(file: Path, features: Mapping[int, Array]) -> None:
-    """Write the features (D) of some images, by their row."""
-    rows, values = list(features), np.stack(list(features.values())).astype(np.float32)
-    with replacing(file) as temporary, temporary.open("wb") as opened:
-        np.savez(opened, allow_pickle=False, rows=np.array(rows, np.int64), features=values)
-
-
-def load_features(file: Path) -> dict[int, Array]:
-    """Return the features (D) of some images, by their row; none if there is no such file."""
-    if not file.is_file():
-        return {}
-    with np.load(file, allow_pickle=False) as stored:
-        return dict(zip(stored["rows"].tolist(), stored["features"], strict=True))
 
 
 def kept_features(folder: Path) -> dict[int, Array]:
