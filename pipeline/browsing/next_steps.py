@@ -72,6 +72,7 @@ def _commands(summary: RunSummary, plugins: Sequence[Path]) -> tuple[str, list[C
     ]
     of_classifier = [
         (f"{program} predict {model} {pasted_path(summary.example_image)}", "classify an image"),
+        (f"{program} serve {model}", "a page to try images on, and answers over HTTP"),
         *promote,
         (f"{program} models {summary.name}", "list all versions with their metrics"),
         (again, "reproduce this run"),

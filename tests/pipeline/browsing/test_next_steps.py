@@ -52,6 +52,7 @@ def test_what_follows_depends_on_the_champion() -> None:
     assert "predict flowers@champion" in next_steps(_summary("", "champion"), 60.0)
     said = next_steps(_summary("", "challenger"), 60.0, [Path("my plugin.py")])
     assert "predict flowers/3" in said
+    assert "serve flowers/3" in said
     assert "promote flowers" in said
     assert "--config config.yaml --plugin 'my plugin.py' --fresh" in said
     assert "Took           60 s (train 50, other 10)" in said
