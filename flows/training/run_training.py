@@ -107,7 +107,7 @@ def _enter_workspace() -> None:
         ConfigError: if its address or the credentials are wrong.
         StorageError: if it does not answer, or may not be written.
     """
-    chosen.tell(display().note)
+    chosen.tell(lambda sentence: display().note(sentence))
     if shared := chosen.shared():
         shared.check_writable()
         display().note(f"workspace {shared.uri}, cached in {WORKSPACE}")

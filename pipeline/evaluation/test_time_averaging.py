@@ -13,6 +13,7 @@ from typing import Any, Literal
 import numpy as np
 
 from patchline.pipeline.files.atomic_files import write_text
+from patchline.pipeline.files.workspace_folder import make_folder
 from patchline.pipeline.frozen_model import FrozenModel
 from patchline.pipeline.metrics.paired_test import (
     PairedDifference,
@@ -85,7 +86,7 @@ def averaging_copy(folder: Path, target: Path) -> Path:
         target: replaced if it exists.
     """
     shutil.rmtree(target, ignore_errors=True)
-    target.mkdir(parents=True)
+    make_folder(target)
     shutil.copyfile(folder / WEIGHTS_FILE, target / WEIGHTS_FILE)
     described = averaging(load_description(folder))
     write_text(target / DESCRIPTION_FILE, described.model_dump_json(indent=2) + "\n")

@@ -15,6 +15,7 @@ import yaml
 from patchline.pipeline.exports.import_closure import Closure, closure_of
 from patchline.pipeline.exports.pinned_requirements import pinned_requirements
 from patchline.pipeline.files.atomic_files import write_text
+from patchline.pipeline.files.workspace_folder import make_folder
 from patchline.pipeline.packaging.package_files import (
     ARTIFACTS,
     CARD_FILE,
@@ -72,7 +73,7 @@ def write_container(served: ServedVersion, artifacts: Path, folder: Path) -> Clo
     closure = closure_of(ENTRY, _ROOT)
     _copy_server(closure, folder / "app")
     model = folder / "model" / "artifacts"
-    model.mkdir(parents=True)
+    make_folder(model)
     for name in ARTIFACTS:
         if name not in _NOT_SERVED and (artifacts / name).is_file():
             shutil.copyfile(artifacts / name, model / name)
@@ -103,7 +104,7 @@ def _copy_server(closure: Closure, app: Path) -> None:
         target = app / (
             path / "__init__.py" if file.name == "__init__.py" else path.with_suffix(".py")
         )
-        target.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(target.parent)
         shutil.copyfile(file, target)
         if file.name == "__init__.py":
             _copy_pages(file.parent, target.parent)

@@ -18,6 +18,7 @@ from patchline.pipeline.exports.comparison_images import ComparisonImages, Stage
 from patchline.pipeline.exports.export_readme import write_readme
 from patchline.pipeline.exports.export_record import ExportRecord, ProcessorRecord, TriedForm
 from patchline.pipeline.exports.latency import SECONDS, measured_latency
+from patchline.pipeline.files.workspace_folder import make_folder
 from patchline.pipeline.packaging import processor_check
 from patchline.pipeline.packaging.package_files import DESCRIPTION_FILE, ONNX_FILE
 from patchline.pipeline.packaging.packaged_model import PackagedModel
@@ -53,7 +54,7 @@ def export(
         source: holds `model.onnx`, `model.json` and `model.safetensors` of the version.
         seconds: that latencies are measured for each batch size.
     """
-    out.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(out.parent)
     with tempfile.TemporaryDirectory(prefix=".patchline-export-", dir=out.parent) as scratch:
         package = PackagedModel(source / ONNX_FILE, source / DESCRIPTION_FILE)
         inputs = FormInputs(

@@ -71,7 +71,7 @@ def of_path(path: object) -> str:
         An empty string for any other path, and for one that exists.
     """
     scheme, colon, rest = str(path).partition(":/")
-    if not colon or not is_of_store(f"{scheme}://x") or Path(str(path)).exists():
+    if not colon or not is_of_store(f"{scheme}://x") or _exists(str(path)):
         return ""
     slashes = "///" if scheme == "file" else "//"
     return f"{scheme}:{slashes}{rest.lstrip('/')}"
@@ -87,7 +87,7 @@ def check_spelling(text: str, setting: str) -> None:
     Raises:
         ConfigError: with the address that was probably meant.
     """
-    if is_of_store(text.strip()) or Path(text).exists():
+    if is_of_store(text.strip()) or _exists(text):
         return
     meant = ""
     if match := _MISTYPED.fullmatch(text.strip()):
@@ -173,3 +173,10 @@ def _no_store(text: str, setting: str) -> ConfigError:
 
 def _scheme(spelling: str) -> str:
     return _SPELLINGS.get(spelling.lower(), spelling.lower())
+
+
+def _exists(path: str) -> bool:
+    try:
+        return Path(path).exists()
+    except (OSError, ValueError):  # too long for a name, a zero byte in it
+        return False

@@ -27,6 +27,7 @@ from patchline.pipeline.data.store.store_shards import Contents
 from patchline.pipeline.data.store.streamed_records import Rows, StreamedIndex
 from patchline.pipeline.files.atomic_files import storage_errors
 from patchline.pipeline.files.file_digest import FileDigest, digest_of
+from patchline.pipeline.files.workspace_folder import make_folder
 from patchline.pipeline.frozen_model import FrozenModel
 from patchline.pipeline.workspace.shared_files import SharedFiles, content_key
 
@@ -79,7 +80,7 @@ class StreamedBuild:
         with storage_errors(building):
             if fresh:
                 shutil.rmtree(building, ignore_errors=True)
-            building.mkdir(parents=True, exist_ok=True)
+            make_folder(building)
         sent = self._send_shards(building)
         index = StreamedIndex(
             shape=(len(self.rows), self.spec.height, self.spec.width, self.spec.channels),

@@ -15,6 +15,7 @@ import torch
 
 from patchline.pipeline.files.atomic_files import replacing
 from patchline.pipeline.files.file_digest import FileDigest, digest_of
+from patchline.pipeline.files.workspace_folder import make_folder
 from patchline.pipeline.frozen_model import FrozenModel
 
 Value = TypeVar("Value", bound=FrozenModel)
@@ -71,7 +72,7 @@ def _copy(ranks: Group, file: Path, size: int, *, writes: bool) -> None:
         for _ in pieces:
             pass
         return
-    file.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(file.parent)
     with replacing(file) as temporary, temporary.open("wb") as opened:
         for piece in pieces:
             opened.write(piece)

@@ -14,6 +14,7 @@ import torch
 from patchline.pipeline.frozen_model import FrozenModel
 from patchline.pipeline.training.processes import folder_copy
 from patchline.pipeline.training.processes.folder_copy import copy_from_first
+from tests.patience import patient
 
 SIZE = 3
 
@@ -27,9 +28,9 @@ class Agreement:
 
     def all(self, rank: int, value: Any) -> list[Any]:
         self.parts[rank] = value
-        self.barrier.wait(30)
+        self.barrier.wait(patient(30))
         parts = list(self.parts)
-        self.barrier.wait(30)
+        self.barrier.wait(patient(30))
         return parts
 
 
