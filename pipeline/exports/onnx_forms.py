@@ -93,7 +93,29 @@ def _network(inputs: FormInputs) -> onnx.ModelProto:
 
     network = onnx.load(str(inputs.package_folder / ONNX_FILE))
     del network.graph.value_info[:]
+    _separate_weights(network)
     return network
+
+
+def _separate_weights(network: onnx.ModelProto) -> None:
+    """Give each quantized node weights of its own, such as a head that reads after each block.
+
+    Quantization transposes the weights of each such node in place: shared ones, several times.
+    """
+    import onnx
+
+    stored = {each.name: each for each in network.graph.initializer}
+    taken = set[str]()
+    for node in network.graph.node:
+        if node.op_type not in _QUANTIZED:
+            continue
+        for position, name in enumerate(node.input):
+            if name in stored and name in taken:
+                own = onnx.TensorProto()
+                own.CopyFrom(stored[name])
+                own.name = node.input[position] = f"{name}.{node.name}"
+                network.graph.initializer.append(own)
+            taken.add(name)
 
 
 def _quantize_dynamic(inputs: FormInputs, file: Path, *, reduce_range: bool) -> None:

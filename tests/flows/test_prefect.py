@@ -60,6 +60,7 @@ def test_a_run_shows_stages_artifacts_and_the_way_to_mlflow(finished_run: Run, s
     assert flow_run["parameters"]["config"]["training"]["epochs"] == 12
 
 
+@pytest.mark.slow
 def test_a_failed_stage_is_failed_on_a_configured_server_and_leaves_no_mlflow_run(
     tmp_path: Path, server: str
 ) -> None:

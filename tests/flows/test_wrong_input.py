@@ -168,6 +168,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
         yield place
 
 
+@pytest.mark.slow
 def test_a_full_disk_ends_the_run_with_a_sentence(
     tmp_path: Path, small_disk: Path, prefect_server: str
 ) -> None:

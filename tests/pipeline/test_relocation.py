@@ -277,6 +277,7 @@ def test_only_paths_inside_the_old_folder_are_rewritten() -> None:
         assert rewrite(other) == other
 
 
+@pytest.mark.slow
 def test_commands_in_one_moved_workspace_agree(original: Path) -> None:
     """Several first commands at the same moment: one rewrites, all find the files."""
     moved = original.rename(original.parent / "second")

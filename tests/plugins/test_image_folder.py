@@ -196,6 +196,7 @@ def _without_privileges() -> list[str]:
     return [setpriv, "--bounding-set", "-dac_override,-dac_read_search"]
 
 
+@pytest.mark.slow
 def test_closed_folder_ends_the_command(closed_folder: Path, tmp_path: Path) -> None:
     """A folder that cannot be opened is answered with its name and exit code 2, at any depth."""
     done = subprocess.run(

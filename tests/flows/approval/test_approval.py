@@ -284,6 +284,7 @@ def test_a_deleted_version_closes_the_request_with_a_message(here: Path) -> None
     assert "'cosmos' has no version 2" in ended.message
 
 
+@pytest.mark.slow
 def test_a_request_that_cannot_be_answered_is_an_error(here: Path, run_here: Command) -> None:
     """The message lists pending versions, and how to request approval."""
     _, better = versions("crocuses", here, range(60), range(10))

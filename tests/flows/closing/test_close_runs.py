@@ -138,6 +138,7 @@ def test_a_killed_run_is_closed_on_both_sides(prefect: SyncPrefectClient) -> Non
     assert close_runs.close_abandoned_runs() == []
 
 
+@pytest.mark.slow
 def test_a_run_without_a_runner_can_be_cancelled_in_prefect(prefect: SyncPrefectClient) -> None:
     """Cancel in the Prefect UI ends the process of `patchline run` and closes both sides."""
     with _at_work() as run:

@@ -47,6 +47,7 @@ def test_json_has_the_resolved_augmentation(run_here: RunHere, tmp_path: Path) -
     assert answer["augmentation"]["horizontal_flip"] is False  # too few images to measure it
 
 
+@pytest.mark.slow
 def test_a_preset_shows_the_augmentation_that_it_plans(run_here: RunHere, tmp_path: Path) -> None:
     """Not the default one: what a run with the same arguments would train on."""
     photos = write_photos(tmp_path / "photos", images=8, side=32)

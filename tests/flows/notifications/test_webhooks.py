@@ -102,6 +102,7 @@ def _no_notifications(_server: None) -> None:
         webhooks.remove(each.name)
 
 
+@pytest.mark.slow
 def test_each_of_twenty_events_becomes_one_post(receiver: Receiver) -> None:
     """Twenty events at once reach a receiver that takes its time, each once and whole."""
     receiver.seconds = 0.1

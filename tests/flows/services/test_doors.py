@@ -257,6 +257,7 @@ def test_a_page_of_another_port_gets_nothing_from_a_signed_in_browser(servers: S
     assert "INTRUDER" not in text
 
 
+@pytest.mark.slow
 def test_a_temporary_server_asks_for_its_own_secret_and_is_started_again() -> None:
     """The server of one command is shut for everybody else, has no pages, and survives a kill."""
     said: list[str] = []

@@ -89,6 +89,7 @@ def test_an_environment_that_may_not_be_written_is_no_obstacle(
 
 
 @pytest.mark.usefixtures("environment")
+@pytest.mark.slow
 def test_the_second_new_database_needs_no_migration(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -20,6 +20,7 @@ MATRIX_BYTES = 4 * CLASSES**2
 """Of a matrix of all classes and all classes, in the smallest type that is used for one."""
 
 
+@pytest.mark.slow
 def test_a_report_on_thousands_of_classes(tmp_path: Path) -> None:
     """No part needs a matrix of all classes; page and JSON stay small, and hold every confusion."""
     table, _ = made_table(CLASSES, IMAGES)

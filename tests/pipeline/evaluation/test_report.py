@@ -90,7 +90,8 @@ def test_the_report_of_a_real_run_comes_out_again(finished_run: Run) -> None:
         calibration=report.calibration,
         computed_by=report.computed_by,
     )
-    found = {"covering_test": report.covering_test, "provenance": report.provenance}
+    others = ("covering_test", "provenance", "answers")  # of what else the run has computed
+    found = {name: getattr(report, name) for name in others}
     assert again.model_copy(update=found) == report
     said = {key: estimate["value"] for key, estimate in finished_run.summary["metrics"].items()}
     assert said == {key: estimate.value for key, estimate in report.metrics.items()}

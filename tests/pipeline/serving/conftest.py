@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,19 +14,19 @@ from tests.pipeline.serving.served import Registry, Serving, made_registry, serv
 def registry(tmp_path_factory: pytest.TempPathFactory, empty_store: Path) -> Registry:
     """Return a registry with one version, the champion; tests must not change it."""
     folder = tmp_path_factory.mktemp("served")
-    before = Path.cwd()
-    os.chdir(folder)
-    made = made_registry(folder, empty_store)
-    made.add(1)
-    os.environ.pop("MLFLOW_TRACKING_URI", None)
-    os.chdir(before)
+    with pytest.MonkeyPatch.context() as patch:  # whatever the tests before have left
+        patch.chdir(folder)
+        patch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{folder / 'mlflow.db'}")
+        made = made_registry(folder, empty_store)
+        made.add(1)
     return made
 
 
 @pytest.fixture(scope="package")
 def server(registry: Registry) -> Iterator[Serving]:
     """Return a server of the champion; tests must not stop it."""
-    with serving(registry.folder) as started:
+    store = f"sqlite:///{registry.folder / 'mlflow.db'}"
+    with serving(registry.folder, env={"MLFLOW_TRACKING_URI": store}) as started:
         yield started
 
 

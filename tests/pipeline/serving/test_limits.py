@@ -142,6 +142,7 @@ def test_a_half_closed_connection_gets_its_answer(server: Serving) -> None:
     assert b'"version": "1"' in received
 
 
+@pytest.mark.slow
 def test_a_head_that_never_ends_is_cut_off(server: Serving) -> None:
     """A client that sends a byte a second gets no more than the time of a head."""
     with connected(server) as connection:

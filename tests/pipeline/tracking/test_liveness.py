@@ -258,6 +258,7 @@ def test_an_owner_that_was_taken_over_writes_nothing_more(tmp_path: Path, short:
 
 
 @pytest.mark.usefixtures("own_store")
+@pytest.mark.slow
 def test_a_suspended_owner_wakes_up_to_what_has_happened() -> None:
     """Closed meanwhile: it reopens its run and finishes. Taken over: it stops, in a sentence."""
     with _owner(stale=4.0) as (closed, first), _owner(stale=4.0) as (taken, second):

@@ -140,6 +140,7 @@ def test_a_store_that_does_not_answer_is_named_without_credentials(
     assert "anna" not in str(raised.value)
 
 
+@pytest.mark.slow
 def test_a_server_that_never_answers_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """A server that takes the question and stays silent ends in a sentence after the limit."""
     limits = {"MLFLOW_HTTP_REQUEST_TIMEOUT": 1, "MLFLOW_HTTP_REQUEST_MAX_RETRIES": 0}

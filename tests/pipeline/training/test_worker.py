@@ -157,6 +157,7 @@ def test_a_killed_parent_leaves_nothing_behind(make_job: MakeJob, tmp_path: Path
     assert _ends(group)
 
 
+@pytest.mark.slow
 def test_a_killed_data_worker_is_an_error_with_its_reason(
     make_job: MakeJob, tmp_path: Path
 ) -> None:

@@ -159,6 +159,7 @@ def test_an_address_with_credentials_is_refused() -> None:
     assert "hunter2" not in str(caught.value)
 
 
+@pytest.mark.slow
 def test_a_lost_connection_loses_nothing(
     objects: ObjectServer, top: RemoteStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

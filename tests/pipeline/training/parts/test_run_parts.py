@@ -161,6 +161,7 @@ def test_folds_and_refit_that_are_killed_end_as_if_nothing_had_happened(
 
 
 @pytest.mark.usefixtures("own_store")
+@pytest.mark.slow
 def test_a_refit_reuses_an_ordinary_training_and_a_second_one_everything(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
