@@ -7,6 +7,7 @@ import tracemalloc
 from pathlib import Path
 
 import numpy as np
+import pytest
 import pandas as pd
 
 from benchmarks.evaluation import class_names, made_table, reported, written
