@@ -7,8 +7,8 @@ import tracemalloc
 from pathlib import Path
 
 import numpy as np
-import pytest
 import pandas as pd
+import pytest
 
 from benchmarks.evaluation import class_names, made_table, reported, written
 from patchline.pipeline.evaluation.comparison import compare
