@@ -84,6 +84,19 @@ class AnswerJudge:
         """Whether the model's features are needed for the warnings."""
         return self._neighbours is not None
 
+    @property
+    def unchecked(self) -> list[str]:
+        """Kinds of warnings that the package has no limit for: their absence means nothing."""
+        if self.rules is None:
+            return list(WARNINGS)
+        far = self.rules.get("far") if self.needs_features else None
+        limits = {
+            **{kind: self.rules.get(kind) for kind in ("dark", "blurred")},
+            TOO_SMALL: self.rules.get("least_side"),
+            FAR: far,
+        }
+        return [kind for kind, limit in limits.items() if limit is None]
+
     def threshold(
         self, coverage: float | None = None
     ) -> tuple[np.ndarray[Any, Any] | None, float | None, str]:

@@ -174,9 +174,10 @@ class PackagedModel:
     ) -> list[dict[str, Any]]:
         """Return one answer for each image, in order.
 
-        An answer has `label`, `probability`, `top_k`, `set`, `coverage`, `set_unknown`, `warnings`
-        and `error`, and if asked for `map`; that of an encoder `features` and `error`. An image
-        that cannot be read gets an error; the other images are still predicted.
+        An answer has `label`, `probability`, `top_k`, `set`, `coverage`, `set_unknown`, `warnings`,
+        `unchecked` (kinds of warnings that the package has no limit for) and `error`, and if asked
+        for `map`; that of an encoder `features` and `error`. An image that cannot be read gets an
+        error; the other images are still predicted.
         """
         decoded: list[np.ndarray[Any, Any] | str] = []
         for image in images:
@@ -269,6 +270,7 @@ class PackagedModel:
             "coverage": said.coverage,
             "set_unknown": said.unknown or None,
             "warnings": [{"kind": kind, "message": message} for kind, message in said.warnings],
+            "unchecked": self.judge.unchecked,
         }
 
     def _no_answer(self, reason: str, coverage: float | None, *, with_map: bool) -> dict[str, Any]:
@@ -276,6 +278,7 @@ class PackagedModel:
         nothing: dict[str, Any] = {"label": None, "probability": None, "top_k": [], "set": None}
         promised = self.judge.threshold(coverage)[1]
         nothing |= {"coverage": promised, "set_unknown": reason, "warnings": []}
+        nothing["unchecked"] = self.judge.unchecked
         return {**nothing, **({"map": None} if with_map else {}), "error": reason}
 
     def ranked(self, row_K: np.ndarray[Any, Any], top_k: int) -> list[dict[str, Any]]:
