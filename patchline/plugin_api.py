@@ -335,6 +335,9 @@ class ListedImage(NamedTuple):
     """The split given by the source; None lets Patchline choose."""
     group: str | None = None
     """Images of one group (a patient, a video) never end up in different splits."""
+    labels: tuple[str, ...] | None = None
+    """The names of all its classes, possibly none, in data of several labels; `label` is empty then.
+    None in data of one label each. A listing has either kind, never both."""
 
 
 class LeftOutFile(NamedTuple):
@@ -372,6 +375,11 @@ class ImageListing:
     `column:NAME`; the data's version does not depend on them."""
     ignored: list[str] = field(default_factory=list)
     """Files that `SourceContext.ignored` skips, and folders, which end in a slash."""
+
+    @property
+    def is_multi_label(self) -> bool:
+        """Whether its images have sets of labels."""
+        return any(image.labels is not None for image in self.images)
 
 
 @dataclass(frozen=True)

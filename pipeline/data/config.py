@@ -97,6 +97,10 @@ class DataLocation(FrozenModel):
 class DataConfig(ReadingRules, DataLocation):
     """Where images come from, how they are labelled, what size they get, how they are split."""
 
+    task: Literal["auto", "single_label", "multi_label"] = "auto"
+    """What the model learns: single_label, one class for each image; multi_label, a set of classes,
+    possibly none; or auto, which is multi_label if the source lists sets of labels."""
+
     image_size: Annotated[int, Field(ge=4, le=1024)] | None = None
     """Height and width in pixels after resizing; by default derived from the images."""
 

@@ -9,6 +9,7 @@ from pydantic import Field
 from patchline.pipeline.data.pixel_values.pixel_mapping import PixelMapping
 from patchline.pipeline.data.symmetry.mirror_answer import MirrorSymmetry
 from patchline.pipeline.frozen_model import FrozenModel
+from patchline.pipeline.labels.label_sets import SINGLE_LABEL, Task
 from patchline.pipeline.provenance.provenance import KNOWN, ProvenanceSummary
 from patchline.plugin_api import ImageSpec, PixelValues
 
@@ -63,6 +64,8 @@ class IngestedData(FrozenModel):
     """Usable images by split; `unlabelled` only if there are some."""
     class_counts: dict[str, int]
     """Usable images by class."""
+    task: Task = SINGLE_LABEL
+    """Whether an image has one class, or a set of them."""
     median_side: int
     """Median of the images' shorter sides, in pixels."""
     greyscale: bool

@@ -27,6 +27,7 @@ from patchline.pipeline.data.manifests import earlier_manifests, exclusion
 from patchline.pipeline.data.manifests import manifest as manifests
 from patchline.pipeline.data.manifests.class_checks import check_images, one_class
 from patchline.pipeline.data.manifests.describing import OnImage
+from patchline.pipeline.data.manifests.label_task import task_of
 from patchline.pipeline.data.manifests.own_columns import check_slices, listed_columns
 from patchline.pipeline.data.manifests.repeated_data import EarlierData, earlier_data, repeated
 from patchline.pipeline.data.manifests.scan_memory import Facts, ScanMemory
@@ -49,6 +50,7 @@ from patchline.pipeline.data.value_ranges.data_values import DataValues
 from patchline.pipeline.data.value_ranges.mapped_images import chosen_values, usable_values
 from patchline.pipeline.data.value_ranges.range_memory import notes_on_change
 from patchline.pipeline.errors import ConfigError, DataError
+from patchline.pipeline.labels.label_sets import MULTI_LABEL, Task, counts_of
 from patchline.pipeline.plugin_system.plugin_settings import resolve_settings
 from patchline.pipeline.workspace import cache, chosen
 from patchline.pipeline.workspace.object_store import ConflictError
@@ -213,7 +215,7 @@ def _ingested(
     file = workspace / "manifests" / f"{fingerprint}.parquet"
     range_notes = notes_on_change(values.spec, listing.root, workspace)
     manifests.save(manifest, file, values.mapping)
-    rows = manifests.usable(manifest)
+    rows, task = manifests.usable(manifest), task_of(listing)
     declared = listing.mirror_symmetric
     mirror = mirror_symmetry(config, declared, rows, Files(listing.root, values.mapping), workspace)
     result = IngestedData(
@@ -221,9 +223,10 @@ def _ingested(
         manifest_file=file,
         fingerprint=fingerprint,
         root=listing.root,
-        classes=tuple(manifests.classes(manifest)) if labelled else (),
+        classes=tuple(manifests.classes(manifest, task)) if labelled else (),
         counts={name: int((rows["split"] == name).sum()) for name in SPLITS},
-        class_counts=_class_counts(rows) if labelled else {},
+        class_counts=_class_counts(rows, task) if labelled else {},
+        task=task,
         median_side=int(rows[["width", "height"]].min(axis=1).median()),
         greyscale=values.is_grey,
         pixel_values=values.spec,
@@ -235,7 +238,7 @@ def _ingested(
         ),
         notes=(
             *notes,
-            *(notes_on_classes(_class_counts(rows)) if labelled else ()),
+            *(notes_on_classes(_class_counts(rows, task)) if labelled else ()),
             *range_notes,
             *split_notes,
             *notes_on_leakage(rows),
@@ -367,6 +370,7 @@ def resolve(config: RunConfig, data: IngestedData) -> RunConfig:
         "name": config.name or (data.name if data.classes else f"{data.name}-encoder"),
         "data": config.data.model_copy(
             update={
+                "task": data.task if data.classes else config.data.task,
                 "image_size": size,
                 "channels": channels,
                 "path": _absolute(config.data.path),
@@ -453,7 +457,9 @@ def _mirror_setting(mirror: MirrorSymmetry) -> bool | None:
     return None if mirror.answer == "unknown" else mirror.is_symmetric
 
 
-def _class_counts(rows: pd.DataFrame) -> dict[str, int]:
+def _class_counts(rows: pd.DataFrame, task: Task) -> dict[str, int]:
+    if task == MULTI_LABEL:
+        return dict(sorted(counts_of(rows["label"]).items()))
     return {str(k): int(v) for k, v in rows["label"].value_counts().sort_index().items()}
 
 

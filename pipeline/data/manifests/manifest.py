@@ -1,6 +1,7 @@
 """The manifest: one row for each file, and a fingerprint that is the data's version.
 
-Columns: path (relative, with forward slashes), label, split, group, sha256 (of the file), pixels
+Columns: path (relative, with forward slashes), label (of multi-label data, a set as in
+`patchline.pipeline.labels.label_sets`), split, group, sha256 (of the file), pixels
 (digest of the decoded image), width, height, mode, values (JSON of a `FileSummary`; empty for most
 images of 8 bits), bytes, status (`ok`, `damaged`, `foreign`, `excluded`), reason. Further columns
 of a table are kept as `column:NAME`.
@@ -23,6 +24,7 @@ from patchline.pipeline.data.manifests.scan_memory import DESCRIBED, Facts, Scan
 from patchline.pipeline.data.pixel_values.pixel_mapping import PixelMapping
 from patchline.pipeline.files.atomic_files import replacing
 from patchline.pipeline.files.table_cells import printable
+from patchline.pipeline.labels import label_sets
 from patchline.plugin_api import ImageListing, ListedImage
 
 COLUMNS = [
@@ -77,7 +79,9 @@ def scan(
             they are decoded again for `on_image` alone.
     """
     images = sorted(listing.images, key=lambda listed: listed.path)
-    is_labelled = [bool(listed.label) or not labelled for listed in images]
+    is_labelled = [
+        bool(listed.label) or listed.labels is not None or not labelled for listed in images
+    ]
     paths = [listed.path for listed in images]
     unchanged = pd.DataFrame(columns=DESCRIBED)
     if memory and facts is None:
@@ -109,12 +113,16 @@ def scan(
 
 def _listed(images: Sequence[ListedImage]) -> pd.DataFrame:
     """Return what the source says of each image."""
-    labels = {label: printable(label) for label in {listed.label for listed in images}}
+    texts = [
+        listed.label if listed.labels is None else label_sets.encoded(map(printable, listed.labels))
+        for listed in images
+    ]
+    labels = {label: printable(label) for label in set(texts)}
     groups = {group: printable(group or "") for group in {listed.group for listed in images}}
     return pd.DataFrame(
         {
             "path": [printable(listed.path) for listed in images],
-            "label": [labels[listed.label] for listed in images],
+            "label": [labels[text] for text in texts],
             "split": [listed.split or "" for listed in images],
             "group": [groups[listed.group] for listed in images],
         }
@@ -204,9 +212,12 @@ def usable(manifest: pd.DataFrame) -> pd.DataFrame:
     return manifest[manifest["status"] == "ok"].reset_index(drop=True)
 
 
-def classes(manifest: pd.DataFrame) -> list[str]:
+def classes(manifest: pd.DataFrame, task: label_sets.Task = label_sets.SINGLE_LABEL) -> list[str]:
     """Return the class names, sorted; their order is the order of the model's outputs."""
-    return sorted(usable(manifest)["label"].unique())
+    labels = usable(manifest)["label"]
+    if task == label_sets.MULTI_LABEL:
+        return sorted(label_sets.counts_of(labels))
+    return sorted(labels.unique())
 
 
 def examples(paths: Iterable[str], limit: int = 3) -> str:

@@ -8,6 +8,7 @@ from pathlib import Path
 from patchline.pipeline.config import RunConfig
 from patchline.pipeline.data.manifests.class_labels import by_rules
 from patchline.pipeline.data.manifests.groups import with_groups
+from patchline.pipeline.data.manifests.label_task import with_task
 from patchline.pipeline.errors import PluginError
 from patchline.pipeline.files.atomic_files import storage_errors
 from patchline.pipeline.files.user_folders import expanded
@@ -63,11 +64,14 @@ def listing_of(config: RunConfig, workspace: Path, *, labelled: bool | None = No
             "a valid name. Fix the plugin."
         ) from error
     listing = by_rules(listing, rules, labelled=labelled)
+    if labelled:
+        listing = with_task(listing, config.data.task)
     if config.data.group_pattern is not None:
         listing = with_groups(listing, config.data.group_pattern)
     if labelled:
         return listing
-    return replace(listing, images=[image._replace(label="") for image in listing.images])
+    images = [image._replace(label="", labels=None) for image in listing.images]
+    return replace(listing, images=images)
 
 
 def uses_labels(config: RunConfig) -> bool:

@@ -1,0 +1,68 @@
+"""Sets of labels as text and as numbers: what the manifest's column `label` holds for several labels.
+
+An image of multi-label data has a set of labels, which may be empty. The manifest holds it as a JSON
+list of the names in their order, `["circle", "red"]`, so that equal sets are equal texts; what is
+not known is the empty text, as for an image without a class.
+
+Shapes: N images, K classes.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from typing import Any, Literal
+
+import numpy as np
+
+Task = Literal["single_label", "multi_label"]
+"""What a model answers: one class for each image, or a set of classes."""
+SINGLE_LABEL: Task = "single_label"
+MULTI_LABEL: Task = "multi_label"
+
+
+def encoded(labels: Iterable[str]) -> str:
+    """Return a set of labels as text; each label once, sorted."""
+    return json.dumps(sorted(set(labels)), ensure_ascii=False)
+
+
+def decoded(text: str) -> tuple[str, ...]:
+    """Return the labels in a text that `encoded` has made; none for the empty text.
+
+    Raises:
+        ValueError: if it is no list of names.
+    """
+    if not text:
+        return ()
+    labels = json.loads(text)
+    if not isinstance(labels, list) or not all(isinstance(each, str) for each in labels):
+        raise ValueError(f"{text!r} is not a list of labels")
+    return tuple(labels)
+
+
+def counts_of(texts: Iterable[str]) -> Counter[str]:
+    """Return the number of images with each label, of the texts of all images."""
+    found: Counter[str] = Counter()
+    for text, images in Counter(texts).items():
+        for label in decoded(text):
+            found[label] += images
+    return found
+
+
+def matrix(texts: Sequence[str], classes: Sequence[str]) -> np.ndarray[Any, np.dtype[np.uint8]]:
+    """Return the labels as zeros and ones (N, K).
+
+    Args:
+        texts: as `encoded` makes them, of N images.
+        classes: names of the K columns.
+
+    Raises:
+        KeyError: if a label is not among the classes.
+    """
+    index = {name: number for number, name in enumerate(classes)}
+    columns = {text: [index[label] for label in decoded(text)] for text in set(texts)}
+    found = np.zeros((len(texts), len(classes)), np.uint8)
+    for row, text in enumerate(texts):
+        found[row, columns[text]] = 1
+    return found

@@ -1,0 +1,32 @@
+"""Sets of labels as text and as numbers."""
+
+from __future__ import annotations
+
+import pytest
+from sklearn.preprocessing import MultiLabelBinarizer
+
+from patchline.pipeline.labels import label_sets
+
+SETS = [("red", "circle"), (), ("circle",), ("ré, d", 'a"b', "circle")]
+
+
+def test_equal_sets_are_equal_texts_and_come_back() -> None:
+    assert label_sets.encoded(["b", "a", "b"]) == label_sets.encoded(("a", "b")) == '["a", "b"]'
+    for labels in SETS:
+        assert label_sets.decoded(label_sets.encoded(labels)) == tuple(sorted(labels))
+
+
+def test_matrix_is_that_of_scikit_learn() -> None:
+    classes = sorted(set().union(*SETS))
+    texts = [label_sets.encoded(labels) for labels in SETS]
+    expected = MultiLabelBinarizer(classes=classes).fit_transform(SETS)
+    assert label_sets.matrix(texts, classes).tolist() == expected.tolist()
+    counts = label_sets.counts_of(texts)
+    assert [counts[name] for name in classes] == expected.sum(0).tolist()
+
+
+def test_text_that_is_no_set_is_refused() -> None:
+    with pytest.raises(ValueError, match="is not a list of labels"):
+        label_sets.decoded('"circle"')
+    with pytest.raises(KeyError):
+        label_sets.matrix(['["green"]'], ["red"])
