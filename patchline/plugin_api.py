@@ -336,8 +336,8 @@ class ListedImage(NamedTuple):
     group: str | None = None
     """Images of one group (a patient, a video) never end up in different splits."""
     labels: tuple[str, ...] | None = None
-    """The names of all its classes, possibly none, in data of several labels; `label` is empty then.
-    None in data of one label each. A listing has either kind, never both."""
+    """The names of all its classes, possibly none, in data of several labels, where `label` is
+    empty; None in data of one label each. A listing has either kind, never both."""
 
 
 class LeftOutFile(NamedTuple):

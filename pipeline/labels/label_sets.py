@@ -1,8 +1,8 @@
-"""Sets of labels as text and as numbers: what the manifest's column `label` holds for several labels.
+"""Sets of labels as text and as numbers.
 
-An image of multi-label data has a set of labels, which may be empty. The manifest holds it as a JSON
-list of the names in their order, `["circle", "red"]`, so that equal sets are equal texts; what is
-not known is the empty text, as for an image without a class.
+An image of multi-label data has a set of labels, which may be empty. The manifest's column `label`
+holds it as a JSON list of the sorted names, `["circle", "red"]`, so that equal sets are equal
+texts; what is not known is the empty text, as for an image without a class.
 
 Shapes: N images, K classes.
 """

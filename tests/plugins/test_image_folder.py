@@ -13,7 +13,7 @@ import pytest
 
 from patchline.pipeline.errors import DataError
 from patchline.pipeline.prediction.image_files import find_images
-from patchline.plugin_api import ImageListing, SourceContext
+from patchline.plugin_api import ImageListing, ListedImage, SourceContext
 from patchline.plugins.data_sources.image_folder import ImageFolder, ImageFolderConfig
 from tests.conftest import write_photos
 
@@ -66,7 +66,7 @@ def test_link_to_a_folder_that_is_gone_is_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"data/rose is a link to .*unmounted, which is not there"):
         listing(root)
     (root / "rose").rename(root / "tulip" / "gone.png")
-    assert ("tulip/gone.png", "tulip", None, None) in listing(root).images
+    assert ListedImage("tulip/gone.png", "tulip") in listing(root).images
 
 
 @pytest.mark.parametrize("prefix", ["", "train/"])
