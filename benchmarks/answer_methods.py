@@ -104,7 +104,8 @@ def _pixels(file: Path) -> Array:
     read = cv2.imread(str(file))
     if read is None:
         raise SystemExit(f"{file} cannot be read.")
-    return cv2.cvtColor(read, cv2.COLOR_BGR2RGB)
+    pixels: Array = cv2.cvtColor(read, cv2.COLOR_BGR2RGB)
+    return pixels
 
 
 def _compare_sets(
