@@ -150,7 +150,7 @@ def _adaptive(probabilities_NK: Array, drawn_N: Array, penalty: float) -> Array:
     ranks_K = np.arange(1, probabilities_NK.shape[1] + 1)
     scores_NK = ranked_NK.cumsum(1) - drawn_N[:, None] * ranked_NK
     scores_NK += penalty * np.maximum(0, ranks_K - _FREE_RANKS)
-    by_class_NK = np.empty_like(scores_NK)
+    by_class_NK: Array = np.empty_like(scores_NK)
     np.put_along_axis(by_class_NK, order_NK, scores_NK, axis=1)
     return by_class_NK
 
