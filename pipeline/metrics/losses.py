@@ -39,7 +39,7 @@ def log_loss(probabilities_NK: Array, labels_N: Array) -> MetricEstimate:
     observed = float(losses.var(ddof=1)) if n > 1 else implied
     variance = (observed * n + implied * _PRIOR_IMAGES) / (n + _PRIOR_IMAGES) / n
     unseen = _WEIGHT_OF_THE_UNSEEN * squared / expected / n if expected > 0 else 0.0
-    low, high = _gamma_bounds(value, variance, unseen)
+    low, high = gamma_bounds(value, variance, unseen)
     return MetricEstimate(value=value, low=min(low, value), high=max(high, value), n=n)
 
 
@@ -59,7 +59,14 @@ def _implied_moments(probabilities_NK: Array, surprise: float) -> tuple[float, f
     return float(np.sort(expected_N).mean()), float(np.sort(squared_N).mean())
 
 
-def _gamma_bounds(mean: float, variance: float, unseen: float) -> tuple[float, float]:
+def gamma_bounds(mean: float, variance: float, unseen: float) -> tuple[float, float]:
+    """Return both ends of the gamma interval of a mean loss.
+
+    Args:
+        mean: of the losses.
+        variance: of the mean.
+        unseen: what rare large losses may add to it that no sample has.
+    """
     from scipy.special import gammaincinv
 
     low = high = mean

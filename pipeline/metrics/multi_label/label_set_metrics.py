@@ -1,0 +1,321 @@
+"""The metrics of a multi-label classifier with their intervals, and those of each label.
+
+A label that no image has is unknown: it has no average precision and no F1, and is in no mean.
+
+Shapes: N images, K labels, R draws.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from patchline.pipeline.errors import DataError
+from patchline.pipeline.frozen_model import FrozenModel
+from patchline.pipeline.metrics import ranking
+from patchline.pipeline.metrics.calibration import Answers, calibration_error_of
+from patchline.pipeline.metrics.intervals import (
+    MetricEstimate,
+    f1_scores,
+    proportion,
+    proportions,
+    with_effective_size,
+)
+from patchline.pipeline.metrics.losses import gamma_bounds
+from patchline.pipeline.metrics.multi_label import image_metrics
+from patchline.pipeline.metrics.multi_label.names import MULTI_LABEL_METRICS
+from patchline.pipeline.metrics.multi_label.resampling import (
+    FEWEST_DRAWS,
+    Ranking,
+    drawn_counts,
+    draws_for,
+)
+
+Array = np.ndarray[Any, Any]
+_PRIOR_IMAGES = 8.0
+
+
+class LabelMetrics(FrozenModel):
+    """The metrics of one label; None where no image tells them."""
+
+    name: str
+    images: int
+    """Number of images that have it."""
+    predicted: int
+    """Number of images for which it is predicted."""
+    threshold: float
+    """From this probability on it is predicted."""
+    average_precision: MetricEstimate | None
+    """Mean precision at the probability of each image that has it."""
+    roc_auc: MetricEstimate | None
+    """Probability that an image with the label ranks above one without it."""
+    precision: MetricEstimate | None
+    """Share of the predictions of this label that are right."""
+    recall: MetricEstimate | None
+    """Share of the images with this label for which it is predicted."""
+    f1: MetricEstimate | None
+    """Harmonic mean of both; n counts the images that have it or for which it is predicted."""
+
+
+class _Counts(NamedTuple):
+    """Images with each label, and for which it is predicted, rightly: (K), or (R, K) of draws."""
+
+    hits: Array
+    images: Array
+    predicted: Array
+
+    def f1(self) -> Array:
+        both = self.images + self.predicted
+        return _share(2 * self.hits, both, self.images)
+
+    def precision(self) -> Array:
+        precision: Array = np.where(
+            self.images > 0, self.hits / np.maximum(self.predicted, 1), np.nan
+        )
+        return precision
+
+    def recall(self) -> Array:
+        return _share(self.hits, self.images, self.images)
+
+    def micro_f1(self) -> Array:
+        both = (self.images + self.predicted).sum(axis=-1)
+        micro: Array = 2 * self.hits.sum(axis=-1) / np.maximum(both, 1)
+        return micro
+
+
+def _share(part: Array, whole: Array, images: Array) -> Array:
+    """Return part / whole; NaN for a label without images."""
+    share: Array = np.where(images > 0, part / np.maximum(whole, 1), np.nan)
+    return share
+
+
+def multi_label_metrics(
+    probabilities_NK: Array, labels_NK: Array, predicted_NK: Array, *, seed: int = 0
+) -> dict[str, MetricEstimate]:
+    """Return the metrics with their intervals, by the keys of `MULTI_LABEL_METRICS`.
+
+    Values are those of scikit-learn, but for its zeros of labels without images, which are left
+    out here. Variances are those of 1,000 bootstrap draws of images, fewer where these are many
+    (`draws_for`), which near the ends and for few images are joined by that of a proportion; the
+    interval is that of a proportion with this variance.
+
+    Args:
+        probabilities_NK: calibrated probabilities.
+        labels_NK: 1 where an image has a label, else 0.
+        predicted_NK: 1 where a label is predicted, else 0.
+        seed: of the draws.
+
+    Raises:
+        DataError: if there are no images, or none of them has a label.
+    """
+    n, num_labels = labels_NK.shape
+    if n == 0:
+        raise DataError("There are 0 images to evaluate. Choose a split that has images.")
+    present = np.flatnonzero(labels_NK.any(axis=0))
+    if not len(present):
+        raise DataError(
+            f"None of the {n:,} images to evaluate has a label of the model, so mAP and F1 are "
+            "unknown. Choose images that have some."
+        )
+    labels_NK, predicted_NK = labels_NK.astype(np.uint8), predicted_NK.astype(np.uint8)
+    rankings = [Ranking.of(probabilities_NK[:, k], labels_NK[:, k]) for k in present]
+    counts = _Counts(
+        *(each.sum(axis=0, dtype=np.int64) for each in _parts(labels_NK, predicted_NK))
+    )
+    by_image = {
+        "samples_f1": image_metrics.f1_of_images(labels_NK, predicted_NK),
+        "ranking_loss": image_metrics.ranking_losses(probabilities_NK, labels_NK),
+        "coverage_error": image_metrics.coverages(probabilities_NK, labels_NK),
+    }
+    values = {
+        **_of_counts(counts),
+        **{key: float(values_N.mean()) for key, values_N in by_image.items()},
+    }
+    drawn, precisions_R = _drawn(rankings, labels_NK, predicted_NK, by_image, seed)
+    areas = _areas(probabilities_NK, labels_NK, present)
+    found = {
+        "mAP": _mean_average_precision(rankings, areas, precisions_R, n),
+        "micro_mAP": _micro(probabilities_NK, labels_NK, seed),
+        **{
+            key: _estimate(value, drawn[key], n, num_labels if key == "coverage_error" else 1.0)
+            for key, value in values.items()
+        },
+        "exact_match": proportion(
+            int(image_metrics.exact_matches(labels_NK, predicted_NK).sum()), n
+        ),
+        "log_loss": _log_loss(image_metrics.log_losses_of_images(probabilities_NK, labels_NK)),
+        "ece": calibration_error_of(pairs(probabilities_NK, labels_NK)),
+    }
+    return {key: found[key] for key in MULTI_LABEL_METRICS}
+
+
+def by_label(
+    probabilities_NK: Array,
+    labels_NK: Array,
+    predicted_NK: Array,
+    names: Sequence[str],
+    thresholds: Sequence[float],
+) -> tuple[LabelMetrics, ...]:
+    """Return the metrics of every label, in the order of the K names."""
+    labels_NK, predicted_NK = labels_NK.astype(np.uint8), predicted_NK.astype(np.uint8)
+    hits, images, predicted = (
+        each.sum(axis=0, dtype=np.int64) for each in _parts(labels_NK, predicted_NK)
+    )
+    shares = (
+        proportions(hits, predicted),
+        proportions(hits, images),
+        f1_scores(hits, predicted + images - hits),
+    )
+    return tuple(
+        LabelMetrics(
+            name=name,
+            images=int(images[k]),
+            predicted=int(predicted[k]),
+            threshold=float(thresholds[k]),
+            average_precision=average_precision(probabilities_NK[:, k], labels_NK[:, k]),
+            roc_auc=ranking.roc_auc(probabilities_NK[:, k], labels_NK[:, k] > 0),
+            precision=precision if predicted[k] else None,
+            recall=recall if images[k] else None,
+            f1=f1 if images[k] else None,
+        )
+        for k, (name, precision, recall, f1) in enumerate(zip(names, *shares, strict=True))
+    )
+
+
+def average_precision(scores_N: Array, labels_N: Array) -> MetricEstimate | None:
+    """Return one label's average precision; 1 if all images have it, None if none has."""
+    if not labels_N.any():
+        return None
+    if labels_N.all():
+        return MetricEstimate(value=1.0, low=1.0, high=1.0, n=len(labels_N))
+    return ranking.average_precision(scores_N, labels_N > 0)
+
+
+def mean_average_precision(scores_NK: Array, labels_NK: Array) -> float:
+    """Return the mean over the labels that some image has; NaN if none has a label."""
+    present = np.flatnonzero(labels_NK.any(axis=0))
+    values = [Ranking.of(scores_NK[:, k], labels_NK[:, k]).average_precision for k in present]
+    return float(np.mean(values)) if values else float("nan")
+
+
+def macro_f1(labels_NK: Array, predicted_NK: Array) -> float:
+    """Return the mean F1 over the labels that some image has; NaN if none has a label."""
+    counts = _Counts(
+        *(each.sum(axis=0, dtype=np.int64) for each in _parts(labels_NK, predicted_NK))
+    )
+    return float(np.nanmean(counts.f1())) if counts.images.any() else float("nan")
+
+
+def pairs(probabilities_NK: Array, labels_NK: Array) -> Answers:
+    """Return all pairs of image and label, each with its probability and whether it is right."""
+    return Answers(probabilities_NK.astype(np.float64).ravel(), labels_NK.ravel() > 0)
+
+
+def _parts(labels_NK: Array, predicted_NK: Array) -> tuple[Array, Array, Array]:
+    return labels_NK & predicted_NK, labels_NK, predicted_NK
+
+
+def _counts(labels_NK: Array, predicted_NK: Array) -> _Counts:
+    parts = _parts(labels_NK, predicted_NK)
+    return _Counts(*(part.sum(axis=0, dtype=np.int64) for part in parts))
+
+
+def _of_counts(counts: _Counts) -> dict[str, Any]:
+    """Return the metrics of counts: numbers, or arrays (R) of draws."""
+    macro = {"f1": counts.f1(), "precision": counts.precision(), "recall": counts.recall()}
+    return {
+        **{f"macro_{key}": np.nanmean(values, axis=-1) for key, values in macro.items()},
+        "micro_f1": counts.micro_f1(),
+    }
+
+
+def _drawn(
+    rankings: list[Ranking],
+    labels_NK: Array,
+    predicted_NK: Array,
+    by_image: dict[str, Array],
+    seed: int,
+) -> tuple[dict[str, Array], Array]:
+    """Return each metric of R draws, and mAP of them."""
+    n, num_labels = labels_NK.shape
+    parts = [part.astype(np.float32) for part in _parts(labels_NK, predicted_NK)]
+    means = np.column_stack(list(by_image.values()))
+    drawn: list[dict[str, Array]] = []
+    precisions = []
+    for counts_NR in drawn_counts(n, draws_for(n, num_labels), seed):
+        weights_RN = np.ascontiguousarray(counts_NR.T, dtype=np.float32)
+        some = _Counts(*(weights_RN @ part for part in parts))
+        of_images = (weights_RN @ means) / n
+        drawn.append({**_of_counts(some), **dict(zip(by_image, of_images.T, strict=True))})
+        precisions.append(np.nanmean([each.drawn(counts_NR) for each in rankings], axis=0))
+    together = {key: np.concatenate([each[key] for each in drawn]) for key in drawn[0]}
+    return together, np.concatenate(precisions)
+
+
+def _areas(probabilities_NK: Array, labels_NK: Array, present: Array) -> list[ranking.AreaSummary]:
+    """Return what is known of the average precision of each label without draws."""
+    return [
+        ranking.precision_area(
+            probabilities_NK[:, k].astype(np.float64), labels_NK[:, k] > 0
+        ).summary
+        for k in present
+    ]
+
+
+def _mean_average_precision(
+    rankings: list[Ranking], areas: list[ranking.AreaSummary], drawn_R: Array, n: int
+) -> MetricEstimate:
+    """Return mAP; its variance is that of the draws, joined by that of proportions."""
+    value = float(np.mean([each.average_precision for each in rankings]))
+    mean = ranking.AreaSummary(
+        value=value,
+        centre=float(np.mean([area.centre for area in areas])),
+        shrunk=float(np.mean([area.shrunk for area in areas])),
+        variance=sum(area.variance for area in areas) / len(areas) ** 2,
+        squares=_variance(drawn_R),
+        freedom=sum(max(area.freedom, 0) for area in areas),
+        n=n,
+    )
+    return ranking.estimates([mean])[0]
+
+
+def _micro(probabilities_NK: Array, labels_NK: Array, seed: int) -> MetricEstimate:
+    """Return the average precision of all pairs, with draws of images."""
+    n, num_labels = labels_NK.shape
+    order = Ranking.of(probabilities_NK.ravel(), labels_NK.ravel())
+    draws = draws_for(n, num_labels) * FEWEST_DRAWS // 1000
+    drawn = [
+        order.drawn(np.repeat(some, num_labels, axis=0))
+        for some in drawn_counts(n, draws, seed, num_labels)
+    ]
+    return _estimate(order.average_precision, np.concatenate(drawn), n)
+
+
+def _estimate(value: float, drawn_R: Array, n: int, most: float = 1.0) -> MetricEstimate:
+    """Return a metric between 0 and `most` with the interval of a proportion of equal variance.
+
+    The variance of few images is joined by that of a proportion of them, drawn a little from 0 and
+    1, so that no error in all of them is not taken for certainty.
+    """
+    share, weight = float(value) / most, n / (n + _PRIOR_IMAGES)
+    shrunk = (n * share + 0.5) / (n + 1)
+    by_chance = shrunk * (1 - shrunk)
+    variance = weight * _variance(drawn_R) / most**2 + (1 - weight) * by_chance / n
+    spread = weight * share * (1 - share) + (1 - weight) * by_chance
+    return with_effective_size(
+        float(value), n=n, effective_n=spread / variance, ends=(0.0, float(most))
+    )
+
+
+def _variance(drawn_R: Array) -> float:
+    known = drawn_R[~np.isnan(drawn_R)]
+    return float(known.var(ddof=1)) if len(known) > 1 else 0.0
+
+
+def _log_loss(losses_N: Array) -> MetricEstimate:
+    value, n = float(losses_N.mean()), len(losses_N)
+    variance = float(losses_N.var(ddof=1)) / n if n > 1 else value**2
+    low, high = gamma_bounds(value, variance, 0.0)
+    return MetricEstimate(value=value, low=min(low, value), high=max(high, value), n=n)

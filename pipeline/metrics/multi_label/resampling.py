@@ -1,0 +1,89 @@
+"""Bootstrap over images: how often each image is drawn, and metrics of all draws at once.
+
+An image is drawn with all its labels, so that what its labels have in common counts (Efron and
+Tibshirani 1993, An Introduction to the Bootstrap, chapter 6).
+
+Shapes: N images, K labels, R draws, P places in an order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+
+Array = np.ndarray[Any, Any]
+DRAWS, FEWEST_DRAWS = 1000, 200
+_MOST_NUMBERS = 4e8
+"""Images x labels x draws; of more, fewer draws are made."""
+_TOGETHER = 2**20
+"""Images x draws of one piece: what the caches hold."""
+
+
+def draws_for(images: int, num_labels: int) -> int:
+    """Return the number of draws: 1,000, or fewer for many images and labels, at least 200."""
+    return int(np.clip(_MOST_NUMBERS / max(1, images * num_labels), FEWEST_DRAWS, DRAWS))
+
+
+def drawn_counts(images: int, draws: int, seed: int = 0, rows: int = 1) -> Iterator[Array]:
+    """Yield how often each image is drawn (N, r), some draws at a time.
+
+    Args:
+        images: N, of which each draw takes N with replacement.
+        draws: R.
+        seed: of the draws.
+        rows: numbers that the caller makes of each image, which bounds the draws of one piece.
+    """
+    generator = np.random.default_rng(seed)
+    together = max(1, min(draws, _TOGETHER // max(1, images * rows)))
+    for start in range(0, draws, together):
+        count = min(together, draws - start)
+        drawn_NR = generator.integers(0, images, (images, count), np.int32)
+        cells = (drawn_NR.astype(np.int64) * count + np.arange(count)).ravel()
+        counts = np.bincount(cells, minlength=images * count).reshape(images, count)
+        yield np.minimum(counts, 255).astype(np.uint8)
+
+
+class Ranking(NamedTuple):
+    """The positives of one label among N images, from the highest score to the lowest."""
+
+    order_N: Array
+    """Images by score, the highest first."""
+    positives_P: Array
+    """Places of the positives in the order."""
+    ends_P: Array
+    """For each, the last place with its score."""
+    hits_P: Array
+    """For each, the number of positives up to that place."""
+
+    @classmethod
+    def of(cls, scores_N: Array, labels_N: Array) -> Ranking:
+        """Sort the images."""
+        order = np.argsort(-scores_N, kind="stable")
+        in_order = scores_N[order]
+        last = np.append(np.flatnonzero(np.diff(in_order)), len(order) - 1)
+        positives = np.flatnonzero(labels_N[order])
+        ends = last[np.searchsorted(last, positives)]
+        hits = np.searchsorted(positives, ends, side="right")
+        return cls(order, positives, ends, hits)
+
+    @property
+    def average_precision(self) -> float:
+        """The mean precision at the score of each positive; NaN without positives."""
+        if not len(self.positives_P):
+            return float("nan")
+        return min(float((self.hits_P / (self.ends_P + 1.0)).mean()), 1.0)
+
+    def drawn(self, counts_NR: Array) -> Array:
+        """Return the average precision of each draw (R); NaN for those without positives."""
+        in_order = counts_NR[self.order_N]
+        up_to_NR = np.cumsum(in_order.astype(np.int32), axis=0)
+        weights_PR = in_order[self.positives_P]
+        hits_PR = np.cumsum(weights_PR, axis=0, dtype=np.int32)
+        found_R = hits_PR[-1] if len(hits_PR) else np.zeros(counts_NR.shape[1], np.int32)
+        precision = hits_PR[self.hits_P - 1] / np.maximum(up_to_NR[self.ends_P], 1)
+        sums = np.einsum("pr,pr->r", precision, weights_PR)
+        with np.errstate(invalid="ignore"):
+            precisions: Array = sums / np.where(found_R, found_R, np.nan)
+        return precisions

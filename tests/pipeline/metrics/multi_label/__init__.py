@@ -1,0 +1,1 @@
+"""Tests of the metrics of label sets."""

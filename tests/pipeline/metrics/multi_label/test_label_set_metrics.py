@@ -1,0 +1,142 @@
+"""The metrics of label sets are those of scikit-learn, and their intervals hold."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import numpy as np
+import pytest
+from sklearn import metrics as reference
+
+from patchline.pipeline.errors import DataError
+from patchline.pipeline.metrics.multi_label.label_set_metrics import (
+    by_label,
+    macro_f1,
+    mean_average_precision,
+    multi_label_metrics,
+)
+from patchline.pipeline.metrics.multi_label.names import MULTI_LABEL_METRICS
+
+Array = np.ndarray[Any, Any]
+
+
+def draw(
+    images: int, labels: int, *, seed: int, digits: int = 9, skill: float = 0.4
+) -> tuple[Array, Array]:
+    """Return probabilities and labels, the first label the rarest; some images have none."""
+    generator = np.random.default_rng(seed)
+    truth = generator.random((images, labels)) < np.linspace(0.1, 0.6, labels)
+    scores = (1 - skill) * generator.random((images, labels)) + skill * truth
+    return scores.round(digits), truth.astype(np.uint8)
+
+
+@pytest.mark.parametrize("digits", [1, 2, 9])
+@pytest.mark.parametrize("labels", [2, 7])
+def test_values_are_those_of_scikit_learn(digits: int, labels: int) -> None:
+    """With ties and without them."""
+    scores, truth = draw(300, labels, seed=labels, digits=digits)
+    predicted = (scores >= 0.5).astype(np.uint8)
+    found = multi_label_metrics(scores, truth, predicted)
+    assert list(found) == list(MULTI_LABEL_METRICS)
+    expected = {
+        "mAP": reference.average_precision_score(truth, scores, average="macro"),
+        "micro_mAP": reference.average_precision_score(truth, scores, average="micro"),
+        "macro_f1": reference.f1_score(truth, predicted, average="macro"),
+        "micro_f1": reference.f1_score(truth, predicted, average="micro"),
+        "samples_f1": reference.f1_score(truth, predicted, average="samples", zero_division=1.0),
+        "macro_precision": reference.precision_score(truth, predicted, average="macro"),
+        "macro_recall": reference.recall_score(truth, predicted, average="macro"),
+        "exact_match": reference.accuracy_score(truth, predicted),
+        "ranking_loss": reference.label_ranking_loss(truth, scores),
+        "coverage_error": reference.coverage_error(truth, scores),
+        "log_loss": reference.log_loss(truth.ravel(), np.clip(scores, 1e-15, 1 - 1e-15).ravel()),
+    }
+    for key, value in expected.items():
+        assert found[key].value == pytest.approx(value, abs=1e-9), key
+        assert found[key].low <= found[key].value <= found[key].high
+    assert mean_average_precision(scores, truth) == pytest.approx(expected["mAP"], abs=1e-12)
+    assert macro_f1(truth, predicted) == pytest.approx(expected["macro_f1"], abs=1e-12)
+
+
+def test_each_label_has_the_values_of_scikit_learn() -> None:
+    """Average precision, area under the ROC curve, precision, recall and F1."""
+    scores, truth = draw(200, 4, seed=3, digits=2)
+    predicted = (scores >= 0.4).astype(np.uint8)
+    for k, row in enumerate(by_label(scores, truth, predicted, list("abcd"), [0.4] * 4)):
+        pair = truth[:, k], predicted[:, k]
+        values = (row.average_precision, row.roc_auc, row.precision, row.recall, row.f1)
+        expected = (
+            reference.average_precision_score(truth[:, k], scores[:, k]),
+            reference.roc_auc_score(truth[:, k], scores[:, k]),
+            reference.precision_score(*pair),
+            reference.recall_score(*pair),
+            reference.f1_score(*pair),
+        )
+        assert [each.value for each in values if each] == pytest.approx(expected, abs=1e-9)
+        assert (row.images, row.predicted) == (truth[:, k].sum(), predicted[:, k].sum())
+
+
+def test_a_label_that_no_image_has_is_unknown_and_in_no_mean() -> None:
+    """Never 0, which scikit-learn makes of it."""
+    scores, truth = draw(150, 4, seed=4)
+    truth[:, 2] = 0
+    predicted = (scores >= 0.5).astype(np.uint8)
+    others = [0, 1, 3]
+    found = multi_label_metrics(scores, truth, predicted)
+    for key, of in (("mAP", scores), ("macro_f1", predicted), ("macro_recall", predicted)):
+        alone = multi_label_metrics(scores[:, others], truth[:, others], predicted[:, others])
+        assert found[key].value == pytest.approx(alone[key].value, abs=1e-12), of.shape
+    row = by_label(scores, truth, predicted, list("abcd"), [0.5] * 4)[2]
+    assert row.images == 0
+    assert (row.average_precision, row.roc_auc, row.recall, row.f1) == (None, None, None, None)
+    assert row.precision is not None  # of what was predicted, nothing is right
+    assert row.precision.value == 0
+
+
+def test_images_without_any_label_tell_no_map() -> None:
+    """It is an error that says so, as no image at all is."""
+    scores, truth = draw(20, 3, seed=5)
+    with pytest.raises(DataError, match="None of the 20 images"):
+        multi_label_metrics(scores, np.zeros_like(truth), truth)
+    with pytest.raises(DataError, match="0 images"):
+        multi_label_metrics(scores[:0], truth[:0], truth[:0])
+
+
+def test_no_error_in_few_images_is_no_certainty() -> None:
+    """The interval of a perfect result is open below."""
+    _, truth = draw(25, 3, seed=6)
+    found = multi_label_metrics(truth.astype(float), truth, truth)
+    for key in ("mAP", "micro_mAP", "macro_f1", "micro_f1", "samples_f1", "exact_match"):
+        assert found[key].value == 1.0
+        assert 0.6 < found[key].low < 0.97, key
+    assert found["ranking_loss"].value == 0.0
+    assert 0.03 < found["ranking_loss"].high < 0.4
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("images", "skill"), [(60, 0.3), (200, 0.5)])
+def test_intervals_hold_the_truth_as_often_as_they_say(images: int, skill: float) -> None:
+    """95% of the time, in 120 data sets, within what that number can tell."""
+    keys = ("mAP", "micro_mAP", "macro_f1", "samples_f1", "ranking_loss", "coverage_error")
+    truth = _metrics(*draw(40_000, 4, seed=0, skill=skill), keys)
+    inside = []
+    for seed in range(1, 121):
+        scores, labels = draw(images, 4, seed=seed, skill=skill)
+        found = multi_label_metrics(scores, labels, (scores >= 0.5).astype(np.uint8))
+        inside.append([found[key].low <= truth[key] <= found[key].high for key in keys])
+    covered = dict(zip(keys, np.mean(inside, axis=0), strict=True))
+    assert all(share >= 0.89 for share in covered.values()), covered
+
+
+def _metrics(scores: Array, labels: Array, keys: tuple[str, ...]) -> dict[str, float]:
+    found = multi_label_metrics(scores, labels, (scores >= 0.5).astype(np.uint8))
+    return {key: found[key].value for key in keys}
+
+
+def test_a_thousand_draws_take_seconds() -> None:
+    """Of 5,000 images with ten labels: a fourth of 10,000 with twenty."""
+    scores, truth = draw(5_000, 10, seed=7)
+    began = time.process_time()
+    multi_label_metrics(scores, truth, truth)
+    assert time.process_time() - began < 6
