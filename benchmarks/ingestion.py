@@ -34,7 +34,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
 import pandas as pd
@@ -54,6 +54,7 @@ from patchline.pipeline.inspection.class_findings import findings_on_classes
 from patchline.pipeline.inspection.file_findings import findings_on_size, findings_on_status
 from patchline.pipeline.inspection.inspecting import summary_of
 from patchline.pipeline.inspection.same_image_findings import findings_on_duplicates
+from patchline.pipeline.labels.label_sets import SINGLE_LABEL
 
 _SMALL, _FOLDERS = 20_000, 10
 _FEWEST = 4 * _FOLDERS
@@ -169,8 +170,8 @@ def time_manifest(given: argparse.Namespace) -> None:
         wanted = split.split_fractions(manifest, data.validation_fraction, data.test_fraction)
 
         def splits() -> pd.DataFrame:
-            named: dict[str, Any] = {"remember": True}
-            return ingestion.assign_splits(manifest, config, wanted, "large", Path(name), **named)[
+            splitting = ingestion.Splitting(wanted, "large", SINGLE_LABEL)
+            return ingestion.assign_splits(manifest, config, splitting, Path(name), remember=True)[
                 0
             ]
 

@@ -44,6 +44,7 @@ from patchline.pipeline.evaluation.comparison import compare
 from patchline.pipeline.evaluation.predictions import Predictions
 from patchline.pipeline.inspection.class_findings import findings_on_classes
 from patchline.pipeline.inspection.same_image_findings import findings_on_duplicates
+from patchline.pipeline.labels.label_sets import SINGLE_LABEL
 from patchline.pipeline.registry import registered_models
 from patchline.pipeline.tracking.tracking_store import client
 
@@ -70,10 +71,9 @@ def splitting(size: int) -> Iterator[Work]:
     config = config_files.validated({"name": "large", "data": {"source": "image_folder"}})
     fractions = config.data.validation_fraction, config.data.test_fraction
     wanted = split.split_fractions(manifest, *fractions)
+    how = ingestion.Splitting(wanted, "large", SINGLE_LABEL)
     with _folder() as folder:
-        yield lambda: ingestion.assign_splits(
-            manifest, config, wanted, "large", folder, remember=True
-        )
+        yield lambda: ingestion.assign_splits(manifest, config, how, folder, remember=True)
 
 
 def fingerprint(size: int) -> Iterator[Work]:

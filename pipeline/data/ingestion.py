@@ -25,7 +25,7 @@ from patchline.pipeline.data.ingestion_notes import (
 )
 from patchline.pipeline.data.manifests import earlier_manifests, exclusion
 from patchline.pipeline.data.manifests import manifest as manifests
-from patchline.pipeline.data.manifests.class_checks import check_images, one_class
+from patchline.pipeline.data.manifests.class_checks import check_images, no_labels, one_class
 from patchline.pipeline.data.manifests.describing import OnImage
 from patchline.pipeline.data.manifests.label_task import task_of
 from patchline.pipeline.data.manifests.own_columns import check_slices, listed_columns
@@ -50,7 +50,8 @@ from patchline.pipeline.data.value_ranges.data_values import DataValues
 from patchline.pipeline.data.value_ranges.mapped_images import chosen_values, usable_values
 from patchline.pipeline.data.value_ranges.range_memory import notes_on_change
 from patchline.pipeline.errors import ConfigError, DataError
-from patchline.pipeline.labels.label_sets import MULTI_LABEL, Task, counts_of
+from patchline.pipeline.labels.label_pairs import label_pairs
+from patchline.pipeline.labels.label_sets import SINGLE_LABEL, Task
 from patchline.pipeline.plugin_system.plugin_settings import resolve_settings
 from patchline.pipeline.workspace import cache, chosen
 from patchline.pipeline.workspace.object_store import ConflictError
@@ -86,6 +87,8 @@ class ScannedData:
     """What becomes of values and bands that are not 8 bits of grey or RGB."""
     mirror_symmetric: bool | None = None
     """Whether a mirrored image shows its class, as the source declares."""
+    task: Task = SINGLE_LABEL
+    """Whether an image has one class, or a set of labels."""
 
 
 def check_source(config: RunConfig, workspace: Path, *, to_train: bool = True) -> SourceCounts:
@@ -96,9 +99,13 @@ def check_source(config: RunConfig, workspace: Path, *, to_train: bool = True) -
         ConfigError: if the images are to be sliced by a column that is not there.
     """
     listing = listing_of(config, workspace)
+    sets = [listed.labels or () for listed in listing.images]
     labels = {listed.label for listed in listing.images} - {""}
+    labels |= {label for each in sets for label in each}
     trains = to_train and uses_labels(config)
-    if trains and len(labels) == 1:
+    if trains and listing.is_multi_label and not labels:
+        raise no_labels(listing.root)
+    if trains and len(labels) == 1 and not listing.is_multi_label:
         raise one_class(listing.root, labels, (image.path for image in listing.images))
     if trains and config.data.manifest is None:
         check_slices(config.evaluation.slices, listed_columns(listing))
@@ -137,6 +144,7 @@ def scan(
         empty_classes=tuple(empty_classes(manifest, listing)) if labelled else (),
         pixel_values=values,
         mirror_symmetric=listing.mirror_symmetric,
+        task=task_of(listing),
     )
 
 
@@ -206,16 +214,19 @@ def _ingested(
     check_slices(config.evaluation.slices if labelled else (), manifest.columns)
     if labelled and earlier is None and "leakage" not in data.accept:  # else it was checked before
         check_leakage(manifest)
+    task = earlier.task if labelled and earlier else task_of(listing)
     fractions = split.split_fractions(manifest, data.validation_fraction, data.test_fraction)
     split_origin = split.origin(manifest, fractions)
+    splitting = Splitting(fractions, listing.name, task)
     manifest, split_notes, any_new = assign_splits(
-        manifest, config, fractions, listing.name, workspace, remember=remember
+        manifest, config, splitting, workspace, remember=remember
     )
     fingerprint = manifests.fingerprint(manifest, values.mapping)
     file = workspace / "manifests" / f"{fingerprint}.parquet"
     range_notes = notes_on_change(values.spec, listing.root, workspace)
-    manifests.save(manifest, file, values.mapping)
-    rows, task = manifests.usable(manifest), task_of(listing)
+    manifests.save(manifest, file, values.mapping, task)
+    rows = manifests.usable(manifest)
+    counts = label_pairs(rows["label"], task).counts() if labelled else {}
     declared = listing.mirror_symmetric
     mirror = mirror_symmetry(config, declared, rows, Files(listing.root, values.mapping), workspace)
     result = IngestedData(
@@ -225,7 +236,7 @@ def _ingested(
         root=listing.root,
         classes=tuple(manifests.classes(manifest, task)) if labelled else (),
         counts={name: int((rows["split"] == name).sum()) for name in SPLITS},
-        class_counts=_class_counts(rows, task) if labelled else {},
+        class_counts=counts,
         task=task,
         median_side=int(rows[["width", "height"]].min(axis=1).median()),
         greyscale=values.is_grey,
@@ -238,7 +249,7 @@ def _ingested(
         ),
         notes=(
             *notes,
-            *(notes_on_classes(_class_counts(rows, task)) if labelled else ()),
+            *notes_on_classes(counts),
             *range_notes,
             *split_notes,
             *notes_on_leakage(rows),
@@ -274,7 +285,7 @@ def _read(
         )
         earlier = earlier._replace(manifest=rest)
         manifest, notes = repeated(config, earlier, listing.root, scan_memory.workspace, checking)
-        check_images(manifest, listing.root, labelled=labelled)
+        check_images(manifest, listing.root, labelled=labelled, task=earlier.task)
         values = usable_values(manifest, listing.root, config.data)
         manifest = manifest if labelled else manifest.assign(label="")
         return manifest, [*notes, *more, *values.notes], exclude, values
@@ -290,7 +301,7 @@ def _read(
         draft=draft,
     )
     manifest, more, exclude = exclusion.applied(data.exclude, manifest, scan_memory.workspace)
-    check_images(manifest, listing.root, labelled=labelled)
+    check_images(manifest, listing.root, labelled=labelled, task=task_of(listing))
     values = usable_values(manifest, listing.root, config.data, on_image)
     notes = [*_notes(manifest, listing, labelled=labelled), *more, *values.notes]
     if thumbnails is not None:
@@ -300,11 +311,21 @@ def _read(
     return manifest, notes, exclude, values
 
 
+class Splitting(NamedTuple):
+    """How some data is split."""
+
+    fractions: dict[str, float]
+    """Shares of the splits that the source does not give."""
+    data_name: str
+    """The source's name of the data."""
+    task: Task
+    """Whether an image has one class, or a set of labels."""
+
+
 def assign_splits(
     manifest: pd.DataFrame,
     config: RunConfig,
-    fractions: dict[str, float],
-    data_name: str,
+    splitting: Splitting,
     workspace: Path,
     *,
     remember: bool,
@@ -315,12 +336,14 @@ def assign_splits(
         The manifest with the splits, notes, and whether any image was new.
     """
     data = config.data
+    fractions, data_name, task = splitting
     assign = partial(
         split.assign,
         manifest,
         validation_fraction=data.validation_fraction,
         test_fraction=data.test_fraction,
         seed=data.split_seed,
+        task=task,
     )
     if not fractions:
         return *assign(), False
@@ -455,12 +478,6 @@ def decoded_bytes(config: RunConfig, data: IngestedData) -> int:
 def _mirror_setting(mirror: MirrorSymmetry) -> bool | None:
     """Return the answer as a setting, so that a repetition of the run takes the same."""
     return None if mirror.answer == "unknown" else mirror.is_symmetric
-
-
-def _class_counts(rows: pd.DataFrame, task: Task) -> dict[str, int]:
-    if task == MULTI_LABEL:
-        return dict(sorted(counts_of(rows["label"]).items()))
-    return {str(k): int(v) for k, v in rows["label"].value_counts().sort_index().items()}
 
 
 def _absolute(path: str | None) -> str | None:

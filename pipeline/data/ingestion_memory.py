@@ -16,6 +16,7 @@ from patchline.pipeline.config import RunConfig
 from patchline.pipeline.data.ingested_data import IngestedData
 from patchline.pipeline.data.manifests import manifest as manifests
 from patchline.pipeline.data.manifests.describing import describe
+from patchline.pipeline.data.manifests.label_task import is_labelled
 from patchline.pipeline.data.manifests.scan_memory import FORMAT as SCAN_FORMAT
 from patchline.pipeline.data.manifests.scan_memory import Facts, ScanMemory, digest_of_root
 from patchline.pipeline.data.manifests.source_listing import uses_labels
@@ -128,7 +129,9 @@ class IngestionMemory:
         images = self._listing.images if paths else []
         again = [image for image in images if printable(image.path) in paths]
         rows = [
-            describe(self._listing.root, image, is_labelled=bool(image.label) or not self._labelled)
+            describe(
+                self._listing.root, image, is_labelled=is_labelled(image) or not self._labelled
+            )
             for image in again
         ]
         return {row["path"]: row["reason"] for row in rows if row["status"] == "damaged"}

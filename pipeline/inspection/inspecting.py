@@ -171,7 +171,7 @@ def _with_splits(
     data = config.data
     stops: list[str] = []
     try:
-        check_images(manifest, scanned.root, labelled=uses_labels(config))
+        check_images(manifest, scanned.root, labelled=uses_labels(config), task=scanned.task)
     except DataError as error:
         stops = [f"a run would stop: {error}"]
     if scanned.pixel_values.problem:
@@ -181,7 +181,11 @@ def _with_splits(
     fractions = split.split_fractions(manifest, data.validation_fraction, data.test_fraction)
     try:
         assigned, _, _ = ingestion.assign_splits(
-            manifest, config, fractions, scanned.name, workspace, remember=False
+            manifest,
+            config,
+            ingestion.Splitting(fractions, scanned.name, scanned.task),
+            workspace,
+            remember=False,
         )
     except DataError as error:
         unassigned = (manifest["status"] == "ok") & (manifest["split"] == "")

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from collections.abc import Set as AbstractSet
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 
 from patchline.pipeline.data.manifests import manifest as manifests
 from patchline.pipeline.data.manifests.exclusion import STATUS
 from patchline.pipeline.errors import DataError
 from patchline.pipeline.labels.class_names import identifiers, numbers
+from patchline.pipeline.labels.label_pairs import label_pairs
+from patchline.pipeline.labels.label_sets import MULTI_LABEL, SINGLE_LABEL, Task
+from patchline.pipeline.labels.label_words import by_task
 
 _FEWEST_EACH = 3
 """Images that a class needs where Patchline makes all splits."""
@@ -19,19 +23,22 @@ _FLAT = 2
 """Parts of the path of an image directly in its class folder."""
 
 
-def check_images(manifest: pd.DataFrame, root: Path, *, labelled: bool) -> None:
+def check_images(
+    manifest: pd.DataFrame, root: Path, *, labelled: bool, task: Task = SINGLE_LABEL
+) -> None:
     """Refuse a manifest without usable images, or with unusable or too few classes.
 
     Args:
         manifest: of all files, split or not.
         root: where they are.
         labelled: whether there have to be classes.
+        task: whether an image has one class, or a set of labels.
 
     Raises:
         DataError: naming the class and its first file.
     """
     if labelled:
-        _check_classes(manifest, root)
+        _check_classes(manifest, root, task)
     elif manifests.usable(manifest).empty:
         raise DataError(f"{root} has no readable image. Name a folder with images.")
 
@@ -58,31 +65,59 @@ def one_class(root: Path, labels: AbstractSet[str], paths: Iterable[str]) -> Dat
     )
 
 
-def unreadable_classes(manifest: pd.DataFrame) -> pd.DataFrame:
-    """Return the files of the classes of which no image can be read, by class."""
+def no_labels(root: Path) -> DataError:
+    """Return the error for multi-label data in which no image has a label."""
+    return DataError(
+        f"No image of {root} has a label, so there is nothing to learn. Check the table of the "
+        "labels, or train without labels with --objective.name mae."
+    )
+
+
+def unreadable_classes(manifest: pd.DataFrame, task: Task = SINGLE_LABEL) -> pd.DataFrame:
+    """Return the files of the classes of which no image can be read, by class.
+
+    A file of several such labels has a row for each; the column `label` holds one name.
+    """
     left_out = manifest["status"].isin(["foreign", STATUS])
     labelled = manifest[(manifest["label"] != "") & ~left_out]
-    readable = labelled.loc[labelled["status"] == "ok", "label"].unique()
-    return labelled[~labelled["label"].isin(readable)].sort_values("label", kind="stable")
+    pairs = label_pairs(labelled["label"], task)
+    names = np.array(pairs.names, dtype=object)[pairs.labels]
+    each = labelled.iloc[pairs.images].assign(label=names)
+    readable = each.loc[each["status"] == "ok", "label"].unique()
+    return each[~each["label"].isin(readable)].sort_values("label", kind="stable")
 
 
-def _check_classes(manifest: pd.DataFrame, root: Path) -> None:
-    unreadable = unreadable_classes(manifest)
+def _check_classes(manifest: pd.DataFrame, root: Path, task: Task) -> None:
+    unreadable, word = unreadable_classes(manifest, task), by_task(task).one
     if len(unreadable):
         first = unreadable.iloc[0]
         raise DataError(
-            f"Class '{first['label']}' has no readable image ({first['path']}: {first['reason']}). "
-            "Repair its files, or remove the class."
+            f"{word.capitalize()} '{first['label']}' has no readable image ({first['path']}: "
+            f"{first['reason']}). Repair its files, or remove the {word}."
         )
     usable = manifests.usable(manifest)
-    readable = set(usable["label"].unique())
-    if len(readable) == 1:
-        raise one_class(root, readable, usable["path"])
-    counts = {str(label): int(n) for label, n in usable["label"].value_counts().items()}
+    pairs = label_pairs(usable["label"], task)
+    counts = pairs.counts()
+    if task == SINGLE_LABEL and len(counts) == 1:
+        raise one_class(root, counts.keys(), usable["path"])
+    if task == MULTI_LABEL and len(usable):
+        _check_sets(counts, len(usable), root)
     wrong = numbers(counts) or identifiers(counts)
-    if wrong and len(usable) < _FEWEST_EACH * len(counts):
+    if wrong and sum(counts.values()) < _FEWEST_EACH * len(counts):
         raise DataError(
-            f"The labels of {root} cannot be used as classes: {wrong.sentence}. {wrong.remedy}."
+            f"The labels of {root} cannot be used as {by_task(task).several}: {wrong.sentence}. "
+            f"{wrong.remedy}."
         )
-    if not readable and (manifest["status"] == STATUS).any():
+    if not len(usable) and (manifest["status"] == STATUS).any():
         raise DataError(f"{root} has no image left: all are excluded. Edit data.exclude.")
+
+
+def _check_sets(counts: Mapping[str, int], images: int, root: Path) -> None:
+    """Refuse sets of labels that say nothing: none at all, or the same label on every image."""
+    if not counts:
+        raise no_labels(root)
+    if len(counts) == 1 and counts[label := next(iter(counts))] == images:
+        raise DataError(
+            f"Every image of {root} has the label '{label}', and there is no other, so there is "
+            "nothing to tell apart. Add images without it, or another label."
+        )

@@ -7,7 +7,7 @@ from typing import Literal
 
 from patchline.pipeline.errors import DataError
 from patchline.pipeline.labels.label_sets import MULTI_LABEL, SINGLE_LABEL, Task
-from patchline.plugin_api import ImageListing
+from patchline.plugin_api import ImageListing, ListedImage
 
 AUTO = "auto"
 _NAMED = 3
@@ -16,6 +16,11 @@ _NAMED = 3
 def task_of(listing: ImageListing) -> Task:
     """Return what a model of a listing answers."""
     return MULTI_LABEL if listing.is_multi_label else SINGLE_LABEL
+
+
+def is_labelled(image: ListedImage) -> bool:
+    """Return whether the labels of an image are known; an empty set is known."""
+    return bool(image.label) or image.labels is not None
 
 
 def with_task(listing: ImageListing, task: Literal["auto"] | Task) -> ImageListing:

@@ -20,6 +20,7 @@ import pandas as pd
 from patchline.pipeline.data.config import OWN_COLUMN
 from patchline.pipeline.data.manifests.describing import OnImage, Row, empty_row
 from patchline.pipeline.data.manifests.describing_processes import Files, KeptImages, rows_of
+from patchline.pipeline.data.manifests.label_task import is_labelled
 from patchline.pipeline.data.manifests.scan_memory import DESCRIBED, Facts, ScanMemory
 from patchline.pipeline.data.pixel_values.pixel_mapping import PixelMapping
 from patchline.pipeline.files.atomic_files import replacing
@@ -33,6 +34,7 @@ COLUMNS = [
 ]  # fmt: skip
 
 _FINGERPRINTED = ["path", "label", "split", "group", "sha256", "status"]
+_TASK = "task"
 _ROWS_AT_ONCE = 1 << 16
 
 
@@ -79,20 +81,18 @@ def scan(
             they are decoded again for `on_image` alone.
     """
     images = sorted(listing.images, key=lambda listed: listed.path)
-    is_labelled = [
-        bool(listed.label) or listed.labels is not None or not labelled for listed in images
-    ]
+    has_labels = [is_labelled(listed) or not labelled for listed in images]
     paths = [listed.path for listed in images]
     unchanged = pd.DataFrame(columns=DESCRIBED)
     if memory and facts is None:
         facts = memory.facts(paths)
     if memory and facts is not None and on_image is None:
         unchanged = memory.unchanged_rows(paths, facts)
-        unchanged = unchanged[[is_labelled[place] for place in unchanged.index]]
+        unchanged = unchanged[[has_labels[place] for place in unchanged.index]]
     recalled = set(unchanged.index)
     others = [place for place in range(len(images)) if place not in recalled]
     rows: list[Row] = []
-    files = [(images[each], is_labelled[each]) for each in others]
+    files = [(images[each], has_labels[each]) for each in others]
     if not files or (on_image and memory and memory.file.exists()):
         draft = None
     with draft.opened(files) if draft else nullcontext() as opened:
@@ -187,14 +187,23 @@ def contents_fingerprint(rows: pd.DataFrame) -> str:
     return hashlib.sha256("".join(lines).encode()).hexdigest()[:32]
 
 
-def save(manifest: pd.DataFrame, file: Path, mapping: PixelMapping | None = None) -> None:
+def save(
+    manifest: pd.DataFrame,
+    file: Path,
+    mapping: PixelMapping | None = None,
+    task: label_sets.Task | None = None,
+) -> None:
     """Write a manifest as Parquet, atomically.
 
     Args:
         manifest: the data.
         file: to write.
         mapping: what becomes of values that are not of 8 bits; kept in the file's metadata.
+        task: whether the labels are sets, which is kept there too; None leaves what is said there.
     """
+    if task is not None and task != task_of(manifest):
+        manifest = manifest.copy()
+        manifest.attrs[_TASK] = task
     if mapping and not mapping.is_plain:
         manifest = manifest.copy()
         manifest.attrs["pixel_values"] = mapping.json()
@@ -205,6 +214,12 @@ def save(manifest: pd.DataFrame, file: Path, mapping: PixelMapping | None = None
 def load(file: Path) -> pd.DataFrame:
     """Read a manifest."""
     return pd.read_parquet(file)
+
+
+def task_of(manifest: pd.DataFrame) -> label_sets.Task:
+    """Return whether a manifest that was saved has one label for each image, or sets."""
+    is_multi = manifest.attrs.get(_TASK) == label_sets.MULTI_LABEL
+    return label_sets.MULTI_LABEL if is_multi else label_sets.SINGLE_LABEL
 
 
 def usable(manifest: pd.DataFrame) -> pd.DataFrame:

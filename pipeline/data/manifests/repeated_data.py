@@ -19,11 +19,13 @@ from patchline.pipeline.data.config import DataConfig
 from patchline.pipeline.data.manifests import manifest as manifests
 from patchline.pipeline.data.manifests.earlier_manifests import manifest_of_run, run_of_version
 from patchline.pipeline.data.manifests.exclusion import STATUS
+from patchline.pipeline.data.manifests.label_task import AUTO
 from patchline.pipeline.data.reading.image_root import holds, is_file
-from patchline.pipeline.errors import DataError
+from patchline.pipeline.errors import ConfigError, DataError
 from patchline.pipeline.files.atomic_files import replacing, storage_errors
 from patchline.pipeline.files.table_cells import table_cell
 from patchline.pipeline.files.workspace_folder import make_folder
+from patchline.pipeline.labels.label_sets import Task
 from patchline.pipeline.run_memory import interrupted_runs
 from patchline.pipeline.terminal_words import by_number
 
@@ -38,6 +40,11 @@ class EarlierData(NamedTuple):
     manifest: pd.DataFrame
     reference: str
     """The id of its run, or the absolute path of its file."""
+
+    @property
+    def task(self) -> Task:
+        """Whether its images have one label each, or sets."""
+        return manifests.task_of(self.manifest)
 
     @property
     def words(self) -> str:
@@ -93,7 +100,13 @@ def repeated(
 
     Raises:
         DataError: if images are missing or have changed, and that is not accepted.
+        ConfigError: if another task is asked for than that of its labels.
     """
+    if config.data.task not in (AUTO, earlier.task):
+        raise ConfigError(
+            f"data.task is {config.data.task}, but the labels are those of {earlier.words}, which "
+            f"is {earlier.task}. Leave data.task out, or leave out data.manifest."
+        )
     manifest = earlier.manifest.copy()
     used = manifest.index[manifest["status"] == "ok"]
     reasons = _changes(root, manifest.loc[used], on_progress)

@@ -5,7 +5,8 @@ the same pixels or the same file. A new unit gets a number in [0, 1) from the SH
 seed and its key (the first of its group names, else of its file digests); the number decides. If
 a class has no image in a split by chance, the new unit whose number is closest to that split goes
 there; where units hold several classes, more of the new ones move if need be (`split_gaps`).
-Assignments are remembered and never change, however the data grows.
+Images with sets of labels are stratified instead (`stratification`), and a gap in a label is filled
+in the same way. Assignments are remembered and never change, however the data grows.
 """
 
 from __future__ import annotations
@@ -35,7 +36,11 @@ from patchline.pipeline.data.splits.split_gaps import (
     notes_on_gaps,
     too_few,
 )
+from patchline.pipeline.data.splits.stratification import Stratum, stratified
 from patchline.pipeline.errors import DataError
+from patchline.pipeline.labels.label_pairs import LabelPairs, label_pairs
+from patchline.pipeline.labels.label_sets import MULTI_LABEL, SINGLE_LABEL, Task
+from patchline.pipeline.labels.label_words import by_task
 
 Array = np.ndarray[Any, Any]
 
@@ -55,6 +60,7 @@ def assign(
     seed: int,
     remembered: pd.DataFrame | None = None,
     scope: str = "",
+    task: Task = SINGLE_LABEL,
 ) -> tuple[pd.DataFrame, list[str]]:
     """Return the manifest with every usable image in a split, and notes on what is unusual.
 
@@ -68,9 +74,10 @@ def assign(
         seed: of the split.
         remembered: columns `REMEMBERED` of images and groups that were assigned before.
         scope: in which the names of groups are remembered, such as the name of the data.
+        task: whether an image has one class, or a set of labels.
 
     Raises:
-        DataError: if a class has too few images for the splits.
+        DataError: if a class has too few images for the splits, or a label none to train on.
     """
     manifest = manifest.copy()
     usable = manifest["status"] == "ok"
@@ -78,14 +85,15 @@ def assign(
     movable = movable_rows(manifest)
     rows = manifest[movable]
     memory = _empty() if remembered is None else remembered
-    codes, notes, gaps = _decided(rows, fractions, seed, memory, scope)
+    pairs = label_pairs(rows["label"], task)
+    new = _NewUnits(pairs, fractions, seed, task)
+    codes, notes, gaps = _decided(rows, new, memory, scope)
     manifest.loc[movable, "split"] = np.array(SPLITS, dtype=object)[codes]
     manifest.loc[~usable, "split"] = ""
-    names = sorted(rows["label"].unique())
-    stuck = {names[gap.label] for gap in gaps if SPLITS[gap.split] == "train"}
-    _check_training_images(manifest[usable], stuck)
+    stuck = {pairs.names[gap.label] for gap in gaps if SPLITS[gap.split] == "train"}
+    _check_training_images(manifest[usable], stuck, task)
     _check_no_split_is_empty(manifest[movable], fractions)
-    return manifest, [*notes, *notes_on_gaps(gaps, names)]
+    return manifest, [*notes, *notes_on_gaps(gaps, pairs.names, task)]
 
 
 def split_fractions(
@@ -154,7 +162,7 @@ def _remembered_key(keys: pd.Series[str], kind: str, scope: str) -> pd.Series[st
 
 
 def _decided(
-    rows: pd.DataFrame, fractions: dict[str, float], seed: int, remembered: pd.DataFrame, scope: str
+    rows: pd.DataFrame, new: _NewUnits, remembered: pd.DataFrame, scope: str
 ) -> tuple[Array, list[str], list[Gap]]:
     """Return the split of each row as an index of `SPLITS`, notes on conflicts, and gaps."""
     groups = column_of(rows, GROUP)
@@ -180,7 +188,7 @@ def _decided(
         row_codes[torn] = parts.codes()
         notes = parts.notes(is_new=of_file[torn].isna())
     names = _names(rows, units, count)
-    codes, gaps = _of_new(rows["label"], units, names, fractions, seed, row_codes)
+    codes, gaps = new.decided(units, names, row_codes)
     return codes, notes, gaps
 
 
@@ -255,40 +263,76 @@ class _Torn:
         return [note]
 
 
-def _of_new(
-    labels: pd.Series[str],
-    units: Array,
-    names: list[str],
-    fractions: dict[str, float],
-    seed: int,
-    fixed: Array,
-) -> tuple[Array, list[Gap]]:
-    """Return the split of each row, and what is lacking; rows with `NEW` are decided here.
+class _NewUnits:
+    """Decides the splits of units that have not been assigned.
 
-    All rows of a unit are new, or none is.
-
-    Raises:
-        DataError: if a class has fewer units than there are splits.
+    Args:
+        pairs: which image has which label.
+        fractions: shares of the splits to split off.
+        seed: of the split.
+        task: whether an image has one class, or a set of labels.
     """
 
-    def decided(of_units: Iterable[int]) -> tuple[Array, Array]:
-        numbers, codes = np.zeros(len(names)), np.full(len(names), NEW)
-        for unit in of_units:
-            numbers[unit] = _number(names[unit], seed)
-            codes[unit] = _split_of(numbers[unit], fractions)
+    def __init__(
+        self, pairs: LabelPairs, fractions: dict[str, float], seed: int, task: Task
+    ) -> None:
+        self._pairs, self._fractions, self._seed, self._task = pairs, fractions, seed, task
+        self._needed = [SPLITS.index(split) for split in (*fractions, "train")]
+
+    def decided(self, units: Array, names: list[str], fixed: Array) -> tuple[Array, list[Gap]]:
+        """Return the split of each row, and what is lacking; rows with `NEW` are decided here.
+
+        All rows of a unit are new, or none is.
+
+        Args:
+            units: the number of each row's unit.
+            names: the key of each unit.
+            fixed: the split of each row that was assigned before, else `NEW`.
+
+        Raises:
+            DataError: if a class has fewer units than there are splits.
+        """
+        of_units = self._stratified if self._task == MULTI_LABEL else self._by_number
+        numbers, codes = of_units(units, names, fixed)
+        places, rows = self._pairs.labels, self._pairs.images
+        table = pd.DataFrame({"label": places, "unit": units[rows], "fixed": fixed[rows]})
+        table = table.drop_duplicates().sort_values("label", kind="stable")
+        images, own = np.bincount(places), np.bincount(table["label"])
+        if self._task == SINGLE_LABEL:
+            for label in np.flatnonzero(own < len(self._needed))[:1]:
+                name = self._pairs.names[label]
+                raise too_few(name, int(images[label]), int(own[label]), self._needed)
+        parts = Parts(*(table[column].to_numpy() for column in ("label", "unit", "fixed")))
+
+        def fresh() -> tuple[Array, Array]:
+            return of_units(units, names, np.full_like(fixed, NEW))
+
+        gaps = fill_gaps(parts, codes, numbers, fresh, self._needed)
+        if self._task == MULTI_LABEL:
+            few = own < len(self._needed)
+            gaps = [gap._replace(cause="too few") if few[gap.label] else gap for gap in gaps]
+        return np.where(fixed == NEW, codes[units], fixed), gaps
+
+    def _by_number(self, units: Array, names: list[str], fixed: Array) -> tuple[Array, Array]:
+        """Return numbers and splits of the units: the number of a unit decides."""
+        numbers, codes = self._numbers(units, names, fixed), np.full(len(names), NEW)
+        for unit in np.unique(units[fixed == NEW]).tolist():
+            codes[unit] = _split_of(numbers[unit], self._fractions)
         return numbers, codes
 
-    numbers, codes = decided(np.unique(units[fixed == NEW]).tolist())
-    needed = [SPLITS.index(split) for split in (*fractions, "train")]
-    places, classes = pd.factorize(labels, sort=True)
-    table = pd.DataFrame({"label": places, "unit": units, "fixed": fixed})
-    table = table.drop_duplicates().sort_values("label", kind="stable")
-    images, own = np.bincount(places), np.bincount(table["label"])
-    for label in np.flatnonzero(own < len(needed))[:1]:
-        raise too_few(str(classes[label]), int(images[label]), int(own[label]), needed)
-    parts = Parts(*(table[column].to_numpy() for column in ("label", "unit", "fixed")))
-    gaps = fill_gaps(parts, codes, numbers, lambda: decided(range(len(names))), needed)
-    return np.where(fixed == NEW, codes[units], fixed), gaps
+    def _stratified(self, units: Array, names: list[str], fixed: Array) -> tuple[Array, Array]:
+        """Return numbers and splits of the units: each label has its share in each split."""
+        numbers = self._numbers(units, names, fixed)
+        shares = [self._fractions.get(split, 0.0) for split in SPLITS]
+        shares[SPLITS.index("train")] = 1 - sum(shares)
+        important = self._needed[-1:] + self._needed[:-1]
+        return numbers, stratified(Stratum(units, self._pairs, fixed, numbers), shares, important)
+
+    def _numbers(self, units: Array, names: list[str], fixed: Array) -> Array:
+        numbers = np.zeros(len(names))
+        for unit in np.unique(units[fixed == NEW]).tolist():
+            numbers[unit] = _number(names[unit], self._seed)
+        return numbers
 
 
 def _number(name: str, seed: int) -> float:
@@ -315,19 +359,17 @@ def _check_no_split_is_empty(rows: pd.DataFrame, splits: Iterable[str]) -> None:
             )
 
 
-def _check_training_images(rows: pd.DataFrame, stuck: set[str]) -> None:
+def _check_training_images(rows: pd.DataFrame, stuck: set[str], task: Task) -> None:
     """Raise an error for a class without training images; those `stuck` were there before."""
-    trained = set(rows.loc[rows["split"] == "train", "label"].unique())
-    untrained = sorted(set(rows["label"].unique()) - trained)
+    pairs = label_pairs(rows["label"], task)
+    trained = np.unique(pairs.labels[(rows["split"] == "train").to_numpy()[pairs.images]])
+    untrained = sorted(set(pairs.names) - {pairs.names[label] for label in trained})
     if untrained:
-        label = untrained[0]
+        label, what = untrained[0], by_task(task).one
+        there = rows["split"].iloc[pairs.images_of(label)]
         reason = ", because images never change their split" if label in stuck else ""
-        remedy = ", or choose another data.split_seed" if reason else ", or remove the class"
+        remedy = ", or choose another data.split_seed" if reason else f", or remove the {what}"
         raise DataError(
-            f"Class '{label}' has images in {_where(rows, label)}, but none to train on{reason}. "
-            f"Add some for training{remedy}."
+            f"{what.capitalize()} '{label}' has images in {' and '.join(sorted(set(there)))}, but "
+            f"none to train on{reason}. Add some for training{remedy}."
         )
-
-
-def _where(rows: pd.DataFrame, label: str) -> str:
-    return " and ".join(sorted(set(rows.loc[rows["label"] == label, "split"])))

@@ -11,6 +11,8 @@ import numpy as np
 from patchline.pipeline.data.manifests.manifest import examples
 from patchline.pipeline.data.splits.class_coverage import Demand, Search, Units
 from patchline.pipeline.errors import DataError
+from patchline.pipeline.labels.label_sets import SINGLE_LABEL, Task
+from patchline.pipeline.labels.label_words import by_task
 from patchline.pipeline.terminal_words import counted
 
 Array = np.ndarray[Any, Any]
@@ -20,7 +22,7 @@ NEW = -1
 """The split of what has not been assigned."""
 _TRAIN = SPLITS.index("train")
 
-Cause = Literal["memory", "groups", "not found"]
+Cause = Literal["memory", "groups", "not found", "too few"]
 
 
 _MOST_UNCLEAR = 5
@@ -33,7 +35,8 @@ class Gap(NamedTuple):
     label: int
     split: int
     cause: Cause
-    """Earlier assignments, groups of several classes, or that the search has found no way."""
+    """Earlier assignments, groups of several classes, that the search has found no way, or that a
+    label has fewer images, copies and groups counted once, than there are splits."""
 
 
 @dataclass(frozen=True)
@@ -211,22 +214,29 @@ _REASONS: dict[Cause, tuple[str, str]] = {
         f"{_TOGETHER}assignment was found that puts every class into every split",
         "add images of other groups to {names}, or choose another data.split_seed",
     ),
+    "too few": (
+        "because they are on too few different images to be in every split",
+        "nothing can be said about them there; add images of {names}",
+    ),
 }
 
 
-def notes_on_gaps(gaps: Sequence[Gap], names: Sequence[str]) -> list[str]:
+def notes_on_gaps(
+    gaps: Sequence[Gap], names: Sequence[str], task: Task = SINGLE_LABEL
+) -> list[str]:
     """Return a sentence for each split and cause, with the remedy.
 
     Args:
         gaps: those of held-back splits.
         names: of the classes.
+        task: whether they are classes, or labels of sets.
     """
-    notes = []
+    notes, words = [], by_task(task)
     for split in (SPLITS.index("test"), SPLITS.index("validation")):
         for cause, (reason, remedy) in _REASONS.items():
             labels = [names[gap.label] for gap in gaps if (gap.split, gap.cause) == (split, cause)]
             if labels:
-                classes = counted(len(labels), "class", "classes")
+                classes = counted(len(labels), words.one, words.several)
                 action = remedy.format(names=examples(sorted(labels)))
                 notes.append(f"{classes} without {SPLITS[split]} images, {reason}; {action}")
     return notes

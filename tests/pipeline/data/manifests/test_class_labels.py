@@ -79,7 +79,7 @@ def test_pattern_reads_split_group_and_columns(tmp_path: Path) -> None:
         tmp_path / "x", "siteA/train/p1_cat_1.jpg", "siteB/val/p2_dog_1.jpg", "siteB/readme.txt"
     )
     found = listed(root, label="{site}/{split}/{group}_{label}_*.jpg")
-    assert [tuple(image)[1:] for image in found.images] == [
+    assert [tuple(image)[1:4] for image in found.images] == [
         ("cat", "train", "p1"),
         ("dog", "validation", "p2"),
     ]
