@@ -33,7 +33,7 @@ def torch_candidates(inputs: FormInputs) -> Iterator[Candidate]:
     from patchline.pipeline.packaging.calibrated_onnx import ProbabilityModel
 
     model, description = load_model(inputs.package_folder)
-    whole = ProbabilityModel(model, description.image, description.temperature).eval()
+    whole = ProbabilityModel.of(model, description).eval()
     image = description.image
     example = torch.zeros((2, image.height, image.width, image.channels), dtype=torch.uint8)
     folder = inputs.scratch / "torch"

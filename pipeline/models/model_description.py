@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from pydantic import ValidationError
+from pydantic import Field, ValidationError
 
 from patchline.pipeline.config import ModelChoice
 from patchline.pipeline.errors import ModelReferenceError
 from patchline.pipeline.frozen_model import FrozenModel
+from patchline.pipeline.labels.label_sets import MULTI_LABEL, SINGLE_LABEL, Task
+from patchline.pipeline.metrics.label_calibration import LabelCalibration
+from patchline.pipeline.metrics.label_thresholds import LabelThresholds
 from patchline.pipeline.metrics.temperature import TemperatureFit
 from patchline.pipeline.models.answer_rules import AnswerRules
 from patchline.pipeline.models.model_file_names import DESCRIPTION_FILE, WEIGHTS_FILE
@@ -25,6 +28,11 @@ __all__ = [
     "load_description",
 ]
 FORMAT_VERSION = 1
+
+
+def _is_of_one_label(value: object) -> bool:
+    """Whether a field says nothing about a model with one label for each image."""
+    return value is None or value == SINGLE_LABEL
 
 
 class PluginRecord(FrozenModel):
@@ -49,6 +57,12 @@ class ModelDescription(FrozenModel):
     """Number of models whose probabilities are averaged (`patchline.pipeline.models.ensemble`)."""
     temperature: float = 1.0
     """Divides the logits before the softmax, so that probabilities are calibrated."""
+    task: Task = Field(default=SINGLE_LABEL, exclude_if=_is_of_one_label)
+    """Whether an image has one class or a set of labels."""
+    label_calibration: LabelCalibration | None = Field(default=None, exclude_if=_is_of_one_label)
+    """Of a multi-label model, instead of a temperature; None if it is not calibrated."""
+    thresholds: LabelThresholds | None = Field(default=None, exclude_if=_is_of_one_label)
+    """Of a packaged multi-label model: the least probability of each label that an image has."""
     calibration: TemperatureFit | None = None
     """Whether validation images determine the temperature; None if the model is not calibrated."""
     answers: AnswerRules | None = None
@@ -59,6 +73,11 @@ class ModelDescription(FrozenModel):
     """The MLflow run that trained the model."""
     head_only: bool = False
     """Whether nothing but the head was trained, on the frozen features of other weights."""
+
+    @property
+    def is_multi_label(self) -> bool:
+        """Whether an image has a set of labels."""
+        return self.task == MULTI_LABEL
 
 
 def describe_plugins(choice: ModelChoice) -> tuple[PluginRecord, ...]:

@@ -8,6 +8,7 @@ from torch import nn
 
 from patchline.pipeline.files.atomic_files import write_text
 from patchline.pipeline.files.sealed_files import read_tensors, write_tensors
+from patchline.pipeline.metrics.label_calibration import LabelCalibration
 from patchline.pipeline.models.ensemble import Ensemble
 from patchline.pipeline.models.model_building import build_model
 from patchline.pipeline.models.model_description import (
@@ -52,6 +53,9 @@ def load_model(folder: Path) -> tuple[nn.Module, ModelDescription]:
         build_model(description.model, description.image, len(description.classes))
         for _ in range(description.members)
     ]
-    model = Ensemble(built) if len(built) > 1 else built[0]
+    model = built[0]
+    if len(built) > 1:
+        uncalibrated = [LabelCalibration.none(len(description.classes))] * len(built)
+        model = Ensemble(built, calibrations=uncalibrated if description.is_multi_label else ())
     model.load_state_dict(weights)
     return model.eval(), description

@@ -15,6 +15,7 @@ from patchline.pipeline.data.store.prepared_store import open_images
 from patchline.pipeline.evaluation.test_time_averaging import averaging_copy
 from patchline.pipeline.files.atomic_files import write_text
 from patchline.pipeline.files.file_digest import digest_of
+from patchline.pipeline.labels.label_sets import MULTI_LABEL
 from patchline.pipeline.models.model_description import WEIGHTS_FILE, load_description
 from patchline.pipeline.models.model_files import load_model, save_model
 from patchline.pipeline.models.onnx_export import write_onnx
@@ -52,12 +53,15 @@ def package(job: PackagingJob, events: EventWriter) -> Package:
     if job.calibration is not None:
         calibration = {"temperature": job.calibration.temperature, "calibration": job.calibration}
         description = description.model_copy(update=calibration)
+    if job.task == MULTI_LABEL:
+        labels = {"label_calibration": job.label_calibration, "thresholds": job.thresholds}
+        description = description.model_copy(update={"task": job.task, **labels})
     description = description.model_copy(update={"answers": job.answers})
     provenance = provenance_of(job.model_folder / WEIGHTS_FILE, "the trained model")
     save_model(job.folder, model, description, provenance)
     whole: ProbabilityModel | FeatureModel
     if description.classes:
-        whole = ProbabilityModel(model, description.image, description.temperature).eval()
+        whole = ProbabilityModel.of(model, description).eval()
     else:
         whole = FeatureModel(model, description.image).eval()
     onnx_file = job.folder / ONNX_FILE

@@ -7,12 +7,19 @@ import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Self
 
 import torch
 from torch import nn
 
 from patchline.pipeline.errors import PackagingError
+from patchline.pipeline.metrics.label_calibration import LabelCalibration
+from patchline.pipeline.models.class_probabilities import (
+    class_probabilities,
+    label_calibration_of,
+)
 from patchline.pipeline.models.inference import normalised
+from patchline.pipeline.models.model_description import ModelDescription
 from patchline.pipeline.models.onnx_export import write_onnx
 from patchline.pipeline.packaging.inner_outputs import Inside, inside_of
 from patchline.pipeline.probing.linear_head import linear_head
@@ -22,18 +29,42 @@ logger = logging.getLogger(__name__)
 
 
 class ProbabilityModel(nn.Module):
-    """Normalise, classify and calibrate: uint8 (B, H, W, C) -> probabilities (B, K)."""
+    """Normalise, classify and calibrate: uint8 (B, H, W, C) -> probabilities (B, K).
 
-    def __init__(self, model: nn.Module, image: ImageSpec, temperature: float) -> None:
+    Args:
+        model: returns logits (B, K).
+        image: what it takes.
+        temperature: divides the logits before the softmax.
+        labels: of a multi-label model, scale and shift of each logit before the sigmoid.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        image: ImageSpec,
+        temperature: float,
+        labels: LabelCalibration | None = None,
+    ) -> None:
         super().__init__()
         self.model = model
         self.image = image
         self.temperature = temperature
+        self.labels = labels
+
+    @classmethod
+    def of(cls, model: nn.Module, description: ModelDescription) -> Self:
+        """Return a model with the calibration that its description holds."""
+        labels = label_calibration_of(description)
+        return cls(model, description.image, description.temperature, labels)
 
     def forward(self, images_BHWC: torch.Tensor) -> torch.Tensor:
         """Return the probabilities."""
         logits_BK = self.model(normalised(images_BHWC, self.image))
-        return torch.softmax(logits_BK.float() / self.temperature, dim=1)
+        return self.probabilities(logits_BK, dim=1)
+
+    def probabilities(self, logits: torch.Tensor, *, dim: int = -1) -> torch.Tensor:
+        """Return the probabilities of logits, whose axis `dim` is K."""
+        return class_probabilities(logits, self.temperature, self.labels, dim=dim)
 
 
 class FeatureModel(nn.Module):
@@ -80,7 +111,7 @@ class AnsweringModel(nn.Module):
         """Return probabilities (B, K) and the inner values."""
         probabilities_BK: torch.Tensor = self.model(images_BHWC)
         images = images_BHWC.shape[0]
-        inner = self.inside.values(self.names, images, self.model.temperature)
+        inner = self.inside.values(self.names, images, self.model.probabilities)
         return (probabilities_BK, *inner)
 
 
@@ -90,7 +121,8 @@ def answering(model: ProbabilityModel) -> Iterator[AnsweringModel]:
     with torch.inference_mode():
         shape = (1, model.image.height, model.image.width, model.image.channels)
         num_classes = model(torch.zeros(shape, dtype=torch.uint8)).shape[1]
-    with inside_of(model.model, model.image, num_classes) as inside:
+    is_multi_label = model.labels is not None
+    with inside_of(model.model, model.image, num_classes, is_multi_label=is_multi_label) as inside:
         yield AnsweringModel(model, inside, inside.names).eval()
 
 

@@ -39,6 +39,8 @@ from patchline.pipeline.models.ensemble import Ensemble
 from patchline.pipeline.probing.linear_head import classifying_head
 from patchline.plugin_api import ImageSpec, PatchTokens
 
+Probabilities = Callable[[torch.Tensor], torch.Tensor]
+"""Maps logits (…, K) to probabilities of the same shape."""
 INNER_OUTPUTS = ("features", "attention", "readings")
 """In the order of the graph's outputs, after `probabilities`."""
 _CHEAP_POOLINGS = (ClassTokenPooling, AveragePooling, SequencePooling)
@@ -66,19 +68,27 @@ class Inside:
     names: tuple[str, ...] = ()
     members: list[tuple[nn.Module, float, _Captured]] = field(default_factory=list)
     """Each model with its temperature; several of an ensemble."""
+    is_multi_label: bool = False
+    ensemble: Ensemble | None = None
+    """Whose members these are; None of a single model."""
 
-    def values(self, names: Sequence[str], images: int, temperature: float) -> list[torch.Tensor]:
+    def values(
+        self,
+        names: Sequence[str],
+        images: int,
+        probabilities: Probabilities,
+    ) -> list[torch.Tensor]:
         """Return the named outputs for the last batch.
 
         Args:
             names: some of `names`.
             images: of the batch.
-            temperature: divides the logits of a model that is no ensemble.
+            probabilities: of the logits (…, K) of the whole model.
         """
         computed: dict[str, Callable[[], torch.Tensor]] = {
             "features": self._features,
             "attention": lambda: self._attention(images),
-            "readings": lambda: self._readings(images, temperature),
+            "readings": lambda: self._readings(images, probabilities),
         }
         return [computed[name]() for name in names]
 
@@ -90,29 +100,37 @@ class Inside:
         maps = [_attention(model, captured, images) for model, _, captured in self.members]
         return torch.stack(maps).mean(0)
 
-    def _readings(self, images: int, temperature: float) -> torch.Tensor:
+    def _readings(self, images: int, probabilities: Probabilities) -> torch.Tensor:
+        if self.is_multi_label:
+            logits = [_readings(model, captured, images) for model, _, captured in self.members]
+            return probabilities(self.ensemble.mixed(logits) if self.ensemble else logits[0])
         logs = [
             torch.log_softmax(_readings(model, captured, images) / own, dim=-1)
             for model, own, captured in self.members
         ]
         mean_BLK = torch.logsumexp(torch.stack(logs), dim=0)  # as `Ensemble` averages
-        return torch.softmax(mean_BLK / temperature, dim=-1)
+        return probabilities(mean_BLK)
 
 
 @contextmanager
-def inside_of(model: nn.Module, image: ImageSpec, num_classes: int) -> Iterator[Inside]:
+def inside_of(
+    model: nn.Module, image: ImageSpec, num_classes: int, *, is_multi_label: bool = False
+) -> Iterator[Inside]:
     """Observe a classifier within the context: each call of it replaces the inner values.
 
     Args:
         model: in evaluation mode, on the CPU.
         image: what it takes.
         num_classes: K.
+        is_multi_label: whether its probabilities are sigmoids.
     """
     with ExitStack() as stack:
-        inside = Inside()
+        inside = Inside(is_multi_label=is_multi_label)
         members: list[tuple[nn.Module, float]] = [(model, 1.0)]
         if isinstance(model, Ensemble):
-            temperatures = model.temperatures_M.tolist()
+            inside.ensemble = model
+            count = len(model.members)
+            temperatures = [1.0] * count if is_multi_label else model.temperatures_M.tolist()
             members = list(zip(model.members, temperatures, strict=True))
         try:
             for member, temperature in members:
@@ -141,13 +159,18 @@ def _names(inside: Inside, model: nn.Module, image: ImageSpec) -> tuple[str, ...
         ):
             names.append("attention")
             if all(_ends_openly(member) for member, _ in parts):
-                last_BK = inside.values(["readings"], 2, 1.0)[0][:, -1]
-                expected_BK = torch.softmax(logits_BK.float(), dim=1)
+                link = torch.sigmoid if inside.is_multi_label else _softmax
+                last_BK = inside.values(["readings"], 2, link)[0][:, -1]
+                expected_BK = link(logits_BK.float())
                 if last_BK.shape == expected_BK.shape and torch.allclose(
                     last_BK, expected_BK, atol=_TOLERANCE
                 ):
                     names.append("readings")
     return tuple(names)
+
+
+def _softmax(logits: torch.Tensor) -> torch.Tensor:
+    return torch.softmax(logits, dim=-1)
 
 
 @contextmanager

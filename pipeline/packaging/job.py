@@ -5,6 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from patchline.pipeline.frozen_model import FrozenModel
+from patchline.pipeline.labels.label_sets import SINGLE_LABEL, Task
+from patchline.pipeline.metrics.label_calibration import LabelCalibration
+from patchline.pipeline.metrics.label_thresholds import LabelThresholds
 from patchline.pipeline.metrics.temperature import TemperatureFit
 from patchline.pipeline.models.answer_rules import AnswerRules
 from patchline.pipeline.packaging.model_card import CardFacts
@@ -16,8 +19,14 @@ class PackagingJob(FrozenModel):
     model_folder: Path
     manifest_file: Path
     store: Path
+    task: Task = SINGLE_LABEL
+    """Whether an image has one class or a set of labels."""
     calibration: TemperatureFit | None
-    """None for an encoder."""
+    """None for an encoder, and for a multi-label model."""
+    label_calibration: LabelCalibration | None = None
+    """Of a multi-label model."""
+    thresholds: LabelThresholds | None = None
+    """Of a multi-label model."""
     reported: Path | None
     """The table of predictions that the report is computed from; None for an encoder, which is
     compared with torch."""

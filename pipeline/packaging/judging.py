@@ -67,13 +67,19 @@ class AnswerJudge:
         rules: from `model.json`; None for a package that has none.
         reference_file: features of the reference, and k; it need not exist.
         classes: names, in the order of the outputs.
+        no_sets: why the model has no prediction sets; empty if it may have them.
     """
 
     def __init__(
-        self, rules: dict[str, Any] | None, reference_file: Path, classes: list[str]
+        self,
+        rules: dict[str, Any] | None,
+        reference_file: Path,
+        classes: list[str],
+        no_sets: str = "",
     ) -> None:
         self.rules = rules
         self.classes = classes
+        self.no_sets = no_sets
         self._neighbours: Neighbours | None = None
         if rules and rules.get("far") is not None and reference_file.is_file():
             with np.load(reference_file, allow_pickle=False) as stored:
@@ -104,6 +110,8 @@ class AnswerJudge:
 
         The coverage is the next one that the package has a threshold for.
         """
+        if self.no_sets:
+            return None, None, self.no_sets
         if self.rules is None:
             return None, coverage, _PACKAGED_BEFORE
         wanted = self.rules["coverage"] if coverage is None else coverage

@@ -139,6 +139,83 @@ $classes
 """)
 
 
+_SETS_CARD = Template("""\
+# $title
+
+Finds which of $num_classes labels an image has: any number of them, also none. Each label has
+a$calibrated probability of its own, and a threshold from which on it is given.
+
+## Usage
+
+```python
+import mlflow
+import pandas as pd
+
+model = mlflow.pyfunc.load_model("models:/$name@champion")
+answers = model.predict(pd.DataFrame({"image": ["photo.jpg"]}), params={"top_k": 3})
+```
+
+```sh
+patchline predict $name@champion FOLDER --out predictions.parquet
+mlflow models serve --model-uri models:/$name@champion --env-manager local --port 5000
+curl http://127.0.0.1:5000/invocations -H 'Content-Type: application/json' \\
+  -d '{"dataframe_records": [{"image": "BASE64 OF AN IMAGE FILE"}], "params": {"top_k": 3}}'
+```
+
+**Input**: a column `image` with one or more images: encoded bytes (JPEG, PNG, …), base64 text,
+uint8 arrays of shape (height, width[, channels]) or, except over HTTP, file paths. Images are
+rotated by their EXIF orientation and resized to $height x $width pixels, $channels ($resize).
+
+**Output** for each image: `labels` (those at or above their thresholds, each with `probability`,
+the most probable first; empty if there is none), `label` and `probability` (the first of them; null
+if there is none), `top_k` (the most probable labels, given or not, each with `probability` and
+`threshold`), `warnings` (each with `kind` and `message`) and `error`, the reason if the image
+cannot be read. `set` and `coverage` are null: prediction sets are for models with one label for
+each image. The probabilities of an image's labels do not sum to 1. With the parameter `map` an
+answer says where the model looked. An unreadable image does not affect the others.
+
+## Training
+
+| | |
+|---|---|
+$facts
+
+## Metrics
+
+$metrics
+
+## Labels
+
+The threshold of a label is $thresholds. Another balance of missed and wrong labels needs other
+thresholds: the probabilities of all labels are in the answers.
+
+| output | label | threshold | average precision | 95% confidence interval | images with it |
+|---|---|---|---|---|---|
+$classes
+
+## Warnings
+
+$answers
+
+## Limitations
+
+$seen- The model knows its $num_classes labels alone, and tells nothing else about an image.
+- $limits On other images (another
+  camera, another place, drawings) it may be overconfident; evaluate it on your own images.
+- Labels that were missing in the training images count as absent, which lowers their probability.
+- Details smaller than a few pixels at $height x $width are lost.
+""")
+
+
+class CardLabel(FrozenModel):
+    """What is known about one label of a multi-label model."""
+
+    images: int
+    """Number of test images that have it."""
+    average_precision: MetricEstimate | None
+    """None where no test image tells it."""
+
+
 class CardFacts(FrozenModel):
     """Facts about a model that are known to its training run but not in its description."""
 
@@ -148,6 +225,8 @@ class CardFacts(FrozenModel):
     """Number of images by split."""
     metrics: dict[str, MetricEstimate] = Field(default_factory=dict)
     """Metrics with their confidence intervals, by `SPLIT/metric`."""
+    labels: tuple[CardLabel, ...] = ()
+    """Of a multi-label model: each label, in the order of the outputs."""
     answers: tuple[str, ...] = ()
     """What was measured of prediction sets and warnings, in words."""
     initial_weights: str = ""
@@ -181,19 +260,25 @@ def model_card(
         check: how closely the package matches what is reported, in words.
         provenance: whether all images that the weights have seen are recorded.
     """
-    image, is_calibrated = description.image, (description.calibration or UNRECORDED).is_determined
+    image, is_calibrated = description.image, _is_calibrated(description)
     resize = {
         "crop": "scaled to cover, then cropped at the centre",
         "squash": "each side scaled independently",
         "pad": "scaled to fit, in a border of the image's mean colour",
     }
     kind = "classifier" if description.classes else "encoder"
-    return (_CARD if description.classes else _ENCODER_CARD).substitute(
+    template = _CARD if description.classes else _ENCODER_CARD
+    if description.is_multi_label:
+        template, kind = _SETS_CARD, "multi-label classifier"
+    return template.substitute(
         title=escaped(facts.name or f"{description.model.name} {kind}"),
         name=facts.name or "NAME",
         num_classes=len(description.classes),
         calibrated=" calibrated" if is_calibrated else "",
         limits=_CALIBRATED if is_calibrated else _NOT_CALIBRATED,
+        thresholds=escaped(description.thresholds.sentence(description.classes))
+        if description.thresholds
+        else "",
         height=image.height,
         width=image.width,
         channels="RGB" if image.channels == 3 else "greyscale",  # noqa: PLR2004 - R, G, B
@@ -202,7 +287,11 @@ def model_card(
         metrics="\n".join(_metrics(facts)),
         answers="\n".join(_answers(facts)),
         seen="".join(f"- {escaped(note[:1].upper() + note[1:])}.\n" for note in facts.seen_before),
-        classes="\n".join(_classes(description.classes)),
+        classes="\n".join(
+            _labels(description, facts)
+            if description.is_multi_label
+            else _classes(description.classes)
+        ),
     )
 
 
@@ -228,10 +317,7 @@ def _facts(
         "patch embedding": "" if embedding == NO_PATCH_EMBEDDING else embedding,
         "plugins": ", ".join(plugins),
         "parameters": f"{parameters:,}",
-        "calibration": f"{(description.calibration or UNRECORDED).sentence()}; a temperature "
-        "divides the logits"
-        if description.classes
-        else "",
+        "calibration": _calibration(description),
         "test-time flip": "an image is predicted together with its mirror image"
         if description.model.settings.get("test_time_flip")
         else "",
@@ -250,6 +336,24 @@ def _facts(
     for key, value in rows.items():
         if value:
             yield f"| {key} | {escaped(value)} |"
+
+
+def _is_calibrated(description: ModelDescription) -> bool:
+    if description.is_multi_label:
+        fit = description.label_calibration
+        return fit is not None and fit.is_determined
+    return (description.calibration or UNRECORDED).is_determined
+
+
+def _calibration(description: ModelDescription) -> str:
+    """Return how the probabilities were calibrated; empty for an encoder."""
+    if description.is_multi_label:
+        fit = description.label_calibration
+        return fit.sentence(description.classes) if fit else UNRECORDED.sentence()
+    if not description.classes:
+        return ""
+    fit_of_one = description.calibration or UNRECORDED
+    return f"{fit_of_one.sentence()}; a temperature divides the logits"
 
 
 def _pixel_values(values: PixelValues) -> Iterator[str]:
@@ -288,6 +392,26 @@ def _answers(facts: CardFacts) -> Iterator[str]:
         yield "Not known: nothing was measured when the model was packaged."
     for sentence in facts.answers:
         yield f"- {escaped(sentence[:1].upper() + sentence[1:])}."
+
+
+def _labels(description: ModelDescription, facts: CardFacts) -> Iterator[str]:
+    """Yield a row for each label, with its threshold and what was measured on the test images."""
+    thresholds, classes = description.thresholds, description.classes
+    for number, name in enumerate(classes[:_LISTED_CLASSES]):
+        threshold = f"{thresholds.values[number]:.3f}" if thresholds else "not known"
+        measured = facts.labels[number] if facts.labels else None
+        if measured is None:
+            precision = "not known | | "
+        elif measured.average_precision is None:
+            precision = f"not known | | {measured.images:,}"
+        else:
+            estimate = measured.average_precision
+            interval = f"{estimate.low:.4f} to {estimate.high:.4f}"
+            precision = f"{estimate.value:.4f} | {interval} | {measured.images:,}"
+        yield f"| {number} | {escaped(name)} | {threshold} | {precision} |"
+    if len(classes) > _LISTED_CLASSES:
+        more = f"and {len(classes) - _LISTED_CLASSES:,} more, all in `model.json`"
+        yield f"| … | {more} | | | | |"
 
 
 def _classes(classes: tuple[str, ...]) -> Iterator[str]:

@@ -30,6 +30,11 @@ from patchline.pipeline.data.reading.pillow_decoding import mapped_pixels
 from patchline.pipeline.data.reading.resizing import resize_image
 from patchline.pipeline.data.value_ranges.value_fit import RangeFits
 from patchline.pipeline.models.onnx_session import open_session
+from patchline.pipeline.packaging.chosen_labels import (
+    SETS_ARE_FOR_ONE_LABEL,
+    label_answer,
+    thresholds_of,
+)
 from patchline.pipeline.packaging.judging import AnswerJudge, Judged, SizedPixels, attention_map
 
 REFERENCE_FILE = "reference_features.npz"
@@ -57,9 +62,17 @@ class PackagedModel:
         self.calibration: dict[str, Any] | None = description.get("calibration")
         self.files = onnx_file, description_file
         reference = description_file.with_name(REFERENCE_FILE)
-        self.judge = AnswerJudge(description.get("answers"), reference, self.classes)
+        self.thresholds_K = thresholds_of(description)
+        self.label_calibration: dict[str, Any] | None = description.get("label_calibration")
+        no_sets = SETS_ARE_FOR_ONE_LABEL if self.is_multi_label else ""
+        self.judge = AnswerJudge(description.get("answers"), reference, self.classes, no_sets)
         self._session = open_session(onnx_file, threads)
         self.output_names = tuple(output.name for output in self._session.get_outputs())
+
+    @property
+    def is_multi_label(self) -> bool:
+        """Whether an image gets a set of labels, each with a probability of its own."""
+        return self.thresholds_K is not None
 
     def with_threads(self, threads: int) -> PackagedModel:
         """Return the same model with another number of threads."""
@@ -176,8 +189,9 @@ class PackagedModel:
 
         An answer has `label`, `probability`, `top_k`, `set`, `coverage`, `set_unknown`, `warnings`,
         `unchecked` (kinds of warnings that the package has no limit for) and `error`, and if asked
-        for `map`; that of an encoder `features` and `error`. An image that cannot be read gets an
-        error; the other images are still predicted.
+        for `map`; that of a multi-label model also `labels` (`chosen_labels.py`); that of an
+        encoder `features` and `error`. An image that cannot be read gets an error; the other images
+        are still predicted.
         """
         decoded: list[np.ndarray[Any, Any] | str] = []
         for image in images:
@@ -256,8 +270,7 @@ class PackagedModel:
     ) -> Iterator[dict[str, Any]]:
         probabilities_BK, judged, maps_BLhw = self._judged(pixels, coverage, with_map=with_map)
         for image, (row_K, said) in enumerate(zip(probabilities_BK, judged, strict=True)):
-            ranked = self.ranked(row_K, top_k)
-            answer = {**ranked[0], "top_k": ranked, **self.reliability(said)}
+            answer = {**self.verdict(row_K, top_k), **self.reliability(said)}
             if with_map:
                 answer["map"] = None if maps_BLhw is None else attention_map(maps_BLhw[image])
             yield {**answer, "error": None}
@@ -275,11 +288,23 @@ class PackagedModel:
 
     def _no_answer(self, reason: str, coverage: float | None, *, with_map: bool) -> dict[str, Any]:
         """Return the answer for an image that cannot be read."""
-        nothing: dict[str, Any] = {"label": None, "probability": None, "top_k": [], "set": None}
+        nothing: dict[str, Any] = {"label": None, "probability": None}
+        nothing |= {"labels": []} if self.is_multi_label else {}
+        nothing |= {"top_k": [], "set": None}
         promised = self.judge.threshold(coverage)[1]
         nothing |= {"coverage": promised, "set_unknown": reason, "warnings": []}
         nothing["unchecked"] = self.judge.unchecked
         return {**nothing, **({"map": None} if with_map else {}), "error": reason}
+
+    def verdict(self, row_K: np.ndarray[Any, Any], top_k: int) -> dict[str, Any]:
+        """Return the part of an answer that comes from the probabilities of one image.
+
+        It has `label`, `probability` and `top_k`, and that of a multi-label model `labels`.
+        """
+        if self.thresholds_K is not None:
+            return label_answer(row_K, self.thresholds_K, self.classes, top_k)
+        ranked = self.ranked(row_K, top_k)
+        return {**ranked[0], "top_k": ranked}
 
     def ranked(self, row_K: np.ndarray[Any, Any], top_k: int) -> list[dict[str, Any]]:
         """Return the most probable classes of one image, each with `label` and `probability`."""

@@ -8,6 +8,9 @@ from pathlib import Path
 from patchline.pipeline.evaluation.answers_report import REFERENCE_FILE
 from patchline.pipeline.evaluation.evaluating import PREDICTIONS_FILE, Evaluated
 from patchline.pipeline.evaluation.trained_run import TrainedRun
+from patchline.pipeline.labels.label_sets import MULTI_LABEL, SINGLE_LABEL
+from patchline.pipeline.metrics.label_calibration import LabelCalibration
+from patchline.pipeline.metrics.temperature import TemperatureFit
 from patchline.pipeline.packaging.job import Package, PackagingJob
 from patchline.pipeline.packaging.model_card import CardFacts
 from patchline.pipeline.workers.event_log import Event
@@ -38,13 +41,18 @@ def package_model(
         PackagingError: if the model cannot be exported, or a probability or feature differs by more
             than 1e-4.
     """
-    answers = evaluated.report.answers if evaluated else None
+    report = evaluated.report if evaluated else None
+    answers = report.answers if report else None
+    calibration: object = report.calibration if report else None
     reference = evaluated.folder / REFERENCE_FILE if evaluated else None
     job = PackagingJob(
         model_folder=run.trained.best.resolve(),
         manifest_file=run.data.manifest_file.resolve(),
         store=run.prepared.store.resolve(),
-        calibration=evaluated.report.calibration if evaluated else None,
+        task=MULTI_LABEL if isinstance(calibration, LabelCalibration) else SINGLE_LABEL,
+        calibration=calibration if isinstance(calibration, TemperatureFit) else None,
+        label_calibration=calibration if isinstance(calibration, LabelCalibration) else None,
+        thresholds=getattr(report, "thresholds", None),
         reported=(evaluated.folder / PREDICTIONS_FILE).resolve() if evaluated else None,
         answers=answers.rules if answers else None,
         reference=reference.resolve() if reference and reference.is_file() else None,

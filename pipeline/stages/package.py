@@ -15,8 +15,10 @@ from patchline.pipeline.evaluation.trained_run import TrainedRun
 from patchline.pipeline.files.file_digest import digest_of
 from patchline.pipeline.initial_weights.recipe import display_name
 from patchline.pipeline.initial_weights.starting_point import StartingPoint
+from patchline.pipeline.metrics.label_thresholds import LabelThresholds
+from patchline.pipeline.metrics.multi_label.label_set_metrics import LabelMetrics
 from patchline.pipeline.packaging.job import Package
-from patchline.pipeline.packaging.model_card import CardFacts
+from patchline.pipeline.packaging.model_card import CardFacts, CardLabel
 from patchline.pipeline.packaging.packaging import MODULE, package_model
 from patchline.pipeline.pretraining.evaluating import PretrainingEvaluated
 from patchline.pipeline.run_memory import stage_keys
@@ -115,9 +117,24 @@ class PackageModel(PackageStage[PackageInputs]):
         return {
             **super().key(context, inputs),
             "calibration": inputs.evaluated.report.calibration.model_dump_json(),
+            **_thresholds(inputs.evaluated),
             "reported": digest_of(inputs.evaluated.folder / PREDICTIONS_FILE).sha256,
             "answers": _answers(inputs.evaluated),
         }
+
+
+def _thresholds(evaluated: Evaluated) -> Ingredients:
+    """Return what determines the labels that a multi-label model gives; nothing of any other."""
+    thresholds: LabelThresholds | None = getattr(evaluated.report, "thresholds", None)
+    return {} if thresholds is None else {"thresholds": thresholds.model_dump_json()}
+
+
+def _card_labels(report: object) -> tuple[CardLabel, ...]:
+    """Return what was measured of each label; nothing of a model with one label for each image."""
+    by_label: tuple[LabelMetrics, ...] = getattr(report, "by_label", ())
+    return tuple(
+        CardLabel(images=each.images, average_precision=each.average_precision) for each in by_label
+    )
 
 
 def _answers(evaluated: Evaluated) -> str:
@@ -136,6 +153,7 @@ def _card(config: RunConfig, inputs: TrainedInputs) -> CardFacts:
         name=str(config.name),
         images=data.counts,
         metrics=inputs.evaluated.report.metrics,
+        labels=_card_labels(inputs.evaluated.report),
         initial_weights=display_name(config.model.init) if config.model.init else "",
         license=start.weights.license if start and start.weights else "",
         taught_by=data.taught_by,

@@ -11,6 +11,9 @@ from filelock import FileLock
 from torch import nn
 
 from patchline.pipeline.config import ModelChoice
+from patchline.pipeline.labels.label_sets import MULTI_LABEL
+from patchline.pipeline.metrics.label_calibration import LabelCalibration
+from patchline.pipeline.metrics.label_thresholds import LabelThresholds
 from patchline.pipeline.models.model_building import build_model
 from patchline.pipeline.models.model_description import ModelDescription
 from patchline.pipeline.models.model_files import save_model
@@ -37,19 +40,24 @@ def image_spec(channels: int) -> ImageSpec:
 
 
 def random_model(
-    channels: int, embedding: str = "conv", *, seed: int = 0, temperature: float = 0.7
+    channels: int,
+    embedding: str = "conv",
+    *,
+    seed: int = 0,
+    temperature: float = 0.7,
+    labels: LabelCalibration | None = None,
 ) -> ProbabilityModel:
     """Return a small `vit` with weights large enough that images differ in their answers."""
     torch.manual_seed(seed)
     image = image_spec(channels)
-    model = build_model(_choice(embedding), image, len(CLASSES))
+    model = build_model(vit_choice(embedding), image, len(CLASSES))
     for parameter in model.parameters():
         if parameter.ndim > 1:
             nn.init.normal_(parameter, std=0.25)
-    return ProbabilityModel(model, image, temperature).eval()
+    return ProbabilityModel(model, image, temperature, labels).eval()
 
 
-def _choice(embedding: str) -> ModelChoice:
+def vit_choice(embedding: str) -> ModelChoice:
     settings: dict[str, Any] = {"embed_dim": 24, "depth": 2, "num_heads": 2, "mlp_dim": 32}
     patch_embedding = {"name": embedding, "patch_size": 4}
     return ModelChoice.model_validate(
@@ -65,16 +73,33 @@ class Exported(NamedTuple):
     description_file: Path
 
 
-def _export(shared: Path, channels: int) -> Exported:
+LABEL_CALIBRATION = LabelCalibration(
+    scales=(1.0, 0.5, 0.8, 1.2, 1.0, 1.0),
+    shifts=(0.0, 0.2, -0.3, 0.0, 0.1, 0.0),
+    determined=(True, True, True, True, True, False),
+    positives=(20, 20, 20, 20, 20, 3),
+    images=60,
+)
+LABEL_THRESHOLDS = LabelThresholds(
+    values=(0.5, 0.3, 0.6, 0.45, 0.55, 0.5), fitted=(True,) * 5 + (False,), images=60
+)
+
+
+def _export(shared: Path, channels: int, *, labels: LabelCalibration | None = None) -> Exported:
     """Export the model, once for all test processes."""
-    model, folder = random_model(channels), shared / f"exported_{channels}"
-    with FileLock(shared / f"exported_{channels}.lock"):
+    name = f"exported_{channels}{'_sets' if labels else ''}"
+    model, folder = random_model(channels, labels=labels), shared / name
+    with FileLock(shared / f"{name}.lock"):
         if not folder.exists():
             description = ModelDescription(
-                model=_choice("conv"), plugins=(), classes=CLASSES, image=model.image,
+                model=vit_choice("conv"), plugins=(), classes=CLASSES, image=model.image,
                 temperature=0.7,
             )  # fmt: skip
-            unfinished = shared / f"unfinished_{channels}"
+            if labels:
+                sets = {"label_calibration": labels, "thresholds": LABEL_THRESHOLDS}
+                update = {"task": MULTI_LABEL, "temperature": 1.0, **sets}
+                description = description.model_copy(update=update)
+            unfinished = shared / f"unfinished_{name}"
             save_model(unfinished, model.model, description)
             export_onnx(model, unfinished / "model.onnx")
             unfinished.rename(folder)
@@ -91,3 +116,9 @@ def exported_rgb(tmp_path_factory: pytest.TempPathFactory) -> Exported:
 def exported_grey(tmp_path_factory: pytest.TempPathFactory) -> Exported:
     """Return a model of greyscale images; tests must not change it."""
     return _export(shared_folder(tmp_path_factory), 1)
+
+
+@pytest.fixture(scope="session")
+def exported_sets(tmp_path_factory: pytest.TempPathFactory) -> Exported:
+    """Return a multi-label model of RGB images; tests must not change it."""
+    return _export(shared_folder(tmp_path_factory), 3, labels=LABEL_CALIBRATION)
