@@ -9,7 +9,8 @@ from pydantic import Field
 from patchline.pipeline.data.pixel_values.pixel_mapping import PixelMapping
 from patchline.pipeline.data.symmetry.mirror_answer import MirrorSymmetry
 from patchline.pipeline.frozen_model import FrozenModel
-from patchline.pipeline.labels.label_sets import SINGLE_LABEL, Task
+from patchline.pipeline.labels.label_sets import MULTI_LABEL, SINGLE_LABEL, Task
+from patchline.pipeline.labels.label_words import by_task
 from patchline.pipeline.provenance.provenance import KNOWN, ProvenanceSummary
 from patchline.plugin_api import ImageSpec, PixelValues
 
@@ -63,7 +64,7 @@ class IngestedData(FrozenModel):
     counts: dict[str, int]
     """Usable images by split; `unlabelled` only if there are some."""
     class_counts: dict[str, int]
-    """Usable images by class."""
+    """Usable images by class, or of multi-label data those with each label."""
     task: Task = SINGLE_LABEL
     """Whether an image has one class, or a set of them."""
     median_side: int
@@ -104,7 +105,11 @@ class IngestedData(FrozenModel):
         """Return how many images there are and how they are split, then what is unusual."""
         total = sum(self.counts.values())
         parts = ", ".join(f"{count:,} {split}" for split, count in self.counts.items())
-        classes = f"in {len(self.classes):,} classes" if self.classes else "without labels"
+        classes = "without labels"
+        if self.classes:
+            number = f"{len(self.classes):,}"
+            is_multi = self.task == MULTI_LABEL
+            classes = f"with sets of {number} labels" if is_multi else f"in {number} classes"
         counted = f"{total:,} images {classes}: {parts}"
         return [f"{counted} ({self.split_origin})", *self._class_list(), *self.notes]
 
@@ -114,7 +119,8 @@ class IngestedData(FrozenModel):
             return []
         named = [f"{name} ({self.class_counts[name]:,})" for name in self.classes[:_NAMED_CLASSES]]
         more = len(self.classes) - len(named)
-        return [f"classes: {', '.join(named)}{f' and {more:,} more' if more else ''}"]
+        several = by_task(self.task).several
+        return [f"{several}: {', '.join(named)}{f' and {more:,} more' if more else ''}"]
 
 
 class PreparedData(FrozenModel):

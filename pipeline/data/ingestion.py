@@ -36,6 +36,7 @@ from patchline.pipeline.data.near_duplicates.grouping import with_near_groups
 from patchline.pipeline.data.near_duplicates.search_memory import SearchMemory
 from patchline.pipeline.data.near_duplicates.thumbnails import ThumbnailCollector
 from patchline.pipeline.data.reading.image_root import example_on_disk
+from patchline.pipeline.data.set_notes import notes_on_sets
 from patchline.pipeline.data.splits import split, split_memory
 from patchline.pipeline.data.splits.leakage import check_leakage, notes_on_leakage
 from patchline.pipeline.data.splits.split_gaps import SPLITS
@@ -51,7 +52,7 @@ from patchline.pipeline.data.value_ranges.mapped_images import chosen_values, us
 from patchline.pipeline.data.value_ranges.range_memory import notes_on_change
 from patchline.pipeline.errors import ConfigError, DataError
 from patchline.pipeline.labels.label_pairs import label_pairs
-from patchline.pipeline.labels.label_sets import SINGLE_LABEL, Task
+from patchline.pipeline.labels.label_sets import MULTI_LABEL, SINGLE_LABEL, Task
 from patchline.pipeline.plugin_system.plugin_settings import resolve_settings
 from patchline.pipeline.workspace import cache, chosen
 from patchline.pipeline.workspace.object_store import ConflictError
@@ -226,7 +227,8 @@ def _ingested(
     range_notes = notes_on_change(values.spec, listing.root, workspace)
     manifests.save(manifest, file, values.mapping, task)
     rows = manifests.usable(manifest)
-    counts = label_pairs(rows["label"], task).counts() if labelled else {}
+    pairs = label_pairs(rows["label"] if labelled else [], task)
+    counts = pairs.counts()
     declared = listing.mirror_symmetric
     mirror = mirror_symmetry(config, declared, rows, Files(listing.root, values.mapping), workspace)
     result = IngestedData(
@@ -249,6 +251,7 @@ def _ingested(
         ),
         notes=(
             *notes,
+            *(notes_on_sets(rows, pairs) if task == MULTI_LABEL else ()),
             *notes_on_classes(counts),
             *range_notes,
             *split_notes,

@@ -8,9 +8,11 @@ from collections.abc import Mapping
 import pandas as pd
 
 from patchline.pipeline.data.manifests import manifest as manifests
+from patchline.pipeline.data.manifests.label_task import task_of
 from patchline.pipeline.data.manifests.left_out import left_out, note
 from patchline.pipeline.labels.class_names import suspicions
-from patchline.pipeline.terminal_words import counted
+from patchline.pipeline.labels.label_pairs import label_pairs
+from patchline.pipeline.terminal_words import by_number, counted
 from patchline.plugin_api import ImageListing
 
 logger = logging.getLogger(__name__)
@@ -49,11 +51,12 @@ def notes_on_size(rows: pd.DataFrame) -> list[str]:
 
 
 def empty_classes(manifest: pd.DataFrame, listing: ImageListing) -> list[str]:
-    """Return the classes whose folders have no image, sorted."""
+    """Return the classes whose folders have no image, or labels on no image, sorted."""
     labelled = manifest[manifest["label"] != ""]
     foreign = labelled["status"] == "foreign"
-    with_images = labelled.loc[~foreign, "label"].unique()
-    without = set(labelled.loc[foreign, "label"].unique()) - set(with_images)
+    task = task_of(listing)
+    with_images = label_pairs(labelled.loc[~foreign, "label"], task).names
+    without = set(label_pairs(labelled.loc[foreign, "label"], task).names) - set(with_images)
     return sorted({*listing.empty_classes, *without})
 
 
@@ -62,5 +65,7 @@ def notes_on_empty_classes(manifest: pd.DataFrame, listing: ImageListing) -> lis
     empty = empty_classes(manifest, listing)
     if not empty:
         return []
-    words = "class folder has" if len(empty) == 1 else "class folders have"
-    return [f"{len(empty)} {words} no image: {manifests.examples(empty, _NAMED_FILES)}"]
+    words = by_number(len(empty), "class folder has", "class folders have") + " no image"
+    if listing.is_multi_label:
+        words = by_number(len(empty), "label is", "labels are") + " on no image"
+    return [f"{len(empty)} {words}: {manifests.examples(empty, _NAMED_FILES)}"]

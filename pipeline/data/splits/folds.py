@@ -4,8 +4,9 @@ Images that belong together (one group, the same pixels or the same file) form a
 divided. The units of each class are ordered by a number from the SHA-256 of the split seed and the
 unit's key, and cut into parts with the same number of images. So each fold has its share of every
 class, and the folds depend on neither the names nor the order of the files. Where units hold
-several classes, some move if a class would otherwise be in fewer folds than it could be. Test
-images are in no fold.
+several classes, some move if a class would otherwise be in fewer folds than it could be. Images
+with sets of labels are stratified iteratively instead (`stratification`). Test images are in no
+fold.
 """
 
 from __future__ import annotations
@@ -16,23 +17,31 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from patchline.pipeline.data.manifests import manifest as manifests
 from patchline.pipeline.data.manifests.same_images import FILE, GROUP, PIXELS, column_of, united
 from patchline.pipeline.data.splits.class_coverage import Demand, Search, Units
+from patchline.pipeline.data.splits.stratification import NEW, Stratum, stratified
 from patchline.pipeline.errors import DataError
+from patchline.pipeline.labels.label_pairs import label_pairs
+from patchline.pipeline.labels.label_sets import MULTI_LABEL, Task
+from patchline.pipeline.labels.label_words import LabelWords, by_task
 
 Integers = np.ndarray[Any, np.dtype[np.int64]]
+Floats = np.ndarray[Any, np.dtype[np.float64]]
 
 NO_FOLD = -1
 _USED = ("train", "validation")
 
 
-def folds_of(rows: pd.DataFrame, folds: int, seed: int) -> Integers:
+def folds_of(rows: pd.DataFrame, folds: int, seed: int, task: Task | None = None) -> Integers:
     """Return the fold of each row, counted from 0; `NO_FOLD` for test images.
 
     Args:
         rows: the usable rows of a manifest with its splits.
         folds: number of folds, at least 2.
         seed: the split seed.
+        task: whether an image has one class, or a set of labels; None for what is said by a
+            manifest that was saved.
 
     Raises:
         DataError: if a class cannot be trained in every fold, or a fold would have no image.
@@ -40,14 +49,21 @@ def folds_of(rows: pd.DataFrame, folds: int, seed: int) -> Integers:
     used = rows["split"].isin(_USED).to_numpy()
     own = rows[used]
     units = united(column_of(own, FILE), column_of(own, PIXELS), column_of(own, GROUP))
-    table = pd.DataFrame({"unit": units, "label": own["label"].to_numpy(object)})
-    table["key"] = (
-        column_of(own, GROUP).where(column_of(own, GROUP) != "", column_of(own, FILE)).to_numpy()
-    )
-    table["number"] = _numbers_of(table, seed)
-    of_unit = _spread(table, _assigned(table, folds, seed), folds)
+    task = task or manifests.task_of(rows)
+    pairs = label_pairs(own["label"], task)
+    keys = column_of(own, GROUP).where(column_of(own, GROUP) != "", column_of(own, FILE))
+    numbers = _numbers_of(units, keys, seed)
+    names = np.array(pairs.names, dtype=object)[pairs.labels]
+    table = pd.DataFrame({"unit": units[pairs.images], "label": names})
+    table["number"] = numbers[table["unit"]]
+    if task == MULTI_LABEL:
+        stratum = Stratum(units, pairs, np.full(len(own), NEW), numbers)
+        of_unit = stratified(stratum, [1 / folds] * folds)
+    else:
+        of_unit = _assigned(table, folds, seed)
+    of_unit = _spread(table, numbers, of_unit, folds)
     assigned = of_unit[units]
-    _check(table, assigned, folds)
+    _check(table, of_unit, folds, by_task(task))
     folds_N = np.full(len(rows), NO_FOLD, np.int64)
     folds_N[used] = assigned
     return folds_N
@@ -90,19 +106,20 @@ def _assigned(table: pd.DataFrame, folds: int, seed: int) -> Integers:
     return of_unit
 
 
-def _numbers_of(table: pd.DataFrame, seed: int) -> pd.Series[float]:
-    keys = table.groupby("unit")["key"].min()
-    return table["unit"].map({unit: _number(f"{seed}:{key}") for unit, key in keys.items()})
+def _numbers_of(units: Integers, keys: pd.Series[str], seed: int) -> Floats:
+    """Return the number of each unit."""
+    first = pd.Series(keys.to_numpy(object)).groupby(units).min()
+    return np.array([_number(f"{seed}:{key}") for key in first])
 
 
-def _spread(table: pd.DataFrame, of_unit: Integers, folds: int) -> Integers:
+def _spread(table: pd.DataFrame, numbers: Floats, of_unit: Integers, folds: int) -> Integers:
     """Move units until each class is in two folds, better in all, and no fold is empty."""
     spread = table.assign(fold=of_unit[table["unit"]]).groupby("label")[["fold", "unit"]].nunique()
     if (spread["fold"] >= spread["unit"].clip(upper=folds)).all() and len(set(of_unit)) == folds:
         return of_unit
     pairs = table.drop_duplicates(["label", "unit"]).sort_values(["label", "number"])
     members = [group["unit"].tolist() for _, group in pairs.groupby("label")]
-    everything = table.drop_duplicates("unit").sort_values("number")["unit"].tolist()
+    everything = np.argsort(numbers, kind="stable").tolist()
     units = Units([*members, everything], [frozenset()] * (len(members) + 1))
     parts, at_least = tuple(range(folds)), min(2, folds)
     for most in range(folds, at_least - 1, -1):
@@ -119,25 +136,26 @@ def _number(text: str) -> float:
     return int.from_bytes(hashlib.sha256(f"fold:{text}".encode()).digest()[:7]) / 2**56
 
 
-def _check(table: pd.DataFrame, assigned: Integers, folds: int) -> None:
-    own = table.assign(fold=assigned).groupby("label")[["fold", "unit"]].nunique()
+def _check(table: pd.DataFrame, of_unit: Integers, folds: int, words: LabelWords) -> None:
+    word, several = words
+    own = table.assign(fold=of_unit[table["unit"]]).groupby("label")[["fold", "unit"]].nunique()
     for label, units in own.loc[own["fold"] == 1, "unit"].items():
         reason, remedy = (
             "they are too few, are copies of each other, or form one group",
-            "Add images to the class",
+            f"Add images to the {word}",
         )
         if units > 1:
             reason = (
-                "their groups also hold other classes, and no assignment of the groups was found "
-                "that spreads every class"
+                f"their groups also hold other {several}, and no assignment of the groups was "
+                f"found that spreads every {word}"
             )
-            remedy = "Add images of other groups to the class"
+            remedy = f"Add images of other groups to the {word}"
         raise DataError(
-            f"training.folds is {folds}, but all training and validation images of class "
+            f"training.folds is {folds}, but all training and validation images of {word} "
             f"'{label}' are in the same fold, because {reason}. {remedy}, or leave out "
             "training.folds."
         )
-    missing = sorted(set(range(folds)) - set(assigned.tolist()))
+    missing = sorted(set(range(folds)) - set(of_unit.tolist()))
     if missing:
         raise DataError(
             f"training.folds is {folds}, but only {folds - len(missing)} folds would have images, "

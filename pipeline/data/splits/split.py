@@ -27,6 +27,7 @@ from patchline.pipeline.data.manifests.same_images import (
     content_numbers,
     united,
 )
+from patchline.pipeline.data.splits.label_gaps import fill_label_gaps
 from patchline.pipeline.data.splits.split_gaps import (
     NEW,
     SPLITS,
@@ -307,10 +308,8 @@ class _NewUnits:
         def fresh() -> tuple[Array, Array]:
             return of_units(units, names, np.full_like(fixed, NEW))
 
-        gaps = fill_gaps(parts, codes, numbers, fresh, self._needed)
-        if self._task == MULTI_LABEL:
-            few = own < len(self._needed)
-            gaps = [gap._replace(cause="too few") if few[gap.label] else gap for gap in gaps]
+        filled = fill_label_gaps if self._task == MULTI_LABEL else fill_gaps
+        gaps = filled(parts, codes, numbers, fresh, self._needed)
         return np.where(fixed == NEW, codes[units], fixed), gaps
 
     def _by_number(self, units: Array, names: list[str], fixed: Array) -> tuple[Array, Array]:

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from patchline.pipeline.data.splits.folds import NO_FOLD, folds_of, rows_of_fold
 from patchline.pipeline.errors import DataError
+from patchline.pipeline.labels.label_sets import MULTI_LABEL, encoded, matrix
 from tests.pipeline.data.splits.test_split import labels_of, table
 
 
@@ -79,3 +80,38 @@ def test_small_classes_do_not_gather_in_the_same_folds() -> None:
     """Twenty classes of two images: each fold gets some of them."""
     counts = np.bincount(folds_of(_rows(labels_of(20, 2)), 5, 0), minlength=5)
     assert counts.min() >= 2
+
+
+def _sets(images: int, seed: int) -> list[str]:
+    """Return label sets of very different frequencies, some of them empty."""
+    drawn = np.random.default_rng(seed).random((images, 6)) < np.geomspace(0.5, 0.05, 6)
+    return [encoded(f"l{number}" for number in np.flatnonzero(row)) for row in drawn]
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_every_fold_has_its_share_of_every_label_of_sets(seed: int) -> None:
+    """The counts of a label differ little between folds, and none has far more images."""
+    rows = _rows(_sets(150, seed), test=20)
+    folds = folds_of(rows, 5, seed, MULTI_LABEL)
+    labels = matrix(rows["label"].tolist(), [f"l{number}" for number in range(6)])
+    counts = np.array([labels[folds == fold].sum(axis=0) for fold in range(5)])
+    assert (np.ptp(counts, axis=0) <= 3).all()
+    assert np.ptp(np.bincount(folds[20:], minlength=5)) <= 4
+    assert (folds[:20] == NO_FOLD).all()
+
+
+def test_folds_of_sets_keep_groups_together_and_depend_on_the_content_alone() -> None:
+    """Reordered files stay in their folds; the saved manifest says that labels are sets."""
+    rows = _rows(_sets(90, 5), groups=[f"g{number // 3}" for number in range(90)])
+    rows["fold"] = folds_of(rows, 3, 0, MULTI_LABEL)
+    assert rows.groupby("group")["fold"].nunique().max() == 1
+    shuffled = rows.sample(frac=1, random_state=0, ignore_index=True)
+    shuffled.attrs["task"] = MULTI_LABEL
+    assert (folds_of(shuffled, 3, 0) == shuffled["fold"]).all()
+
+
+def test_a_label_that_is_in_one_fold_alone_stops_a_run_with_folds() -> None:
+    """The remedy speaks of the label."""
+    rows = _rows([encoded("a"), encoded("b"), encoded("ab")] * 6 + [encoded(["once"])])
+    with pytest.raises(DataError, match=r"images of label 'once' are in the same fold"):
+        folds_of(rows, 3, 0, MULTI_LABEL)
