@@ -256,6 +256,8 @@ def _show_training(event: Event) -> None:
     """Show steps, or with a time limit seconds; the number of steps only once it has settled."""
     done, total, epoch = event["done"], event["total"], f"epoch {event['epoch']:,}"
     accuracy = f"accuracy {event['accuracy']:.1%}, " if "accuracy" in event else ""
+    if "mAP" in event:  # of sets of labels, as last validated
+        accuracy = f"validation mAP {event['mAP']:.1%}, "
     losses = (
         f"loss {event['loss']:.3f}, {accuracy}{event['images_per_second']:,.0f} images/s, "
         f"learning rate {event['learning_rate']:.2g}"
@@ -273,6 +275,13 @@ def _show_training(event: Event) -> None:
 
 def _epoch_row(values: dict[str, float]) -> str:
     """Return a line whose columns stand below each other from validation to validation."""
+    if "validation/mAP" in values:
+        label = f"epoch {values['epoch']:.4g}: validation mAP"
+        return (
+            f"{label:<26} {values['validation/mAP']:>6.1%}, "
+            f"loss {values['validation/loss']:.4f}; training loss {values['train/loss']:.4f}; "
+            f"{values['images_per_second']:,.0f} images/s"
+        )
     if "validation/accuracy" not in values:
         label = f"epoch {values['epoch']:.4g}: validation loss"
         return (
@@ -291,11 +300,17 @@ def _epoch_row(values: dict[str, float]) -> str:
 def _head_row(values: dict[str, float]) -> str:
     """Return a line about a head that was fitted on frozen features."""
     values = {name.removeprefix("head/"): value for name, value in values.items()}
-    return (
-        f"head: validation accuracy {values['validation/accuracy']:.1%}, "
-        f"loss {values['validation/loss']:.3f}; training accuracy {values['train/accuracy']:.1%}; "
+    chosen = (
         f"regularization C {values['probe/regularization']:g}, selected on the validation images"
     )
+    loss = f"loss {values['validation/loss']:.3f}"
+    if "validation/accuracy" in values:
+        return (
+            f"head: validation accuracy {values['validation/accuracy']:.1%}, {loss}; training "
+            f"accuracy {values['train/accuracy']:.1%}; {chosen}"
+        )
+    quality = f"mAP {values['validation/mAP']:.1%}, " if "validation/mAP" in values else ""
+    return f"head: validation {quality}{loss}; {chosen}"
 
 
 def _log(text: str) -> None:

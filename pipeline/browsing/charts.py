@@ -13,6 +13,7 @@ _RUNS = 10
 """Maximum number of runs in a chart."""
 _CURVES = (
     "validation/accuracy",
+    "validation/mAP",
     "validation/loss",
     "train/loss",
     "train/accuracy",

@@ -192,10 +192,7 @@ def _lineage(outcome: Outcome | EncoderOutcome) -> Iterator[tuple[str, str]]:
     summary = data.seen_before.provenance
     yield "images seen", escaped(f"{summary.state}: {summary.sentence('the model')}")
     if trained.folds is not None:
-        mean = trained.folds.accuracy
-        interval = f"95% t interval {mean.low:.1%} to {mean.high:.1%}"
-        accuracy = f"{mean.value:.1%} validation accuracy, mean of {mean.n} folds"
-        yield "cross-validation", f"{accuracy} ({interval})"
+        yield "cross-validation", trained.folds.sentence()
     if trained.fine_tuning is not None:
         yield "fine-tuning", trained.fine_tuning.sentence()
     yield "training", f"{length} on {trained.device}, {trained.precision}, seed {config.seed}"

@@ -390,7 +390,7 @@ def resolve(config: RunConfig, data: IngestedData) -> RunConfig:
         num_classes=len(data.classes),
         mirror_symmetric=data.mirror.is_symmetric,
     )
-    resolved = resolve_settings(config, traits)
+    resolved = _for_task(resolve_settings(config, traits), data)
     sections = {
         "set_by_user": None,  # nothing is left to follow from other settings
         "name": config.name or (data.name if data.classes else f"{data.name}-encoder"),
@@ -408,6 +408,20 @@ def resolve(config: RunConfig, data: IngestedData) -> RunConfig:
         ),
     }
     return resolved.model_copy(update=sections)
+
+
+def _for_task(config: RunConfig, data: IngestedData) -> RunConfig:
+    """Return the config with the training settings for one label of each image, or for a set.
+
+    Raises:
+        ConfigError: if one is for the other kind.
+    """
+    several = bool(data.classes) and data.task == MULTI_LABEL
+    try:
+        training = config.training.for_labels(several=several)
+    except ValueError as error:
+        raise ConfigError(f"{error}.") from None
+    return config.model_copy(update={"training": training})
 
 
 def prepare(

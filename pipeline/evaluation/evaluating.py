@@ -206,7 +206,7 @@ def _held_out_images(run: TrainedRun, table: pd.DataFrame, measured: Measured) -
         why_none = "each validation image was used to train some of the models of the ensemble"
     elif trained.folds is not None:
         basis = (
-            f"the predictions of {trained.folds.accuracy.n} models, one a fold, for images that "
+            f"the predictions of {len(trained.folds.folds)} models, one a fold, for images that "
             "they were not trained on; the final model was trained on all of them"
         )
     elif trained.selected is not None:
@@ -296,11 +296,7 @@ def _weights_facts(trained: TrainResult, table: pd.DataFrame) -> dict[str, str]:
         which, when = _which_weights(trained)
         facts[which] = f"{when}, {validated}"
     if trained.folds is not None:
-        accuracy = trained.folds.accuracy
-        facts["Cross-validation"] = (
-            f"validation accuracy {accuracy.value:.1%}, mean of {accuracy.n} folds (95% t "
-            f"interval {accuracy.low:.1%} to {accuracy.high:.1%})"
-        )
+        facts["Cross-validation"] = trained.folds.sentence()
     if trained.fine_tuning is not None:
         facts["Fine-tuning"] = trained.fine_tuning.sentence()
     if trained.refit is not None:

@@ -66,3 +66,15 @@ def matrix(texts: Sequence[str], classes: Sequence[str]) -> np.ndarray[Any, np.d
     for row, text in enumerate(texts):
         found[row, columns[text]] = 1
     return found
+
+
+def strata(sets_NK: np.ndarray[Any, Any]) -> np.ndarray[Any, np.dtype[np.int64]]:
+    """Return for each image (N) its rarest label, as a number from 0; K for an image without any.
+
+    Images with the same number are alike enough to be divided as images of one class are.
+    """
+    counts_K = sets_NK.sum(0, dtype=np.int64)
+    by_count_K = np.argsort(counts_K, kind="stable")
+    first_N: np.ndarray[Any, np.dtype[np.int64]] = by_count_K[sets_NK[:, by_count_K].argmax(1)]
+    first_N[~sets_NK.any(1)] = sets_NK.shape[1]
+    return first_N

@@ -1,6 +1,6 @@
 """Fit a linear head on features, and choose the strength of its penalty on validation.
 
-Shapes: N images, D features, K classes.
+Shapes: N and M images, D features, K classes or labels.
 """
 
 from __future__ import annotations
@@ -14,8 +14,16 @@ import torch
 from torch.nn import functional
 
 from patchline.pipeline.errors import RunError
+from patchline.pipeline.labels.label_sets import strata
+from patchline.pipeline.metrics.mean_average_precision import mean_average_precision
 from patchline.pipeline.probing.few_images import FEWEST_VALIDATION
-from patchline.pipeline.probing.logistic_regression import Problem, Solution, suitable_threads
+from patchline.pipeline.probing.logistic_regression import (
+    LogisticProblem,
+    OneVsRestProblem,
+    Problem,
+    Solution,
+    suitable_threads,
+)
 
 Floats = np.ndarray[Any, np.dtype[np.float32]]
 Labels = np.ndarray[Any, np.dtype[np.int64]]
@@ -40,8 +48,15 @@ class TriedFit:
     """Weighted mean loss of all training images, without the penalty."""
     validation_loss: float
     """Mean loss of the images that were not fitted: validation images, held-out ones, or both."""
-    validation_accuracy: float
-    """Of the same images."""
+    validation_accuracy: float | None
+    """Of the same images; None for sets of labels."""
+    validation_map: float | None = None
+    """Mean average precision of sets of labels, of the same images."""
+
+    @property
+    def cost(self) -> float:
+        """What is smallest for the best fit: the loss; of sets of labels, 1 - mAP."""
+        return self.validation_loss if self.validation_map is None else 1 - self.validation_map
 
 
 @dataclass(frozen=True)
@@ -78,6 +93,9 @@ def fit_head(
     The smallest mean validation loss wins, and of equal ones the stronger penalty. The search ends
     after three values in a row that do not decrease the loss by 0.01 %.
 
+    With sets of labels, each label has a logistic regression of its own, all with the same C, and
+    the largest mean average precision (mAP) wins.
+
     With fewer than 50 validation images the training images are divided into 5 folds as well: each
     fold is predicted by a fit on the others, and its loss counts like that of validation images.
     The head itself is always fitted on all training images, and never on validation images. With
@@ -85,11 +103,13 @@ def fit_head(
 
     Args:
         features_ND: of the training images.
-        labels_N: their class indices; every class has an image.
+        labels_N: their class indices, where every class has an image; or sets of labels as 0 and 1
+            (N, K).
         validation_features: (M, D); M may be 0.
-        validation_labels: (M).
+        validation_labels: (M), or (M, K).
         num_classes: K.
-        class_weights_K: weight of each class in the training loss; None for equal weights.
+        class_weights_K: weight of each class in the training loss, of sets where a label is
+            present; None for equal weights.
         regularization: C, if it has been chosen already; validation images are not used then.
         on_progress: called with the number of tried values of C, and of all.
 
@@ -100,7 +120,7 @@ def fit_head(
     with suitable_threads(np.size(features_ND) * num_classes):
         training = _finite(features_ND), _indices(labels_N)
         if regularization is not None:
-            path = _Path.of(Problem.of(*training, num_classes, weights_K))
+            path = _Path.of(_problem(*training, num_classes, weights_K))
             return path.fitted_with(regularization)
         validation = _finite(validation_features), _indices(validation_labels)
         return _fitted(training, validation, num_classes, weights_K, on_progress)
@@ -114,15 +134,16 @@ def _fitted(
     on_progress: Callable[[int, int], None] | None,
 ) -> FittedHead:
     features, labels = training
-    problem = Problem.of(features, labels, num_classes, weights_K)
+    problem = _problem(features, labels, num_classes, weights_K)
     validation = _Unseen(_Path.of(problem), *validation_images)
     held_out = []
     if len(validation) < FEWEST_VALIDATION:
-        for part_rows in held_out_folds(labels.numpy(), num_classes):
+        divided_N = strata(labels.numpy()) if _are_sets(labels) else labels.numpy()
+        for part_rows in held_out_folds(divided_N):
             rows = torch.from_numpy(part_rows)
             fitted = torch.ones(len(labels), dtype=torch.bool)
             fitted[rows] = False
-            part = Problem.of(features[fitted], labels[fitted], num_classes, weights_K)
+            part = _problem(features[fitted], labels[fitted], num_classes, weights_K)
             held_out.append(_Unseen(_Path.of(part), features[rows], labels[rows]))
     unseen = [each for each in (validation, *held_out) if len(each)]
     if not unseen:
@@ -132,23 +153,35 @@ def _fitted(
     return FittedHead(
         weight_KD.numpy(),
         bias_K.numpy(),
-        min(tried, key=lambda fit: fit.validation_loss).regularization,
+        min(tried, key=lambda fit: fit.cost).regularization,
         tuple(tried),
         len(validation),
         sum(len(each) for each in held_out),
     )
 
 
+def _problem(
+    features: torch.Tensor, labels: torch.Tensor, num_classes: int, weights_K: torch.Tensor | None
+) -> LogisticProblem:
+    if _are_sets(labels):
+        return OneVsRestProblem.of(features, labels, weights_K)
+    return Problem.of(features, labels, num_classes, weights_K)
+
+
+def _are_sets(labels: torch.Tensor) -> bool:
+    return labels.ndim == 2  # noqa: PLR2004 - images and labels
+
+
 @dataclass
 class _Path:
     """The minima of a problem for weaker and weaker penalties, each the start of the next."""
 
-    problem: Problem
+    problem: LogisticProblem
     solution: Solution
     """The latest minimum; at first, where the search starts."""
 
     @classmethod
-    def of(cls, problem: Problem) -> _Path:
+    def of(cls, problem: LogisticProblem) -> _Path:
         return cls(problem, problem.start())
 
     def advance(self, regularization: float) -> None:
@@ -190,23 +223,37 @@ class _Unseen:
             correct += int((logits_MK.argmax(1) == labels_M).sum())
         return loss, correct
 
+    def logits(self) -> torch.Tensor:
+        """Return the logits (M, K) at the path's latest minimum."""
+        weight_KD, bias_K = self.path.head()
+        return torch.addmm(bias_K, self.features_MD, weight_KD.T)
+
+
+def _tried(regularization: float, training_loss: float, unseen: Sequence[_Unseen]) -> TriedFit:
+    """Return the outcome of the latest minimum on images that were not fitted."""
+    if _are_sets(unseen[0].labels_M):
+        logits_MK = torch.cat([each.logits() for each in unseen])
+        sets_MK = torch.cat([each.labels_M for each in unseen])
+        loss = functional.binary_cross_entropy_with_logits(logits_MK.double(), sets_MK.double())
+        mean = mean_average_precision(logits_MK.numpy(), sets_MK.numpy())
+        return TriedFit(regularization, training_loss, float(loss), None, mean.value)
+    sums, images = [each.loss_and_correct() for each in unseen], sum(map(len, unseen))
+    losses, correct = sum(loss for loss, _ in sums), sum(hits for _, hits in sums)
+    return TriedFit(regularization, training_loss, losses / images, correct / images)
+
 
 def _search(
     path: _Path, unseen: Sequence[_Unseen], on_progress: Callable[[int, int], None] | None
 ) -> tuple[tuple[torch.Tensor, torch.Tensor], list[TriedFit]]:
-    """Return the head with the smallest loss on unseen images, and all that were tried."""
+    """Return the head with the smallest cost on unseen images, and all that were tried."""
     paths = {id(each.path): each.path for each in unseen} | {id(path): path}
-    images = sum(len(each) for each in unseen)
     tried: list[TriedFit] = []
     best, best_at, improved_at = path.head(), 0, 0
     for regularization in REGULARIZATIONS:
         for each in paths.values():
             each.advance(regularization)
-        sums = [each.loss_and_correct() for each in unseen]
-        loss, correct = sum(loss for loss, _ in sums), sum(hits for _, hits in sums)
-        training_loss = path.problem.loss(path.solution)
-        tried.append(TriedFit(regularization, training_loss, loss / images, correct / images))
-        latest, smallest = tried[-1].validation_loss, tried[best_at].validation_loss
+        tried.append(_tried(regularization, path.problem.loss(path.solution), unseen))
+        latest, smallest = tried[-1].cost, tried[best_at].cost
         if latest < (1 - _IMPROVEMENT) * smallest:
             improved_at = len(tried) - 1
         if len(tried) == 1 or latest < smallest:
@@ -235,22 +282,22 @@ def _finite(features_ND: Floats) -> torch.Tensor:
     return copied_ND
 
 
-def _indices(labels_N: Labels) -> torch.Tensor:
-    return torch.from_numpy(np.array(labels_N, np.int64))
+def _indices(labels: Labels) -> torch.Tensor:
+    """Return class indices (N), or sets of labels (N, K), as a tensor of its own."""
+    return torch.from_numpy(np.array(labels, np.int64))
 
 
-def held_out_folds(labels_N: Labels, num_classes: int, folds: int = FOLDS) -> list[Labels]:
+def held_out_folds(labels_N: Labels, folds: int = FOLDS) -> list[Labels]:
     """Return the rows of each fold, with a share of every class; none for a class of one image.
 
     Neighbours stay together, because they are often pictures of the same thing.
 
     Args:
         labels_N: class indices.
-        num_classes: K.
         folds: number of folds; there are fewer if no class has as many images.
     """
     fold_N = np.full(len(labels_N), -1)
-    for label in range(num_classes):
+    for label in np.unique(labels_N):
         rows = np.flatnonzero(labels_N == label)
         if len(rows) > 1:
             fold_N[rows] = np.arange(len(rows)) * folds // len(rows)

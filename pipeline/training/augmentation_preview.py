@@ -27,12 +27,14 @@ from patchline.pipeline.files.atomic_files import storage_errors
 from patchline.pipeline.files.fonts import font_showing
 from patchline.pipeline.files.stored_images import StoredImages
 from patchline.pipeline.files.workspace_folder import make_folder
+from patchline.pipeline.labels import label_sets
 from patchline.pipeline.training.config import TrainingConfig
 from patchline.pipeline.training.recipe.mixing import Mix, draw_mix, mixed_images
 from patchline.pipeline.training.training_data import preview_rows
 from patchline.plugin_api import ImageSpec
 
 if TYPE_CHECKING:
+    import pandas as pd
     from PIL import Image
     from PIL.ImageFont import FreeTypeFont, ImageFont
 
@@ -200,9 +202,7 @@ def save_preview(
     if size is None or channels is None:
         raise DataError("The image size is unknown. Resolve the config first.")
     table = manifests.usable(manifests.load(data.manifest_file))
-    index = {label: number for number, label in enumerate(data.classes)}
-    numbers = table["label"].map(index) if data.classes else np.zeros(len(table))
-    labels = np.asarray(numbers).astype(np.int64)
+    labels, named = _labels_and_names(table["label"], data)
     rows = preview_rows(labels, np.flatnonzero(table["split"] == "train"), images)
     spec = prepared_store.StoreSpec(channels, size, size, config.data.resize, data.mapping)
     with tempfile.TemporaryDirectory() as folder:
@@ -222,11 +222,22 @@ def save_preview(
     columns = preview_columns(
         augmentation, originals, [int(row) for row in rows], epochs, config.training
     )
-    names = [data.classes[labels[row]] if data.classes else "" for row in rows]
+    names = [named[row] for row in rows]
     picture = labelled_picture(_title(config), columns, names)
     with storage_errors(file):
         make_folder(file.parent)
         picture.save(file, "PNG")
+
+
+def _labels_and_names(texts: pd.Series[str], data: IngestedData) -> tuple[Integers, list[str]]:
+    """Return a number of each image's class, or of its rarest label, and what it is called."""
+    if not data.classes:
+        return np.zeros(len(texts), np.int64), [""] * len(texts)
+    if data.task == label_sets.MULTI_LABEL:
+        numbers = label_sets.strata(label_sets.matrix(list(texts), data.classes))
+        return numbers, [", ".join(label_sets.decoded(text)) for text in texts]
+    index = {label: number for number, label in enumerate(data.classes)}
+    return texts.map(index).to_numpy().astype(np.int64), list(texts)
 
 
 def _title(config: RunConfig) -> str:

@@ -11,6 +11,8 @@ from pydantic import AfterValidator, Field, model_validator
 from patchline.pipeline.frozen_model import FrozenModel
 
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)(s|m|h)")
+_LABEL_SMOOTHING = 0.1
+"""For images with one label."""
 _SECONDS_PER_UNIT = {"s": 1.0, "m": 60.0, "h": 3600.0}
 
 
@@ -239,12 +241,27 @@ class TrainingConfig(FrozenModel):
     """Number of processes that train together, each on its part of every batch: on a CPU they share
     the threads, on CUDA each has a GPU. Affects the results."""
 
-    loss: Literal["cross_entropy", "bce"] = "cross_entropy"
-    """Training loss: cross_entropy over the classes, or bce, the mean binary cross-entropy of each
-    class (arXiv 2110.00476, section 2)."""
+    loss: Literal["cross_entropy", "bce", "asymmetric"] | None = None
+    """Training loss: cross_entropy over the classes; bce, the mean binary cross-entropy of each
+    class (arXiv 2110.00476, section 2); asymmetric, for images with several labels, a bce in which
+    easy absent labels count less (arXiv 2009.14119). By default cross_entropy, or bce for images
+    with several labels."""
 
-    label_smoothing: Annotated[float, Field(ge=0, lt=1)] = 0.1
-    """Fraction of the target probability spread over all classes (arXiv 1512.00567, section 7)."""
+    asymmetric_gamma_neg: Annotated[float, Field(ge=0, le=10)] = 4.0
+    """Focusing exponent of absent labels in the asymmetric loss: larger ones make those that are
+    predicted well count less."""
+
+    asymmetric_gamma_pos: Annotated[float, Field(ge=0, le=10)] = 0.0
+    """Focusing exponent of present labels in the asymmetric loss."""
+
+    asymmetric_clip: Annotated[float, Field(ge=0, lt=1)] = 0.05
+    """Probability of an absent label up to which it costs nothing in the asymmetric loss; what is
+    above counts from there."""
+
+    label_smoothing: Annotated[float, Field(ge=0, lt=1)] | None = None
+    """Fraction of the target probability spread over all classes (arXiv 1512.00567, section 7); of
+    each label of a set, spread over present and absent. By default 0.1, or 0 for images with
+    several labels."""
 
     sampling: Literal["uniform", "balanced"] = "uniform"
     """How often the images are drawn in an epoch: uniform draws each once; balanced draws every
@@ -258,7 +275,9 @@ class TrainingConfig(FrozenModel):
 
     class_weights: Literal["none", "balanced"] = "none"
     """Weights of the classes in the training loss; balanced is the inverse of the class frequency
-    in the training split, 1 on average over its images."""
+    in the training split, 1 on average over its images. For images with several labels, balanced
+    weighs each label where it is present with the number of images without it over those with it,
+    at most 20."""
 
     mixup: Annotated[float, Field(ge=0, le=10)] = 0.0
     """MixUp (arXiv 1710.09412): alpha of the beta distribution of the mixing ratio; 0 turns it
@@ -308,6 +327,58 @@ class TrainingConfig(FrozenModel):
     ensemble: bool = False
     """Package the models of all folds as one model, which averages their probabilities, instead of
     training once more; needs folds."""
+
+    def for_labels(self, *, several: bool) -> Self:
+        """Return the settings with the loss that suits the labels, as far as it is not set.
+
+        Args:
+            several: whether an image has a set of labels instead of one.
+
+        Raises:
+            ValueError: if a setting is for the other kind of labels.
+        """
+        if several:
+            self._refuse_settings_for_one_label()
+        elif self.loss == "asymmetric":
+            raise ValueError(
+                "training.loss is asymmetric, but each image has one label. Set training.loss to "
+                "cross_entropy or bce, or data.task to multi_label"
+            )
+        loss = self.loss or ("bce" if several else "cross_entropy")
+        smoothing = self.label_smoothing
+        if smoothing is None:
+            smoothing = 0.0 if several else _LABEL_SMOOTHING
+        return self.model_copy(update={"loss": loss, "label_smoothing": smoothing})
+
+    def _refuse_settings_for_one_label(self) -> None:
+        """Refuse what needs exactly one label for each image.
+
+        Raises:
+            ValueError: for the first such setting.
+        """
+        if self.loss == "cross_entropy":
+            raise ValueError(
+                "training.loss is cross_entropy, but the images have several labels, and it takes "
+                "exactly one for each image. Set training.loss to bce or asymmetric, or leave it "
+                "out"
+            )
+        if self.sampling == "balanced":
+            raise ValueError(
+                "training.sampling is balanced, but the images have several labels, and an image "
+                "that is drawn for one label brings its others. Set training.class_weights to "
+                "balanced, which weighs each label by itself, or leave out training.sampling"
+            )
+        if self.teacher is not None:
+            raise ValueError(
+                f"training.teacher is {self.teacher}, but the images have several labels, and a "
+                "teacher predicts one class for each image. Leave out training.teacher"
+            )
+        if self.ensemble:
+            raise ValueError(
+                "training.ensemble is true, but the images have several labels, and an ensemble "
+                "averages the probabilities of one class for each image. Leave out "
+                "training.ensemble: the folds are then followed by a fit on all images"
+            )
 
     @model_validator(mode="after")
     def _classes_are_balanced_once(self) -> Self:

@@ -88,6 +88,8 @@ class Training:
         weights_K = None
         if settings.class_weights == "balanced":
             weights_K = self.data.class_weights_K().to(self.device)
+            if note := self.data.note_on_weights():
+                events.write("note", message=note)
         trial = trial_of(job.config, job.image, len(job.classes), self.precision.name)
         alone = self.ranks.size == 1
         self.thread_plan = ThreadPlan(job.config, self.device, trial, events, alone=alone)
@@ -287,11 +289,18 @@ class Training:
             "epoch": min(epochs, (state.step - 1) // per_epoch + 1),
             "epochs": epochs,
             "loss": round(state.sums.mean_loss, 4),
-            **({"accuracy": round(state.sums.accuracy, 4)} if self.job.classes else {}),
+            **self._quality_so_far(),
             "learning_rate": self.learning_rate,
             "images_per_second": round(rate, 1),
             **timed,
         }
+
+    def _quality_so_far(self) -> dict[str, float | bool]:
+        """Return the training accuracy, or of sets of labels the latest mAP on validation."""
+        if self.step.counts_correct:
+            return {"accuracy": round(self.state.sums.accuracy, 4)}
+        latest = self.state.history[-1].validation_map if self.state.history else None
+        return {} if latest is None else {"mAP": round(latest, 4)}
 
     # -- validation and checkpoints ------------------------------------------------------------
 
@@ -311,7 +320,7 @@ class Training:
             epoch=state.step / self.order.steps_per_epoch,
             step=state.step,
             train_loss=state.sums.mean_loss,
-            train_accuracy=state.sums.accuracy if self.job.classes else None,
+            train_accuracy=state.sums.accuracy if self.step.counts_correct else None,
             learning_rate=self.learning_rate,
             images_per_second=state.sums.images / max(state.sums.seconds, 1e-9),
             **metrics,
@@ -438,6 +447,7 @@ class Training:
             best_epoch=record.epoch,
             best_validation_accuracy=record.validation_accuracy,
             best_validation_loss=record.validation_loss,
+            best_validation_map=record.validation_map,
             steps=state.step,
             epochs=state.step / self.order.steps_per_epoch,
             seconds=self.elapsed,
@@ -485,14 +495,21 @@ class Training:
             validations=len(steps),
             accuracy=metrics["validation_accuracy"],
             loss=metrics["validation_loss"],
+            map=metrics.get("validation_map"),
         )
-        values = {"averaged/accuracy": record.accuracy, "averaged/loss": record.loss}
+        values = {
+            "averaged/accuracy": record.accuracy,
+            "averaged/mAP": record.map,
+            "averaged/loss": record.loss,
+        }
+        values = {name: value for name, value in values.items() if value is not None}
         self.events.write("metrics", step=state.step, values=values)
         return result.model_copy(
             update={
                 "best": folder,
                 "best_step": state.step,
                 "best_validation_accuracy": record.accuracy,
+                "best_validation_map": record.map,
                 "averaged": record,
             }
         )

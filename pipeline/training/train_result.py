@@ -18,8 +18,10 @@ class EpochRecord(FrozenModel):
     step: int
     train_loss: float
     train_accuracy: float | None
-    """None if the objective uses no labels, as for the other accuracies."""
+    """None if the objective uses no labels, as for the other accuracies; None for sets of labels,
+    too, which are right or wrong only once every label has a threshold."""
     validation_loss: float
+    """Mean cross-entropy; of sets of labels the mean binary cross-entropy of all labels."""
     validation_accuracy: float | None
     learning_rate: float
     images_per_second: float
@@ -31,31 +33,46 @@ class EpochRecord(FrozenModel):
     all images."""
     compared_loss: float | None = None
     """Loss on the same images."""
+    validation_map: float | None = None
+    """Mean average precision (mAP) of sets of labels, over the labels that some of the images have
+    and some have not; None if there is no such label, and for images with one class."""
+    compared_map: float | None = None
+    """mAP on the images of every validation; None if these are all images."""
+    map_positives: float = 0.0
+    """Positives that decide how certain the compared mAP is; see `MeanAveragePrecision`."""
 
     @property
     def compared(self) -> tuple[float, float]:
-        """Accuracy and loss on the images of every validation, by which the best is chosen."""
+        """Accuracy or mAP, and loss, on the images of every validation; they choose the best."""
         if self.compared_loss is None:
-            return self.validation_accuracy or 0.0, self.validation_loss
-        return self.compared_accuracy or 0.0, self.compared_loss
+            score = self.validation_accuracy if self.validation_map is None else self.validation_map
+            return score or 0.0, self.validation_loss
+        score = self.compared_accuracy if self.compared_map is None else self.compared_map
+        return score or 0.0, self.compared_loss
+
+    @property
+    def trials(self) -> float:
+        """The images of an accuracy, or the positives of a mAP (Boyd et al. 2013, ECML)."""
+        return self.validation_images if self.validation_map is None else self.map_positives
 
     def replaces(self, best: EpochRecord, history: Sequence[EpochRecord]) -> bool:
         """Return whether these weights are better than the best ones so far.
 
         The highest of many accuracies is partly luck: with few images, an early one of weights that
         still change a lot. So among those that are at most one standard error below the highest
-        (the rule of Breiman et al. 1984, section 3.4.3), the loss decides, which is finer.
+        (the rule of Breiman et al. 1984, section 3.4.3), the loss decides, which is finer. The same
+        holds for the mAP of sets of labels.
 
         Args:
             best: so far.
             history: all validations, with this one.
         """
         highest = max(each.compared[0] for each in history)
-        images = min(each.validation_images for each in history)
+        trials = min(each.trials for each in history)
         # With two successes and two failures more (Agresti and Coull 1998), no share of few images
         # is without error.
-        share = (highest * images + 2) / (images + 4)
-        least = highest - math.sqrt(share * (1 - share) / max(1, images))
+        share = (highest * trials + 2) / (trials + 4)
+        least = highest - math.sqrt(share * (1 - share) / max(1, trials))
         accuracy, loss = self.compared
         if best.compared[0] < least:
             return accuracy >= least
@@ -68,6 +85,7 @@ class EpochRecord(FrozenModel):
             "train/accuracy": self.train_accuracy,
             "validation/loss": self.validation_loss,
             "validation/accuracy": self.validation_accuracy,
+            "validation/mAP": self.validation_map,
             "learning_rate": self.learning_rate,
             "images_per_second": self.images_per_second,
             "epoch": self.epoch,
@@ -102,9 +120,11 @@ class AverageRecord(FrozenModel):
 
     validations: int
     """Number of validations averaged."""
-    accuracy: float
-    """On the validation images."""
+    accuracy: float | None
+    """On the validation images; None for sets of labels."""
     loss: float
+    map: float | None = None
+    """mAP of sets of labels on the validation images."""
 
 
 class ProbeRecord(FrozenModel):
@@ -124,9 +144,17 @@ class TriedShare(FrozenModel):
 
     share: float
     """Of the way: 0 is the initial network with the fitted head, 1 the trained weights."""
-    accuracy: float
+    accuracy: float | None
+    """None for sets of labels."""
     loss: float
     """Mean cross-entropy, at the best temperature."""
+    map: float | None = None
+    """mAP of sets of labels."""
+
+    @property
+    def quality(self) -> float | None:
+        """The accuracy, or of sets of labels the mAP."""
+        return self.map if self.accuracy is None else self.accuracy
 
 
 class FineTuningRecord(FrozenModel):
@@ -170,14 +198,17 @@ class FineTuningRecord(FrozenModel):
         way = f"{self.share:.0%} of the way from the fitted head to the trained weights"
         if not self.tried:
             return f"{self.trained} trained: {way} kept, as no image was left to choose it with"
-        accuracies = ", ".join(f"{each.share:.0%}: {each.accuracy:.1%}" for each in self.tried)
+        qualities = ", ".join(
+            f"{each.share:.0%}: {shown_quality(each.quality)}" for each in self.tried
+        )
+        metric = "accuracy" if self.tried[0].accuracy is not None else "mAP"
         images = f"{self.images:,} image{'' if self.images == 1 else 's'}"
         if self.held_out:
             images += f", {self.held_out:,} of them training images predicted by fits without them"
         kept = "the head alone" if self.kept_head else way
         return (
-            f"{self.trained} trained: {kept} kept, by the loss on {images} (accuracy at "
-            f"{accuracies})"
+            f"{self.trained} trained: {kept} kept, by the loss on {images} ({metric} at "
+            f"{qualities})"
         )
 
 
@@ -190,10 +221,13 @@ class FoldRecord(FrozenModel):
     """The nested MLflow run."""
     best: Path
     """Folder of the best weights."""
-    accuracy: float
+    accuracy: float | None
+    """None for sets of labels."""
     loss: float
     epoch: float
     """Epoch of the best weights."""
+    map: float | None = None
+    """mAP of sets of labels."""
     regularization: float | None = None
     """C of a fitted head; None if all weights were trained."""
 
@@ -202,8 +236,28 @@ class FoldsResult(FrozenModel):
     """The result of a cross-validation: the mean over the folds, with t intervals."""
 
     folds: tuple[FoldRecord, ...]
-    accuracy: MetricEstimate
+    accuracy: MetricEstimate | None
+    """None for sets of labels."""
     loss: MetricEstimate
+    map: MetricEstimate | None = None
+    """mAP of sets of labels; None if a fold has no label that only some of its images have."""
+
+    @property
+    def headline(self) -> tuple[str, MetricEstimate]:
+        """The name of the main metric, and its mean over the folds."""
+        if self.accuracy is not None:
+            return "accuracy", self.accuracy
+        return ("loss", self.loss) if self.map is None else ("mAP", self.map)
+
+    def sentence(self) -> str:
+        """Return the mean of the main metric over the folds, with its interval."""
+        name, mean = self.headline
+        shown = "{:.4g}" if name == "loss" else "{:.1%}"
+        value, low, high = map(shown.format, (mean.value, mean.low, mean.high))
+        return (
+            f"validation {name} {value}, mean of {len(self.folds)} folds (95% t interval {low} to "
+            f"{high})"
+        )
 
 
 class TrainResult(FrozenModel):
@@ -218,8 +272,10 @@ class TrainResult(FrozenModel):
     best_step: int
     best_epoch: float = 0.0
     best_validation_accuracy: float | None
-    """None if the objective uses no labels."""
+    """None if the objective uses no labels, and for sets of labels."""
     best_validation_loss: float
+    best_validation_map: float | None = None
+    """mAP of sets of labels."""
     steps: int
     epochs: float
     seconds: float
@@ -277,6 +333,8 @@ class TrainResult(FrozenModel):
         accuracy, loss = self.best_validation_accuracy, self.best_validation_loss
         if accuracy is not None:
             quality = f"validation accuracy {accuracy:.1%}"
+        elif self.best_validation_map is not None:
+            quality = f"validation mAP {self.best_validation_map:.1%}"
         else:
             quality = f"validation loss {loss:.4g}"
         stopped = f"stopped at epoch {self.epochs:.4g}: {self.stopped_because}"
@@ -289,3 +347,8 @@ class TrainResult(FrozenModel):
         if self.fine_tuning is not None and self.fine_tuning.blocks is not None:
             return f"kept weights: {self.fine_tuning.share:.0%} of the way, {quality}"
         return f"best weights: epoch {self.best_step / self.steps_per_epoch:.4g}, {quality}"
+
+
+def shown_quality(quality: float | None) -> str:
+    """Return an accuracy or a mAP in percent, as far as it is known."""
+    return "not known" if quality is None else f"{quality:.1%}"

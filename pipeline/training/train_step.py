@@ -18,6 +18,7 @@ from torch import nn
 
 from patchline.pipeline.config import RunConfig
 from patchline.pipeline.data.batches.loader import Batch
+from patchline.pipeline.labels.label_sets import MULTI_LABEL
 from patchline.pipeline.models.inference import autocast, normalised
 from patchline.pipeline.training.device import DeterministicKernels
 from patchline.pipeline.training.processes.batch_parts import BatchPart
@@ -42,7 +43,8 @@ class Gradients:
     loss: torch.Tensor
     """This rank's part of the mean loss per image; the sum over the ranks is the mean."""
     correct: torch.Tensor
-    """Number of images of this rank that were classified correctly; 0 without classes."""
+    """Number of images of this rank that were classified correctly; 0 without classes, and for sets
+    of labels."""
     images: int
     """In the whole batch."""
     norm: torch.Tensor
@@ -67,6 +69,11 @@ class TrainStep:
     replica: nn.Module | None = None
     """Calls the model and sums its gradients over the ranks; None for the model itself."""
     kernels: DeterministicKernels = field(init=False)
+
+    @property
+    def counts_correct(self) -> bool:
+        """Whether each image has one class, so that its prediction is right or wrong."""
+        return bool(self.num_classes) and self.config.data.task != MULTI_LABEL
 
     def __post_init__(self) -> None:
         """Insist on deterministic kernels; several ranks could not repeat a step together."""
@@ -122,7 +129,7 @@ class TrainStep:
                 part_loss = share * self.objective.loss(outputs, targets[micro])
                 self._backward_of(state.loss_scale.scaled(part_loss))
             loss = loss + part_loss.detach()
-            if self.num_classes:
+            if self.counts_correct:
                 right_B = outputs.detach().argmax(1) == shown_B[micro]
                 correct = correct + right_B.sum() * part.counts
         return loss, correct

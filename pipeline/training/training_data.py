@@ -16,6 +16,7 @@ import torch
 from patchline.pipeline.data.batches.batch_order import BalancedOrder, BatchOrder
 from patchline.pipeline.data.batches.loader import (
     Batch,
+    SetTargets,
     Targets,
     TrainingImages,
     training_batches,
@@ -31,14 +32,22 @@ from patchline.pipeline.data.store.prepared_store import is_streamed
 from patchline.pipeline.data.store.read_ahead import ReadAhead
 from patchline.pipeline.data.store.streamed_images import StreamedImages
 from patchline.pipeline.files.stored_images import StoredImages
+from patchline.pipeline.labels import label_sets
 from patchline.pipeline.probing.linear_fit import held_out_folds
 from patchline.pipeline.training.config import TrainingConfig
 from patchline.pipeline.training.job import TrainingJob
 from patchline.pipeline.training.processes.batch_parts import DividedOrder
 from patchline.pipeline.training.recipe.losses import balanced_class_weights
+from patchline.pipeline.training.recipe.set_losses import (
+    positive_weights,
+    sentence_on_limited_weights,
+)
 from patchline.pipeline.training.recipe.soft_targets import UNLABELLED, soft_targets
 
 Integers = np.ndarray[Any, np.dtype[np.int64]]
+Sets = np.ndarray[Any, np.dtype[np.uint8]]
+Truth = np.ndarray[Any, Any]
+"""Class indices (N), int64, or sets of labels as 0 and 1 (N, K), uint8."""
 
 
 @dataclass(frozen=True)
@@ -64,6 +73,8 @@ class TrainingData:
     classes: tuple[str, ...]
     tokens: TrainingTokens | None = None
     """What the batches hold in place of the images to train on, if they are trained from tokens."""
+    label_sets_NK: Sets | None = None
+    """The labels of every row of the store as 0 and 1, if images have sets of them."""
 
     def batches(
         self,
@@ -120,12 +131,30 @@ class TrainingData:
             order.on_window = ReadAhead(self.images)
         return order
 
+    def truth(self, rows: Integers) -> Truth:
+        """Return the class indices (n) of some rows, or their sets of labels (n, K)."""
+        return self.labels[rows] if self.label_sets_NK is None else self.label_sets_NK[rows]
+
     def class_weights_K(self) -> torch.Tensor:  # noqa: N802 - the shape suffix
         """Return the balanced class weights of the training split."""
-        return balanced_class_weights(self.labels[self.training.rows], len(self.classes))
+        return self.class_weights_of(self.training.rows)
+
+    def class_weights_of(self, rows: Integers) -> torch.Tensor:
+        """Return the balanced class weights (K) of some rows; see `training.class_weights`."""
+        if self.label_sets_NK is not None:
+            return positive_weights(self.label_sets_NK[rows])
+        return balanced_class_weights(self.labels[rows], len(self.classes))
+
+    def note_on_weights(self) -> str:
+        """Return which labels of sets are so rare that their weight is limited; mostly empty."""
+        if self.label_sets_NK is None:
+            return ""
+        return sentence_on_limited_weights(self.label_sets_NK[self.training.rows], self.classes)
 
     def class_of(self, row: int) -> str:
-        """Return the class of a row of the store."""
+        """Return the class of a row of the store, or its labels."""
+        if self.label_sets_NK is not None:
+            return ", ".join(self.classes[k] for k in np.flatnonzero(self.label_sets_NK[row]))
         return self.classes[int(self.labels[row])] if self.classes else ""
 
     def preview_rows(self, limit: int = 8) -> Integers:
@@ -138,8 +167,14 @@ def open_data(job: TrainingJob) -> TrainingData:
     rows = manifests.usable(manifests.load(job.manifest_file))
     index = {label: number for number, label in enumerate(job.classes)}
     training_rows, validation_rows = job.part.rows(rows, job.config.data.split_seed)
-    numbers = rows["label"].map(index) if index else np.zeros(len(rows))
-    labels: Integers = np.asarray(numbers).astype(np.int64)
+    sets_NK: Sets | None = None
+    labels: Integers
+    if index and job.config.data.task == label_sets.MULTI_LABEL:
+        sets_NK = label_sets.matrix(list(rows["label"]), job.classes)
+        labels = label_sets.strata(sets_NK)
+    else:
+        numbers = rows["label"].map(index) if index else np.zeros(len(rows))
+        labels = np.asarray(numbers).astype(np.int64)
     paths, further = tuple(rows["path"]), 0
     more_stores: tuple[Path, ...] = ()
     if job.unlabelled is not None:
@@ -148,7 +183,7 @@ def open_data(job: TrainingJob) -> TrainingData:
         more_stores = (job.unlabelled.store,)
         training_rows = np.concatenate([training_rows, len(rows) + np.arange(further)])
         labels = np.concatenate([labels, np.full(further, UNLABELLED if index else 0)])
-    targets: Targets = labels
+    targets: Targets = labels if sets_NK is None else SetTargets(sets_NK)
     if job.teacher is not None:
         taught = job.teacher.rows(rows["split"], further)
         soft = soft_targets(job.teacher.file, len(index), taught, labels, job.config.training)
@@ -167,7 +202,7 @@ def open_data(job: TrainingJob) -> TrainingData:
     if job.tokens is not None:
         tokens = job.tokens
         if tokens.fold is not None:
-            within = held_out_folds(labels[training_rows], len(job.classes), tokens.folds)
+            within = held_out_folds(labels[training_rows], tokens.folds)
             held_out = within[tokens.fold]
             validation_rows = training_rows[held_out]
             training = dataclasses.replace(training, rows=np.delete(training_rows, held_out))
@@ -177,7 +212,7 @@ def open_data(job: TrainingJob) -> TrainingData:
             stored=len(rows),
             mirrored=tokens.mirrored,
         )
-        training_tokens = TrainingTokens(token_images, labels, job.config.seed)
+        training_tokens = TrainingTokens(token_images, targets, job.config.seed)
     validation = rows.iloc[validation_rows]
     by_digest = np.lexsort((validation["path"], validation["sha256"]))
     return TrainingData(
@@ -188,6 +223,7 @@ def open_data(job: TrainingJob) -> TrainingData:
         paths=paths,
         classes=job.classes,
         tokens=training_tokens,
+        label_sets_NK=sets_NK,
     )
 
 

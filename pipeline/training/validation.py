@@ -1,5 +1,7 @@
 """Validation: loss and accuracy of what is trained, on the validation split or its first images.
 
+Of images with sets of labels it is the mean average precision (mAP) in place of the accuracy.
+
 Each rank predicts a part of the images, and each image is predicted once. Where the training is
 compiled, the averaged weights are, too: in a single shape, to which the last batch is filled up.
 """
@@ -8,16 +10,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import nn
 from torch.nn import functional
 
+from patchline.pipeline.metrics.mean_average_precision import mean_average_precision
 from patchline.pipeline.models.inference import predict_logits
 from patchline.pipeline.training.processes.ranks import Ranks
-from patchline.pipeline.training.training_data import Integers, TrainingData
+from patchline.pipeline.training.training_data import Integers, TrainingData, Truth
 from patchline.plugin_api import ImageSpec, Objective
 
 _MOST_IMAGES = 256
@@ -73,6 +76,8 @@ class Validator:
         mine = self.ranks.share(images)
         rows = self.data.validation_rows[mine]
         outputs = self._outputs(model, rows)
+        if self.data.label_sets_NK is not None:
+            return self._of_sets(outputs, mine, images, compared)
         loss, accuracy = self._loss_and_accuracy(outputs, rows, images)
         metrics: dict[str, Any] = {
             "validation_images": images,
@@ -96,6 +101,26 @@ class Validator:
         images, _ = min(_MEASURED * self.ranks.size, self.images), clock()
         self.metrics(model, images, images)
         return images, max(clock(), 1e-9)
+
+    def _of_sets(
+        self, outputs: torch.Tensor, mine: slice, images: int, compared: int
+    ) -> dict[str, Any]:
+        """Return loss and mAP, for which every rank needs the logits of all."""
+        logits_NK = torch.zeros(images, len(self.data.classes))
+        if len(outputs):
+            logits_NK[mine] = outputs.float()
+        logits_NK = self.ranks.sum(logits_NK)
+        sets_NK = self.data.truth(self.data.validation_rows[:images])
+        whole = quality(logits_NK, sets_NK)
+        part = quality(logits_NK[:compared], sets_NK[:compared])
+        metrics: dict[str, Any] = {
+            "validation_images": images,
+            **whole.of_record(),
+            "map_positives": part.map_positives,
+        }
+        if compared < images:
+            metrics |= {"compared_loss": part.loss, "compared_map": part.map}
+        return metrics
 
     def _loss_and_accuracy(
         self, outputs: torch.Tensor, rows: Integers, images: int
@@ -132,7 +157,37 @@ class Validator:
         return outputs[: len(rows)]
 
 
-def loss_and_accuracy(logits_NK: torch.Tensor, labels_N: torch.Tensor) -> tuple[float, float]:
-    """Return the mean cross-entropy and the share of images classified correctly."""
+class Quality(NamedTuple):
+    """How well logits predict the truth."""
+
+    loss: float
+    """Mean cross-entropy; of sets of labels the mean binary cross-entropy of all labels."""
+    accuracy: float | None
+    """Share of images classified correctly; None for sets of labels."""
+    map: float | None = None
+    """Mean average precision of sets of labels; see `MeanAveragePrecision`."""
+    map_positives: float = 0.0
+
+    def of_record(self) -> dict[str, Any]:
+        """Return what an `EpochRecord` holds of it."""
+        return {
+            "validation_loss": self.loss,
+            "validation_accuracy": self.accuracy,
+            "validation_map": self.map,
+        }
+
+    def of_result(self) -> dict[str, Any]:
+        """Return what a `TrainResult` holds of it."""
+        return {f"best_{name}": value for name, value in self.of_record().items()}
+
+
+def quality(logits_NK: torch.Tensor, truth: Truth) -> Quality:
+    """Return how well logits predict class indices (N), or sets of labels (N, K)."""
+    if truth.ndim == 2:  # noqa: PLR2004 - sets
+        targets_NK = torch.from_numpy(truth).float()
+        loss = functional.binary_cross_entropy_with_logits(logits_NK, targets_NK)
+        mean = mean_average_precision(logits_NK.numpy(), truth)
+        return Quality(float(loss), None, mean.value, mean.positives)
+    labels_N = torch.from_numpy(truth)
     loss = functional.cross_entropy(logits_NK, labels_N)
-    return float(loss), float((logits_NK.argmax(1) == labels_N).float().mean())
+    return Quality(float(loss), float((logits_NK.argmax(1) == labels_N).float().mean()))

@@ -31,7 +31,7 @@ PACKAGES: dict[str, set[str]] = {
     "tracking": {"plugin_system"},
     "run_memory": {"plugin_system", "tracking"},
     "relocation": {"run_memory", "tracking"},
-    "probing": {"models"},
+    "probing": {"models", "metrics", "labels"},
     "initial_weights": {
         "data",
         "layers",
@@ -44,6 +44,7 @@ PACKAGES: dict[str, set[str]] = {
         "plugin_system",
     },
     "training": {
+        "labels",
         "plugin_system",
         "layers",
         "metrics",

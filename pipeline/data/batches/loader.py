@@ -20,16 +20,34 @@ from patchline.plugin_api import ImageSpec
 
 Batch = tuple[torch.Tensor, torch.Tensor]
 """uint8 images (B, H, W, C), or float16 tokens (B, N, D), and their targets: class indices (B), or
-probabilities (B, K)."""
+probabilities (B, K), or sets of labels as 0 and 1 (B, K)."""
 
 
 class Targets(Protocol):
-    """What is to be learned from each row of the store: a class index, or K probabilities."""
+    """What is to be learned from each row of the store: a class index, or K targets."""
 
     def __len__(self) -> int: ...
 
     def __getitem__(self, rows: Any) -> np.ndarray[Any, Any]:
         """Return the targets of some rows: int64 (n), or float32 (n, K)."""
+
+
+class SetTargets:
+    """Sets of labels as targets: small in memory, float32 in a batch.
+
+    Args:
+        sets_NK: 1 where an image has a label, otherwise 0, uint8.
+    """
+
+    def __init__(self, sets_NK: np.ndarray[Any, np.dtype[np.uint8]]) -> None:
+        self._sets_NK = sets_NK
+
+    def __len__(self) -> int:
+        return len(self._sets_NK)
+
+    def __getitem__(self, rows: Any) -> np.ndarray[Any, Any]:
+        targets_nK: np.ndarray[Any, Any] = self._sets_NK[rows].astype(np.float32)
+        return targets_nK
 
 
 class _LoadedBatch(NamedTuple):

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from patchline.pipeline.data.batches.batch_order import row_of
-from patchline.pipeline.data.batches.loader import Batch
+from patchline.pipeline.data.batches.loader import Batch, Targets
 
 Array = np.ndarray[Any, Any]
 Rows = np.ndarray[Any, np.dtype[np.int64]]
@@ -71,14 +71,14 @@ class TrainingTokens:
     """
 
     images: TokenImages
-    labels: Rows
-    """Class index of every row of the store."""
+    targets: Targets
+    """Of every row of the store."""
     seed: int
 
     def batches(
         self, order: Iterable[list[tuple[int, int]]], device: torch.device
     ) -> Iterator[Batch]:
-        """Yield batches of float16 tokens (B, N, D) and labels (B) endlessly.
+        """Yield batches of float16 tokens (B, N, D) and targets endlessly.
 
         Args:
             order: which images are in which batch, as (epoch, draw); see `batch_order`.
@@ -92,8 +92,8 @@ class TrainingTokens:
             rows = row_of(draws, stored)
             shown = (first[rows] + epochs + draws // stored) % views
             batch_BND = torch.from_numpy(tokens_MVND[self.images.positions(rows), shown])
-            labels_B = torch.from_numpy(self.labels[rows])
+            targets = torch.from_numpy(self.targets[rows])
             if device.type == "cuda":
-                batch_BND, labels_B = batch_BND.pin_memory(), labels_B.pin_memory()
+                batch_BND, targets = batch_BND.pin_memory(), targets.pin_memory()
             moved_BND = batch_BND.to(device, non_blocking=True)
-            yield moved_BND, labels_B.to(device, non_blocking=True)
+            yield moved_BND, targets.to(device, non_blocking=True)

@@ -23,7 +23,7 @@ from patchline.pipeline.training.parts.probe import FrozenNetwork, frozen_networ
 from patchline.pipeline.training.start.initial_model import HEAD_FOLDER, description_of
 from patchline.pipeline.training.train_result import TrainResult
 from patchline.pipeline.training.training_data import open_data
-from patchline.pipeline.training.validation import loss_and_accuracy
+from patchline.pipeline.training.validation import quality
 from patchline.pipeline.workers.event_log import EventWriter
 from patchline.pipeline.workers.worker_process import EVENTS_FILE
 
@@ -82,17 +82,15 @@ def between_both(job: TrainingJob, trained: TrainResult) -> TrainResult:
 
     logits_SNK = interpolation.logits_along(model, before, after, predict)
     c_used = fitted.probe.regularization if fitted.probe else None
-    record = interpolation.choose_share(logits_SNK, data.labels[rows]).model_copy(
+    truth = data.truth(rows)
+    record = interpolation.choose_share(logits_SNK, truth).model_copy(
         update={"regularization": c_used}
     )
     events = EventWriter(job.folder / EVENTS_FILE)
     events.write("note", message=record.sentence())
     place = interpolation.SHARES.index(record.share)
-    loss, accuracy = loss_and_accuracy(
-        torch.from_numpy(logits_SNK[place]), torch.from_numpy(data.labels[rows])
-    )
-    changes = {"fine_tuning": record, "best_validation_accuracy": accuracy}
-    changes["best_validation_loss"] = loss
+    kept = quality(torch.from_numpy(logits_SNK[place]), truth)
+    changes = {"fine_tuning": record, **kept.of_result()}
     if record.kept_head:
         changes |= {"best": fitted.best, "probe": fitted.probe}
     elif record.share < 1:

@@ -12,7 +12,7 @@ of the furthest point whose loss is not larger than the smallest one by more tha
 of the difference: many images decide by themselves, and few leave trained weights that show no harm
 as they are.
 
-Shapes: S points of the line, N images, K classes.
+Shapes: S points of the line, N images, K classes or labels.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from patchline.pipeline.metrics.mean_average_precision import mean_average_precision
 from patchline.pipeline.metrics.temperature import PRIOR_DEVIATION
 from patchline.pipeline.training.train_result import FineTuningRecord, TriedShare
 
@@ -73,41 +74,62 @@ def logits_along(
     return np.stack(logits)
 
 
-def choose_share(logits_SNK: Array, labels_N: Array, *, held_out: int = 0) -> FineTuningRecord:
+def choose_share(logits_SNK: Array, truth: Array, *, held_out: int = 0) -> FineTuningRecord:
     """Choose the furthest point of the line with no larger loss than the best, up to its error.
 
     Args:
         logits_SNK: at all points, of images that were not used for training: validation images,
             and training images predicted by fits without their fold.
-        labels_N: their classes.
+        truth: their class indices (N), or sets of labels as 0 and 1 (N, K).
         held_out: how many of them are training images.
     """
-    images = len(labels_N)
+    images = len(truth)
     if images < _FEWEST:
         return FineTuningRecord(share=WITHOUT_CHOICE, tried=(), images=images, held_out=held_out)
-    losses_SN = np.stack([_losses(each_NK, labels_N) for each_NK in logits_SNK])
+    losses_SN = np.stack([_losses(each_NK, truth) for each_NK in logits_SNK])
     mean_S = losses_SN.mean(1)
     smallest = int(mean_S.argmin())
     errors_S = (losses_SN - losses_SN[smallest]).std(1, ddof=1) / images**0.5
     furthest = int(np.flatnonzero(mean_S - mean_S[smallest] <= errors_S).max())
-    right_SN = logits_SNK.argmax(2) == labels_N
     tried = tuple(
-        TriedShare(share=share, accuracy=float(right_N.mean()), loss=float(loss))
-        for share, right_N, loss in zip(SHARES, right_SN, mean_S, strict=True)
+        TriedShare(share=share, loss=float(loss), **_accuracy_or_map(logits_NK, truth))
+        for share, logits_NK, loss in zip(SHARES, logits_SNK, mean_S, strict=True)
     )
     return FineTuningRecord(share=SHARES[furthest], tried=tried, images=images, held_out=held_out)
 
 
-def _losses(logits_NK: Array, labels_N: Array) -> Array:
-    """Return the cross-entropy of each image (N), at the best temperature of all."""
-    logits, labels = torch.from_numpy(np.asarray(logits_NK, np.float64)), torch.from_numpy(labels_N)
-    losses_TN = np.stack(
-        [
-            nn.functional.cross_entropy(logits / temperature, labels, reduction="none").numpy()
-            for temperature in _TEMPERATURES
-        ]
-    )
+def _accuracy_or_map(logits_NK: Array, truth: Array) -> dict[str, float | None]:
+    if _are_sets(truth):
+        return {"accuracy": None, "map": mean_average_precision(logits_NK, truth).value}
+    return {"accuracy": float((logits_NK.argmax(1) == truth).mean())}
+
+
+def _losses(logits_NK: Array, truth: Array) -> Array:
+    """Return the cross-entropy of each image (N), at the best temperature of all.
+
+    Of sets of labels, it is the mean over the labels.
+    """
+    logits_NK, questions = np.asarray(logits_NK, np.float64), 1
+    logits = torch.from_numpy(logits_NK)
+    if _are_sets(truth):
+        targets_NK, questions = torch.from_numpy(truth).double(), truth.shape[1]
+
+        def losses_at(temperature: float) -> torch.Tensor:
+            return nn.functional.binary_cross_entropy_with_logits(
+                logits / temperature, targets_NK, reduction="none"
+            ).mean(1)
+    else:
+        labels_N = torch.from_numpy(truth)
+
+        def losses_at(temperature: float) -> torch.Tensor:
+            return nn.functional.cross_entropy(logits / temperature, labels_N, reduction="none")
+
+    losses_TN = np.stack([losses_at(temperature).numpy() for temperature in _TEMPERATURES])
     # few images do not determine a temperature; the prior then decides
     unlikely_T = (np.log(_TEMPERATURES) / PRIOR_DEVIATION) ** 2 / 2
-    best: Array = losses_TN[int((losses_TN.sum(1) + unlikely_T).argmin())]
+    best: Array = losses_TN[int((losses_TN.sum(1) * questions + unlikely_T).argmin())]
     return best
+
+
+def _are_sets(truth: Array) -> bool:
+    return truth.ndim == 2  # noqa: PLR2004 - images and labels

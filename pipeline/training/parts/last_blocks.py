@@ -57,7 +57,7 @@ from patchline.pipeline.training.train_result import (
     TrainResult,
 )
 from patchline.pipeline.training.training_data import Integers
-from patchline.pipeline.training.validation import loss_and_accuracy
+from patchline.pipeline.training.validation import quality
 from patchline.pipeline.workers.event_log import EventWriter
 from patchline.pipeline.workers.worker_process import EVENTS_FILE
 
@@ -131,19 +131,19 @@ def train_last_blocks(job: TrainingJob, events: EventWriter) -> TrainResult:
     """
     frozen, fitted = _frozen_with_head(job, events)
     start = _Start(job, frozen, _stored_tokens(job, frozen, events, job.folder / HEAD_FOLDER))
-    parts = _parts_to_hold_out(job, frozen)
+    parts = _parts_to_hold_out(frozen)
     fit = start.fit(events, _share_of_limit(job, len(parts)))
     fit.train_to_the_end()
     logits_SMK = fit.logits_along()
-    along, labels = [logits_SMK], [fit.data.labels[fit.data.validation_rows]]
+    along, truth = [logits_SMK], [fit.data.truth(fit.data.validation_rows)]
     c_used = fitted.probe.regularization if fitted.probe else WITHOUT_CHOICE
     if parts:
         held_out = _of_held_out(start, fit, parts, c_used)
         along.append(held_out[0])
-        labels.append(held_out[1])
+        truth.append(held_out[1])
     count = sum(len(rows) for rows in parts)
     chosen = interpolation.choose_share(
-        np.concatenate(along, 1), np.concatenate(labels), held_out=count
+        np.concatenate(along, 1), np.concatenate(truth), held_out=count
     )
     own = {
         "blocks": job.config.training.last_blocks,
@@ -250,19 +250,19 @@ def _stored_tokens(
 # -- training images that are predicted by fits without them -----------------------------------
 
 
-def _parts_to_hold_out(job: TrainingJob, frozen: FrozenNetwork) -> list[Integers]:
+def _parts_to_hold_out(frozen: FrozenNetwork) -> list[Integers]:
     """Return parts of the training images to predict; none if there are validation images."""
     if len(frozen.data.validation_rows) >= FEWEST_VALIDATION:
         return []
     labels_N = frozen.data.labels[frozen.data.training.rows]
-    parts = held_out_folds(labels_N, len(job.classes), FOLDS_OF_BLOCKS)
+    parts = held_out_folds(labels_N, FOLDS_OF_BLOCKS)
     return parts if len(parts) > 1 else []
 
 
 def _of_held_out(
     start: _Start, whole: Training, parts: list[Integers], regularization: float
 ) -> tuple[Array, Array]:
-    """Return logits (S, N, K) and labels (N) of training images, each by a fit without its part.
+    """Return logits (S, N, K) and truth of training images, each by a fit without its part.
 
     Args:
         start: the tokens.
@@ -310,8 +310,8 @@ def _fold_logits(
     fit = start.fit(quiet, length, tokens=tokens, folder=folder, part=part)
     fit.train_to_the_end()
     quiet.close()
-    labels = fit.data.labels[fit.data.validation_rows]
-    return {"logits": torch.from_numpy(fit.logits_along()), "labels": torch.from_numpy(labels)}
+    truth = fit.data.truth(fit.data.validation_rows)
+    return {"logits": torch.from_numpy(fit.logits_along()), "labels": torch.from_numpy(truth)}
 
 
 # -- results -----------------------------------------------------------------------------------
@@ -326,13 +326,8 @@ def _result(
 ) -> TrainResult:
     """Save the weights at the chosen share, and return the result of the fit with them."""
     state, job, frozen = fit.state, fit.job, start.frozen
-    loss, accuracy = loss_and_accuracy(
-        torch.from_numpy(logits_NK),
-        torch.from_numpy(fit.data.labels[fit.data.validation_rows]),
-    )
-    last = state.history[-1].model_copy(
-        update={"validation_accuracy": accuracy, "validation_loss": loss}
-    )
+    kept = quality(torch.from_numpy(logits_NK), fit.data.truth(fit.data.validation_rows))
+    last = state.history[-1].model_copy(update=kept.of_record())
     best = fitted.best
     if not record.kept_head:
         best = job.folder / FINAL

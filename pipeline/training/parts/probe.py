@@ -40,7 +40,6 @@ from patchline.pipeline.training.job import TrainingJob
 from patchline.pipeline.training.job_provenance import provenance_of_job
 from patchline.pipeline.training.machine import choose_device, detect_machine
 from patchline.pipeline.training.processes.ranks import Ranks
-from patchline.pipeline.training.recipe.losses import balanced_class_weights
 from patchline.pipeline.training.speed.precision import Chooser, Precision, choose_for_training
 from patchline.pipeline.training.start.initial_model import description_of, initial_model
 from patchline.pipeline.training.train_result import (
@@ -50,11 +49,11 @@ from patchline.pipeline.training.train_result import (
     TrainResult,
 )
 from patchline.pipeline.training.training_data import Integers, TrainingData, open_data
-from patchline.pipeline.training.validation import loss_and_accuracy
+from patchline.pipeline.training.validation import quality
 from patchline.pipeline.workers.event_log import EventWriter
 
 _TOO_FEW_TO_MEASURE = 16
-_METRICS_OF_FIRST = ("validation/accuracy", "validation/loss", "train/accuracy")
+_METRICS_OF_FIRST = ("validation/accuracy", "validation/mAP", "validation/loss", "train/accuracy")
 """Images whose features take about as long as measuring how long they take."""
 Array = np.ndarray[Any, Any]
 
@@ -137,6 +136,7 @@ def probe_of(
         best_epoch=record.epoch,
         best_validation_accuracy=record.validation_accuracy,
         best_validation_loss=record.validation_loss,
+        best_validation_map=record.validation_map,
         steps=record.step,
         epochs=record.epoch,
         seconds=time.monotonic() - began,
@@ -167,8 +167,10 @@ def refit_head(job: TrainingJob, events: EventWriter) -> RefitResult:
     frozen = frozen_network(job, events)
     fitted, rows = fitted_head(job, frozen, events), frozen.data.training.rows
     logits_NK = frozen.logits_with(fitted)
-    loss, accuracy = _loss_and_accuracy(frozen.data, logits_NK, rows)
-    events.write("metrics", step=1, values={"refit/loss": loss, "refit/accuracy": accuracy})
+    fit = quality(torch.from_numpy(logits_NK[rows]), frozen.data.truth(rows))
+    values = {"refit/loss": fit.loss, "refit/accuracy": fit.accuracy, "refit/mAP": fit.map}
+    values = {name: value for name, value in values.items() if value is not None}
+    events.write("metrics", step=1, values=values)
     seconds = max(time.monotonic() - began, 1e-9)
     return RefitResult(
         weights=_saved(job, frozen, fitted, logits_NK),
@@ -312,14 +314,14 @@ def head_of_rows(
     regularization: float | None,
 ) -> FittedHead:
     """Fit a head on some training images, with a C that is given or decided by others."""
-    weights_K, labels_N, features_ND = None, frozen.data.labels, frozen.features_ND
+    weights_K, data, features_ND = None, frozen.data, frozen.features_ND
     if "balanced" in (job.config.training.class_weights, job.config.training.sampling):
-        weights_K = balanced_class_weights(labels_N[training], len(job.classes)).numpy()
+        weights_K = data.class_weights_of(training).numpy()
     return fit_head(
         np.asarray(features_ND[training]),
-        labels_N[training],
+        data.truth(training),
         np.asarray(features_ND[validation]),
-        labels_N[validation],
+        data.truth(validation),
         len(job.classes),
         class_weights_K=weights_K,
         regularization=regularization,
@@ -331,6 +333,8 @@ def fitted_head(job: TrainingJob, frozen: FrozenNetwork, events: EventWriter) ->
     training, validation = frozen.data.training.rows, frozen.data.validation_rows
     if not len(training):
         raise RunError("There is no training image. Add images to the training split.")
+    if job.config.training.class_weights == "balanced" and (note := frozen.data.note_on_weights()):
+        events.write("note", message=note)
     fitted = head_of_rows(job, frozen, training, validation, job.part.regularization)
     for step, each in enumerate(fitted.tried, start=1):
         values = {
@@ -338,7 +342,9 @@ def fitted_head(job: TrainingJob, frozen: FrozenNetwork, events: EventWriter) ->
             "probe/training_loss": each.training_loss,
             "probe/validation_loss": each.validation_loss,
             "probe/validation_accuracy": each.validation_accuracy,
+            "probe/validation_mAP": each.validation_map,
         }
+        values = {name: value for name, value in values.items() if value is not None}
         events.write("metrics", step=step, values=values)
     return fitted
 
@@ -346,21 +352,16 @@ def fitted_head(job: TrainingJob, frozen: FrozenNetwork, events: EventWriter) ->
 def _record(frozen: FrozenNetwork, logits_NK: Array) -> EpochRecord:
     """Return the metrics of the head as those of the only epoch."""
     data = frozen.data
-    loss, accuracy = _loss_and_accuracy(data, logits_NK, data.training.rows)
-    validated = _loss_and_accuracy(data, logits_NK, data.validation_rows)
+    rows = data.training.rows, data.validation_rows
+    trained, validated = (quality(torch.from_numpy(logits_NK[r]), data.truth(r)) for r in rows)
     return EpochRecord(
         epoch=1.0,
         step=1,
-        train_loss=loss,
-        train_accuracy=accuracy,
-        validation_loss=validated[0],
-        validation_accuracy=validated[1],
+        train_loss=trained.loss,
+        train_accuracy=trained.accuracy,
+        **validated.of_record(),
+        map_positives=validated.map_positives,
         validation_images=len(data.validation_rows),
         learning_rate=0.0,
         images_per_second=len(frozen.features_ND) / frozen.seconds,
     )
-
-
-def _loss_and_accuracy(data: TrainingData, logits_NK: Array, rows: Integers) -> tuple[float, float]:
-    labels_N = torch.from_numpy(data.labels[rows])
-    return loss_and_accuracy(torch.from_numpy(logits_NK[rows]), labels_N)

@@ -65,7 +65,7 @@ class Refit(Training):
             state.average.take_averaged(state.model, state.optimizer)
         values = {
             "refit/loss": state.sums.mean_loss,
-            "refit/accuracy": state.sums.accuracy,
+            **({"refit/accuracy": state.sums.accuracy} if self.step.counts_correct else {}),
             "refit/learning_rate": self.learning_rate,
             "refit/epoch": state.step / self.order.steps_per_epoch,
         }

@@ -17,7 +17,7 @@ import psutil
 
 from patchline.pipeline.config import RunConfig
 from patchline.pipeline.data.ingested_data import UNLABELLED, IngestedData
-from patchline.pipeline.metrics.intervals import mean_of_repeats
+from patchline.pipeline.metrics.intervals import MetricEstimate, mean_of_repeats
 from patchline.pipeline.tracking import nested_runs, tracked_run
 from patchline.pipeline.tracking.exactly_once_metrics import MetricSender
 from patchline.pipeline.training.config import duration_seconds
@@ -89,12 +89,17 @@ class RunParts:
         images = counts["train"] + counts["validation"]
         result = FoldsResult(
             folds=tuple(metrics),
-            accuracy=mean_of_repeats([record.accuracy for record in metrics], (0.0, 1.0), images),
+            accuracy=_mean([record.accuracy for record in metrics], images),
             loss=mean_of_repeats([record.loss for record in metrics], (0.0, float("inf"))),
+            map=_mean([record.map for record in metrics], images),
         )
         self._report(result)
         stages = [f"fold-{record.fold}" for record in metrics]
-        summary = {"folds": result, "best_validation_accuracy": result.accuracy.value}
+        summary = {
+            "folds": result,
+            "best_validation_accuracy": result.accuracy.value if result.accuracy else None,
+            "best_validation_map": result.map.value if result.map else None,
+        }
         if self.inputs.config.training.ensemble:
             ensemble = self._ensemble(first, result)
             self._summarise_reuse(*stages, "ensemble")
@@ -130,12 +135,16 @@ class RunParts:
     def _record(self, fold: int, run: tracked_run.TrackedRun, trained: TrainResult) -> FoldRecord:
         best = next(each for each in trained.history if each.step == trained.best_step)
         accuracy, loss = best.validation_accuracy, best.validation_loss
+        mean_precision = best.validation_map
         if trained.averaged is not None:
             accuracy, loss = trained.averaged.accuracy, trained.averaged.loss
+            mean_precision = trained.averaged.map
         chosen = f"epoch {best.epoch:.4g}"
         if trained.probe is not None:
             chosen = f"regularization C {trained.probe.regularization:g}"
-        self.on_note(f"fold {fold}: validation accuracy {accuracy:.1%} ({chosen})")
+        shown = "mAP not known" if mean_precision is None else f"mAP {mean_precision:.1%}"
+        shown = shown if accuracy is None else f"accuracy {accuracy:.1%}"
+        self.on_note(f"fold {fold}: validation {shown} ({chosen})")
         return FoldRecord(
             fold=fold,
             run_id=run.run_id,
@@ -143,21 +152,20 @@ class RunParts:
             accuracy=accuracy,
             loss=loss,
             epoch=best.epoch,
+            map=mean_precision,
             regularization=trained.probe.regularization if trained.probe else None,
         )
 
     def _report(self, result: FoldsResult) -> None:
         """Log the mean over the folds on the parent run."""
-        accuracy, loss = result.accuracy, result.loss
-        self.on_note(folds_sentence(result))
+        self.on_note(result.sentence())
         log = MetricSender(self.inputs.run)
+        means = {"accuracy": result.accuracy, "mAP": result.map, "loss": result.loss}
         values = {
-            "folds/accuracy": accuracy.value,
-            "folds/accuracy_low": accuracy.low,
-            "folds/accuracy_high": accuracy.high,
-            "folds/loss": loss.value,
-            "folds/loss_low": loss.low,
-            "folds/loss_high": loss.high,
+            f"folds/{name}{end}": value
+            for name, mean in means.items()
+            if mean is not None
+            for end, value in (("", mean.value), ("_low", mean.low), ("_high", mean.high))
         }
         log.add_metrics(values, 0, time.time())
         log.flush()
@@ -320,10 +328,9 @@ def length(trained: TrainResult) -> str:
     return f"{trained.steps} steps {on}"
 
 
-def folds_sentence(result: FoldsResult) -> str:
-    """Return the mean accuracy over the folds, with its interval."""
-    accuracy = result.accuracy
-    return (
-        f"validation accuracy {accuracy.value:.1%}, mean of {accuracy.n} folds (95% t interval "
-        f"{accuracy.low:.1%} to {accuracy.high:.1%})"
-    )
+def _mean(values: Sequence[float | None], images: int) -> MetricEstimate | None:
+    """Return the mean of a share over the folds; None if it is not known in one of them."""
+    known = [value for value in values if value is not None]
+    if len(known) < len(values):
+        return None
+    return mean_of_repeats(known, (0.0, 1.0), images)

@@ -30,7 +30,7 @@ def training_loss(
         class_weights_K: weight of each class; None for equal weights.
     """
     loss = _binary_cross_entropy if config.loss == "bce" else _cross_entropy
-    return loss(logits_BK.float(), targets, config.label_smoothing, class_weights_K)
+    return loss(logits_BK.float(), targets, config.label_smoothing or 0.0, class_weights_K)
 
 
 def _cross_entropy(

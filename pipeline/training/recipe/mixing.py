@@ -80,10 +80,13 @@ def mixed_images(images_BCHW: torch.Tensor, mix: Mix) -> torch.Tensor:
 
 
 def mixed_targets(targets: torch.Tensor, num_classes: int, mix: Mix) -> torch.Tensor:
-    """Return soft targets (B, K), float32: each row sums to 1.
+    """Return soft targets (B, K), float32: of each class, its shares in the mixed image.
+
+    A row of probabilities sums to 1. Of two sets of labels, what both have is 1, and what one has
+    is that image's share.
 
     Args:
-        targets: class indices (B), or probabilities (B, K).
+        targets: class indices (B), probabilities (B, K), or sets of labels as 0 and 1 (B, K).
         num_classes: K.
         mix: what was drawn for the batch.
     """

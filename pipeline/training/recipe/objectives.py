@@ -9,12 +9,14 @@ from torch import nn
 
 from patchline.pipeline.config import RunConfig
 from patchline.pipeline.files.sealed_files import read_tensors, write_tensors
+from patchline.pipeline.labels.label_sets import MULTI_LABEL
 from patchline.pipeline.models.model_description import WEIGHTS_FILE, ModelDescription
 from patchline.pipeline.models.model_files import save_model
 from patchline.pipeline.plugin_system import plugin_loader
 from patchline.pipeline.plugin_system.plugin_settings import settings_of
 from patchline.pipeline.provenance.provenance import Provenance
 from patchline.pipeline.training.recipe.losses import training_loss
+from patchline.pipeline.training.recipe.set_losses import set_loss
 from patchline.plugin_api import ImageSpec, Objective, ObjectiveContext
 
 REST_FILE = "objective.safetensors"
@@ -29,6 +31,13 @@ def build_objective(
 ) -> Objective:
     """Build the objective that the config names.
 
+    Args:
+        config: resolved.
+        image: format of the images.
+        num_classes: K; 0 for an objective without labels.
+        class_weights_K: weight of each class in the loss, of sets where a label is present; None
+            for equal weights.
+
     Raises:
         PluginError: if the plugin fails to build.
     """
@@ -36,9 +45,10 @@ def build_objective(
     training = config.training
     if training.teacher is not None:  # the labels in its targets are smoothed, and it is not
         training = training.model_copy(update={"label_smoothing": 0.0})
+    loss = set_loss if config.data.task == MULTI_LABEL else training_loss
 
     def classification_loss(logits_BK: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        return training_loss(logits_BK, targets, training, class_weights_K)
+        return loss(logits_BK, targets, training, class_weights_K)
 
     context = ObjectiveContext(image, num_classes, classification_loss)
     plugin = plugin_loader.load_objective(config.objective.name)

@@ -128,7 +128,7 @@ def soft_targets(
         labels_N,
         settings.teacher_weight,
         settings.teacher_temperature,
-        settings.label_smoothing,
+        settings.label_smoothing or 0.0,
     )
 
 

@@ -155,6 +155,7 @@ def test_folds_and_refit_that_are_killed_end_as_if_nothing_had_happened(
         assert [metric.step for metric in history] == sorted({metric.step for metric in history})
         assert len(history) == 12
     [mean] = MlflowClient().get_metric_history(run.run_id, "folds/accuracy")
+    assert result.folds.accuracy is not None
     assert mean.value == result.folds.accuracy.value
     assert other.run_id != run.run_id
     assert any("mean of 2 folds (95% t interval" in note for note in notes)

@@ -32,6 +32,7 @@ from patchline.pipeline.workers.event_log import Event, EventWriter, read_events
 from patchline.pipeline.workers.worker_process import run_worker
 from tests.patience import patient
 from tests.pipeline.training.conftest import MakeJob
+from tests.pipeline.training.label_set_jobs import label_set_job
 from tests.pipeline.training.parts.test_probe import with_weights
 from tests.pipeline.training.processes.training_ranks import FEATURES_TOGETHER
 
@@ -74,6 +75,8 @@ TRAINED: dict[str, dict[str, Any]] = {
 }
 
 
+SETS = ("gradients-sets", "sets")
+"""Jobs whose images have sets of labels."""
 SHORT_MEMORY = """
 import os
 
@@ -125,6 +128,8 @@ def ranks(make_job: MakeJob, tmp_path_factory: pytest.TempPathFactory) -> dict[s
         for name, changes in GRADIENTS.items()
     }
     jobs |= {name: make_job(folder / name, **changes) for name, changes in TRAINED.items()}
+    sets = {"training": {**THREE, "mixup": 0.4, "class_weights": "balanced", "epochs": 1}}
+    jobs |= {name: label_set_job(folder / name, images=75, **sets) for name in SETS}
     refit = make_job(folder / "refit", training={**THREE, "epochs": 1})
     jobs["refit"] = refit.model_copy(update={"part": TrainingPart(refit=True, epochs=0.5)})
     longer = make_job(
@@ -159,7 +164,7 @@ def _alone(job: TrainingJob, folder: Path) -> Training:
     return Training(alone, EventWriter(folder / "events.jsonl"))
 
 
-@pytest.mark.parametrize("name", GRADIENTS)
+@pytest.mark.parametrize("name", [*GRADIENTS, "sets"])
 def test_several_ranks_have_the_gradients_of_one(
     ranks: dict[str, TrainingJob], tmp_path: Path, name: str
 ) -> None:
@@ -183,7 +188,7 @@ def test_several_ranks_have_the_gradients_of_one(
             torch.testing.assert_close(gradient, grads[key], atol=1e-5, rtol=0)
 
 
-@pytest.mark.parametrize("name", [*TRAINED, "refit", "zz-extended"])
+@pytest.mark.parametrize("name", [*TRAINED, "sets", "refit", "zz-extended"])
 def test_all_ranks_end_with_the_same_bits(ranks: dict[str, TrainingJob], name: str) -> None:
     """Weights, averages and moments: every optimizer, objective and part of a batch."""
     first, *others = (_of_rank(ranks[name], rank) for rank in range(SIZE))
@@ -227,9 +232,15 @@ def test_all_ranks_restart_after_a_divergence(ranks: dict[str, TrainingJob]) -> 
     assert all(tensor.isfinite().all() for tensor in _of_rank(ranks["diverged"], 0).values())
 
 
-def test_ranks_validate_each_image_once(ranks: dict[str, TrainingJob], tmp_path: Path) -> None:
-    """Loss and accuracy of the last validation are those that one process computes."""
-    job = ranks["whole"]
+@pytest.mark.parametrize(
+    ("name", "metric", "field"),
+    [("whole", "accuracy", "validation_accuracy"), ("sets", "mAP", "validation_map")],
+)
+def test_ranks_validate_each_image_once(
+    ranks: dict[str, TrainingJob], tmp_path: Path, name: str, metric: str, field: str
+) -> None:
+    """Loss and accuracy, or mAP, of the last validation are those that one process computes."""
+    job = ranks[name]
     alone = _alone(job, tmp_path)
     state = _of_rank(job, 0)
     averages = {
@@ -244,7 +255,7 @@ def test_ranks_validate_each_image_once(ranks: dict[str, TrainingJob], tmp_path:
     events = read_events(job.folder / "events.jsonl")
     said = [event["values"] for event in events if event["kind"] == "metrics"][-1]
     assert said["validation/loss"] == pytest.approx(expected["validation_loss"], rel=1e-5)
-    assert said["validation/accuracy"] == expected["validation_accuracy"]
+    assert said[f"validation/{metric}"] == pytest.approx(expected[field], abs=1e-6)
 
 
 def test_features_that_ranks_compute_together_are_those_of_one(

@@ -1,0 +1,58 @@
+"""Mean average precision of labels, without intervals: what training selects its weights by.
+
+The average precision of a label is scikit-learn's `average_precision_score`: the mean over its
+positives of the precision at their scores, where equal scores count together.
+
+Shapes: N images, K labels.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+Array = np.ndarray[Any, Any]
+
+
+class MeanAveragePrecision(NamedTuple):
+    """The mean over the labels that have both an image with them and one without."""
+
+    value: float | None
+    """None if there is no such label."""
+    positives: float
+    """Positives that every label would have if all had the same and the mean were as certain: the
+    number of labels, squared, over the sum of 1 / positives; 0 without a label."""
+
+
+def mean_average_precision(scores_NK: Array, sets_NK: Array) -> MeanAveragePrecision:
+    """Return the mean average precision (mAP) of scores.
+
+    Args:
+        scores_NK: higher for images that have a label; logits serve as well as probabilities.
+        sets_NK: 1 where an image has a label, otherwise 0.
+    """
+    precisions_K = average_precisions(scores_NK, sets_NK)
+    known_K = np.isfinite(precisions_K)
+    labels = int(known_K.sum())
+    if not labels:
+        return MeanAveragePrecision(None, 0.0)
+    positives = labels**2 / float((1 / sets_NK.sum(0, dtype=np.int64)[known_K]).sum())
+    return MeanAveragePrecision(float(precisions_K[known_K].mean()), positives)
+
+
+def average_precisions(scores_NK: Array, sets_NK: Array) -> Array:
+    """Return the average precision (K) of each label; nan for one of all images, or of none."""
+    precisions_K = np.full(scores_NK.shape[1], np.nan)
+    for label, (scores_N, has_N) in enumerate(zip(scores_NK.T, sets_NK.T, strict=True)):
+        if has_N.any() and not has_N.all():
+            precisions_K[label] = _average_precision(scores_N, has_N)
+    return precisions_K
+
+
+def _average_precision(scores_N: Array, has_N: Array) -> float:
+    order = np.argsort(-scores_N, kind="stable")
+    last = np.append(np.flatnonzero(np.diff(scores_N[order])), len(order) - 1)  # of equal scores
+    hits = np.cumsum(has_N[order], dtype=np.int64)[last]
+    found = np.diff(hits, prepend=0)
+    return float((found * (hits / (last + 1.0))).sum() / hits[-1])
