@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+import pytest
 import torch
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -48,10 +49,17 @@ class _Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]  # as tor
         return result
 
 
-def test_a_step_reads_no_value_and_computes_nothing_in_float64() -> None:
+def _with_sets() -> RunConfig:
+    training = EVERYTHING.training.model_copy(update={"loss": "asymmetric"})
+    data = EVERYTHING.data.model_copy(update={"task": "multi_label"})
+    return EVERYTHING.model_copy(update={"training": training, "data": data})
+
+
+@pytest.mark.parametrize("config", [EVERYTHING, _with_sets()], ids=["one label", "sets"])
+def test_a_step_reads_no_value_and_computes_nothing_in_float64(config: RunConfig) -> None:
     """Reading a value would wait for a GPU in each step, and MPS has no float64."""
-    model = build_model(EVERYTHING.model, IMAGE, 3)
-    steps = trial_steps(EVERYTHING, IMAGE, 3, model, "float32", 6)
+    model = build_model(config.model, IMAGE, 3)
+    steps = trial_steps(config, IMAGE, 3, model, "float32", 6)
     next(steps)
     with _Operations() as seen:
         for _ in range(4):  # MixUp and CutMix

@@ -129,7 +129,7 @@ def ranks(make_job: MakeJob, tmp_path_factory: pytest.TempPathFactory) -> dict[s
     }
     jobs |= {name: make_job(folder / name, **changes) for name, changes in TRAINED.items()}
     sets = {"training": {**THREE, "mixup": 0.4, "class_weights": "balanced", "epochs": 1}}
-    jobs |= {name: label_set_job(folder / name, images=75, **sets) for name in SETS}
+    jobs |= {name: label_set_job(folder / name, images=76, **sets) for name in SETS}
     refit = make_job(folder / "refit", training={**THREE, "epochs": 1})
     jobs["refit"] = refit.model_copy(update={"part": TrainingPart(refit=True, epochs=0.5)})
     longer = make_job(
