@@ -57,7 +57,9 @@ from patchline.pipeline.files.tar_shards import sample_key, shards_in
 from patchline.pipeline.frozen_model import FrozenModel
 from patchline.pipeline.labels.folder_levels import unclear_level
 from patchline.pipeline.labels.label_cells import read_label_cells
+from patchline.pipeline.labels.label_sets import MULTI_LABEL, SINGLE_LABEL
 from patchline.pipeline.labels.reading_rules import ReadingRules
+from patchline.pipeline.labels.set_cells import SetCells, is_several, read_set_cells
 from patchline.pipeline.workers.launcher import Launcher, Resources, RunningWorker, WorkerTask
 from patchline.pipeline.workers.local_launcher import LocalLauncher
 from patchline.pipeline.workers.remote_job import (
@@ -74,7 +76,9 @@ __all__ = [
     "API_VERSION",
     "ARCHIVE_SUFFIXES",
     "IMAGE_SUFFIXES",
+    "MULTI_LABEL",
     "NO_PATCH_EMBEDDING",
+    "SINGLE_LABEL",
     "TABLE_SUFFIXES",
     "Assumptions",
     "AugmentationContext",
@@ -114,6 +118,7 @@ __all__ = [
     "Resources",
     "RunningWorker",
     "SentJob",
+    "SetCells",
     "SourceContext",
     "Split",
     "StorageError",
@@ -122,11 +127,13 @@ __all__ = [
     "WorkerTask",
     "check_expansion",
     "enter_workspace",
+    "is_several",
     "known_digest",
     "made_once",
     "open_archive",
     "plain_cell",
     "read_label_cells",
+    "read_set_cells",
     "readable_archive",
     "sample_key",
     "shard_index",
@@ -394,6 +401,8 @@ class SourceContext:
     """Whether images without a class are of no use. Otherwise, list them with an empty label."""
     rules: ReadingRules = field(default_factory=ReadingRules)
     """Settings that concern several sources, such as the cells that mean no label."""
+    task: Literal["auto", "single_label", "multi_label"] = "auto"
+    """What is to be learned; auto lets the labels decide."""
 
     @cached_property
     def ignored(self) -> IgnoredFiles:

@@ -362,7 +362,7 @@ def _several_labels(names: Sequence[str]) -> Suspicion | None:
         "suspicious_class",
         tuple(combined),
         f"class names that look like several labels of one image: {_some(_each_quoted(combined))}",
-        "Patchline trains one class for each image; keep one label",
+        "If they are, set --data.label-separator to what separates them",
     )
 
 

@@ -12,6 +12,7 @@ from patchline.pipeline.frozen_model import FrozenModel
 from patchline.pipeline.labels.path_template import PathTemplate
 
 AUTO, TOP, LEAF = "auto", "top", "leaf"
+NONE, SPACE, LIST = "none", "space", "list"
 _HEADERS = Literal["auto", "true", "false"]
 
 
@@ -36,6 +37,18 @@ def _is_encoding(value: str) -> str:
     return value
 
 
+def _is_text_encoding(value: str) -> str:
+    if not getattr(codecs.lookup(_is_encoding(value)), "_is_text_encoding", True):
+        raise ValueError("that is not an encoding of text; use one such as utf-16 or latin-1")
+    return value
+
+
+def _is_separator(value: str) -> str:
+    if not value:
+        raise ValueError("it is empty; use a text such as |, or space, list, none or auto")
+    return value if value.strip() or value == "\t" else SPACE
+
+
 class ReadingRules(FrozenModel):
     """How the labels of a data source are read, and which of its files are skipped."""
 
@@ -51,6 +64,19 @@ class ReadingRules(FrozenModel):
     no_label: tuple[str, ...] = (DEFAULT,)
     """Cells of a label column, in upper or lower case, that mean that an image has no label;
     default stands for the usual ones, such as nan, null and ?."""
+
+    label_separator: Annotated[str, AfterValidator(_is_separator)] = AUTO
+    """What separates several labels in one cell of a table: a text such as | or ;, or space; list
+    for lists such as ["a", "b"]; none if each cell is one label; by default told by the cells, and
+    a question where that is not clear."""
+
+    label_columns: tuple[str, ...] = ()
+    """Columns of a table that each stand for a label, with 1 for the images that have it and 0 for
+    the others; by default guessed, if all other columns are like that."""
+
+    encoding: Annotated[str, AfterValidator(_is_text_encoding)] | None = None
+    """Encoding of a table's text, such as utf-16, latin-1, cp1252 or cp932; by default UTF-8, or
+    UTF-16 if the file begins with its byte-order mark."""
 
     header: Annotated[_HEADERS, BeforeValidator(_switch_word)] = "auto"
     """Whether the first line of a CSV or TSV file names the columns; by default it does unless it

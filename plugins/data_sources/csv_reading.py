@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Iterator, Sequence
+from itertools import islice
 from pathlib import Path, PurePosixPath
 from typing import TextIO
 
@@ -17,6 +18,8 @@ from patchline.plugins.data_sources.cell_text import shown
 
 _DELIMITERS = (",", ";", "\t", "|")
 _MOST_FIELD_BYTES = 1 << 27
+_COMPARED = 20
+"""Lines that tell the delimiter."""
 _LOOKED_AT = 1000
 """Rows in which the cells of the first line are searched for."""
 
@@ -68,11 +71,24 @@ def csv_columns(file: Path, opened: TextIO, header: str) -> tuple[dict[str, list
 
 
 def _delimiter(file: Path, opened: TextIO) -> str:
+    """Return what separates the columns: most frequent in the first line, in all lines alike.
+
+    A cell of several labels, `1.jpg,cat|dog|fox`, may hold more of another character.
+    """
     if file.suffix.lower() == ".tsv":
         return "\t"
-    start = next((line for line in opened if line.strip()), "")
+    lines = list(islice((line for line in opened if line.strip()), _COMPARED))
     opened.seek(0)
-    return max(_DELIMITERS, key=start.count)
+    start = lines[0] if lines else ""
+
+    def rank(delimiter: str) -> tuple[bool, int]:
+        widths = {len(row) for row in csv.reader(lines, delimiter=delimiter) if row}
+        return len(widths) == 1 and widths != {1}, start.count(delimiter)
+
+    try:
+        return max(_DELIMITERS, key=rank)
+    except csv.Error:  # a quoted cell goes beyond these lines, or is damaged
+        return max(_DELIMITERS, key=start.count)
 
 
 def _rows(file: Path, reader: Iterator[list[str]], width: int) -> Iterator[list[str]]:
@@ -83,7 +99,7 @@ def _rows(file: Path, reader: Iterator[list[str]], width: int) -> Iterator[list[
         if len(row) != width:
             raise DataError(
                 f"Line {reader.line_num} of {file} has {len(row)} values, but the first one has "  # type: ignore[attr-defined]
-                f"{width} columns. Repair the line."
+                f"{width} columns. Repair the line; a cell that holds the delimiter needs quotes."
             )
         yield list(map(plain_cell, row))
 

@@ -75,8 +75,8 @@ class ImageTable:
 
     def list_images(self) -> ImageListing:
         """Return one image for each row; raise `DataError` if the table cannot be used."""
-        file = self._file()
-        table = read_table(file, self.context.rules.header)
+        file, rules = self._file(), self.context.rules
+        table = read_table(file, rules.header, rules.encoding)
         config = self.config
         columns = chosen_columns(
             table,
@@ -85,6 +85,7 @@ class ImageTable:
             config.split_column,
             config.group_column,
             needs_labels=self.needs_labels,
+            label_columns=rules.label_columns,
         )
         places = self._places(table, columns.image)
         listing = ImageListing(

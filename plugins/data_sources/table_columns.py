@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import shlex
+from collections.abc import Sequence
 from pathlib import PurePosixPath
 from typing import NamedTuple
 
@@ -17,11 +19,17 @@ _IMAGE_NAMES = (
 )  # fmt: skip
 _LABEL_NAMES = (
     "label", "class", "label_name", "class_name", "classname", "category", "target", "species",
-    "breed", "variety", "diagnosis", "dx", "labels", "y",
+    "breed", "variety", "diagnosis", "dx", "labels", "y", "tags", "classes", "categories",
 )  # fmt: skip
 _SPLIT_NAMES = ("split", "subset", "partition", "set", "phase", "fold_name", "usage")
 _LOOKED_AT = 100
 _SHOWN = 20
+
+
+ABSENT = frozenset({"0", "0.0", "-1", "-1.0", "false"})
+PRESENT = frozenset({"1", "1.0", "true"})
+"""Cells of a column that stands for a label, in lower case."""
+_NAMED = 3
 
 
 class Columns(NamedTuple):
@@ -34,6 +42,8 @@ class Columns(NamedTuple):
     group: str | None
     guessed: tuple[str, ...]
     """What each guess says: `images from 'id'`."""
+    labels: tuple[str, ...] = ()
+    """Columns of 0 and 1 that each stand for a label, in place of a column of labels."""
 
 
 def chosen_columns(
@@ -44,6 +54,7 @@ def chosen_columns(
     group: str | None,
     *,
     needs_labels: bool = True,
+    label_columns: Sequence[str] = (),
 ) -> Columns:
     """Return the columns that were given, and guess the others.
 
@@ -52,9 +63,14 @@ def chosen_columns(
     Raises:
         DataError: if a column does not exist, or cannot be guessed.
     """
+    if label_columns and label is not None:
+        raise DataError(
+            f"data.label_column is '{shown(label)}', and data.label_columns names others. Give one "
+            "of them."
+        )
     for setting, name in (
         ("image_column", image), ("label_column", label), ("split_column", split),
-        ("group_column", group),
+        ("group_column", group), *(("label_columns", each) for each in label_columns),
     ):  # fmt: skip
         if name is not None and name not in table.names:
             raise DataError(
@@ -62,19 +78,23 @@ def chosen_columns(
                 "Choose one of them."
             )
     guessed = []
-    taken = {name for name in (label, split, group) if name is not None}
+    taken = {name for name in (label, split, group, *label_columns) if name is not None}
     if image is None:
         image = _guessed_image(table, taken)
         guessed.append(f"images from '{shown(image)}'")
     found_split = split or _guessed_split(table, {image, label, group})
     taken |= {name for name in (image, found_split) if name is not None}
-    if label is None:
-        label = _guessed_label(table, taken) if needs_labels else _possible_label(table, taken)
+    labels = tuple(dict.fromkeys(label_columns))
+    if label is None and not labels:
+        if needs_labels:
+            label, labels = _guessed_labels(table, taken)
+        else:
+            label = _possible_label(table, taken)
         if label:
             guessed.append(f"labels from '{shown(label)}'")
     if found_split != split:
         guessed.append(f"splits from '{shown(found_split or '')}'")
-    return Columns(image, label, found_split, group, tuple(guessed))
+    return Columns(image, label or "", found_split, group, tuple(guessed), labels)
 
 
 def splits_of(table: Table, name: str | None, rows: int) -> list[Split | None]:
@@ -107,14 +127,53 @@ def _guessed_image(table: Table, taken: set[str]) -> str:
     return _named(table, like_files or names, "image")
 
 
-def _guessed_label(table: Table, taken: set[str]) -> str:
+def _guessed_labels(table: Table, taken: set[str]) -> tuple[str, tuple[str, ...]]:
+    """Return the column of the labels, or those of 0 and 1 that each stand for one.
+
+    Raises:
+        DataError: if neither is obvious.
+    """
     names = [name for name in table.names if name not in taken and name not in table.embedded]
     with_classes = [name for name in names if name in table.class_names]
     if len(with_classes) == 1:
-        return with_classes[0]
+        return with_classes[0], ()
     if len(names) == 1 and not with_classes:
-        return names[0]
-    return _named(table, with_classes or names, "label")
+        return names[0], ()
+    usual = _usual(with_classes or names, "label")
+    if usual is not None:
+        return usual, ()
+    rest = [] if with_classes else [name for name in names if not _counts_rows(table, name)]
+    zero_one = tuple(name for name in rest if holds_zero_one(table, name))
+    others = [name for name in rest if name not in zero_one]
+    if len(zero_one) > 1 and not others:
+        return "", zero_one
+    if len(zero_one) > 1:
+        columns = " ".join(shlex.quote(shown(name)) for name in zero_one[:_NAMED])
+        more = " …" if len(zero_one) > _NAMED else ""
+        raise DataError(
+            f"{table.file} has {len(zero_one):,} columns of 0 and 1, which may each stand for a "
+            f"label, and others: {', '.join(map(shown, others[:_NAMED]))}. Set "
+            f"--data.label-columns {columns}{more} to the columns of labels, or "
+            "--data.label-column to one column that holds them."
+        )
+    return _named(table, with_classes or names, "label"), ()
+
+
+def holds_zero_one(table: Table, name: str) -> bool:
+    """Return whether a column says of each image whether it has a label; a cell may be empty."""
+    values = {value.strip().casefold() for value in table.column(name)} - {""}
+    plain = {value.removesuffix(".0") for value in values}
+    return bool(values) and values <= ABSENT | PRESENT and not {"0", "-1"} <= plain
+
+
+def _counts_rows(table: Table, name: str) -> bool:
+    """Return whether a column only counts the rows, as pandas writes its index."""
+    if name and not name.startswith("Unnamed") and _plain(name) != "index":
+        return False
+    values = table.column(name)
+    return any(
+        values == [str(number) for number in range(start, start + len(values))] for start in (0, 1)
+    )
 
 
 def _possible_label(table: Table, taken: set[str]) -> str:
@@ -136,11 +195,16 @@ def _guessed_split(table: Table, taken: set[str | None]) -> str | None:
     return None
 
 
-def _named(table: Table, names: list[str], kind: str) -> str:
-    """Return the column with the most usual name."""
+def _usual(names: list[str], kind: str) -> str | None:
+    """Return the column with the most usual name; None if no name is usual."""
     usual = _IMAGE_NAMES if kind == "image" else _LABEL_NAMES
     plain = {_plain(name): name for name in reversed(names)}
-    found = next((plain[name] for name in usual if name in plain), None)
+    return next((plain[name] for name in usual if name in plain), None)
+
+
+def _named(table: Table, names: list[str], kind: str) -> str:
+    """Return the column with the most usual name."""
+    found = _usual(names, kind)
     if found is None:
         what = "names the images" if kind == "image" else "holds the labels"
         raise DataError(

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from patchline.plugin_api import DataError, split_named, table_parts
 from patchline.plugins.data_sources.cell_text import shown
 from patchline.plugins.data_sources.csv_reading import csv_columns
+from patchline.plugins.data_sources.text_encoding import opened_text
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -85,7 +86,7 @@ class ParquetTable:
         self.names = [
             field.name
             for field in self.schema
-            if field.name in self.embedded or not _is_nested(field.type)
+            if field.name in self.embedded or not _is_nested(field.type) or _is_list(field.type)
         ]
         self.class_names = _class_names(self.schema)
 
@@ -172,12 +173,13 @@ class PartedTable:
         return [value for part in self.parts for value in part.column(name)]
 
 
-def read_table(file: Path, header: str = "auto") -> Table:
+def read_table(file: Path, header: str = "auto", encoding: str | None = None) -> Table:
     """Read a table by its suffix, or the Parquet files of a folder as one.
 
     Args:
         file: the table.
         header: whether the first line of a CSV or TSV file names the columns: true, false or auto.
+        encoding: of a text; None for UTF-8, or what a byte-order mark says.
 
     Raises:
         DataError: if it cannot be read, has no rows, or may or may not have a header.
@@ -188,20 +190,11 @@ def read_table(file: Path, header: str = "auto") -> Table:
     if suffix == ".parquet":
         return ParquetTable(file)
     notes: list[str] = []
-    try:
-        with file.open(encoding="utf-8-sig", newline="") as opened:
-            if suffix in (".jsonl", ".ndjson"):
-                columns = _json_columns(file, opened)
-            else:
-                columns, notes = csv_columns(file, opened, header)
-    except UnicodeDecodeError as error:
-        raise DataError(
-            f"{file} is not UTF-8 text ({error.reason} at byte {error.start}). Save it as UTF-8."
-        ) from error
-    except OSError as error:
-        raise DataError(
-            f"{file} cannot be read ({error.strerror}). Check the path and its permissions."
-        ) from error
+    with opened_text(file, encoding) as opened:
+        if suffix in (".jsonl", ".ndjson"):
+            columns = _json_columns(file, opened)
+        else:
+            columns, notes = csv_columns(file, opened, header)
     if not columns or not next(iter(columns.values())):
         raise _no_rows(file)
     return TextTable(file, columns, notes)
@@ -267,6 +260,13 @@ def _text(value: Any) -> str:
         if value != value:  # noqa: PLR0124 - not a number
             return ""
         return str(int(value)) if value.is_integer() else str(value)
+    if isinstance(value, dict) and list(value) == ["choices"]:  # as Label Studio writes several
+        value = value["choices"]
+    if isinstance(value, list | dict):
+        try:
+            return json.dumps(value, ensure_ascii=False, default=str)
+        except (ValueError, RecursionError):
+            return str(type(value))
     return value if isinstance(value, str) else str(value)
 
 
@@ -297,13 +297,33 @@ def _is_nested(kind: pa.DataType) -> bool:
     return bool(types.is_nested(kind))
 
 
+def _is_list(kind: pa.DataType) -> bool:
+    """Return whether values are lists of texts or of whole numbers, such as several labels."""
+    from pyarrow import types
+
+    if not (types.is_list(kind) or types.is_large_list(kind)):
+        return False
+    inner = kind.value_type
+    return bool(types.is_string(inner) or types.is_large_string(inner) or types.is_integer(inner))
+
+
+def _inner(feature: Any) -> Any:
+    """Return what a list of `datasets` holds, in either way that it is described."""
+    if isinstance(feature, list) and len(feature) == 1:
+        return feature[0]
+    if isinstance(feature, dict) and feature.get("_type") in ("Sequence", "List", "LargeList"):
+        return feature.get("feature")
+    return feature
+
+
 def _class_names(schema: pa.Schema) -> dict[str, list[str]]:
     """Return the names of class numbers, as the library `datasets` writes them."""
     try:
         features = json.loads(schema.metadata[b"huggingface"])["info"]["features"]
+        inner = {name: _inner(feature) for name, feature in features.items()}
         found = {
             name: feature["names"]
-            for name, feature in features.items()
+            for name, feature in inner.items()
             if isinstance(feature, dict) and feature.get("_type") == "ClassLabel"
         }
     except (KeyError, TypeError, ValueError, AttributeError):

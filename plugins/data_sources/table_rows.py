@@ -2,23 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from patchline.plugin_api import (
+    MULTI_LABEL,
+    SINGLE_LABEL,
+    DataError,
     LeftOutFile,
     ListedImage,
     SourceContext,
     Split,
-    read_label_cells,
+    is_several,
 )
+from patchline.plugins.data_sources.cell_text import shown
+from patchline.plugins.data_sources.row_labels import RowLabels, row_labels
 from patchline.plugins.data_sources.table_columns import Columns, splits_of
 from patchline.plugins.data_sources.table_reading import Table
 
 _MOST_COLUMNS = 50
 """Of the columns that are kept beside the image and its label."""
 _NO_LABEL = "has no label"
+_FEWEST_SEVERAL = 0.1
+"""Of the images; if fewer have rows that differ in the label, the rows are mistakes."""
+_NAMED = 3
+_LOOKED_AT = 1000
 NO_IMAGE = "the row names no image"
 
 
@@ -37,7 +46,8 @@ class Places(NamedTuple):
 
 def own_columns(table: Table, columns: Columns, rows: list[int]) -> dict[str, list[str]]:
     """Return the other columns of the table, for the rows whose images are listed."""
-    others = [name for name in table.names if name not in {*columns[:4], *table.embedded}]
+    taken = {*columns[:4], *columns.labels, *table.embedded}
+    others = [name for name in table.names if name not in taken]
     found = {}
     for name in others[:_MOST_COLUMNS]:
         values = table.column(name)
@@ -60,30 +70,112 @@ class ListedRows(NamedTuple):
 def listed_rows(
     table: Table, columns: Columns, places: Places, context: SourceContext
 ) -> ListedRows:
-    """Return the images of a table, with their labels, splits and groups."""
-    labels, notes = [""] * len(places.paths), list[str]()
-    if columns.label:
-        labels, notes = _labels(table, columns.label, context.rules.no_label)
-    splits = splits_of(table, columns.split, len(labels))
-    groups: Sequence[str] = table.column(columns.group) if columns.group else [""] * len(labels)
+    """Return the images of a table, with their labels, splits and groups.
+
+    The labels of an image that has several rows are united in data of several labels.
+
+    Raises:
+        DataError: if it is not clear whether images have several labels.
+    """
+    read = row_labels(table, columns, context)
+    splits = splits_of(table, columns.split, len(read.sets))
+    groups: Sequence[str] = table.column(columns.group) if columns.group else [""] * len(read.sets)
+    rows = [
+        ListedImage(path, "", splits[row], groups[row] or None, read.sets[row])
+        for row, path in enumerate(places.paths)
+        if path is not None
+    ]
+    several = context.needs_labels and is_several(
+        list(_united(rows).values()) if read.how else [("",)], context.task
+    )
+    if not several and context.needs_labels:
+        _ask_about_rows(table, rows, context)
     images: dict[str, ListedImage] = {}
     first_rows: dict[str, int] = {}
     left_out: dict[str, LeftOutFile] = {}
+    united = _united(rows) if several else {}
     for row, path in enumerate(places.paths):
         named = places.shown[row].strip()
-        shown = path or named or f"row {row + 1}"
-        if path is None or (context.needs_labels and not labels[row]):
+        name = path or named or f"row {row + 1}"
+        labels = read.sets[row]
+        if path is None or (context.needs_labels and not several and not labels):
             reason = _NO_LABEL if path else places.missing if named else NO_IMAGE
-            left_out[shown] = LeftOutFile(shown, reason, "damaged" if path is None else "foreign")
+            left_out[name] = LeftOutFile(name, reason, "damaged" if path is None else "foreign")
             continue
-        image = ListedImage(path, labels[row], splits[row], groups[row] or None)
+        image = ListedImage(path, "".join(labels[:1]), splits[row], groups[row] or None)
+        if several:
+            image = image._replace(label="", labels=united[path])
         first_rows.setdefault(path, row)
         if images.setdefault(path, image) != image:
             left_out[path] = LeftOutFile(path, _contradiction(images[path], image))
     left_out = {path: each for path, each in left_out.items() if not _is_kept(each, images)}
-    kept = [path for path in images if path not in left_out]
-    rows = [first_rows[path] for path in kept]
-    return ListedRows([images[path] for path in kept], list(left_out.values()), rows, notes)
+    kept = [images[path] for path in images if path not in left_out]
+    kept_rows = [first_rows[image.path] for image in kept]
+    notes = [*_understood(table, read, kept, several=several), *read.notes]
+    return ListedRows(kept, list(left_out.values()), kept_rows, notes)
+
+
+def _united(rows: Sequence[ListedImage]) -> dict[str, tuple[str, ...]]:
+    """Return the labels of each image, of all its rows."""
+    labels: dict[str, set[str]] = {}
+    for row in rows:
+        labels.setdefault(row.path, set()).update(row.labels or ())
+    return {path: tuple(sorted(each)) for path, each in labels.items()}
+
+
+def _ask_about_rows(table: Table, rows: Sequence[ListedImage], context: SourceContext) -> None:
+    """Ask what several rows of an image mean, unless they are so few that they are mistakes."""
+    united = _united(rows)
+    several = [path for path, labels in united.items() if len(labels) > 1]
+    if context.task == SINGLE_LABEL or len(several) < _FEWEST_SEVERAL * len(united):
+        return
+    if several:
+        path = several[0]
+        raise DataError(
+            f"{len(several):,} of {len(united):,} images in {table.file} have several rows with "
+            f"different labels, such as {shown(path)}: {_some(united[path])}. Set --data.task "
+            f"{MULTI_LABEL} to learn all labels of each image, or --data.task {SINGLE_LABEL} to "
+            "leave these images out."
+        )
+
+
+def _understood(
+    table: Table, read: RowLabels, images: Sequence[ListedImage], *, several: bool
+) -> list[str]:
+    """Return how the labels were understood, with an example, and how many images have none."""
+    if not images:
+        return []
+    if not several:
+        if not read.how:
+            return []
+        first = images[0]
+        example = f"{shown(first.path)} is {_some((first.label,))}"
+        flag = f"--data.task {MULTI_LABEL} learns several labels"
+        how = f"{read.how}, and each image has exactly one, so it is its class"
+        return [f"{table.file.name}: {how}: {example} ({flag})"]
+    first = max(images[:_LOOKED_AT], key=lambda image: min(len(image.labels or ()), _NAMED))
+    how = read.how or "the labels of all rows of an image are its labels"
+    flag = (
+        "--data.label-columns chooses others"
+        if how.endswith(")")
+        else f"--data.task {SINGLE_LABEL} reads one label for each image"
+    )
+    notes = [f"{table.file.name}: {how}: {shown(first.path)} has {_some(first.labels)} ({flag})"]
+    without = [image for image in images if not image.labels]
+    if without:
+        verb = "image has" if len(without) == 1 else "images have"
+        notes.append(
+            f"{table.file.name}: {len(without):,} {verb} no label, such as {shown(without[0].path)}"
+        )
+    return notes
+
+
+def _some(labels: Sequence[str] | None) -> str:
+    """Return the names of some labels."""
+    names = [f"'{shown(label)}'" for label in labels or ()]
+    if len(names) > _NAMED:
+        return f"{', '.join(names[:_NAMED])} and {len(names) - _NAMED:,} more"
+    return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names) or "none"
 
 
 def _is_kept(left_out: LeftOutFile, images: dict[str, ListedImage]) -> bool:
@@ -99,12 +191,3 @@ def _contradiction(one: ListedImage, other: ListedImage) -> str:
     ]
     what, first, second = next(each for each in pairs if each[1] != each[2])
     return f"has two {what} in the table, {first or 'none'} and {second or 'none'}"
-
-
-def _labels(table: Table, column: str, no_label: Collection[str]) -> tuple[list[str], list[str]]:
-    """Return the label of each row, and notes; the table may name the classes of numbers."""
-    names = table.class_names.get(column)
-    if names is None:
-        return read_label_cells(table.column(column), column, no_label)
-    known = {str(number): name for number, name in enumerate(names)}
-    return [known.get(value.strip(), "") for value in table.column(column)], []

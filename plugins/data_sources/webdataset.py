@@ -108,9 +108,12 @@ class WebDataset:
         image, label = config.image_column, config.label_column
         if image is None and len(table.embedded) == 1:
             [image] = table.embedded
-        if label is None and LABEL in table.names:
+        several = self.context.rules.label_columns
+        if label is None and LABEL in table.names and not several:
             label = LABEL
-        return chosen_columns(table, image, label, config.split_column, config.group_column)
+        return chosen_columns(
+            table, image, label, config.split_column, config.group_column, label_columns=several
+        )
 
     def _place(self) -> Path:
         if self.path is None:

@@ -298,7 +298,11 @@ def test_csv_files_as_people_write_them(
         ("x.csv", b"image,label\n", r"has no rows"),
         ("x.csv", b"image,label\n1.jpg,a,b\n", r"Line 2 of .* has 3 values, .* 2 columns"),
         ("x.csv", b"image,image\n1.jpg,a\n", r"two columns named 'image'"),
-        ("x.csv", b"image,label\n1.jpg,\xe9t\xe9\n", r"is not UTF-8 .*Save it as UTF-8"),
+        (
+            "x.csv",
+            b"image,label\n1.jpg,\xe9t\xe9\n",
+            r"reads .*,été'\)\. Set --data\.enc",
+        ),
         ("x.csv", b"a,b,c\n1,2,3\n", r"names the images: a, b, c\. Set --data\.image-column"),
         ("x.csv", b"1.jpg,a,9\n2.jpg,b,8\n", r"column_1, column_2, column_3\. Set"),
         ("x.csv", b"image,label\n1.jpg,\n2.jpg,\n", r"gives no image a label in column 'label'"),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
 from patchline.pipeline.errors import DataError
@@ -37,7 +37,7 @@ def by_rules(listing: ImageListing, rules: ReadingRules, *, labelled: bool) -> I
         of_folders = _leaf if rules.label == LEAF else _top
         shards = shard_names(listing.root)
         images = [
-            image._replace(label=of_folders(image, _folders(image.path, shards)))
+            image._replace(label=of_folders(image, _folders(image.path, shards)), labels=None)
             for image in listing.images
         ]
         listing = replace(listing, images=images, empty_classes=[])
@@ -118,6 +118,7 @@ def _by_template(listing: ImageListing, template: PathTemplate) -> ImageListing:
     images = [
         image._replace(
             label=parts[LABEL],
+            labels=None,
             split=_split(image, parts, template),
             group=parts.get(GROUP) or image.group,
         )
@@ -161,7 +162,20 @@ _UNICODE = "written in two forms of Unicode"
 
 
 def _labels(listing: ImageListing) -> Counter[str]:
-    return Counter(image.label for image in listing.images if image.label)
+    """Return the number of images of each class, or with each label."""
+    return Counter(
+        label
+        for image in listing.images
+        for label in ((image.label,) if image.labels is None else image.labels)
+        if label
+    )
+
+
+def _renamed(image: ListedImage, names: Mapping[str, str]) -> ListedImage:
+    """Return an image with other names for its labels; equal ones of a set become one."""
+    if image.labels is None:
+        return image._replace(label=names.get(image.label, image.label))
+    return image._replace(labels=tuple(sorted({names.get(each, each) for each in image.labels})))
 
 
 def _spelled(listing: ImageListing, spelling: dict[str, str], why: str) -> ImageListing:
@@ -172,9 +186,7 @@ def _spelled(listing: ImageListing, spelling: dict[str, str], why: str) -> Image
         return listing
     names = Counter(spelling.values())
     united = [name for name, count in names.items() if count > 1]
-    images = [
-        image._replace(label=changed.get(image.label, image.label)) for image in listing.images
-    ]
+    images = [_renamed(image, changed) for image in listing.images]
     notes = list(listing.notes)
     if united:
         verb = "is one class" if len(united) == 1 else "are one class each"
@@ -194,9 +206,7 @@ def _merged(listing: ImageListing) -> ImageListing:
         spelling |= dict.fromkeys(group, name)
         others = [f"'{other}'" for other in group if other != name]
         notes.append(f"data.merge_classes: {_some(others)} counted as '{name}'")
-    images = [
-        image._replace(label=spelling.get(image.label, image.label)) for image in listing.images
-    ]
+    images = [_renamed(image, spelling) for image in listing.images]
     rest = [name for name in listing.empty_classes if name not in spelling]
     return replace(listing, images=images, notes=notes, empty_classes=rest)
 

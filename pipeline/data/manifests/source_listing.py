@@ -49,7 +49,9 @@ def listing_of(config: RunConfig, workspace: Path, *, labelled: bool | None = No
         )
         own = rules.label == AUTO  # otherwise the paths say what the classes are
         path = None if config.data.path is None else remote_data.local_path(config.data.path)
-        context = SourceContext(path, work_dir, needs_labels=labelled and own, rules=rules)
+        context = SourceContext(
+            path, work_dir, needs_labels=labelled and own, rules=rules, task=config.data.task
+        )
         listing = plugin.build(options, context).list_images()
     if not isinstance(listing, ImageListing):
         raise PluginError(

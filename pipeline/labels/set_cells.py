@@ -1,0 +1,210 @@
+"""Several labels in one cell: lists, and texts with a separator.
+
+A list in JSON or in Python's notation, `["beach", "sunset"]`, is what it looks like. A text such as
+`beach|sunset` may be two labels or the name of one class. The cells themselves tell if they hold
+different numbers of parts, and the parts occur in other cells, too. Spaces are never proof,
+because names have spaces: where parts recur, that is a question. Texts that share no parts are
+names.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from typing import NamedTuple
+
+from patchline.pipeline.errors import DataError
+from patchline.pipeline.labels.label_cells import number_in, read_label_cells
+from patchline.pipeline.labels.label_sets import MULTI_LABEL, SINGLE_LABEL
+from patchline.pipeline.labels.reading_rules import AUTO, LIST, NONE, SPACE, ReadingRules
+from patchline.pipeline.terminal_words import visible
+
+_CANDIDATES = ("|", ";", ",", SPACE)
+_MOST_CELL = 100_000
+"""Characters of a cell that is parsed as a list."""
+_MOST_LABELS = 1000
+"""Labels in one cell; more are damage."""
+_LONGEST_SHOWN = 60
+_LIST = re.compile(r"\s*\[.*\]\s*", re.DOTALL)
+
+
+class SetCells(NamedTuple):
+    """The labels in the cells of a column."""
+
+    sets: list[tuple[str, ...]]
+    """Of each row, sorted; empty where there is none."""
+    several: str
+    """How several labels stand in a cell, in words; empty if each cell is one label."""
+    notes: list[str]
+    """What was read in another way than it is written."""
+
+
+def read_set_cells(
+    cells: Sequence[str],
+    column: str,
+    rules: ReadingRules,
+    task: str = AUTO,
+    names: Mapping[str, str] | None = None,
+) -> SetCells:
+    """Return the labels in the cells of a column, and say how several of them are written.
+
+    Args:
+        cells: of all rows.
+        column: its name, for messages.
+        rules: the separator, and the cells that mean no label.
+        task: what is to be learned; with one label for each image, only lists are split.
+        names: of class numbers; a number without a name is no label.
+
+    Raises:
+        DataError: if the cells may be several labels or not, or one cannot be read.
+    """
+    counts = Counter(cells)
+    separator = rules.label_separator
+    lists = _as_lists(counts) if separator in (AUTO, LIST) else None
+    if separator == LIST and lists is None:
+        raise DataError(
+            f"data.label_separator is {LIST}, but column '{visible(column)}' holds no list: "
+            f'{_short(next(iter(counts), ""))}. Write lists such as ["beach", "sunset"], or set '
+            "another separator."
+        )
+    if lists is not None:
+        parts, how = lists, "lists"
+    else:
+        chosen = separator
+        if separator == AUTO:
+            chosen = NONE if names else _separator(counts, column, rules, task)
+        parts = {cell: split_cell(cell, chosen) for cell in counts}
+        how = "" if chosen == NONE else f"separated by {_in_words(chosen)}"
+    for cell, labels in parts.items():
+        if len(labels) > _MOST_LABELS:
+            raise DataError(
+                f"A cell of column '{visible(column)}' holds {len(labels):,} labels: "
+                f"{_short(cell)}. At most {_MOST_LABELS:,} are read; repair the table, or set "
+                "--data.label-separator none."
+            )
+    if names is not None:
+        known = {
+            cell: tuple(names.get(label.strip(), "") for label in labels)
+            for cell, labels in parts.items()
+        }
+        spelled, notes = {name: name for name in names.values()}, list[str]()
+        parts = known
+    else:
+        atoms = [label for cell in cells for label in parts[cell]]
+        read = read_label_cells(atoms, column, rules.no_label)
+        spelled, notes = dict(zip(atoms, read.labels, strict=True)), read.notes
+    sets = {
+        cell: tuple(sorted({spelled.get(label, "") for label in labels} - {""}))
+        for cell, labels in parts.items()
+    }
+    return SetCells([sets[cell] for cell in cells], how, notes)
+
+
+def split_cell(cell: str, separator: str) -> tuple[str, ...]:
+    """Return the parts of a cell; the whole cell if the separator is `none`."""
+    if separator == NONE:
+        return (cell,)
+    parts = cell.split() if separator == SPACE else cell.split(separator)
+    return tuple(part.strip() for part in parts if part.strip()) or ("",)
+
+
+def _separator(counts: Mapping[str, int], column: str, rules: ReadingRules, task: str) -> str:
+    """Return what separates the labels of a cell; `none` if each cell is one label.
+
+    Raises:
+        DataError: if that is not clear.
+    """
+    if task == SINGLE_LABEL:
+        return NONE
+    missing = {word.casefold() for word in rules.no_label}
+    cells = [cell.strip() for cell in counts if cell.strip().casefold() not in {"", *missing}]
+    for separator in _CANDIDATES:
+        evidence = _evidence(cells, separator)
+        if evidence == _CLEAR:
+            return separator
+        if evidence == _POSSIBLE:
+            example = max(cells, key=lambda cell: len(split_cell(cell, separator)))
+            raise DataError(
+                f"Column '{visible(column)}' may hold several labels in a cell, separated by "
+                f"{_in_words(separator)}, or names of single classes: {_short(example)}. Set "
+                f"--data.label-separator {_flag(separator)} to learn several labels for each "
+                f"image, or --data.label-separator {NONE} if each cell is one label."
+            )
+    return NONE
+
+
+_CLEAR, _POSSIBLE, _UNLIKELY = 2, 1, 0
+
+
+def _evidence(cells: Sequence[str], separator: str) -> int:
+    """Return whether distinct cells are several labels with this separator.
+
+    A cell is one of several labels if at least two of its parts occur in other cells, too. Clear
+    are numbers, which have no spaces within, and cells with different numbers of parts most of
+    which are like that. `oxeye daisy` beside `daisy` shares one part only.
+    """
+    parts = {cell: frozenset(split_cell(cell, separator)) for cell in cells}
+    combined = [cell for cell, labels in parts.items() if len(labels) > 1]
+    if not combined:
+        return _UNLIKELY
+    found = Counter(label for labels in parts.values() for label in labels)
+    recurring = [cell for cell in combined if sum(found[label] > 1 for label in parts[cell]) > 1]
+    most = 2 * len(recurring) >= len(combined)
+    sizes = {len(labels) for labels in parts.values()}
+    if all(number_in(label) is not None for label in found):
+        return _CLEAR if most else _POSSIBLE
+    if separator == SPACE:
+        return _POSSIBLE if most and len(sizes) > 1 else _UNLIKELY
+    if most and len(sizes) > 1:
+        return _CLEAR
+    if separator == ",":
+        return _POSSIBLE if most else _UNLIKELY
+    shares = any(found[label] > 1 for cell in combined for label in parts[cell])
+    return _POSSIBLE if shares else _UNLIKELY
+
+
+def _as_lists(cells: Collection[str]) -> dict[str, tuple[str, ...]] | None:
+    """Return the labels of each cell if some are lists; None if none is."""
+    lists = {cell: _list_in(cell) for cell in cells}
+    if all(labels is None for labels in lists.values()):
+        return None
+    return {cell: (cell,) if labels is None else labels for cell, labels in lists.items()}
+
+
+def _list_in(cell: str) -> tuple[str, ...] | None:
+    """Return the texts of a list in JSON or Python's notation; None for any other text."""
+    if len(cell) > _MOST_CELL or not _LIST.fullmatch(cell):
+        return None
+    for read in (json.loads, ast.literal_eval):
+        try:
+            value = read(cell.strip())
+        except (ValueError, SyntaxError, RecursionError, MemoryError):
+            continue
+        if isinstance(value, list) and all(isinstance(each, str | int) for each in value):
+            return tuple(map(str, value))
+    return None
+
+
+def _in_words(separator: str) -> str:
+    return "spaces" if separator == SPACE else f"'{visible(separator)}'"
+
+
+def _flag(separator: str) -> str:
+    return f"'{separator}'" if separator in ("|", ";") else separator
+
+
+def _short(cell: str) -> str:
+    cell = cell.strip()
+    text = cell if len(cell) <= _LONGEST_SHOWN else f"{cell[: _LONGEST_SHOWN - 1]}…"
+    return f"'{visible(text)}'"
+
+
+def is_several(sets: Sequence[tuple[str, ...]], task: str) -> bool:
+    """Return whether the label sets of images are data of several labels.
+
+    If each image has exactly one label, they are data of one label.
+    """
+    return task == MULTI_LABEL or any(len(labels) != 1 for labels in sets)
