@@ -99,7 +99,8 @@ def predict(
         Write the predictions to this .csv or .parquet file instead of printing them. After an
         interruption, the same command resumes.
     probabilities
-        Include the probabilities of all classes in a .parquet file.
+        Include the probabilities of all classes in a .parquet file; of a model with several
+        labels for each image, also in a .csv file.
     coverage
         Probability that a prediction set holds the true class, such as 0.9; by default the
         model's own. A set has the next coverage that the model has a threshold for.
@@ -224,31 +225,55 @@ def _package(reference: ModelReference, coverage: float | None) -> PackagedModel
         reference: the version.
         coverage: that sets are asked for; None for the package's own.
     """
-    from patchline.pipeline.metrics.temperature import recorded
     from patchline.pipeline.registry.package_download import fetch
 
     package = fetch(reference)
-    fit = recorded(package.calibration, package.temperature)
-    if not fit.is_determined:
-        print(visible(f"Calibration: {fit.sentence()}"), file=sys.stderr)
+    for line in _uncalibrated(package):
+        print(visible(line), file=sys.stderr)
     for line in _not_known(package, coverage):
         print(visible(line), file=sys.stderr)
     return package
 
 
+def _uncalibrated(package: PackagedModel) -> Iterator[str]:
+    """Say what is not known of the probabilities and the thresholds of a package."""
+    from patchline.pipeline.metrics.label_calibration import LabelCalibration
+    from patchline.pipeline.metrics.label_thresholds import LabelThresholds
+    from patchline.pipeline.metrics.temperature import UNRECORDED, recorded
+
+    if package.is_multi_label:
+        labels, calibration = package.classes, package.label_calibration
+        fits = LabelCalibration.model_validate(calibration) if calibration else None
+        if fits is None or not fits.is_determined:
+            yield f"Calibration: {fits.sentence(labels) if fits else UNRECORDED.sentence()}"
+        thresholds = LabelThresholds.model_validate(package.thresholds)
+        if thresholds.unfitted(labels):
+            yield f"Thresholds: {thresholds.sentence(labels)}"
+        return
+    fit = recorded(package.calibration, package.temperature)
+    if not fit.is_determined:
+        yield f"Calibration: {fit.sentence()}"
+
+
 def _not_known(package: PackagedModel, coverage: float | None) -> Iterator[str]:
     """Say which sets and warnings answers will not have."""
     least, promised, unknown = package.judge.threshold(coverage)
-    if least is None:
+    if package.is_multi_label and coverage is None:
+        pass  # nobody asks for prediction sets
+    elif least is None:
         yield f"Prediction sets are not known: {unknown}"
     elif coverage is not None and promised != coverage:
         yield (
             f"Prediction sets have a coverage of {promised:g}: the model has no threshold for "
             f"{coverage:g}"
         )
-    rules = package.judge.rules or {}
-    for kind, why in rules.get("unknown", {}).items():
+    reasons = (package.judge.rules or {}).get("unknown", {})
+    for kind, why in reasons.items():
         yield f"The warning '{kind}' is not known, so it is never given: {why}"
+    others = [kind for kind in package.judge.unchecked if kind not in reasons]
+    if others:
+        named = ", ".join(f"'{kind}'" for kind in others)
+        yield f"Never given, because the model has no limit for them: the warnings {named}"
 
 
 def _answers(
@@ -284,11 +309,24 @@ def _answered(
 def _line(answer: dict[str, Any]) -> str:
     if answer["error"]:
         return visible(f"{answer['image']}  could not be read: {answer['error']}")
-    ranked = "  ".join(f"{each['label']} {each['probability']:.1%}" for each in answer["top_k"])
-    said = f"{answer['image']}  {ranked}"
+    said = f"{answer['image']}  {_ranked(answer)}"
     if answer["set"] is not None:
         named, rest = answer["set"][:_LISTED], len(answer["set"]) - _LISTED
         more = f" and {rest} more" if rest > 0 else ""
         said += f"  {{{', '.join(named)}{more}}} {answer['coverage']:g}"
     messages = [f"  {each['message']}" for each in answer["warnings"]]
     return "\n".join(visible(line) for line in [said, *messages])
+
+
+def _ranked(answer: dict[str, Any]) -> str:
+    """Return the most probable classes; of a multi-label model the labels, and the next ones."""
+    if "labels" not in answer:
+        return _shares(answer["top_k"])
+    chosen = {each["label"] for each in answer["labels"]}
+    others = [each for each in answer["top_k"] if each["label"] not in chosen]
+    said = _shares(answer["labels"]) or "no label"
+    return f"{said}  (below its threshold: {_shares(others)})" if others else said
+
+
+def _shares(ranked: Sequence[dict[str, Any]]) -> str:
+    return "  ".join(f"{each['label']} {each['probability']:.1%}" for each in ranked)

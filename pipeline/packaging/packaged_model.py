@@ -63,6 +63,7 @@ class PackagedModel:
         self.files = onnx_file, description_file
         reference = description_file.with_name(REFERENCE_FILE)
         self.thresholds_K = thresholds_of(description)
+        self.thresholds: dict[str, Any] | None = description.get("thresholds")
         self.label_calibration: dict[str, Any] | None = description.get("label_calibration")
         no_sets = SETS_ARE_FOR_ONE_LABEL if self.is_multi_label else ""
         self.judge = AnswerJudge(description.get("answers"), reference, self.classes, no_sets)

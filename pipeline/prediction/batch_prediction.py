@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import time
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from itertools import islice
@@ -29,7 +29,7 @@ from patchline.pipeline.data.reading.decoding import UndecodableImageError
 from patchline.pipeline.errors import ConfigError
 from patchline.pipeline.files import workspace_folder
 from patchline.pipeline.files.atomic_files import replacing
-from patchline.pipeline.files.table_cells import printable
+from patchline.pipeline.files.table_cells import printable, table_cell
 from patchline.pipeline.frozen_model import FrozenModel
 from patchline.pipeline.packaging.judging import Judged
 from patchline.pipeline.packaging.packaged_model import PackagedModel
@@ -125,10 +125,12 @@ def predict_images(
     """Predict image files and all files below folders into a table.
 
     The columns are `image`, `label`, `probability`, `error`, `top_k` (JSON), `set` (JSON; null if
-    it is not known), `coverage` and `warnings` (JSON); a Parquet file also has `probabilities` in
-    the order of `classes`, a JSON list in its metadata. For an image that cannot be read, `error`
-    holds the reason. The predictions of an interrupted call are kept, even of files deleted since;
-    files added since are predicted.
+    it is not known), `coverage`, `warnings` (JSON) and `unchecked` (JSON: kinds of warnings that
+    the model has no limit for); a Parquet file also has `probabilities` in the order of `classes`,
+    a JSON list in its metadata. That of a multi-label model has `labels` (JSON: the names, the most
+    probable first), and as CSV a column of probabilities for each label. For an image that cannot
+    be read, `error` holds the reason. The predictions of an interrupted call are kept, even of
+    files deleted since; files added since are predicted.
 
     Args:
         model: the packaged model.
@@ -136,7 +138,8 @@ def predict_images(
         images: files, folders of files, or archives.
         out: a .csv or .parquet file; it is replaced at the very end.
         top_k: number of classes in the column `top_k`.
-        probabilities: whether a Parquet file includes the probabilities of all classes.
+        probabilities: whether a Parquet file, and a CSV file of a multi-label model, includes the
+            probabilities of all classes.
         coverage: probability that a set holds the true class; by default the package's own.
         restart: discard the predictions of an interrupted call.
         on_progress: called after each batch.
@@ -152,19 +155,22 @@ def predict_images(
     check_images(images, left_out)
     total = count_images(images, left_out)
     whole = probabilities and out.suffix == ".parquet"
+    spread = probabilities and not whole and model.is_multi_label
     given = tuple(printable(str(path)) for path in images)
     state = PredictionState(
-        model=model_id, images=given, top_k=top_k, probabilities=whole, coverage=coverage
+        model=model_id, images=given, top_k=top_k, probabilities=whole or spread, coverage=coverage
     )
     rows = max(_BATCH, min(_PART_IMAGES, _PART_PROBABILITIES // len(model.classes)))
-    schema = _schema(model, model_id, whole=whole)
+    schema = _schema(model, model_id, whole=whole, spread=spread)
     with open_parts(out, state, schema, rows=rows, restart=restart) as parts:
         before = parts.count()
         files = parts.without_done(find_images(images, left_out))
         progress, warnings = _Progress(on_progress, before, total), [""]
         divided = number_of_parts(RESOURCES, total - before, FEWEST_IMAGES)
         if divided > 1:
-            job = _job(model, model_id, top_k, whole=whole, coverage=coverage)
+            job = _job(model, model_id, top_k, whole=whole, coverage=coverage).model_copy(
+                update={"spread": spread}
+            )
             warnings = _fill_by_workers(parts, job, list(files), divided, progress)
         else:
             _fill(parts, model, files, top_k, coverage, progress)
@@ -256,7 +262,7 @@ def _files_of(job: PredictionJob) -> Iterator[ImageFile]:
 
 def write_rows(job: PredictionJob, model: PackagedModel, on_done: Callable[[int], None]) -> None:
     """Write the rows of a part's images, in their order, into a Parquet file."""
-    own = _schema(model, job.model_id, whole=job.whole)
+    own = _schema(model, job.model_id, whole=job.whole, spread=job.spread)
     schema = pa.schema([ARGUMENT, *own], metadata=own.metadata)
     done = 0
     with (
@@ -351,39 +357,64 @@ def _predict_batch(
     return _PredictedBatch(files, errors, probabilities_RK, judged)
 
 
-def _schema(model: PackagedModel, model_id: str, *, whole: bool) -> pa.Schema:
-    fields = {"image": pa.string(), "label": pa.string(), "probability": pa.float64()}
+def _schema(model: PackagedModel, model_id: str, *, whole: bool, spread: bool = False) -> pa.Schema:
+    fields = {"image": pa.string()}
+    fields |= {"labels": pa.string()} if model.is_multi_label else {}
+    fields |= {"label": pa.string(), "probability": pa.float64()}
     fields |= {"error": pa.string(), "top_k": pa.string()}
     fields |= {"set": pa.string(), "coverage": pa.float64(), "warnings": pa.string()}
+    fields |= {"unchecked": pa.string()}
     fields |= {"probabilities": pa.list_(pa.float32())} if whole else {}
+    if spread:
+        fields |= dict.fromkeys(_label_columns(model.classes, fields), pa.float32())
     return pa.schema(fields, metadata={"classes": json.dumps(model.classes), "model": model_id})
+
+
+def _label_columns(labels: Sequence[str], taken: Container[str]) -> list[str]:
+    """Return the name of each label's column: its own, unless another column is called so."""
+    names = [f"class {label}" if label in taken else label for label in labels]
+    return [table_cell(name) for name in names]  # a spreadsheet would compute some
 
 
 def _table(batch: _PredictedBatch, schema: pa.Schema, model: PackagedModel, top_k: int) -> pa.Table:
     """Return the rows of a batch."""
-    ranked: list[list[dict[str, Any]]] = [[] for _ in batch.files]
+    nothing: dict[str, Any] = {"label": None, "probability": None, "top_k": [], "labels": []}
+    answers: list[dict[str, Any]] = [nothing] * len(batch.files)
     readable = [row for row, error in enumerate(batch.errors) if error is None]
     for row, row_K in zip(readable, batch.probabilities_RK, strict=True):
-        ranked[row] = model.ranked(row_K, top_k)
-    said: list[dict[str, Any]] = [{"set": None, "coverage": None, "warnings": []}] * len(ranked)
+        answers[row] = model.verdict(row_K, top_k)
+    unsaid: dict[str, Any] = {"set": None, "coverage": None, "warnings": []}
+    said = [{**unsaid, "unchecked": model.judge.unchecked} for _ in answers]
     for row, judged in zip(readable, batch.judged, strict=True):
         said[row] = model.reliability(judged)
     columns: dict[str, Any] = {
         "argument": [file.argument for file in batch.files],
         "image": [file.name for file in batch.files],
-        "label": [best[0]["label"] if best else None for best in ranked],
-        "probability": [best[0]["probability"] if best else None for best in ranked],
+        "label": [each["label"] for each in answers],
+        "probability": [each["probability"] for each in answers],
         "error": batch.errors,
-        "top_k": [json.dumps(best) for best in ranked],
+        "top_k": [json.dumps(each["top_k"]) for each in answers],
         "set": [None if each["set"] is None else json.dumps(each["set"]) for each in said],
         "coverage": [each["coverage"] for each in said],
         "warnings": [json.dumps(each["warnings"]) for each in said],
+        "unchecked": [json.dumps(each["unchecked"]) for each in said],
     }
+    rows: list[np.ndarray[Any, Any] | None] = [None] * len(answers)
+    for row, row_K in zip(readable, batch.probabilities_RK, strict=True):
+        rows[row] = row_K
+    if model.is_multi_label:
+        columns["labels"] = [
+            json.dumps([label["label"] for label in each["labels"]], ensure_ascii=False)
+            if error is None
+            else None
+            for each, error in zip(answers, batch.errors, strict=True)
+        ]
     if "probabilities" in schema.names:
-        rows: list[np.ndarray[Any, Any] | None] = [None] * len(ranked)
-        for row, row_K in zip(readable, batch.probabilities_RK, strict=True):
-            rows[row] = row_K
         columns["probabilities"] = rows
+    elif len(schema.names) > len(columns):  # one for each label
+        names = schema.names[len(columns) :]
+        for k, name in enumerate(names):
+            columns[name] = [None if row_K is None else row_K[k] for row_K in rows]
     return pa.table(columns, schema=schema)
 
 

@@ -91,9 +91,13 @@ class Model:
             One row for each image, in order, with the columns `label`, `probability`, one column of
             probabilities for each class, `set` (the classes that the image may be of; None if the
             package does not know), `coverage` (how often a set holds the true class) and `warnings`
-            (a list of objects with `kind` and `message`). The index `image` holds the path of a
-            file, or the position of anything else. The column of a class that is itself called like
-            another column, such as `label`, is called `class label`.
+            (a list of objects with `kind` and `message`). Of a multi-label model the first column
+            is `labels`, a list of names, the most probable first; `label` is the first of them,
+            None if there is none. The table's `attrs["unchecked"]` lists the kinds of warnings that
+            the model has no limit for, so that their absence means nothing.
+            The index `image` holds the path of a file, or the position of anything else. The column
+            of a class that is itself called like another column, such as `label`, is called
+            `class label`.
 
         Raises:
             DataError: if a path does not exist, or, unless marked, an image cannot be read.
@@ -152,9 +156,14 @@ class Model:
             for answer in answers
         ]
         probabilities_NK = np.stack(rows) if rows else np.empty((0, len(self.classes)), np.float32)
-        best = [self._package.ranked(row_K, 1)[0] for row_K in rows]
+        best = [self._package.verdict(row_K, 1) for row_K in rows]
         readable = [answer.error is None for answer in answers]
-        columns: dict[str, Any] = {
+        columns: dict[str, Any] = {}
+        if self._package.is_multi_label:
+            named = [[each["label"] for each in b["labels"]] for b in best]
+            given = [names if ok else None for names, ok in zip(named, readable, strict=True)]
+            columns["labels"] = pd.Series(given, dtype=object).to_numpy()
+        columns |= {
             "label": [b["label"] if ok else None for b, ok in zip(best, readable, strict=True)],
             "probability": [b["probability"] for b in best],
         }
@@ -162,13 +171,15 @@ class Model:
             columns["error"] = [answer.error for answer in answers]
         index = pd.Index([answer.name for answer in answers], name="image", dtype=object)
         facts = pd.DataFrame(columns, index=index)
-        taken = {"label", "probability", "error", *_NOTHING_SAID}
+        taken = {"label", "probability", "error", *columns, *_NOTHING_SAID}
         names = [f"class {name}" if name in taken else name for name in self.classes]
         classes = pd.DataFrame(probabilities_NK, index=index, columns=names)
         said = pd.DataFrame(
             {name: pd.Series([a.said[name] for a in answers], dtype=kind) for name, kind in _SAID},
         ).set_index(index)
-        return pd.concat([facts, classes, said], axis=1)  # a join would multiply repeated paths
+        table = pd.concat([facts, classes, said], axis=1)  # a join would multiply repeated paths
+        table.attrs["unchecked"] = list(self._package.judge.unchecked)
+        return table
 
 
 def _listed(images: Image | Iterable[Image]) -> Iterable[Image]:

@@ -24,7 +24,9 @@ class PredictionJob(FrozenModel):
     """Lines of JSON: the images in their order, with absolute paths."""
     top_k: int
     whole: bool
-    """Whether the rows have the probabilities of all classes."""
+    """Whether the rows have the probabilities of all classes, in a list."""
+    spread: bool = False
+    """Whether the rows have a column of probabilities for each label of a multi-label model."""
     coverage: float | None = None
     """Of the prediction sets; None for the package's own."""
     rows: Path

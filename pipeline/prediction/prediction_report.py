@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import csv, parquet
 
@@ -12,6 +15,9 @@ from patchline.pipeline.files.table_cells import plain_cell
 from patchline.pipeline.prediction.batch_prediction import PredictedTable
 
 _MAX_LABELS = 30
+_SETS = "labels"
+"""The column of a multi-label model's labels."""
+_PARSING = csv.ParseOptions(newlines_in_values=True)
 
 
 def markdown(
@@ -52,20 +58,39 @@ def markdown(
 
 
 def _counts(out: Path) -> list[tuple[str, int]]:
-    """Return how many images got each label, the most frequent first."""
+    """Return how many images got each label, the most frequent first.
+
+    Of a multi-label model, an image counts for each of its labels; those without any come last.
+    """
+    is_multi_label = _SETS in _names(out)
+    labels = _column(out, _SETS if is_multi_label else "label").drop_null()
+    counts: list[dict[str, Any]] = pc.value_counts(labels).to_pylist()
+    found: Counter[str] = Counter()
+    without = 0
+    for each in counts:
+        text = plain_cell(each["values"])
+        names = json.loads(text) if is_multi_label else [text]
+        for name in names:
+            found[name] += each["counts"]
+        without += 0 if names else each["counts"]
+    ranked = sorted(found.items(), key=lambda pair: (-pair[1], pair[0]))
+    return [*ranked, *([("(no label)", without)] if without else [])]
+
+
+def _names(out: Path) -> list[str]:
     if out.suffix == ".parquet":
-        labels = parquet.read_table(out, columns=["label"])["label"]
-    else:
-        columns = csv.ConvertOptions(
-            include_columns=["label"], column_types={"label": "string"}, strings_can_be_null=True
-        )
-        parsing = csv.ParseOptions(newlines_in_values=True)
-        labels = csv.read_csv(out, parse_options=parsing, convert_options=columns)["label"]
-    counts: list[dict[str, Any]] = pc.value_counts(labels.drop_null()).to_pylist()
-    return sorted(
-        ((plain_cell(each["values"]), each["counts"]) for each in counts),
-        key=lambda pair: (-pair[1], pair[0]),
+        return list(parquet.read_schema(out).names)
+    with csv.open_csv(out, parse_options=_PARSING) as reader:
+        return list(reader.schema.names)
+
+
+def _column(out: Path, name: str) -> pa.ChunkedArray:
+    if out.suffix == ".parquet":
+        return parquet.read_table(out, columns=[name])[name]
+    columns = csv.ConvertOptions(
+        include_columns=[name], column_types={name: "string"}, strings_can_be_null=True
     )
+    return csv.read_csv(out, parse_options=_PARSING, convert_options=columns)[name]
 
 
 def _cell(text: str) -> str:

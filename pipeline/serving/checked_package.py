@@ -19,7 +19,8 @@ logger = logging.getLogger(__name__)
 
 _IMAGES = 4
 _TOLERANCE = 1e-3
-"""Of the sum of the probabilities, and of an image alone and in a batch if all is in float32."""
+"""Of the sum of one label's probabilities, and of an image alone and in a batch if all is in
+float32."""
 _QUICK_SECONDS = 0.025
 """A network that computes an image in less computes several at a time, each on one core."""
 _MOST_THREADS = 8
@@ -137,16 +138,24 @@ def _check(
             f"its network computes {together_BK.shape[-1]} probabilities for "
             f"{len(package.classes)} classes"
         )
-    sums = together_BK.sum(axis=1)
-    are_probabilities = (
-        np.isfinite(together_BK).all()
-        and (together_BK >= 0).all()
-        and np.abs(sums - 1).max() <= _TOLERANCE
-    )
-    if not are_probabilities:
+    if not _are_probabilities(together_BK, of_one_label=not package.is_multi_label):
         raise PackageRefusedError("its network computes no probabilities")
     if np.abs(together_BK - alone_BK).max() > allowed:
         raise PackageRefusedError("an image has other probabilities alone than in a batch")
-    for row, answer in zip(together_BK, answers, strict=True):
-        if answer["label"] != package.classes[int(np.argmax(row))]:
+    for row_K, answer in zip(together_BK, answers, strict=True):
+        if _named(answer) != _named(package.verdict(row_K, 1)):
             raise PackageRefusedError("its answers name other classes than its network")
+
+
+def _are_probabilities(outputs_BK: np.ndarray[Any, Any], *, of_one_label: bool) -> bool:
+    """Return whether outputs are probabilities; those of one label for each image sum to 1."""
+    if not np.isfinite(outputs_BK).all() or (outputs_BK < 0).any():
+        return False
+    if of_one_label:
+        return bool(np.abs(outputs_BK.sum(axis=1) - 1).max() <= _TOLERANCE)
+    return bool((outputs_BK <= 1 + _TOLERANCE).all())
+
+
+def _named(answer: dict[str, Any]) -> list[Any]:
+    """Return the class that an answer names, or the labels."""
+    return [each["label"] for each in answer.get("labels", [answer])]

@@ -200,7 +200,7 @@ class ModelHost:
     def _note(self, served: Served, answers: list[dict[str, Any]]) -> None:
         for answer in answers:
             if answer.get("error") is None:
-                self.metrics.predicted.labels(served.version, answer["label"]).inc()
+                self.metrics.answered(served.version, answer)
             for warning in answer.get("warnings") or ():
                 self.metrics.warnings.labels(str(warning["kind"])).inc()
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -59,8 +62,14 @@ class ServerMetrics:
         )
         self.predicted = Counter(
             "patchline_predicted_images",
-            "Images by predicted class.",
+            "Images by predicted class; with several labels for each image, by each of them.",
             ["version", "label"],
+            registry=registry,
+        )
+        self.without_label = Counter(
+            "patchline_images_without_label",
+            "Images that were given no label by a model with several for each.",
+            ["version"],
             registry=registry,
         )
         self.warnings = Counter(
@@ -91,6 +100,14 @@ class ServerMetrics:
         self.decode_seconds.observe(seconds)
         if not readable:
             self.unreadable.inc()
+
+    def answered(self, version: str, answer: Mapping[str, Any]) -> None:
+        """Note which class, or which labels, an image was given."""
+        given = [each["label"] for each in answer.get("labels", [answer])]
+        for label in given:
+            self.predicted.labels(version, label).inc()
+        if not given:
+            self.without_label.labels(version).inc()
 
     def computed(self, images: int, seconds: float) -> None:
         """Note a batch."""

@@ -10,17 +10,27 @@ from fastapi.openapi.utils import get_openapi
 
 _BASE64 = {"type": "string", "format": "byte"}
 _BINARY = {"type": "string", "format": "binary"}
-_RANKED = {
+_RANKED: dict[str, Any] = {
     "type": "object",
     "properties": {"label": {"type": "string"}, "probability": {"type": "number"}},
     "required": ["label", "probability"],
 }
+_TOP = {**_RANKED, "properties": {**_RANKED["properties"], "threshold": {"type": "number"}}}
 _ANSWER: dict[str, Any] = {
     "type": "object",
     "properties": {
-        "label": {"type": "string"},
-        "probability": {"type": "number"},
-        "top": {"type": "array", "items": _RANKED},
+        "label": {
+            "type": ["string", "null"],
+            "description": "Null if a model with several labels for each image gives none.",
+        },
+        "probability": {"type": ["number", "null"]},
+        "labels": {
+            "type": "array",
+            "items": _RANKED,
+            "description": "Only of a model with several labels for each image: those at or above "
+            "their thresholds, the most probable first.",
+        },
+        "top": {"type": "array", "items": _TOP},
         "set": {"type": ["array", "null"], "items": {"type": "string"}},
         "coverage": {"type": ["number", "null"]},
         "warnings": {
@@ -29,6 +39,11 @@ _ANSWER: dict[str, Any] = {
                 "type": "object",
                 "properties": {"kind": {"type": "string"}, "message": {"type": "string"}},
             },
+        },
+        "unchecked": {
+            "type": "array",
+            "items": {"type": "string"},
+            "description": "Kinds of warnings that the model has no limit for.",
         },
         "map": {
             "type": ["object", "null"],

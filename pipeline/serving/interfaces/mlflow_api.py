@@ -44,7 +44,11 @@ async def invocations(request: Request) -> Response:
             answers, version = iter(answered.answers), answered.version
         else:
             answers, version = iter(()), server.host.served.version
-    predictions = [next(answers) if isinstance(row, bytes) else _unreadable(row) for row in rows]
+    is_multi_label = server.host.served.package.is_multi_label
+    predictions = [
+        next(answers) if isinstance(row, bytes) else _unreadable(row, is_multi_label=is_multi_label)
+        for row in rows
+    ]
     return json_response({"predictions": predictions, "version": version}, version)
 
 
@@ -109,5 +113,6 @@ def _image(value: object) -> bytes | str:
         return str(error)
 
 
-def _unreadable(reason: str) -> dict[str, Any]:
-    return {"label": None, "probability": None, "top_k": [], "error": reason}
+def _unreadable(reason: str, *, is_multi_label: bool) -> dict[str, Any]:
+    labels: dict[str, Any] = {"labels": []} if is_multi_label else {}
+    return {"label": None, "probability": None, **labels, "top_k": [], "error": reason}

@@ -13,9 +13,11 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
+from patchline.pipeline.packaging.packaged_model import PackagedModel
 from patchline.pipeline.serving.interfaces import tensors
 from patchline.pipeline.serving.interfaces.answering import json_response, server_of
 from patchline.pipeline.serving.interfaces.predict_api import shown
+from patchline.pipeline.serving.interfaces.status_api import thresholds_of
 from patchline.pipeline.serving.interfaces.tensors import InferenceRequest, Tensor
 from patchline.pipeline.serving.model_host import Served
 from patchline.pipeline.serving.refusal import bad_request
@@ -24,6 +26,8 @@ from patchline.pipeline.serving.request_options import Options
 router = APIRouter(prefix="/v2", tags=["open inference protocol"])
 
 _OUTPUTS = ("label", "probability", "probabilities", "answer")
+_OUTPUTS_OF_SETS = ("labels", "probabilities", "answer")
+"""Of a multi-label model: an image may have no label, for which the protocol has no value."""
 _MODEL, _VERSION = "/models/{name}", "/models/{name}/versions/{version}"
 
 
@@ -70,18 +74,22 @@ async def model_metadata(request: Request, name: str, version: str | None = None
     served = server_of(request).host.check_name(name, version)
     package = served.package
     classes = len(package.classes)
+    shapes: dict[str, dict[str, Any]] = {
+        "label": {"datatype": "BYTES", "shape": [-1]},
+        "labels": {"datatype": "BYTES", "shape": [-1]},
+        "probability": {"datatype": "FP32", "shape": [-1]},
+        "probabilities": {"datatype": "FP32", "shape": [-1, classes]},
+        "answer": {"datatype": "BYTES", "shape": [-1]},
+    }
+    thresholds = thresholds_of(package)
     content = {
         "name": name,
         "versions": [served.version],
         "platform": "onnxruntime_onnx",
         "inputs": [{"name": tensors.INPUT, "datatype": "BYTES", "shape": [-1]}],
-        "outputs": [
-            {"name": "label", "datatype": "BYTES", "shape": [-1]},
-            {"name": "probability", "datatype": "FP32", "shape": [-1]},
-            {"name": "probabilities", "datatype": "FP32", "shape": [-1, classes]},
-            {"name": "answer", "datatype": "BYTES", "shape": [-1]},
-        ],
+        "outputs": [{"name": name, **shapes[name]} for name in _outputs_of(package)],
         "classes": package.classes,
+        **({} if thresholds is None else {"thresholds": thresholds}),
         "parameters": {"image_also_as": "UINT8"},
     }
     return json_response(content, served.version)
@@ -98,8 +106,8 @@ async def infer(request: Request, name: str, version: str | None = None) -> Resp
         given = await server.parsed(
             request, share, lambda body: tensors.inference_request(body, length)
         )
-        chosen = _chosen_outputs(given)
         served = server.host.check_name(name, version)
+        chosen = _chosen_outputs(given, _outputs_of(served.package))
         most = max(given.options.top_k, len(served.package.classes))
         all_classes = replace(given.options, top_k=most)
         answered = await server.host.answers(given.images, all_classes)
@@ -121,13 +129,17 @@ async def infer(request: Request, name: str, version: str | None = None) -> Resp
     return Response(body, headers=headers, media_type="application/octet-stream")
 
 
-def _chosen_outputs(given: InferenceRequest) -> list[tuple[str, bool]]:
+def _outputs_of(package: PackagedModel) -> tuple[str, ...]:
+    return _OUTPUTS_OF_SETS if package.is_multi_label else _OUTPUTS
+
+
+def _chosen_outputs(given: InferenceRequest, known: tuple[str, ...]) -> list[tuple[str, bool]]:
     if given.outputs is None:
-        return [(name, given.all_binary) for name in _OUTPUTS]
+        return [(name, given.all_binary) for name in known]
     for output in given.outputs:
-        if output.name not in _OUTPUTS:
+        if output.name not in known:
             raise bad_request(
-                f"The output {output.name!r} is unknown. The outputs are {', '.join(_OUTPUTS)}."
+                f"The output {output.name!r} is unknown. The outputs are {', '.join(known)}."
             )
     return [(output.name, output.is_binary) for output in given.outputs]
 
@@ -136,6 +148,9 @@ def _tensor(name: str, answers: list[dict[str, Any]], served: Served, options: O
     number = len(answers)
     if name == "label":
         return Tensor(name, (number,), [answer["label"] for answer in answers])
+    if name == "labels":
+        names = [[each["label"] for each in answer["labels"]] for answer in answers]
+        return Tensor(name, (number,), [json.dumps(each, ensure_ascii=False) for each in names])
     if name == "probability":
         values = np.array([answer["probability"] for answer in answers], np.float32)
         return Tensor(name, (number,), values)

@@ -10,6 +10,8 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
+from patchline.pipeline.labels.label_sets import MULTI_LABEL, SINGLE_LABEL
+from patchline.pipeline.packaging.packaged_model import PackagedModel
 from patchline.pipeline.serving.interfaces.answering import json_response, server_of
 from patchline.pipeline.serving.model_host import ModelHost
 from patchline.pipeline.serving.server_metrics import CONTENT_TYPE
@@ -47,6 +49,11 @@ async def metrics(request: Request) -> Response:
     return Response(host.metrics.text(), headers={"content-type": CONTENT_TYPE})
 
 
+def thresholds_of(package: PackagedModel) -> list[float] | None:
+    """Return each label's threshold; None if an image has one label."""
+    return None if package.thresholds_K is None else package.thresholds_K.tolist()
+
+
 def described(host: ModelHost) -> dict[str, Any]:
     """Return the state of a server."""
     served, registry = host.served, host.registry
@@ -58,7 +65,9 @@ def described(host: ModelHost) -> dict[str, Any]:
         "version": served.version,
         "alias": host.alias,
         "ready": host.is_ready,
+        "task": MULTI_LABEL if served.package.is_multi_label else SINGLE_LABEL,
         "classes": served.package.classes,
+        "thresholds": thresholds_of(served.package),
         "image": {key: served.package.image[key] for key in ("channels", "height", "width")},
         "registry": {
             "answers": away is None,

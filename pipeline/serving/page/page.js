@@ -8,6 +8,7 @@ let chosen = null;      // one of them
 let view = null;        // {picture, rows, columns, covered, mean} of the chosen one
 let asking = false, askAgain = false;
 let token = sessionStorage.getItem("token") || "";
+let inside = "inside";  // the address that answers; of a model with several labels, for all of them
 
 const percent = p => p >= 0.9995 && p < 1 ? ">99.9%" : `${(100 * p).toFixed(1)}%`;
 
@@ -45,7 +46,10 @@ async function describe() {
     document.title = model.model;
     const classes = model.classes.length;
     const listed = model.classes.slice(0, 12).join(", ") + (classes > 12 ? ", …" : "");
-    find("about").textContent = `${classes} classes: ${listed}`;
+    const several = model.task === "multi_label";
+    find("about").textContent = `${classes} ${several ? "labels, any number of them for an image" : "classes"}: ${listed}`;
+    find("ranking").textContent = several ? "All labels; a mark shows where each begins to be given" : "Most probable classes";
+    inside = several ? `inside?top_k=${classes}` : "inside";
     tell("");
   } catch (error) { tell(error.message); }
 }
@@ -80,8 +84,8 @@ async function others() {
   for (const image of images) {
     if (image.answer || image === chosen) continue;
     try {
-      image.answer = await ask("inside", image.file);
-      image.caption.textContent = image.answer.label;
+      image.answer = await ask(inside, image.file);
+      image.caption.textContent = named(image.answer);
     } catch (error) { image.caption.textContent = "no answer"; image.button.title = error.message; }
   }
 }
@@ -94,9 +98,9 @@ async function choose(image) {
   find("original").src = image.url;
   find("original").alt = image.name;
   try {
-    image.answer ||= await ask("inside", image.file);
+    image.answer ||= await ask(inside, image.file);
     if (chosen !== image) return;
-    image.caption.textContent = image.answer.label;
+    image.caption.textContent = named(image.answer);
     show(image.answer);
     await open(image);
   } catch (error) {
@@ -123,27 +127,53 @@ function cell(kind, text, name) {
   return made;
 }
 
-function bar(share) {
+function bar(share, threshold) {
   const made = cell("td", "", "bar"), length = document.createElement("i");
   length.style.width = `${100 * share}%`;
   made.append(length);
+  if (threshold !== undefined) {
+    const mark = document.createElement("b");
+    mark.style.left = `${100 * threshold}%`;
+    made.append(mark);
+    made.title = `given from ${percent(threshold)} on`;
+  }
   return made;
 }
 
+// With several labels for each image, an answer has any number of them.
+const named = answer => answer.labels
+  ? answer.labels.map(each => each.label).join(", ") || "no label"
+  : answer.label;
+const valued = answer => answer.labels
+  ? answer.labels.map(each => `${each.label} ${percent(each.probability)}`).join(", ") || "no label"
+  : `${answer.label} ${percent(answer.probability)}`;
+const isGiven = each => each.probability >= each.threshold;
+
 function show(answer) {
   find("answer").hidden = false;
-  find("label").textContent = answer.label;
-  find("probability").textContent = percent(answer.probability);
+  find("label").textContent = named(answer);
+  find("probability").textContent = answer.labels ? answer.labels.map(each => percent(each.probability)).join(", ") : percent(answer.probability);
   find("set").textContent = inSet(answer);
   // With patches covered, the image is not the one that the warnings are about.
   const warnings = view?.covered.size ? [] : answer.warnings;
   find("warnings").replaceChildren(...warnings.map(each => cell("li", each.message)));
   find("warnings").hidden = !warnings.length;
+  find("unchecked").textContent = unchecked(answer);
+  find("unchecked").hidden = !unchecked(answer);
   find("top").replaceChildren(...answer.top.map((each, number) =>
-    row([cell("th", each.label), bar(each.probability), cell("td", percent(each.probability))], !number)));
+    row([cell("th", each.label), bar(each.probability, each.threshold), cell("td", percent(each.probability))],
+      answer.labels ? isGiven(each) : !number)));
+}
+
+const KINDS = { blank: "blank", dark: "dark", blurred: "blurred", too_small: "too small", far: "unlike the training images" };
+
+function unchecked(answer) {
+  if (!answer.unchecked?.length) return "";
+  return `Not checked, because the model has no limit for it: whether the image is ${answer.unchecked.map(each => KINDS[each] || each).join(", ")}.`;
 }
 
 function inSet(answer) {
+  if (answer.labels) return "";
   if (!answer.set) return `Which other classes are possible is not known${answer.set_unknown ? `: ${answer.set_unknown}` : ""}.`;
   const share = `${+(100 * answer.coverage).toFixed(1)}%`;
   const unlike = answer.warnings.length ? " It was measured on images that are not like this one." : "";
@@ -212,9 +242,8 @@ function look(answer) {
   view.answer = answer;
   const before = chosen.answer, count = view.covered.size;
   find("now").textContent = count
-    ? `${answer.label} ${percent(answer.probability)} with ${count} ${count === 1 ? "patch" : "patches"} covered, `
-      + `${before.label} ${percent(before.probability)} without`
-    : `${answer.label} ${percent(answer.probability)}`;
+    ? `${valued(answer)} with ${count} ${count === 1 ? "patch" : "patches"} covered, ${valued(before)} without`
+    : valued(answer);
   const number = Number(find("block").value), heat = find("heat");
   find("block-number").textContent = number;
   const attention = answer.blocks?.[number - 1]?.attention;
@@ -234,7 +263,7 @@ function look(answer) {
   find("readings").hidden = !readings.length;
   find("blocks").replaceChildren(...readings.map(([block, reading]) => row(
     [cell("td", block, "number"), cell("th", reading[0].label), bar(reading[0].probability), cell("td", percent(reading[0].probability))],
-    reading[0].label === answer.label)));
+    answer.labels ? answer.labels.some(each => each.label === reading[0].label) : reading[0].label === answer.label)));
 }
 
 async function askAboutCovered() {
@@ -245,7 +274,7 @@ async function askAboutCovered() {
     let answer = chosen.answer;
     if (mine.covered.size) {
       const body = await new Promise(done => find("picture").toBlob(done, "image/png"));
-      answer = await ask("inside", body);
+      answer = await ask(inside, body);
     }
     if (view === mine) { show(answer); look(answer); }
   } catch (error) { tell(error.message); }

@@ -81,7 +81,7 @@ def test_csv_and_parquet_agree(model: PackagedModel, photos: Path, tmp_path: Pat
     for name in ("out.parquet", "out.csv"):
         predict_images(model, "pets/1", given, tmp_path / name)
     parquet, csv = pd.read_parquet(tmp_path / "out.parquet"), pd.read_csv(tmp_path / "out.csv")
-    said = ["set", "coverage", "warnings"]
+    said = ["set", "coverage", "warnings", "unchecked"]
     assert list(csv.columns) == ["image", "label", "probability", "error", "top_k", *said]
     assert list(parquet.columns) == [*csv.columns, "probabilities"]
     for column in ("image", "label", "error"):

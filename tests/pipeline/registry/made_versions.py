@@ -19,6 +19,8 @@ from patchline.pipeline.evaluation import predictions
 from patchline.pipeline.files.atomic_files import write_text
 from patchline.pipeline.files.file_digest import digest_of
 from patchline.pipeline.files.sealed_files import write_tensors
+from patchline.pipeline.labels.label_sets import MULTI_LABEL
+from patchline.pipeline.metrics.label_thresholds import LabelThresholds
 from patchline.pipeline.models.model_description import ModelDescription
 from patchline.pipeline.packaging.job import Package
 from patchline.pipeline.packaging.standalone_file import write_model_server
@@ -90,15 +92,22 @@ def made_package(
     classes: tuple[str, ...] = CLASSES,
     seed: int = 0,
     provenance: Provenance | None = None,
+    *,
+    thresholds: tuple[float, ...] = (),
 ) -> Package:
-    """Write a whole package whose network weighs the mean colour of an image."""
+    """Write a whole package whose network weighs the mean colour of an image.
+
+    With thresholds it is a multi-label one.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     weights = np.random.default_rng(seed).normal(0, 0.05, (3, len(classes))).astype(np.float32)
     nodes = [
         helper.make_node("Cast", ["images"], ["floats"], to=TensorProto.FLOAT),
         helper.make_node("ReduceMean", ["floats", "axes"], ["means"], keepdims=0),
         helper.make_node("MatMul", ["means", "weights"], ["logits"]),
-        helper.make_node("Softmax", ["logits"], ["probabilities"], axis=1),
+        helper.make_node("Sigmoid", ["logits"], ["probabilities"])
+        if thresholds
+        else helper.make_node("Softmax", ["logits"], ["probabilities"], axis=1),
     ]
     graph = helper.make_graph(
         nodes,
@@ -122,6 +131,10 @@ def made_package(
         channels=3, height=SIDE, width=SIDE, mean=(0.5,) * 3, std=(0.25,) * 3, resize="crop"
     )
     description = ModelDescription(model=ModelChoice(), plugins=(), classes=classes, image=image)
+    if thresholds:
+        values = LabelThresholds(values=thresholds, fitted=(True,) * len(classes), images=50)
+        sets = {"task": MULTI_LABEL, "thresholds": values}
+        description = description.model_copy(update=sets)
     write_text(folder / "model.json", description.model_dump_json())
     write_text(folder / "model_card.md", "# A model for tests\n")
     write_model_server(folder / "model_server.py")

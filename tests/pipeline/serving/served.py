@@ -34,10 +34,12 @@ class Registry:
 
     folder: Path
 
-    def add(self, seed: int, alias: str | None = "champion") -> str:
+    def add(
+        self, seed: int, alias: str | None = "champion", thresholds: tuple[float, ...] = ()
+    ) -> str:
         """Register a version, and let an alias point to it; return its number."""
         package = self.folder / "packages" / str(seed)
-        made_package(package / "artifacts", seed=seed)
+        made_package(package / "artifacts", seed=seed, thresholds=thresholds)
         store = client()
         if not any(each.name == NAME for each in store.search_registered_models()):
             store.create_registered_model(NAME)
