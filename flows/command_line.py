@@ -6,6 +6,7 @@ at run time; 2 invalid input; 3 a gate failed.
 
 from __future__ import annotations
 
+import gc
 import sys
 import traceback
 from pathlib import Path
@@ -30,9 +31,16 @@ _LEFT_RUNNING = (
     "Stopped by Ctrl-C: servers and active runs keep running. `patchline down --now` stops both."
 )
 
+_NEW_OBJECTS = 100_000
+"""After so many more objects than before, a command looks for garbage among them."""
+
 
 def main(arguments: list[str] | None = None) -> None:
-    """Run one command and exit with its code."""
+    """Run one command and exit with its code.
+
+    It looks for garbage rarely: most of what a command allocates are the modules that it imports.
+    """
+    gc.set_threshold(_NEW_OBJECTS, 50, 100)
     interruption.exit_on_sigterm()
     protect_terminal()
     redaction.install(streams=True)

@@ -17,8 +17,14 @@ The folders `pipeline`, `flows` and `plugins` of the checkout are `patchline.pip
 
 from __future__ import annotations
 
+import gc
+import sys
 from importlib import import_module
 from typing import TYPE_CHECKING
+
+# See `patchline.pipeline.workers.worker_start`.
+if "patchline-worker" in sys._xoptions:  # noqa: SLF001 - documented, for options of programs
+    gc.disable()
 
 if TYPE_CHECKING:
     from patchline.flows.training.rehearsal import Rehearsal

@@ -15,7 +15,10 @@ from tests.browser.chromium import Browser, browser, missing
 from tests.browser.mlflow_server import mlflow_server
 from tests.conftest import Run
 
-pytestmark = pytest.mark.skipif(bool(missing()), reason=missing())
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(bool(missing()), reason=missing()),
+]
 
 
 class Opened(NamedTuple):

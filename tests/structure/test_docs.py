@@ -26,7 +26,10 @@ _TRAINING = (
     "teach.md",
 )
 """Pages whose commands train for minutes: for the slow suite."""
-_COVERED = ("augment.md", "explain.md", "inspect.md", "models.md", "patch_embeddings.md")
+_COVERED = (
+    *("augment.md", "bring_your_data.md", "explain.md", "inspect.md", "models.md"),
+    *("patch_embeddings.md", "reports.md"),
+)
 """Pages of commands that have fast tests of their own: for the slow suite."""
 _SHOWING = [page for page in PAGES if commands(page) and page.name != "write_a_plugin.md"]
 _SLOW = [page for page in _SHOWING if page.name in _TRAINING + _COVERED]

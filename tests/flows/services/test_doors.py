@@ -223,6 +223,7 @@ def test_the_secret_is_in_two_files_and_nowhere_else(servers: Servers) -> None:
         assert not any(secret in word for word in process.cmdline())
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(bool(missing()), reason=missing())
 def test_a_browser_signs_in_by_the_link_and_goes_where_it_wanted(servers: Servers) -> None:
     """A tab without a session explains how to sign in, and reloads after a sign-in elsewhere."""
@@ -243,6 +244,7 @@ def test_a_browser_signs_in_by_the_link_and_goes_where_it_wanted(servers: Server
         window.assert_shows("Models")
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(bool(missing()), reason=missing())
 def test_a_page_of_another_port_gets_nothing_from_a_signed_in_browser(servers: Servers) -> None:
     """Ports share cookies, and still no request, frame or socket of another page gets through."""

@@ -17,12 +17,6 @@ from patchline.pipeline.files import kept_schema
 URL = "PREFECT_SERVER_DATABASE_CONNECTION_URL"
 
 
-@pytest.fixture(scope="module")
-def migrated(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a database that Prefect's own migrations have created."""
-    return prefect_schema.migrated(tmp_path_factory.mktemp("migrated"))
-
-
 def pragmas(file: Path) -> dict[str, object]:
     """Return what the header of a database says."""
     names = ("auto_vacuum", "page_size", "application_id", "user_version", "encoding")
@@ -49,9 +43,24 @@ def environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("environment")
-def test_what_is_kept_is_what_the_migrations_lead_to(migrated: Path, tmp_path: Path) -> None:
+def test_what_is_kept_is_what_the_migrations_lead_to(tmp_path: Path) -> None:
+    """Once it is kept, it creates the tables of Prefect's own migrations, which take seconds."""
+    (tmp_path / "migrated").mkdir()
+    migrated = prefect_schema.migrated(tmp_path / "migrated")
+    _keep_and_create(migrated, tmp_path)
+
+
+@pytest.mark.usefixtures("environment")
+def test_what_is_kept_is_the_database_that_it_comes_from(
+    empty_prefect: Path, tmp_path: Path
+) -> None:
     """Once it is kept, it creates a new file with the same tables, and only a new one."""
+    _keep_and_create(empty_prefect, tmp_path)
+
+
+def _keep_and_create(migrated: Path, tmp_path: Path) -> None:
     file = tmp_path / "quick.db"
     assert not prefect_schema.KEPT.create(file)
     assert not file.exists()
@@ -65,10 +74,10 @@ def test_what_is_kept_is_what_the_migrations_lead_to(migrated: Path, tmp_path: P
 
 @pytest.mark.usefixtures("environment")
 def test_a_database_with_tables_and_another_prefect_are_left_to_the_migrations(
-    migrated: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    empty_prefect: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nothing is written into them."""
-    prefect_schema.KEPT.keep(migrated)
+    prefect_schema.KEPT.keep(empty_prefect)
     used = tmp_path / "used.db"
     with closing(sqlite3.connect(used)) as database:
         database.execute("CREATE TABLE own (id)")
@@ -80,11 +89,11 @@ def test_a_database_with_tables_and_another_prefect_are_left_to_the_migrations(
 
 
 def test_an_environment_that_may_not_be_written_is_no_obstacle(
-    environment: Path, migrated: Path
+    environment: Path, empty_prefect: Path
 ) -> None:
     """Nothing is kept there, and nothing fails."""
     environment.write_text("no folder")
-    prefect_schema.KEPT.keep(migrated)
+    prefect_schema.KEPT.keep(empty_prefect)
     assert not prefect_schema.KEPT.file.exists()
 
 

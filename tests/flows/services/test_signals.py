@@ -110,12 +110,10 @@ def _gone(family: list[psutil.Process]) -> None:
     assert not alive, [process.cmdline() for process in alive]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("number", "code", "words"),
-    [
-        (signal.SIGINT, 130, "Ctrl-C"),
-        pytest.param(signal.SIGTERM, 143, "signal", marks=pytest.mark.slow),
-    ],
+    [(signal.SIGINT, 130, "Ctrl-C"), (signal.SIGTERM, 143, "signal")],
     ids=["SIGINT", "SIGTERM"],
 )
 def test_a_signal_ends_the_run_as_killed(

@@ -78,7 +78,13 @@ def _settled(name: str) -> list[AliasChange]:
         return history.settle(store, name)
 
 
-@pytest.mark.parametrize("done", [False, True], ids=["before the write", "after the write"])
+@pytest.mark.parametrize(
+    "done",
+    [
+        pytest.param(False, id="before the write"),
+        pytest.param(True, id="after the write", marks=pytest.mark.slow),  # that is before the next
+    ],
+)
 def test_after_a_crash_at_any_write_the_history_explains_the_champion(
     versions: tuple[str, list[ModelReference], Path],
     monkeypatch: pytest.MonkeyPatch,

@@ -56,6 +56,8 @@ class Server:
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
             start_new_session=True,
+            # Jobs are for language models, and take eight processes.
+            env={**os.environ, "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"},
         )  # fmt: skip
         deadline = time.monotonic() + patient(180)
         while time.monotonic() < deadline:

@@ -17,36 +17,40 @@ from torch.utils.data import DataLoader
 
 from patchline.pipeline.errors import WorkerError
 from patchline.pipeline.training.faults.data_workers import dead_workers_named
-from patchline.pipeline.training.job import TrainingJob
 from patchline.pipeline.training.train_result import TrainResult
 from patchline.pipeline.workers.event_log import Event
 from patchline.pipeline.workers.worker_process import run_worker
 from tests.patience import patient, until
 from tests.pipeline.training.conftest import MakeJob
+from tests.pipeline.workers.family_worker import Idle
 
 MODULE = "patchline.pipeline.training"
 _SEMAPHORE = r"/dev/shm/sem\.\S+"  # noqa: S108 - not a temporary file of ours
 LONG: dict[str, Any] = {"training": {"epochs": 100_000}, "data": {"workers": 1}}
 """A training that nobody waits for, with a process of its own that loads the images."""
 
-PARENT = """
+FAMILY = "tests.pipeline.workers.family_worker"
+"""A worker with a process of its own, which takes no seconds to start."""
+PARENT = f"""
 import sys
 from pathlib import Path
-from patchline.pipeline.training.train_result import TrainResult
-from patchline.pipeline.training.job import TrainingJob
 from patchline.pipeline.workers.worker_process import run_worker
+from tests.pipeline.workers.family_worker import Idle
 
-job = TrainingJob.model_validate_json(Path(sys.argv[1]).read_text())
-run_worker(
-    "patchline.pipeline.training", job.folder, job, TrainResult, lambda event: print(event["kind"])
-)
+run_worker({FAMILY!r}, Path(sys.argv[1]), Idle(), Idle, lambda event: print(event["kind"]))
 """
 
 
-def _group_of_the_training() -> int:
+@pytest.fixture
+def _findable(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a worker process find a module of the tests, which is not installed."""
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[3]))
+
+
+def _group_of_the_worker(module: str = MODULE) -> int:
     """Return the id of the worker's process group; the worker leads it."""
     children = psutil.Process().children()
-    [worker] = [child for child in children if MODULE in child.cmdline()]
+    [worker] = [child for child in children if module in child.cmdline()]
     assert os.getpgid(worker.pid) == worker.pid != os.getpgid(0)
     return worker.pid
 
@@ -103,7 +107,7 @@ def test_a_killed_worker_is_an_error_that_names_the_signal(
 
     def kill(event: Event) -> None:
         if _is_training(event) and not groups:
-            groups.append(_group_of_the_training())
+            groups.append(_group_of_the_worker())
             assert len(_members(groups[0])) >= 2, "the process that loads images is running"
             for process in _members(groups[0]):
                 maps = Path(f"/proc/{process.pid}/maps").read_text()
@@ -117,36 +121,34 @@ def test_a_killed_worker_is_an_error_that_names_the_signal(
     until(lambda: not [each for each in semaphores if each.exists()], "semaphores are left")
 
 
-def test_an_error_in_the_parent_stops_the_whole_group(make_job: MakeJob, tmp_path: Path) -> None:
+@pytest.mark.usefixtures("_findable")
+def test_an_error_in_the_parent_stops_the_whole_group(tmp_path: Path) -> None:
     """When an event cannot be handled, the worker and its own processes end before the error."""
-    job = make_job(tmp_path / "job", **LONG)
     groups: list[int] = []
 
-    def fail(event: Event) -> None:
-        if _is_training(event):
-            groups.append(_group_of_the_training())
-            assert len(_members(groups[0])) >= 2, "the process that loads images is running"
-            raise KeyboardInterrupt
+    def fail(_: Event) -> None:
+        groups.append(_group_of_the_worker(FAMILY))
+        assert len(_members(groups[0])) >= 2, "the worker's own process is running"
+        raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        run_worker(MODULE, job.folder, job, TrainResult, fail)
+        run_worker(FAMILY, tmp_path / "job", Idle(), Idle, fail)
     assert len(groups) == 1
     assert _ends(groups[0])
 
 
-def test_a_killed_parent_leaves_nothing_behind(make_job: MakeJob, tmp_path: Path) -> None:
+@pytest.mark.usefixtures("_findable")
+def test_a_killed_parent_leaves_nothing_behind(tmp_path: Path) -> None:
     """SIGKILL of the parent ends the worker and its own processes."""
-    job: TrainingJob = make_job(tmp_path / "job", **LONG)
-    (tmp_path / "job.json").write_text(job.model_dump_json())
     parent = subprocess.Popen(
-        [sys.executable, "-u", "-c", PARENT, str(tmp_path / "job.json")],
+        [sys.executable, "-u", "-c", PARENT, str(tmp_path / "job")],
         stdout=subprocess.PIPE,
         text=True,
     )
     try:
         assert parent.stdout is not None
         kinds = iter(parent.stdout.readline, "")
-        assert any(kind.strip() in ("progress", "metrics") for kind in kinds)
+        assert next(kinds).strip() == "progress"
         [worker] = psutil.Process(parent.pid).children()
         group = os.getpgid(worker.pid)
         assert group == worker.pid
@@ -167,7 +169,7 @@ def test_a_killed_data_worker_is_an_error_with_its_reason(
 
     def kill(event: Event) -> None:
         if _is_training(event) and not killed:
-            group = _group_of_the_training()
+            group = _group_of_the_worker()
             [loader] = [each for each in _members(group) if each.pid != group]
             killed.append(loader.pid)
             loader.kill()

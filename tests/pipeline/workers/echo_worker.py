@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import gc
 import os
 
 from patchline.pipeline.errors import RunError
 from patchline.pipeline.frozen_model import FrozenModel
 from patchline.pipeline.workers.event_log import EventWriter
 from patchline.pipeline.workers.worker_process import worker_main
+
+_COLLECTED = gc.isenabled()
 
 
 class Question(FrozenModel):
@@ -21,6 +24,10 @@ class Answer(FrozenModel):
 
     words: str
     process: int
+    collected_at_import: bool
+    """Whether garbage was collected while the modules were imported."""
+    collects: bool
+    """Whether it is collected while the work is done."""
 
 
 def _echo(job: Question, events: EventWriter) -> Answer:
@@ -30,7 +37,12 @@ def _echo(job: Question, events: EventWriter) -> Answer:
         raise ZeroDivisionError("nobody meant this")
     print(f"said {job.words}")  # noqa: T201 - for its log
     events.write("warning", message=job.words)
-    return Answer(words=job.words, process=os.getpid())
+    return Answer(
+        words=job.words,
+        process=os.getpid(),
+        collected_at_import=_COLLECTED,
+        collects=gc.isenabled(),
+    )
 
 
 def _introduce() -> str:

@@ -71,7 +71,9 @@ def test_a_prepared_worker_does_the_job(tmp_path: Path) -> None:
     """It is the process that was started before; result, events and log are where they belong."""
     [waiting] = _children()
     answer, events = _ask(tmp_path / "job", "hello")
-    assert answer == Answer(words="hello", process=waiting.pid)
+    assert answer == Answer(
+        words="hello", process=waiting.pid, collected_at_import=False, collects=True
+    )
     assert [event["message"] for event in events if event["kind"] == "warning"] == ["hello"]
     assert "said hello" in (tmp_path / "job/worker.log").read_text(encoding="utf-8")
     assert not _children()
@@ -82,6 +84,7 @@ def test_the_second_job_gets_a_new_worker(tmp_path: Path) -> None:
     """A worker does one job; the next one starts as if nothing had been prepared."""
     first, _ = _ask(tmp_path / "first", "one")
     second, _ = _ask(tmp_path / "second", "two")
+    assert (second.collected_at_import, second.collects) == (False, True)
     assert first.process != second.process
     assert second.words == "two"
 

@@ -158,7 +158,15 @@ def test_a_worker_that_is_killed_resumes_to_the_same_weights(
     assert all(torch.equal(weights[each], others[each]) for each in weights)
 
 
-@pytest.mark.parametrize("at", ["tokens", "first fit", "a fold", "the end"])
+@pytest.mark.parametrize(
+    "at",
+    [
+        "tokens",
+        pytest.param("first fit", marks=pytest.mark.slow),
+        "a fold",
+        pytest.param("the end", marks=pytest.mark.slow),
+    ],
+)
 def test_a_killed_run_resumes_to_the_same_weights(
     make_job: MakeJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at: str
 ) -> None:
