@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
+from starlette.requests import ClientDisconnect
 
 from patchline.pipeline.data.reading.decoding import UndecodableImageError, read_header
 from patchline.pipeline.data.reading.jpeg_wholeness import jpeg_frame
@@ -74,6 +75,12 @@ class Work:
         self.answers = [None] * len(self.images)
         self.left = len(self.images)
         self.done = asyncio.get_running_loop().create_future()
+
+    def give_up(self) -> None:
+        """Compute no more of it, because the client has gone; called in the event loop."""
+        self.abandoned = True
+        if not self.done.done():
+            self.done.set_exception(ClientDisconnect())
 
 
 class Engine:

@@ -15,6 +15,7 @@ from typing import Any
 
 from patchline.pipeline.packaging.packaged_model import PackagedModel
 from patchline.pipeline.serving.checked_package import Checked
+from patchline.pipeline.serving.client_presence import Scope, while_present
 from patchline.pipeline.serving.config import ServingConfig
 from patchline.pipeline.serving.engine import FAILED, Engine, Image, cores
 from patchline.pipeline.serving.refusal import Refusal, bad_request, busy
@@ -170,19 +171,26 @@ class ModelHost:
                 "Send several requests."
             )
 
-    async def answers(self, images: Sequence[Image], options: Options) -> Answers:
+    async def answers(self, images: Sequence[Image], options: Options, scope: Scope) -> Answers:
         """Return the answers to the images of a request.
 
+        Args:
+            images: of the request.
+            options: of the request.
+            scope: of the request; if its client goes, no more of its images are computed.
+
         Raises:
+            ClientDisconnect: if the client has gone.
             Refusal: if too many wait already, it took too long, or the network failed.
         """
         served = self.served
         self.check_room(len(images))
-        work = served.engine.submit(images, options)
         limit = self.config.time_limit_seconds
+        work = served.engine.submit(images, options)
         try:
-            async with asyncio.timeout(limit):
-                found = await work.done
+            with while_present(scope, work.give_up):
+                async with asyncio.timeout(limit):
+                    found = await work.done
         except TimeoutError:
             raise busy(
                 f"The answer took longer than {limit:g} s. Try again.", self.pending / self._rate

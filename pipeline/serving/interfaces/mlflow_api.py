@@ -40,7 +40,7 @@ async def invocations(request: Request) -> Response:
         )
         images = [row for row in rows if isinstance(row, bytes)]
         if images:
-            answered = await server.host.answers(images, options)
+            answered = await server.host.answers(images, options, request.scope)
             answers, version = iter(answered.answers), answered.version
         else:
             answers, version = iter(()), server.host.served.version

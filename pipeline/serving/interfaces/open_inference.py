@@ -110,7 +110,7 @@ async def infer(request: Request, name: str, version: str | None = None) -> Resp
         chosen = _chosen_outputs(given, _outputs_of(served.package))
         most = max(given.options.top_k, len(served.package.classes))
         all_classes = replace(given.options, top_k=most)
-        answered = await server.host.answers(given.images, all_classes)
+        answered = await server.host.answers(given.images, all_classes, request.scope)
     for position, answer in enumerate(answered.answers):
         if answer["error"] is not None:
             raise bad_request(f"Image {position} cannot be read: {answer['error']}.")

@@ -28,5 +28,5 @@ async def inside(request: Request) -> Response:
         if given.is_list:
             raise bad_request("One image at a time can be looked into. Send one as the body.")
         options = dataclasses.replace(given.options, with_inside=True)
-        answered = await server.host.answers(given.images, options)
+        answered = await server.host.answers(given.images, options, request.scope)
     return one_answer(server, options, answered)

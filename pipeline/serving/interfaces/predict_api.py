@@ -28,7 +28,7 @@ async def predict(request: Request) -> Response:
         given = await server.parsed(
             request, share, lambda body: given_images(body, content_type, request.query_params)
         )
-        answered = await server.host.answers(given.images, given.options)
+        answered = await server.host.answers(given.images, given.options, request.scope)
     if given.is_list:
         content = {
             "answers": _listed(given, answered),

@@ -5,12 +5,14 @@ from __future__ import annotations
 import contextlib
 import gzip
 import io
+import json
 import os
 import select
 import signal
 import socket
 import threading
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -130,6 +132,51 @@ def test_clients_that_leave_cost_nothing(server: Serving, name: str) -> None:
             assert b" 500 " not in everything(connection)
     assert server.predict(png(1)).status == 200
     assert "Traceback" not in server.log.read_text().removeprefix(before)
+
+
+def test_what_a_client_asked_for_that_has_gone_is_not_computed(registry: Registry) -> None:
+    """Clients that close while they wait leave nothing to decode or to compute behind."""
+    clients, images = 4, 30
+    body, kind = form([("large.png", big_png(3000))] * images)
+    lines = f"Content-Length: {len(body)}", f"Content-Type: {kind['content-type']}"
+    with serving(registry.folder, "--threads", "1") as server:
+        waiting = [connected(server) for _ in range(clients)]
+        for connection in waiting:
+            top = head(server, b"", *lines).replace(b"Content-Type: image/png\r\n", b"")
+            connection.sendall(top + body)
+        wait_for_pending(server, lambda pending: pending > images)
+        for connection in waiting:
+            connection.close()
+        wait_for_pending(server, lambda pending: pending == 0)
+        text = metrics(server)
+        assert metric(text, "patchline_decode_seconds_count") < clients * images / 2
+        assert metric(text, "patchline_batch_images_sum") < clients * images / 2
+        assert 'patchline_refused_requests_total{reason="client gone"} 4.0' in text
+        assert server.predict(png(1)).status == 200
+
+
+def wait_for_pending(server: Serving, enough: Callable[[float], bool]) -> None:
+    """Wait until enough, or few enough, images wait for an answer."""
+    until(
+        lambda: enough(metric(metrics(server), "patchline_pending_images")),
+        lambda: metrics(server),
+        seconds=30,
+    )
+
+
+def metrics(server: Serving) -> str:
+    """Return what `/metrics` tells."""
+    return server.ask("GET", "/metrics").body.decode()
+
+
+def test_an_answer_arrives_in_one_piece(server: Serving) -> None:
+    """Head and body are sent together."""
+    with connected(server) as connection:
+        connection.sendall(head(server, png(1)))
+        received = connection.recv(1 << 16)
+    top, _, body = received.partition(b"\r\n\r\n")
+    assert top.startswith(b"HTTP/1.1 200")
+    assert json.loads(body)["version"] == "1"
 
 
 def test_a_half_closed_connection_gets_its_answer(server: Serving) -> None:
