@@ -17,7 +17,7 @@ Scope = MutableMapping[str, Any]
 _GONE, _ON_GONE = "patchline.client_gone", "patchline.on_client_gone"
 
 
-def note_gone(scope: Scope) -> None:
+def note_gone(scope: Any) -> None:
     """Note that the client of a request has gone, and tell who waits for that."""
     scope[_GONE] = True
     if (on_gone := scope.get(_ON_GONE)) is not None:
