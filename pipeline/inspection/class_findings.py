@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from patchline.pipeline.data.manifests.manifest import examples
@@ -11,6 +13,9 @@ from patchline.pipeline.data.manifests.same_images import FILE, GROUP, PIXELS, c
 from patchline.pipeline.data.symmetry.mirror_answer import MirrorSymmetry
 from patchline.pipeline.inspection.finding import Finding, finding_on_classes
 from patchline.pipeline.labels.class_names import suspicions
+from patchline.pipeline.labels.label_pairs import label_pairs
+from patchline.pipeline.labels.label_sets import MULTI_LABEL, SINGLE_LABEL, Task
+from patchline.pipeline.labels.label_words import LabelWords, by_task
 
 _IMBALANCE = 10
 _FEW_IMAGES = 10
@@ -22,6 +27,7 @@ def findings_on_classes(
     empty: Sequence[str],
     needed_splits: int,
     unreadable: pd.DataFrame | None = None,
+    task: Task = SINGLE_LABEL,
 ) -> list[Finding]:
     """Return what is unusual about the classes.
 
@@ -31,11 +37,18 @@ def findings_on_classes(
         empty: classes without an image.
         needed_splits: number of splits that those of every class are divided into.
         unreadable: the files of classes of which no image can be read.
+        task: whether an image has one class, or a set of labels. A label need not be in every
+            split, but in training.
     """
-    counts = {str(label): int(count) for label, count in rows["label"].value_counts().items()}
+    pairs = label_pairs(rows["label"], task)
+    names = np.array(pairs.names, dtype=object)[pairs.labels]
+    each, words = rows.iloc[pairs.images].assign(label=names), by_task(task)
+    counts = {str(label): int(count) for label, count in each["label"].value_counts().items()}
     damaged = rows[:0] if unreadable is None else unreadable
-    small = _small(rows, divided, counts, needed_splits, damaged) if counts else []
-    return [*small, *_imbalance(counts), *_empty(empty), *_suspicious(counts)]
+    needed = needed_splits if task == SINGLE_LABEL else 1
+    own = divided.iloc[pairs.images].to_numpy()
+    small = _small(each, own, counts, needed, damaged, words) if counts else []
+    return [*small, *_imbalance(counts, task), *_empty(empty, task), *_suspicious(counts, words)]
 
 
 def finding_on_mirror_images(mirror: MirrorSymmetry, labels: Sequence[str]) -> list[Finding]:
@@ -64,7 +77,7 @@ def finding_on_mirror_images(mirror: MirrorSymmetry, labels: Sequence[str]) -> l
     ]
 
 
-def _suspicious(counts: Mapping[str, int]) -> list[Finding]:
+def _suspicious(counts: Mapping[str, int], words: LabelWords) -> list[Finding]:
     """Return what looks wrong about the names of the classes."""
     return [
         finding_on_classes(
@@ -72,7 +85,7 @@ def _suspicious(counts: Mapping[str, int]) -> list[Finding]:
             "warning",
             each.classes,
             f"{each.sentence[0].upper()}{each.sentence[1:]}.",
-            f"Trains on the classes as they are. {each.remedy}.",
+            f"Trains on the {words.several} as they are. {each.remedy}.",
         )
         for each in suspicions(counts)
     ]
@@ -80,18 +93,16 @@ def _suspicious(counts: Mapping[str, int]) -> list[Finding]:
 
 def _small(
     rows: pd.DataFrame,
-    divided: pd.Series[bool],
+    divided: np.ndarray[Any, np.dtype[np.bool_]],
     of_usable: Mapping[str, int],
     needed_splits: int,
     unreadable: pd.DataFrame,
+    words: LabelWords,
 ) -> list[Finding]:
     counts = {**of_usable, **dict.fromkeys(unreadable["label"], 0)}
     parts = rows[divided]
-    units = pd.Series(
-        united(column_of(parts, FILE), column_of(parts, PIXELS), column_of(parts, GROUP)),
-        index=parts.index,
-    )
-    different = units.groupby(parts["label"]).nunique()
+    units = united(column_of(parts, FILE), column_of(parts, PIXELS), column_of(parts, GROUP))
+    different = pd.Series(units).groupby(parts["label"].to_numpy()).nunique()
     stopping = [label for label in counts if different.get(label, 0) < needed_splits]
     small = sorted(label for label in counts if counts[label] < _FEW_IMAGES or label in stopping)
     if not small:
@@ -106,48 +117,69 @@ def _small(
     if any(counts[label] >= _FEW_IMAGES for label in small):  # copies, or all in another split
         few = "too few different images"
     action = (
-        f"Stops: every class needs {needed}. Add or repair images, or remove the class."
+        f"Stops: every {words.one} needs {needed}. Add or repair images, or remove the {words.one}."
         if stopping
-        else "Trains on them, but their metrics say little. Add images, or merge classes."
+        else f"Trains on them, but their metrics say little. Add images, or merge {words.several}."
     )
     return [
         finding_on_classes(
             "small_class",
             "error" if stopping else "warning",
             small,
-            f"{len(small):,} class{' has' if one else 'es have'} {few}: {named}.",
+            f"{len(small):,} {words.one if one else words.several} {'has' if one else 'have'} "
+            f"{few}: {named}.",
             action,
             files=files.loc[files["label"].isin(small), "path"],
         )
     ]
 
 
-def _imbalance(counts: Mapping[str, int]) -> list[Finding]:
+def _imbalance(counts: Mapping[str, int], task: Task) -> list[Finding]:
     if len(counts) < 2:  # noqa: PLR2004 - nothing to compare
         return []
     largest = max(counts, key=lambda label: counts[label])
     rare = sorted(label for label in counts if counts[label] * _IMBALANCE <= counts[largest])
     if not rare:
         return []
-    named = examples([f"{label} ({counts[label]:,})" for label in rare], 5)
+    named, words = examples([f"{label} ({counts[label]:,})" for label in rare], 5), by_task(task)
+    have = f"{words.one} has" if len(rare) == 1 else f"{words.several} have"
+    action = (
+        "Trains on the classes as they are, so the model prefers the large ones. Judge "
+        "it by balanced accuracy, and add images of the small classes, or train with "
+        "--training.sampling balanced."
+    )
+    if task == MULTI_LABEL:
+        action = (
+            "Trains on the labels as they are. Judge the model by mAP, in which every label counts "
+            "alike, and add images with the rare labels."
+        )
     return [
         finding_on_classes(
             "imbalance",
             "warning",
             rare,
-            f"{len(rare):,} class{' has' if len(rare) == 1 else 'es have'} at most a tenth "
-            f"of the images of {largest} ({counts[largest]:,}): {named}.",
-            "Trains on the classes as they are, so the model prefers the large ones. Judge "
-            "it by balanced accuracy, and add images of the small classes, or train with "
-            "--training.sampling balanced.",
+            f"{len(rare):,} {have} at most a tenth of the images of {largest} "
+            f"({counts[largest]:,}): {named}.",
+            action,
         )
     ]
 
 
-def _empty(empty: Sequence[str]) -> list[Finding]:
+def _empty(empty: Sequence[str], task: Task) -> list[Finding]:
     if not empty:
         return []
     one = len(empty) == 1
+    if task == MULTI_LABEL:
+        return [
+            finding_on_classes(
+                "empty_class",
+                "warning",
+                empty,
+                f"{len(empty):,} label{' is' if one else 's are'} on no image: "
+                f"{examples(empty, 5)}.",
+                "Trains without them, so the model never predicts them. Add images with them.",
+            )
+        ]
     return [
         finding_on_classes(
             "empty_class",

@@ -8,6 +8,7 @@ from typing import Any, Literal, get_args
 from pydantic import Field
 
 from patchline.pipeline.frozen_model import FrozenModel
+from patchline.pipeline.labels.label_sets import SINGLE_LABEL, Task
 
 Kind = Literal[
     "foreign", "unreadable", "truncated", "wrong_extension", "unusual_mode", "size_outlier",
@@ -15,6 +16,7 @@ Kind = Literal[
     "small_class", "empty_class", "dark", "blurred", "blank", "contradictory_rows", "missing_file",
     "refused_member", "similar_classes", "suspicious_class", "suspicious_labels",
     "value_range", "bands", "mirror_asymmetric",
+    "no_label", "frequent_label", "implied_label", "rare_label_set",
 ]  # fmt: skip
 KINDS: tuple[Kind, ...] = get_args(Kind)
 Severity = Literal["error", "warning", "note"]
@@ -47,6 +49,10 @@ TITLES: dict[Kind, str] = {
     "blank": "Blank images",
     "value_range": "Values of more than 8 bits",
     "bands": "Unclear bands",
+    "no_label": "Images without labels",
+    "frequent_label": "Labels on nearly every image",
+    "implied_label": "Labels that never occur alone",
+    "rare_label_set": "Rare label sets",
 }
 
 
@@ -153,14 +159,20 @@ class Inspection(FrozenModel):
     """Usable images."""
     files: int
     """All files, usable or not."""
+    task: Task = SINGLE_LABEL
+    """Whether an image has one class, or a set of labels."""
     classes: dict[str, int]
-    """Usable images by class."""
+    """Usable images by class, or with each label of multi-label data."""
     splits: dict[str, int]
     """Usable images by split."""
     unlabelled: int = 0
     """Usable images of `data.unlabelled`, without copies; in no split."""
     class_splits: dict[str, dict[str, int]]
     """Usable images by class and split."""
+    co_occurrence: dict[str, dict[str, int]] = Field(default_factory=dict)
+    """Of multi-label data: usable images with two labels, by each of them; without zeros."""
+    set_sizes: dict[int, int] = Field(default_factory=dict)
+    """Of multi-label data: usable images by their number of labels."""
     split_origin: str
     """Where the splits come from."""
     sizes: Sizes | None

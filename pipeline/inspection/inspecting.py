@@ -51,7 +51,10 @@ from patchline.pipeline.inspection.same_image_findings import (
     finding_on_unlabelled,
     findings_on_duplicates,
 )
+from patchline.pipeline.inspection.set_findings import co_occurrence, findings_on_sets
 from patchline.pipeline.inspection.value_findings import findings_on_values
+from patchline.pipeline.labels.label_pairs import label_pairs
+from patchline.pipeline.labels.label_sets import MULTI_LABEL, SINGLE_LABEL, Task
 from patchline.pipeline.terminal_words import counted
 
 _SQUARE = 1.05
@@ -108,6 +111,7 @@ def inspect_data(
         if data.group_near_duplicates:
             manifest, note = grouped_by(manifest, near)
             notes.append(note)
+    task = scanned.task
     assigned, origin, more = _with_splits(manifest, scanned, config, workspace)
     rows = manifests.usable(assigned)
     findings, unlabelled = findings_on_status(manifest), 0
@@ -127,19 +131,17 @@ def inspect_data(
             *findings_on_values(rows, scanned.pixel_values),
             *findings_on_size(rows),
             *findings_on_light(measured),
-            *findings_on_duplicates(rows, given, near, grouped=data.group_near_duplicates),
+            *findings_on_duplicates(
+                rows, given, near, grouped=data.group_near_duplicates, task=task
+            ),
         ]
     if uses_labels(config):
-        fractions = split.split_fractions(manifest, data.validation_fraction, data.test_fraction)
-        unreadable = unreadable_classes(manifest)
-        divided = (given_splits(manifest) == "train").reset_index(drop=True)
-        splits = len(fractions) + 1
-        findings += findings_on_classes(rows, divided, scanned.empty_classes, splits, unreadable)
+        findings += _on_labels(manifest, rows, scanned, config)
     mapping = scanned.pixel_values.mapping
     mirror = mirror_symmetry(
         config, scanned.mirror_symmetric, rows, Files(scanned.root, mapping), workspace
     )
-    on_mirror = finding_on_mirror_images(mirror, sorted(rows["label"].unique()))
+    on_mirror = finding_on_mirror_images(mirror, label_pairs(rows["label"], task).names)
     findings += on_mirror
     assumed = unmeasured_symmetries(config) if uses_labels(config) else ""
     more = [*more, *([assumed] if assumed else [])]
@@ -149,9 +151,31 @@ def inspect_data(
         findings += findings_on_labels(rows, judgement)
         more = [*more, *judgement.notes()]
     found_in_order, told = _sorted(findings), (*notes, *more)
-    result = summary_of(scanned.name, assigned, origin, found_in_order, told, mapping)
+    result = summary_of(scanned.name, assigned, origin, found_in_order, told, mapping, task)
     result = result.model_copy(update={"unlabelled": unlabelled})
     return Inspected(result, scanned.root, assigned, mapping)
+
+
+def _on_labels(
+    manifest: pd.DataFrame, rows: pd.DataFrame, scanned: ScannedData, config: RunConfig
+) -> list[Finding]:
+    """Return the findings about classes, or about sets of labels.
+
+    Args:
+        manifest: with the splits that the source gives.
+        rows: the usable images.
+        scanned: the task and the empty classes.
+        config: the split settings.
+    """
+    data, task = config.data, scanned.task
+    fractions = split.split_fractions(manifest, data.validation_fraction, data.test_fraction)
+    divided = (given_splits(manifest) == "train").reset_index(drop=True)
+    unreadable = unreadable_classes(manifest, task)
+    needed = len(fractions) + 1
+    on_classes = findings_on_classes(rows, divided, scanned.empty_classes, needed, unreadable, task)
+    if task != MULTI_LABEL:
+        return on_classes
+    return [*on_classes, *findings_on_sets(rows, label_pairs(rows["label"], task))]
 
 
 def _unused(config: RunConfig) -> list[str]:
@@ -209,6 +233,7 @@ def summary_of(
     findings: tuple[Finding, ...],
     notes: tuple[str, ...],
     mapping: PixelMapping = PLAIN,
+    task: Task = SINGLE_LABEL,
 ) -> Inspection:
     """Return the result of an inspection.
 
@@ -219,16 +244,29 @@ def summary_of(
         findings: sorted.
         notes: of the source and the splits.
         mapping: what becomes of values that are not of 8 bits.
+        task: whether an image has one class, or a set of labels.
     """
     rows = manifests.usable(manifest)
-    table = pd.crosstab(rows["label"], rows["split"])
-    names = [each for each in (*SPLITS, _NO_SPLIT) if each in table]
+    pairs = label_pairs(rows["label"], task)
+    labels = np.array(pairs.names, dtype=object)[pairs.labels]
+    splits = rows["split"].to_numpy(object)
+    of_splits = _counts(rows["split"])
+    names = [each for each in (*SPLITS, _NO_SPLIT) if each in of_splits]
+    table = pd.crosstab(labels, splits[pairs.images]).reindex(columns=names, fill_value=0)
+    several = {}
+    if task == MULTI_LABEL:
+        sizes = np.bincount(pairs.images, minlength=len(rows))
+        several = {
+            "co_occurrence": co_occurrence(pairs, len(rows)),
+            "set_sizes": {size: int((sizes == size).sum()) for size in np.unique(sizes).tolist()},
+        }
     return Inspection(
         name=name,
         images=len(rows),
         files=len(manifest),
-        classes=_counts(rows["label"]),
-        splits={each: int(table[each].sum()) for each in names},
+        task=task,
+        classes=pairs.counts(),
+        splits={each: of_splits[each] for each in names},
         class_splits={
             str(label): {each: int(counts[each]) for each in names}
             for label, counts in table.iterrows()
@@ -240,6 +278,7 @@ def summary_of(
         fingerprint=manifests.fingerprint(manifest, mapping),
         findings=findings,
         notes=notes,
+        **several,
     )
 
 

@@ -10,15 +10,23 @@ import pandas as pd
 from patchline.pipeline.data.reading.decoding import UndecodableImageError, decode_image
 from patchline.pipeline.data.reading.image_root import root_image_bytes
 from patchline.pipeline.data.reading.jpeg_decoding import decode_jpeg
+from patchline.pipeline.data.set_notes import set_words
 from patchline.pipeline.evaluation.html_page import render, thumbnail
 from patchline.pipeline.files.atomic_files import write_text
-from patchline.pipeline.inspection.finding import Finding
+from patchline.pipeline.inspection.finding import Finding, Inspection
 from patchline.pipeline.inspection.inspecting import Inspected
-from patchline.pipeline.inspection.terminal_report import looks, verdict
+from patchline.pipeline.inspection.terminal_report import (
+    class_words,
+    looks,
+    most_frequent,
+    verdict,
+)
+from patchline.pipeline.labels.label_sets import MULTI_LABEL, Task
+from patchline.pipeline.labels.label_words import by_task
 from patchline.pipeline.terminal_words import visible
 
 _MOST_IMAGES, _MOST_DOUBTFUL, _MOST_GROUPS, _MOST_OF_GROUP = 12, 48, 6, 4
-_MOST_NAMES, _MOST_CLASSES = 200, 500
+_MOST_NAMES, _MOST_CLASSES, _MOST_TOGETHER = 200, 500, 30
 _TINY_SIDE = 48
 _NOT_SHOWN = {"foreign", "unreadable", "truncated", "small_class"}
 """Kinds whose files cannot be shown, or need not be."""
@@ -63,8 +71,34 @@ def write_page(inspected: Inspected, file: Path) -> None:
         labels=[(label, visible(label) or "-") for label in labels[:_MOST_CLASSES]],
         more_classes=max(0, len(labels) - _MOST_CLASSES),
         most=max(result.classes.values(), default=1),
+        in_classes=class_words(result),
+        word=by_task(result.task),
+        together=_together(result),
     )
     write_text(file, text)
+
+
+def _label(text: str, task: Task) -> str:
+    return visible(set_words(text) if task == MULTI_LABEL else text)
+
+
+def _together(result: Inspection) -> list[tuple[str, list[tuple[int, float] | None]]]:
+    """Return for each frequent label how many of its images have each of the others, and the share.
+
+    None stands for the label itself; empty for single-label data.
+    """
+    if not any(result.co_occurrence.values()):
+        return []
+    shown = most_frequent(result, _MOST_TOGETHER)
+    table = []
+    for name in shown:
+        counts = [result.co_occurrence[name].get(other, 0) for other in shown]
+        cells = [
+            None if other == name else (count, count / result.classes[name])
+            for other, count in zip(shown, counts, strict=True)
+        ]
+        table.append((visible(name), cells))
+    return table
 
 
 def _paged(finding: Finding, rows: pd.DataFrame, inspected: Inspected) -> _PagedFinding:
@@ -104,7 +138,7 @@ def _picture(path: str, detail: str, rows: pd.DataFrame, inspected: Inspected) -
         return None
     return _Picture(
         path=visible(path),
-        label=visible(str(rows.loc[path, "label"])),
+        label=_label(str(rows.loc[path, "label"]), inspected.result.task),
         split=str(rows.loc[path, "split"]),
         detail=visible(detail),
         picture=thumbnail(pixels),

@@ -10,6 +10,7 @@ import pandas as pd
 
 from patchline.pipeline.data.manifests.same_images import GROUP, column_of, content_numbers
 from patchline.pipeline.inspection.finding import Finding, Severity, finding_on_files
+from patchline.pipeline.labels.label_sets import MULTI_LABEL, SINGLE_LABEL, Task
 from patchline.pipeline.terminal_words import by_number, counted
 
 Array = np.ndarray[Any, Any]
@@ -18,7 +19,12 @@ _BY_IMPORTANCE = {"test": 0, "validation": 1, "train": 2, "": 3}
 
 
 def findings_on_duplicates(
-    rows: pd.DataFrame, given: pd.Series[str], near: Array, *, grouped: bool = False
+    rows: pd.DataFrame,
+    given: pd.Series[str],
+    near: Array,
+    *,
+    grouped: bool = False,
+    task: Task = SINGLE_LABEL,
 ) -> list[Finding]:
     """Return the exact and near duplicates, those in several splits, and those with two labels.
 
@@ -27,12 +33,13 @@ def findings_on_duplicates(
         given: the splits that the source fixes.
         near: a number for each row, equal for images that are nearly the same.
         grouped: whether the groups of the rows keep these together.
+        task: whether an image has one class, or a set of labels.
     """
     exact = content_numbers(rows)[0]
     nearly = pd.Series(near.astype(int), index=rows.index, dtype="int64")
     return [
         *_leakage(rows, given, exact, nearly),
-        *_conflicts(rows, exact, nearly),
+        *_conflicts(rows, exact, nearly, task),
         *_exact(rows, exact),
         *_near(rows, exact, nearly, grouped=grouped),
     ]
@@ -122,16 +129,17 @@ def _leakage(
     ]  # fmt: skip
 
 
-def _conflicts(rows: pd.DataFrame, exact: pd.Series[Any], nearly: pd.Series[Any]) -> list[Finding]:
+def _conflicts(
+    rows: pd.DataFrame, exact: pd.Series[Any], nearly: pd.Series[Any], task: Task
+) -> list[Finding]:
     same = _several(rows["label"], exact)
     alike = _several(rows["label"], nearly) & ~same
     if not (same | alike).any():
         return []
     parts = [(same, "have the same pixels"), (alike, "look nearly the same")]
+    other = "with other labels" if task == MULTI_LABEL else "of another class"
     told = "; ".join(
-        f"{_images(here.sum())} {words} as an image of another class"
-        for here, words in parts
-        if here.any()
+        f"{_images(here.sum())} {words} as an image {other}" for here, words in parts if here.any()
     )
     return [
         _finding(

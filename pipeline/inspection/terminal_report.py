@@ -6,12 +6,14 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from patchline.pipeline.inspection.finding import SEVERITIES, Finding, Inspection
+from patchline.pipeline.labels.label_sets import MULTI_LABEL
+from patchline.pipeline.labels.label_words import by_task
 from patchline.pipeline.terminal_words import counted, visible
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-_MOST_CLASSES, _MOST_FILES = 20, 3
+_MOST_CLASSES, _MOST_FILES, _MOST_TOGETHER = 20, 3, 8
 _STYLES = {"error": "bold red", "warning": "yellow", "note": "cyan"}
 _DAMAGED = {
     "unreadable": ("unreadable file", "unreadable files"),
@@ -31,6 +33,7 @@ def terminal_report(result: Inspection) -> Iterator[RenderableType]:
     yield Text("\n".join(looks(result)) + "\n", style="dim")
     if result.classes:
         yield _classes(result)
+        yield from _together(result)
     for note in result.notes:
         yield Text(f"note: {visible(note)}", style="dim")
     yield Text(f"\n{verdict(result)}\n", style="bold")
@@ -53,9 +56,21 @@ def verdict(result: Inspection) -> str:
 
 def _overview(result: Inspection) -> str:
     named = set(result.classes) - {""}
-    classes = f" in {counted(len(result.classes), 'class', 'classes')}" if named else ""
+    classes = f" {class_words(result)}" if named else ""
     images = f"{counted(result.images, 'image')}{classes}"
     return f"{visible(result.name)}: {'; '.join([images, *_left_out(result)])}"
+
+
+def class_words(result: Inspection) -> str:
+    """Return how many classes or labels there are: `in 3 classes`, `with sets of 6 labels`."""
+    words = by_task(result.task)
+    where = "with sets of" if result.task == MULTI_LABEL else "in"
+    return f"{where} {counted(len(result.classes), words.one, words.several)}"
+
+
+def most_frequent(result: Inspection, most: int) -> list[str]:
+    """Return the names of the most frequent classes or labels."""
+    return sorted(result.classes, key=lambda label: (-result.classes[label], label))[:most]
 
 
 def _left_out(result: Inspection) -> list[str]:
@@ -89,7 +104,7 @@ def _classes(result: Inspection) -> RenderableType:
     from rich.table import Table
 
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
-    table.add_column("class", overflow="fold", max_width=40)
+    table.add_column(by_task(result.task).one, overflow="fold", max_width=40)
     for name in (*result.splits, "images"):
         table.add_column(name, justify="right", no_wrap=True)
     shown = sorted(result.classes, key=lambda label: -result.classes[label])
@@ -99,9 +114,32 @@ def _classes(result: Inspection) -> RenderableType:
     if len(shown) > _MOST_CLASSES:
         table.add_row(f"and {len(shown) - _MOST_CLASSES:,} smaller ones")
     totals = [*result.splits.values(), result.images]
+    if result.task == MULTI_LABEL and (without := result.set_sizes.get(0)):
+        table.add_row("no label", *([""] * len(result.splits)), f"{without:,}")
     if len(shown) > 1:
         table.add_row("all", *(f"{each:,}" for each in totals), style="bold")
     return table
+
+
+def _together(result: Inspection) -> Iterator[RenderableType]:
+    """Yield how many images with the label of a row have the label of a column, too."""
+    from rich.table import Table
+    from rich.text import Text
+
+    shown = most_frequent(result, _MOST_TOGETHER)
+    if not any(result.co_occurrence.values()):
+        return
+    some = f", of the {len(shown)} most frequent ones" if len(result.classes) > len(shown) else ""
+    yield Text(f"\nImages that have two labels{some}", style="bold")
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
+    table.add_column("label", overflow="fold", max_width=40)
+    for name in shown:
+        table.add_column(visible(name), justify="right", overflow="fold")
+    for name in shown:
+        others = result.co_occurrence[name]
+        cells = ["-" if other == name else f"{others.get(other, 0):,}" for other in shown]
+        table.add_row(visible(name), *cells)
+    yield table
 
 
 def _findings(result: Inspection) -> RenderableType:

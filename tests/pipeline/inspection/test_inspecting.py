@@ -297,5 +297,6 @@ def test_the_kinds_are_those_that_scripts_rely_on() -> None:
         *("contradictory_rows", "missing_file", "refused_member"),
         *("similar_classes", "suspicious_class", "suspicious_labels"),
         *("value_range", "bands", "mirror_asymmetric"),
+        *("no_label", "frequent_label", "implied_label", "rare_label_set"),
     ) == KINDS
     assert {"images", "classes", "splits", "sizes", "findings"} <= set(Inspection.model_fields)

@@ -1,0 +1,130 @@
+"""Findings about sets of labels: images without any, labels that hang together, rare sets."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from patchline.pipeline.data.manifests.manifest import examples
+from patchline.pipeline.data.set_notes import FEW_POSITIVES, few_negatives, rare_sets
+from patchline.pipeline.inspection.finding import Finding, finding_on_classes, finding_on_files
+from patchline.pipeline.labels.label_pairs import LabelPairs
+from patchline.pipeline.terminal_words import by_number, counted
+
+Integers = np.ndarray[Any, np.dtype[np.int64]]
+_NAMED = 5
+
+
+def findings_on_sets(rows: pd.DataFrame, pairs: LabelPairs) -> list[Finding]:
+    """Return what is unusual about the labels of multi-label data, beside their numbers.
+
+    Args:
+        rows: the usable images.
+        pairs: which of them has which label.
+    """
+    return [
+        *_without_labels(rows, pairs),
+        *_frequent(pairs, len(rows)),
+        *_implied(pairs, len(rows)),
+        *_rare(rows),
+    ]
+
+
+def co_occurrence(pairs: LabelPairs, images: int) -> dict[str, dict[str, int]]:
+    """Return the number of images with two labels, for each label and each other one it meets."""
+    counts = _together(pairs, images)
+    names = pairs.names
+    found: dict[str, dict[str, int]] = {name: {} for name in names}
+    first, second = counts.nonzero()
+    values = np.asarray(counts[first, second]).ravel()
+    for row, column, value in zip(first.tolist(), second.tolist(), values.tolist(), strict=True):
+        if row != column:
+            found[names[row]][names[column]] = int(value)
+    return found
+
+
+def _together(pairs: LabelPairs, images: int) -> Any:
+    """Return a sparse matrix (K, K) of the images with each two labels."""
+    from scipy.sparse import csr_matrix
+
+    ones = np.ones(len(pairs.images), np.int64)
+    has = csr_matrix((ones, (pairs.images, pairs.labels)), shape=(images, len(pairs.names)))
+    return (has.T @ has).tocsr()
+
+
+def _without_labels(rows: pd.DataFrame, pairs: LabelPairs) -> list[Finding]:
+    without = np.ones(len(rows), np.bool_)
+    without[pairs.images] = False
+    if not without.any():
+        return []
+    count = int(without.sum())
+    return [
+        finding_on_files(
+            "no_label",
+            "note",
+            rows.loc[without, "path"].tolist(),
+            f"{count:,} of {counted(len(rows), 'image')} {by_number(count, 'has', 'have')} no "
+            "label.",
+            "Trains on them as images that show none of the labels. Add the labels that are "
+            "missing, or exclude them.",
+        )
+    ]
+
+
+def _frequent(pairs: LabelPairs, images: int) -> list[Finding]:
+    frequent = few_negatives(pairs, images)
+    if frequent is None:
+        return []
+    return [
+        finding_on_classes(
+            "frequent_label",
+            "warning",
+            frequent.names,
+            f"{frequent.sentence}.",
+            "Trains on them, but their metrics say little. Add images without them.",
+        )
+    ]
+
+
+def _implied(pairs: LabelPairs, images: int) -> list[Finding]:
+    """Return labels that never occur without some other label that is not on nearly every image."""
+    together = _together(pairs, images)
+    counts = together.diagonal()
+    first, second = together.nonzero()
+    always = np.asarray(together[first, second]).ravel() == counts[first]
+    usual = counts[second] <= images / 2
+    there = always & (first != second) & usual & (counts[first] >= FEW_POSITIVES)
+    implied = sorted({pairs.names[label] for label in first[there].tolist()})
+    if not implied:
+        return []
+    ways = zip(first[there].tolist(), second[there].tolist(), strict=True)
+    named = examples([f"{pairs.names[one]} (with {pairs.names[other]})" for one, other in ways], 5)
+    return [
+        finding_on_classes(
+            "implied_label",
+            "note",
+            implied,
+            f"{counted(len(implied), 'label')} never {by_number(len(implied), 'occurs', 'occur')} "
+            f"without another one: {named}.",
+            "Trains on them as they are. That is right where one label implies the other; else "
+            "labels are missing, or two labels are the same.",
+        )
+    ]
+
+
+def _rare(rows: pd.DataFrame) -> list[Finding]:
+    rare = rare_sets(rows["label"])
+    if rare is None:
+        return []
+    files = rows.loc[rows["label"].isin(rare.names), "path"]
+    return [
+        finding_on_files(
+            "rare_label_set",
+            "note",
+            files.tolist(),
+            f"{rare.sentence}.",
+            "Trains on them. A set on a single image may be a mistake.",
+        )
+    ]

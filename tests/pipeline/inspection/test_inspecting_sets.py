@@ -1,0 +1,125 @@
+"""The inspection of multi-label data: labels that occur together, rare ones, and contradictions."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from patchline.pipeline.config import RunConfig
+from patchline.pipeline.data import ingestion
+from patchline.pipeline.data.manifests import source_listing
+from patchline.pipeline.inspection.finding import Finding
+from patchline.pipeline.inspection.inspecting import Inspected, inspect_data
+from patchline.pipeline.inspection.page import write_page
+from patchline.pipeline.inspection.terminal_report import terminal_report
+from patchline.plugin_api import ImageListing, ListedImage
+from tests.pipeline.inspection.test_inspecting import scene
+
+Sets = list[tuple[str, ...]]
+Inspect = Callable[..., Inspected]
+
+
+@pytest.fixture
+def inspected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Inspect:
+    """Return a function that inspects images with the given sets; copies have an equal number."""
+
+    def inspect(sets: Sets, numbers: list[int] | None = None, **data: Any) -> Inspected:
+        for place, number in enumerate(numbers or list(range(len(sets)))):
+            scene(number).save(tmp_path / f"{place:03d}.png")
+        images = [
+            ListedImage(path=f"{place:03d}.png", label="", labels=names)
+            for place, names in enumerate(sets)
+        ]
+        listing = ImageListing(name="sets", root=tmp_path, images=images)
+        for module in (source_listing, ingestion):
+            monkeypatch.setattr(module, "listing_of", lambda *_, **__: listing)
+        config = RunConfig.model_validate({"data": {"source": "shapes", **data}})
+        return inspect_data(config, tmp_path / "work")
+
+    return inspect
+
+
+def _of_kind(found: Inspected, kind: str) -> Finding:
+    (finding,) = [each for each in found.result.findings if each.kind == kind]
+    return finding
+
+
+USUAL: Sets = [("a",), ("b",), ("a", "b"), ("c",), ("b", "c")] * 6
+
+
+def test_labels_are_counted_by_split_and_in_pairs(inspected: Inspect) -> None:
+    """An image counts once in its split, and for each of its labels."""
+    result = inspected(USUAL).result
+    assert result.classes == {"a": 12, "b": 18, "c": 12}
+    assert sum(result.splits.values()) == result.images == 30
+    assert sum(result.class_splits["b"].values()) == 18
+    assert result.co_occurrence == {"a": {"b": 6}, "b": {"a": 6, "c": 6}, "c": {"b": 6}}
+    assert result.set_sizes == {1: 18, 2: 12}
+    kinds = {each.kind for each in result.findings}
+    assert not kinds & {"no_label", "implied_label", "rare_label_set", "small_class", "imbalance"}
+    assert json.loads(result.model_dump_json())["task"] == "multi_label"
+
+
+def test_images_without_labels_are_listed(inspected: Inspect) -> None:
+    """They are a note, because they are used."""
+    finding = _of_kind(inspected([*USUAL, (), ()]), "no_label")
+    assert finding.files == ("030.png", "031.png")
+    assert finding.severity == "note"
+    assert finding.summary == "2 of 32 images have no label."
+
+
+def test_rare_labels_and_rare_sets_are_named(inspected: Inspect) -> None:
+    """A label on few images lowers the quality of the model; a run does not stop for it."""
+    found = inspected([*USUAL, ("rare",), ("a", "c")])
+    small = _of_kind(found, "small_class")
+    assert (small.severity, small.classes, small.files) == ("warning", ("rare",), ("030.png",))
+    assert small.summary == "1 label has fewer than 10 images: rare (1)."
+    sets = _of_kind(found, "rare_label_set")
+    assert sets.files == ("030.png", "031.png")
+    assert "a + c (1), rare (1)" in sets.summary
+    assert not [note for note in found.result.notes if "would stop" in note]
+
+
+def test_labels_that_hang_together_are_named(inspected: Inspect) -> None:
+    """Dogs are always animals here, and everything is a picture."""
+    sets: Sets = [("dog", "animal", "picture"), ("animal", "picture"), ("car", "picture")] * 12
+    found = inspected([*sets, ("car", "dog")] + [("car", "picture")] * 20)
+    assert _of_kind(found, "frequent_label").classes == ("picture",)
+    found = inspected([("dog", "animal"), ("animal",), ("car",), ("car",)] * 12)
+    implied = _of_kind(found, "implied_label")
+    assert implied.classes == ("dog",)
+    assert implied.summary == "1 label never occurs without another one: dog (with animal)."
+
+
+def test_copies_with_other_labels_are_a_conflict(inspected: Inspect) -> None:
+    """The same picture with another set contradicts itself, and is not marked to be excluded."""
+    numbers = [*range(30), 0, 1]
+    found = inspected([*USUAL, ("a", "b"), ("b",)], numbers)
+    conflict = _of_kind(found, "label_conflict")
+    assert conflict.groups == (("000.png", "030.png"),)
+    assert "as an image with other labels" in conflict.summary
+    assert _of_kind(found, "exact_duplicate").exclude in {("001.png",), ("031.png",)}
+
+
+def test_page_and_terminal_speak_of_labels(inspected: Inspect, tmp_path: Path) -> None:
+    """Pairs are in both, and a set is shown as a person reads it."""
+    found = inspected([*USUAL, ("a", "<b>"), ()])
+    write_page(found, tmp_path / "page.html")
+    page = (tmp_path / "page.html").read_text()
+    assert "with sets of 4 labels" in page
+    assert "Labels that occur together" in page
+    assert "&lt;b&gt; + a" in page.replace("&#60;", "&lt;").replace("&#62;", "&gt;")
+    assert "[&#34;a" not in page
+    from rich.console import Console
+
+    console = Console(width=120, record=True, file=(tmp_path / "out").open("w"))
+    for part in terminal_report(found.result):
+        console.print(part)
+    text = console.export_text()
+    assert "with sets of 4 labels" in text
+    assert "Images that have two labels" in text
+    assert "no label" in text
