@@ -16,6 +16,8 @@ _MAIN_METRICS = (
     "test/log_loss",
     "test/ece",
 )
+_OF_LABEL_SETS = ("test/mAP", "test/mAP_low", "test/mAP_high")
+"""Columns that only models have whose images have sets of labels."""
 
 
 def version_table(name: str | None = None) -> pd.DataFrame:
@@ -31,6 +33,7 @@ def version_table(name: str | None = None) -> pd.DataFrame:
             "version": int(version.version),
             "aliases": ", ".join(version.aliases),
             **{key: version.metrics.get(key) for key in _MAIN_METRICS},
+            **{key: version.metrics[key] for key in _OF_LABEL_SETS if key in version.metrics},
             "created_at": pd.Timestamp(version.created_at),
             "run_id": version.run_id,
             "data_fingerprint": version.data_fingerprint,

@@ -30,7 +30,7 @@ from patchline.pipeline.browsing.outcome import (
 from patchline.pipeline.browsing.run_summary import RunSummary, summary_of
 from patchline.pipeline.data.ingested_data import IngestedData
 from patchline.pipeline.evaluation.evaluating import Evaluated
-from patchline.pipeline.metrics.names import METRICS
+from patchline.pipeline.metrics.multi_label.names import ALL_METRICS
 from patchline.pipeline.pretraining.evaluating import PretrainingEvaluated
 from patchline.pipeline.registry import registered_models
 from patchline.pipeline.registry.registration import Registered
@@ -67,9 +67,10 @@ def publish(context: Context, approval: str) -> RunSummary:
 
 
 def accuracy(context: Context) -> float | None:
-    """Return the accuracy on the test images; None for an encoder."""
+    """Return the accuracy on the test images; None for an encoder, or for sets of labels."""
     evaluated = context.find(Evaluated)
-    return evaluated.report.accuracy.value if evaluated else None
+    found = evaluated.report.metrics.get("test/accuracy") if evaluated else None
+    return found.value if found else None
 
 
 def _outcome(context: Context) -> Outcome | EncoderOutcome:
@@ -111,7 +112,7 @@ def _write_artifacts(outcome: Outcome | EncoderOutcome) -> None:
         key="test-metrics",
         table=[
             {
-                "metric": METRICS[key.removeprefix("test/")].title,
+                "metric": ALL_METRICS[key.removeprefix("test/")].title,
                 "value": round(estimate.value, 4),
                 "low": round(estimate.low, 4),
                 "high": round(estimate.high, 4),

@@ -15,6 +15,7 @@ import numpy as np
 from patchline.pipeline.browsing.charts import AUGMENTATION, ERRORS, UNCERTAIN
 from patchline.pipeline.browsing.outcome import Outcome
 from patchline.pipeline.evaluation import plots
+from patchline.pipeline.evaluation.multi_label.label_set_report import MultiLabelReport
 from patchline.pipeline.tracking.tracking_store import client
 
 Pixels = np.ndarray[Any, np.dtype[np.uint8]]
@@ -60,6 +61,8 @@ def grid_images(outcome: Outcome) -> Iterator[GridImage]:
         for step, pixels in enumerate(preview_steps(_read(preview))):
             yield GridImage(AUGMENTATION, step, pixels)
     report, folder = outcome.evaluated.report, outcome.evaluated.folder
+    if isinstance(report, MultiLabelReport):
+        return  # their galleries show one label of an image, on the page alone
     for key, images, name in (
         (ERRORS, report.most_confident_errors, plots.ERRORS),
         (UNCERTAIN, report.least_certain, plots.UNCERTAIN),

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from patchline.pipeline.browsing.run_summary import RunSummary
+from patchline.pipeline.evaluation.headline import headline_of
 from patchline.pipeline.terminal_words import pasted_path, pasted_program
 
 Command = tuple[str, str]
@@ -42,14 +43,16 @@ def next_steps(summary: RunSummary, seconds: float, plugins: Sequence[Path] = ()
 
 
 def _result_line(summary: RunSummary) -> str:
-    accuracy = summary.metrics.get("test/accuracy")
-    if accuracy is None:
+    main = headline_of(summary.metrics)
+    if main is None:
         loss = summary.metrics["test/loss"]
         interval = f"95% interval {loss.low:.4g} to {loss.high:.4g}"
         return f"Test loss      {loss.value:.4g} on {loss.n:,} images ({interval})"
+    found = main.estimate
+    joint = "of" if main.name == "accuracy" else "on"
     return (
-        f"Test accuracy  {accuracy.value:.1%} of {accuracy.n:,} images "
-        f"(95% interval {accuracy.low:.1%} to {accuracy.high:.1%})"
+        f"{f'Test {main.name}':<14} {found.value:.1%} {joint} {found.n:,} images "
+        f"(95% interval {found.low:.1%} to {found.high:.1%})"
     )
 
 
@@ -84,7 +87,7 @@ def _commands(summary: RunSummary, plugins: Sequence[Path]) -> tuple[str, list[C
 
 
 def _is_classifier(summary: RunSummary) -> bool:
-    return "test/accuracy" in summary.metrics
+    return headline_of(summary.metrics) is not None
 
 
 def _has_server(summary: RunSummary) -> bool:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from patchline.pipeline.evaluation.headline import headline_of
 from patchline.pipeline.evaluation.promotion_decision import verdict
 from patchline.pipeline.terminal_words import counted, short_path
 
@@ -192,16 +193,17 @@ class Run:
     @property
     def _result(self) -> tuple[str, str]:
         """The title and the value of the main metric."""
-        if estimate := self.metrics.get("test/accuracy"):
+        if main := headline_of(self.metrics):
+            estimate = main.estimate
             interval = f"({estimate.low:.1%} to {estimate.high:.1%}, n={estimate.n})"
-            return "test accuracy", f"{estimate.value:.1%} {interval}"
+            return f"test {main.name}", f"{estimate.value:.1%} {interval}"
         loss = self.metrics["test/loss"]
         return "test loss", f"{loss.value:.4g} ({loss.low:.4g} to {loss.high:.4g}, n={loss.n})"
 
     def _repr_html_(self) -> str:
         title, value = self._result
         facts = {
-            title.capitalize(): value,
+            f"{title[:1].upper()}{title[1:]}": value,
             "Registered": f"{self.name}, version {self.version} ({', '.join(self.aliases)})",
             "Duration": f"{sum(self.seconds.values()):.0f} s",
             "Report": short_path(self.report.path),

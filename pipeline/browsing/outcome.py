@@ -11,17 +11,24 @@ from patchline.pipeline.data.ingested_data import IngestedData
 from patchline.pipeline.data.seen_images import caveat_on_test_images
 from patchline.pipeline.evaluation.chosen_images import EXPLANATIONS, TITLES
 from patchline.pipeline.evaluation.evaluating import Evaluated
+from patchline.pipeline.evaluation.multi_label.label_set_report import MultiLabelReport
+from patchline.pipeline.evaluation.report import EvaluationReport
 from patchline.pipeline.initial_weights.recipe import display_name
-from patchline.pipeline.metrics.names import METRICS
+from patchline.pipeline.metrics.multi_label.names import ALL_METRICS
 from patchline.pipeline.packaging.model_card import escaped
 from patchline.pipeline.pretraining.evaluating import PretrainingEvaluated
 from patchline.pipeline.registry.promotion import Promotion
 from patchline.pipeline.registry.registration import Registered
+from patchline.pipeline.terminal_words import counted
 from patchline.pipeline.tracking import addresses, provenance
 from patchline.pipeline.tracking.tracked_run import TrackedRun
 from patchline.pipeline.training.train_result import TrainResult
 
-_SHOWN = ("accuracy", "balanced_accuracy", "macro_f1", "roc_auc", "log_loss", "ece")
+_SHOWN = (
+    "accuracy", "balanced_accuracy", "mAP", "micro_mAP", "macro_f1", "exact_match", "roc_auc",
+    "ranking_loss", "log_loss", "ece",
+)  # fmt: skip
+"""Of both kinds of classifiers."""
 
 
 @dataclass(frozen=True)
@@ -42,14 +49,9 @@ class Outcome:
     """Address of the flow run in the Prefect UI; empty if there is none."""
 
     @property
-    def accuracy(self) -> float:
-        """On the test images."""
-        return self.evaluated.report.accuracy.value
-
-    @property
     def run_name(self) -> str:
-        """Data, model and accuracy, for lists of runs."""
-        return f"{self.config.name} {recipe(self.config)} {self.accuracy:.1%}"
+        """Data, model and main metric, for lists of runs."""
+        return f"{self.config.name} {recipe(self.config)} {self.evaluated.report.headline.short}"
 
 
 @dataclass(frozen=True)
@@ -80,17 +82,30 @@ def recipe(config: RunConfig) -> str:
 
 
 def verdict(outcome: Outcome) -> str:
-    """Return the test accuracy, the registered version and the promotion decision."""
+    """Return the main test metric, the registered version and the promotion decision."""
     report, registered = outcome.evaluated.report, outcome.registered
-    accuracy = report.accuracy
     warning = f"\n\nWarning: {escaped(report.warning)}." if report.warning else ""
     aliases = f"initially {', '.join(outcome.aliases)}" if outcome.aliases else "no alias"
     return (
-        f"**{accuracy.value:.1%}** of {accuracy.n:,} test images classified correctly "
-        f"(95% interval {accuracy.low:.1%} to {accuracy.high:.1%}), {_errors(report.errors)}."
-        f"{warning}{_caveat(outcome)}\n\n"
+        f"{_result(report)}{warning}{_caveat(outcome)}\n\n"
         f"Registered as **{escaped(registered.name)}, version {registered.version}** ({aliases}). "
         f"{promotion_sentence(outcome.promotion)}"
+    )
+
+
+def _result(report: EvaluationReport | MultiLabelReport) -> str:
+    main = report.headline.estimate
+    interval = f"95% interval {main.low:.1%} to {main.high:.1%}"
+    if isinstance(report, MultiLabelReport):
+        known = len(report.classes) - len(report.unknown_labels)
+        return (
+            f"mAP **{main.value:.1%}** on {main.n:,} test images ({interval}), mean of "
+            f"{counted(known, 'label')}: {report.false_positives:,} false positives, "
+            f"{report.false_negatives:,} false negatives."
+        )
+    return (
+        f"**{main.value:.1%}** of {main.n:,} test images classified correctly ({interval}), "
+        f"{_errors(report.errors)}."
     )
 
 
@@ -155,9 +170,9 @@ def metrics_table(outcome: Outcome) -> str:
     for name in _SHOWN:
         estimate = outcome.evaluated.report.metrics.get(f"test/{name}")
         if estimate is not None:
-            better = "" if METRICS[name].higher_is_better else " (lower is better)"
+            better = "" if ALL_METRICS[name].higher_is_better else " (lower is better)"
             lines.append(
-                f"| {METRICS[name].title}{better} | {estimate.value:.4f} "
+                f"| {ALL_METRICS[name].title}{better} | {estimate.value:.4f} "
                 f"| {estimate.low:.4f} to {estimate.high:.4f} |"
             )
     return "\n".join(lines)

@@ -7,6 +7,7 @@ import time
 
 from patchline.pipeline.browsing import image_grids, saved_views
 from patchline.pipeline.browsing.outcome import Outcome, lineage, links, metrics_table, verdict
+from patchline.pipeline.labels.label_sets import MULTI_LABEL
 from patchline.pipeline.packaging.model_card import escaped
 from patchline.pipeline.tracking import addresses
 from patchline.pipeline.tracking.tracking_store import client
@@ -29,7 +30,11 @@ def write_pages(outcome: Outcome) -> bool:
     try:
         _write_run(outcome)
         _write_version(outcome)
-        saved_views.write_views(outcome.run.experiment_id, _experiment_text(outcome))
+        saved_views.write_views(
+            outcome.run.experiment_id,
+            _experiment_text(outcome),
+            outcome.evaluated.report.headline.name,
+        )
         image_grids.log_grids(outcome)
     except Exception as error:  # noqa: BLE001 - the store can fail in many ways
         logger.warning("The run's pages in MLflow could not be written: %s", error)
@@ -53,17 +58,16 @@ def _write_run(outcome: Outcome) -> None:
         metrics=[Metric(key, value, moment, step) for key, value in numbers.items()],
         tags=[
             RunTag(NOTE_TAG, "\n\n".join(parts)),
-            RunTag(saved_views.ACCURACY_TAG, _accuracy_text(outcome)),
+            RunTag(f"test {outcome.evaluated.report.headline.name}", _main_metric_text(outcome)),
             RunTag(PROMOTED_TAG, str(promoted).lower()),
         ],
     )
     store.update_run(run_id, name=outcome.run_name)
 
 
-def _accuracy_text(outcome: Outcome) -> str:
-    accuracy = outcome.evaluated.report.accuracy
-    low, high = 100 * accuracy.low, 100 * accuracy.high
-    return f"{accuracy.value:.1%} ({low:.1f} to {high:.1f})"
+def _main_metric_text(outcome: Outcome) -> str:
+    main = outcome.evaluated.report.headline.estimate
+    return f"{main.value:.1%} ({100 * main.low:.1f} to {100 * main.high:.1f})"
 
 
 def _write_version(outcome: Outcome) -> None:
@@ -82,13 +86,20 @@ def _model_text(outcome: Outcome) -> str:
     rest = len(classes) - _LISTED_CLASSES
     more = f" and {rest:,} more" if rest > 0 else ""
     return (
-        f"Labels an image with one of {len(classes):,} classes: {listed}{more}.\n\n"
+        f"{_task_text(outcome)}: {listed}{more}.\n\n"
         "The alias **champion** is the version to use; **challenger** is the newest version, which "
         "may replace it. Each version below shows its origin and its test metrics.\n\n"
         f"```sh\npatchline predict {name}@champion IMAGE\npatchline models {name}\n"
         f"patchline promote {name}\n```\n\n"
         f"[All training runs, best first]({saved_views.path(outcome.run.experiment_id)})"
     )
+
+
+def _task_text(outcome: Outcome) -> str:
+    number = len(outcome.data.classes)
+    if outcome.config.data.task == MULTI_LABEL:
+        return f"Finds which of {number:,} labels an image has, if any"
+    return f"Labels an image with one of {number:,} classes"
 
 
 def _experiment_text(outcome: Outcome) -> str:

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from pydantic import Field
 
 from patchline.pipeline.browsing.outcome import EncoderOutcome, Outcome
 from patchline.pipeline.data.seen_images import caveat_on_test_images
+from patchline.pipeline.evaluation.multi_label.label_set_report import MultiLabelReport
 from patchline.pipeline.frozen_model import FrozenModel
 from patchline.pipeline.metrics.intervals import MetricEstimate
+from patchline.pipeline.metrics.label_calibration import LabelCalibration
+from patchline.pipeline.metrics.label_thresholds import LabelThresholds
 from patchline.pipeline.metrics.temperature import TemperatureFit
 from patchline.pipeline.provenance.provenance import UNKNOWN, ProvenanceSummary
 from patchline.pipeline.redaction import without_credentials
@@ -51,8 +55,13 @@ class RunSummary(FrozenModel):
     """For each stage that was not computed again, the run whose result was used."""
     cross_validation: MetricEstimate | None = None
     """With folds, their mean validation accuracy with its t interval."""
-    calibration: TemperatureFit | None = None
-    """The temperature of the probabilities, and whether validation images determine it."""
+    calibration: TemperatureFit | LabelCalibration | None = None
+    """The temperature of the probabilities, or scale and shift of each label, and whether
+    validation images determine them."""
+    thresholds: LabelThresholds | None = None
+    """With sets of labels: from which probability on each label is predicted."""
+    labels: tuple[str, ...] = ()
+    """With sets of labels: their names, in the order of calibration and thresholds."""
     page: str = ""
     """Address of the run in the MLflow UI; for a local store, while `mlflow ui` runs."""
 
@@ -97,5 +106,13 @@ def summary_of(
         reused=reused,
         cross_validation=folds.accuracy if folds else None,
         calibration=classifier.evaluated.report.calibration if classifier else None,
+        **_of_label_sets(outcome),
         page=addresses.run_page(run),
     )
+
+
+def _of_label_sets(outcome: EncoderOutcome | Outcome) -> dict[str, Any]:
+    report = outcome.evaluated.report
+    if not isinstance(report, MultiLabelReport):
+        return {}
+    return {"thresholds": report.thresholds, "labels": report.classes}

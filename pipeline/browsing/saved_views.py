@@ -178,14 +178,42 @@ def path(experiment_id: str, view: SavedView = BEST) -> str:
     return addresses.runs_path(experiment_id, view_id(view), charts=view.charts)
 
 
-def write_views(experiment_id: str, description: str) -> None:
+def views_by(metric: str) -> tuple[SavedView, ...]:
+    """Return the views of runs whose main metric this is: accuracy, or mAP of sets of labels."""
+    if metric == "accuracy":
+        return VIEWS
+
+    def renamed(text: str) -> str:
+        names = ("test/{}`", "validation/{}`", "test {}`")
+        for old, new in ((each.format("accuracy"), each.format(metric)) for each in names):
+            text = text.replace(old, new)
+        return text
+
+    return tuple(
+        view.model_copy(
+            update={
+                "filter": renamed(view.filter),
+                "order_by": renamed(view.order_by),
+                "columns": tuple(map(renamed, view.columns)),
+            }
+        )
+        for view in VIEWS
+    )
+
+
+def write_views(experiment_id: str, description: str, metric: str = "accuracy") -> None:
     """Add the views to an experiment, and a description unless it has one.
 
     A view that a person has changed and saved is kept.
+
+    Args:
+        experiment_id: of the runs.
+        description: of the experiment.
+        metric: the main metric of its runs.
     """
     store = client()
     tags = store.get_experiment(experiment_id).tags
-    views = {_TAG + view_id(view): view for view in VIEWS}
+    views = {_TAG + view_id(view): view for view in views_by(metric)}
     moment = int(time.time() * 1000)
     for number, (tag, view) in enumerate(views.items()):
         if _is_old(tags.get(tag), view):

@@ -30,6 +30,9 @@ from patchline.pipeline.evaluation.html_report import (
     WhereItLooked,
     write_html,
 )
+from patchline.pipeline.evaluation.multi_label.judging import judge
+from patchline.pipeline.evaluation.multi_label.label_set_page import write_label_set_report
+from patchline.pipeline.evaluation.multi_label.label_set_report import MultiLabelReport
 from patchline.pipeline.evaluation.plots import write_plots
 from patchline.pipeline.evaluation.prediction_job import (
     CorruptionJob,
@@ -47,6 +50,7 @@ from patchline.pipeline.evaluation.trained_run import TrainedRun
 from patchline.pipeline.files.file_digest import digest_of
 from patchline.pipeline.frozen_model import FrozenModel
 from patchline.pipeline.initial_weights.recipe import display_name
+from patchline.pipeline.labels.label_sets import MULTI_LABEL
 from patchline.pipeline.metrics.intervals import proportion
 from patchline.pipeline.metrics.temperature import by_member
 from patchline.pipeline.models.answer_rules import AnswerRules
@@ -82,7 +86,7 @@ _COMPUTED_BY = (
 class Evaluated(FrozenModel):
     """The report and its files."""
 
-    report: EvaluationReport
+    report: EvaluationReport | MultiLabelReport
     folder: Path
     html: Path
 
@@ -126,6 +130,8 @@ def evaluate_run(run: TrainedRun, folder: Path, on_event: Callable[[Event], None
         on_event,
         Resources.for_device(trained.device),
     )
+    if config.data.task == MULTI_LABEL:
+        return _evaluated_label_sets(run, predicted, folder, on_event)
     members = trained.ensemble.calibrations if trained.ensemble else ()
     logits, fits = pd.read_parquet(predicted.file), by_member(members) if members else None
     table, calibration = calibrated(logits, data.classes, fits)
@@ -163,18 +169,44 @@ def evaluate_run(run: TrainedRun, folder: Path, on_event: Callable[[Event], None
         ),
     }
     report = report.model_copy(update=beside)
-    preview = trained.best.parent / "augmentation_preview.png"
     html = write_report(
         report,
-        _page(run, table, averaging),
+        _page(run, _weights_facts(trained, _validated(trained, table)), averaging),
         table,
         lambda position: images[rows[position]],
         folder,
         history=[record.model_dump() for record in trained.history],
-        preview=preview if preview.exists() else None,
+        preview=_preview(trained),
         explanations=predicted.explanations,
     )
     return Evaluated(report=report, folder=folder, html=html)
+
+
+def _evaluated_label_sets(
+    run: TrainedRun, predicted: PredictionResult, folder: Path, on_event: Callable[[Event], None]
+) -> Evaluated:
+    """Write the report of a model whose images have sets of labels."""
+    judged = judge(pd.read_parquet(predicted.file), run.config, run.data, _COMPUTED_BY)
+    predicted.file.unlink()  # the table has its logits
+    for note in judged.report.notes:
+        on_event({"kind": "note", "message": note})
+    images, rows = open_images(run.prepared.store), judged.table["row"].to_numpy()
+    html = write_label_set_report(
+        judged.report,
+        _page(run, _weights_facts(run.trained, judged.validated)),
+        judged.table,
+        lambda position: images[rows[position]],
+        folder,
+        history=[record.model_dump() for record in run.trained.history],
+        preview=_preview(run.trained),
+    )
+    return Evaluated(report=judged.report, folder=folder, html=html)
+
+
+def _preview(trained: TrainResult) -> Path | None:
+    """Return the preview image of the augmentation; None if there is none."""
+    preview = trained.best.parent / "augmentation_preview.png"
+    return preview if preview.exists() else None
 
 
 def _features_by_position(file: Path | None, rows: Array) -> dict[int, Array]:
@@ -281,9 +313,13 @@ def _looked(explanations: Explanations, folder: Path) -> WhereItLooked:
     return WhereItLooked(maps, explanations.maps_kind, titled)
 
 
-def _weights_facts(trained: TrainResult, table: pd.DataFrame) -> dict[str, str]:
-    """Return which weights are evaluated, and what the validation metrics belong to."""
-    validated = _validated(trained, table)
+def _weights_facts(trained: TrainResult, validated: str) -> dict[str, str]:
+    """Return which weights are evaluated, and what the validation metrics belong to.
+
+    Args:
+        trained: the weights.
+        validated: their main validation metric, in words.
+    """
     facts = {}
     if trained.probe is not None:
         facts["Head"] = (
@@ -371,6 +407,7 @@ def _held_out(run: TrainedRun) -> tuple[HeldOut, ...]:
 
 def _job(run: TrainedRun, folder: Path) -> FrozenModel:
     data, trained = run.data, run.trained
+    one_label = run.config.data.task != MULTI_LABEL
     alone = trained.refit is None and trained.ensemble is None
     return PredictionJob(
         model_folder=trained.best.resolve(),
@@ -382,11 +419,12 @@ def _job(run: TrainedRun, folder: Path) -> FrozenModel:
         held_out=_held_out(run),
         device=trained.device,
         file=folder.parent / "prediction" / "logits.parquet",
-        corrupted=_corrupted(run.config, data),
-        tries_averaging=run.config.evaluation.test_time_averaging == "auto"
+        corrupted=_corrupted(run.config, data) if one_label else None,
+        tries_averaging=one_label
+        and run.config.evaluation.test_time_averaging == "auto"
         and not _why_not_averaged(run),
         explained=_explained(run.config, data, folder)
-        if run.config.evaluation.explanations
+        if run.config.evaluation.explanations and one_label
         else None,
     )
 
@@ -436,12 +474,14 @@ def _training(trained: TrainResult) -> str:
     return f"{what} in {trained.seconds:.0f} s on {trained.device} ({trained.precision})"
 
 
-def _page(run: TrainedRun, table: pd.DataFrame, averaging: TestTimeAveraging | None) -> ReportPage:
+def _page(
+    run: TrainedRun, weights: dict[str, str], averaging: TestTimeAveraging | None = None
+) -> ReportPage:
     averaged = {} if averaging is None else {"Test-time averaging": averaging.sentence()}
     return ReportPage(
         title=f"{run.config.name}: test report",
         lead=about_test_images(run.data.seen_before),
-        facts={**about_run(run), **_weights_facts(run.trained, table), **averaged},
+        facts={**about_run(run), **weights, **averaged},
         notes=run.data.notes,
         settings=stage_keys.all_settings(run.config),
     )

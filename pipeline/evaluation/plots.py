@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -17,6 +17,7 @@ from patchline.pipeline.evaluation.galleries import GalleryImage
 from patchline.pipeline.evaluation.report import EvaluationReport
 from patchline.pipeline.files.atomic_files import replacing
 from patchline.pipeline.files.fonts import families_showing, font_showing
+from patchline.pipeline.metrics.calibration import ReliabilityBin
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -86,25 +87,49 @@ def plot_confusion_matrix(report: EvaluationReport, file: Path, *, shares: bool 
     axes.set_ylabel("true class")
     axes.set_title("% of the true class" if shares else "images", loc="left", size=10)
     figure.colorbar(shown, fraction=0.046, label="share of the true class")
-    return _save(figure, file)
+    return save_figure(figure, file)
 
 
 def plot_reliability(report: EvaluationReport, file: Path) -> Path:
     """Plot the reliability diagram."""
-    return _save(reliability_diagram(report), file)
+    return save_figure(reliability_diagram(report), file)
+
+
+class DiagramWords(NamedTuple):
+    """What the parts of a reliability diagram are called."""
+
+    share: str
+    counted: str
+    confidence: str
+    before: str
+
+
+_OF_ONE_LABEL = DiagramWords("accuracy", "images", "confidence", "without temperature scaling")
+OF_LABEL_SETS = DiagramWords(
+    "share of the images that have the label", "pairs", "probability of a label", "uncalibrated"
+)
 
 
 def reliability_diagram(report: EvaluationReport) -> Figure:
     """Return the reliability diagram: accuracy against confidence, with intervals."""
+    return diagram_of(report.reliability, report.uncalibrated_reliability, _OF_ONE_LABEL)
+
+
+def diagram_of(
+    calibrated: Sequence[ReliabilityBin],
+    uncalibrated: Sequence[ReliabilityBin],
+    words: DiagramWords,
+) -> Figure:
+    """Return a reliability diagram of bins with calibration and without it."""
     figure = _figure(5.2, 5.6)
     axes, below = figure.subplots(2, 1, sharex=True, height_ratios=(5, 1))
-    bins = [bin_ for bin_ in report.reliability if bin_.images]
-    before = [bin_ for bin_ in report.uncalibrated_reliability if bin_.images]
+    bins = [bin_ for bin_ in calibrated if bin_.images]
+    before = [bin_ for bin_ in uncalibrated if bin_.images]
     axes.plot([0, 1], [0, 1], color=_GREY, linestyle=":", linewidth=1)
     axes.plot(
         [bin_.confidence for bin_ in before],
         [bin_.accuracy.value for bin_ in before],
-        color=_ORANGE, linestyle="--", linewidth=1.2, label="without temperature scaling",
+        color=_ORANGE, linestyle="--", linewidth=1.2, label=words.before,
     )  # fmt: skip
     sure = [bin_.confidence for bin_ in bins]
     axes.vlines(
@@ -115,12 +140,12 @@ def reliability_diagram(report: EvaluationReport) -> Figure:
     )  # fmt: skip
     right = [bin_.accuracy.value for bin_ in bins]
     axes.plot(sure, right, "o", color=_BLUE, label="calibrated, 95% interval")
-    axes.set_ylabel("accuracy")
+    axes.set_ylabel(words.share)
     axes.legend(frameon=False, loc="upper left")
-    middles = [(bin_.low + bin_.high) / 2 for bin_ in report.reliability]
-    below.bar(middles, [bin_.images for bin_ in report.reliability], width=0.09, color=_BLUE)
-    below.set_ylabel("images")
-    below.set_xlabel("confidence")
+    middles = [(bin_.low + bin_.high) / 2 for bin_ in calibrated]
+    below.bar(middles, [bin_.images for bin_ in calibrated], width=0.09, color=_BLUE)
+    below.set_ylabel(words.counted)
+    below.set_xlabel(words.confidence)
     below.set_xlim(0, 1)
     axes.set_ylim(-0.02, 1.04)
     _plain(axes)
@@ -130,7 +155,7 @@ def reliability_diagram(report: EvaluationReport) -> Figure:
 
 def plot_training_curves(history: Sequence[Mapping[str, Any]], file: Path) -> Path:
     """Plot the training curves."""
-    return _save(training_curves(history), file)
+    return save_figure(training_curves(history), file)
 
 
 def training_curves(
@@ -188,7 +213,7 @@ def plot_gallery(
         )
     axes.set(xlim=(0, _TILE_WIDTH * _COLUMNS), ylim=(_TILE_HEIGHT * rows, 0), aspect="auto")
     axes.set_axis_off()
-    return _save(figure, file)
+    return save_figure(figure, file)
 
 
 def drawable_names(names: Sequence[str], classes: Sequence[str]) -> list[str]:
@@ -226,7 +251,8 @@ def _short(name: str, limit: int = 14) -> str:
     return name if len(name) <= limit else name[: limit - 1] + "…"
 
 
-def _save(figure: Figure, file: Path) -> Path:
+def save_figure(figure: Figure, file: Path) -> Path:
+    """Write a figure as PNG, atomically."""
     with replacing(file) as temporary:
         figure.savefig(temporary, format="png", dpi=130)
     return file

@@ -16,6 +16,7 @@ from patchline.pipeline.evaluation import galleries
 from patchline.pipeline.evaluation.answers_report import AnswersReport
 from patchline.pipeline.evaluation.config import EvaluationConfig
 from patchline.pipeline.evaluation.galleries import GalleryImage
+from patchline.pipeline.evaluation.headline import Headline
 from patchline.pipeline.evaluation.predictions import Predictions
 from patchline.pipeline.evaluation.robustness import Robustness
 from patchline.pipeline.evaluation.slices import Slice, slices, undivided
@@ -112,6 +113,11 @@ class EvaluationReport(FrozenModel):
     def accuracy(self) -> MetricEstimate:
         """Share of the images whose most probable class is the true class."""
         return self.metrics[f"{self.split}/accuracy"]
+
+    @property
+    def headline(self) -> Headline:
+        """Accuracy, by which models are compared."""
+        return Headline("accuracy", self.accuracy)
 
     @property
     def cells(self) -> ConfusionCells:

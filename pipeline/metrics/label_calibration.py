@@ -25,6 +25,7 @@ temperature; the second is wide, because a weight of the positives shifts all lo
 _STEPS, _PRECISE = 60, 1e-9
 _HALVINGS = 30
 _NAMED = 5
+_LEAST = 1e-12
 
 
 class LabelCalibration(FrozenModel):
@@ -70,6 +71,14 @@ class LabelCalibration(FrozenModel):
         scaled_NK: Array = logits_NK.astype(np.float64) * np.array(self.scales)
         return sigmoid(scaled_NK + np.array(self.shifts))
 
+    def uncalibrated_probabilities(self, probabilities_NK: Array) -> Array:
+        """Return the probabilities before calibration of calibrated ones (N, K), in float64."""
+        from scipy.special import logit
+
+        inside = np.clip(probabilities_NK.astype(np.float64), _LEAST, 1 - _LEAST)
+        before_NK: Array = (logit(inside) - np.array(self.shifts)) / np.array(self.scales)
+        return sigmoid(before_NK)
+
     @property
     def is_determined(self) -> bool:
         """Whether the images tell the calibration of every label."""
@@ -81,23 +90,26 @@ class LabelCalibration(FrozenModel):
             label for label, known in zip(labels, self.determined, strict=True) if not known
         )
 
-    def sentence(self, labels: Sequence[str]) -> str:
+    def sentence(self, labels: Sequence[str] = ()) -> str:
         """Return what was calibrated, with its evidence, without a full stop.
 
         Args:
-            labels: names of the K labels.
+            labels: names of the K labels; without them, those that are not calibrated are counted.
         """
-        images = counted(self.images, "validation image")
-        others = self.uncalibrated(labels)
-        if not others:
+        images, total = counted(self.images, "validation image"), len(self.determined)
+        lacking = total - sum(self.determined)
+        if not lacking:
             return f"a scale and a shift for each label, fitted on {images}"
-        rest = f"fewer than {self.fewest} of {images} have them, or lack them"
-        if len(others) == len(labels):
+        it = by_number(lacking, "it", "them")
+        rest = f"fewer than {self.fewest} of {images} have {it}, or lack {it}"
+        if not self.images:
+            rest = "there is no validation image that the model was not trained on"
+        if lacking == total:
             return f"no label is calibrated: {rest}"
+        others = listed(self.uncalibrated(labels)) if labels else f"{lacking:,} of them"
         return (
-            f"a scale and a shift for {len(labels) - len(others):,} of {len(labels):,} labels, "
-            f"fitted on {images}; {listed(others)} {by_number(len(others), 'is', 'are')} not "
-            f"calibrated: {rest.replace('them', by_number(len(others), 'it', 'them'))}"
+            f"a scale and a shift for {total - lacking:,} of {total:,} labels, fitted on {images}; "
+            f"{others} {by_number(lacking, 'is', 'are')} not calibrated: {rest}"
         )
 
 

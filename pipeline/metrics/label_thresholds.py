@@ -69,6 +69,8 @@ class LabelThresholds(FrozenModel):
         images = counted(self.images, "validation image")
         it = by_number(len(others), "it", "them")
         rest = f"fewer than {self.fewest} of {images} have {it}, or lack {it}"
+        if not self.images:
+            rest = "there is no validation image that the model was not trained on"
         if len(others) == len(labels):
             return f"{NEUTRAL} for every label: {rest}"
         return f"{how} ({self.images:,}); {NEUTRAL} for {listed(others)}: {rest}"

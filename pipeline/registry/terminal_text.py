@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from patchline.pipeline.evaluation.headline import MAIN_METRICS
 from patchline.pipeline.evaluation.promotion_decision import verdict
 from patchline.pipeline.registry.history import CHAMPION, AliasChange
 from patchline.pipeline.registry.promotion import Promotion
@@ -55,12 +56,12 @@ def decision_text(decision: Promotion) -> str:
 
 def _version_line(version: VersionSummary) -> str:
     metrics = version.metrics
-    accuracy = metrics.get("test/accuracy")
-    shown = "no metrics" if accuracy is None else f"test accuracy {accuracy:.1%}"
-    if accuracy is None and "test/loss" in metrics:
+    main = next((name for name in MAIN_METRICS if f"test/{name}" in metrics), None)
+    shown = "no metrics" if main is None else f"test {main} {metrics[f'test/{main}']:.1%}"
+    if main is None and "test/loss" in metrics:
         shown = f"encoder, test loss {metrics['test/loss']:.4g}"
-    if "test/accuracy_low" in metrics:
-        low, high = metrics["test/accuracy_low"], metrics["test/accuracy_high"]
+    if f"test/{main}_low" in metrics:
+        low, high = metrics[f"test/{main}_low"], metrics[f"test/{main}_high"]
         shown += f" ({low:.1%} to {high:.1%})"
     aliases = ", ".join(version.aliases)
     return (

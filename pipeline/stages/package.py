@@ -108,9 +108,8 @@ class PackageModel(PackageStage[PackageInputs]):
     rehearsal = "Packaging the model and checking the package"
 
     def task_run(self, context: Context, inputs: PackageInputs) -> str:
-        """Return what is done, with the accuracy on the test images."""
-        accuracy = inputs.evaluated.report.accuracy.value
-        return f"Package the model ({accuracy:.1%}) and check the package"
+        """Return what is done, with the main metric on the test images."""
+        return f"Package the model ({inputs.evaluated.report.headline.short}) and check the package"
 
     def key(self, context: Context, inputs: PackageInputs) -> Ingredients:
         """Return everything that determines the package."""

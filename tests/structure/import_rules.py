@@ -143,7 +143,7 @@ PACKAGES: dict[str, set[str]] = {
     },
 }
 _LOWEST = ("files", "host", "provenance", "workspace")
-_OPEN = {"files", "host", "provenance", "workspace"}
+_OPEN = {"files", "host", "labels", "provenance", "workspace"}
 """Packages that all others may import."""
 _ROOT: dict[str, set[str]] = {
     # a module directly in `pipeline`, or public, and the packages that it may import; others: none

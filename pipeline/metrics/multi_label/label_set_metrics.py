@@ -193,6 +193,25 @@ def average_precision(scores_N: Array, labels_N: Array) -> MetricEstimate | None
     return ranking.average_precision(scores_N, labels_N > 0)
 
 
+def label_set_map(probabilities_NK: Array, labels_NK: Array, *, seed: int = 0) -> MetricEstimate:
+    """Return mAP with its interval alone, which `multi_label_metrics` returns among others.
+
+    Args:
+        probabilities_NK: or other scores.
+        labels_NK: 1 where an image has a label, else 0; some image has one.
+        seed: of the draws.
+    """
+    n, num_labels = labels_NK.shape
+    present = np.flatnonzero(labels_NK.any(axis=0))
+    rankings = [Ranking.of(probabilities_NK[:, k], labels_NK[:, k]) for k in present]
+    drawn = [
+        mean_of_known(np.array([each.drawn(counts_NR) for each in rankings]), axis=0)
+        for counts_NR in drawn_counts(n, draws_for(n, num_labels), seed)
+    ]
+    areas = _areas(probabilities_NK, labels_NK, present)
+    return _mean_average_precision(rankings, areas, np.concatenate(drawn), n)
+
+
 def mean_average_precision(scores_NK: Array, labels_NK: Array) -> float:
     """Return the mean over the labels that some image has; NaN if none has a label."""
     present = np.flatnonzero(labels_NK.any(axis=0))
@@ -205,7 +224,14 @@ def macro_f1(labels_NK: Array, predicted_NK: Array) -> float:
     counts = _Counts(
         *(each.sum(axis=0, dtype=np.int64) for each in _parts(labels_NK, predicted_NK))
     )
-    return float(np.nanmean(counts.f1())) if counts.images.any() else float("nan")
+    return float(mean_of_known(counts.f1(), axis=0))
+
+
+def drawn_macro_f1(weights_RN: Array, labels_NK: Array, predicted_NK: Array) -> Array:
+    """Return the macro F1 of each draw (R), given how often it has each image (R, N) in float32."""
+    parts = _parts(labels_NK.astype(np.uint8), predicted_NK.astype(np.uint8))
+    counts = _Counts(*(weights_RN @ part.astype(np.float32) for part in parts))
+    return mean_of_known(counts.f1(), axis=-1)
 
 
 def pairs(probabilities_NK: Array, labels_NK: Array) -> Answers:
@@ -217,6 +243,15 @@ def _parts(labels_NK: Array, predicted_NK: Array) -> tuple[Array, Array, Array]:
     return labels_NK & predicted_NK, labels_NK, predicted_NK
 
 
+def mean_of_known(values: Array, axis: int) -> Array:
+    """Return the mean of all that is not NaN; NaN if nothing is known."""
+    known = ~np.isnan(values)
+    number = known.sum(axis=axis)
+    sums = np.where(known, values, 0.0).sum(axis=axis)
+    mean: Array = np.where(number > 0, sums / np.maximum(number, 1), np.nan)
+    return mean
+
+
 def _counts(labels_NK: Array, predicted_NK: Array) -> _Counts:
     parts = _parts(labels_NK, predicted_NK)
     return _Counts(*(part.sum(axis=0, dtype=np.int64) for part in parts))
@@ -226,7 +261,7 @@ def _of_counts(counts: _Counts) -> dict[str, Any]:
     """Return the metrics of counts: numbers, or arrays (R) of draws."""
     macro = {"f1": counts.f1(), "precision": counts.precision(), "recall": counts.recall()}
     return {
-        **{f"macro_{key}": np.nanmean(values, axis=-1) for key, values in macro.items()},
+        **{f"macro_{key}": mean_of_known(values, axis=-1) for key, values in macro.items()},
         "micro_f1": counts.micro_f1(),
     }
 
@@ -249,7 +284,9 @@ def _drawn(
         some = _Counts(*(weights_RN @ part for part in parts))
         of_images = (weights_RN @ means) / n
         drawn.append({**_of_counts(some), **dict(zip(by_image, of_images.T, strict=True))})
-        precisions.append(np.nanmean([each.drawn(counts_NR) for each in rankings], axis=0))
+        precisions.append(
+            mean_of_known(np.array([each.drawn(counts_NR) for each in rankings]), axis=0)
+        )
     together = {key: np.concatenate([each[key] for each in drawn]) for key in drawn[0]}
     return together, np.concatenate(precisions)
 

@@ -70,7 +70,5 @@ MULTI_LABEL_METRICS: dict[str, MetricName] = {
 }
 """By key, in the order of the report."""
 
-
-def metric_name(key: str, *, is_multi_label: bool) -> MetricName | None:
-    """Return the name of a metric of either kind of classifier; None if there is none."""
-    return (MULTI_LABEL_METRICS if is_multi_label else METRICS).get(key)
+ALL_METRICS: dict[str, MetricName] = {**MULTI_LABEL_METRICS, **METRICS}
+"""Of both kinds of classifiers, by key; those of one label come last, and their words first."""

@@ -139,4 +139,4 @@ def test_a_thousand_draws_take_seconds() -> None:
     scores, truth = draw(5_000, 10, seed=7)
     began = time.process_time()
     multi_label_metrics(scores, truth, truth)
-    assert time.process_time() - began < 6
+    assert time.process_time() - began < 15

@@ -1,0 +1,1 @@
+"""Evaluation of a model whose images have sets of labels."""

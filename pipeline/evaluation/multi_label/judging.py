@@ -1,0 +1,130 @@
+"""From a run's logits to the report: calibrate, choose thresholds, predict, measure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import pandas as pd
+
+from patchline.pipeline.config import RunConfig
+from patchline.pipeline.data.ingested_data import IngestedData
+from patchline.pipeline.evaluation.multi_label.label_set_predictions import (
+    LabelSetPredictions,
+    checked_labels,
+    with_label_sets,
+)
+from patchline.pipeline.evaluation.multi_label.label_set_report import (
+    MultiLabelReport,
+    evaluate_label_sets,
+)
+from patchline.pipeline.evaluation.predictions import stacked
+from patchline.pipeline.labels import label_sets
+from patchline.pipeline.metrics.intervals import MetricEstimate
+from patchline.pipeline.metrics.label_calibration import LabelCalibration, fit_label_calibration
+from patchline.pipeline.metrics.label_thresholds import LabelThresholds, fit_label_thresholds
+from patchline.pipeline.metrics.multi_label.label_set_metrics import label_set_map
+
+
+@dataclass(frozen=True)
+class Judged:
+    """The report on the test images, and the predictions of these and the validation images."""
+
+    report: MultiLabelReport
+    table: pd.DataFrame
+    validation: MetricEstimate | None
+    """MAP on the validation images; None if there are none, or none of them has a label."""
+
+    @property
+    def validated(self) -> str:
+        """MAP on the validation images, in words."""
+        if self.validation is None:
+            return "validation mAP unknown: no validation image has a label"
+        found = self.validation
+        return (
+            f"validation mAP {found.value:.1%} of {found.n:,} images in float32 (95% interval "
+            f"{found.low:.1%} to {found.high:.1%})"
+        )
+
+
+def judge(logits: pd.DataFrame, config: RunConfig, data: IngestedData, computed_by: str) -> Judged:
+    """Fit calibration and thresholds on all images but the test split, and report on that.
+
+    Args:
+        logits: rows of the manifest with `logits`, by models not trained on them.
+        config: the resolved settings.
+        data: the images and their labels.
+        computed_by: what computed the logits, in words.
+
+    Raises:
+        RunError: if the model's outputs are not finite numbers.
+        DataError: if no test image has a label.
+    """
+    table, calibration, thresholds = calibrated_label_sets(logits, data.classes)
+    report = evaluate_label_sets(
+        LabelSetPredictions.of(table[table["split"] == "test"], data.classes),
+        name=str(config.name),
+        classes=data.classes,
+        split="test",
+        data_fingerprint=data.fingerprint,
+        calibration=calibration,
+        thresholds=thresholds,
+        computed_by=computed_by,
+        config=config.evaluation,
+    ).model_copy(
+        update={
+            "provenance": data.seen_before.provenance,
+            "unsupported": tuple(_unsupported(config)),
+        }
+    )
+    validated = LabelSetPredictions.of(table[table["split"] == "validation"], data.classes)
+    validation = (
+        label_set_map(validated.probabilities_NK, validated.labels_NK)
+        if validated.labels_NK.any()
+        else None
+    )
+    return Judged(report, table, validation)
+
+
+def calibrated_label_sets(
+    logits: pd.DataFrame, classes: tuple[str, ...]
+) -> tuple[pd.DataFrame, LabelCalibration, LabelThresholds]:
+    """Fit calibration and thresholds on all images but the test split; return predictions of all.
+
+    Args:
+        logits: rows of the manifest with `logits`.
+        classes: the model's labels, in the order of its outputs.
+
+    Raises:
+        RunError: if the model's outputs are not finite numbers.
+        DataError: if a label is not one of the model.
+    """
+    checked_labels(logits, classes)
+    held = logits[logits["split"] != "test"]
+    calibration, thresholds = (
+        LabelCalibration.none(len(classes)),
+        LabelThresholds.neutral(len(classes)),
+    )
+    if len(held):
+        labels_NK, logits_NK = (
+            label_sets.matrix(list(held["label"]), classes),
+            stacked(held["logits"]),
+        )
+        calibration = fit_label_calibration(logits_NK, labels_NK)
+        thresholds = fit_label_thresholds(calibration.probabilities(logits_NK), labels_NK)
+    probabilities_NK = calibration.probabilities(stacked(logits["logits"]))
+    return with_label_sets(logits, classes, probabilities_NK, thresholds), calibration, thresholds
+
+
+def _unsupported(config: RunConfig) -> Iterator[str]:
+    """Say which parts of the report were asked for that sets of labels do not have."""
+    if config.evaluation.corruptions:
+        yield (
+            "evaluation.corruptions measures the accuracy of one label for each image; with sets "
+            "of labels, corrupted images are not evaluated"
+        )
+    if config.evaluation.test_time_averaging != "off":
+        yield (
+            "evaluation.test_time_averaging is decided by the accuracy of one label for each "
+            "image; with sets of labels, images are predicted without averaging"
+        )

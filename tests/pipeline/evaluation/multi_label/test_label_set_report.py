@@ -1,0 +1,138 @@
+"""The report on sets of labels holds what scikit-learn computes from its own predictions."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from sklearn.metrics import accuracy_score, average_precision_score, f1_score
+
+from patchline.pipeline.errors import DataError
+from patchline.pipeline.evaluation.evaluating import Evaluated
+from patchline.pipeline.evaluation.html_report import ReportPage
+from patchline.pipeline.evaluation.multi_label.judging import calibrated_label_sets
+from patchline.pipeline.evaluation.multi_label.label_set_page import write_label_set_report
+from patchline.pipeline.evaluation.multi_label.label_set_predictions import LabelSetPredictions
+from patchline.pipeline.evaluation.multi_label.label_set_report import (
+    MultiLabelReport,
+    evaluate_label_sets,
+)
+from patchline.pipeline.labels import label_sets
+from tests.pipeline.evaluation.multi_label.label_set_data import LABELS, logits_table
+
+
+def _report(logits: pd.DataFrame) -> tuple[MultiLabelReport, pd.DataFrame]:
+    table, calibration, thresholds = calibrated_label_sets(logits, LABELS)
+    report = evaluate_label_sets(
+        LabelSetPredictions.of(table[table["split"] == "test"], LABELS),
+        name="shapes",
+        classes=LABELS,
+        split="test",
+        data_fingerprint="0" * 64,
+        calibration=calibration,
+        thresholds=thresholds,
+    )
+    return report, table
+
+
+def test_metrics_can_be_computed_again_from_the_table_of_predictions(tmp_path: Path) -> None:
+    """By anybody, with scikit-learn: the labels and the predicted labels are in the file."""
+    report, table = _report(logits_table())
+    html = _write(report, table, tmp_path)
+    stored = pd.read_parquet(html.with_name("predictions.parquet"))
+    stored = stored[stored["split"] == "test"]
+    truth, said = (
+        label_sets.matrix(list(stored[column]), LABELS) for column in ("label", "predicted")
+    )
+    scores = np.stack(list(stored["probabilities"])).astype(np.float64)[:, :3]
+    found = {key.removeprefix("test/"): each.value for key, each in report.metrics.items()}
+    assert found["mAP"] == pytest.approx(average_precision_score(truth[:, :3], scores), abs=1e-9)
+    macro = f1_score(truth[:, :3], said[:, :3], average="macro")
+    assert found["macro_f1"] == pytest.approx(macro, abs=1e-9)
+    assert found["exact_match"] == pytest.approx(accuracy_score(truth, said), abs=1e-9)
+    assert report.headline.name == "mAP"
+    assert report.false_positives == int(((said == 1) & (truth == 0)).sum())
+    assert report.false_negatives == int(((said == 0) & (truth == 1)).sum())
+
+
+def test_what_is_not_known_is_said() -> None:
+    """A label without test images, and one of few validation images."""
+    report, _ = _report(logits_table())
+    assert report.unknown_labels == ("unseen",)
+    assert report.by_label[3].average_precision is None
+    assert report.by_label[3].threshold == 0.5
+    text = "\n".join(report.notes)
+    assert "no test image has the label unseen: unknown, and excluded from means" in text
+    assert "unseen is not calibrated: fewer than 10 of 150 validation images have it" in text
+    assert "0.5 for unseen: fewer than 10 of 150 validation images have it" in text
+
+
+def test_a_model_that_ranks_by_chance_gets_a_warning() -> None:
+    """Random ranking has the mean share of the images with a label as its mAP."""
+    assert not _report(logits_table())[0].warning
+    warning = _report(logits_table(skill=0.0))[0].warning
+    assert "not clearly better than random ranking, whose mAP is 3" in warning
+
+
+def test_galleries_hold_the_most_striking_errors_first() -> None:
+    """Each image once; a label that was taken from the data is suspected to be missing."""
+    logits = logits_table(skill=8.0)
+    place = next(
+        number
+        for number in range(150, 300)
+        if "red" in label_sets.decoded(str(logits.loc[number, "label"]))
+    )
+    rest = set(label_sets.decoded(str(logits.loc[place, "label"]))) - {"red"}
+    logits.loc[place, "label"] = label_sets.encoded(rest)
+    report, _ = _report(logits)
+    first = report.missing_labels[0]
+    assert (first.path, first.label) == (f"images/{place}.png", "red")
+    assert first.position == place
+    assert "red" in first.predicted
+    assert "red" not in first.labels
+    for images in (report.confident_false_positives, report.confident_false_negatives):
+        assert len({image.path for image in images}) == len(images)
+    probabilities = [image.probability for image in report.confident_false_positives]
+    assert probabilities == sorted(probabilities, reverse=True)
+
+
+def test_the_page_names_every_label_and_needs_no_other_file(tmp_path: Path) -> None:
+    """There are no scripts."""
+    report, table = _report(logits_table())
+    text = _write(report, table, tmp_path).read_text("utf-8")
+    for part in ("mean average precision", "False positives", "unknown: no image has it", *LABELS):
+        assert part in text
+    assert "<script" not in text
+    assert "Random ranking" in text
+
+
+def test_a_report_is_read_back_as_what_it_is(tmp_path: Path) -> None:
+    """A resumed run reads its report from a file."""
+    report, _ = _report(logits_table(60))
+    evaluated = Evaluated(report=report, folder=tmp_path, html=tmp_path / "report.html")
+    assert Evaluated.model_validate_json(evaluated.model_dump_json()) == evaluated
+
+
+def test_without_validation_images_nothing_is_fitted() -> None:
+    """And that is said."""
+    logits = logits_table()
+    report, _ = _report(logits[logits["split"] == "test"])
+    assert {row.threshold for row in report.by_label} == {0.5}
+    assert any("there is no validation image" in note for note in report.notes)
+
+
+def test_labels_that_the_model_lacks_are_an_error() -> None:
+    """They are named."""
+    logits = logits_table(20)
+    logits.loc[3, "label"] = '["zebra"]'
+    with pytest.raises(DataError, match="no label zebra; its labels are circle, red"):
+        _report(logits)
+
+
+def _write(report: MultiLabelReport, table: pd.DataFrame, folder: Path) -> Path:
+    page = ReportPage(title="shapes: test report", facts={}, notes=(), settings={})
+    generator = np.random.default_rng(0)
+    pixels = generator.integers(0, 255, (len(table), 8, 8, 3), np.uint8)
+    return write_label_set_report(report, page, table, lambda row: pixels[row], folder)
