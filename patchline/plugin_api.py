@@ -39,7 +39,7 @@ from patchline.pipeline.errors import (
 )
 from patchline.pipeline.files.archive_members import check_expansion
 from patchline.pipeline.files.archives import open_archive, readable_archive, shard_index
-from patchline.pipeline.files.data_kinds import table_parts
+from patchline.pipeline.files.data_kinds import coco_files, table_parts
 from patchline.pipeline.files.data_names import (
     ARCHIVE_SUFFIXES,
     IMAGE_SUFFIXES,
@@ -126,6 +126,7 @@ __all__ = [
     "WorkerError",
     "WorkerTask",
     "check_expansion",
+    "coco_files",
     "enter_workspace",
     "is_several",
     "known_digest",

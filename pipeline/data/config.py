@@ -17,6 +17,8 @@ _SOURCES: dict[DataKind, str] = {
     "archive": "archive",
     "table": "table",
     "shards": "webdataset",
+    "coco": "coco",
+    "label_studio": "label_studio",
 }
 SHORT_OPTIONS = (
     *("image_column", "label_column", "split_column", "group_column", "image_folder", "download"),
@@ -83,8 +85,8 @@ class DataLocation(FrozenModel):
     """Where images come from."""
 
     source: str = "digits"
-    """Name of the data source plugin; image_folder, archive, table or webdataset if only a path is
-    given."""
+    """Name of the data source plugin; if only a path is given, the one that reads it, such as
+    image_folder, archive, table or coco."""
 
     path: str | None = None
     """Path that the data source reads: a folder, an archive, a table or shards, also on an object

@@ -5,32 +5,71 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal
 
-from patchline.pipeline.files.data_names import ARCHIVE_SUFFIXES, IMAGE_SUFFIXES, TABLE_SUFFIXES
+from patchline.pipeline.files.data_names import (
+    ARCHIVE_SUFFIXES,
+    IMAGE_SUFFIXES,
+    TABLE_SUFFIXES,
+    split_named,
+)
 from patchline.pipeline.files.ignored_files import DEFAULT_IGNORED
 from patchline.pipeline.files.tar_shards import shards_in
 
-DataKind = Literal["folder", "archive", "table", "shards"]
+DataKind = Literal["folder", "archive", "table", "shards", "coco", "label_studio"]
+COCO_NAME = "_annotations.coco.json"
+"""The file that Roboflow writes into the folder of each split."""
+_LOOKED_AT = 1 << 16
+"""Bytes at the beginning of a JSON file that tell its kind."""
 
 
 def data_kind(path: str) -> DataKind:
-    """Return what a path is; anything but an archive or a table counts as a folder.
+    """Return what a path is; anything but an archive, a table or an export counts as a folder.
 
     A folder of Parquet files, as data-set hubs export a table in parts, counts as a table. Tar
     files of samples, alone or in a folder, are shards.
     """
     try:
-        if Path(path).is_dir() and table_parts(Path(path)):
-            return "table"
+        if Path(path).is_dir():
+            return _folder_kind(Path(path))
         if shards_in(Path(path)):
             return "shards"
-        if Path(path).is_dir():
-            return "folder"
     except (OSError, ValueError):  # not a path of this system: whoever reads it says so
         pass
     name = Path(path).name.lower()
     if name.endswith(ARCHIVE_SUFFIXES):
         return "archive"
+    if name.endswith(".json"):
+        return _json_kind(Path(path))
     return "table" if name.endswith(TABLE_SUFFIXES) else "folder"
+
+
+def _folder_kind(folder: Path) -> DataKind:
+    if table_parts(folder):
+        return "table"
+    if shards_in(folder):
+        return "shards"
+    return "coco" if coco_files(folder) else "folder"
+
+
+def _json_kind(file: Path) -> DataKind:
+    """Return what a JSON file is, as its beginning tells; COCO JSON if it cannot be read."""
+    try:
+        with file.open("rb") as opened:
+            start = opened.read(_LOOKED_AT).removeprefix(b"\xef\xbb\xbf").lstrip()
+    except (OSError, ValueError):
+        return "coco"
+    if not start.startswith(b"["):
+        return "coco"
+    tasks = b'"data"' in start and (b'"annotations"' in start or b'"completions"' in start)
+    return "label_studio" if tasks else "table"
+
+
+def coco_files(folder: Path) -> list[Path]:
+    """Return the files that Roboflow writes into the folders of the splits, sorted by name."""
+    try:
+        places = [folder, *(each for each in sorted(_folders(folder)) if split_named(each.name))]
+        return [place / COCO_NAME for place in places if (place / COCO_NAME).is_file()]
+    except OSError:  # whoever reads the folder says why it cannot be
+        return []
 
 
 def table_parts(folder: Path) -> list[Path]:

@@ -74,6 +74,14 @@ class ReadingRules(FrozenModel):
     """Columns of a table that each stand for a label, with 1 for the images that have it and 0 for
     the others; by default guessed, if all other columns are like that."""
 
+    boxes: Literal["ask", "labels", "ignore"] = "ask"
+    """What boxes and other regions in the export of a labelling tool mean: labels, their classes
+    are the labels of their image; ignore, nothing; by default a question."""
+
+    root: str | None = None
+    """Folder of the images that the export of a labelling tool names by paths or addresses, which
+    are searched for below it; by default the folder of the export. Nothing is fetched."""
+
     encoding: Annotated[str, AfterValidator(_is_text_encoding)] | None = None
     """Encoding of a table's text, such as utf-16, latin-1, cp1252 or cp932; by default UTF-8, or
     UTF-16 if the file begins with its byte-order mark."""

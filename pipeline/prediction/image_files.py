@@ -28,7 +28,12 @@ if TYPE_CHECKING:
 
 Place = tuple[int, tuple[str, ...]]
 """An image's position in the order: the index of its argument, and the parts of its name."""
-_WITH_ARTICLE = {"table": "a table", "shards": "a set of shards"}
+_WITH_ARTICLE = {
+    "table": "a table",
+    "shards": "a set of shards",
+    "coco": "an export of a labelling tool",
+    "label_studio": "an export of a labelling tool",
+}
 
 
 class ImageFile(NamedTuple):
@@ -99,7 +104,7 @@ def check_images(given: Sequence[Path], without: Sequence[Path] = ()) -> None:
     given = [remote_data.local_image(path) for path in given]
     kind = data_kind(str(given[0]))
     if len(given) == 1 and kind in _WITH_ARTICLE and given[0].exists():
-        remedy = "Give the files it names" if kind == "table" else "Unpack it and give the folder"
+        remedy = "Unpack it and give the folder" if kind == "shards" else "Give the files it names"
         raise DataError(f"{given[0]} is {_WITH_ARTICLE[kind]}, not an image or a folder. {remedy}.")
     left_out = {os.path.realpath(path) for path in without}
     for path in given:

@@ -183,7 +183,7 @@ def kind(path: str) -> DataKind:
         return data_kind(address.prefix)
     objects = _listed(address)
     if _is_object(address, objects):
-        if address.prefix.lower().endswith(TAR_SUFFIXES):
+        if address.prefix.lower().endswith((*TAR_SUFFIXES, ".json")):
             return data_kind(local_path(path))
         return data_kind(f"/nowhere/{PurePosixPath(address.prefix).name}")
     with tempfile.TemporaryDirectory(prefix="patchline-") as skeleton:

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TextIO
 
 from patchline.plugin_api import DataError, split_named, table_parts
 from patchline.plugins.data_sources.cell_text import shown
@@ -191,8 +191,10 @@ def read_table(file: Path, header: str = "auto", encoding: str | None = None) ->
         return ParquetTable(file)
     notes: list[str] = []
     with opened_text(file, encoding) as opened:
-        if suffix in (".jsonl", ".ndjson"):
-            columns = _json_columns(file, opened)
+        if suffix == ".json":
+            columns = _columns_of(_records(file, opened))
+        elif suffix in (".jsonl", ".ndjson"):
+            columns = _columns_of(_json_lines(file, opened))
         else:
             columns, notes = csv_columns(file, opened, header)
     if not columns or not next(iter(columns.values())):
@@ -225,9 +227,7 @@ def _one_line(error: BaseException) -> str:
     return " ".join(str(error).split())[:200] or type(error).__name__
 
 
-def _json_columns(file: Path, opened: Any) -> dict[str, list[str]]:
-    columns: dict[str, list[str]] = {}
-    rows = 0
+def _json_lines(file: Path, opened: TextIO) -> Iterator[dict[str, Any]]:
     for number, line in enumerate(opened, start=1):
         if not line.strip():
             continue
@@ -241,12 +241,35 @@ def _json_columns(file: Path, opened: Any) -> dict[str, list[str]]:
             raise DataError(
                 f"Line {number} of {file} is not a JSON object. Write one object on each line."
             )
+        yield row
+
+
+def _records(file: Path, opened: TextIO) -> list[dict[str, Any]]:
+    """Return the rows of a JSON list of objects."""
+    try:
+        rows = json.load(opened)
+    except UnicodeError:
+        raise
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"{file} is not valid JSON ({error}). Write it again.") from error
+    if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
+        raise DataError(
+            f"{file} is not a JSON list of objects. Write one object for each image, or set "
+            "--data.source to coco or label_studio."
+        )
+    return rows
+
+
+def _columns_of(rows: Iterable[dict[str, Any]]) -> dict[str, list[str]]:
+    columns: dict[str, list[str]] = {}
+    count = 0
+    for row in rows:
         for name, value in row.items():
             values = columns.setdefault(name, [])
-            values += [""] * (rows - len(values))
+            values += [""] * (count - len(values))
             values.append(_text(value))
-        rows += 1
-    return {name: [*values, *[""] * (rows - len(values))] for name, values in columns.items()}
+        count += 1
+    return {name: [*values, *[""] * (count - len(values))] for name, values in columns.items()}
 
 
 def _listed(schema: pa.Schema) -> str:

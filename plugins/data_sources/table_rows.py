@@ -16,7 +16,7 @@ from patchline.plugin_api import (
     Split,
     is_several,
 )
-from patchline.plugins.data_sources.cell_text import shown
+from patchline.plugins.data_sources.cell_text import joined, shown
 from patchline.plugins.data_sources.row_labels import RowLabels, row_labels
 from patchline.plugins.data_sources.table_columns import Columns, splits_of
 from patchline.plugins.data_sources.table_reading import Table
@@ -133,7 +133,7 @@ def _ask_about_rows(table: Table, rows: Sequence[ListedImage], context: SourceCo
         path = several[0]
         raise DataError(
             f"{len(several):,} of {len(united):,} images in {table.file} have several rows with "
-            f"different labels, such as {shown(path)}: {_some(united[path])}. Set --data.task "
+            f"different labels, such as {shown(path)}: {joined(united[path])}. Set --data.task "
             f"{MULTI_LABEL} to learn all labels of each image, or --data.task {SINGLE_LABEL} to "
             "leave these images out."
         )
@@ -149,7 +149,7 @@ def _understood(
         if not read.how:
             return []
         first = images[0]
-        example = f"{shown(first.path)} is {_some((first.label,))}"
+        example = f"{shown(first.path)} is {joined((first.label,))}"
         flag = f"--data.task {MULTI_LABEL} learns several labels"
         how = f"{read.how}, and each image has exactly one, so it is its class"
         return [f"{table.file.name}: {how}: {example} ({flag})"]
@@ -160,7 +160,9 @@ def _understood(
         if how.endswith(")")
         else f"--data.task {SINGLE_LABEL} reads one label for each image"
     )
-    notes = [f"{table.file.name}: {how}: {shown(first.path)} has {_some(first.labels)} ({flag})"]
+    notes = [
+        f"{table.file.name}: {how}: {shown(first.path)} has {joined(first.labels or ())} ({flag})"
+    ]
     without = [image for image in images if not image.labels]
     if without:
         verb = "image has" if len(without) == 1 else "images have"
@@ -168,14 +170,6 @@ def _understood(
             f"{table.file.name}: {len(without):,} {verb} no label, such as {shown(without[0].path)}"
         )
     return notes
-
-
-def _some(labels: Sequence[str] | None) -> str:
-    """Return the names of some labels."""
-    names = [f"'{shown(label)}'" for label in labels or ()]
-    if len(names) > _NAMED:
-        return f"{', '.join(names[:_NAMED])} and {len(names) - _NAMED:,} more"
-    return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names) or "none"
 
 
 def _is_kept(left_out: LeftOutFile, images: dict[str, ListedImage]) -> bool:

@@ -67,6 +67,7 @@ def test_the_plugin_api_exports_exactly_these_names() -> None:
         "WorkerError",
         "WorkerTask",
         "check_expansion",
+        "coco_files",
         "enter_workspace",
         "is_several",
         "known_digest",

@@ -57,10 +57,10 @@ _AN = {"HDF5", "NRRD", "OpenEXR", "SVG"}
 """Formats whose names begin with the sound of a vowel."""
 _NOTHING = "Nothing needs to be done."
 _DAMAGED = (
-    _cause("contradictory_rows", "has two labels in the table", "image",
+    _cause("contradictory_rows", "has two labels in the (table|export)", "image",
            "has two labels in the table", "have two labels in the table",
            "Keep one row for each image, or the rows with the right label."),
-    _cause("contradictory_rows", "has two (splits|groups) in the table", "image",
+    _cause("contradictory_rows", "has two (splits|groups) in the (table|export)", "image",
            "is in two splits or groups in the table", "are in two splits or groups in the table",
            "Keep one row for each image."),
     _cause("missing_file", "(the row names no image|the sample has no image|the table holds no im)",

@@ -30,6 +30,11 @@ from patchline.plugin_api import (
 _FEWEST_CLASSES = 2
 
 
+def _is_set(labels: Any) -> bool:
+    names = isinstance(labels, tuple) and all(isinstance(each, str) and each for each in labels)
+    return names and len(set(labels)) == len(labels)
+
+
 class DataSourceChecks:
     """Conformance checks of a data source, on the example that the plugin writes."""
 
@@ -83,7 +88,22 @@ class DataSourceChecks:
             all(isinstance(name, str) for name in empty),
             f"empty_classes is {empty!r}. Use a list of class names.",
         )
+        sets = [image.labels for image in listing.images if image.labels is not None]
+        require(
+            len(sets) in (0, len(listing.images)),
+            "Some images have a set of labels, and others have one. Give all images sets, or none.",
+        )
+        mixed = [image.label for image in listing.images if image.label and sets]
+        require(
+            not mixed, f"An image with a set of labels has the label {mixed[:1]}. Leave it out."
+        )
+        odd_sets = [each for each in sets if not _is_set(each)]
+        require(
+            not odd_sets,
+            f"The labels {odd_sets[:1]} are not a tuple of different names. Use one.",
+        )
         classes = {image.label for image in listing.images} - {""}
+        classes |= {label for each in sets for label in each}
         require(
             len(classes) >= _FEWEST_CLASSES,
             f"The example has the classes {sorted(classes)}. At least two are required.",

@@ -1,0 +1,166 @@
+"""The images and label sets of a labelling tool's export as a listing."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from patchline.plugin_api import (
+    MULTI_LABEL,
+    DataError,
+    ImageListing,
+    LeftOutFile,
+    ListedImage,
+    SourceContext,
+    Split,
+    is_several,
+    stem_of,
+    valid_name,
+)
+from patchline.plugins.data_sources.cell_text import joined, shown
+from patchline.plugins.data_sources.named_images import ImagePlaces
+
+_MOST_BYTES = 1 << 30
+_COMMON_NAMES = frozenset({
+    "annotations", "_annotations.coco", "labels", "instances", "instances_default",
+    "result", "export", "project",
+})  # fmt: skip
+BOXES = "--data.boxes labels to take the classes of an image's regions as its labels, or ignore"
+
+
+class ToolImage(NamedTuple):
+    """An image of an export."""
+
+    name: str
+    """As the export names it."""
+    labels: tuple[str, ...]
+    split: Split | None = None
+
+
+def json_of(file: Path) -> Any:
+    """Return what a JSON file holds.
+
+    Raises:
+        DataError: if it cannot be read.
+    """
+    try:
+        if file.stat().st_size > _MOST_BYTES:
+            raise DataError(
+                f"{file} has more than {_MOST_BYTES >> 30} GiB. Split it, or write the labels to a "
+                "Parquet table."
+            )
+        return json.loads(file.read_bytes())
+    except OSError as error:
+        raise DataError(
+            f"{file} cannot be read ({error.strerror}). Check the path and its permissions."
+        ) from error
+    except (ValueError, RecursionError, MemoryError) as error:
+        reason = shown(" ".join(str(error).split()))
+        raise DataError(f"{file} is not valid JSON ({reason}). Export it again.") from error
+
+
+def tool_listing(
+    file: Path,
+    images: Sequence[ToolImage],
+    places: ImagePlaces,
+    context: SourceContext,
+    *,
+    how: str,
+    left_out: Sequence[LeftOutFile] = (),
+    classes: Sequence[str] = (),
+    notes: Sequence[str] = (),
+) -> ImageListing:
+    """Return the listing of an export.
+
+    Args:
+        file: the export.
+        images: with their labels.
+        places: their files.
+        context: of the source.
+        how: what the labels are, in words.
+        left_out: images that are not used.
+        classes: all names of labels, with those that no image has.
+        notes: what else a person should know.
+
+    Raises:
+        DataError: if no image is left.
+    """
+    united: dict[str, ListedImage] = {}
+    missing: dict[str, LeftOutFile] = {each.path: each for each in left_out}
+    for image, path in zip(images, places.paths, strict=True):
+        if path is None:
+            name = image.name or "an image without a name"
+            missing[name] = LeftOutFile(name, "there is no such file")
+            continue
+        labels = {label.strip() for label in image.labels} - {""}
+        earlier = united.get(path)
+        if earlier is not None and earlier.split != image.split:
+            missing[path] = LeftOutFile(
+                path, f"has two splits in the export, {earlier.split} and {image.split}"
+            )
+        labels |= set(() if earlier is None else earlier.labels or ())
+        united[path] = ListedImage(path, "", image.split, None, tuple(sorted(labels)))
+    kept = [image for path, image in united.items() if path not in missing]
+    if not kept:
+        raise DataError(
+            f"{file} names no image that is there: {joined([each.name for each in images])}. Set "
+            "--data.root to the folder of the images."
+        )
+    several = context.needs_labels and is_several(
+        [image.labels or () for image in kept], context.task
+    )
+    said = _said(file.name, kept, how, several=several) if context.needs_labels else []
+    if not several:
+        kept = [
+            image._replace(label="".join((image.labels or ())[:1]), labels=None) for image in kept
+        ]
+    used = {label for image in kept for label in (image.labels or (image.label,))}
+    return ImageListing(
+        name=_name(file),
+        root=places.root,
+        images=kept,
+        left_out=list(missing.values()),
+        empty_classes=sorted(set(classes) - used) if context.needs_labels else [],
+        notes=[*said, *places.notes, *notes],
+    )
+
+
+def _said(file: str, images: Sequence[ListedImage], how: str, *, several: bool) -> list[str]:
+    """Return how the labels were understood, with an example, and how many images have none."""
+    first = max(images[:1000], key=lambda image: min(len(image.labels or ()), 3))
+    labels = first.labels or ()
+    if not several:
+        example = f"{shown(first.path)} is {joined(labels)}"
+        flag = f"--data.task {MULTI_LABEL} learns several labels"
+        return [f"{file}: {how}, one for each image: {example} ({flag})"]
+    notes = [f"{file}: {how}: {shown(first.path)} has {joined(labels)}"]
+    without = [image for image in images if not image.labels]
+    if without:
+        verb = "image has" if len(without) == 1 else "images have"
+        notes.append(f"{file}: {len(without):,} {verb} no label, such as {shown(without[0].path)}")
+    return notes
+
+
+def _name(file: Path) -> str:
+    stem = file.name if file.is_dir() else stem_of(file)
+    if stem.lower() not in _COMMON_NAMES or file.is_dir():
+        return valid_name(stem)
+    parent = file.parent
+    return valid_name(parent.parent.name if parent.name == "annotations" else parent.name)
+
+
+def checked(value: Any, kind: type, what: str, file: Path) -> Any:
+    """Return a value of an export that has to be of a type.
+
+    Raises:
+        DataError: if it is not.
+    """
+    if not isinstance(value, kind) or (kind is not bool and isinstance(value, bool)):
+        short = shown(json.dumps(value, default=str)[:60])
+        words: Mapping[type, str] = {dict: "an object", list: "a list", str: "a text"}
+        raise DataError(
+            f"{what} in {file} is {short}, but has to be {words[kind]}. Export it again."
+        )
+    return value

@@ -1,0 +1,227 @@
+"""Exports of labelling tools: COCO JSON and Label Studio's JSON, and what they leave open."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from patchline.pipeline.errors import DataError
+from patchline.pipeline.files.data_kinds import data_kind
+from tests.plugins.test_several_labels import labels_of, listed, touched
+
+BOX = [1, 1, 4, 4]
+
+
+def coco(file: Path, labels: dict[str, list[Any]], **annotation: Any) -> Path:
+    """Write COCO JSON of images with the labels of their annotations, and the images."""
+    names = ["cat", "dog", "red fox"]
+    images = [{"id": number, "file_name": name} for number, name in enumerate(labels)]
+    annotations = [
+        {"id": len(names), "image_id": number, "category_id": names.index(label) + 1, **annotation}
+        for number, each in enumerate(labels.values())
+        for label in each
+    ]
+    categories = [{"id": 0, "name": "animals", "supercategory": "none"}]
+    categories += [
+        {"id": number, "name": name, "supercategory": "animals"}
+        for number, name in enumerate(names, start=1)
+    ]
+    file.parent.mkdir(parents=True, exist_ok=True)
+    content = {"images": images, "annotations": annotations, "categories": categories}
+    file.write_text(json.dumps(content), encoding="utf-8")
+    return file
+
+
+def test_annotations_without_a_box_are_labels(tmp_path: Path) -> None:
+    """An image without annotations has no label; both are said, and images are found by name."""
+    touched(tmp_path / "set", "images/1.jpg", "images/2.jpg", "images/3.jpg")
+    file = coco(
+        tmp_path / "set/annotations/instances.json",
+        {"1.jpg": ["cat", "dog", "cat"], "2.jpg": [], "3.jpg": ["dog"]},
+    )
+    found = listed(file)
+    assert labels_of(found) == {
+        "images/1.jpg": ("cat", "dog"), "images/2.jpg": (), "images/3.jpg": ("dog",),
+    }  # fmt: skip
+    assert any("images/1.jpg has 'cat' and 'dog'" in note for note in found.notes)
+    assert any("1 image has no label, such as images/2.jpg" in note for note in found.notes)
+    assert found.empty_classes == ["red fox"]
+    assert found.name == "set"
+
+
+def test_one_category_each_is_data_of_one_label(tmp_path: Path) -> None:
+    """The labels decide, unless several are asked for."""
+    touched(tmp_path, "1.jpg", "2.jpg")
+    file = coco(tmp_path / "x.json", {"1.jpg": ["cat"], "2.jpg": ["dog"]})
+    assert labels_of(listed(file)) == {"1.jpg": "cat", "2.jpg": "dog"}
+    assert labels_of(listed(file, task="multi_label")) == {"1.jpg": ("cat",), "2.jpg": ("dog",)}
+
+
+def test_boxes_are_a_question(tmp_path: Path) -> None:
+    """Their classes become labels, or they are ignored; nothing is guessed."""
+    touched(tmp_path, "1.jpg", "2.jpg")
+    file = coco(tmp_path / "x.json", {"1.jpg": ["cat", "dog"], "2.jpg": ["dog"]}, bbox=BOX)
+    with pytest.raises(DataError, match=r"3 of 3 annotations .* Set --data\.boxes labels .*ignore"):
+        listed(file)
+    assert labels_of(listed(file, boxes="labels")) == {"1.jpg": ("cat", "dog"), "2.jpg": ("dog",)}
+    ignored = listed(file, boxes="ignore")
+    assert labels_of(ignored) == {"1.jpg": (), "2.jpg": ()}
+    assert any("3 annotations are regions of an image; none is used" in n for n in ignored.notes)
+
+
+def test_folders_of_roboflow_are_splits(tmp_path: Path) -> None:
+    """Each has its own file; the same name in two of them is two images."""
+    for split in ("train", "valid", "test"):
+        touched(tmp_path / "pets" / split, "1.jpg", "2.jpg")
+        coco(tmp_path / "pets" / split / "_annotations.coco.json", {"1.jpg": ["cat"], "2.jpg": []})
+    assert data_kind(str(tmp_path / "pets")) == "coco"
+    found = listed(tmp_path / "pets")
+    assert found.name == "pets"
+    assert labels_of(found)["valid/1.jpg"] == ("cat",)
+    assert {image.path: image.split for image in found.images}["valid/2.jpg"] == "validation"
+
+
+_ELSEWHERE = json.dumps({
+    "images": [{"id": 1, "file_name": "1.jpg"}],
+    "annotations": [{"image_id": 2, "category_id": 1}],
+    "categories": [{"id": 1, "name": "a"}],
+})  # fmt: skip
+_OUTSIDE = json.dumps({
+    "images": [{"id": 1, "file_name": "../../../etc/passwd"}], "annotations": [], "categories": [],
+})  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ("{", r"is not valid JSON"),
+        ("[" * 100_000, r"is not valid JSON"),
+        ("\x00\x01", r"is not valid JSON"),
+        ("{}", r"has no 'images', so it is not COCO JSON"),
+        ("3", r"The content in .* is 3, but has to be an object"),
+        ('{"images": {}, "annotations": [], "categories": []}', r"'images' in .* to be a list"),
+        ('{"images": [], "annotations": [], "categories": []}', r"lists no images"),
+        ('{"images": [4], "annotations": [], "categories": []}', r"An image in .* is 4, but has"),
+        ('{"images": [{"id": [1]}], "annotations": [], "categories": []}', r"the id \[1\], but it"),
+        ('{"images": [{"id": 1}], "annotations": [], "categories": []}', r"'file_name' of image 1"),
+        (_ELSEWHERE, r"is of image 2, which the file does not list"),
+        (_OUTSIDE, r"1 of 1 images named in .* do not exist below"),
+    ],
+)
+def test_damaged_coco_files_end_in_a_sentence(tmp_path: Path, content: str, words: str) -> None:
+    """What is wrong is named, in one line, whatever the file holds."""
+    touched(tmp_path, "1.jpg")
+    file = tmp_path / "x.json"
+    file.write_text(content)
+    with pytest.raises(DataError, match=words) as raised:
+        listed(file, source="coco")
+    assert str(raised.value).isprintable()
+
+
+def task(image: str, *annotations: list[str] | None, kind: str = "choices", **more: Any) -> Any:
+    """Return a task; an annotation that is None was skipped."""
+    results = [
+        {
+            "was_cancelled": labels is None,
+            "result": [{"type": kind, "from_name": "class", "value": {kind: labels}}]
+            * bool(labels),
+        }
+        for labels in annotations
+    ]
+    return {"id": 1, "data": {"image": image, **more}, "annotations": results, "predictions": []}
+
+
+def studio(file: Path, *tasks: Any) -> Path:
+    """Write an export of Label Studio."""
+    file.write_text(json.dumps(tasks), encoding="utf-8")
+    return file
+
+
+def test_choices_of_label_studio_are_labels(tmp_path: Path) -> None:
+    """Addresses are mapped to files below `data.root`; who has not answered gives no label."""
+    photos = touched(
+        tmp_path / "photos", "a/1.jpg", "b/1.jpg", "2.jpg", "3 x.jpg", "4.jpg", "5.jpg", "6.jpg"
+    )
+    file = studio(
+        tmp_path / "export.json",
+        task("s3://bucket/pets/b/1.jpg", ["cat", "dog"]),
+        task("/data/upload/3/0a1b2c3d-2.jpg", ["cat"]),
+        task("/data/local-files/?d=photos/3%20x.jpg", []),
+        task("https://example.org/photos/4.jpg?token=secret", ["dog"], ["dog"]),
+        task("5.jpg"),
+        task("6.jpg", None),
+    )
+    assert data_kind(str(file)) == "label_studio"
+    found = listed(file, root=str(photos))
+    assert labels_of(found) == {
+        "b/1.jpg": ("cat", "dog"), "2.jpg": ("cat",), "3 x.jpg": (), "4.jpg": ("dog",),
+    }  # fmt: skip
+    assert {each.path: each.reason for each in found.left_out} == {
+        "5.jpg": "has no label", "6.jpg": "has no label",
+    }  # fmt: skip
+    assert any("b/1.jpg has 'cat' and 'dog'" in note for note in found.notes)
+    with pytest.raises(DataError, match=r"is not a folder\. Give the folder of the images"):
+        listed(file, root=str(tmp_path / "gone"))
+
+
+def test_people_who_disagree_are_named(tmp_path: Path) -> None:
+    """Neither answer is taken."""
+    touched(tmp_path, "1.jpg", "2.jpg", "3.jpg")
+    file = studio(
+        tmp_path / "x.json",
+        task("1.jpg", ["cat"], ["dog"]), task("2.jpg", ["cat"]), task("3.jpg", ["dog"]),
+    )  # fmt: skip
+    found = listed(file)
+    assert labels_of(found) == {"2.jpg": "cat", "3.jpg": "dog"}
+    assert [each.reason for each in found.left_out] == [
+        "has two labels in the export, 'cat' and 'dog'"
+    ]
+
+
+def test_regions_and_several_controls_of_label_studio_are_questions(tmp_path: Path) -> None:
+    """The flags that answer them are named."""
+    touched(tmp_path, "1.jpg", "2.jpg")
+    boxes = [task(f"{n}.jpg", ["cat", "dog"][:n], kind="rectanglelabels") for n in (1, 2)]
+    file = studio(tmp_path / "x.json", *boxes)
+    with pytest.raises(DataError, match=r"2 of 2 answers .* are regions .*--data\.boxes labels"):
+        listed(file)
+    found = listed(file, boxes="labels")
+    assert labels_of(found) == {"1.jpg": ("cat",), "2.jpg": ("cat", "dog")}
+    two = [task("1.jpg", ["cat"]), task("2.jpg", ["dog"])]
+    two[0]["annotations"][0]["result"] += [
+        {"type": "choices", "from_name": "light", "value": {"choices": ["bright"]}}
+    ]
+    file = studio(tmp_path / "y.json", *two)
+    with pytest.raises(DataError, match=r"controls 'class' and 'light'\. Set --data\.label-column"):
+        listed(file)
+    assert labels_of(listed(file, label_column="class")) == {"1.jpg": "cat", "2.jpg": "dog"}
+
+
+@pytest.mark.parametrize(
+    ("tasks", "words"),
+    [
+        ([], r"holds no tasks"),
+        ([4], r"A task in .* is 4, but has to be an object"),
+        ([{"data": []}], r"'data' of a task in .* is \[\], but"),
+        ([{"data": {"text": "a", "more": "b"}}], r"which value .* names the images: 'text' and"),
+        ([{"data": {"image": "1.jpg"}, "annotations": [{"result": 4}]}], r"'result' of an annot"),
+        ([{"data": {"image": 4}, "annotations": []}], r"holds no task that is annotated"),
+    ],
+)
+def test_damaged_exports_end_in_a_sentence(tmp_path: Path, tasks: list[Any], words: str) -> None:
+    """What is wrong is named."""
+    touched(tmp_path, "1.jpg")
+    with pytest.raises(DataError, match=words):
+        listed(studio(tmp_path / "x.json", *tasks), source="label_studio")
+
+
+def test_lists_of_objects_are_tables(tmp_path: Path) -> None:
+    """As Label Studio's short form, where several choices stand in an object."""
+    touched(tmp_path, "1.jpg", "2.jpg")
+    rows = [{"image": "1.jpg", "class": {"choices": ["a", "b"]}}, {"image": "2.jpg", "class": "a"}]
+    file = tmp_path / "x.json"
+    file.write_text(json.dumps(rows))
+    assert labels_of(listed(file)) == {"1.jpg": ("a", "b"), "2.jpg": ("a",)}
