@@ -5,9 +5,11 @@ Shapes: N images, K classes.
 
 from __future__ import annotations
 
+import operator
 from typing import Any
 
 import numpy as np
+from pydantic import Field
 
 from patchline.pipeline.frozen_model import FrozenModel
 from patchline.pipeline.metrics.intervals import MetricEstimate, proportion
@@ -40,14 +42,16 @@ class Agreement(FrozenModel):
     """How the probabilities of a form differ from the package's."""
 
     labels: MetricEstimate
-    """Share of images to which both give the same label."""
+    """Share of images to which both give the same label; of a multi-label model, the same set."""
     largest_difference: float | None
     """Largest difference in any probability; None if one is not a number."""
     mean_difference: float | None
     """Mean over the images of the largest difference of each; None if one is not a number."""
     package_accuracy: MetricEstimate
+    """Of a multi-label model, the share of images whose labels are all right."""
     form_accuracy: MetricEstimate
     bounds: Bounds
+    is_multi_label: bool = Field(default=False, exclude_if=operator.not_)
 
     @property
     def failures(self) -> tuple[str, ...]:
@@ -60,7 +64,8 @@ class Agreement(FrozenModel):
         failed = []
         if labels.value < bounds.agreement:
             failed.append(
-                f"it gives {_share(labels)} of {labels.n:,} images the label of the package (95% "
+                f"it gives {_share(labels)} of {labels.n:,} images the "
+                f"{'labels' if self.is_multi_label else 'label'} of the package (95% "
                 f"interval {percent(labels.low)} to {percent(labels.high)}); at least "
                 f"{bounds.agreement:.1%} are required"
             )
@@ -84,29 +89,60 @@ class Agreement(FrozenModel):
     @property
     def accuracies(self) -> str:
         """Both accuracies, for a sentence."""
-        return f"accuracy {self.form_accuracy.value:.1%}, package {self.package_accuracy.value:.1%}"
+        return (
+            f"{self.measure} {self.form_accuracy.value:.1%}, package "
+            f"{self.package_accuracy.value:.1%}"
+        )
+
+    @property
+    def measure(self) -> str:
+        """What the accuracies are called."""
+        return "exact match" if self.is_multi_label else "accuracy"
 
 
-def compared(package_NK: Array, form_NK: Array, labels_N: Array, bounds: Bounds) -> Agreement:
+def compared(
+    package_NK: Array,
+    form_NK: Array,
+    labels_N: Array,
+    bounds: Bounds,
+    thresholds_K: Array | None = None,
+) -> Agreement:
     """Compare the probabilities of a form with those of the package.
 
     Args:
         package_NK: probabilities of the package.
         form_NK: of the form, for the same images.
-        labels_N: number of the true class of each image.
+        labels_N: number of the true class of each image; of a multi-label model, zeros and ones
+            (N, K).
         bounds: which differences are allowed.
+        thresholds_K: of a multi-label model.
     """
-    count, expected_N, given_N = len(labels_N), package_NK.argmax(1), form_NK.argmax(1)
+    count = len(labels_N)
+    expected_N, given_N = (_chosen(each, thresholds_K) for each in (package_NK, form_NK))
     worst_N = np.abs(form_NK.astype(np.float64) - package_NK).max(axis=1, initial=0.0)
     is_number = bool(np.isfinite(worst_N).all())
     return Agreement(
-        labels=proportion(int((expected_N == given_N).sum()) if is_number else 0, count),
+        labels=proportion(_equal(expected_N, given_N) if is_number else 0, count),
         largest_difference=float(worst_N.max(initial=0.0)) if is_number else None,
         mean_difference=float(worst_N.mean()) if is_number and count else None,
-        package_accuracy=proportion(int((expected_N == labels_N).sum()), count),
-        form_accuracy=proportion(int((given_N == labels_N).sum()), count),
+        package_accuracy=proportion(_equal(expected_N, labels_N), count),
+        form_accuracy=proportion(_equal(given_N, labels_N), count),
         bounds=bounds,
+        is_multi_label=thresholds_K is not None,
     )
+
+
+def _chosen(probabilities_NK: Array, thresholds_K: Array | None) -> Array:
+    """Return the number of each image's class (N), or zeros and ones for its labels (N, K)."""
+    if thresholds_K is None:
+        return probabilities_NK.argmax(1)
+    return (probabilities_NK >= thresholds_K).astype(np.int64)
+
+
+def _equal(some: Array, others: Array) -> int:
+    """Return how many images have the same class, or the same labels."""
+    same = some == others
+    return int((same if same.ndim == 1 else same.all(axis=1)).sum())
 
 
 def percent(share: float) -> str:

@@ -17,6 +17,7 @@ from patchline.pipeline.config import RunConfig
 from patchline.pipeline.data.manifests import manifest as manifests
 from patchline.pipeline.data.reading import image_root
 from patchline.pipeline.errors import DataError
+from patchline.pipeline.labels import label_sets
 from patchline.pipeline.registry.registered_models import ModelReference
 from patchline.pipeline.registry.version_evaluation import (
     EvaluationChoices,
@@ -42,6 +43,7 @@ class ComparisonImages:
 
     images_NHWC: Array
     labels_N: Array
+    """Numbers of the classes; of a multi-label model, zeros and ones (N, K)."""
     origin: str
     """Which images these are, for a sentence."""
     calibration_NHWC: Array
@@ -153,7 +155,9 @@ def _decoded(
     number = {name: position for position, name in enumerate(package.classes)}
     return ComparisonImages(
         images_NHWC=np.array(images[np.arange(len(tested))]),
-        labels_N=tested["label"].map(number).to_numpy(np.int64),
+        labels_N=label_sets.matrix(list(tested["label"]), package.classes)
+        if package.is_multi_label
+        else tested["label"].map(number).to_numpy(np.int64),
         origin=origin,
         calibration_NHWC=np.array(images[np.arange(len(tested), len(both))]),
         calibration_origin=calibration_origin,

@@ -29,6 +29,7 @@ from patchline.pipeline.errors import PackagingError
 from patchline.pipeline.exports.agreement import EXACT
 from patchline.pipeline.exports.candidate import Answers, Candidate, FormInputs
 from patchline.pipeline.exports.container_files import ServedVersion, command, write_container
+from patchline.pipeline.packaging.chosen_labels import label_answer, thresholds_of
 from patchline.pipeline.packaging.package_files import DESCRIPTION_FILE, ONNX_FILE
 from patchline.pipeline.packaging.packaged_model import PackagedModel
 from patchline.pipeline.serving.access_token import TOKEN_VARIABLE
@@ -106,12 +107,16 @@ def check_server(
     Raises:
         PackagingError: if it does not start, or an answer differs.
     """
-    description = folder / MODEL_FOLDER / DESCRIPTION_FILE
-    classes = json.loads(description.read_text(encoding="utf-8"))["classes"]
+    written = folder / MODEL_FOLDER / DESCRIPTION_FILE
+    description = json.loads(written.read_text(encoding="utf-8"))
+    classes, thresholds_K = description["classes"], thresholds_of(description)
     asked = images_NHWC[: _ASKED if can_compare else 0]
     with running_server(folder, served) as (address, token):
         for image_HWC, expected_K in zip(asked, expected_NK, strict=False):
             answer = _answer(address, token, image_HWC)
+            if thresholds_K is not None:
+                _check_labels(answer, label_answer(expected_K, thresholds_K, classes, 1))
+                continue
             best = int(expected_K.argmax())
             gap = abs(float(answer["probability"]) - float(expected_K[best]))
             if answer["label"] != classes[best] or gap > EXACT.largest:
@@ -120,6 +125,19 @@ def check_server(
                     f"({answer['probability']:.6f}) where the package answers '{classes[best]}' "
                     f"({expected_K[best]:.6f}). Report this as a bug, with the model's plugins."
                 )
+
+
+def _check_labels(answer: dict[str, Any], expected: dict[str, Any]) -> None:
+    """Compare the labels of a server's answer, and the largest probability, with the package's."""
+    given, own = ([each["label"] for each in one["labels"]] for one in (answer, expected))
+    first, own_first = answer["top"][0], expected["top_k"][0]
+    gap = abs(float(first["probability"]) - own_first["probability"])
+    if given != own or gap > EXACT.largest:
+        raise PackagingError(
+            f"The server of the container gives the labels {given} (highest probability "
+            f"{first['probability']:.6f}) where the package gives {own} "
+            f"({own_first['probability']:.6f}). Report this as a bug, with the model's plugins."
+        )
 
 
 @contextmanager

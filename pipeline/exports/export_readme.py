@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from patchline.pipeline.exports.agreement import LEAST_AGREEMENT, percent
 from patchline.pipeline.exports.container_files import ServedVersion
 from patchline.pipeline.exports.export_record import ExportRecord, TriedForm
 from patchline.pipeline.files.atomic_files import write_text
+from patchline.pipeline.labels.label_sets import MULTI_LABEL
 from patchline.pipeline.metrics.intervals import MetricEstimate
 
 _ONNX = """\
@@ -77,6 +79,10 @@ that are the same each time.
 
 {noted}
 """
+_SETS = """\
+the probabilities, one
+for each label, are calibrated, in the order of `classes` there. An image has the labels whose
+probability is at least that in `thresholds` there."""
 _CODE = {"onnx": _ONNX, "int8": _ONNX, "openvino": _OPENVINO, "torch": _TORCH}
 _FOR_SPEED = ("int8", "openvino")
 _NEEDS = {
@@ -100,14 +106,15 @@ def table(record: ExportRecord) -> list[str]:
 def _measured(record: ExportRecord, tried: TriedForm) -> Iterator[str]:
     agreement = tried.agreement
     labels = agreement.labels
-    yield f"same label       {_with_interval(labels)}"
+    same = "same labels" if agreement.is_multi_label else "same label"
+    yield f"{same:<17}{_with_interval(labels)}"
     if agreement.largest_difference is not None and agreement.mean_difference is not None:
         yield (
             f"probabilities    differ by at most {agreement.largest_difference:.2g}, by "
             f"{agreement.mean_difference:.2g} on average"
         )
     yield (
-        f"accuracy         {_with_interval(agreement.form_accuracy)}, package "
+        f"{agreement.measure:<17}{_with_interval(agreement.form_accuracy)}, package "
         f"{_with_interval(agreement.package_accuracy)}"
     )
     yield f"size             {_size(tried.bytes)}, package {_size(record.package_bytes)}"
@@ -126,7 +133,7 @@ def notes(record: ExportRecord) -> list[str]:
     found, labels = [], chosen.agreement.labels
     if labels.low < LEAST_AGREEMENT:
         found.append(
-            f"{labels.n:,} images cannot show that the label is the same on at least "
+            f"{labels.n:,} images cannot show that {_the_label_is(chosen)} the same on at least "
             f"{LEAST_AGREEMENT:.1%} of all images: the 95% interval begins at {percent(labels.low)}"
         )
     if record.form in _FOR_SPEED and chosen.speedup < 1:
@@ -147,12 +154,17 @@ def notes(record: ExportRecord) -> list[str]:
     return found
 
 
+def _the_label_is(tried: TriedForm) -> str:
+    return "all labels are" if tried.agreement.is_multi_label else "the label is"
+
+
 def write_readme(folder: Path, record: ExportRecord) -> None:
     """Write how to load the export, and what was measured."""
     if record.form == "container":
         write_text(folder / "README.md", _about_container(record))
         return
-    image = json.loads((folder / "model.json").read_text(encoding="utf-8"))["image"]
+    description = json.loads((folder / "model.json").read_text(encoding="utf-8"))
+    image = description["image"]
     shape = (1, image["height"], image["width"], image["channels"])
     chosen = record.chosen
     precision = chosen.details.get("precision", "") if chosen else ""
@@ -164,7 +176,7 @@ def write_readme(folder: Path, record: ExportRecord) -> None:
 # {record.model}, version {record.version}, as {record.form}
 
 It needs {_NEEDS[record.form]} (measured with {versions}). Images are {colours}, uint8, resized as
-`image` in `model.json` says; the probabilities are calibrated, in the order of `classes` there.
+`image` in `model.json` says; {_probabilities(description)}
 
 ```python
 {code}```
@@ -178,6 +190,12 @@ Measured on {record.processor.name}, with {record.threads} thread (`export.json`
 {noted}
 """
     write_text(folder / "README.md", f"{text.strip()}\n")
+
+
+def _probabilities(description: dict[str, Any]) -> str:
+    if description.get("task") == MULTI_LABEL:
+        return _SETS
+    return "the probabilities are calibrated, in the order of `classes` there."
 
 
 def _about_container(record: ExportRecord) -> str:

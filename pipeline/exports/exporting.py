@@ -108,7 +108,13 @@ def _tried(
         for candidate in candidates(inputs):
             stage = f"Predicting ({candidate.name})"
             given_NK = _answered(candidate.open(0), images, stage, on_progress)
-            agreement = compared(expected_NK, given_NK, images.labels_N, candidate.bounds)
+            agreement = compared(
+                expected_NK,
+                given_NK,
+                images.labels_N,
+                candidate.bounds,
+                inputs.package.thresholds_K,
+            )
             measured = _measured(candidate, agreement, single, images, seconds)
             tried.append(measured)
             if agreement.passed:

@@ -74,3 +74,23 @@ def test_the_processor_is_read_from_what_the_system_says(tmp_path: Path) -> None
     file.write_text("processor : 0\nFeatures : fp asimd asimddp\n")
     assert this_processor(file).has_int8_products
     assert not this_processor(tmp_path / "absent").has_int8_products
+
+
+def test_of_several_labels_all_must_be_the_same() -> None:
+    """An image agrees if each label is on the same side of its threshold in both."""
+    thresholds = np.array([0.5, 0.2, 0.8])
+    package = np.tile(np.array([[0.6, 0.3, 0.7]], np.float32), (400, 1))
+    form = package.copy()
+    form[0] = [0.6, 0.19, 0.7]  # the most probable label is the same
+    form[1] = [0.55, 0.35, 0.6]
+    labels = np.tile([1, 1, 0], (400, 1))
+    labels[:4] = [1, 0, 0]
+    found = compared(package, form, labels, REDUCED, thresholds)
+    assert found.labels.value == 399 / 400
+    assert found.package_accuracy.value == 396 / 400
+    assert found.form_accuracy.value == 397 / 400
+    assert found.passed
+    assert found.accuracies == "exact match 99.2%, package 99.0%"
+    form[:3] = form[0]
+    [failure] = compared(package, form, labels, REDUCED, thresholds).failures
+    assert "99.2% of 400 images the labels of the package" in failure

@@ -229,3 +229,29 @@ def test_a_server_checks_an_int8_export_on_its_processor(
     file.write_bytes(b"damaged")
     with pytest.raises(PackageRefusedError, match="its check of the processor is damaged"):
         checked_package(out, 1)
+
+
+@pytest.fixture
+def labelled(exported_sets: Exported, photos: ComparisonImages) -> ComparisonImages:
+    """Return the photos with the label sets that the multi-label package gives."""
+    package = PackagedModel(exported_sets.onnx_file, exported_sets.description_file, 1)
+    assert package.thresholds_K is not None
+    given = package.probabilities(photos.images_NHWC) >= package.thresholds_K
+    return replace(photos, labels_N=given.astype(np.uint8))
+
+
+@pytest.mark.parametrize(
+    "form", ["onnx", "int8", "torch", pytest.param("container", marks=pytest.mark.slow)]
+)
+def test_a_form_of_a_multi_label_model_keeps_its_labels(
+    form: Form, exported_sets: Exported, labelled: ComparisonImages, tmp_path: Path
+) -> None:
+    """Sets of labels are compared, not the most probable one; the README tells of thresholds."""
+    record = _export(exported_sets, form, labelled, tmp_path / "out")
+    assert record.chosen is not None, record.refusal
+    assert record.chosen.agreement.package_accuracy.value == 1
+    assert record.chosen.agreement.labels.value >= 0.995
+    readme = (tmp_path / "out" / "README.md").read_text()
+    assert "same labels      " in readme
+    assert "exact match      " in readme
+    assert ("`thresholds`" in readme) == (form != "container")
