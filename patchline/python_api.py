@@ -256,7 +256,8 @@ def explain(
             Or a training run: its MLflow id, its name, or `last`.
         images: an image file, or two to compare side by side.
         label: true label of the image, or a sequence for two; by default the name of the image's
-            folder, if it is one of the classes.
+            folder, if it is one of the classes. With a multi-label model: the label to explain, by
+            default the most probable one.
         out: the HTML file to write; by default explain-IMAGE.html in the working directory.
         occlusion: cover parts of the image in turn to measure what the answer depends on.
 
@@ -276,7 +277,8 @@ def explain(
             occlusion=occlusion,
         )
     first = answers[0]
-    return Explanation(page, first.label, first.probability, name, first.true_label)
+    labels = None if first.labels is None else tuple(each["label"] for each in first.labels)
+    return Explanation(page, first.label, first.probability, name, first.true_label, labels)
 
 
 def promote(

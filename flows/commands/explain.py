@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from patchline.pipeline.visual_guide.explaining import Answer
 
 _MOST_IMAGES = 2
+_LABELS = ("labels", "explained")
 
 
 class _TrainedModel(NamedTuple):
@@ -50,7 +51,8 @@ def explain(
         An image file, or two to compare side by side.
     label
         True label of the image; repeat it for the second one. By default the name of the image's
-        folder, if it is one of the classes.
+        folder, if it is one of the classes. With a model that gives an image several labels: the
+        label to explain; by default the most probable one.
     out
         File to write, by default explain-IMAGE.html in this folder.
     occlusion
@@ -63,10 +65,17 @@ def explain(
     from patchline.pipeline.visual_guide.answer_steps import percent
 
     for answer in answers:
-        truth = f"; true label: {answer.true_label}" if answer.true_label else ""
-        line = f"{answer.image}  {answer.label} {percent(answer.probability)}{truth}"
-        print(visible(line))
+        print(visible(f"{answer.image}  {_said(answer, percent)}"))
     print(visible(f"page: {page}"))
+
+
+def _said(answer: Answer, percent: Callable[[float], str]) -> str:
+    """Return what the model answers, for a line of the terminal."""
+    if answer.labels is not None:
+        given = [f"{each['label']} {percent(each['probability'])}" for each in answer.labels]
+        return f"{'  '.join(given) or 'no label'}; explained: {answer.explained}"
+    truth = f"; true label: {answer.true_label}" if answer.true_label else ""
+    return f"{answer.label} {percent(answer.probability or 0.0)}{truth}"
 
 
 def explain_images(
@@ -175,5 +184,17 @@ def _as_json(page: Path, answers: Sequence[Answer], name: str) -> dict[str, Any]
         "label": first.label,
         "probability": first.probability,
         "page": str(page),
-        "images": [answer._asdict() for answer in answers],
+        **_of_labels(first),
+        "images": [
+            {
+                **{key: value for key, value in answer._asdict().items() if key not in _LABELS},
+                **_of_labels(answer),
+            }
+            for answer in answers
+        ],
     }
+
+
+def _of_labels(answer: Answer) -> dict[str, Any]:
+    """Return what only a model of several labels for each image answers."""
+    return {} if answer.labels is None else {key: getattr(answer, key) for key in _LABELS}

@@ -68,17 +68,23 @@ class Explanation:
     """The visual guide to an image in a trained model, shown inline by a notebook."""
 
     path: Path
-    label: str
-    """The most probable class of the first image."""
-    probability: float
+    label: str | None
+    """The most probable class of the first image; None if a multi-label model gives no label."""
+    probability: float | None
+    """None if there is no label."""
     model: str
     """NAME/VERSION, or the run."""
     true_label: str | None = None
     """None if it is not known."""
+    labels: tuple[str, ...] | None = None
+    """Those that a multi-label model gives, the most probable first; None of any other model."""
 
     def __repr__(self) -> str:
         """Return the answer, and where the page is."""
-        return f"Explanation({self.label} {self.probability:.2%}, {short_path(self.path)})"
+        said = "no label" if self.label is None else f"{self.label} {self.probability:.2%}"
+        if self.labels and len(self.labels) > 1:
+            said = f"{said} and {', '.join(self.labels[1:])}"
+        return f"Explanation({said}, {short_path(self.path)})"
 
     def _repr_html_(self) -> str:
         """Return a frame with the page; its own script may run, but not reach the notebook."""

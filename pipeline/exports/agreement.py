@@ -135,8 +135,10 @@ def compared(
 def _chosen(probabilities_NK: Array, thresholds_K: Array | None) -> Array:
     """Return the number of each image's class (N), or zeros and ones for its labels (N, K)."""
     if thresholds_K is None:
-        return probabilities_NK.argmax(1)
-    return (probabilities_NK >= thresholds_K).astype(np.int64)
+        numbers_N: Array = probabilities_NK.argmax(1)
+        return numbers_N
+    chosen_NK: Array = probabilities_NK >= thresholds_K
+    return chosen_NK.astype(np.int64)
 
 
 def _equal(some: Array, others: Array) -> int:

@@ -71,7 +71,11 @@ def _journey(subject: Subject) -> Step:
         Line(classes[k], tuple((float(i + 1), float(p)) for i, p in enumerate(readouts_LK[:, k])))
         for k in best
     )
+    is_multi_label = subject.description.is_multi_label
+    if is_multi_label and subject.attributions.label not in best:
+        best[-1] = subject.attributions.label
     whose = "class token" if "class token" in subject.inside.prefix else "answer"
+    leading = "is the most probable label" if is_multi_label else "leads"
     leads = [classes[int(k)] for k in readouts_LK.argmax(axis=1)]
     settled = max((i + 1 for i, lead in enumerate(leads) if lead != leads[-1]), default=0) + 1
     return Step(
@@ -83,13 +87,14 @@ def _journey(subject: Subject) -> Step:
                 "applied to the tokens as they are. Only the last block was trained to be read "
                 "so, but the earlier ones show when the answer forms."
             ),
-            f"“{leads[-1]}” leads from block {settled} on."
+            f"“{leads[-1]}” {leading} from block {settled} on."
             if settled > 1
-            else f"“{leads[-1]}” leads from the first block on.",
+            else f"“{leads[-1]}” {leading} from the first block on.",
         ),
         (
             Chart(
-                "Probability of the classes if the model ended after each block",
+                f"Probability of the {'labels' if is_multi_label else 'classes'} if the model "
+                "ended after each block",
                 "; ".join(f"{line.name}: {percent(line.points[-1][1])}" for line in lines),
                 lines,
                 1.0,
@@ -106,34 +111,25 @@ def answer_step(subject: Subject) -> Step:
     traced, classes = subject.traced, subject.description.classes
     best = [int(k) for k in np.argsort(-traced.probabilities_K, kind="stable")[:_SHOWN_CLASSES]]
     true = subject.true_label
-    if true is not None and true not in best:
-        best.append(true)
+    is_multi_label = subject.description.is_multi_label
+    for shown in (*subject.labels, subject.attributions.label if is_multi_label else true):
+        if shown is not None and shown not in best:
+            best.append(shown)
     bars = Bars(
-        "The most probable classes: probability, and logit in brackets",
+        "The most probable labels, the given ones marked: probability, and logit in brackets"
+        if is_multi_label
+        else "The most probable classes: probability, and logit in brackets",
         tuple(
             Bar(
                 classes[k] + (" (true label)" if k == true else ""),
                 float(traced.probabilities_K[k]),
                 f"{percent(float(traced.probabilities_K[k]))} ({traced.logits_K[k]:.2f})",
-                marked=k == true,
+                marked=k in subject.labels if is_multi_label else k == true,
             )
             for k in best
         ),
     )
-    sentences = [
-        (
-            f"The head multiplies the vector with one learned row for each of the {len(classes)} "
-            "classes, which gives a logit each. Softmax turns the logits into probabilities that "
-            "sum to 1."
-        )
-    ]
-    temperature = subject.description.temperature
-    if not math.isclose(temperature, 1.0):
-        sentences.append(
-            f"Before the softmax, the logits are divided by the temperature {temperature:.2f}, "
-            "which was fitted to make the probabilities calibrated."
-        )
-    sentences.append(_verdict(subject))
+    sentences = [*(_sigmoids(subject) if is_multi_label else _softmax(subject)), _verdict(subject)]
     figures: list[Figure] = [bars]
     shapes = [
         shape_of("logits", traced.logits_K, "classes"),
@@ -152,8 +148,61 @@ def answer_step(subject: Subject) -> Step:
     )
 
 
+def _softmax(subject: Subject) -> list[str]:
+    """Return how logits become probabilities of classes of which an image has one."""
+    sentences = [
+        (
+            "The head multiplies the vector with one learned row for each of the "
+            f"{len(subject.description.classes)} classes, which gives a logit each. Softmax turns "
+            "the logits into probabilities that sum to 1."
+        )
+    ]
+    temperature = subject.description.temperature
+    if not math.isclose(temperature, 1.0):
+        sentences.append(
+            f"Before the softmax, the logits are divided by the temperature {temperature:.2f}, "
+            "which was fitted to make the probabilities calibrated."
+        )
+    return sentences
+
+
+def _sigmoids(subject: Subject) -> list[str]:
+    """Return how logits become probabilities of labels of which an image has any number."""
+    description, label = subject.description, subject.attributions.label
+    name, fits = description.classes[label], description.label_calibration
+    sentences = [
+        (
+            "The head multiplies the vector with one learned row for each of the "
+            f"{len(description.classes)} labels, which gives a logit each. A sigmoid turns each "
+            "logit into a probability of its own: an image may have any number of labels, so the "
+            "probabilities do not sum to 1."
+        )
+    ]
+    if fits is not None and fits.determined[label]:
+        sentences.append(
+            f"Before the sigmoid, each logit is scaled and shifted so that the probability is "
+            f"calibrated: that of “{name}” becomes {fits.scales[label]:.2f} times the logit, "
+            f"{'plus' if fits.shifts[label] >= 0 else 'minus'} {abs(fits.shifts[label]):.2f}."
+        )
+    else:
+        sentences.append(f"Too few images told how to calibrate “{name}”.")
+    if description.thresholds is not None:
+        sentences.append(
+            f"A label is given from its own threshold on, “{name}” from "
+            f"{percent(description.thresholds.values[label])}."
+        )
+    return sentences
+
+
 def _verdict(subject: Subject) -> str:
     traced, classes = subject.traced, subject.description.classes
+    if subject.description.is_multi_label:
+        given = [f"“{classes[k]}” ({percent(float(traced.probabilities_K[k]))})"
+                 for k in subject.labels]  # fmt: skip
+        if not given:
+            return "The model gives this image no label: every probability is below its threshold."
+        number = "label" if len(given) == 1 else "labels"
+        return f"The model gives this image {len(given)} {number}: {', '.join(given)}."
     probability = percent(float(traced.probabilities_K[traced.predicted]))
     if subject.true_label is None:
         return f"The model answers “{subject.predicted}” with a probability of {probability}."
@@ -212,10 +261,16 @@ def attribution_step(subject: Subject) -> Step:
     probability = float(subject.traced.probabilities_K[attributions.label])
     rows, columns = attributions.grid
     name = classes[attributions.label]
+    lowered = (
+        "Training lowers the cross-entropy of each label: minus the logarithm of its probability "
+        "for an image that has it."
+        if subject.description.is_multi_label
+        else "Training lowers the cross-entropy: minus the logarithm of the true label's "
+        "probability."
+    )
     sentences = [
         (
-            "Training lowers the cross-entropy: minus the logarithm of the true label's "
-            f"probability. For “{name}” it is −ln {probability:.4f} = "
+            f"{lowered} For “{name}” it is −ln {probability:.4f} = "
             f"{-math.log(max(probability, 1e-45)):.4f} here."
         ),
         (

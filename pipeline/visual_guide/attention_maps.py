@@ -61,7 +61,13 @@ def attention_maps(
     if inside is None:
         grid = cell_grid(images[0].shape[:2])
         maps = [
-            gradient_maps(model, normalised(_batch([image]), description.image), None, grid)
+            gradient_maps(
+                model,
+                normalised(_batch([image]), description.image),
+                None,
+                grid,
+                is_multi_label=description.is_multi_label,
+            )
             for image in images
         ]
         return AttentionMaps("gradient", np.maximum(np.concatenate(maps), 0))

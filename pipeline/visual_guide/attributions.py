@@ -20,6 +20,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from patchline.pipeline.metrics.label_calibration import LabelCalibration
 from patchline.pipeline.visual_guide.attention_statistics import rank_correlation
 
 Array = np.ndarray[Any, Any]
@@ -77,6 +78,7 @@ def attribute(
     grid: tuple[int, int],
     *,
     temperature: float = 1.0,
+    labels: LabelCalibration | None = None,
     occlusion: bool = True,
     on_progress: Callable[[int, int], None] | None = None,
 ) -> Attributions:
@@ -88,11 +90,15 @@ def attribute(
         label: number of the class.
         grid: rows and columns of cells.
         temperature: divides the logits.
+        labels: scales and shifts of the logits of a multi-label model.
         occlusion: whether to cover the cells, which runs the model once for each.
         on_progress: called with the cells that are done, and all.
     """
 
     def losses(images_BCHW: torch.Tensor) -> torch.Tensor:
+        if labels is not None:
+            logits_B = model(images_BCHW).float()[:, label]
+            return functional.softplus(-(logits_B * labels.scales[label] + labels.shifts[label]))
         targets_B = torch.full((len(images_BCHW),), label)
         logits_BK = model(images_BCHW).float() / temperature
         return functional.cross_entropy(logits_BK, targets_B, reduction="none")
@@ -116,6 +122,8 @@ def gradient_maps(
     inputs_BCHW: torch.Tensor,
     labels_B: torch.Tensor | None,
     grid: tuple[int, int],
+    *,
+    is_multi_label: bool = False,
 ) -> Array:
     """Return the rise of the loss that the gradient predicts if a cell is covered, (B, h, w).
 
@@ -124,11 +132,14 @@ def gradient_maps(
         inputs_BCHW: normalised images.
         labels_B: number of the class of each; None for the predicted ones.
         grid: rows and columns of cells.
+        is_multi_label: whether each label's probability is a sigmoid of its own.
     """
 
     def losses(images_BCHW: torch.Tensor) -> torch.Tensor:
         logits_BK = model(images_BCHW).float()
         targets_B = logits_BK.argmax(dim=1) if labels_B is None else labels_B
+        if is_multi_label:
+            return functional.softplus(-logits_BK.gather(1, targets_B[:, None])[:, 0])
         return functional.cross_entropy(logits_BK, targets_B, reduction="none")
 
     return _by_gradient(losses, inputs_BCHW, grid)

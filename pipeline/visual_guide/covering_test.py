@@ -18,6 +18,7 @@ import torch
 from torch import nn
 
 from patchline.pipeline.metrics.intervals import mean_of_repeats
+from patchline.pipeline.models.class_probabilities import described_probabilities
 from patchline.pipeline.models.inference import normalised
 from patchline.pipeline.models.model_description import ModelDescription
 from patchline.pipeline.visual_guide.attention_maps import attention_maps
@@ -99,15 +100,21 @@ class _Cover:
     def probabilities(self, images: Sequence[Pixels], attention_Bhw: Array | None) -> list[Array]:
         """Return the probabilities (B) of the predicted classes: before, random, by each map."""
         inputs_BCHW = normalised(torch.from_numpy(np.stack(images)), self.description.image)
-        before_BK = self._softmax(inputs_BCHW)
+        before_BK = self._probabilities(inputs_BCHW)
         labels_B = before_BK.argmax(dim=1)
 
         def after(importance_of: Callable[[int], Array]) -> Array:
             masks = [_largest(importance_of(place), self.marked) for place in range(len(images))]
             changed = [covered(image, mask) for image, mask in zip(inputs_BCHW, masks, strict=True)]
-            return _own(self._softmax(torch.stack(changed)), labels_B)
+            return _own(self._probabilities(torch.stack(changed)), labels_B)
 
-        gradients_Bhw = gradient_maps(self.model, inputs_BCHW, labels_B, self.grid)
+        gradients_Bhw = gradient_maps(
+            self.model,
+            inputs_BCHW,
+            labels_B,
+            self.grid,
+            is_multi_label=self.description.is_multi_label,
+        )
         draws = [
             after(lambda _place: self.generator.random(self.grid)) for _ in range(_RANDOM_DRAWS)
         ]
@@ -120,10 +127,9 @@ class _Cover:
             columns.append(after(lambda place: _summed(attention_Bhw[place], self.grid)))
         return columns
 
-    def _softmax(self, images_BCHW: torch.Tensor) -> torch.Tensor:
+    def _probabilities(self, images_BCHW: torch.Tensor) -> torch.Tensor:
         with torch.inference_mode():
-            logits_BK = self.model(images_BCHW).float()
-            return torch.softmax(logits_BK / self.description.temperature, dim=1)
+            return described_probabilities(self.model(images_BCHW), self.description)
 
 
 def _own(probabilities_BK: torch.Tensor, labels_B: torch.Tensor) -> Array:

@@ -44,7 +44,9 @@ def example_step(subject: Subject) -> Step:
     listed = ", ".join(classes[:_NAMED_CLASSES])
     more = f" and {len(classes) - _NAMED_CLASSES} more" if len(classes) > _NAMED_CLASSES else ""
     truth = (
-        "Its true label is not known here."
+        "Its true labels are not known here."
+        if subject.description.is_multi_label
+        else "Its true label is not known here."
         if subject.true_label is None
         else f"Its true label is “{classes[subject.true_label]}”."
     )
@@ -54,7 +56,10 @@ def example_step(subject: Subject) -> Step:
         (
             f"This is {subject.name}. {truth}",
             (
-                f"The model has learned from labelled examples to tell {len(classes)} classes "
+                f"The model has learned from labelled examples which of {len(classes)} labels an "
+                f"image has, any number of them: {listed}{more}."
+                if subject.description.is_multi_label
+                else f"The model has learned from labelled examples to tell {len(classes)} classes "
                 f"apart: {listed}{more}."
             ),
         ),

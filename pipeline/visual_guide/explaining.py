@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -18,6 +18,7 @@ from patchline.pipeline.data.reading.jpeg_decoding import decode_jpeg
 from patchline.pipeline.data.reading.resizing import resize_image
 from patchline.pipeline.errors import ConfigError, DataError
 from patchline.pipeline.files.atomic_files import storage_errors, write_text
+from patchline.pipeline.models.class_probabilities import label_calibration_of
 from patchline.pipeline.models.model_description import ModelDescription
 from patchline.pipeline.models.model_files import load_model
 from patchline.pipeline.visual_guide.attention_statistics import (
@@ -44,16 +45,21 @@ class ImageToExplain(NamedTuple):
     pixels: Pixels
     """Resized for the model."""
     label: str | None
-    """Its true label, if that is known."""
+    """Its true label, if that is known; with a multi-label model, the label to explain."""
 
 
 class Answer(NamedTuple):
     """What the model answered for an image."""
 
     image: str
-    label: str
-    probability: float
+    label: str | None
+    """Of a multi-label model, the most probable one that is given; None if there is none."""
+    probability: float | None
     true_label: str | None
+    labels: tuple[dict[str, Any], ...] | None = None
+    """Of a multi-label model: those that are given, each with `label` and `probability`."""
+    explained: str | None = None
+    """Of a multi-label model: the label that the page explains."""
 
 
 def read_image(file: Path, description: ModelDescription, label: str | None) -> ImageToExplain:
@@ -68,7 +74,7 @@ def read_image(file: Path, description: ModelDescription, label: str | None) -> 
     if label is not None and label not in classes:
         names = ", ".join(classes[:8]) + (", …" if len(classes) > 8 else "")  # noqa: PLR2004
         raise ConfigError(f"--label {label} is not a class of the model. Choose one of: {names}.")
-    if label is None and file.absolute().parent.name in classes:
+    if label is None and not description.is_multi_label and file.absolute().parent.name in classes:
         label = file.absolute().parent.name
     try:
         with (
@@ -112,14 +118,22 @@ def explain(
     ]
     write_guide(subjects, model_name, out)
     return [
-        Answer(
-            str(file),
-            subject.predicted,
-            float(subject.traced.probabilities_K[subject.traced.predicted]),
-            image.label,
-        )
+        _answer(str(file), subject, image.label)
         for subject, image, (file, _) in zip(subjects, read, images, strict=True)
     ]
+
+
+def _answer(file: str, subject: Subject, label: str | None) -> Answer:
+    classes, probabilities_K = subject.description.classes, subject.traced.probabilities_K
+    if not subject.description.is_multi_label:
+        probability = float(probabilities_K[subject.traced.predicted])
+        return Answer(file, subject.predicted, probability, label)
+    given = tuple(
+        {"label": classes[k], "probability": float(probabilities_K[k])} for k in subject.labels
+    )
+    first: dict[str, Any] = given[0] if given else {"label": None, "probability": None}
+    explained = classes[subject.attributions.label]
+    return Answer(file, first["label"], first["probability"], None, given, explained)
 
 
 def write_guide(subjects: Sequence[Subject], model_name: str, out: Path) -> None:
@@ -150,14 +164,16 @@ def subject_of(
 ) -> Subject:
     """Compute everything that the guide shows of an image; the model is in evaluation mode."""
     traced = trace(model, description, image.pixels)
-    true = None if image.label is None else description.classes.index(image.label)
+    named = None if image.label is None else description.classes.index(image.label)
+    true = None if description.is_multi_label else named
     inside = traced.transformer
     attributions = attribute(
         model,
         traced.input_CHW,
-        traced.predicted if true is None else true,
+        traced.predicted if named is None else named,
         cell_grid(image.pixels.shape[:2], inside.grid if inside else None),
         temperature=description.temperature,
+        labels=label_calibration_of(description),
         occlusion=occlusion,
         on_progress=on_progress and (lambda done, of: on_progress("Covering parts", done, of)),
     )

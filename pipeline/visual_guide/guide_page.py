@@ -112,7 +112,9 @@ def _about(subject: Subject) -> dict[str, Any]:
     return {
         "name": subject.name,
         "label": subject.predicted,
-        "probability": float(traced.probabilities_K[traced.predicted]),
+        "probability": None
+        if subject.description.is_multi_label
+        else float(traced.probabilities_K[traced.predicted]),
         "right": None if true is None else true == traced.predicted,
         "true_label": None if true is None else classes[true],
         "photo": Markup(photo_uri(traced.pixels)),  # noqa: S704 - base64

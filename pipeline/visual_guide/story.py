@@ -121,8 +121,20 @@ class Subject:
 
     @property
     def predicted(self) -> str:
-        """The most probable class."""
-        return self.description.classes[self.traced.predicted]
+        """The most probable class; of a multi-label model, the labels that are given."""
+        classes = self.description.classes
+        if self.description.is_multi_label:
+            return ", ".join(classes[k] for k in self.labels) or "no label"
+        return classes[self.traced.predicted]
+
+    @property
+    def labels(self) -> tuple[int, ...]:
+        """Numbers of the labels that a multi-label model gives, the most probable first."""
+        thresholds, probabilities_K = self.description.thresholds, self.traced.probabilities_K
+        if thresholds is None:
+            return ()
+        ranked = np.argsort(-probabilities_K, kind="stable").tolist()
+        return tuple(k for k in ranked if probabilities_K[k] >= thresholds.values[k])
 
     @property
     def the_token(self) -> str:

@@ -18,6 +18,7 @@ from torch import nn
 from patchline.pipeline.layers.class_token import ClassToken
 from patchline.pipeline.layers.intermediate_values import BlockValues, recorded
 from patchline.pipeline.layers.registers import RegisterTokens
+from patchline.pipeline.models.class_probabilities import described_probabilities
 from patchline.pipeline.models.ensemble import Ensemble
 from patchline.pipeline.models.inference import normalised
 from patchline.pipeline.models.model_description import ModelDescription
@@ -81,7 +82,8 @@ class TracedImage:
     """The same, normalised."""
     logits_K: Array
     probabilities_K: Array
-    """Calibrated: the softmax of the logits divided by the temperature."""
+    """Calibrated: the softmax of the logits divided by the temperature; of a multi-label model, the
+    sigmoid of each scaled and shifted logit."""
     transformer: TracedTransformer | None
     """None for a model whose inside is not known here."""
     why_closed: str = ""
@@ -109,10 +111,10 @@ def trace(model: nn.Module, description: ModelDescription, pixels: Pixels) -> Tr
         if why:
             logits_BK = model(images_BCHW)
         else:
-            logits_BK, transformer = _traced(model, images_BCHW, description.temperature)
+            logits_BK, transformer = _traced(model, images_BCHW, description)
             why = "" if transformer else "Its tokens are not one sequence of patches of the image."
     logits_K = logits_BK[0].float()
-    probabilities_K = torch.softmax(logits_K / description.temperature, dim=0)
+    probabilities_K = described_probabilities(logits_K, description)
     return TracedImage(
         pixels=pixels,
         input_CHW=images_BCHW[0],
@@ -144,7 +146,7 @@ def _why_closed(model: nn.Module) -> str:
 
 
 def _traced(
-    model: nn.Module, images_BCHW: torch.Tensor, temperature: float
+    model: nn.Module, images_BCHW: torch.Tensor, description: ModelDescription
 ) -> tuple[torch.Tensor, TracedTransformer | None]:
     with recorded(model) as values, _parts_recorded(model) as recording:
         logits_BK: torch.Tensor = model(images_BCHW)
@@ -163,7 +165,7 @@ def _traced(
         parts={name: _of_image(name, output) for name, output in recording.parts.items()},
         blocks=blocks,
         prefix=_prefix_names(model, prefix_tokens),
-        readouts_LK=_readouts(model, blocks, logits_BK, temperature),
+        readouts_LK=_readouts(model, blocks, logits_BK, description),
     )
     return logits_BK, traced
 
@@ -209,7 +211,10 @@ def _parts_recorded(model: nn.Module) -> Iterator[_Recording]:
 
 
 def _readouts(
-    model: nn.Module, blocks: tuple[BlockValues, ...], logits_BK: torch.Tensor, temperature: float
+    model: nn.Module,
+    blocks: tuple[BlockValues, ...],
+    logits_BK: torch.Tensor,
+    description: ModelDescription,
 ) -> Array | None:
     """Return the probabilities after each layer, through the model's own norm, pooling and head."""
     ends = [getattr(model, name, None) for name in ("norm", "pooling", "head")]
@@ -225,5 +230,5 @@ def _readouts(
         return None
     if not torch.allclose(outputs_LK[-1], logits_BK[0], atol=_READOUT_TOLERANCE, rtol=1e-3):
         return None  # the model ends in another way
-    readouts: Array = torch.softmax(outputs_LK.float() / temperature, dim=1).numpy()
+    readouts: Array = described_probabilities(outputs_LK, description).numpy()
     return readouts

@@ -112,6 +112,7 @@ def test_python_returns_the_answer_and_shows_the_page(
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{store / 'mlflow.db'}")
     found = patchline.explain("stripes", IMAGE, out=tmp_path / "page.html", occlusion=False)
     assert found.label in CLASSES
+    assert found.probability is not None
     assert 1 / 3 < found.probability <= 1
     assert found.true_label == "up"
     shown = found._repr_html_()
