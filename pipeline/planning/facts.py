@@ -27,6 +27,20 @@ class DataFacts(FrozenModel):
     """How that is known, in a few words."""
     can_be_folded: bool = False
     """Whether five folds divide the images so that each of them can be trained."""
+    labels_per_image: float | None = None
+    """Mean number of labels of an image; None if each has one class."""
+
+    @property
+    def images_per_class(self) -> float:
+        """Mean number of training images with each class or label."""
+        return self.training_images * (self.labels_per_image or 1.0) / max(1, self.classes)
+
+    @property
+    def classes_in_words(self) -> str:
+        """The number of classes, or of labels."""
+        if self.labels_per_image is None:
+            return f"{self.classes:,} classes"
+        return f"{self.classes:,} labels, {self.labels_per_image:.1f} an image"
 
 
 class MachineFacts(FrozenModel):

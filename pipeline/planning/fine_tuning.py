@@ -213,7 +213,7 @@ def _reasons(
     blocks: BlocksLength,
 ) -> list[str]:
     data, machine = facts.data, facts.machine
-    known = f"{data.training_images:,} training images in {data.classes:,} classes"
+    known = f"{data.training_images:,} training images in {data.classes_in_words}"
     if "training.trainable" in user:
         return [f"{known}: training.trainable as set"]
     if needed := _needs_all(user):

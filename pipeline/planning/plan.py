@@ -428,7 +428,7 @@ def _why_model(facts: PlanFacts, chosen: Candidate, user: UserSettings, *, follo
     unlabelled = f" ({data.unlabelled_images:,} unlabelled)" if data.unlabelled_images else ""
     known = (
         f"{data.training_images:,} training images{unlabelled} of {data.median_side} pixels in "
-        f"{data.classes:,} classes"
+        f"{data.classes_in_words}"
     )
     if not user.leaves_model:
         return f"{known}: the model {'of the initial weights' if follows else 'as set'}"

@@ -23,6 +23,7 @@ from patchline.pipeline.errors import DataError, WorkerError
 from patchline.pipeline.files.workspace_folder import make_folder
 from patchline.pipeline.initial_weights import at_hand, recipe
 from patchline.pipeline.initial_weights.record import InitialWeights
+from patchline.pipeline.labels.label_sets import MULTI_LABEL
 from patchline.pipeline.planning.facts import DataFacts, MachineFacts, Plan, PlanFacts
 from patchline.pipeline.planning.fine_tuning import FEATURES, fine_tuning_plan
 from patchline.pipeline.planning.measuring_job import (
@@ -162,7 +163,7 @@ def planned(
     except WorkerError as error:
         on_note(f"the training speed could not be measured and is estimated: {error}")
         estimated = request.decide(request.facts, request.settings)
-        return _with_choice(with_assumptions(estimated, config), choice)
+        return _with_choice(with_assumptions(estimated, config), config, choice)
     machine = request.facts.machine
     if machine.device == "cuda" and measured.accelerator_gib:
         machine = machine.model_copy(update={"memory_gib": measured.accelerator_gib})
@@ -176,7 +177,7 @@ def planned(
     }
     made = request.decide(request.facts.model_copy(update=update), request.settings)
     made = with_assumptions(computed_as_measured(made, measured, request.settings), config)
-    return _with_choice(made, choice)
+    return _with_choice(made, config, choice)
 
 
 def computed_as_measured(
@@ -212,10 +213,37 @@ def computed_as_measured(
     )
 
 
-def _with_choice(made: Plan, choice: WeightsChoice | None) -> Plan:
-    """Return the plan with the reasons for its initial weights before its others."""
+def _with_choice(made: Plan, config: RunConfig, choice: WeightsChoice | None) -> Plan:
+    """Return the plan with the reasons for its weights before its others, and for its loss after.
+
+    Args:
+        made: the plan.
+        config: of the run, not resolved.
+        choice: of initial weights, if the plan has made one.
+    """
     reasons = choice.reasons if choice else ()
-    return made.model_copy(update={"reasons": (*reasons, *made.reasons)})
+    of_loss = () if made.facts.data.labels_per_image is None else (_why_loss(config),)
+    return made.model_copy(update={"reasons": (*reasons, *made.reasons, *of_loss)})
+
+
+def _why_loss(config: RunConfig) -> str:
+    """Return how sets of labels are learned, and what is planned as for one label."""
+    training = config.training.for_labels(several=True)
+    loss = {"bce": "binary cross-entropy", "asymmetric": "the asymmetric loss"}[str(training.loss)]
+    set_by = " as set" if config.training.loss else ""
+    return (
+        f"an image may have several labels or none: {loss} of each label{set_by} (training.loss), "
+        "and the weights with the best validation mAP; model, length and augmentation follow the "
+        "rules for images with one label"
+    )
+
+
+def _labels_per_image(data: IngestedData) -> float | None:
+    """Return the mean number of labels of an image; None if each has one class."""
+    if data.task != MULTI_LABEL or not data.classes:
+        return None
+    labelled = sum(count for split, count in data.counts.items() if split != UNLABELLED)
+    return round(sum(data.class_counts.values()) / max(1, labelled), 3)
 
 
 class _Request(NamedTuple):
@@ -323,6 +351,7 @@ def plan_facts(config: RunConfig, data: IngestedData) -> PlanFacts:
             mirror_symmetric=data.mirror.is_symmetric,
             mirror=data.mirror.why,
             can_be_folded=_can_be_folded(config, data),
+            labels_per_image=_labels_per_image(data),
         ),
         machine=MachineFacts(
             device=device,

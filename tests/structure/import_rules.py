@@ -68,6 +68,7 @@ PACKAGES: dict[str, set[str]] = {
         "workers",
     },
     "planning": {
+        "labels",
         "teaching",
         "initial_weights",
         "probing",

@@ -11,7 +11,7 @@ import torch
 
 from patchline.pipeline.config import RunConfig
 from patchline.pipeline.config_files import requested
-from patchline.pipeline.data.ingestion import ingest
+from patchline.pipeline.data.ingestion import ingest, resolve
 from patchline.pipeline.planning import measuring, planner
 from patchline.pipeline.planning.facts import DataFacts, Plan, PlanFacts, Speed
 from patchline.pipeline.planning.measuring import measure
@@ -87,6 +87,32 @@ def test_a_plan_is_remembered_and_keeps_the_settings_stable(
     assert measured_again not in (first, other)
     assert planner.with_plan(config, measured_again).training.threads == 1
     assert planned(config) == measured_again
+
+
+@pytest.mark.parametrize("loss", [None, "asymmetric"])
+def test_a_plan_for_sets_of_labels_says_how_they_are_learned(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, loss: str | None
+) -> None:
+    """It counts labels in place of classes; the model is planned as for one label."""
+    source = {"source": "shapes", "options": {"images": 120}}
+    training = {"loss": loss} if loss else {}
+    config = requested(None, preset_name="quick", flags={"data": source, "training": training})
+    data = ingest(config, tmp_path)
+    speed = Speed(candidate="tiny", images_per_second=900.0, precision="float32")
+    monkeypatch.setattr(
+        planner, "measured_apart", lambda *_: Measurement(speeds=(speed,), threads=1)
+    )
+    made = planner.planned(config, data, tmp_path, lambda _: None)
+    mean = sum(data.class_counts.values()) / 120
+    assert made.facts.data.labels_per_image == pytest.approx(mean, abs=1e-3)
+    assert any(f"in 6 labels, {mean:.1f} an image" in each for each in made.reasons)
+    named = "the asymmetric loss of each label as set" if loss else "binary cross-entropy of each"
+    assert named in made.reasons[-1]
+    resolved = resolve(planner.with_plan(config, made), data)
+    assert resolved.training.loss == (loss or "bce")
+    assert made.facts.data.images_per_class == pytest.approx(
+        data.training_images * (made.facts.data.labels_per_image or 0) / 6
+    )
 
 
 def test_the_planned_config_has_every_setting_and_no_preset(photos: Path, tmp_path: Path) -> None:
