@@ -1,0 +1,380 @@
+"""Several labels an image: beside a plain torch loop and timm's, and heads beside scikit-learn's.
+
+    python -m benchmarks.multi_label make CIFAR TILES [--images 10000] [--tests 2000] [--seed 0]
+    python -m benchmarks.multi_label torch TILES [--minutes 5] [--seeds 3] [--preset balanced]
+                                     [--rate 1e-3]
+    python -m benchmarks.multi_label probe TILES WEIGHTS [--images 2000] [--tests 1000] [--keep DIR]
+
+`make` writes a data set of known labels: each image is four images of CIFAR-10 tiled two by two,
+its labels the classes of the four, so that it has one to four of ten. CIFAR holds `train` and
+`test` with a folder for each class; TILES gets the images and `labels.csv`. Images of one split are
+tiles of images of that split alone; a tenth of the training images becomes validation tiles.
+
+`torch` trains the same network three times for the same time on the same images: with `patchline
+run`, in a plain PyTorch loop (AdamW, cosine, mirrored and shifted images), and in a loop with
+timm's AdamW, binary cross-entropy, RandAugment and moving average. All learn with binary
+cross-entropy. The network is the one that Patchline's plan has chosen. The loops hold decoded
+images in memory and spend no time on validation. It prints the mean average precision (mAP) on the
+same test images, computed by scikit-learn for all.
+
+`probe` fits heads on the same frozen features: ours as `training.trainable head` does, with C
+chosen by the mAP on validation images, and scikit-learn's OneVsRestClassifier of
+LogisticRegression, with the same C and with its own of 1. It prints the mAP on test images, the
+largest difference of a probability, and the seconds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import math
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from PIL import Image
+from sklearn.linear_model import LogisticRegression
+from sklearn.metrics import average_precision_score
+from sklearn.multiclass import OneVsRestClassifier
+from sklearn.preprocessing import StandardScaler
+from torch import nn
+from torch.nn import functional
+
+from benchmarks.frozen_networks import Images, features, network_of
+from benchmarks.measured_runs import machine, measured_run
+from patchline.pipeline.labels import label_sets
+from patchline.pipeline.models.model_building import build_model
+from patchline.pipeline.models.model_files import load_model
+from patchline.pipeline.probing.linear_fit import fit_head
+from patchline.pipeline.training.train_result import TrainResult
+
+Array = np.ndarray[Any, Any]
+TABLE = "labels.csv"
+_SIDE, _TILES = 32, 4
+_VALIDATION_SHARE = 0.1
+_BATCH, _DECAY, _SHIFT = 128, 0.05, 4
+_AVERAGE = 0.999
+_SPLITS = ("train", "validation", "test")
+
+
+# -- the data ----------------------------------------------------------------------------------
+
+
+def make(given: argparse.Namespace) -> None:
+    """Write the tiles and their table."""
+    training, tests = (_by_class(given.cifar / split) for split in ("train", "test"))
+    random = np.random.default_rng(given.seed)
+    random.shuffle(training)
+    held_out = round(_VALIDATION_SHARE * len(training))
+    validation, training = training[:held_out], training[held_out:]
+    validation_images = round(_VALIDATION_SHARE * given.images)
+    counts = (given.images - validation_images, validation_images, given.tests)
+    given.tiles.mkdir(parents=True, exist_ok=True)
+    with (given.tiles / TABLE).open("w", newline="", encoding="utf-8") as opened:
+        table = csv.writer(opened)
+        table.writerow(["path", "label", "split"])
+        sources = (training, validation, tests)
+        for split, files, count in zip(_SPLITS, sources, counts, strict=True):
+            for number in range(count):
+                chosen = [files[int(place)] for place in random.integers(len(files), size=_TILES)]
+                path = f"{split}/{number:06d}.png"
+                _write_tiles([file for file, _ in chosen], given.tiles / path)
+                labels = sorted({label for _, label in chosen})
+                table.writerow([path, "|".join(labels), split])
+    print(f"{sum(counts):,} images of {2 * _SIDE} pixels in {given.tiles}")
+
+
+def _by_class(folder: Path) -> list[tuple[Path, str]]:
+    """Return the images below a folder of folders with their classes."""
+    found = [(file, file.parent.name) for file in sorted(folder.glob("*/*")) if file.is_file()]
+    if not found:
+        raise SystemExit(f"{folder} holds no folders of images")
+    return found
+
+
+def _write_tiles(files: list[Path], target: Path) -> None:
+    pixels = [np.asarray(Image.open(file).convert("RGB").resize((_SIDE, _SIDE))) for file in files]
+    rows = [np.concatenate(pixels[start : start + 2], 1) for start in (0, 2)]
+    target.parent.mkdir(parents=True, exist_ok=True)
+    Image.fromarray(np.concatenate(rows)).save(target)
+
+
+class Tiles(NamedTuple):
+    """The images of a split in memory."""
+
+    files: list[Path]
+    images_NHWC: Array
+    """uint8."""
+    sets_NK: Array
+
+
+def read_tiles(folder: Path, split: str, side: int | None = None) -> tuple[Tiles, list[str]]:
+    """Return the images of a split, and all labels.
+
+    Args:
+        folder: that `make` has written.
+        split: train, validation or test.
+        side: of the images in pixels; None for their own.
+    """
+    with (folder / TABLE).open(newline="", encoding="utf-8") as opened:
+        rows = list(csv.DictReader(opened))
+    labels = sorted({label for row in rows for label in row["label"].split("|")})
+    rows = [row for row in rows if row["split"] == split]
+    texts = [label_sets.encoded(row["label"].split("|")) for row in rows]
+    files = [folder / row["path"] for row in rows]
+    opened_images = (Image.open(file).convert("RGB") for file in files)
+    resized = [each.resize((side, side)) if side else each for each in opened_images]
+    pixels = np.stack([np.asarray(each) for each in resized])
+    return Tiles(files, pixels, label_sets.matrix(texts, labels)), labels
+
+
+# -- three ways to train -----------------------------------------------------------------------
+
+
+def compare_training(given: argparse.Namespace) -> None:
+    """Train with all sides, with each seed, and print their mAP."""
+    print(machine(), flush=True)
+    maps: dict[str, list[float]] = {"patchline": [], "plain torch": [], "timm": []}
+    for seed in range(given.seeds):
+        tests, _ = read_tiles(given.tiles, "test")
+        limit = f"{given.minutes * 60:g}s"
+        arguments = ["--preset", given.preset, "--seed", str(seed)]
+        table = str((given.tiles / TABLE).resolve())
+        summary = measured_run(table, *arguments, "--training.time-limit", limit)
+        trained = TrainResult.model_validate(summary["training"])
+        model, description = load_model(trained.best)
+        side, mean, std = description.image.width, description.image.mean, description.image.std
+        tests, labels = read_tiles(given.tiles, "test", side)
+        maps["patchline"].append(_map_of(model, tests, mean, std))
+        seconds = trained.seconds
+        print(
+            f"seed {seed}: {trained.parameters:,} parameters, {side} pixels, {seconds:.0f} s of "
+            f"training; patchline's report: {summary['metrics'].get('test/mAP')}",
+            flush=True,
+        )
+        training, _ = read_tiles(given.tiles, "train", side)
+        for name, loop in (("plain torch", plain_loop), ("timm", timm_loop)):
+            torch.manual_seed(seed)
+            peer = build_model(description.model, description.image, len(labels))
+            peer = loop(peer, training, mean, std, seconds, given.rate)
+            maps[name].append(_map_of(peer, tests, mean, std))
+        print("; ".join(f"{name} {each[-1]:.4f}" for name, each in maps.items()), flush=True)
+    for name, each in maps.items():
+        spread = f", from {min(each):.4f} to {max(each):.4f}" if len(each) > 1 else ""
+        print(f"{name}: mAP {statistics.mean(each):.4f}, mean of {len(each)} seeds{spread}")
+
+
+def plain_loop(
+    model: nn.Module,
+    training: Tiles,
+    mean: tuple[float, ...],
+    std: tuple[float, ...],
+    seconds: float,
+    rate: float,
+) -> nn.Module:
+    """Train for so many seconds as a plain script does, and return the model."""
+    optimizer = torch.optim.AdamW(model.parameters(), lr=rate, weight_decay=_DECAY)
+    loss = functional.binary_cross_entropy_with_logits
+    _train(model, training, seconds, optimizer, loss, _shifted(mean, std))
+    return model
+
+
+def timm_loop(
+    model: nn.Module,
+    training: Tiles,
+    mean: tuple[float, ...],
+    std: tuple[float, ...],
+    seconds: float,
+    rate: float,
+) -> nn.Module:
+    """Train with timm's optimizer, loss, augmentation and moving average; return the average."""
+    from timm.data.transforms_factory import create_transform
+    from timm.loss.binary_cross_entropy import BinaryCrossEntropy
+    from timm.optim import create_optimizer_v2
+    from timm.utils.model_ema import ModelEmaV3
+
+    side = training.images_NHWC.shape[1]
+    transform = create_transform(
+        side,
+        is_training=True,
+        scale=(0.6, 1.0),
+        auto_augment="rand-m5-mstd0.5-inc1",
+        mean=mean,
+        std=std,
+    )
+    optimizer = create_optimizer_v2(model, "adamw", lr=rate, weight_decay=_DECAY)
+    average = ModelEmaV3(model, decay=_AVERAGE, use_warmup=True)
+
+    def augmented(images_BHWC: Array) -> torch.Tensor:
+        return torch.stack([transform(Image.fromarray(image)) for image in images_BHWC])
+
+    def update() -> None:
+        average.update(model)
+
+    loss = BinaryCrossEntropy(smoothing=0.0)
+    _train(model, training, seconds, optimizer, loss, augmented, update)
+    module: nn.Module = average.module
+    return module
+
+
+def _shifted(mean: tuple[float, ...], std: tuple[float, ...]) -> Callable[[Array], torch.Tensor]:
+    """Return a function that mirrors half of the images, and shifts all of a batch alike."""
+
+    def augmented(images_BHWC: Array) -> torch.Tensor:
+        images_BCHW = _normalised(images_BHWC, mean, std)
+        flipped_B = torch.rand(len(images_BCHW)) < 0.5  # noqa: PLR2004 - a half
+        images_BCHW[flipped_B] = images_BCHW[flipped_B].flip(3)
+        side = images_BCHW.shape[3]
+        padded = functional.pad(images_BCHW, [_SHIFT] * 4, mode="reflect")
+        top, left = torch.randint(0, 2 * _SHIFT + 1, (2,)).tolist()
+        return padded[:, :, top : top + side, left : left + side]
+
+    return augmented
+
+
+def _train(
+    model: nn.Module,
+    training: Tiles,
+    seconds: float,
+    optimizer: Any,
+    loss: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
+    augmented: Callable[[Array], torch.Tensor],
+    after_update: Callable[[], None] = lambda: None,
+) -> None:
+    """Train for so many seconds, with a cosine schedule over them."""
+    device = _device()
+    model.to(device).train()
+    peaks = [group["lr"] for group in optimizer.param_groups]
+    began = time.perf_counter()
+    for rows in _batches(len(training.images_NHWC)):
+        progress = (time.perf_counter() - began) / seconds
+        if progress >= 1:
+            break
+        for group, peak in zip(optimizer.param_groups, peaks, strict=True):
+            warm = min(1.0, progress / 0.05)
+            group["lr"] = peak * warm * (1 + math.cos(math.pi * progress)) / 2
+        images_BCHW = augmented(training.images_NHWC[rows]).to(device)
+        targets_BK = torch.from_numpy(training.sets_NK[rows]).float().to(device)
+        with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
+            logits_BK = model(images_BCHW)
+        optimizer.zero_grad()
+        loss(logits_BK.float(), targets_BK).backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+        after_update()
+
+
+def _batches(images: int) -> Iterator[Array]:
+    while True:
+        shuffled = torch.randperm(images).numpy()
+        for start in range(0, max(1, images - _BATCH + 1), _BATCH):
+            yield shuffled[start : start + _BATCH]
+
+
+def _normalised(
+    images_BHWC: Array, mean: tuple[float, ...], std: tuple[float, ...]
+) -> torch.Tensor:
+    images_BCHW = torch.from_numpy(images_BHWC).permute(0, 3, 1, 2).float() / 255
+    means, stds = (torch.tensor(each)[:, None, None] for each in (mean, std))
+    return (images_BCHW - means) / stds
+
+
+def _device() -> torch.device:
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+@torch.inference_mode()
+def _map_of(
+    model: nn.Module, tests: Tiles, mean: tuple[float, ...], std: tuple[float, ...]
+) -> float:
+    """Return scikit-learn's macro mean of the average precision on the test images."""
+    model.to(_device()).eval()
+    logits = [
+        model(_normalised(tests.images_NHWC[start : start + _BATCH], mean, std).to(_device())).cpu()
+        for start in range(0, len(tests.images_NHWC), _BATCH)
+    ]
+    return float(average_precision_score(tests.sets_NK, torch.cat(logits).float().numpy()))
+
+
+# -- heads on frozen features ------------------------------------------------------------------
+
+
+def compare_heads(given: argparse.Namespace) -> None:
+    """Compute the features once, fit both heads, and print how they agree."""
+    print(f"{machine()}; weights {given.weights.name}", flush=True)
+    limits = {"train": given.images, "validation": given.images // 4, "test": given.tests}
+    splits: dict[str, Tiles] = {}
+    for split, limit in limits.items():
+        tiles, labels = read_tiles(given.tiles, split)
+        splits[split] = Tiles(tiles.files[:limit], tiles.images_NHWC[:limit], tiles.sets_NK[:limit])
+    network = network_of(given.weights, len(labels), given.keep)
+    computed = {
+        split: features(
+            network, Images(tiles.files, tiles.sets_NK), len(labels), given.keep / split
+        )
+        for split, tiles in splits.items()
+    }
+    training, validation, tests = (splits[split] for split in _SPLITS)
+    began = time.perf_counter()
+    head = fit_head(
+        computed["train"],
+        training.sets_NK,
+        computed["validation"],
+        validation.sets_NK,
+        len(labels),
+    )
+    seconds = time.perf_counter() - began
+    logits_MK = computed["test"].astype(np.float64) @ head.weight_KD.T + head.bias_K
+    own_MK = 1 / (1 + np.exp(-logits_MK))
+    print(
+        f"patchline: mAP {average_precision_score(tests.sets_NK, own_MK):.4f}, C "
+        f"{head.regularization:g} of {len(head.tried)} tried, {seconds:.1f} s"
+    )
+    scaler = StandardScaler().fit(computed["train"].astype(np.float64))
+    for c_used in (head.regularization, 1.0):
+        began = time.perf_counter()
+        one = LogisticRegression(C=c_used, max_iter=10_000, tol=1e-8)
+        fitted = OneVsRestClassifier(one).fit(scaler.transform(computed["train"]), training.sets_NK)
+        theirs_MK = fitted.predict_proba(scaler.transform(computed["test"]))
+        apart = f"{np.abs(own_MK - theirs_MK).max():.1e}" if c_used == head.regularization else "-"
+        print(
+            f"scikit-learn, C {c_used:g}: mAP "
+            f"{average_precision_score(tests.sets_NK, theirs_MK):.4f}, largest difference of a "
+            f"probability {apart}, {time.perf_counter() - began:.1f} s"
+        )
+
+
+def main() -> None:
+    """Do what is asked for."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    commands = parser.add_subparsers(required=True)
+    making = commands.add_parser("make")
+    making.add_argument("cifar", type=Path)
+    making.add_argument("tiles", type=Path)
+    making.add_argument("--images", type=int, default=10_000, help="for training and validation")
+    making.add_argument("--tests", type=int, default=2_000)
+    making.add_argument("--seed", type=int, default=0)
+    making.set_defaults(do=make)
+    training = commands.add_parser("torch")
+    training.add_argument("tiles", type=Path)
+    training.add_argument("--minutes", type=float, default=5.0, help="of training, for each side")
+    training.add_argument("--seeds", type=int, default=3)
+    training.add_argument("--preset", default="balanced")
+    training.add_argument("--rate", type=float, default=1e-3, help="learning rate of the loops")
+    training.set_defaults(do=compare_training)
+    probing = commands.add_parser("probe")
+    probing.add_argument("tiles", type=Path)
+    probing.add_argument("weights", type=Path)
+    probing.add_argument("--images", type=int, default=2_000)
+    probing.add_argument("--tests", type=int, default=1_000)
+    probing.add_argument("--keep", type=Path, default=Path("multi-label-features"))
+    probing.set_defaults(do=compare_heads)
+    given = parser.parse_args()
+    given.do(given)
+
+
+if __name__ == "__main__":
+    main()
