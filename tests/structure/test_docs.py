@@ -23,7 +23,7 @@ _LINK = re.compile(r"\]\((?!https?:)([^)#]+)\)")
 
 _TRAINING = (
     *("README.md", "settings.md", "resume.md", "getting_started.md", "fine_tune.md", "pretrain.md"),
-    "teach.md",
+    *("teach.md", "several_labels.md"),
 )
 """Pages whose commands train for minutes: for the slow suite."""
 _COVERED = (
