@@ -15,6 +15,7 @@ from patchline.pipeline.config_files import data_settings, merged, validated
 from patchline.pipeline.data.config import TableColumns
 from patchline.pipeline.errors import ConfigError, DataError, ModelReferenceError
 from patchline.pipeline.files.workspace_folder import WORKSPACE, place
+from patchline.pipeline.labels.label_sets import SINGLE_LABEL, Task
 from patchline.pipeline.plugin_system.plugin_loader import config_class, installed
 from patchline.pipeline.terminal_words import visible
 from patchline.pipeline.workspace.address import is_of_store
@@ -23,7 +24,7 @@ from patchline.plugin_api import ReadingRules
 if TYPE_CHECKING:
     import pandas as pd
 
-    from patchline.pipeline.data.manifests.data_diff import DataDiff
+    from patchline.pipeline.data.manifests.data_diff import DataDiff, Relabelled
 
 _MOST_FILES = 5
 
@@ -91,13 +92,15 @@ def _manifest(named: str, columns: Mapping[str, Any]) -> pd.DataFrame:
     """Return the manifest of data, or of the run that trained a version."""
     from patchline.pipeline.data import ingestion
     from patchline.pipeline.data.manifests.earlier_manifests import manifest_of_run
+    from patchline.pipeline.data.manifests.manifest import with_task
 
     if _is_data(named):
         config = validated(merged(data_settings(named, None), {"data": _own(columns, named)}))
         workspace = place()
         ingestion.check_source(config, workspace, to_train=False)
         display().stage(f"Reading the data ({named})")
-        return ingestion.scan(config, workspace, display().advance).manifest
+        scanned = ingestion.scan(config, workspace, display().advance)
+        return with_task(scanned.manifest, scanned.task)
     display().stage(f"Finding the data of {named}")
     run_id = _run_id(named)
     manifest = manifest_of_run(run_id)
@@ -124,6 +127,14 @@ def _run_id(named: str) -> str:
     return str(interrupted_runs.named(named, WORKSPACE.resolve() / "runs").info.run_id)
 
 
+def _change(image: Relabelled, task: Task) -> str:
+    """Return `cat -> dog`, or of a set what came and went: `+ red, - blue`."""
+    if task == SINGLE_LABEL:
+        return f"{image.label_before} -> {image.label}"
+    added = [f"+ {label}" for label in image.added_labels]
+    return ", ".join([*added, *(f"- {label}" for label in image.removed_labels)])
+
+
 def _lines(a: str, b: str, result: DataDiff) -> list[str]:
     counted = f"{result.images_before:,} images in {visible(a)}, {result.images:,} in {visible(b)}"
     if result.same:
@@ -133,9 +144,7 @@ def _lines(a: str, b: str, result: DataDiff) -> list[str]:
         "removed": list(result.removed),
         "changed": list(result.changed),
         "moved": [f"{each.path} (was {each.before})" for each in result.moved],
-        "relabelled": [
-            f"{each.path} ({each.label_before} -> {each.label})" for each in result.relabelled
-        ],
+        "relabelled": [f"{each.path} ({_change(each, result.task)})" for each in result.relabelled],
     }
     lines = [f"{counted}; {result.unchanged:,} unchanged."]
     for name, files in parts.items():

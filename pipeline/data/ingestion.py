@@ -46,6 +46,7 @@ from patchline.pipeline.data.store.scan_draft import ScanDraft
 from patchline.pipeline.data.symmetry.assumed_symmetries import unmeasured_symmetries
 from patchline.pipeline.data.symmetry.mirror_answer import MirrorSymmetry
 from patchline.pipeline.data.symmetry.mirror_symmetry import Files, mirror_symmetry
+from patchline.pipeline.data.symmetry.probe_labels import with_one_label
 from patchline.pipeline.data.unlabelled_images import with_unlabelled
 from patchline.pipeline.data.value_ranges.data_values import DataValues
 from patchline.pipeline.data.value_ranges.mapped_images import chosen_values, usable_values
@@ -71,6 +72,7 @@ class SourceCounts(NamedTuple):
 
     files: int
     classes: int
+    task: Task
 
 
 @dataclass(frozen=True)
@@ -110,7 +112,7 @@ def check_source(config: RunConfig, workspace: Path, *, to_train: bool = True) -
         raise one_class(listing.root, labels, (image.path for image in listing.images))
     if trains and config.data.manifest is None:
         check_slices(config.evaluation.slices, listed_columns(listing))
-    return SourceCounts(files=len(listing.images), classes=len(labels))
+    return SourceCounts(files=len(listing.images), classes=len(labels), task=task_of(listing))
 
 
 def scan(
@@ -230,7 +232,8 @@ def _ingested(
     pairs = label_pairs(rows["label"] if labelled else [], task)
     counts = pairs.counts()
     declared = listing.mirror_symmetric
-    mirror = mirror_symmetry(config, declared, rows, Files(listing.root, values.mapping), workspace)
+    one = with_one_label(rows, task if labelled else SINGLE_LABEL)
+    mirror = mirror_symmetry(config, declared, one, Files(listing.root, values.mapping), workspace)
     result = IngestedData(
         name=listing.name,
         manifest_file=file,

@@ -25,6 +25,7 @@ from patchline.pipeline.data.splits.leakage import given_splits
 from patchline.pipeline.data.splits.split_gaps import SPLITS
 from patchline.pipeline.data.symmetry.assumed_symmetries import unmeasured_symmetries
 from patchline.pipeline.data.symmetry.mirror_symmetry import Files, mirror_symmetry
+from patchline.pipeline.data.symmetry.probe_labels import with_one_label
 from patchline.pipeline.data.unlabelled_images import read_unlabelled
 from patchline.pipeline.errors import DataError
 from patchline.pipeline.inspection.class_findings import (
@@ -138,9 +139,8 @@ def inspect_data(
     if uses_labels(config):
         findings += _on_labels(manifest, rows, scanned, config)
     mapping = scanned.pixel_values.mapping
-    mirror = mirror_symmetry(
-        config, scanned.mirror_symmetric, rows, Files(scanned.root, mapping), workspace
-    )
+    one, files = with_one_label(rows, task), Files(scanned.root, mapping)
+    mirror = mirror_symmetry(config, scanned.mirror_symmetric, one, files, workspace)
     on_mirror = finding_on_mirror_images(mirror, label_pairs(rows["label"], task).names)
     findings += on_mirror
     assumed = unmeasured_symmetries(config) if uses_labels(config) else ""

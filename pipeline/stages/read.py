@@ -10,6 +10,8 @@ from patchline.pipeline.data import ingestion
 from patchline.pipeline.data.ingested_data import UNLABELLED, IngestedData
 from patchline.pipeline.data.manifests.earlier_manifests import UNLABELLED_FOLDER
 from patchline.pipeline.data.unlabelled_images import check_unlabelled
+from patchline.pipeline.labels.label_sets import MULTI_LABEL
+from patchline.pipeline.labels.label_words import by_task
 from patchline.pipeline.stages.context import Context
 from patchline.pipeline.stages.stage import Stage
 from patchline.pipeline.terminal_words import counted
@@ -37,7 +39,10 @@ class Read(Stage[ReadInputs, IngestedData]):
     def check(self, config: RunConfig, workspace: Path) -> str:
         """List the source, so that a wrong path fails at once."""
         listed = ingestion.check_source(config, workspace)
-        where = f" in {counted(listed.classes, 'class', 'classes')}" if listed.classes else ""
+        words = by_task(listed.task)
+        classes = counted(listed.classes, words.one, words.several)
+        of_sets = listed.task == MULTI_LABEL
+        where = f" {'with sets of' if of_sets else 'in'} {classes}" if listed.classes else ""
         unlabelled = check_unlabelled(config, workspace)
         further = f", and {counted(unlabelled, 'file')} without labels" if unlabelled else ""
         return f"{counted(listed.files, 'file')} found{where}{further}"

@@ -9,6 +9,7 @@ import pandas as pd
 from patchline.pipeline.data.manifests import manifest as manifests
 from patchline.pipeline.data.manifests.same_images import content_numbers
 from patchline.pipeline.frozen_model import FrozenModel
+from patchline.pipeline.labels.label_sets import SINGLE_LABEL, Task, decoded
 
 
 class Moved(FrozenModel):
@@ -26,7 +27,12 @@ class Relabelled(FrozenModel):
     before: str
     """The earlier path."""
     label: str
+    """The class, or a set of labels as JSON."""
     label_before: str
+    added_labels: tuple[str, ...] = ()
+    """Of a set: labels that only B has."""
+    removed_labels: tuple[str, ...] = ()
+    """Of a set: labels that only A has."""
 
 
 class DataDiff(FrozenModel):
@@ -43,6 +49,8 @@ class DataDiff(FrozenModel):
     """Paths whose pixels differ."""
     moved: tuple[Moved, ...]
     relabelled: tuple[Relabelled, ...]
+    task: Task = SINGLE_LABEL
+    """Whether the labels were compared as sets, because A or B has sets."""
 
     @property
     def same(self) -> bool:
@@ -56,6 +64,7 @@ def compare(before: pd.DataFrame, now: pd.DataFrame) -> DataDiff:
     An image at the same path is unchanged, relabelled or changed. An image at a new path was moved
     from a path that is gone if it has the same content, and else was added.
     """
+    (before, now), task = manifests.in_one_form(before, now)
     earlier, later = manifests.usable(before), manifests.usable(now)
     numbers_before, numbers_now = content_numbers(earlier, later)
     old = _by_path(earlier, numbers_before)
@@ -77,8 +86,7 @@ def compare(before: pd.DataFrame, now: pd.DataFrame) -> DataDiff:
         if old_number != number:
             changed.append(path)
         elif old_label != label:
-            change = Relabelled(path=path, before=source, label=label, label_before=old_label)
-            relabelled.append(change)
+            relabelled.append(_relabelled(path, source, label, old_label, task))
         elif source != path:
             moved.append(Moved(path=path, before=source))
         else:
@@ -92,6 +100,20 @@ def compare(before: pd.DataFrame, now: pd.DataFrame) -> DataDiff:
         changed=tuple(changed),
         moved=tuple(moved),
         relabelled=tuple(relabelled),
+        task=task,
+    )
+
+
+def _relabelled(path: str, before: str, label: str, label_before: str, task: Task) -> Relabelled:
+    change = Relabelled(path=path, before=before, label=label, label_before=label_before)
+    if task == SINGLE_LABEL:
+        return change
+    new, old = set(decoded(label)), set(decoded(label_before))
+    return change.model_copy(
+        update={
+            "added_labels": tuple(sorted(new - old)),
+            "removed_labels": tuple(sorted(old - new)),
+        }
     )
 
 

@@ -201,9 +201,8 @@ def save(
         mapping: what becomes of values that are not of 8 bits; kept in the file's metadata.
         task: whether the labels are sets, which is kept there too; None leaves what is said there.
     """
-    if task is not None and task != task_of(manifest):
-        manifest = manifest.copy()
-        manifest.attrs[_TASK] = task
+    if task is not None:
+        manifest = with_task(manifest, task)
     if mapping and not mapping.is_plain:
         manifest = manifest.copy()
         manifest.attrs["pixel_values"] = mapping.json()
@@ -214,6 +213,33 @@ def save(
 def load(file: Path) -> pd.DataFrame:
     """Read a manifest."""
     return pd.read_parquet(file)
+
+
+def with_task(manifest: pd.DataFrame, task: label_sets.Task) -> pd.DataFrame:
+    """Return a manifest that says whether its labels are sets."""
+    if task == task_of(manifest):
+        return manifest
+    manifest = manifest.copy()
+    manifest.attrs[_TASK] = task
+    return manifest
+
+
+def in_one_form(*tables: pd.DataFrame) -> tuple[list[pd.DataFrame], label_sets.Task]:
+    """Return manifests whose labels can be compared: sets in all of them if some has sets.
+
+    Returns:
+        The manifests, and the task of all.
+    """
+    if all(task_of(each) == label_sets.SINGLE_LABEL for each in tables):
+        return list(tables), label_sets.SINGLE_LABEL
+    return [_with_sets(each) for each in tables], label_sets.MULTI_LABEL
+
+
+def _with_sets(manifest: pd.DataFrame) -> pd.DataFrame:
+    if task_of(manifest) == label_sets.MULTI_LABEL:
+        return manifest
+    labels = manifest["label"].map(lambda label: label_sets.encoded([label]) if label else "")
+    return with_task(manifest.assign(label=labels), label_sets.MULTI_LABEL)
 
 
 def task_of(manifest: pd.DataFrame) -> label_sets.Task:

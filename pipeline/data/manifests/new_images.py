@@ -10,6 +10,8 @@ import pandas as pd
 from patchline.pipeline.data.manifests import manifest as manifests
 from patchline.pipeline.data.manifests.same_images import content_numbers
 from patchline.pipeline.frozen_model import FrozenModel
+from patchline.pipeline.labels.label_pairs import label_pairs
+from patchline.pipeline.labels.label_sets import Task
 
 _NAMED_FILES = 5
 
@@ -28,7 +30,7 @@ class NewImages(FrozenModel):
     relabelled: int
     """Images whose class, or set of classes, has changed."""
     new_by_class: dict[str, int]
-    """New images by class."""
+    """New images by class, or with each label."""
     relabelled_examples: tuple[str, ...]
     """A few paths of images whose class has changed."""
 
@@ -67,8 +69,9 @@ def compare(before: pd.DataFrame | None, now: pd.DataFrame) -> NewImages:
         before: the manifest of the last training run, or None.
         now: the manifest of the folder; only usable images count, in both.
     """
+    (now, *others), task = manifests.in_one_form(*([now] if before is None else [now, before]))
     rows = manifests.usable(now)
-    earlier = rows.iloc[:0] if before is None else manifests.usable(before)
+    earlier = manifests.usable(others[0]) if others else rows.iloc[:0]
     numbers_before, numbers_now = content_numbers(earlier, rows)
     labels_before, labels_now = _labels(earlier, numbers_before), _labels(rows, numbers_now)
     new = labels_now.keys() - labels_before.keys()
@@ -79,16 +82,24 @@ def compare(before: pd.DataFrame | None, now: pd.DataFrame) -> NewImages:
     }
     moved = rows.loc[numbers_now.isin(relabelled), "path"]
     is_new = numbers_now.isin(new)
-    by_class = numbers_now[is_new].groupby(rows.loc[is_new, "label"]).nunique()
+    by_class = _by_class(rows[is_new], numbers_now[is_new], task)
     return NewImages(
         first=before is None,
         images=len(labels_now),
         new=len(new),
         removed=len(labels_before.keys() - labels_now.keys()),
         relabelled=len(relabelled),
-        new_by_class={str(label): int(count) for label, count in by_class.items()},
+        new_by_class=by_class,
         relabelled_examples=tuple(str(path) for path in moved[:_NAMED_FILES]),
     )
+
+
+def _by_class(rows: pd.DataFrame, numbers: pd.Series[int], task: Task) -> dict[str, int]:
+    """Return the number of contents of each class or label."""
+    pairs = label_pairs(rows["label"], task)
+    of_pairs = numbers.to_numpy()[pairs.images]
+    counts = pd.Series(of_pairs).groupby(pairs.labels).nunique()
+    return {pairs.names[int(label)]: int(count) for label, count in counts.items()}  # type: ignore[call-overload]
 
 
 def _labels(rows: pd.DataFrame, numbers: pd.Series[int]) -> dict[int, frozenset[str]]:

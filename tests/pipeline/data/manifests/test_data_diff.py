@@ -11,6 +11,8 @@ from PIL import Image
 from patchline.pipeline.config import RunConfig
 from patchline.pipeline.data.ingestion import scan
 from patchline.pipeline.data.manifests.data_diff import Moved, Relabelled, compare
+from patchline.pipeline.data.manifests.manifest import with_task
+from patchline.pipeline.labels.label_sets import MULTI_LABEL, SINGLE_LABEL, encoded
 from tests.conftest import draw_photo, write_photos
 
 
@@ -50,3 +52,35 @@ def test_copy_elsewhere_is_the_same(tmp_path: Path) -> None:
     found = compare(manifest_of(before), manifest_of(tmp_path / "elsewhere" / "after"))
     assert found.same
     assert found.unchanged == 6
+
+
+def _with_sets(sets: dict[str, list[str]]) -> pd.DataFrame:
+    """Return a manifest of sets, with a content of its own for each path."""
+    table = pd.DataFrame(
+        {
+            "path": list(sets),
+            "label": [encoded(each) for each in sets.values()],
+            "sha256": [f"{number:064x}" for number in range(len(sets))],
+            "pixels": [f"{number:032x}" for number in range(len(sets))],
+            "status": "ok",
+        }
+    )
+    return with_task(table, MULTI_LABEL)
+
+
+def test_sets_differ_by_the_labels_that_come_and_go() -> None:
+    """The order of the labels is no difference."""
+    before = _with_sets({"1": ["a", "b"], "2": ["a"], "3": []})
+    result = compare(before, _with_sets({"1": ["b", "a"], "2": ["b", "c"], "3": ["a"]}))
+    assert (result.unchanged, result.task) == (1, MULTI_LABEL)
+    changes = [(each.path, each.added_labels, each.removed_labels) for each in result.relabelled]
+    assert changes == [("2", ("b", "c"), ("a",)), ("3", ("a",), ())]
+
+
+def test_one_label_is_compared_with_sets_as_a_set_of_one() -> None:
+    """Data that has become multi-label is not relabelled where the label is the same."""
+    now = _with_sets({"1": ["a"], "2": ["a", "b"]})
+    before = with_task(now.assign(label=["a", "a"]), SINGLE_LABEL)
+    result = compare(before, now)
+    assert result.unchanged == 1
+    assert [(each.path, each.added_labels) for each in result.relabelled] == [("2", ("b",))]

@@ -12,7 +12,9 @@ from hypothesis import strategies as st
 from patchline.pipeline.config import RunConfig
 from patchline.pipeline.data.manifests import manifest as manifests
 from patchline.pipeline.data.manifests.earlier_manifests import manifest_of_last_run
+from patchline.pipeline.data.manifests.manifest import with_task
 from patchline.pipeline.data.manifests.new_images import compare
+from patchline.pipeline.labels.label_sets import MULTI_LABEL, encoded
 from patchline.pipeline.tracking import tracked_run
 
 Images = list[tuple[int, str]]
@@ -154,3 +156,21 @@ def test_the_last_finished_training_gives_the_manifest(tmp_path: Path) -> None:
     assert found is not None
     assert list(found["label"]) == ["a", "b"]
     assert manifest_of_last_run("other") is None
+
+
+def test_new_images_of_sets_are_counted_by_label() -> None:
+    """An image counts for each of its labels, and another set is relabelled."""
+    table = pd.DataFrame(
+        {
+            "path": ["1", "2", "3"],
+            "label": [encoded(each) for each in (["a"], ["a", "b"], [])],
+            "sha256": [f"{number:064x}" for number in range(3)],
+            "pixels": [f"{number:032x}" for number in range(3)],
+            "status": "ok",
+        }
+    )
+    now = with_task(table, MULTI_LABEL)
+    before = now.iloc[:1].assign(label=encoded(["b"]))
+    result = compare(before, now)
+    assert result.new_by_class == {"a": 1, "b": 1}
+    assert (result.new, result.relabelled) == (2, 1)
