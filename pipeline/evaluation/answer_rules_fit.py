@@ -18,6 +18,7 @@ import pandas as pd
 
 from patchline.pipeline.data.reading.image_quality import Quality, limits_among
 from patchline.pipeline.evaluation.config import EvaluationConfig
+from patchline.pipeline.evaluation.multi_label.label_set_predictions import LabelSetPredictions
 from patchline.pipeline.evaluation.predictions import Predictions
 from patchline.pipeline.metrics.conformal import (
     conformal_threshold,
@@ -71,7 +72,7 @@ class HeldOutImages:
         seed: draws the half that is the reference.
     """
 
-    predictions: Predictions
+    predictions: Predictions | LabelSetPredictions
     basis: str
     why_none: str
     features: Mapping[int, Array]
@@ -84,11 +85,14 @@ class HeldOutImages:
 def fitted_rules(
     held: HeldOutImages, config: EvaluationConfig
 ) -> tuple[AnswerRules, Reference | None]:
-    """Return the rules, and the reference for the distance if it is known."""
+    """Return the rules, and the reference for the distance if it is known.
+
+    Label sets have warnings alone: prediction sets are for one label.
+    """
     groups_N = groups_of(held.predictions.table)
     unknown: dict[str, str] = {}
     limits = limits_among(held.quality)
-    images = len(held.predictions.labels_N)
+    images = len(held.predictions.table)
     if limits.dark is None:
         unknown["dark"] = "more than a fifth of the validation images are dark themselves"
     if limits.blurred is None:
@@ -101,7 +105,9 @@ def fitted_rules(
     coverages = sorted({*COVERAGES, config.coverage})
     rules = AnswerRules(
         coverage=config.coverage,
-        thresholds=tuple(_threshold(held, groups_N, each) for each in coverages),
+        thresholds=tuple(_threshold(held, held.predictions, groups_N, each) for each in coverages)
+        if isinstance(held.predictions, Predictions)
+        else (),
         images=images,
         groups=0 if groups_N is None else len(set(groups_N)),
         basis=held.basis,
@@ -125,9 +131,12 @@ def groups_of(table: pd.DataFrame) -> list[str] | None:
 
 
 def _threshold(
-    held: HeldOutImages, groups_N: Sequence[str] | None, coverage: float
+    held: HeldOutImages,
+    predictions: Predictions,
+    groups_N: Sequence[str] | None,
+    coverage: float,
 ) -> SetThreshold:
-    labels_N, probabilities_NK = held.predictions.labels_N, held.predictions.probabilities_NK
+    labels_N, probabilities_NK = predictions.labels_N, predictions.probabilities_NK
     if held.why_none:
         return SetThreshold(coverage=coverage, least_probability=None, unknown=held.why_none)
     own_N = probabilities_NK[np.arange(len(labels_N)), labels_N]

@@ -32,6 +32,7 @@ from patchline.pipeline.evaluation.html_report import (
 )
 from patchline.pipeline.evaluation.multi_label.judging import judge
 from patchline.pipeline.evaluation.multi_label.label_set_page import write_label_set_report
+from patchline.pipeline.evaluation.multi_label.label_set_predictions import LabelSetPredictions
 from patchline.pipeline.evaluation.multi_label.label_set_report import MultiLabelReport
 from patchline.pipeline.evaluation.plots import write_plots
 from patchline.pipeline.evaluation.prediction_job import (
@@ -143,7 +144,9 @@ def evaluate_run(run: TrainedRun, folder: Path, on_event: Callable[[Event], None
         on_event({"kind": "note", "message": f"test-time averaging {averaging.sentence()}"})
     images, rows = open_images(run.prepared.store), table["row"].to_numpy()
     measured = Measured(images, rows, _features_by_position(predicted.features_file, rows))
-    rules, reference = fitted_rules(_held_out_images(run, table, measured), config.evaluation)
+    validated = Predictions.of(table[table["split"] != "test"])
+    held = _held_out_images(run, validated, measured)
+    rules, reference = fitted_rules(held, config.evaluation)
     for note in _unknown_rules(rules):
         on_event({"kind": "note", "message": note})
     if reference is not None:
@@ -191,8 +194,17 @@ def _evaluated_label_sets(
     for note in judged.report.notes:
         on_event({"kind": "note", "message": note})
     images, rows = open_images(run.prepared.store), judged.table["row"].to_numpy()
+    measured = Measured(images, rows, _features_by_position(predicted.features_file, rows))
+    held_out = judged.table[judged.table["split"] != "test"]
+    held = _held_out_images(run, LabelSetPredictions.of(held_out, run.data.classes), measured)
+    rules, reference = fitted_rules(held, run.config.evaluation)
+    for note in _unknown_rules(rules):
+        on_event({"kind": "note", "message": note})
+    if reference is not None:
+        save_reference(reference, folder / REFERENCE_FILE)
+    report = judged.report.model_copy(update={"warning_rules": rules})
     html = write_label_set_report(
-        judged.report,
+        report,
         _page(run, _weights_facts(run.trained, judged.validated)),
         judged.table,
         lambda position: images[rows[position]],
@@ -200,7 +212,7 @@ def _evaluated_label_sets(
         history=[record.model_dump() for record in run.trained.history],
         preview=_preview(run.trained),
     )
-    return Evaluated(report=judged.report, folder=folder, html=html)
+    return Evaluated(report=report, folder=folder, html=html)
 
 
 def _preview(trained: TrainResult) -> Path | None:
@@ -229,10 +241,11 @@ def _unknown_rules(rules: AnswerRules) -> Iterator[str]:
         yield f"images unlike those that the model has seen get no warning: {why}"
 
 
-def _held_out_images(run: TrainedRun, table: pd.DataFrame, measured: Measured) -> HeldOutImages:
+def _held_out_images(
+    run: TrainedRun, held: Predictions | LabelSetPredictions, measured: Measured
+) -> HeldOutImages:
     """Return what the rules of the package are fitted on."""
     config, trained = run.config, run.trained
-    held = Predictions.of(table[table["split"] != "test"])
     basis, why_none, why_no_features = "the validation images", "", ""
     if trained.ensemble is not None:
         why_none = "each validation image was used to train some of the models of the ensemble"
@@ -245,7 +258,7 @@ def _held_out_images(run: TrainedRun, table: pd.DataFrame, measured: Measured) -
         basis = (
             "the validation images, as predicted by the model before it was trained again on them"
         )
-    elif not len(held.labels_N):
+    elif held.table.empty:
         why_none = "there are no validation images"
     refitted = trained.folds is not None or trained.selected is not None
     if not why_none and refitted and trained.probe is None:

@@ -14,6 +14,7 @@ from pydantic import Field
 
 from patchline.pipeline.frozen_model import FrozenModel
 from patchline.pipeline.metrics.intervals import MetricEstimate
+from patchline.pipeline.metrics.multi_label.names import MULTI_LABEL_METRICS
 from patchline.pipeline.metrics.names import METRICS
 from patchline.pipeline.metrics.temperature import UNRECORDED
 from patchline.pipeline.models.model_description import ModelDescription
@@ -186,8 +187,8 @@ $metrics
 
 ## Labels
 
-The threshold of a label is $thresholds. Another balance of missed and wrong labels needs other
-thresholds: the probabilities of all labels are in the answers.
+Thresholds: $thresholds. For another balance of missed and wrong labels, choose others: the
+probabilities of all labels are in the answers.
 
 | output | label | threshold | average precision | 95% confidence interval | images with it |
 |---|---|---|---|---|---|
@@ -379,7 +380,8 @@ def _metrics(facts: CardFacts) -> Iterator[str]:
     yield "|---|---|---|---|---|"
     for key, estimate in facts.metrics.items():
         split, _, metric = key.rpartition("/")
-        title = METRICS[metric].title if metric in METRICS else metric
+        known = {**MULTI_LABEL_METRICS, **METRICS} if facts.labels else METRICS
+        title = known[metric].title if metric in known else metric
         interval = f"{estimate.low:.4f} to {estimate.high:.4f}"
         yield (
             f"| {escaped(title)} | {escaped(split)} | {estimate.value:.4f} | {interval} "

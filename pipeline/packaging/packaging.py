@@ -54,7 +54,7 @@ def package_model(
         label_calibration=calibration if isinstance(calibration, LabelCalibration) else None,
         thresholds=getattr(report, "thresholds", None),
         reported=(evaluated.folder / PREDICTIONS_FILE).resolve() if evaluated else None,
-        answers=answers.rules if answers else None,
+        answers=answers.rules if answers else getattr(report, "warning_rules", None),
         reference=reference.resolve() if reference and reference.is_file() else None,
         folder=folder,
         averages_views=evaluated is not None

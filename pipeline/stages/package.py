@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, TypeVar
@@ -17,6 +18,7 @@ from patchline.pipeline.initial_weights.recipe import display_name
 from patchline.pipeline.initial_weights.starting_point import StartingPoint
 from patchline.pipeline.metrics.label_thresholds import LabelThresholds
 from patchline.pipeline.metrics.multi_label.label_set_metrics import LabelMetrics
+from patchline.pipeline.models.answer_rules import AnswerRules
 from patchline.pipeline.packaging.job import Package
 from patchline.pipeline.packaging.model_card import CardFacts, CardLabel
 from patchline.pipeline.packaging.packaging import MODULE, package_model
@@ -128,6 +130,19 @@ def _thresholds(evaluated: Evaluated) -> Ingredients:
     return {} if thresholds is None else {"thresholds": thresholds.model_dump_json()}
 
 
+def _warning_sentences(rules: AnswerRules | None) -> Iterator[str]:
+    """Say which warnings a multi-label model gives; their rates were not measured."""
+    if rules is None:
+        return
+    limits = {"dark": rules.dark, "blurred": rules.blurred}
+    limits |= {"too_small": rules.least_side, "far": rules.far}
+    given = ["blank", *(kind for kind, limit in limits.items() if limit is not None)]
+    yield f"warnings of the kinds {', '.join(given)} have limits from {rules.basis}"
+    yield "how often test images get a warning was not measured"
+    for kind, why in rules.unknown.items():
+        yield f"the warning {kind} is never given: {why}"
+
+
 def _card_labels(report: object) -> tuple[CardLabel, ...]:
     """Return what was measured of each label; nothing of a model with one label for each image."""
     by_label: tuple[LabelMetrics, ...] = getattr(report, "by_label", ())
@@ -139,7 +154,8 @@ def _card_labels(report: object) -> tuple[CardLabel, ...]:
 def _answers(evaluated: Evaluated) -> str:
     """Return everything that determines the sets and warnings of the package."""
     answers, reference = evaluated.report.answers, evaluated.folder / REFERENCE_FILE
-    rules = answers.rules.model_dump_json() if answers else ""
+    fitted = answers.rules if answers else getattr(evaluated.report, "warning_rules", None)
+    rules = fitted.model_dump_json() if fitted else ""
     return rules + (digest_of(reference).sha256 if reference.is_file() else "")
 
 
@@ -148,7 +164,9 @@ def _card(config: RunConfig, inputs: TrainedInputs) -> CardFacts:
     data, start = inputs.data, inputs.start
     answers = getattr(inputs.evaluated.report, "answers", None)
     return CardFacts(
-        answers=tuple(answers.sentences("test images")) if answers else (),
+        answers=tuple(answers.sentences("test images"))
+        if answers
+        else tuple(_warning_sentences(getattr(inputs.evaluated.report, "warning_rules", None))),
         name=str(config.name),
         images=data.counts,
         metrics=inputs.evaluated.report.metrics,

@@ -38,6 +38,7 @@ from patchline.pipeline.metrics.multi_label.label_set_metrics import (
     pairs,
 )
 from patchline.pipeline.metrics.multi_label.names import MAIN
+from patchline.pipeline.models.answer_rules import AnswerRules
 from patchline.pipeline.provenance.provenance import UNKNOWN, ProvenanceSummary
 
 Array = np.ndarray[Any, Any]
@@ -96,6 +97,8 @@ class MultiLabelReport(FrozenModel):
     them."""
     answers: None = None
     """Prediction sets are for one label."""
+    warning_rules: AnswerRules | None = None
+    """Limits beyond which an image gets a warning; None if nothing was fitted."""
     robustness: None = None
     """Corruptions are for one label."""
     averaging: None = None
