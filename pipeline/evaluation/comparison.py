@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from patchline.pipeline.data.manifests.same_images import content_numbers
+from patchline.pipeline.evaluation.compared_models import ComparedModels
 from patchline.pipeline.frozen_model import FrozenModel
 from patchline.pipeline.metrics.intervals import MetricEstimate, proportion, proportions
 from patchline.pipeline.metrics.paired_test import PairedDifference, difference, paired_difference
-from patchline.pipeline.provenance.provenance import UNKNOWN, ProvenanceSummary, unused_words
+from patchline.pipeline.provenance.provenance import UNKNOWN, ProvenanceSummary
 from patchline.pipeline.provenance.seen_images import CONTENT, SeenImages
 
 if TYPE_CHECKING:
@@ -69,18 +70,9 @@ class FlippedImage(FrozenModel):
     challenger_probability: float
 
 
-class Comparison(FrozenModel):
+class Comparison(ComparedModels):
     """The result of a comparison; differences are the challenger minus the champion."""
 
-    champion: str
-    challenger: str
-    champion_provenance: ProvenanceSummary = UNKNOWN
-    """Whether all images that the champion has seen are recorded."""
-    challenger_provenance: ProvenanceSummary = UNKNOWN
-    """Whether all images that the challenger has seen are recorded."""
-    images: int
-    left_out: dict[str, int]
-    """Number of test images left out, by reason."""
     champion_accuracy: MetricEstimate
     challenger_accuracy: MetricEstimate
     paired: PairedDifference
@@ -91,23 +83,6 @@ class Comparison(FrozenModel):
     """Images that only the challenger gets right, with the highest combined confidence."""
     newly_wrong: tuple[FlippedImage, ...]
     """Images that only the champion gets right, with the highest combined confidence."""
-
-    @property
-    def unused(self) -> str:
-        """What can be said about the compared images: that neither model used them, or less."""
-        return unused_words(self.champion_provenance, self.challenger_provenance)
-
-    @property
-    def caveat(self) -> str:
-        """What may be wrong because it is not known what the models have seen; may be empty."""
-        of_champion, of_challenger = (
-            provenance.caveat(name, "these images", "its accuracy")
-            for name, provenance in (
-                (f"champion {self.champion}", self.champion_provenance),
-                (f"challenger {self.challenger}", self.challenger_provenance),
-            )
-        )
-        return "; ".join(each for each in (of_champion, of_challenger) if each)
 
     @property
     def both_right(self) -> int:

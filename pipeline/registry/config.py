@@ -8,7 +8,7 @@ from typing import Annotated
 from pydantic import AfterValidator, Field
 
 from patchline.pipeline.frozen_model import FrozenModel
-from patchline.pipeline.metrics.names import METRICS
+from patchline.pipeline.metrics.multi_label.names import ALL_METRICS as METRICS
 
 
 def _named(metric: str) -> None:
@@ -56,14 +56,16 @@ class GateConfig(FrozenModel):
     """Require the version to beat the champion in the paired test; a tie does not pass."""
 
     significance: Annotated[float, Field(gt=0, lt=0.5)] = 0.05
-    """Maximum p-value in McNemar's exact test for a version to count as better."""
+    """Maximum p-value of the paired test for a version to count as better: McNemar's exact test of
+    the accuracy; with sets of labels, a paired bootstrap of mAP."""
 
     min_images: Annotated[int, Field(ge=1)] = 50
     """Minimum number of images that neither model used for training or model selection; with fewer,
     the version does not count as better."""
 
     max_class_drop: Annotated[float, Field(gt=0, le=1)] | None = 0.1
-    """Maximum loss of recall in any class compared with the champion; null for no limit."""
+    """Maximum loss of recall in any class compared with the champion (of average precision in any
+    label, with sets of labels); null for no limit."""
 
     class_min_images: Annotated[int, Field(ge=1)] = 20
     """Minimum number of compared images of a class for its loss of recall to be checked."""

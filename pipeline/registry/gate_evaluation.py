@@ -10,12 +10,20 @@ import numpy as np
 import pandas as pd
 
 from patchline.pipeline.data.manifests import manifest as manifests
+from patchline.pipeline.errors import ModelReferenceError
 from patchline.pipeline.evaluation.comparison import Comparison, comparable_images, compare
+from patchline.pipeline.evaluation.multi_label.label_set_comparison import (
+    LabelSetComparison,
+    compare_label_sets,
+)
 from patchline.pipeline.evaluation.promotion_decision import GateResult
+from patchline.pipeline.labels import label_sets
+from patchline.pipeline.metrics.multi_label.paired_bootstrap import Answers
 from patchline.pipeline.packaging.clean_process_check import check_package
 from patchline.pipeline.provenance.provenance import UNKNOWN, ProvenanceSummary
 from patchline.pipeline.registry import promotion_gates
 from patchline.pipeline.registry.config import PromotionConfig
+from patchline.pipeline.registry.label_set_gates import label_set_gates
 from patchline.pipeline.registry.registered_models import ModelReference, resolve
 from patchline.pipeline.registry.version_records import (
     VersionRecords,
@@ -25,6 +33,7 @@ from patchline.pipeline.registry.version_records import (
     load_records,
 )
 
+Array = np.ndarray[Any, Any]
 Pixels = Callable[[int], "np.ndarray[Any, Any] | None"]
 OnNote = Callable[[str], None]
 
@@ -34,7 +43,7 @@ class GateEvaluation:
     """The results of the gates, and the comparison behind them."""
 
     gates: list[GateResult]
-    comparison: Comparison | None = None
+    comparison: Comparison | LabelSetComparison | None = None
     """With the champion; none if there is no other version that is champion."""
     pixels_of: Pixels | None = None
     """Reads the image in a row of the comparison; returns none if it is gone."""
@@ -69,7 +78,11 @@ def evaluate_gates(
         on_note(f"comparing with version {champion}, the champion")
         other = available_records(resolve(f"{reference.name}/{champion}"))
         comparison, pixels_of = compare_versions(other, challenger, on_note)
-        results += promotion_gates.comparison_gates(config, comparison)
+        results += (
+            label_set_gates(config, comparison)
+            if isinstance(comparison, LabelSetComparison)
+            else promotion_gates.comparison_gates(config, comparison)
+        )
     if config.package_check or config.max_latency_ms is not None:
         on_note("loading the package in a clean process")
         check = check_package(challenger.folder, challenger.package)
@@ -86,13 +99,19 @@ def evaluate_gates(
 
 def compare_versions(
     champion: VersionRecords, challenger: VersionRecords, on_note: OnNote = lambda _: None
-) -> tuple[Comparison, Pixels]:
+) -> tuple[Comparison | LabelSetComparison, Pixels]:
     """Compare two versions on images that neither used for training or model selection.
 
     The images are those of the challenger's test split, with its labels. A version's predictions
     come from its own run; its package predicts the images that are missing there. The packages say
     which images they have seen, so the champion's run may be gone.
     """
+    if champion.package.is_multi_label != challenger.package.is_multi_label:
+        kinds = [_kind(each) for each in (challenger, champion)]
+        raise ModelReferenceError(
+            f"{challenger.label} {kinds[0]}, and the champion {champion.label} {kinds[1]}, so they "
+            "cannot be compared. Register one of them under another name."
+        )
     empty = pd.DataFrame(columns=manifests.COLUMNS)
     before, now = (
         empty if each.manifest is None else each.manifest for each in (champion, challenger)
@@ -110,11 +129,26 @@ def compare_versions(
     champion_NK = load_or_predict(champion, images, root, classes, progress)
     challenger_NK = load_or_predict(challenger, images, root, classes, progress)
     there = ~(np.isnan(champion_NK).any(axis=1) | np.isnan(challenger_NK).any(axis=1))
-    there &= images["label"].isin(classes).to_numpy(dtype=bool)
+    there &= _has_labels_of(challenger, images)
     left_out = dict(chosen.left_out)
     if not there.all():
         left_out["gone, and without a recorded prediction"] = int((~there).sum())
     images = images[there].reset_index(drop=True)
+    reader = image_reader(images, root, challenger.package.mapping)
+    provenance = champion.provenance.summary, challenger.provenance.summary
+    if challenger.package.is_multi_label:
+        return compare_label_sets(
+            champion=champion.label,
+            challenger=challenger.label,
+            classes=classes,
+            labels_NK=label_sets.matrix(list(images["label"]), classes),
+            answers=(
+                _answers(champion, champion_NK[there], classes),
+                _answers(challenger, challenger_NK[there], classes),
+            ),
+            left_out=left_out,
+            provenance=provenance,
+        ), reader
     index = {label: position for position, label in enumerate(classes)}
     comparison = compare(
         champion=champion.label,
@@ -125,6 +159,28 @@ def compare_versions(
         champion_NK=champion_NK[there],
         challenger_NK=challenger_NK[there],
         left_out=left_out,
-        provenance=(champion.provenance.summary, challenger.provenance.summary),
+        provenance=provenance,
     )
-    return comparison, image_reader(images, root, challenger.package.mapping)
+    return comparison, reader
+
+
+def _kind(version: VersionRecords) -> str:
+    return "gives sets of labels" if version.package.is_multi_label else "gives one label"
+
+
+def _has_labels_of(version: VersionRecords, images: pd.DataFrame) -> Array:
+    """Return which images (N) have labels that are all of a version."""
+    classes = set(version.package.classes)
+    if not version.package.is_multi_label:
+        return images["label"].isin(classes).to_numpy(dtype=bool)
+    known = [classes.issuperset(label_sets.decoded(text)) for text in images["label"]]
+    return np.array(known, bool)
+
+
+def _answers(version: VersionRecords, probabilities_NK: Array, classes: tuple[str, ...]) -> Answers:
+    """Return a version's probabilities, and the labels at or above its own thresholds."""
+    package = version.package
+    own = dict(zip(package.classes, np.array(package.thresholds_K).tolist(), strict=True))
+    thresholds_K = np.array([own[label] for label in classes])
+    exact_NK = probabilities_NK.astype(np.float64)
+    return Answers(exact_NK, (exact_NK >= thresholds_K).astype(np.uint8))

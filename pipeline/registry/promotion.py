@@ -14,6 +14,10 @@ from typing import TYPE_CHECKING
 
 from patchline.pipeline.errors import ModelReferenceError, TrackingError
 from patchline.pipeline.evaluation.comparison_page import DECISION, write_comparison
+from patchline.pipeline.evaluation.multi_label.label_set_comparison import (
+    LabelSetComparison,
+    write_label_set_comparison,
+)
 from patchline.pipeline.evaluation.promotion_decision import Decision, GateResult
 from patchline.pipeline.files.atomic_files import write_text
 from patchline.pipeline.files.workspace_folder import WORKSPACE, make_folder
@@ -306,6 +310,8 @@ def _write(decision: Decision, evaluation: GateEvaluation, folder: Path) -> Path
     if evaluation.comparison is None:
         write_text(folder / DECISION, decision.model_dump_json(indent=2) + "\n")
         return None
+    if isinstance(evaluation.comparison, LabelSetComparison):
+        return write_label_set_comparison(evaluation.comparison, decision, folder)
     return write_comparison(evaluation.comparison, decision, folder, evaluation.pixels_of)
 
 

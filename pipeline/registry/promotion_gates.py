@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 from patchline.pipeline.evaluation.comparison import ClassChange, Comparison, p_value_text
 from patchline.pipeline.evaluation.promotion_decision import GateResult
-from patchline.pipeline.metrics.names import METRICS
+from patchline.pipeline.metrics.multi_label.names import ALL_METRICS
 from patchline.pipeline.metrics.paired_test import is_better
 from patchline.pipeline.packaging.clean_process_check import PackageCheck
 from patchline.pipeline.provenance.provenance import ProvenanceSummary
@@ -89,8 +89,8 @@ def package_gates(config: PromotionConfig, check: PackageCheck) -> list[GateResu
 
 
 def _limit(key: str, name: str, value: float | None, limit: float) -> GateResult:
-    title = METRICS[name].title
-    at_least = METRICS[name].higher_is_better
+    title = ALL_METRICS[name].title
+    at_least = ALL_METRICS[name].higher_is_better
     rule = f"{'minimum' if at_least else 'maximum'} {limit:g}"
     if value is None:
         return GateResult(

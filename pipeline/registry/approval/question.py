@@ -8,6 +8,10 @@ from pathlib import Path
 
 from patchline.pipeline.evaluation.comparison import Comparison
 from patchline.pipeline.evaluation.comparison_page import PAGE, write_comparison
+from patchline.pipeline.evaluation.multi_label.label_set_comparison import (
+    LabelSetComparison,
+    write_label_set_comparison,
+)
 from patchline.pipeline.evaluation.promotion_decision import GateResult
 from patchline.pipeline.frozen_model import FrozenModel
 from patchline.pipeline.provenance.provenance import ProvenanceSummary
@@ -30,7 +34,7 @@ class Question(FrozenModel):
     gates: tuple[GateResult, ...]
     provenance: ProvenanceSummary
     """Whether all images that the version has seen are recorded."""
-    comparison: Comparison | None
+    comparison: Comparison | LabelSetComparison | None
     """With the champion; none if there is none."""
     metrics: dict[str, float]
     """From the version's own test report: `test/accuracy` and the like."""
@@ -71,7 +75,10 @@ def prepare_question(
     versions = {version.version: version for version in model.versions}
     own, other = versions[reference.version], versions.get(champion or "")
     run_page, page = _run_page(own.run_id), None
-    if evaluation.comparison is not None:
+    if isinstance(evaluation.comparison, LabelSetComparison):
+        write_label_set_comparison(evaluation.comparison, None, folder)
+        page = _log(folder, own.run_id, run_page)
+    elif evaluation.comparison is not None:
         write_comparison(evaluation.comparison, None, folder, evaluation.pixels_of)
         page = _log(folder, own.run_id, run_page)
     return Question(

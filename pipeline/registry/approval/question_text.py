@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from patchline.pipeline.evaluation.comparison import ClassChange, Comparison, p_value_text, points
+from patchline.pipeline.evaluation.multi_label.label_set_comparison import LabelSetComparison
 from patchline.pipeline.evaluation.promotion_decision import GateResult
 from patchline.pipeline.metrics.intervals import MetricEstimate
-from patchline.pipeline.metrics.names import METRICS
+from patchline.pipeline.metrics.multi_label.names import ALL_METRICS, MULTI_LABEL_METRICS
 from patchline.pipeline.registry.approval.question import Question
 
-_METRICS = ("accuracy", "macro_f1", "log_loss", "ece")
+_METRICS = ("accuracy", "mAP", "macro_f1", "log_loss", "ece")
 _CLASSES_SHOWN = 5
 _NAMES_SHOWN = 20
 
@@ -73,8 +74,8 @@ def _comparison_sentence(question: Question) -> str:
     return question.comparison.sentence
 
 
-def _flips(comparison: Comparison | None) -> str:
-    if comparison is None:
+def _flips(comparison: Comparison | LabelSetComparison | None) -> str:
+    if not isinstance(comparison, Comparison):
         return ""
     pair = comparison.paired
     return f"Correct only now: {pair.only_b_right}; correct only before: {pair.only_a_right}."
@@ -85,7 +86,15 @@ def _table(question: Question) -> str:
     champion = f"champion, version {question.champion}" if question.champion else "no champion"
     lines = [f"| | {champion} | challenger, version {question.version} |", "|---|---|---|"]
     comparison = question.comparison
-    if comparison is not None and comparison.images:
+    if isinstance(comparison, LabelSetComparison) and comparison.images:
+        for key, each in comparison.paired.items():
+            change = each.difference
+            title = MULTI_LABEL_METRICS[key].title
+            lines += [
+                f"| {title} on {comparison.images} common images | {each.a:.1%} | {each.b:.1%} |",
+                f"| difference, percentage points | | {_change(change, each.p_value)} |",
+            ]
+    elif isinstance(comparison, Comparison) and comparison.images:
         pair, images = comparison.paired, comparison.images
         before, now = comparison.champion_accuracy, comparison.challenger_accuracy
         lines += [
@@ -97,7 +106,7 @@ def _table(question: Question) -> str:
         own = _metric(question.metrics, name)
         if own:
             other = _metric(question.champion_metrics, name)
-            lines.append(f"| {METRICS[name].title}, own test images | {other} | {own} |")
+            lines.append(f"| {ALL_METRICS[name].title}, own test images | {other} | {own} |")
     return "\n".join(lines)
 
 
@@ -116,10 +125,13 @@ def _share(estimate: MetricEstimate) -> str:
 
 
 def _difference(comparison: Comparison) -> str:
-    change = comparison.paired.difference
+    return _change(comparison.paired.difference, comparison.paired.p_value)
+
+
+def _change(change: MetricEstimate, p_value: float) -> str:
     return (
         f"{points(change.value)} ({points(change.low)} to {points(change.high)}), "
-        f"{p_value_text(comparison.paired.p_value)}"
+        f"{p_value_text(p_value)}"
     )
 
 
@@ -133,10 +145,12 @@ def _gates(gates: tuple[GateResult, ...]) -> str:
     return "\n".join(lines)
 
 
-def _classes(comparison: Comparison | None) -> str:
-    """Return the classes with the largest loss of recall."""
+def _classes(comparison: Comparison | LabelSetComparison | None) -> str:
+    """Return the classes with the largest loss of recall, or labels of average precision."""
     if comparison is None:
         return ""
+    if isinstance(comparison, LabelSetComparison):
+        return _labels(comparison)
     losing = sorted(
         (change for change in comparison.by_class if change.images and change.difference.value < 0),
         key=lambda change: change.difference.value,
@@ -155,6 +169,26 @@ def _classes(comparison: Comparison | None) -> str:
         more = len(further) - _NAMES_SHOWN
         beside = f" and {more} more" if more > 0 else ""
         lines += ["", f"Other classes with a loss: {', '.join(further[:_NAMES_SHOWN])}{beside}."]
+    return "\n".join(lines)
+
+
+def _labels(comparison: LabelSetComparison) -> str:
+    losing = sorted(
+        (change for change in comparison.by_label if change.difference < 0),
+        key=lambda change: change.difference,
+    )
+    if not losing:
+        return "No label loses average precision."
+    lines = [
+        "### Largest losses of average precision",
+        "",
+        "| label | images | difference, percentage points |",
+        "|---|---|---|",
+        *(
+            f"| {_cell(change.name)} | {change.images} | {points(change.difference)} |"
+            for change in losing[:_CLASSES_SHOWN]
+        ),
+    ]
     return "\n".join(lines)
 
 
