@@ -19,17 +19,23 @@ from patchline.pipeline.data.config import TableColumns
 from patchline.pipeline.errors import ConfigError
 from patchline.pipeline.evaluation.config import EvaluationConfig, SplitChoice
 from patchline.pipeline.files.workspace_folder import WORKSPACE
-from patchline.pipeline.metrics.names import METRICS
+from patchline.pipeline.metrics.multi_label.names import ALL_METRICS
 from patchline.pipeline.registry.registered_models import ModelReference, resolve
 from patchline.pipeline.terminal_words import counted, short_path, visible
 from patchline.pipeline.tracking import tracked_run
 from patchline.pipeline.tracking.tracked_run import NewRun
 
 if TYPE_CHECKING:
+    from patchline.pipeline.evaluation.multi_label.label_set_report import MultiLabelReport
+    from patchline.pipeline.evaluation.report import EvaluationReport
     from patchline.pipeline.registry.version_evaluation import EvaluationChoices, VersionEvaluation
 
 without_needless_negatives(TableColumns)
-_SHOWN = ("accuracy", "balanced_accuracy", "macro_f1", "log_loss", "ece")
+_SHOWN = (
+    "accuracy", "balanced_accuracy", "mAP", "micro_mAP", "macro_f1", "exact_match", "log_loss",
+    "ece",
+)  # fmt: skip
+"""Of both kinds of classifiers."""
 
 
 def evaluate(
@@ -180,6 +186,7 @@ def _as_json(result: VersionEvaluation, run: tracked_run.TrackedRun) -> dict[str
         "data_fingerprint": result.selection.fingerprint,
         "metrics": {key: value.model_dump() for key, value in result.report.metrics.items()},
         "calibration": result.report.calibration.model_dump(),
+        **_of_label_sets(result.report),
         "robustness": robustness.model_dump() if robustness is not None else None,
         "report": str(result.html),
         "provenance": result.report.provenance.model_dump(),
@@ -187,19 +194,43 @@ def _as_json(result: VersionEvaluation, run: tracked_run.TrackedRun) -> dict[str
     }
 
 
+def _of_label_sets(report: EvaluationReport | MultiLabelReport) -> dict[str, Any]:
+    """Return what is said of models that give sets of labels alone."""
+    from patchline.pipeline.evaluation.multi_label.label_set_report import MultiLabelReport
+
+    if not isinstance(report, MultiLabelReport):
+        return {}
+    return {
+        "labels": list(report.classes),
+        "thresholds": report.thresholds.model_dump(),
+        "unknown_labels": list(report.unknown_labels),
+    }
+
+
+def _errors(report: EvaluationReport | MultiLabelReport) -> str:
+    from patchline.pipeline.evaluation.report import EvaluationReport
+
+    if isinstance(report, EvaluationReport):
+        return counted(report.errors, "error")
+    wrong = counted(report.false_positives, "false positive")
+    return f"{wrong}, {counted(report.false_negatives, 'false negative')}"
+
+
 def _lines(result: VersionEvaluation) -> list[str]:
+    from patchline.pipeline.evaluation.multi_label.label_set_report import MultiLabelReport
+
     report, reference = result.report, result.reference
     lines = [
         (
             f"{reference.name}, version {reference.version}, on {result.data.name}: "
-            f"{counted(len(result.selection.rows), 'image')}, {counted(report.errors, 'error')}"
+            f"{counted(len(result.selection.rows), 'image')}, {_errors(report)}"
         )
     ]
     for key in _SHOWN:
         estimate = report.metrics.get(f"{report.split}/{key}")
         if estimate is not None:
             lines.append(
-                f"  {METRICS[key].title:<28} {estimate.value:.3f}  (95% confidence interval "
+                f"  {ALL_METRICS[key].title:<28} {estimate.value:.3f}  (95% confidence interval "
                 f"{estimate.low:.3f} to {estimate.high:.3f})"
             )
     if report.robustness is not None:
@@ -210,7 +241,9 @@ def _lines(result: VersionEvaluation) -> list[str]:
             f"{counted(report.robustness.images, 'image')})"
         )
     lines += [f"  note: {note}" for note in result.selection.notes]
-    if not report.calibration.is_determined:
+    if isinstance(report, MultiLabelReport):
+        lines += [f"  note: {note}" for note in report.notes]
+    elif not report.calibration.is_determined:
         lines.append(f"  calibration: {report.calibration.sentence()}")
     if report.warning:
         lines.append(f"  warning: {report.warning}")

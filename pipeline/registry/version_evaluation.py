@@ -31,6 +31,16 @@ from patchline.pipeline.evaluation.answers_report import (
 from patchline.pipeline.evaluation.config import EvaluationConfig, SplitChoice
 from patchline.pipeline.evaluation.evaluating import write_report
 from patchline.pipeline.evaluation.html_report import ReportPage
+from patchline.pipeline.evaluation.multi_label.judging import unsupported_parts
+from patchline.pipeline.evaluation.multi_label.label_set_page import write_label_set_report
+from patchline.pipeline.evaluation.multi_label.label_set_predictions import (
+    LabelSetPredictions,
+    with_label_sets,
+)
+from patchline.pipeline.evaluation.multi_label.label_set_report import (
+    MultiLabelReport,
+    evaluate_label_sets,
+)
 from patchline.pipeline.evaluation.predictions import Predictions, with_probabilities
 from patchline.pipeline.evaluation.report import EvaluationReport, evaluate
 from patchline.pipeline.evaluation.robustness import (
@@ -41,6 +51,10 @@ from patchline.pipeline.evaluation.robustness import (
 )
 from patchline.pipeline.files.stored_images import StoredImages
 from patchline.pipeline.frozen_model import FrozenModel
+from patchline.pipeline.labels import label_sets
+from patchline.pipeline.labels.label_sets import MULTI_LABEL, SINGLE_LABEL
+from patchline.pipeline.metrics.label_calibration import LabelCalibration
+from patchline.pipeline.metrics.label_thresholds import LabelThresholds
 from patchline.pipeline.metrics.temperature import recorded
 from patchline.pipeline.models.answer_rules import AnswerRules
 from patchline.pipeline.packaging.packaged_model import PackagedModel
@@ -96,7 +110,7 @@ class VersionEvaluation:
     reference: ModelReference
     data: ScannedData
     selection: Selection
-    report: EvaluationReport
+    report: EvaluationReport | MultiLabelReport
     html: Path
 
 
@@ -123,7 +137,9 @@ def choose_images(
     """
     records = available_records(reference)
     classes = tuple(records.package.classes)
-    data = ingestion.scan(config, workspace, on_progress)
+    task = MULTI_LABEL if records.package.is_multi_label else SINGLE_LABEL
+    of_model = config.data.model_copy(update={"task": task})
+    data = ingestion.scan(config.model_copy(update={"data": of_model}), workspace, on_progress)
     check_slices(choices.report.slices, data.manifest.columns)
     selection = select(data, records, classes, choices)
     notes = notes_on_fit(selection.rows, records.package.mapping)
@@ -152,6 +168,8 @@ def evaluate_version(
     probabilities, distances = _predicted(package, images, on_progress)
     unused = set(own_columns(selection.rows.columns)) - set(choices.report.slices)
     rows = selection.rows.drop(columns=list(unused))
+    if package.is_multi_label:
+        return _evaluated_label_sets(chosen, choices, folder, rows, probabilities, images)
     table = with_probabilities(rows, package.classes, probabilities)
     predictions = Predictions.of(table)
     report = evaluate(
@@ -174,6 +192,43 @@ def evaluate_version(
     page = _page(chosen.records, data, selection, choices)
     html = write_report(report, page, table, lambda position: images[position], folder)
     return VersionEvaluation(chosen.records.reference, data, selection, report, html)
+
+
+def _evaluated_label_sets(
+    chosen: ChosenImages,
+    choices: EvaluationChoices,
+    folder: Path,
+    rows: pd.DataFrame,
+    probabilities_NK: Array,
+    images: StoredImages,
+) -> VersionEvaluation:
+    """Write the report of a model that gives sets of labels, with the package's thresholds."""
+    data, selection, records = chosen.data, chosen.selection, chosen.records
+    package, classes = records.package, tuple(records.package.classes)
+    thresholds = LabelThresholds.model_validate(package.thresholds)
+    table = with_label_sets(rows, classes, probabilities_NK, thresholds)
+    report = evaluate_label_sets(
+        LabelSetPredictions.of(table, classes),
+        name=records.reference.name,
+        classes=classes,
+        split=selection.split,
+        data_fingerprint=selection.fingerprint,
+        calibration=LabelCalibration.model_validate(package.label_calibration)
+        if package.label_calibration
+        else LabelCalibration.none(len(classes)),
+        thresholds=thresholds,
+        computed_by=f"the package of {records.reference.name}, version "
+        f"{records.reference.version} (model.onnx, float32)",
+        config=choices.report,
+    ).model_copy(
+        update={
+            "provenance": records.provenance.summary,
+            "unsupported": tuple(unsupported_parts(choices.report)),
+        }
+    )
+    page = _page(records, data, selection, choices)
+    html = write_label_set_report(report, page, table, lambda position: images[position], folder)
+    return VersionEvaluation(records.reference, data, selection, report, html)
 
 
 def _robustness(
@@ -217,7 +272,8 @@ def select(
     rows = manifests.usable(data.manifest)
     notes = list(data.notes)
     rows, split = _of_split(rows, choices.split)
-    rows = _of_classes(rows, classes, choices, notes)
+    of_classes = _of_labels if records.package.is_multi_label else _of_classes
+    rows = of_classes(rows, classes, choices, notes)
     provenance = records.provenance.summary
     if not records.is_recorded and not choices.seen_images:
         raise DataError(
@@ -275,6 +331,34 @@ def _of_classes(
     if absent:
         notes.append(f"classes of the model without images: {_listed(absent)}")
     return rows[rows["label"].isin(classes)]
+
+
+def _of_labels(
+    rows: pd.DataFrame, classes: tuple[str, ...], choices: EvaluationChoices, notes: list[str]
+) -> pd.DataFrame:
+    """Return the images all of whose labels the model has; it is an error if some are left out."""
+    counts = label_sets.counts_of(rows["label"])
+    strange = sorted(set(counts) - set(classes))
+    absent = sorted(set(classes) - set(counts))
+    if strange and not choices.common_classes:
+        only = [f"{name} ({counted(counts[name], 'image')})" for name in strange]
+        raise DataError(
+            f"The data and the model have different labels. Only in the data: {_listed(only)}. "
+            f"{f'Only in the model: {_listed(absent)}. ' if absent else ''}"
+            "Add --common-classes to leave out the images with labels that the model does not "
+            "have, or rename the labels to the model's."
+        )
+    known = [set(classes).issuperset(label_sets.decoded(text)) for text in rows["label"]]
+    kept = rows[np.array(known, bool)]
+    if strange:
+        left_out = len(rows) - len(kept)
+        notes.append(
+            f"{counted(left_out, 'image was', 'images were')} left out because the model does not "
+            f"have all labels of {'it' if left_out == 1 else 'them'}: {_listed(strange)}"
+        )
+    if absent:
+        notes.append(f"labels of the model without images: {_listed(absent)}")
+    return kept
 
 
 def _remedy(common: int) -> str:
@@ -393,11 +477,17 @@ def _page(
     }
     return ReportPage(
         title=f"{reference.name}, version {reference.version}, on {data.name}",
-        lead=f"How well a registered model classifies the images of this data. {_used(records)}",
+        lead=f"How well a registered model {_does(records)} of this data. {_used(records)}",
         facts=facts,
         notes=selection.notes,
         settings=settings,
     )
+
+
+def _does(records: VersionRecords) -> str:
+    if records.package.is_multi_label:
+        return "finds the labels of the images"
+    return "classifies the images"
 
 
 def _used(records: VersionRecords) -> str:

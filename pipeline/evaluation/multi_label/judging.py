@@ -9,6 +9,7 @@ import pandas as pd
 
 from patchline.pipeline.config import RunConfig
 from patchline.pipeline.data.ingested_data import IngestedData
+from patchline.pipeline.evaluation.config import EvaluationConfig
 from patchline.pipeline.evaluation.multi_label.label_set_predictions import (
     LabelSetPredictions,
     checked_labels,
@@ -74,7 +75,7 @@ def judge(logits: pd.DataFrame, config: RunConfig, data: IngestedData, computed_
     ).model_copy(
         update={
             "provenance": data.seen_before.provenance,
-            "unsupported": tuple(_unsupported(config)),
+            "unsupported": tuple(unsupported_parts(config.evaluation)),
         }
     )
     validated = LabelSetPredictions.of(table[table["split"] == "validation"], data.classes)
@@ -116,14 +117,14 @@ def calibrated_label_sets(
     return with_label_sets(logits, classes, probabilities_NK, thresholds), calibration, thresholds
 
 
-def _unsupported(config: RunConfig) -> Iterator[str]:
+def unsupported_parts(config: EvaluationConfig) -> Iterator[str]:
     """Say which parts of the report were asked for that sets of labels do not have."""
-    if config.evaluation.corruptions:
+    if config.corruptions:
         yield (
             "evaluation.corruptions measures the accuracy of one label for each image; with sets "
             "of labels, corrupted images are not evaluated"
         )
-    if config.evaluation.test_time_averaging != "off":
+    if config.test_time_averaging != "off":
         yield (
             "evaluation.test_time_averaging is decided by the accuracy of one label for each "
             "image; with sets of labels, images are predicted without averaging"
