@@ -169,6 +169,8 @@ def _request(path: str, body: bytes, kind: str) -> bytes:
 async def _answer(reader: asyncio.StreamReader) -> tuple[int, bytes, bool]:
     """Return the status, the body, and whether the connection stays open."""
     head = await reader.readuntil(b"\r\n\r\n")
+    if head.startswith(b"HTTP/1.1 100 "):
+        head = await reader.readuntil(b"\r\n\r\n")
     lines = head.decode("latin-1").lower().split("\r\n")
     named = dict(line.split(": ", 1) for line in lines[1:] if ": " in line)
     body = await reader.readexactly(int(named.get("content-length", 0)))
@@ -224,13 +226,17 @@ async def _closed_loop(
 
 
 async def _open_loop(port: int, requests: list[bytes], rate: float, seconds: float) -> Load:
-    """Send requests at random times, whether earlier ones are answered or not."""
+    """Send requests at random times, whether earlier ones are answered or not.
+
+    The seconds of an answer count from when its request was due, so that a client that is late
+    because the processor is busy shortens none of them.
+    """
     load, generator = Load(), random.Random(1)  # noqa: S311 - not for secrets
     named = [each.replace(b"{port}", str(port).encode(), 1) for each in requests]
     free: list[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = []
 
-    async def ask() -> None:
-        began = time.perf_counter()
+    async def ask(due: float) -> None:
+        began = due - time.monotonic() + time.perf_counter()
         reader, writer = free.pop() if free else await asyncio.open_connection("127.0.0.1", port)
         writer.write(generator.choice(named))
         status, _, _ = await _answer(reader)
@@ -241,7 +247,7 @@ async def _open_loop(port: int, requests: list[bytes], rate: float, seconds: flo
     while due < end:
         due += generator.expovariate(rate)
         await asyncio.sleep(max(0.0, due - time.monotonic()))
-        asked.append(asyncio.ensure_future(ask()))
+        asked.append(asyncio.ensure_future(ask(due)))
     await asyncio.gather(*asked, return_exceptions=True)
     return load
 
@@ -337,19 +343,23 @@ def peers(folder: Path, python: str) -> None:
     ]
     rates: dict[str, list[float]] = {}
     with contextlib.ExitStack() as stack:
-        _, own = stack.enter_context(_serving())
+        process, port = stack.enter_context(_serving())
+        own = process.pid, port
         servers = [("patchline serve, raw", own, _raw()), ("patchline serve, base64", own, encoded)]
         servers.append(("patchline serve, /invocations", own, table))
         servers.append(("mlflow models serve", stack.enter_context(_mlflow(folder)), table))
         if python:
             servers.append(("LitServe", stack.enter_context(_litserve(folder, python)), encoded))
         for number in range(3):
-            for name, port, requests in servers:
+            for name, (pid, port), requests in servers:
+                before = _processor_seconds(pid)
                 load = asyncio.run(_closed_loop(port, requests, _SECONDS))
+                each = (_processor_seconds(pid) - before) / max(1, len(load.seconds))
                 rates.setdefault(name, []).append(len(load.seconds) / _SECONDS)
                 print(
                     f"round {number}: {name} {rates[name][-1]:.0f} requests/s, p50 "
-                    f"{load.percentile(0.5):.0f} ms, p99 {load.percentile(0.99):.0f} ms",
+                    f"{load.percentile(0.5):.0f} ms, p99 {load.percentile(0.99):.0f} ms, "
+                    f"{1000 * each:.2f} ms of processor time a request",
                     flush=True,
                 )
     for name, measured in rates.items():
@@ -357,7 +367,7 @@ def peers(folder: Path, python: str) -> None:
 
 
 @contextmanager
-def _mlflow(folder: Path) -> Iterator[int]:
+def _mlflow(folder: Path) -> Iterator[tuple[int, int]]:
     """Serve the same package with MLflow's server."""
     from patchline.pipeline.packaging.standalone_file import write_model_server
     from patchline.pipeline.registry.registration import save_as_mlflow_model
@@ -371,18 +381,18 @@ def _mlflow(folder: Path) -> Iterator[int]:
     program = str(Path(sys.executable).parent / "mlflow")
     command = [program, "models", "serve", "--model-uri", str(saved), "--env-manager", "local"]
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    with _started([*command, "--port", str(port)], port, "/ping", {"PATH": path}):
-        yield port
+    with _started([*command, "--port", str(port)], port, "/ping", {"PATH": path}) as pid:
+        yield pid, port
 
 
 @contextmanager
-def _litserve(folder: Path, python: str) -> Iterator[int]:
+def _litserve(folder: Path, python: str) -> Iterator[tuple[int, int]]:
     """Serve the same network with LitServe, as its documentation shows it."""
     port, program = _free_port(), folder / "lit.py"
     program.write_text(_LITSERVE, encoding="utf-8")
     model = str(folder / "package-1" / "artifacts" / "model.onnx")
-    with _started([python, str(program), model, str(port)], port, "/health", {}):
-        yield port
+    with _started([python, str(program), model, str(port)], port, "/health", {}) as pid:
+        yield pid, port
 
 
 _LITSERVE = """
@@ -419,7 +429,7 @@ if __name__ == "__main__":
 @contextmanager
 def _started(
     command: list[str], port: int, health: str, environment: dict[str, str]
-) -> Iterator[None]:
+) -> Iterator[int]:
     with Path("peers.log").open("a", encoding="utf-8") as log:
         process = subprocess.Popen(
             command, stdout=log, stderr=log, start_new_session=True,
@@ -435,7 +445,7 @@ def _started(
             if process.poll() is not None:
                 sys.exit(Path("peers.log").read_text(encoding="utf-8")[-2000:])
             time.sleep(0.2)
-        yield
+        yield process.pid
     finally:
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()

@@ -228,6 +228,9 @@ def _package(reference: ModelReference, coverage: float | None) -> PackagedModel
     from patchline.pipeline.registry.package_download import fetch
 
     package = fetch(reference)
+    if not package.is_verified:
+        line = "Package: it holds no digests, so whether its files were changed is not known."
+        print(line, file=sys.stderr)
     for line in _uncalibrated(package):
         print(visible(line), file=sys.stderr)
     for line in _not_known(package, coverage):

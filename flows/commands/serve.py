@@ -61,7 +61,7 @@ def serve(
     threads
         Threads that compute; 0 for one per core.
     max_batch
-        Images that the network computes at a time.
+        Images that the network computes together at most.
     max_queue
         Images that may wait; a request beyond that is answered with 503.
     max_request_mib

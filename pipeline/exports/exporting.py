@@ -20,6 +20,7 @@ from patchline.pipeline.exports.export_record import ExportRecord, ProcessorReco
 from patchline.pipeline.exports.latency import SECONDS, measured_latency
 from patchline.pipeline.files.workspace_folder import make_folder
 from patchline.pipeline.packaging import processor_check
+from patchline.pipeline.packaging.package_digests import write_digests
 from patchline.pipeline.packaging.package_files import DESCRIPTION_FILE, ONNX_FILE
 from patchline.pipeline.packaging.packaged_model import PackagedModel
 from patchline.pipeline.packaging.processor_check import this_processor
@@ -203,6 +204,9 @@ def _write(candidate: Candidate, record: ExportRecord, images: ComparisonImages,
             images.images_NHWC[: record.stored_images],
         )
     write_readme(candidate.folder, record)
+    if (candidate.folder / ONNX_FILE).is_file():
+        names = sorted(each.name for each in candidate.folder.iterdir() if each.is_file())
+        write_digests(candidate.folder, names)
     if out.is_dir():
         shutil.rmtree(out)  # empty, as the caller has checked
     candidate.folder.replace(out)

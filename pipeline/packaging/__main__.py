@@ -28,8 +28,10 @@ from patchline.pipeline.packaging.agreement import (
 from patchline.pipeline.packaging.calibrated_onnx import FeatureModel, ProbabilityModel, export_onnx
 from patchline.pipeline.packaging.job import Package, PackagingJob
 from patchline.pipeline.packaging.model_card import model_card
+from patchline.pipeline.packaging.package_digests import write_digests
 from patchline.pipeline.packaging.package_files import (
     CARD_FILE,
+    DIGESTED,
     ONNX_FILE,
     REFERENCE_FILE,
     SERVER_FILE,
@@ -83,6 +85,7 @@ def package(job: PackagingJob, events: EventWriter) -> Package:
         f"{difference:.1g}",
     )
     write_text(job.folder / CARD_FILE, card)
+    write_digests(job.folder, DIGESTED)
     size = sum(file.stat().st_size for file in job.folder.iterdir() if file.is_file())
     return Package(
         folder=job.folder,

@@ -7,6 +7,7 @@
 | `model.safetensors` | the weights, to continue training and to explain | `models.model_files` |
 | `reference_features.npz` | features of seen images, for the warning `far`; not in every package | `answer_rules` |
 | `model_server.py` | the MLflow model from code, which needs only numpy, onnxruntime and OpenCV | `standalone_file` |
+| `digests.json` | the SHA-256 of the files above and below, which are compared with it when the package is opened | `package_digests` |
 | `model_card.md` | what the model is, from which data, and how good | `model_card` |
 
 `registry.registration` stores them as an MLflow model; `packaged_model` reads them without torch.
@@ -15,12 +16,15 @@
 from __future__ import annotations
 
 from patchline.pipeline.models.model_file_names import DESCRIPTION_FILE, WEIGHTS_FILE
+from patchline.pipeline.packaging.package_digests import DIGESTS_FILE
 from patchline.pipeline.packaging.packaged_model import REFERENCE_FILE
 
 __all__ = [
     "ARTIFACTS",
     "CARD_FILE",
     "DESCRIPTION_FILE",
+    "DIGESTED",
+    "DIGESTS_FILE",
     "ONNX_FILE",
     "OPTIONAL",
     "REFERENCE_FILE",
@@ -29,7 +33,10 @@ __all__ = [
 ]
 
 ONNX_FILE, SERVER_FILE, CARD_FILE = "model.onnx", "model_server.py", "model_card.md"
-ARTIFACTS = (ONNX_FILE, DESCRIPTION_FILE, WEIGHTS_FILE, CARD_FILE, REFERENCE_FILE)
+DIGESTED = (ONNX_FILE, DESCRIPTION_FILE, WEIGHTS_FILE, CARD_FILE, REFERENCE_FILE)
+"""Files whose digests a package holds. Its code is not among them: MLflow has run it before
+anything can be compared."""
+ARTIFACTS = (*DIGESTED, DIGESTS_FILE)
 """What MLflow stores as files; the server is the model's code."""
-OPTIONAL = (REFERENCE_FILE,)
+OPTIONAL = (REFERENCE_FILE, DIGESTS_FILE)
 """Those of them that a package may lack."""

@@ -36,6 +36,7 @@ from patchline.pipeline.packaging.chosen_labels import (
     thresholds_of,
 )
 from patchline.pipeline.packaging.judging import AnswerJudge, Judged, SizedPixels, attention_map
+from patchline.pipeline.packaging.package_digests import check_digests
 
 REFERENCE_FILE = "reference_features.npz"
 """Beside `model.json`: features of images that the model has seen, for the warning `far`."""
@@ -50,9 +51,14 @@ class PackagedModel:
         onnx_file: the package's `model.onnx`.
         description_file: the package's `model.json`.
         threads: number of threads for one batch; 0 for one per core.
+
+    Raises:
+        ChangedPackageError: if a file is not what was packaged.
     """
 
     def __init__(self, onnx_file: Path, description_file: Path, threads: int = 0) -> None:
+        self.is_verified = check_digests(description_file.parent)
+        """Whether its files are those that were packaged; a package of before cannot tell."""
         description = json.loads(description_file.read_text(encoding="utf-8"))
         self.classes: list[str] = description["classes"]
         self.image: dict[str, Any] = description["image"]

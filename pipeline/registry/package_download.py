@@ -7,6 +7,7 @@ from pathlib import Path
 from patchline.pipeline.errors import ModelReferenceError, ServerAwayError
 from patchline.pipeline.files.path_uris import artifact_path
 from patchline.pipeline.host.system_errors import system_error
+from patchline.pipeline.packaging.package_digests import ChangedPackageError
 from patchline.pipeline.packaging.package_files import DESCRIPTION_FILE, ONNX_FILE
 from patchline.pipeline.packaging.packaged_model import PackagedModel
 from patchline.pipeline.registry.registered_models import ModelReference
@@ -46,6 +47,11 @@ def open_package(reference: ModelReference, folder: Path) -> PackagedModel:
     onnx_file, description_file = files
     try:
         package = PackagedModel(onnx_file, description_file)
+    except ChangedPackageError as error:
+        raise ModelReferenceError(
+            f"The package of '{reference.name}' version {reference.version} is not used: {error}. "
+            "Restore it, or use another version."
+        ) from error
     except Exception as error:  # onnxruntime documents no exception class for an unreadable file
         raise ModelReferenceError(
             f"The package of '{reference.name}' version {reference.version} is damaged "

@@ -5,12 +5,14 @@ from __future__ import annotations
 import logging
 import statistics
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from patchline.pipeline.errors import RunError
+from patchline.pipeline.packaging.package_digests import ChangedPackageError
 from patchline.pipeline.packaging.package_files import DESCRIPTION_FILE, ONNX_FILE
 from patchline.pipeline.packaging.packaged_model import PackagedModel
 from patchline.pipeline.packaging.processor_check import check_on_this_processor
@@ -26,6 +28,12 @@ _QUICK_SECONDS = 0.025
 _MOST_THREADS = 8
 """Threads that compute one image of a slower network."""
 _ROUNDS = 3
+_MEASURED_SECONDS = 0.1
+"""After so long, a batch is not measured again."""
+_MOST_TOGETHER = 64
+"""Images in the largest batch that is measured."""
+_LEAST_GAIN = 0.05
+"""By which a batch of twice the size has to be faster for each image."""
 
 
 class PackageRefusedError(RunError):
@@ -38,6 +46,8 @@ class Checked(NamedTuple):
     package: PackagedModel
     computing: int
     """How many batches are computed at a time."""
+    batch: int
+    """Images beyond which a larger batch is hardly faster for each of them."""
 
 
 def checked_package(folder: Path, threads: int) -> Checked:
@@ -62,9 +72,13 @@ def checked_package(folder: Path, threads: int) -> Checked:
             raise PackageRefusedError(f"it lacks the file {file.name}")
     try:
         package = PackagedModel(onnx_file, description_file, threads=1)
+    except ChangedPackageError as error:
+        raise PackageRefusedError(str(error)) from error
     except Exception as error:  # onnxruntime documents no exception class for an unreadable file
         logger.warning("The package in %s cannot be opened: %s", folder, error)
         raise PackageRefusedError("its files are damaged") from error
+    if not package.is_verified:
+        logger.warning("The package holds no digests: whether its files were changed is not known.")
     if not package.classes:
         raise PackageRefusedError("it is an encoder without classes")
     allowed = _allowed_difference(artifacts, package)
@@ -73,8 +87,46 @@ def checked_package(folder: Path, threads: int) -> Checked:
         each = min(threads, _MOST_THREADS)
         package = package.with_threads(each)
         _seconds_of_one(package, allowed)
-        return Checked(package, max(1, threads // each))
-    return Checked(package, threads)
+        return Checked(package, max(1, threads // each), paying_batch(package, time.perf_counter))
+    return Checked(package, threads, paying_batch(package, time.thread_time))
+
+
+def paying_batch(package: PackagedModel, clock: Callable[[], float]) -> int:
+    """Return how many images to compute together at most.
+
+    An image waits for all others of its batch, so a batch that takes in proportion to its images
+    only delays them: sizes are doubled as long as each image becomes faster by more than a
+    twentieth. The size that follows is allowed, too, since the difference is measured on a machine
+    that is in use.
+
+    Args:
+        package: of which the answers to a batch are timed.
+        clock: that seconds are measured with.
+    """
+    spec = package.image
+    image = np.zeros((spec["height"], spec["width"], spec["channels"]), np.uint8)
+    size, each = 1, _seconds_for(package, [image], clock)
+    while size < _MOST_TOGETHER:
+        twice = _seconds_for(package, [image] * (2 * size), clock) / (2 * size)
+        size *= 2
+        if twice > each * (1 - _LEAST_GAIN):
+            break
+        each = twice
+    return size
+
+
+def _seconds_for(
+    package: PackagedModel, images: list[np.ndarray[Any, Any]], clock: Callable[[], float]
+) -> float:
+    """Return the least seconds of several measurements, which end early for a slow network."""
+    least, began = float("inf"), time.monotonic()
+    for _ in range(_ROUNDS):
+        start = clock()
+        package.answers_to(images, top_k=1)
+        least = min(least, clock() - start)
+        if time.monotonic() - began > _MEASURED_SECONDS:
+            break
+    return least
 
 
 def _allowed_difference(artifacts: Path, package: PackagedModel) -> float:

@@ -31,7 +31,7 @@ class ServingConfig(FrozenModel):
     threads: int = Field(default=0, ge=0, le=1024)
     """Threads that compute; 0 for one per core that this process may use."""
     max_batch: int = Field(default=16, ge=1, le=1024)
-    """Images that the network computes at a time."""
+    """Images that the network computes together at most; fewer if more are hardly faster."""
     max_queue: int = Field(default=256, ge=1, le=100_000)
     """Images that may wait; a request beyond that is answered with 503."""
     max_request_mib: int = Field(default=64, ge=1, le=512)

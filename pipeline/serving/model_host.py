@@ -120,9 +120,8 @@ class ModelHost:
 
     def switch_to(self, version: str, checked: Checked) -> None:
         """Answer the next request with another version; the old one answers what it has taken."""
-        engine = Engine(
-            checked.package, checked.computing, self.threads, self.config.max_batch, self.metrics
-        )
+        batch = min(self.config.max_batch, checked.batch)
+        engine = Engine(checked.package, checked.computing, self.threads, batch, self.metrics)
         before, self._served = self._served, Served(version, engine)
         self._forget_retired()
         if before is not None:

@@ -65,6 +65,7 @@ def described(host: ModelHost) -> dict[str, Any]:
         "version": served.version,
         "alias": host.alias,
         "ready": host.is_ready,
+        "files": "verified" if served.package.is_verified else "unknown",
         "task": MULTI_LABEL if served.package.is_multi_label else SINGLE_LABEL,
         "classes": served.package.classes,
         "thresholds": thresholds_of(served.package),
