@@ -39,7 +39,7 @@ from patchline.pipeline.errors import (
 )
 from patchline.pipeline.files.archive_members import check_expansion
 from patchline.pipeline.files.archives import open_archive, readable_archive, shard_index
-from patchline.pipeline.files.data_kinds import coco_files, table_parts
+from patchline.pipeline.files.data_kinds import coco_files, metadata_files, table_parts
 from patchline.pipeline.files.data_names import (
     ARCHIVE_SUFFIXES,
     IMAGE_SUFFIXES,
@@ -131,6 +131,7 @@ __all__ = [
     "is_several",
     "known_digest",
     "made_once",
+    "metadata_files",
     "open_archive",
     "plain_cell",
     "read_label_cells",

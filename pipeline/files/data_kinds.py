@@ -17,6 +17,9 @@ from patchline.pipeline.files.tar_shards import shards_in
 DataKind = Literal["folder", "archive", "table", "shards", "coco", "label_studio"]
 COCO_NAME = "_annotations.coco.json"
 """The file that Roboflow writes into the folder of each split."""
+METADATA_NAMES = (*("metadata.csv", "metadata.jsonl", "metadata.parquet", "_classes.csv"),)
+"""Tables of the images beside them, as the library `datasets` and Roboflow write them."""
+_FEWEST_CLASSES = 2
 _LOOKED_AT = 1 << 16
 """Bytes at the beginning of a JSON file that tell its kind."""
 
@@ -47,7 +50,9 @@ def _folder_kind(folder: Path) -> DataKind:
         return "table"
     if shards_in(folder):
         return "shards"
-    return "coco" if coco_files(folder) else "folder"
+    if coco_files(folder):
+        return "coco"
+    return "table" if metadata_files(folder) and not _has_class_folders(folder) else "folder"
 
 
 def _json_kind(file: Path) -> DataKind:
@@ -70,6 +75,43 @@ def coco_files(folder: Path) -> list[Path]:
         return [place / COCO_NAME for place in places if (place / COCO_NAME).is_file()]
     except OSError:  # whoever reads the folder says why it cannot be
         return []
+
+
+def metadata_files(folder: Path) -> list[Path]:
+    """Return the tables that describe the images beside them, in a folder or those of its splits.
+
+    They are `metadata.csv`, `.jsonl` or `.parquet`, as the library `datasets` reads them, and
+    Roboflow's `_classes.csv`.
+    """
+    try:
+        inner = [each for each in sorted(_folders(folder)) if split_named(each.name)]
+        for places in ([folder], inner):
+            tables = [
+                place / name
+                for place in places
+                for name in METADATA_NAMES
+                if (place / name).is_file()
+            ]
+            if tables:
+                return tables
+    except OSError:  # whoever reads the folder says why it cannot be
+        pass
+    return []
+
+
+def _has_class_folders(folder: Path) -> bool:
+    """Return whether a folder, or one of its splits, has folders of images that may be classes."""
+    inner = [each for each in _folders(folder) if split_named(each.name)]
+    for place in (folder, *inner):
+        named = [each for each in _folders(place) if not split_named(each.name)]
+        with_images = [each for each in named if _has_images(each)]
+        if len(with_images) >= _FEWEST_CLASSES:
+            return True
+    return False
+
+
+def _has_images(folder: Path) -> bool:
+    return any(each.suffix.lower() in IMAGE_SUFFIXES for each in folder.iterdir())
 
 
 def table_parts(folder: Path) -> list[Path]:

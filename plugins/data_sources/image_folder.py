@@ -20,12 +20,16 @@ from patchline.plugin_api import (
     IgnoredFiles,
     ImageListing,
     SourceContext,
+    metadata_files,
     split_named,
     valid_name,
     visible_folders,
     walk_files,
 )
 from patchline.plugins.data_sources.class_folders import ClassFolderConfig, ClassFolders
+
+_LOOKED_AT = 4096
+"""Bytes of a table in which the name of its column is searched for."""
 
 
 class ImageFolderConfig(ClassFolderConfig):
@@ -38,11 +42,13 @@ class ImageFolder:
     def __init__(self, config: ImageFolderConfig, context: SourceContext) -> None:
         self.config = config
         self.path, self.ignored = context.path, context.ignored
-        self.needs_labels = context.needs_labels
+        self.needs_labels, self.rules = context.needs_labels, context.rules
 
     def list_images(self) -> ImageListing:
         """Return every file below the folder; raise `DataError` if there is no class in it."""
         root = self._root()
+        if self.needs_labels and self.rules.label == "auto":
+            _ask_about_metadata(root)
         skipped: list[str] = []
         content = _content(root, self.ignored, skipped)
         if self.config.split_folders is not False:
@@ -69,6 +75,30 @@ class ImageFolder:
                 f"({', '.join(ARCHIVE_SUFFIXES[:4])}, …) or a table ({', '.join(TABLE_SUFFIXES)})."
             )
         return root.resolve()
+
+
+def _ask_about_metadata(root: Path) -> None:
+    """Ask which is right if a table, as the library `datasets` writes it, is beside the classes.
+
+    Raises:
+        DataError: if there is such a table.
+    """
+    for file in metadata_files(root):
+        if file.name.startswith("metadata.") and _names_files(file):
+            raise DataError(
+                f"{root} has class folders, and {file.relative_to(root)} with facts about its "
+                "images. Set --data.label top to learn the class folders, or --data.source table "
+                "to learn the table's labels."
+            )
+
+
+def _names_files(file: Path) -> bool:
+    """Return whether a table begins with the column that `datasets` asks for."""
+    try:
+        with file.open("rb") as opened:
+            return b"file_name" in opened.read(_LOOKED_AT)
+    except OSError:
+        return False
 
 
 def _content(root: Path, ignored: IgnoredFiles, skipped: list[str]) -> ClassFolders:

@@ -19,7 +19,9 @@ from patchline.plugin_api import (
     DataSourcePlugin,
     ImageListing,
     PluginConfig,
+    ReadingRules,
     SourceContext,
+    metadata_files,
     open_archive,
     stem_of,
     table_parts,
@@ -27,6 +29,7 @@ from patchline.plugin_api import (
 )
 from patchline.plugins.data_sources.cell_text import shown
 from patchline.plugins.data_sources.embedded_images import extracted, image_names
+from patchline.plugins.data_sources.joined_tables import JoinedTables
 from patchline.plugins.data_sources.table_columns import Columns, chosen_columns
 from patchline.plugins.data_sources.table_files import find_files
 from patchline.plugins.data_sources.table_reading import (
@@ -37,7 +40,17 @@ from patchline.plugins.data_sources.table_reading import (
 )
 from patchline.plugins.data_sources.table_rows import Places, listed_rows, own_columns
 
-_COMMON_NAMES = ("labels", "label", "train", "data", "metadata", "annotations", "images", "table")
+_COMMON_NAMES = (
+    "labels",
+    "label",
+    "train",
+    "data",
+    "metadata",
+    "annotations",
+    "images",
+    "table",
+    "_classes",
+)
 _MOST_MISSING = 0.1
 _NAMED = 3
 
@@ -76,7 +89,7 @@ class ImageTable:
     def list_images(self) -> ImageListing:
         """Return one image for each row; raise `DataError` if the table cannot be used."""
         file, rules = self._file(), self.context.rules
-        table = read_table(file, rules.header, rules.encoding)
+        table = _table(file, rules)
         config = self.config
         columns = chosen_columns(
             table,
@@ -117,7 +130,7 @@ class ImageTable:
             if there:
                 paths = [name if name in there else None for name in names]
                 return Places(root, paths, names, "the table holds no image for it", [])
-        values = table.column(image)
+        values = table.paths(image) if isinstance(table, JoinedTables) else table.column(image)
         folder = self._folder(table.file)
         local = self.context.local_files(folder, values)
         found = find_files(table.file, [local.get(value, value) for value in values], folder)
@@ -148,7 +161,7 @@ class ImageTable:
         file = Path(self.path).expanduser()
         if not file.exists():
             raise DataError(f"There is no table {file}. Check the path.")
-        if table_parts(file):
+        if table_parts(file) or metadata_files(file):
             return file.resolve()
         if not file.is_file() or file.suffix.lower() not in TABLE_SUFFIXES:
             raise DataError(
@@ -172,6 +185,29 @@ class ImageTable:
         return folder.resolve()
 
 
+def _table(file: Path, rules: ReadingRules) -> Table:
+    """Read a table, or those that a folder holds beside its images.
+
+    Raises:
+        DataError: if it cannot be read, or several tables are beside the same images.
+    """
+    if not file.is_dir() or table_parts(file):
+        return read_table(file, rules.header, rules.encoding)
+    files = metadata_files(file)
+    folders = [each.parent for each in files]
+    twice = next((each for each in folders if folders.count(each) > 1), None)
+    if twice is not None:
+        names = [each.name for each in files if each.parent == twice]
+        raise DataError(
+            f"{twice} holds several tables of its images: {', '.join(names)}. Give one of them, or "
+            "move the others away."
+        )
+    tables = [read_table(each, rules.header, rules.encoding) for each in files]
+    if folders == [file]:
+        return tables[0]
+    return JoinedTables(file, tables)
+
+
 def _guess_note(file: Path, columns: Columns) -> list[str]:
     if not columns.guessed:
         return []
@@ -186,7 +222,7 @@ def _some(values: list[str]) -> str:
 
 def _name(file: Path) -> str:
     """Return the name of the data; a folder tells more than a common name of a table."""
-    stem = stem_of(file)
+    stem = file.name if file.is_dir() else stem_of(file)
     return valid_name(file.parent.name if stem.lower() in _COMMON_NAMES else stem)
 
 

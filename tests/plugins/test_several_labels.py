@@ -264,3 +264,50 @@ def test_a_table_without_a_header(tmp_path: Path) -> None:
     table.write_text("1,1,0\n2,1,1\n")
     found = listed(table, header="false", image_column="column_1")
     assert labels_of(found) == {"1.jpg": ("column_2",), "2.jpg": ("column_2", "column_3")}
+
+
+def test_metadata_in_the_folder_of_the_images(tmp_path: Path) -> None:
+    """As the library `datasets` reads it; a folder of images beside it is no class."""
+    root = touched(tmp_path / "pets", "images/1.jpg", "images/2.jpg")
+    rows = [
+        {"file_name": "images/1.jpg", "labels": ["cat", "dog"]},
+        {"file_name": "images/2.jpg", "labels": []},
+    ]
+    (root / "metadata.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    found = listed(root)
+    assert labels_of(found) == {"images/1.jpg": ("cat", "dog"), "images/2.jpg": ()}
+    assert found.name == "pets"
+    (root / "metadata.csv").write_text("file_name,label\nimages/1.jpg,a\n")
+    with pytest.raises(DataError, match=r"several tables of its images: metadata\.csv, metadata"):
+        listed(root)
+
+
+@pytest.mark.parametrize("name", ["metadata.csv", "_classes.csv"])
+def test_tables_in_the_folders_of_splits(tmp_path: Path, name: str) -> None:
+    """The same name in two of them is two images, in the split of the folder."""
+    for split, value in (("train", 1), ("valid", 0)):
+        root = touched(tmp_path / "pets" / split, "1.jpg", "2.jpg").parent
+        text = f"file_name,cat,dog\n1.jpg,1,1\n2.jpg,0,{value}\n"
+        (root / split / name).write_text(text)
+    found = listed(tmp_path / "pets")
+    assert labels_of(found) == {
+        "train/1.jpg": ("cat", "dog"), "train/2.jpg": ("dog",),
+        "valid/1.jpg": ("cat", "dog"), "valid/2.jpg": (),
+    }  # fmt: skip
+    assert [image.split for image in found.images] == ["train"] * 2 + ["validation"] * 2
+    (tmp_path / "pets/valid" / name).write_text("file_name,cat,fox\n1.jpg,1,1\n2.jpg,0,0\n")
+    with pytest.raises(DataError, match=r"have different columns: 'dog' and 'fox'"):
+        listed(tmp_path / "pets")
+
+
+def test_metadata_beside_class_folders_is_a_question(tmp_path: Path) -> None:
+    """Both answers are named, and each is obeyed; another table of that name changes nothing."""
+    root = touched(tmp_path / "pets", "a/1.jpg", "b/2.jpg")
+    table = root / "metadata.csv"
+    table.write_text("file_name,label\na/1.jpg,x\nb/2.jpg,y\n")
+    with pytest.raises(DataError, match=r"--data\.label top .* or --data\.source table"):
+        listed(root)
+    assert labels_of(listed(root, label="top"))["a/1.jpg"] == "a"
+    assert labels_of(listed(root, source="table")) == {"a/1.jpg": "x", "b/2.jpg": "y"}
+    table.write_text("camera,operator\n1,me\n")
+    assert labels_of(listed(root))["a/1.jpg"] == "a"

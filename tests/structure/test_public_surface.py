@@ -72,6 +72,7 @@ def test_the_plugin_api_exports_exactly_these_names() -> None:
         "is_several",
         "known_digest",
         "made_once",
+        "metadata_files",
         "open_archive",
         "plain_cell",
         "read_label_cells",
