@@ -6,9 +6,9 @@
 `images` makes images of every format that is read, mutates COUNT of them (50,000), adds 100 of each
 format that is refused, and decodes and resizes them.
 
-`data` makes COUNT (5,000) folders, zip and tar archives, compressed tars, WebDataset shards and
-tables of damaged images, in damaged containers, with odd names, cells and members made to do harm.
-Each is read as a run would, every third one inspected as well.
+`data` makes COUNT (5,000) folders, zip and tar archives, compressed tars, WebDataset shards, tables
+and exports of labelling tools with damaged images, in damaged containers, with odd names, cells and
+members made to do harm. Each is read as a run would, every third one inspected as well.
 
 The cases are numbered and run in child processes whose memory and time are limited. A child writes
 one line for each case that it has answered. A case that ends its child is counted as a crash or a

@@ -197,7 +197,8 @@ _CHANGES = (_cut, _flip, _flip, _zero, _repeat, _insert, _remove, _extreme, _ext
 
 
 _TABLES = ("csv", "tsv", "jsonl", "parquet")
-KINDS = ("folder", "zip", "tar", "tar.gz", "shards", *_TABLES)
+_EXPORTS = ("coco", "label_studio")
+KINDS = ("folder", "zip", "tar", "tar.gz", "shards", *_TABLES, *_EXPORTS)
 _IMAGES = 5
 _SURE = 4
 """Images of a table that are whole."""
@@ -230,7 +231,8 @@ _CELLS: tuple[Any, ...] = (
     "a\nb", "\x1b[31m", "\udcff", "=1+1", '"', "'", ",", "\t", "😀", "9" * 400, 2**63 - 1, b"\xff",
     "../out.png", "/etc/passwd", "file:///etc/passwd", "file://host/x.png", "file://%00",
     "http://x/y.png", "images", "images/", ".", "..", "~", "C:\\out.png", "x" * 5000,
-    "images/0.png/", "images//0.png",
+    "images/0.png/", "images//0.png", "rose|tulip", "rose tulip", '["rose", "tulip"]', "[]",
+    "['rose']", "[" * 3000, "[[1]]", "|", "a|" * 3000, ["rose", "tulip"], [], {"choices": ["rose"]},
 )  # fmt: skip
 _COLUMNS = (
     "image", "label", "file", "path", "class", "split", "group", "", " ", "Unnamed: 0", "label",
@@ -259,6 +261,8 @@ def write_case(number: int, seed: int, folder: Path) -> DataCase:
     kind = KINDS[number % len(KINDS)]
     if kind == "folder":
         return _write_folder(rng, folder / "data")
+    if kind in _EXPORTS:
+        return _write_export(rng, kind, folder)
     if kind in _TABLES:
         return _write_table(rng, kind, folder)
     harmful = rng.random() < _HALF
@@ -410,6 +414,47 @@ def _write_table(rng: np.random.Generator, kind: str, folder: Path) -> DataCase:
     file = folder / f"data.{kind}"
     file.write_bytes(mutated(packed, rng) if rng.random() < _HALF else packed)
     return DataCase(file, kind, None)
+
+
+def _write_export(rng: np.random.Generator, kind: str, folder: Path) -> DataCase:
+    """Write the export of a labelling tool with values of other types in it."""
+    (folder / "images").mkdir(parents=True)
+    names = [f"{number}.png" for number in range(2 * _IMAGES)]
+    for name in names:
+        (folder / "images" / name).write_bytes(whole_files()[5])
+    content: Any
+    if kind == "coco":
+        content = {
+            "images": [{"id": n, "file_name": name} for n, name in enumerate(names)],
+            "annotations": [{"image_id": n, "category_id": n % 2} for n in range(len(names))],
+            "categories": [{"id": 0, "name": "rose"}, {"id": 1, "name": "tulip"}],
+        }
+    else:
+        content = []
+        for number, name in enumerate(names):
+            chosen = {"choices": ["rose", "tulip"][: number % 3]}
+            result = {"type": "choices", "from_name": "c", "value": chosen}
+            data = {"image": f"/data/upload/1/{name}"}
+            content.append({"data": data, "annotations": [{"result": [result]}]})
+    for _ in range(int(rng.integers(4))):
+        _spoil(content, rng)
+    packed = json.dumps(content, default=repr).encode("utf-8", "surrogateescape")
+    file = folder / "data.json"
+    file.write_bytes(mutated(packed, rng) if rng.random() < _HALF else packed)
+    return DataCase(file, kind, None)
+
+
+def _spoil(content: Any, rng: np.random.Generator) -> None:
+    """Replace one value somewhere in a content by one of another kind."""
+    while True:
+        keys = list(content) if isinstance(content, dict) else list(range(len(content)))
+        if not keys:
+            return
+        key = keys[int(rng.integers(len(keys)))]
+        if not isinstance(content[key], dict | list) or rng.random() < 0.1:  # noqa: PLR2004 - few
+            content[key] = _one_of(_CELLS, rng)
+            return
+        content = content[key]
 
 
 def _one_of(values: tuple[Any, ...], rng: np.random.Generator) -> Any:

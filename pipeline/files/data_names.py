@@ -34,7 +34,7 @@ IMAGE_SUFFIXES = frozenset({
     ".jpg", ".jpeg", ".png", ".gif", ".bmp", ".webp", ".tif", ".tiff", ".ppm", ".pgm", ".avif",
     ".jfif", ".jp2", ".j2k", ".heic", ".heif",
 })  # fmt: skip
-TABLE_SUFFIXES = (".csv", ".tsv", ".parquet", ".jsonl", ".ndjson", ".json")
+TABLE_SUFFIXES = (".csv", ".tsv", ".parquet", ".jsonl", ".ndjson", ".json", ".xlsx")
 
 
 def stem_of(file: Path) -> str:

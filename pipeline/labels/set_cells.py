@@ -23,7 +23,7 @@ from patchline.pipeline.labels.reading_rules import AUTO, LIST, NONE, SPACE, Rea
 from patchline.pipeline.terminal_words import visible
 
 _CANDIDATES = ("|", ";", ",", SPACE)
-_MOST_CELL = 100_000
+_MOST_CELL = 20_000
 """Characters of a cell that is parsed as a list."""
 _MOST_LABELS = 1000
 """Labels in one cell; more are damage."""
@@ -48,6 +48,8 @@ def read_set_cells(
     rules: ReadingRules,
     task: str = AUTO,
     names: Mapping[str, str] | None = None,
+    *,
+    table: str = "",
 ) -> SetCells:
     """Return the labels in the cells of a column, and say how several of them are written.
 
@@ -57,16 +59,18 @@ def read_set_cells(
         rules: the separator, and the cells that mean no label.
         task: what is to be learned; with one label for each image, only lists are split.
         names: of class numbers; a number without a name is no label.
+        table: the file, for messages.
 
     Raises:
         DataError: if the cells may be several labels or not, or one cannot be read.
     """
     counts = Counter(cells)
+    place = f"'{visible(column)}'{f' of {visible(table)}' if table else ''}"
     separator = rules.label_separator
     lists = _as_lists(counts) if separator in (AUTO, LIST) else None
     if separator == LIST and lists is None:
         raise DataError(
-            f"data.label_separator is {LIST}, but column '{visible(column)}' holds no list: "
+            f"data.label_separator is {LIST}, but column {place} holds no list: "
             f'{_short(next(iter(counts), ""))}. Write lists such as ["beach", "sunset"], or set '
             "another separator."
         )
@@ -75,13 +79,13 @@ def read_set_cells(
     else:
         chosen = separator
         if separator == AUTO:
-            chosen = NONE if names else _separator(counts, column, rules, task)
+            chosen = NONE if names else _separator(counts, place, rules, task)
         parts = {cell: split_cell(cell, chosen) for cell in counts}
         how = "" if chosen == NONE else f"separated by {_in_words(chosen)}"
     for cell, labels in parts.items():
         if len(labels) > _MOST_LABELS:
             raise DataError(
-                f"A cell of column '{visible(column)}' holds {len(labels):,} labels: "
+                f"A cell of column {place} holds {len(labels):,} labels: "
                 f"{_short(cell)}. At most {_MOST_LABELS:,} are read; repair the table, or set "
                 "--data.label-separator none."
             )
@@ -111,7 +115,7 @@ def split_cell(cell: str, separator: str) -> tuple[str, ...]:
     return tuple(part.strip() for part in parts if part.strip()) or ("",)
 
 
-def _separator(counts: Mapping[str, int], column: str, rules: ReadingRules, task: str) -> str:
+def _separator(counts: Mapping[str, int], place: str, rules: ReadingRules, task: str) -> str:
     """Return what separates the labels of a cell; `none` if each cell is one label.
 
     Raises:
@@ -128,7 +132,7 @@ def _separator(counts: Mapping[str, int], column: str, rules: ReadingRules, task
         if evidence == _POSSIBLE:
             example = max(cells, key=lambda cell: len(split_cell(cell, separator)))
             raise DataError(
-                f"Column '{visible(column)}' may hold several labels in a cell, separated by "
+                f"Column {place} may hold several labels in a cell, separated by "
                 f"{_in_words(separator)}, or names of single classes: {_short(example)}. Set "
                 f"--data.label-separator {_flag(separator)} to learn several labels for each "
                 f"image, or --data.label-separator {NONE} if each cell is one label."

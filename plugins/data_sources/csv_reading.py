@@ -24,19 +24,24 @@ _LOOKED_AT = 1000
 """Rows in which the cells of the first line are searched for."""
 
 
-def csv_columns(file: Path, opened: TextIO, header: str) -> tuple[dict[str, list[str]], list[str]]:
+def csv_columns(
+    file: Path, opened: TextIO, header: str, delimiter: str | None = None
+) -> tuple[dict[str, list[str]], list[str]]:
     """Return the columns of a table by name, and what a person should know.
 
     Args:
         file: the table; its suffix `.tsv` says that tabs separate the columns.
         opened: its text.
+        delimiter: between the columns; by default told by the first lines.
         header: `true` or `false` says whether the first line names the columns; `auto` tells.
 
     Raises:
         DataError: if a line is damaged, or the first one may be a header or not.
     """
     csv.field_size_limit(_MOST_FIELD_BYTES)
-    reader = csv.reader(opened, delimiter=_delimiter(file, opened), skipinitialspace=True)
+    reader = csv.reader(
+        opened, delimiter=delimiter or _delimiter(file, opened), skipinitialspace=True
+    )
     try:
         first = next((row for row in reader if any(row)), [])
         if not first:

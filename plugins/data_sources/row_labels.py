@@ -36,7 +36,8 @@ def row_labels(table: Table, columns: Columns, context: SourceContext) -> RowLab
     given = table.class_names.get(columns.label)
     names = None if given is None else {str(number): name for number, name in enumerate(given)}
     cells = table.column(columns.label)
-    read = read_set_cells(cells, shown(columns.label), context.rules, context.task, names)
+    column, file = shown(columns.label), str(table.file)
+    read = read_set_cells(cells, column, context.rules, context.task, names, table=file)
     how = f"column '{shown(columns.label)}' holds several labels in a cell, {read.several}"
     return RowLabels(read.sets, how if read.several else "", read.notes)
 

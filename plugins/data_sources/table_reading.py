@@ -17,6 +17,7 @@ from patchline.plugin_api import DataError, split_named, table_parts
 from patchline.plugins.data_sources.cell_text import shown
 from patchline.plugins.data_sources.csv_reading import csv_columns
 from patchline.plugins.data_sources.text_encoding import opened_text
+from patchline.plugins.data_sources.workbook import workbook_columns
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -190,6 +191,9 @@ def read_table(file: Path, header: str = "auto", encoding: str | None = None) ->
     if suffix == ".parquet":
         return ParquetTable(file)
     notes: list[str] = []
+    if suffix == ".xlsx":
+        columns, notes = workbook_columns(file, header)
+        return _text_table(file, columns, notes)
     with opened_text(file, encoding) as opened:
         if suffix == ".json":
             columns = _columns_of(_records(file, opened))
@@ -197,6 +201,10 @@ def read_table(file: Path, header: str = "auto", encoding: str | None = None) ->
             columns = _columns_of(_json_lines(file, opened))
         else:
             columns, notes = csv_columns(file, opened, header)
+    return _text_table(file, columns, notes)
+
+
+def _text_table(file: Path, columns: dict[str, list[str]], notes: list[str]) -> TextTable:
     if not columns or not next(iter(columns.values())):
         raise _no_rows(file)
     return TextTable(file, columns, notes)

@@ -311,3 +311,24 @@ def test_metadata_beside_class_folders_is_a_question(tmp_path: Path) -> None:
     assert labels_of(listed(root, source="table")) == {"a/1.jpg": "x", "b/2.jpg": "y"}
     table.write_text("camera,operator\n1,me\n")
     assert labels_of(listed(root))["a/1.jpg"] == "a"
+
+
+def test_workbooks_of_excel(tmp_path: Path) -> None:
+    """One sheet is a table; several are a question, and damage is a sentence."""
+    openpyxl = pytest.importorskip("openpyxl")
+    touched(tmp_path, "1.jpg", "2.jpg")
+    book = openpyxl.Workbook()
+    for row in (["image", "cat", "dog", "note"], ["1.jpg", 1, 1.0], [], ["2.jpg", 0, 0, "=1+1"]):
+        book.active.append(row)
+    file = tmp_path / "x.xlsx"
+    book.save(file)
+    found = listed(file, label_columns=("cat", "dog"))
+    assert labels_of(found) == {"1.jpg": ("cat", "dog"), "2.jpg": ()}
+    book.create_sheet("more").append(["a"])
+    book.save(file)
+    with pytest.raises(DataError, match=r"several sheets with cells: 'Sheet' and 'more'"):
+        listed(file)
+    for content in (b"", b"PK no workbook", file.read_bytes()[:-200]):
+        file.write_bytes(content)
+        with pytest.raises(DataError, match="is damaged, or is not an Excel workbook"):
+            listed(file)
