@@ -170,6 +170,12 @@ def _of_training(trained: finding.Trained, workspace: Path) -> Teacher:
             f"{SETTING} {trained.name} is an encoder, which knows no classes. Fine-tune it with "
             f"--model.init {trained.name}, and name the version that this makes."
         )
+    if description.is_multi_label:
+        raise ConfigError(
+            f"{SETTING} {trained.name} predicts sets of labels, and a teacher has to predict one "
+            f"class for each image. Leave out {SETTING}, or name a model that was trained on "
+            "images with one label."
+        )
     sha256 = digest_of(trained.folder / WEIGHTS_FILE).sha256
     folder = teacher_folder(workspace, sha256)
     with storage_errors(folder):

@@ -55,7 +55,7 @@ def take_over(
         if job.classes and (of_part or state.best.validation_images < validator.images):
             model = load_model(best)[0].to(validator.device)
             metrics = validator.metrics(model, validator.images, validator.images)
-            compared = dict.fromkeys(("compared_accuracy", "compared_loss"))
+            compared = dict.fromkeys(("compared_accuracy", "compared_map", "compared_loss"))
             state.best = state.best.model_copy(update={**metrics, **compared})
 
 

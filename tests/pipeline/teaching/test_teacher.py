@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -32,13 +33,17 @@ def config_of(teacher: Path | str, **training: str) -> RunConfig:
     return validated({"training": {"teacher": str(teacher), **training}})
 
 
-def saved(folder: Path, classes: tuple[str, ...] = ("a", "b"), seed: int = 0) -> Path:
+def saved(
+    folder: Path, classes: tuple[str, ...] = ("a", "b"), seed: int = 0, **described: Any
+) -> Path:
     """Save a small model as a run does."""
     small = {"name": "vit", "embed_dim": 24, "depth": 1, "num_heads": 2, "mlp_dim": 24}
     choice = validated({"model": small}).model
     torch.manual_seed(seed)
     model: nn.Module = build_model(choice, IMAGE, len(classes))
-    description = ModelDescription(model=choice, plugins=(), classes=classes, image=IMAGE)
+    description = ModelDescription(
+        model=choice, plugins=(), classes=classes, image=IMAGE, **described
+    )
     save_model(folder, model, description, Provenance())
     return folder
 
@@ -102,7 +107,7 @@ def test_published_weights_teach_if_their_classes_have_names(tmp_path: Path) -> 
         )
 
 
-@pytest.mark.parametrize("kind", ["numbered", "encoder", "missing", "none"])
+@pytest.mark.parametrize("kind", ["numbered", "encoder", "sets", "missing", "none"])
 def test_what_cannot_teach_is_refused_before_data_is_read(tmp_path: Path, kind: str) -> None:
     """The sentence names the setting and a remedy."""
     workspace, reference = tmp_path / "work", tmp_path / "missing.safetensors"
@@ -113,6 +118,9 @@ def test_what_cannot_teach_is_refused_before_data_is_read(tmp_path: Path, kind: 
     elif kind == "encoder":
         reference = saved(tmp_path / "encoder", ()) / WEIGHTS_FILE
         message = r"is an encoder, which knows no classes. Fine-tune it"
+    elif kind == "sets":
+        reference = saved(tmp_path / "sets", task="multi_label") / WEIGHTS_FILE
+        message = r"predicts sets of labels, .* name a model that was trained on images with one"
     elif kind == "none":
         reference = Path("hf:no/such-model")
         message = r"training.teacher hf:no/such-model has not been downloaded yet. Add --download"

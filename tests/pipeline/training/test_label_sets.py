@@ -18,7 +18,7 @@ from patchline.pipeline.models.inference import predict_logits
 from patchline.pipeline.models.model_files import load_model
 from patchline.pipeline.training.__main__ import train
 from patchline.pipeline.training.checkpoints import checkpoint
-from patchline.pipeline.training.job import TrainingJob
+from patchline.pipeline.training.job import ExtendedTraining, TrainingJob
 from patchline.pipeline.training.loop import Training
 from patchline.pipeline.training.part import TrainingPart
 from patchline.pipeline.training.train_result import EpochRecord, RefitResult, TrainResult
@@ -142,6 +142,19 @@ def test_part_of_the_validation_images_is_compared(tmp_path: Path) -> None:
         assert truth_NK.any(0).all()
         expected = average_precision_score(truth_NK, logits_NK[:count])
         assert metrics[name] == pytest.approx(expected, abs=1e-6)
+
+
+def test_more_epochs_continue_with_the_best_map(tmp_path: Path) -> None:
+    """The best weights of a part of the split are measured again on all of it."""
+    first = label_set_job(tmp_path / "first", training={"epochs": 1})
+    steps = _trained(first).steps
+    extends = ExtendedTraining(run_id="earlier", folder=first.folder, steps=steps)
+    job = label_set_job(tmp_path / "more", training={"epochs": 2})
+    job = job.model_copy(update={"extends": extends})
+    result = _trained(job)
+    assert [each.step for each in result.history] == [steps, 2 * steps]
+    assert result.best_validation_map == pytest.approx(_map_of(result.best, job), abs=1e-6)
+    assert load_model(result.best)[1].is_multi_label
 
 
 def test_the_average_of_the_last_weights_has_a_map(tmp_path: Path) -> None:
