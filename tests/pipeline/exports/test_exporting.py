@@ -41,7 +41,7 @@ def _export(exported: Exported, form: Form, images: ComparisonImages, out: Path)
     [
         "onnx",
         "int8",
-        "torch",
+        pytest.param("torch", marks=pytest.mark.slow),
         pytest.param(
             "openvino",
             marks=pytest.mark.skipif(not HAS_OPENVINO, reason="openvino is not installed"),

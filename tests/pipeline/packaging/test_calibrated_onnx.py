@@ -48,7 +48,7 @@ def test_conv_equals_torch(exported_rgb: Exported, exported_grey: Exported, chan
     _check_batches(exported.model, exported.onnx_file)
 
 
-@pytest.mark.parametrize("channels", [1, 3])
+@pytest.mark.parametrize("channels", [1, pytest.param(3, marks=pytest.mark.slow)])
 def test_linear_equals_torch(tmp_path: Path, channels: int) -> None:
     """With the linear embedding, batches of 1, 2 and 7 give torch's probabilities."""
     model = random_model(channels, "linear")
