@@ -29,7 +29,11 @@ def version_judge(
         ModelReferenceError: if there is no such version, or its files are gone.
     """
     import numpy as np
+    import pandas as pd
 
+    from patchline.pipeline.data.manifests.manifest import task_of
+    from patchline.pipeline.labels.label_pairs import label_pairs
+    from patchline.pipeline.labels.label_sets import MULTI_LABEL
     from patchline.pipeline.registry import version_evaluation
     from patchline.pipeline.registry.registered_models import resolve
     from patchline.pipeline.registry.version_records import available_records
@@ -40,7 +44,18 @@ def version_judge(
     def judged(rows: pd.DataFrame, root: Path) -> Judgement:
         from patchline.pipeline.inspection.label_errors import Judgement
 
+        task = task_of(rows)
+        if (task == MULTI_LABEL) != package.is_multi_label:
+            answers = "a set of labels" if package.is_multi_label else "one class"
+            raise DataError(
+                f"--check-labels {model}: this model predicts {answers} for each image, but the "
+                f"labels of the data are {task}. Choose a model of the same task, or set data.task."
+            )
+        pairs = label_pairs(rows["label"], task)
+        left_out = sorted(set(pairs.names) - set(package.classes))
         own = rows["label"].isin(package.classes)
+        if task == MULTI_LABEL:  # the other labels of an image can be checked
+            own = pd.Series(len(left_out) < len(pairs.names), index=rows.index)
         if not own.any():
             raise DataError(
                 f"--check-labels {model}: no image of the data has a class of this model "
@@ -68,7 +83,7 @@ def version_judge(
             probabilities_NK=probabilities_NK,
             seen_N=None if is_seen is None else is_seen.to_numpy(bool) & left,
             by_folds=int((~left).sum()),
-            left_out=tuple(sorted(set(rows.loc[~own, "label"]))),
+            left_out=tuple(left_out),
         )
 
     return judged

@@ -47,6 +47,7 @@ from patchline.pipeline.inspection.finding import (
     Sizes,
 )
 from patchline.pipeline.inspection.label_errors import Judgement, findings_on_labels
+from patchline.pipeline.inspection.label_set_errors import findings_on_label_sets
 from patchline.pipeline.inspection.measures import ImageMeasures
 from patchline.pipeline.inspection.same_image_findings import (
     finding_on_unlabelled,
@@ -147,8 +148,9 @@ def inspect_data(
     more = [*more, *([assumed] if assumed else [])]
     more += [mirror.note] if mirror.note and not on_mirror else []
     if judge is not None:
-        judgement = judge(rows, scanned.root)
-        findings += findings_on_labels(rows, judgement)
+        judgement = judge(manifests.with_task(rows, task), scanned.root)
+        of_task = findings_on_label_sets if task == MULTI_LABEL else findings_on_labels
+        findings += of_task(rows, judgement)
         more = [*more, *judgement.notes()]
     found_in_order, told = _sorted(findings), (*notes, *more)
     result = summary_of(scanned.name, assigned, origin, found_in_order, told, mapping, task)
