@@ -184,7 +184,9 @@ def _as_json(result: VersionEvaluation, run: tracked_run.TrackedRun) -> dict[str
         "split": result.report.split,
         "images": len(result.selection.rows),
         "data_fingerprint": result.selection.fingerprint,
-        "metrics": {key: value.model_dump() for key, value in result.report.metrics.items()},
+        "metrics": {
+            key: value.model_dump() for key, value in result.report.with_robustness.metrics.items()
+        },
         "calibration": result.report.calibration.model_dump(),
         **_of_label_sets(result.report),
         "robustness": robustness.model_dump() if robustness is not None else None,

@@ -85,6 +85,7 @@ def summary_of(
     run, data, registered = outcome.run, outcome.data, outcome.registered
     classifier = outcome if isinstance(outcome, Outcome) else None
     folds = classifier.trained.folds if classifier else None
+    report = classifier.evaluated.report.with_robustness if classifier else outcome.evaluated.report
     return RunSummary(
         run_id=run.run_id,
         name=registered.name,
@@ -92,7 +93,7 @@ def summary_of(
         aliases=outcome.aliases,
         status="FINISHED",
         seconds=seconds,
-        metrics=outcome.evaluated.report.metrics,
+        metrics=report.metrics,
         report=str(outcome.evaluated.html),
         tracking_uri=without_credentials(tracking_store.use_store()),
         config=str(config_file),

@@ -19,8 +19,17 @@ def predicting_seconds(config: RunConfig, images: int, images_per_second: float)
     return views * images / max(1e-9, images_per_second) / _PREDICTING_IS_FASTER
 
 
-def evaluation_seconds(config: RunConfig, data: IngestedData, trained: TrainResult) -> float:
-    """Return about how long predicting all images of the evaluation takes."""
+def evaluation_seconds(
+    config: RunConfig, data: IngestedData, trained: TrainResult, mirrored: int = 0
+) -> float:
+    """Return about how long predicting all images of the evaluation takes.
+
+    Args:
+        config: of the run.
+        data: of the run.
+        trained: of the run.
+        mirrored: how many images are predicted as mirror images too.
+    """
     rate = trained.images_per_second
     if trained.precision != "float32":
         rate /= _HALF_IS_FASTER
@@ -28,7 +37,7 @@ def evaluation_seconds(config: RunConfig, data: IngestedData, trained: TrainResu
     if training.initial_image_scale < 1:  # most images were smaller
         small = training.full_size_from * (1 - training.initial_image_scale**2)
         rate *= 1 - small
-    images = predicted_images(data, trained) + corrupted_images(config, data)
+    images = predicted_images(data, trained) + corrupted_images(config, data) + mirrored
     return predicting_seconds(config, images, rate)
 
 

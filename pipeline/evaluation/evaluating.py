@@ -24,6 +24,7 @@ from patchline.pipeline.evaluation.answers_report import (
 )
 from patchline.pipeline.evaluation.calibrated_predictions import calibrated
 from patchline.pipeline.evaluation.chosen_images import EXPLANATIONS, TITLES
+from patchline.pipeline.evaluation.cost import corrupted_images
 from patchline.pipeline.evaluation.html_report import (
     PixelsOf,
     ReportPage,
@@ -435,7 +436,7 @@ def _job(run: TrainedRun, folder: Path) -> FrozenModel:
         corrupted=_corrupted(run.config, data) if one_label else None,
         tries_averaging=one_label
         and run.config.evaluation.test_time_averaging == "auto"
-        and not _why_not_averaged(run),
+        and not _why_not_averaged(run.config, run.data, run.trained),
         explained=_explained(run.config, data, folder)
         if run.config.evaluation.explanations and one_label
         else None,
@@ -446,15 +447,29 @@ def _not_tried(run: TrainedRun) -> TestTimeAveraging | None:
     """Return why test-time averaging was not tried; None if it was not asked for."""
     if run.config.evaluation.test_time_averaging == "off":
         return None
-    return TestTimeAveraging(state="not tried", why=_why_not_averaged(run))
+    return TestTimeAveraging(
+        state="not tried", why=_why_not_averaged(run.config, run.data, run.trained)
+    )
 
 
-def _why_not_averaged(run: TrainedRun) -> str:
+def mirrored_images(config: RunConfig, data: IngestedData, trained: TrainResult) -> int:
+    """Return how many images are predicted as mirror images too, if that proves to be better.
+
+    The validation images always are when test-time averaging is tried; they decide.
+    """
+    if config.evaluation.test_time_averaging == "off" or config.data.task == MULTI_LABEL:
+        return 0
+    if _why_not_averaged(config, data, trained):
+        return 0
+    return data.counts["validation"] + data.counts["test"] + corrupted_images(config, data)
+
+
+def _why_not_averaged(config: RunConfig, data: IngestedData, trained: TrainResult) -> str:
     """Return why the validation images cannot decide on it; empty if they can."""
-    trained, model = run.trained, run.config.model
-    if run.data.mirror.answer == "asymmetric":
+    model = config.model
+    if data.mirror.answer == "asymmetric":
         return "mirror images do not show the same classes"
-    if not run.data.mirror.is_symmetric:
+    if not data.mirror.is_symmetric:
         return "whether mirror images show the same classes is not known"
     if SETTING not in model.settings:
         return f"the model {model.name} has no setting {SETTING}"

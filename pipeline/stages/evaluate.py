@@ -83,9 +83,12 @@ class Evaluate(EvaluateStage[Evaluated]):
         held_out = "" if trained.ensemble is not None else " with validation"
         if corrupted := corrupted_images(context.config, data):
             held_out += f", {corrupted:,} of corrupted ones"
+        mirrored = evaluating.mirrored_images(context.config, data, trained)
+        if mirrored:
+            held_out += f", at most {mirrored:,} mirrored"
         if trained.probe is not None:
             return f"Evaluating on the test images ({images:,} images{held_out})"
-        seconds = evaluation_seconds(context.config, data, trained)
+        seconds = evaluation_seconds(context.config, data, trained, mirrored)
         cost = f"{images:,} images{held_out}, about {max(1, round(seconds)):,} s"
         return f"Evaluating on the test images ({cost})"
 

@@ -79,6 +79,28 @@ def test_the_evaluation_says_how_many_images_every_model_predicts(
     assert title == f"Evaluating on the test images ({told})"
 
 
+@pytest.mark.parametrize(
+    ("answer", "mirrored"), [("symmetric", ", at most 300 mirrored"), ("asymmetric", "")]
+)
+def test_the_evaluation_counts_mirror_images(answer: str, mirrored: str) -> None:
+    """With test-time averaging, images are predicted twice, if their mirror images may be."""
+    mirror = SimpleNamespace(answer=answer, is_symmetric=answer == "symmetric")
+    counts = {"train": 700, "validation": 100, "test": 200}
+    nothing = dict.fromkeys(("probe", "folds", "refit", "ensemble"))
+    trained = SimpleNamespace(images_per_second=1.0, precision="float32", **nothing)
+    inputs: Any = SimpleNamespace(
+        data=SimpleNamespace(counts=counts, mirror=mirror), trained=trained
+    )
+    settings = {
+        "model": {"name": "vit", "test_time_flip": False},
+        "evaluation": {"test_time_averaging": "auto"},
+    }
+    title = EVALUATE.title(context(RunConfig.model_validate(settings)), inputs)
+    seconds = 200 if mirrored else 100
+    told = f"300 images with validation{mirrored}, about {seconds} s"
+    assert title == f"Evaluating on the test images ({told})"
+
+
 @pytest.mark.parametrize("line", [CLASSIFIER, ENCODER], ids=["classifier", "encoder"])
 def test_every_stage_says_what_it_is(line: Line) -> None:
     """Each has a name, a task of its own, a description, and a worker that is there."""
