@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 from filelock import FileLock
 from hypothesis import settings
@@ -45,13 +46,27 @@ for _folder in ("HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE"):
     os.environ.pop(_folder, None)
 SERVER_SECRET = "of-the-tests-own-prefect-servers"  # noqa: S105 - it guards nothing
 os.environ["PREFECT_API_AUTH_STRING"] = f"patchline:{SERVER_SECRET}"  # before Prefect is imported
+_MEMORY_DISK = Path("/dev/shm")  # noqa: S108 - pytest makes a private folder in it
+_MEMORY_NEEDED = 6 * 2**30
+"""Bytes: several times what the folders of a whole session hold at once."""
+_ROOT_OF_FOLDERS = "PYTEST_DEBUG_TEMPROOT"
 PREFECT_DATABASE = "PREFECT_SERVER_DATABASE_CONNECTION_URL"
 PATCHLINE = Path(sys.executable).parent / "patchline"
+
+
+def _keep_folders_in_memory() -> None:
+    """Put the folders of the tests where no commit waits for a disk, if there is room for them."""
+    if _ROOT_OF_FOLDERS in os.environ or not os.path.ismount(_MEMORY_DISK):
+        return
+    room = min(shutil.disk_usage(_MEMORY_DISK).free, psutil.virtual_memory().available // 2)
+    if room >= _MEMORY_NEEDED:
+        os.environ[_ROOT_OF_FOLDERS] = str(_MEMORY_DISK)
 
 
 def pytest_configure(config: pytest.Config) -> None:
     """Measure how patient to be, and let every process have an owner."""
     gc.disable()  # until everything is imported: nothing of it can be freed
+    _keep_folders_in_memory()
     patience.factor()
     config.pluginmanager.register(Owners(config), "owners")
 
