@@ -3,6 +3,7 @@
     python -m benchmarks.statistical_methods intervals [SIMULATIONS]
     python -m benchmarks.statistical_methods calibration [SIMULATIONS]
     python -m benchmarks.statistical_methods gate
+    python -m benchmarks.statistical_methods label_sets [TRIALS]
 
 `intervals` prints how often the 95% intervals contain the true value, by metric and number of
 images (about ten minutes on two cores; 1,000 simulations unless given). A population of 60,000
@@ -19,6 +20,10 @@ those at temperature 1. A change is relative to the log loss at temperature 1, o
 less.
 
 `gate` prints how often the paired promotion gate promotes an equally good model, and a better one.
+
+`label_sets` prints the same of the gate for sets of labels, a paired bootstrap of mAP, and of macro
+F1 (400 pairs of models a setting unless given). Scores are normal, with an error that both models
+have in common; the labels have different shares of the images.
 """
 
 from __future__ import annotations
@@ -38,6 +43,9 @@ import numpy as np
 from benchmarks.measured_runs import machine
 from patchline.pipeline.metrics.classification import metrics, softmax
 from patchline.pipeline.metrics.intervals import MetricEstimate, f1_scores, proportion
+from patchline.pipeline.metrics.multi_label.paired_bootstrap import PAIRED, paired_metrics
+from patchline.pipeline.metrics.multi_label.paired_bootstrap import Answers as SetAnswers
+from patchline.pipeline.metrics.multi_label.paired_bootstrap import is_better as label_sets_better
 from patchline.pipeline.metrics.names import METRICS
 from patchline.pipeline.metrics.paired_test import is_better, paired_difference
 from patchline.pipeline.metrics.ranking import average_precision, roc_auc
@@ -411,11 +419,80 @@ def print_promotions(_: argparse.Namespace) -> None:
         print(f"  n = {images:,}: mean coverage {np.mean(found):.1%}, lowest {min(found):.1%}")
 
 
+class LabelSetSetting(NamedTuple):
+    """A pair of models that give sets of labels."""
+
+    images: int
+    labels: int
+    rarest: float
+    """Share of the images with the rarest label; the commonest has three times as many."""
+    common: float
+    """Share of the variance of the scores that both models have in common."""
+    gain: float = 0.0
+    """What the second model's scores of an image with a label exceed the first's by."""
+
+
+_EQUAL_LABEL_SETS = (
+    LabelSetSetting(50, 3, 0.1, 0.5),
+    LabelSetSetting(50, 6, 0.05, 0.8),
+    LabelSetSetting(100, 20, 0.03, 0.5),
+    LabelSetSetting(300, 6, 0.1, 0.8),
+    LabelSetSetting(1000, 3, 0.02, 0.5),
+)
+_BETTER_LABEL_SETS = (
+    LabelSetSetting(100, 6, 0.1, 0.5, 0.5),
+    LabelSetSetting(300, 6, 0.1, 0.5, 0.5),
+    LabelSetSetting(1000, 6, 0.1, 0.5, 0.25),
+)
+
+
+def label_set_pairs(setting: LabelSetSetting, trials: int) -> tuple[Array, dict[str, int]]:
+    """Return the mean gains of both metrics, and how often each says that the second is better."""
+    generator = np.random.default_rng(7)
+    shares = np.linspace(setting.rarest, 3 * setting.rarest, setting.labels)
+    passed, gains = dict.fromkeys(PAIRED, 0), []
+    for seed in range(trials):
+        labels = (generator.random((setting.images, setting.labels)) < shares).astype(np.uint8)
+        shared = generator.normal(size=labels.shape) * np.sqrt(setting.common)
+        answers = []
+        for skill in (1.5, 1.5 + setting.gain):
+            own = generator.normal(size=labels.shape) * np.sqrt(1 - setting.common)
+            scores = skill * labels + shared + own
+            answers.append(SetAnswers(scores, (scores >= 1.0).astype(np.uint8)))
+        found = paired_metrics(labels, answers[0], answers[1], seed=seed)
+        gains.append([found[name].difference.value for name in PAIRED])
+        for name in PAIRED:
+            passed[name] += label_sets_better(found[name])
+    return np.mean(gains, axis=0), passed
+
+
+def print_label_sets(given: argparse.Namespace) -> None:
+    """Print how often the second of two equal models passes, and of two of which it is better."""
+    trials = given.simulations or 400
+    for title, settings in (("equal", _EQUAL_LABEL_SETS), ("better", _BETTER_LABEL_SETS)):
+        print(f"| {title}: images | labels | rarest | common | mAP gain | mAP passes | F1 passes |")
+        print("|---|---|---|---|---|---|---|")
+        for setting in settings:
+            gains, passed = label_set_pairs(setting, trials)
+            shares = [proportion(passed[name], trials) for name in PAIRED]
+            texts = [f"{s.value:.1%} ({s.low:.1%} to {s.high:.1%})" for s in shares]
+            print(
+                f"| {setting.images:,} | {setting.labels} | {setting.rarest:.0%} "
+                f"| {setting.common:.0%} | {100 * gains[0]:+.1f} points "
+                f"| {texts[0]} | {texts[1]} |",
+                flush=True,
+            )
+
+
 def main() -> None:
     """Simulate what the command names."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     commands = parser.add_subparsers(required=True)
-    for name, simulate in (("intervals", print_coverage), ("calibration", print_calibration)):
+    for name, simulate in (
+        ("intervals", print_coverage),
+        ("calibration", print_calibration),
+        ("label_sets", print_label_sets),
+    ):
         command = commands.add_parser(name)
         command.add_argument("simulations", type=int, nargs="?")
         command.set_defaults(simulate=simulate)

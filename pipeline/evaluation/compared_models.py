@@ -12,7 +12,7 @@ class ComparedModels(FrozenModel):
     """A champion, a challenger, and the images that they are compared on."""
 
     METRIC: ClassVar[str] = "its accuracy"
-    """What unknown images may flatter, in words."""
+    """What may be optimistic if it is not known which images a model has seen."""
 
     champion: str
     challenger: str

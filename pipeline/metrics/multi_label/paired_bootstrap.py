@@ -2,7 +2,7 @@
 
 Each draw takes images with replacement, with the labels and the answers of both models, and has a
 difference of the metric (Efron and Tibshirani 1993, An Introduction to the Bootstrap, chapters 13
-and 16). `python -m benchmarks.statistical_methods paired_label_sets` simulates how often equal
+and 16). `python -m benchmarks.statistical_methods label_sets` simulates how often equal
 models pass, and the power.
 
 Shapes: N images, K labels, R draws.
