@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from patchline.pipeline.errors import ConfigError, ModelReferenceError
 from patchline.pipeline.frozen_model import FrozenModel
+from patchline.pipeline.labels.label_sets import MULTI_LABEL, SINGLE_LABEL, Task
 from patchline.pipeline.provenance.provenance import UNKNOWN
 from patchline.pipeline.registry import history
 from patchline.pipeline.registry.history import CHAMPION, AliasChange
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
 
 
 CLASSES_TAG, DIGEST_TAG = "patchline.classes", "patchline.classes_sha256"
+TASK_TAG = "patchline.task"
+"""Of a multi-label version: what it answers; other versions do not have it."""
 FINGERPRINT_TAG = "patchline.data_fingerprint"
 PROVENANCE_TAG = "patchline.seen_images"
 """Of a version: whether all images that its weights have seen are recorded."""
@@ -89,6 +92,9 @@ class ModelReference(NamedTuple):
     """Where the package is: a `models:/m-…` URI."""
 
 
+_GIVEN: dict[str, str] = {SINGLE_LABEL: "one label", MULTI_LABEL: "any number of labels"}
+
+
 def class_tags(classes: tuple[str, ...]) -> dict[str, str]:
     """Return the tags that list a version's classes, in order."""
     listed = json.dumps(list(classes))
@@ -96,8 +102,13 @@ def class_tags(classes: tuple[str, ...]) -> dict[str, str]:
     return {DIGEST_TAG: digest, **({CLASSES_TAG: listed} if len(listed) <= _LONGEST_TAG else {})}
 
 
-def check_classes(name: str, classes: tuple[str, ...]) -> None:
-    """Check that a model's newest version has these classes.
+def task_tag(task: Task) -> dict[str, str]:
+    """Return the tag that tells what a version answers; none for one label for each image."""
+    return {} if task == SINGLE_LABEL else {TASK_TAG: task}
+
+
+def check_classes(name: str, classes: tuple[str, ...], task: Task = SINGLE_LABEL) -> None:
+    """Check that a model's newest version has these classes, and answers with as many for an image.
 
     Raises:
         ModelReferenceError: if it has others; the message lists the differences.
@@ -106,6 +117,13 @@ def check_classes(name: str, classes: tuple[str, ...]) -> None:
     if not versions:
         return
     newest = versions[0]
+    before = newest.tags.get(TASK_TAG, SINGLE_LABEL)
+    if DIGEST_TAG in newest.tags and before != task:
+        raise ModelReferenceError(
+            f"The registered model '{name}' (version {newest.version}) gives an image "
+            f"{_GIVEN[before]}, but this data has {_GIVEN[task]} for each image. Choose another "
+            "name with --name, or set data.task."
+        )
     if newest.tags.get(DIGEST_TAG) in (None, class_tags(classes)[DIGEST_TAG]):
         return
     classes_before = set(json.loads(newest.tags.get(CLASSES_TAG, "[]")))

@@ -36,6 +36,7 @@ from patchline.pipeline.registry.registered_models import (
     class_tags,
     metrics_of_run,
     metrics_tag,
+    task_tag,
 )
 from patchline.pipeline.tracking import busy_server, provenance
 from patchline.pipeline.tracking.tracked_run import TrackedRun, check_owner
@@ -192,6 +193,7 @@ def _new_version(
     description = load_description(package.folder)
     all_tags = {
         **class_tags(description.classes),
+        **task_tag(description.task),
         FINGERPRINT_TAG: description.data_fingerprint,
         PROVENANCE_TAG: provenance_of(package.folder / WEIGHTS_FILE, name).summary.state,
         **metrics_tag(metrics_of_run(store, run.run_id)),

@@ -45,7 +45,7 @@ class Decode(Stage[DecodeInputs, PreparedData]):
         A registered model whose name the run would use has to have the same classes.
         """
         resolved = ingestion.resolve(config, inputs.data)
-        registered_models.check_classes(str(resolved.name), inputs.data.classes)
+        registered_models.check_classes(str(resolved.name), inputs.data.classes, inputs.data.task)
         return resolved
 
     def title(self, context: Context, inputs: DecodeInputs) -> str:

@@ -1,0 +1,46 @@
+"""A run on pictures with several labels, from its data to an answer."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pandas as pd
+
+from patchline.pipeline.serving.checked_package import checked_package
+from tests.conftest import patchline_here
+
+SETTINGS = (
+    "--data.source", "shapes", "--data.options.images", "200", "--data.image-size", "16",
+    "--preset", "none", "--training.epochs", "2", "--evaluation.corruptions", "0",
+    "--model.embed-dim", "16", "--model.depth", "1", "--model.num-heads", "2", "--name", "shapes",
+    "--json",
+)  # fmt: skip
+
+
+def test_a_run_on_label_sets_answers_with_labels(tmp_path: Path, own_store: None) -> None:
+    """The registered package has the report's thresholds; tables and served answers agree."""
+    del own_store
+    done = patchline_here("run", *SETTINGS, cwd=tmp_path)
+    assert done.code == 0, done.err
+    summary = json.loads(done.out)
+    assert "test/mAP" in summary["metrics"]
+    report = json.loads(Path(tmp_path / summary["report"]).with_name("report.json").read_text())
+    [package] = tmp_path.glob(".patchline/runs/*/package")
+    described = json.loads((package / "model.json").read_text(encoding="utf-8"))
+    assert described["task"] == "multi_label"
+    assert described["thresholds"] == report["thresholds"]
+    assert described["label_calibration"] == report["calibration"]
+    assert described["answers"]["thresholds"] == []
+    pictures = next((tmp_path / ".patchline" / "sources" / "shapes").iterdir())
+    images = [str(pictures / f"{number:06}.png") for number in range(12)]
+    predicted = patchline_here("predict", "shapes", *images, "--out", "table.parquet", cwd=tmp_path)
+    assert predicted.code == 0, predicted.err
+    table = pd.read_parquet(tmp_path / "table.parquet")
+    served = checked_package(package, 1).package.answers(list(images))
+    for row, answer in zip(table.to_dict("records"), served, strict=True):
+        given = [each["label"] for each in answer["labels"]]
+        assert json.loads(row["labels"]) == given
+        assert given or pd.isna(row["label"])
+    card = (package / "model_card.md").read_text(encoding="utf-8")
+    assert "| 1 | circle |" in card
