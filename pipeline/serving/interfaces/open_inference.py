@@ -133,13 +133,13 @@ def _outputs_of(package: PackagedModel) -> tuple[str, ...]:
     return _OUTPUTS_OF_SETS if package.is_multi_label else _OUTPUTS
 
 
-def _chosen_outputs(given: InferenceRequest, known: tuple[str, ...]) -> list[tuple[str, bool]]:
+def _chosen_outputs(given: InferenceRequest, names: tuple[str, ...]) -> list[tuple[str, bool]]:
     if given.outputs is None:
-        return [(name, given.all_binary) for name in known]
+        return [(name, given.all_binary) for name in names]
     for output in given.outputs:
-        if output.name not in known:
+        if output.name not in names:
             raise bad_request(
-                f"The output {output.name!r} is unknown. The outputs are {', '.join(known)}."
+                f"The output {output.name!r} is unknown. The outputs are {', '.join(names)}."
             )
     return [(output.name, output.is_binary) for output in given.outputs]
 
