@@ -1,7 +1,7 @@
 """Whether the client of a request is still there: for one that has gone, nothing is computed.
 
 The connection notes in the scope of a request that its client has gone; whoever computes an answer
-asks here to be told.
+asks here for a notification.
 """
 
 from __future__ import annotations
