@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pandas as pd
+import pytest
 
 from patchline.pipeline.serving.checked_package import checked_package
 from tests.conftest import patchline_here
@@ -18,6 +19,7 @@ SETTINGS = (
 )  # fmt: skip
 
 
+@pytest.mark.slow
 def test_a_run_on_label_sets_answers_with_labels(tmp_path: Path, own_store: None) -> None:
     """The registered package has the report's thresholds; tables and served answers agree."""
     del own_store
