@@ -32,7 +32,7 @@ _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 
 class _JoinedWrites:
-    """A transport that sends together what is written before the event loop goes on.
+    """A transport that sends together what is written before the event loop runs again.
 
     Args:
         transport: the connection's own.
@@ -49,7 +49,7 @@ class _JoinedWrites:
         return getattr(self._transport, name)
 
     def write(self, data: bytes) -> None:
-        """Hold data until the event loop goes on, or `flush`."""
+        """Hold data until the event loop runs again, or `flush`."""
         if not data:
             return
         if not self._held:
