@@ -162,12 +162,23 @@ def _evidence(cells: Sequence[str], separator: str) -> int:
         return _CLEAR if most else _POSSIBLE
     if separator == SPACE:
         return _POSSIBLE if most and len(sizes) > 1 else _UNLIKELY
-    if most and len(sizes) > 1:
+    if most and len(sizes) > 1 and (separator != "," or _in_any_place(cells)):
         return _CLEAR
     if separator == ",":
         return _POSSIBLE if most else _UNLIKELY
     shares = any(found[label] > 1 for cell in combined for label in parts[cell])
     return _POSSIBLE if shares else _UNLIKELY
+
+
+def _in_any_place(cells: Sequence[str]) -> bool:
+    """Return whether most labels after a comma also begin a cell, or are one.
+
+    In `Smith, John` and `cat, black` the second part qualifies the first, and begins no cell.
+    """
+    parts = [split_cell(cell, ",") for cell in cells]
+    first = {labels[0] for labels in parts}
+    later = {label for labels in parts for label in labels[1:]}
+    return 2 * len(later & first) >= len(later)
 
 
 def _as_lists(cells: Collection[str]) -> dict[str, tuple[str, ...]] | None:
