@@ -10,7 +10,7 @@ from patchline.pipeline.labels.label_pairs import label_pairs
 from patchline.pipeline.labels.label_sets import SINGLE_LABEL, Task
 
 NONE = "no label"
-"""Stands for images without a label, which a probe may distinguish from their mirror images, too."""
+"""Stands for images without a label, which may differ from their mirror images, too."""
 
 
 def with_one_label(rows: pd.DataFrame, task: Task) -> pd.DataFrame:
