@@ -58,3 +58,19 @@ def write_onnx(
                 f"The model cannot be exported to ONNX: {_ESCAPES.sub('', reason[0])}. Change the "
                 "model so that torch.onnx.export(dynamo=True) accepts it."
             ) from error
+        _without_traces(temporary)
+
+
+def _without_traces(file: Path) -> None:
+    """Remove what torch notes at each node: its stack, with the paths of this machine."""
+    import onnx
+
+    model = onnx.load(file)
+    for nodes in (model.graph.node, *(function.node for function in model.functions)):
+        for node in nodes:
+            del node.metadata_props[:]
+    for values in (model.graph.value_info, model.graph.input, model.graph.output):
+        for value in values:
+            del value.metadata_props[:]
+    del model.graph.metadata_props[:]
+    onnx.save(model, file)

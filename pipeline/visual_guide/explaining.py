@@ -30,7 +30,7 @@ from patchline.pipeline.visual_guide.attributions import attribute, cell_grid
 from patchline.pipeline.visual_guide.guide_page import render_guide
 from patchline.pipeline.visual_guide.patch_projection import projection_of
 from patchline.pipeline.visual_guide.pictures import Picture, photo_uri
-from patchline.pipeline.visual_guide.story import Subject
+from patchline.pipeline.visual_guide.story import Subject, given_labels
 from patchline.pipeline.visual_guide.traced_image import Pixels, trace
 
 Progress = Callable[[str, int, int], None]
@@ -167,10 +167,11 @@ def subject_of(
     named = None if image.label is None else description.classes.index(image.label)
     true = None if description.is_multi_label else named
     inside = traced.transformer
+    given = given_labels(description, traced.probabilities_K)
     attributions = attribute(
         model,
         traced.input_CHW,
-        traced.predicted if named is None else named,
+        (*given, traced.predicted)[0] if named is None else named,
         cell_grid(image.pixels.shape[:2], inside.grid if inside else None),
         temperature=description.temperature,
         labels=label_calibration_of(description),

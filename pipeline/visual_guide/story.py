@@ -130,11 +130,7 @@ class Subject:
     @property
     def labels(self) -> tuple[int, ...]:
         """Numbers of the labels that a multi-label model gives, the most probable first."""
-        thresholds, probabilities_K = self.description.thresholds, self.traced.probabilities_K
-        if thresholds is None:
-            return ()
-        ranked = np.argsort(-probabilities_K, kind="stable").tolist()
-        return tuple(k for k in ranked if probabilities_K[k] >= thresholds.values[k])
+        return given_labels(self.description, self.traced.probabilities_K)
 
     @property
     def the_token(self) -> str:
@@ -164,3 +160,16 @@ class Subject:
 def shape_of(name: str, tensor: Any, meaning: str) -> Shape:
     """Return the shape of a tensor or array."""
     return Shape(name, tuple(int(size) for size in tensor.shape), meaning)
+
+
+def given_labels(description: ModelDescription, probabilities_K: Array) -> tuple[int, ...]:
+    """Return the numbers of the labels at or above their thresholds, the most probable first.
+
+    Args:
+        description: of a multi-label model; for any other, there are none.
+        probabilities_K: of one image.
+    """
+    if description.thresholds is None:
+        return ()
+    ranked = np.argsort(-probabilities_K, kind="stable").tolist()
+    return tuple(k for k in ranked if probabilities_K[k] >= description.thresholds.values[k])

@@ -148,12 +148,14 @@ def _guessed_labels(table: Table, taken: set[str]) -> tuple[str, tuple[str, ...]
     if len(zero_one) > 1 and not others:
         return "", zero_one
     if len(zero_one) > 1:
-        columns = " ".join(shlex.quote(shown(name)) for name in zero_one[:_NAMED])
+        columns = " ".join(
+            f"--data.label-columns {shlex.quote(shown(name))}" for name in zero_one[:_NAMED]
+        )
         more = " …" if len(zero_one) > _NAMED else ""
         raise DataError(
             f"{table.file} has {len(zero_one):,} columns of 0 and 1, which may each stand for a "
             f"label, and others: {', '.join(map(shown, others[:_NAMED]))}. Set "
-            f"--data.label-columns {columns}{more} to the columns of labels, or "
+            f"{columns}{more} for the columns of labels, or "
             "--data.label-column to one column that holds them."
         )
     return _named(table, with_classes or names, "label"), ()
