@@ -74,6 +74,12 @@ def test_one_file_holds_everything(exported_rgb: Exported) -> None:
     assert names == {"model.onnx", "model.json", "model.safetensors"}
 
 
+def test_no_path_of_this_machine_is_inside(exported_rgb: Exported) -> None:
+    content = exported_rgb.onnx_file.read_bytes()
+    assert b".py" not in content
+    assert str(Path(__file__).parents[3]).encode() not in content
+
+
 def test_what_torch_cannot_export_is_an_error_and_leaves_no_file(tmp_path: Path) -> None:
     """A model whose way depends on the pixels is refused, and no half file stays."""
 

@@ -88,7 +88,7 @@ def test_keeps_the_contract_with_other_settings(
 
 def test_all_of_them_are_checked() -> None:
     """The list holds the zoo."""
-    assert len(BUILT_IN) == 35
+    assert len(BUILT_IN) == 38
     assert {entry.kind for entry in BUILT_IN} == set(plugin_loader.KINDS)
 
 
