@@ -94,7 +94,8 @@ def test_columns_of_zero_and_one_beside_others_are_a_question(tmp_path: Path) ->
     touched(tmp_path, "1.jpg", "2.jpg")
     table = tmp_path / "x.csv"
     table.write_text("image,age,cat,red fox,male\n1.jpg,3,1,1,0\n2.jpg,4,0,,1\n")
-    with pytest.raises(
+    flags = r"--data\.label-columns cat --data\.label-columns 'red fox'"
+    with pytest.raises(DataError, match=flags):
         DataError, match=r"--data\.label-columns cat --data\.label-columns 'red fox'"
     ):
         listed(table)
