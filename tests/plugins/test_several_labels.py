@@ -96,8 +96,6 @@ def test_columns_of_zero_and_one_beside_others_are_a_question(tmp_path: Path) ->
     table.write_text("image,age,cat,red fox,male\n1.jpg,3,1,1,0\n2.jpg,4,0,,1\n")
     flags = r"--data\.label-columns cat --data\.label-columns 'red fox'"
     with pytest.raises(DataError, match=flags):
-        DataError, match=r"--data\.label-columns cat --data\.label-columns 'red fox'"
-    ):
         listed(table)
     found = listed(table, label_columns=("cat", "red fox"))
     assert labels_of(found) == {"1.jpg": ("cat", "red fox"), "2.jpg": ()}
