@@ -112,6 +112,8 @@ def listed_rows(
     kept = [images[path] for path in images if path not in left_out]
     kept_rows = [first_rows[image.path] for image in kept]
     notes = [*_understood(table, read, kept, several=several), *read.notes]
+    if several and read.how:
+        notes += _differing(table, rows)
     return ListedRows(kept, list(left_out.values()), kept_rows, notes)
 
 
@@ -160,16 +162,24 @@ def _understood(
         if how.endswith(")")
         else f"--data.task {SINGLE_LABEL} reads one label for each image"
     )
-    notes = [
+    return [
         f"{table.file.name}: {how}: {shown(first.path)} has {joined(first.labels or ())} ({flag})"
     ]
-    without = [image for image in images if not image.labels]
-    if without:
-        verb = "image has" if len(without) == 1 else "images have"
-        notes.append(
-            f"{table.file.name}: {len(without):,} {verb} no label, such as {shown(without[0].path)}"
-        )
-    return notes
+
+
+def _differing(table: Table, rows: Sequence[ListedImage]) -> list[str]:
+    """Name the images whose rows say different labels, where a row can hold several of them."""
+    sets: dict[str, set[tuple[str, ...]]] = {}
+    for row in rows:
+        sets.setdefault(row.path, set()).add(row.labels or ())
+    several = [path for path, each in sets.items() if len(each) > 1]
+    if not several:
+        return []
+    words = "image has" if len(several) == 1 else "images have"
+    return [
+        f"{table.file.name}: {len(several):,} {words} rows with different labels, all of which "
+        f"count, such as {shown(several[0])}"
+    ]
 
 
 def _is_kept(left_out: LeftOutFile, images: dict[str, ListedImage]) -> bool:

@@ -128,19 +128,14 @@ def tool_listing(
 
 
 def _said(file: str, images: Sequence[ListedImage], how: str, *, several: bool) -> list[str]:
-    """Return how the labels were understood, with an example, and how many images have none."""
+    """Return how the labels were understood, with an example."""
     first = max(images[:1000], key=lambda image: min(len(image.labels or ()), 3))
     labels = first.labels or ()
     if not several:
         example = f"{shown(first.path)} is {joined(labels)}"
         flag = f"--data.task {MULTI_LABEL} learns several labels"
         return [f"{file}: {how}, one for each image: {example} ({flag})"]
-    notes = [f"{file}: {how}: {shown(first.path)} has {joined(labels)}"]
-    without = [image for image in images if not image.labels]
-    if without:
-        verb = "image has" if len(without) == 1 else "images have"
-        notes.append(f"{file}: {len(without):,} {verb} no label, such as {shown(without[0].path)}")
-    return notes
+    return [f"{file}: {how}: {shown(first.path)} has {joined(labels)}"]
 
 
 def _name(file: Path) -> str:
