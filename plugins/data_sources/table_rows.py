@@ -177,8 +177,10 @@ def _differing(table: Table, rows: Sequence[ListedImage]) -> list[str]:
         return []
     words = "image has" if len(several) == 1 else "images have"
     return [
-        f"{table.file.name}: {len(several):,} {words} rows with different labels, all of which "
-        f"count, such as {shown(several[0])}"
+        (
+            f"{table.file.name}: {len(several):,} {words} rows with different labels, all of which "
+            f"count, such as {shown(several[0])}"
+        )
     ]
 
 
