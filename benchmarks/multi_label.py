@@ -336,7 +336,7 @@ def compare_heads(given: argparse.Namespace) -> None:
     scaler = StandardScaler().fit(computed["train"].astype(np.float64))
     for c_used in (head.regularization, 1.0):
         began = time.perf_counter()
-        one = LogisticRegression(C=c_used, max_iter=10_000, tol=1e-8)
+        one = LogisticRegression(C=c_used, max_iter=10_000, tol=1e-8, solver="newton-cholesky")
         fitted = OneVsRestClassifier(one).fit(scaler.transform(computed["train"]), training.sets_NK)
         theirs_MK = fitted.predict_proba(scaler.transform(computed["test"]))
         apart = f"{np.abs(own_MK - theirs_MK).max():.1e}" if c_used == head.regularization else "-"
