@@ -131,6 +131,7 @@ def answer_cases(
         answer: what is tested.
         writable: the folder that it may write to; None if it may not write at all.
     """
+    sys.dont_write_bytecode = True  # what Python writes about a module is nobody's answer
     resource.setrlimit(resource.RLIMIT_AS, (_MEMORY_BYTES, _MEMORY_BYTES))
     for each in (signal.SIGPROF, signal.SIGALRM):
         signal.signal(each, signal.SIG_DFL)  # ends the process wherever it is

@@ -12,9 +12,10 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-import numpy as np
+if TYPE_CHECKING:
+    import numpy as np
 
 Task = Literal["single_label", "multi_label"]
 """What a model answers: one class for each image, or a set of classes."""
@@ -60,6 +61,8 @@ def matrix(texts: Sequence[str], classes: Sequence[str]) -> np.ndarray[Any, np.d
     Raises:
         KeyError: if a label is not among the classes.
     """
+    import numpy as np
+
     index = {name: number for number, name in enumerate(classes)}
     columns = {text: [index[label] for label in decoded(text)] for text in set(texts)}
     found = np.zeros((len(texts), len(classes)), np.uint8)
@@ -73,6 +76,8 @@ def strata(sets_NK: np.ndarray[Any, Any]) -> np.ndarray[Any, np.dtype[np.int64]]
 
     Images with the same number are alike enough to be divided as images of one class are.
     """
+    import numpy as np
+
     counts_K = sets_NK.sum(0, dtype=np.int64)
     by_count_K = np.argsort(counts_K, kind="stable")
     first_N: np.ndarray[Any, np.dtype[np.int64]] = by_count_K[sets_NK[:, by_count_K].argmax(1)]

@@ -272,7 +272,7 @@ def select(
     rows = manifests.usable(data.manifest)
     notes = list(data.notes)
     rows, split = _of_split(rows, choices.split)
-    of_classes = _of_labels if records.package.is_multi_label else _of_classes
+    of_classes = _of_labels if records.is_multi_label else _of_classes
     rows = of_classes(rows, classes, choices, notes)
     provenance = records.provenance.summary
     if not records.is_recorded and not choices.seen_images:

@@ -65,6 +65,11 @@ class VersionRecords:
         return open_package(self.reference, self.folder)
 
     @cached_property
+    def is_multi_label(self) -> bool:
+        """Whether the model answers with a set of labels."""
+        return self.package.is_multi_label
+
+    @cached_property
     def provenance(self) -> Provenance:
         """The images that the package's weights have seen, as the package itself records them.
 

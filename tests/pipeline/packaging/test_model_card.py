@@ -149,7 +149,14 @@ def test_packaging_writes_the_card(tmp_path: Path) -> None:
     table.to_parquet(job.reported)
     made = package(job, EventWriter(tmp_path / "events.jsonl"))
     assert sorted(file.name for file in made.folder.iterdir()) == [
-        *("model.json", "model.onnx", "model.safetensors", "model_card.md", "model_server.py"),
+        *(
+            "digests.json",
+            "model.json",
+            "model.onnx",
+            "model.safetensors",
+            "model_card.md",
+            "model_server.py",
+        ),
     ]
     card = (made.folder / "model_card.md").read_text()
     assert "of all 12 test images differ from the reported ones by at most" in card

@@ -41,7 +41,7 @@ def _records(folder: Path, manifest: pd.DataFrame | None, provenance: Provenance
     """Return the records of a version whose package says what it has seen."""
     nothing = pd.DataFrame({"sha256": [], "probabilities": []})
     records = VersionRecords(ModelReference("x", "1", ""), "", {}, manifest, nothing, folder)
-    records.__dict__["provenance"] = provenance
+    records.__dict__.update(provenance=provenance, is_multi_label=False)
     return records
 
 
