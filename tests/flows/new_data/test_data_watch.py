@@ -47,8 +47,9 @@ def client() -> Iterator[SyncPrefectClient]:
 
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Take a folder for quiet when it is first seen."""
+    """Take a folder for quiet when it is first seen, and read it whenever asked."""
     monkeypatch.setattr(watched_folders, "QUIET_SECONDS", 0.0)
+    monkeypatch.setattr(watched_folders, "_CPU_SHARE", 1e9)
 
 
 @pytest.fixture

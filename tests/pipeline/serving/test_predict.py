@@ -137,7 +137,8 @@ def test_a_path_is_never_read(server: Serving, registry: Registry) -> None:
         [row] = server.ask_json("/invocations", {"inputs": [path]}).json["predictions"]
         assert row["label"] is None
         assert row["error"]
-        assert str(registry.folder) not in in_json.body.decode() or path in in_json.body.decode()
+        said = in_json.body.decode().replace(path[:60], "")  # what was sent may be quoted, cut off
+        assert str(registry.folder) not in said
 
 
 def test_mlflows_forms_are_answered(server: Serving, registry: Registry) -> None:
