@@ -76,12 +76,7 @@ $seen- The loss of the pre-training says little about the classes that the featu
 - Details smaller than a few pixels at $height x $width are lost.
 """)
 
-_CARD = Template("""\
-# $title
-
-Classifies an image into one of $num_classes classes, with a$calibrated probability for each class.
-
-## Usage
+_USAGE = """## Usage
 
 ```python
 import mlflow
@@ -102,6 +97,17 @@ curl http://127.0.0.1:5000/invocations -H 'Content-Type: application/json' \\
 uint8 arrays of shape (height, width[, channels]) or, except over HTTP, file paths. Images are
 rotated by their EXIF orientation and resized to $height x $width pixels, $channels ($resize).
 
+"""
+
+_CARD = Template(
+    """\
+# $title
+
+Classifies an image into one of $num_classes classes, with a$calibrated probability for each class.
+
+"""
+    + _USAGE
+    + """\
 **Output** for each image: `label`, `probability`, `top_k` (the most probable classes and their
 probabilities), `set` (the classes that the image may be of; null if it is not known, with the
 reason in `set_unknown`), `coverage` (how often a set holds the true class), `warnings` (each with
@@ -137,36 +143,20 @@ $seen- The model predicts one of its classes for every image, even if the image 
 | output | class |
 |---|---|
 $classes
-""")
+"""
+)
 
 
-_SETS_CARD = Template("""\
+_SETS_CARD = Template(
+    """\
 # $title
 
 Finds which of $num_classes labels an image has: any number of them, also none. Each label has
 a$calibrated probability of its own, and a threshold from which on it is given.
 
-## Usage
-
-```python
-import mlflow
-import pandas as pd
-
-model = mlflow.pyfunc.load_model("models:/$name@champion")
-answers = model.predict(pd.DataFrame({"image": ["photo.jpg"]}), params={"top_k": 3})
-```
-
-```sh
-patchline predict $name@champion FOLDER --out predictions.parquet
-mlflow models serve --model-uri models:/$name@champion --env-manager local --port 5000
-curl http://127.0.0.1:5000/invocations -H 'Content-Type: application/json' \\
-  -d '{"dataframe_records": [{"image": "BASE64 OF AN IMAGE FILE"}], "params": {"top_k": 3}}'
-```
-
-**Input**: a column `image` with one or more images: encoded bytes (JPEG, PNG, …), base64 text,
-uint8 arrays of shape (height, width[, channels]) or, except over HTTP, file paths. Images are
-rotated by their EXIF orientation and resized to $height x $width pixels, $channels ($resize).
-
+"""
+    + _USAGE
+    + """\
 **Output** for each image: `labels` (those at or above their thresholds, each with `probability`,
 the most probable first; empty if there is none), `label` and `probability` (the first of them; null
 if there is none), `top_k` (the most probable labels, given or not, each with `probability` and
@@ -205,7 +195,8 @@ $seen- The model knows its $num_classes labels alone, and tells nothing else abo
   camera, another place, drawings) it may be overconfident; evaluate it on your own images.
 - Labels that were missing in the training images count as absent, which lowers their probability.
 - Details smaller than a few pixels at $height x $width are lost.
-""")
+"""
+)
 
 
 class CardLabel(FrozenModel):
