@@ -30,10 +30,14 @@ _MOST_THREADS = 8
 _ROUNDS = 3
 _MEASURED_SECONDS = 0.1
 """After so long, a batch is not measured again."""
-_MOST_TOGETHER = 64
-"""Images in the largest batch that is measured."""
-_LEAST_GAIN = 0.05
-"""By which a batch of twice the size has to be faster for each image."""
+_MEASURED_SECONDS_OF_ALL = 0.5
+"""After so long, no larger batch than `_LEAST_MEASURED` is measured."""
+_LEAST_MEASURED, _MOST_TOGETHER = 2, 64
+"""Images in the largest batch that is measured at least, and at most."""
+_SMALL_GAIN = 0.02
+"""A share of the seconds of an image that does not pay for a batch of twice the size."""
+_MOST_MISSES = 2
+"""Doublings in turn without a larger gain, after which no larger batch is measured."""
 
 
 class PackageRefusedError(RunError):
@@ -95,9 +99,10 @@ def paying_batch(package: PackagedModel, clock: Callable[[], float]) -> int:
     """Return how many images to compute together at most.
 
     An image waits for all others of its batch, so a batch that takes in proportion to its images
-    only delays them: sizes are doubled as long as each image becomes faster by more than a
-    twentieth. The size that follows is allowed, too, since the difference is measured on a machine
-    that is in use.
+    only delays them. It is the smallest batch that is almost as fast for each image as the fastest
+    one; or twice that, if it is no slower, since a call costs more beside the threads that decode
+    and answer. Sizes are doubled until that has gained nothing twice, because one measurement on a
+    machine that is in use may be wrong.
 
     Args:
         package: of which the answers to a batch are timed.
@@ -105,14 +110,17 @@ def paying_batch(package: PackagedModel, clock: Callable[[], float]) -> int:
     """
     spec = package.image
     image = np.zeros((spec["height"], spec["width"], spec["channels"]), np.uint8)
-    size, each = 1, _seconds_for(package, [image], clock)
-    while size < _MOST_TOGETHER:
-        twice = _seconds_for(package, [image] * (2 * size), clock) / (2 * size)
-        size *= 2
-        if twice > each * (1 - _LEAST_GAIN):
+    began, misses = clock(), 0
+    each = {1: _seconds_for(package, [image], clock)}
+    while misses < _MOST_MISSES and (size := 2 * max(each)) <= _MOST_TOGETHER:
+        if clock() - began > _MEASURED_SECONDS_OF_ALL and size > _LEAST_MEASURED:
             break
-        each = twice
-    return size
+        least = min(each.values())
+        each[size] = _seconds_for(package, [image] * size, clock) / size
+        misses = misses + 1 if each[size] >= least * (1 - _SMALL_GAIN) else 0
+    least = min(each.values())
+    size = min(size for size, seconds in each.items() if seconds <= least * (1 + _SMALL_GAIN))
+    return 2 * size if each.get(2 * size, float("inf")) <= each[size] else size
 
 
 def _seconds_for(

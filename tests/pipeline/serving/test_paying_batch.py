@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from typing import Any, cast
 
 import pytest
@@ -34,18 +33,39 @@ class Timed:
 
 @pytest.mark.parametrize(
     ("call", "image", "batch"),
-    [(0.0, 10.0, 2), (0.4, 9.6, 2), (1.0, 1.0, 32), (5.0, 0.01, 64)],
-    ids=["in proportion", "a network of 10 ms", "a call costs an image", "calls cost everything"],
+    [(0.0, 16.0, 2), (0.4, 9.6, 4), (1.0, 9.0, 16), (1.0, 1.0, 64), (5.0, 0.01, 64)],
+    ids=["in proportion", "calls cost 4%", "calls cost 10%", "half", "calls cost everything"],
 )
 def test_a_batch_grows_while_it_pays(call: float, image: float, batch: int) -> None:
-    """Twice the size must save a twentieth for each image."""
-    assert Timed(call, image).batch() == batch
+    """The smallest batch within 2% of the fastest one is chosen, or twice that if no slower."""
+    assert Timed(call / 1000, image / 1000).batch() == batch
+
+
+@pytest.mark.parametrize("slow", [1, 2, 4, 8])
+def test_one_slow_measurement_does_not_decide(slow: int) -> None:
+    """A size that seems a tenth slower than it is does not keep the batch from growing beyond it.
+
+    Found on a busy machine: sizes of 2 and 4 alternated from start to start, and a batch of 2 took
+    7% more processor time for each image.
+    """
+
+    class Disturbed(Timed):
+        def answers_to(self, images: list[Any], top_k: int) -> None:
+            super().answers_to(images, top_k)
+            self.now += (len(images) == slow) * 0.0001 * len(images)
+
+    assert Disturbed(0.0005, 0.001).batch() == 64
 
 
 def test_a_slow_network_is_measured_little() -> None:
-    """Of one in proportion, no more than two images are computed together to find out."""
-    package = Timed(0.0, 1.0)
-    began = time.monotonic()
+    """Of one in proportion, no more than four images are computed together to find out."""
+    package = Timed(0.0, 0.01)
     package.batch()
+    assert package.largest == 4
+
+
+def test_a_very_slow_network_delays_the_start_little() -> None:
+    """Beyond half a second, no batch of more than two images is measured."""
+    package = Timed(1.0, 1.0)
+    assert package.batch() == 2
     assert package.largest == 2
-    assert time.monotonic() - began < 1
