@@ -4,7 +4,8 @@
     python -m benchmarks.serving peers [PYTHON]       requests/s beside MLflow's server and LitServe
     python -m benchmarks.serving switches [NUMBER]    versions that change under load
     python -m benchmarks.serving sigterm [ROUNDS]     requests that are lost when the server stops
-    python -m benchmarks.serving hostile [MINUTES]    a fifth of the requests damaged, slow or huge
+    python -m benchmarks.serving hostile [MINUTES] [--load SHARE]
+                                                      a fifth of the requests damaged, slow or huge
     python -m benchmarks.serving start [ROUNDS]       from the command to the first answer
 
 A small ViT with random weights is registered in a SQLite store and asked for JPEG files of 200x200
@@ -54,12 +55,15 @@ def main() -> None:
         ("cost", cost, 3),
         ("switches", switches, 200),
         ("sigterm", sigterm, 10),
-        ("hostile", hostile, 20),
         ("start", start, 5),
     ):
         command = commands.add_parser(name)
         command.add_argument("number", nargs="?", type=float, default=default)
         command.set_defaults(run=lambda folder, options, run=run: run(folder, options.number))
+    attacked = commands.add_parser("hostile")
+    attacked.add_argument("number", nargs="?", type=float, default=20)
+    attacked.add_argument("--load", type=float, default=0.3, help="Share of the highest rate.")
+    attacked.set_defaults(run=lambda folder, options: hostile(folder, options.number, options.load))
     beside = commands.add_parser("peers")
     beside.add_argument("python", nargs="?", default="")
     beside.set_defaults(run=lambda folder, options: peers(folder, options.python))
@@ -539,12 +543,12 @@ def start(folder: Path, rounds: float) -> None:
     print(f"ready after {listed} s; median {statistics.median(seconds):.2f} s")
 
 
-def hostile(folder: Path, minutes: float) -> None:
+def hostile(folder: Path, minutes: float, share: float) -> None:
     """Ask as usual, alone and beside clients that are damaged, huge, slow or half-closed."""
     del folder
     with _serving() as (process, port):
         warm = asyncio.run(_closed_loop(port, _raw(), 3.0, 4))
-        rate = 0.3 * len(warm.seconds) / 3.0
+        rate = share * len(warm.seconds) / 3.0
         alone = asyncio.run(_open_loop(port, _raw(), rate, 10.0))
         memory: list[int] = []
         statuses: dict[int, int] = {}
