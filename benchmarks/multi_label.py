@@ -32,7 +32,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
@@ -51,6 +51,7 @@ from patchline.pipeline.models.model_building import build_model
 from patchline.pipeline.models.model_files import load_model
 from patchline.pipeline.probing.linear_fit import fit_head
 from patchline.pipeline.training.train_result import TrainResult
+from patchline.plugin_api import ImageSpec
 
 Array = np.ndarray[Any, Any]
 TABLE = "labels.csv"
@@ -140,7 +141,6 @@ def compare_training(given: argparse.Namespace) -> None:
     print(machine(), flush=True)
     maps: dict[str, list[float]] = {"patchline": [], "plain torch": [], "timm": []}
     for seed in range(given.seeds):
-        tests, _ = read_tiles(given.tiles, "test")
         limit = f"{given.minutes * 60:g}s"
         arguments = ["--preset", given.preset, "--seed", str(seed)]
         table = str((given.tiles / TABLE).resolve())
@@ -157,10 +157,11 @@ def compare_training(given: argparse.Namespace) -> None:
             flush=True,
         )
         training, _ = read_tiles(given.tiles, "train", side)
-        for name, loop in (("plain torch", plain_loop), ("timm", timm_loop)):
+        for name, recipe in (("plain torch", plain_recipe), ("timm", timm_recipe)):
             torch.manual_seed(seed)
             peer = build_model(description.model, description.image, len(labels))
-            peer = loop(peer, training, mean, std, seconds, given.rate)
+            peer.to(_device())
+            peer = train(peer, training, seconds, recipe(peer, description.image, given.rate))
             maps[name].append(_map_of(peer, tests, mean, std))
         print("; ".join(f"{name} {each[-1]:.4f}" for name, each in maps.items()), flush=True)
     for name, each in maps.items():
@@ -168,57 +169,49 @@ def compare_training(given: argparse.Namespace) -> None:
         print(f"{name}: mAP {statistics.mean(each):.4f}, mean of {len(each)} seeds{spread}")
 
 
-def plain_loop(
-    model: nn.Module,
-    training: Tiles,
-    mean: tuple[float, ...],
-    std: tuple[float, ...],
-    seconds: float,
-    rate: float,
-) -> nn.Module:
-    """Train for so many seconds as a plain script does, and return the model."""
+class Recipe(NamedTuple):
+    """What differs between the two loops."""
+
+    optimizer: torch.optim.Optimizer
+    loss: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+    augmented: Callable[[Array], torch.Tensor]
+    """Maps a batch (B, H, W, C) of uint8 to the model's input."""
+    average: Any = None
+    """A moving average of the model, updated after each step."""
+
+
+def plain_recipe(model: nn.Module, image: ImageSpec, rate: float) -> Recipe:
+    """Return how a plain script trains."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=rate, weight_decay=_DECAY)
     loss = functional.binary_cross_entropy_with_logits
-    _train(model, training, seconds, optimizer, loss, _shifted(mean, std))
-    return model
+    return Recipe(optimizer, loss, _shifted(image.mean, image.std))
 
 
-def timm_loop(
-    model: nn.Module,
-    training: Tiles,
-    mean: tuple[float, ...],
-    std: tuple[float, ...],
-    seconds: float,
-    rate: float,
-) -> nn.Module:
-    """Train with timm's optimizer, loss, augmentation and moving average; return the average."""
+def timm_recipe(model: nn.Module, image: ImageSpec, rate: float) -> Recipe:
+    """Return timm's optimizer, loss, augmentation and moving average."""
     from timm.data.transforms_factory import create_transform
     from timm.loss.binary_cross_entropy import BinaryCrossEntropy
     from timm.optim import create_optimizer_v2
     from timm.utils.model_ema import ModelEmaV3
 
-    side = training.images_NHWC.shape[1]
     transform = create_transform(
-        side,
+        image.width,
         is_training=True,
         scale=(0.6, 1.0),
         auto_augment="rand-m5-mstd0.5-inc1",
-        mean=mean,
-        std=std,
+        mean=image.mean,
+        std=image.std,
     )
-    optimizer = create_optimizer_v2(model, "adamw", lr=rate, weight_decay=_DECAY)
-    average = ModelEmaV3(model, decay=_AVERAGE, use_warmup=True)
 
     def augmented(images_BHWC: Array) -> torch.Tensor:
-        return torch.stack([transform(Image.fromarray(image)) for image in images_BHWC])
+        return torch.stack([transform(Image.fromarray(pixels)) for pixels in images_BHWC])
 
-    def update() -> None:
-        average.update(model)
-
-    loss = BinaryCrossEntropy(smoothing=0.0)
-    _train(model, training, seconds, optimizer, loss, augmented, update)
-    module: nn.Module = average.module
-    return module
+    return Recipe(
+        create_optimizer_v2(model, "adamw", lr=rate, weight_decay=_DECAY),
+        BinaryCrossEntropy(smoothing=0.0),
+        augmented,
+        ModelEmaV3(model, decay=_AVERAGE, use_warmup=True),
+    )
 
 
 def _shifted(mean: tuple[float, ...], std: tuple[float, ...]) -> Callable[[Array], torch.Tensor]:
@@ -236,18 +229,11 @@ def _shifted(mean: tuple[float, ...], std: tuple[float, ...]) -> Callable[[Array
     return augmented
 
 
-def _train(
-    model: nn.Module,
-    training: Tiles,
-    seconds: float,
-    optimizer: Any,
-    loss: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
-    augmented: Callable[[Array], torch.Tensor],
-    after_update: Callable[[], None] = lambda: None,
-) -> None:
-    """Train for so many seconds, with a cosine schedule over them."""
+def train(model: nn.Module, training: Tiles, seconds: float, recipe: Recipe) -> nn.Module:
+    """Train for so many seconds, with a cosine schedule over them; return the model to use."""
     device = _device()
     model.to(device).train()
+    optimizer = recipe.optimizer
     peaks = [group["lr"] for group in optimizer.param_groups]
     began = time.perf_counter()
     for rows in _batches(len(training.images_NHWC)):
@@ -257,14 +243,16 @@ def _train(
         for group, peak in zip(optimizer.param_groups, peaks, strict=True):
             warm = min(1.0, progress / 0.05)
             group["lr"] = peak * warm * (1 + math.cos(math.pi * progress)) / 2
-        images_BCHW = augmented(training.images_NHWC[rows]).to(device)
+        images_BCHW = recipe.augmented(training.images_NHWC[rows]).to(device)
         targets_BK = torch.from_numpy(training.sets_NK[rows]).float().to(device)
         with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
             logits_BK = model(images_BCHW)
         optimizer.zero_grad()
-        loss(logits_BK.float(), targets_BK).backward()  # type: ignore[no-untyped-call]
+        recipe.loss(logits_BK.float(), targets_BK).backward()  # type: ignore[no-untyped-call]
         optimizer.step()
-        after_update()
+        if recipe.average is not None:
+            recipe.average.update(model)
+    return model if recipe.average is None else cast("nn.Module", recipe.average.module)
 
 
 def _batches(images: int) -> Iterator[Array]:

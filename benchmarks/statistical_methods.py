@@ -441,16 +441,22 @@ _EQUAL_LABEL_SETS = (
 )
 _BETTER_LABEL_SETS = (
     LabelSetSetting(100, 6, 0.1, 0.5, 0.5),
+    LabelSetSetting(300, 6, 0.1, 0.5, 0.1),
+    LabelSetSetting(300, 6, 0.1, 0.5, 0.25),
     LabelSetSetting(300, 6, 0.1, 0.5, 0.5),
+    LabelSetSetting(1000, 6, 0.1, 0.5, 0.05),
+    LabelSetSetting(1000, 6, 0.1, 0.5, 0.1),
     LabelSetSetting(1000, 6, 0.1, 0.5, 0.25),
 )
+_DECIDING = (*PAIRED, "both")
+"""What can decide a promotion: `promotion.label_set_metric`."""
 
 
 def label_set_pairs(setting: LabelSetSetting, trials: int) -> tuple[Array, dict[str, int]]:
-    """Return the mean gains of both metrics, and how often each says that the second is better."""
+    """Return the mean gains of both metrics, and how often the second passes, by what decides."""
     generator = np.random.default_rng(7)
     shares = np.linspace(setting.rarest, 3 * setting.rarest, setting.labels)
-    passed, gains = dict.fromkeys(PAIRED, 0), []
+    passed, gains = dict.fromkeys(_DECIDING, 0), []
     for seed in range(trials):
         labels = (generator.random((setting.images, setting.labels)) < shares).astype(np.uint8)
         shared = generator.normal(size=labels.shape) * np.sqrt(setting.common)
@@ -461,25 +467,28 @@ def label_set_pairs(setting: LabelSetSetting, trials: int) -> tuple[Array, dict[
             answers.append(SetAnswers(scores, (scores >= 1.0).astype(np.uint8)))
         found = paired_metrics(labels, answers[0], answers[1], seed=seed)
         gains.append([found[name].difference.value for name in PAIRED])
-        for name in PAIRED:
-            passed[name] += label_sets_better(found[name])
+        better = {name: label_sets_better(found[name]) for name in PAIRED}
+        for name, passes in {**better, "both": all(better.values())}.items():
+            passed[name] += passes
     return np.mean(gains, axis=0), passed
 
 
 def print_label_sets(given: argparse.Namespace) -> None:
     """Print how often the second of two equal models passes, and of two of which it is better."""
     trials = given.simulations or 400
+    print(f"{trials} pairs of models in each setting; 95% intervals of the rates")
     for title, settings in (("equal", _EQUAL_LABEL_SETS), ("better", _BETTER_LABEL_SETS)):
-        print(f"| {title}: images | labels | rarest | common | mAP gain | mAP passes | F1 passes |")
-        print("|---|---|---|---|---|---|---|")
+        deciding = " | ".join(f"{name} decides" for name in _DECIDING)
+        print(f"| {title}: images | labels | rarest | common | mAP gain | F1 gain | {deciding} |")
+        print("|---" * (6 + len(_DECIDING)) + "|")
         for setting in settings:
             gains, passed = label_set_pairs(setting, trials)
-            shares = [proportion(passed[name], trials) for name in PAIRED]
+            shares = [proportion(passed[name], trials) for name in _DECIDING]
             texts = [f"{s.value:.1%} ({s.low:.1%} to {s.high:.1%})" for s in shares]
             print(
                 f"| {setting.images:,} | {setting.labels} | {setting.rarest:.0%} "
-                f"| {setting.common:.0%} | {100 * gains[0]:+.1f} points "
-                f"| {texts[0]} | {texts[1]} |",
+                f"| {setting.common:.0%} | {100 * gains[0]:+.1f} | {100 * gains[1]:+.1f} "
+                f"| {' | '.join(texts)} |",
                 flush=True,
             )
 

@@ -74,7 +74,7 @@ def _commands(summary: RunSummary, plugins: Sequence[Path]) -> tuple[str, list[C
         (again, "reproduce this run"),
     ]
     of_classifier = [
-        (f"{program} predict {model} {pasted_path(summary.example_image)}", "classify an image"),
+        (f"{program} predict {model} {pasted_path(summary.example_image)}", _predicts(summary)),
         (f"{program} serve {model}", "a page to try images on, and answers over HTTP"),
         *promote,
         (f"{program} models {summary.name}", "list all versions with their metrics"),
@@ -88,6 +88,11 @@ def _commands(summary: RunSummary, plugins: Sequence[Path]) -> tuple[str, list[C
 
 def _is_classifier(summary: RunSummary) -> bool:
     return headline_of(summary.metrics) is not None
+
+
+def _predicts(summary: RunSummary) -> str:
+    headline = headline_of(summary.metrics)
+    return "classify an image" if headline and headline.name == "accuracy" else "label an image"
 
 
 def _has_server(summary: RunSummary) -> bool:
@@ -119,8 +124,13 @@ def _promotion_lines(summary: RunSummary) -> list[str]:
     if "champion" in summary.aliases or not _is_classifier(summary):
         return []
     if decision is None:
-        who = "approval is pending" if summary.approval else "promotion requires your approval"
-        lines = [f"               the champion has not changed; {who}"]
+        program = pasted_program("patchline")[0]
+        how = (
+            "approval is pending"
+            if summary.approval
+            else f"`{program} promote {summary.name}` compares this version with it"
+        )
+        lines = [f"               the champion has not changed; {how}"]
     else:
         lines = [f"Not promoted   {decision.reason}"]
     return [*lines, f"Approval       {summary.approval}"] if summary.approval else lines

@@ -172,7 +172,7 @@ class Run:
     """By name, such as `test/accuracy`; each has `value`, `low`, `high` and `n`."""
     report: Report
     promotion: Decision | None
-    """The decision about the champion; None if it requires approval."""
+    """The decision about the champion; None if the run made none."""
     approval: str
     """The approval that was requested; empty unless `promotion.approval` is set."""
     seconds: Mapping[str, float]

@@ -44,7 +44,7 @@ class Outcome:
     registered: Registered
     aliases: tuple[str, ...]
     promotion: Promotion | None
-    """None where it requires approval."""
+    """None where the run made none."""
     flow_page: str = ""
     """Address of the flow run in the Prefect UI; empty if there is none."""
 

@@ -48,7 +48,7 @@ class RunSummary(FrozenModel):
     """Why the test metrics may be optimistic because of the initial weights; empty if they are not.
     """
     promotion: Promotion | None
-    """The decision about the champion; None if it requires approval."""
+    """The decision about the champion; None if the run made none."""
     approval: str = ""
     """The approval that was requested, or why it could not be; empty unless the config asks."""
     reused: dict[str, str] = Field(default_factory=dict)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from patchline.pipeline.data.manifests.same_images import content_numbers
-from patchline.pipeline.evaluation.compared_models import ComparedModels
+from patchline.pipeline.evaluation.compared_models import ComparedModels, PairedValues
 from patchline.pipeline.frozen_model import FrozenModel
 from patchline.pipeline.metrics.intervals import MetricEstimate, proportion, proportions
 from patchline.pipeline.metrics.paired_test import PairedDifference, difference, paired_difference
@@ -31,7 +31,6 @@ CONTRADICTING = "copies of one image with different labels"
 COPY = "further copy of an image that is counted once"
 
 _GALLERY_SIZE = 24
-_SIGNIFICANCE = 0.05
 
 
 @dataclass(frozen=True)
@@ -55,6 +54,11 @@ class ClassChange(FrozenModel):
     """Recall of the challenger."""
     difference: MetricEstimate
     """The challenger's recall minus the champion's, paired."""
+
+    @property
+    def gain(self) -> float:
+        """The difference without its interval."""
+        return self.difference.value
 
 
 class FlippedImage(FrozenModel):
@@ -97,32 +101,14 @@ class Comparison(ComparedModels):
         return self.images - self.both_right - one_right
 
     @property
-    def sentence(self) -> str:
-        """The result in one sentence, with the difference and its interval."""
-        if not self.images:
-            return (
-                f"No test image is left for comparing challenger {self.challenger} with champion "
-                f"{self.champion}."
-            )
-        difference = self.paired.difference
-        images = "1 image" if self.images == 1 else f"{self.images:,} images"
-        caveat = f" Note that {self.caveat}." if self.caveat else ""
-        return (
-            f"On {images} {self.unused} by either, challenger "
-            f"{self.challenger} has an accuracy of {100 * self.challenger_accuracy.value:.1f}% "
-            f"and champion {self.champion} {100 * self.champion_accuracy.value:.1f}%: "
-            f"{points(difference.value)} points "
-            f"(95% confidence interval {points(difference.low)} to {points(difference.high)}; "
-            f"{p_value_text(self.paired.p_value)}); {self._meaning}.{caveat}"
+    def main(self) -> PairedValues:
+        """The accuracy of both."""
+        return PairedValues(
+            self.champion_accuracy.value,
+            self.challenger_accuracy.value,
+            self.paired.difference,
+            self.paired.p_value,
         )
-
-    @property
-    def _meaning(self) -> str:
-        if not self.paired.difference.value:
-            return "neither is better"
-        if self.paired.p_value < _SIGNIFICANCE:
-            return "the difference is significant"
-        return "the difference may be due to chance"
 
 
 def comparable_images(
@@ -305,14 +291,3 @@ def _class_changes(
         )
         for k, (name, champion, challenger) in enumerate(zip(classes, *shares, strict=True))
     )
-
-
-def points(share: float) -> str:
-    """Return a difference of two shares in percentage points, with its sign: `+2.4`."""
-    rounded = round(100 * share, 1)
-    return f"{rounded:+.1f}" if rounded else "0.0"
-
-
-def p_value_text(p_value: float) -> str:
-    """Return `p = 0.034`, or `p < 0.001`."""
-    return f"p = {p_value:.3f}" if p_value >= 0.001 else "p < 0.001"  # noqa: PLR2004 - three digits

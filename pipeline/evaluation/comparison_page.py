@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sized
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from patchline.pipeline.evaluation.comparison import (
-    ClassChange,
-    Comparison,
-    FlippedImage,
-    p_value_text,
-    points,
-)
+from patchline.pipeline.evaluation.compared_models import p_value_text, points
+from patchline.pipeline.evaluation.comparison import ClassChange, Comparison, FlippedImage
 from patchline.pipeline.evaluation.html_page import render, thumbnail
+from patchline.pipeline.evaluation.multi_label.label_set_comparison import LabelSetComparison
 from patchline.pipeline.evaluation.promotion_decision import Decision
 from patchline.pipeline.files.atomic_files import write_text
 from patchline.pipeline.metrics.intervals import MetricEstimate
+from patchline.pipeline.metrics.multi_label.names import MULTI_LABEL_METRICS
 
 PAGE, COMPARISON, DECISION = "comparison.html", "comparison.json", "decision.json"
 PixelsOf = Callable[[int], np.ndarray[Any, Any] | None]
@@ -42,7 +39,7 @@ class _Axis:
 
 
 def write_comparison(
-    comparison: Comparison,
+    comparison: Comparison | LabelSetComparison,
     decision: Decision | None,
     folder: Path,
     pixels_of: PixelsOf | None,
@@ -58,32 +55,53 @@ def write_comparison(
     write_text(folder / COMPARISON, _json(comparison) + "\n")
     if decision:
         write_text(folder / DECISION, decision.model_dump_json(indent=2) + "\n")
-    changes = _worst_first(comparison.by_class)
+    if isinstance(comparison, LabelSetComparison):
+        template, own = "label_set_comparison.html.j2", _about_label_sets(comparison)
+    else:
+        template, own = "comparison.html.j2", _about_classes(comparison, pixels_of)
     text = render(
-        "comparison.html.j2",
+        template,
         comparison=comparison,
         decision=decision,
-        axis=_axis(comparison.paired.difference),
-        p_value=p_value_text(comparison.paired.p_value),
-        changes=changes[:_CLASSES_SHOWN],
-        further_changes=changes[_CLASSES_SHOWN:_MOST_CLASSES_LISTED],
-        unlisted_changes=max(0, len(changes) - _MOST_CLASSES_LISTED),
-        without_images=len(comparison.by_class) - len(changes),
-        largest_change=max([abs(change.difference.value) for change in changes], default=0) or 1,
-        few_images=_FEW_IMAGES,
+        p_value=p_value_text,
         points=lambda share: points(share).replace("-", "\N{MINUS SIGN}"),
         number=_number,
-        newly_right=_with_pictures(comparison.newly_right, pixels_of),
-        newly_wrong=_with_pictures(comparison.newly_wrong, pixels_of),
+        **own,
     )
     page = folder / PAGE
     write_text(page, text)
     return page
 
 
-def _json(comparison: Comparison) -> str:
-    few = len(comparison.by_class) <= _MOST_INDENTED_CLASSES
-    return comparison.model_dump_json(indent=2 if few else None)
+def _about_classes(comparison: Comparison, pixels_of: PixelsOf | None) -> dict[str, Any]:
+    changes = _worst_first(comparison.by_class)
+    return {
+        "axis": _axis(comparison.paired.difference),
+        "changes": changes[:_CLASSES_SHOWN],
+        "further_changes": changes[_CLASSES_SHOWN:_MOST_CLASSES_LISTED],
+        "unlisted_changes": max(0, len(changes) - _MOST_CLASSES_LISTED),
+        "without_images": len(comparison.by_class) - len(changes),
+        "largest_change": max([abs(change.difference.value) for change in changes], default=0) or 1,
+        "few_images": _FEW_IMAGES,
+        "newly_right": _with_pictures(comparison.newly_right, pixels_of),
+        "newly_wrong": _with_pictures(comparison.newly_wrong, pixels_of),
+    }
+
+
+def _about_label_sets(comparison: LabelSetComparison) -> dict[str, Any]:
+    there = [change for change in comparison.by_label if change.images]
+    return {
+        "pairs": [(MULTI_LABEL_METRICS[key], pair) for key, pair in comparison.paired.items()],
+        "changes": sorted(there, key=lambda change: change.gain),
+        "without_images": len(comparison.by_label) - len(there),
+    }
+
+
+def _json(comparison: Comparison | LabelSetComparison) -> str:
+    rows: Sized = (
+        comparison.by_label if isinstance(comparison, LabelSetComparison) else comparison.by_class
+    )
+    return comparison.model_dump_json(indent=2 if len(rows) <= _MOST_INDENTED_CLASSES else None)
 
 
 def _worst_first(changes: tuple[ClassChange, ...]) -> list[ClassChange]:

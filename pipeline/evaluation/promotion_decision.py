@@ -1,7 +1,7 @@
 """The decision about a promotion: the result of every gate, and the reason.
 
 These are the values only. The gates that decide, the paired test against the champion among them,
-are in `pipeline/registry/promotion_gates.py`.
+are in `pipeline/registry/promotion_gates.py` and `champion_gates.py`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ class GateResult(FrozenModel):
 
     name: str
     """Such as `better_than_champion`."""
-    passed: bool
+    passed: bool | None
+    """None if there was nothing to check: it is not known, and prevents no promotion."""
     value: float | None
     """The value that was checked; None if it is not available."""
     threshold: float | None
@@ -26,9 +27,12 @@ class GateResult(FrozenModel):
     @property
     def verdict(self) -> str:
         """Whether it passed, in words."""
-        if not self.passed:
-            return "failed"
-        return "passed" if self.value is not None else "not checked"
+        return {True: "passed", False: "failed", None: "not checked"}[self.passed]
+
+    @property
+    def failed(self) -> bool:
+        """Whether it was checked and did not pass."""
+        return self.passed is False
 
 
 class Decision(FrozenModel):
@@ -53,7 +57,12 @@ class Decision(FrozenModel):
     @property
     def failed(self) -> tuple[str, ...]:
         """The names of the failed gates."""
-        return tuple(gate.name for gate in self.gates if not gate.passed)
+        return tuple(gate.name for gate in self.gates if gate.failed)
+
+    @property
+    def unchecked(self) -> tuple[str, ...]:
+        """The names of the gates that had nothing to check."""
+        return tuple(gate.name for gate in self.gates if gate.passed is None)
 
 
 def verdict(*, promoted: bool, forced: bool) -> str:

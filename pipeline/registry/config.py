@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import difflib
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field
 
 from patchline.pipeline.frozen_model import FrozenModel
 from patchline.pipeline.metrics.multi_label.names import ALL_METRICS as METRICS
+
+BOTH = "both"
+"""Of mAP and macro F1 of sets of labels."""
 
 
 def _named(metric: str) -> None:
@@ -57,7 +60,12 @@ class GateConfig(FrozenModel):
 
     significance: Annotated[float, Field(gt=0, lt=0.5)] = 0.05
     """Maximum p-value of the paired test for a version to count as better: McNemar's exact test of
-    the accuracy; with sets of labels, a paired bootstrap of mAP."""
+    the accuracy; with sets of labels, a paired bootstrap of promotion.label_set_metric."""
+
+    label_set_metric: Literal["mAP", "macro_f1", "both"] = "mAP"
+    """With sets of labels, the metric that has to be significantly higher than the champion's: mAP
+    (how well labels rank, whatever their thresholds), macro_f1 (F1 of the labels that are given,
+    mean over the labels), or both."""
 
     min_images: Annotated[int, Field(ge=1)] = 50
     """Minimum number of images that neither model used for training or model selection; with fewer,
@@ -65,7 +73,8 @@ class GateConfig(FrozenModel):
 
     max_class_drop: Annotated[float, Field(gt=0, le=1)] | None = 0.1
     """Maximum loss of recall in any class compared with the champion (of average precision in any
-    label, with sets of labels); null for no limit."""
+    label, with sets of labels); null for no limit. If no class has class_min_images images, the
+    gate says that it was not checked, and the promotion does not depend on it."""
 
     class_min_images: Annotated[int, Field(ge=1)] = 20
     """Minimum number of compared images of a class for its loss of recall to be checked."""
@@ -81,7 +90,8 @@ class PromotionConfig(GateConfig):
     """The gates, and what happens at the end of a run."""
 
     automatic: bool = False
-    """Promote at the end of a run if every gate passes; if false, promotion requires approval."""
+    """Promote at the end of a run if no gate fails; if false, only the first version of a model is
+    promoted there, and later ones by `patchline promote`."""
 
     approval: bool = False
     """Request approval at the end of a run; needs `patchline up`."""

@@ -22,8 +22,8 @@ from patchline.pipeline.metrics.multi_label.paired_bootstrap import Answers
 from patchline.pipeline.packaging.clean_process_check import check_package
 from patchline.pipeline.provenance.provenance import UNKNOWN, ProvenanceSummary
 from patchline.pipeline.registry import promotion_gates
+from patchline.pipeline.registry.champion_gates import champion_gates
 from patchline.pipeline.registry.config import PromotionConfig
-from patchline.pipeline.registry.label_set_gates import label_set_gates
 from patchline.pipeline.registry.registered_models import ModelReference, resolve
 from patchline.pipeline.registry.version_records import (
     VersionRecords,
@@ -78,11 +78,7 @@ def evaluate_gates(
         on_note(f"comparing with version {champion}, the champion")
         other = available_records(resolve(f"{reference.name}/{champion}"))
         comparison, pixels_of = compare_versions(other, challenger, on_note)
-        results += (
-            label_set_gates(config, comparison)
-            if isinstance(comparison, LabelSetComparison)
-            else promotion_gates.comparison_gates(config, comparison)
-        )
+        results += champion_gates(config, comparison)
     if config.package_check or config.max_latency_ms is not None:
         on_note("loading the package in a clean process")
         check = check_package(challenger.folder, challenger.package)

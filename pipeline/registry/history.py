@@ -45,8 +45,8 @@ class AliasChange(FrozenModel):
     """In one sentence."""
     at: str
     """ISO 8601, UTC."""
-    gates: dict[str, bool] = Field(default_factory=dict)
-    """The gates that were evaluated, and whether each passed."""
+    gates: dict[str, bool | None] = Field(default_factory=dict)
+    """The gates that were evaluated, and whether each passed; None if it had nothing to check."""
     artifact: str | None = None
     """URI of the full decision."""
     state: Literal["intended", "done"] = "done"
@@ -59,7 +59,7 @@ class Proposal(FrozenModel):
     to_version: str
     action: Action
     reason: str
-    gates: dict[str, bool] = Field(default_factory=dict)
+    gates: dict[str, bool | None] = Field(default_factory=dict)
     artifact: str | None = None
 
 

@@ -14,10 +14,6 @@ from typing import TYPE_CHECKING
 
 from patchline.pipeline.errors import ModelReferenceError, TrackingError
 from patchline.pipeline.evaluation.comparison_page import DECISION, write_comparison
-from patchline.pipeline.evaluation.multi_label.label_set_comparison import (
-    LabelSetComparison,
-    write_label_set_comparison,
-)
 from patchline.pipeline.evaluation.promotion_decision import Decision, GateResult
 from patchline.pipeline.files.atomic_files import write_text
 from patchline.pipeline.files.workspace_folder import WORKSPACE, make_folder
@@ -194,7 +190,7 @@ def assign_aliases(
     Its package was compared with the trained model just before, so it is not checked again.
 
     Returns:
-        The decision; none if it requires approval.
+        The decision; none if the run makes none.
     """
     make_challenger(reference.name, reference.version, on_note)
     if config.automatic:
@@ -261,7 +257,7 @@ def _decide(
     request: Request, champion: str | None, evaluation: GateEvaluation, folder: Path
 ) -> Promotion:
     version, gates = request.reference.version, evaluation.gates
-    failed = [gate for gate in gates if not gate.passed]
+    failed = [gate for gate in gates if gate.failed]
     forced = bool(failed) and request.force_reason is not None and not request.rejected
     decision = Decision(
         name=request.reference.name,
@@ -294,15 +290,28 @@ def _reason(
         why = "; ".join(gate.sentence for gate in failed)
         return f"{why} (although {answer.text})" if answer else why
     if champion is None:
-        return f"{said}there was no champion, and every configured gate passed"
+        return f"{said}there was no champion, and {_all_passed(gates)}"
     return said + _best_reason(gates, champion)
 
 
 def _best_reason(gates: list[GateResult], champion: str) -> str:
     for gate in gates:
         if gate.name == "better_than_champion":
-            return f"better than version {champion}: {gate.sentence}"
-    return f"every configured gate passed; version {champion} was not compared"
+            unchecked = _unchecked(gates)
+            beside = f"; not checked: {unchecked}" if unchecked else ""
+            return f"better than version {champion}: {gate.sentence}{beside}"
+    return f"{_all_passed(gates)}; version {champion} was not compared"
+
+
+def _all_passed(gates: list[GateResult]) -> str:
+    unchecked = _unchecked(gates)
+    if unchecked:
+        return f"every gate that could be checked passed (not checked: {unchecked})"
+    return "every configured gate passed"
+
+
+def _unchecked(gates: list[GateResult]) -> str:
+    return ", ".join(gate.name for gate in gates if gate.passed is None)
 
 
 def _write(decision: Decision, evaluation: GateEvaluation, folder: Path) -> Path | None:
@@ -310,8 +319,6 @@ def _write(decision: Decision, evaluation: GateEvaluation, folder: Path) -> Path
     if evaluation.comparison is None:
         write_text(folder / DECISION, decision.model_dump_json(indent=2) + "\n")
         return None
-    if isinstance(evaluation.comparison, LabelSetComparison):
-        return write_label_set_comparison(evaluation.comparison, decision, folder)
     return write_comparison(evaluation.comparison, decision, folder, evaluation.pixels_of)
 
 

@@ -1,21 +1,17 @@
-"""The gates of a promotion, each one check with its finding in a sentence.
+"""The gates of a promotion about the version alone, each one check with its finding in a sentence.
 
-The paired test against the champion is `_better_than_champion`; it uses McNemar's exact test of
-`patchline.pipeline.metrics.paired`.
+Those that compare it with the champion are in `champion_gates.py`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
-from patchline.pipeline.evaluation.comparison import ClassChange, Comparison, p_value_text
 from patchline.pipeline.evaluation.promotion_decision import GateResult
 from patchline.pipeline.metrics.multi_label.names import ALL_METRICS
-from patchline.pipeline.metrics.paired_test import is_better
 from patchline.pipeline.packaging.clean_process_check import PackageCheck
 from patchline.pipeline.provenance.provenance import ProvenanceSummary
 from patchline.pipeline.registry.config import PromotionConfig
-from patchline.pipeline.terminal_words import counted
 
 PROVENANCE = "provenance"
 """The gate that no setting turns off: it is overruled only with a reason."""
@@ -60,16 +56,6 @@ def absolute_gates(config: PromotionConfig, metrics: Mapping[str, float]) -> lis
     return gates
 
 
-def comparison_gates(config: PromotionConfig, comparison: Comparison) -> list[GateResult]:
-    """Check the comparison with the champion: the paired test, and recall per class."""
-    gates = []
-    if config.better_than_champion:
-        gates.append(_better_than_champion(config, comparison))
-    if config.max_class_drop is not None and comparison.images >= config.min_images:
-        gates.append(_no_class_worse(config, config.max_class_drop, comparison))
-    return gates
-
-
 def package_gates(config: PromotionConfig, check: PackageCheck) -> list[GateResult]:
     """Check the package in a clean process: whether it works, and its latency."""
     gates = []
@@ -109,64 +95,6 @@ def _limit(key: str, name: str, value: float | None, limit: float) -> GateResult
     )
 
 
-def _better_than_champion(config: PromotionConfig, comparison: Comparison) -> GateResult:
-    """Run the paired test: correct on more of the common images, and significantly so."""
-    pair = comparison.paired
-    enough = comparison.images >= config.min_images
-    if not enough:
-        sentence = (
-            f"only {counted(comparison.images, 'image was', 'images were')} {comparison.unused} "
-            "by either model, fewer "
-            f"than promotion.min_images {config.min_images}, so the versions cannot be compared; "
-            "add test images"
-        )
-    else:
-        caveat = f"; note that {comparison.caveat}" if comparison.caveat else ""
-        sentence = (
-            f"of {comparison.images:,} images {comparison.unused} by either model, "
-            f"{pair.only_b_right} are correct only now and {pair.only_a_right} were "
-            f"correct only before: {100 * pair.difference.value:+.1f} points (95% interval "
-            f"{100 * pair.difference.low:+.1f} to {100 * pair.difference.high:+.1f}), "
-            f"{p_value_text(pair.p_value)}; maximum {config.significance:g}{caveat}"
-        )
-    return GateResult(
-        name="better_than_champion",
-        passed=enough and is_better(pair, config.significance),
-        value=pair.difference.value if enough else None,
-        threshold=0.0,
-        sentence=sentence,
-    )
-
-
-def _no_class_worse(config: PromotionConfig, max_drop: float, comparison: Comparison) -> GateResult:
-    checked = [c for c in comparison.by_class if c.images >= config.class_min_images]
-    small = [c for c in comparison.by_class if 0 < c.images < config.class_min_images]
-    beside = f"; too small to check: {_names(small)}" if small else ""
-    if not checked:
-        return GateResult(
-            name="no_class_worse",
-            passed=True,
-            value=None,
-            threshold=max_drop,
-            sentence=f"no class has {config.class_min_images} comparable images; none checked",
-        )
-    worst = min(checked, key=lambda change: change.difference.value)
-    drop = max(0.0, -worst.difference.value)
-    lost = (
-        f"'{worst.name}' has the largest loss: recall {worst.champion.value:.1%} before, "
-        f"{worst.challenger.value:.1%} now, on {worst.images:,} images"
-        if drop > 0
-        else "no class loses recall"
-    )
-    return GateResult(
-        name="no_class_worse",
-        passed=drop <= max_drop + 1e-12,
-        value=drop,
-        threshold=max_drop,
-        sentence=f"{lost}; maximum loss {max_drop:g}{beside}",
-    )
-
-
 def _latency(limit: float, check: PackageCheck) -> GateResult:
     value = check.milliseconds
     measured = "was not measured" if value is None else f"takes {value:.1f} ms"
@@ -177,9 +105,3 @@ def _latency(limit: float, check: PackageCheck) -> GateResult:
         threshold=limit,
         sentence=f"one image {measured} on this machine; maximum {limit:g} ms",
     )
-
-
-def _names(changes: list[ClassChange]) -> str:
-    shown = [f"'{change.name}' ({change.images})" for change in changes[:5]]
-    more = f" and {len(changes) - 5} more" if len(changes) > 5 else ""  # noqa: PLR2004 - shown above
-    return ", ".join(shown) + more

@@ -44,7 +44,7 @@ def decision_text(decision: Promotion) -> str:
     ]
     width = max((len(gate.name) for gate in decision.gates), default=0)
     lines += [
-        f"  {gate.verdict if gate.passed else 'FAILED':<11}  {gate.name:<{width}}  {gate.sentence}"
+        f"  {'FAILED' if gate.failed else gate.verdict:<11}  {gate.name:<{width}}  {gate.sentence}"
         for gate in decision.gates
     ]
     if decision.forced or not decision.gates:

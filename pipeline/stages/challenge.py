@@ -9,7 +9,7 @@ from patchline.pipeline.tracking import tracked_run
 
 
 class Challenge(Promote):
-    """Leaves no decision: promoting an encoder requires approval."""
+    """Leaves no decision: nothing compares encoders."""
 
     task = "Assign the version's alias"
 

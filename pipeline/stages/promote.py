@@ -26,7 +26,7 @@ class Promoted(FrozenModel):
     """What was decided about the version."""
 
     promotion: Promotion | None
-    """None if it requires approval."""
+    """None if the run made none: `patchline promote` compares the version with the champion."""
     requests_approval: bool = False
     """Whether a person is to be asked."""
 

@@ -7,12 +7,11 @@ there are splits is no reason to stop, as it is for a class: it is trained on, a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
-from patchline.pipeline.data.splits.split_gaps import NEW, SPLITS, Cause, Gap, Parts, fill_gaps
+from patchline.pipeline.data.splits.split_gaps import NEW, SPLITS, Assignment, Cause, Gap, fill_gaps
 
 Array = np.ndarray[Any, Any]
 _TRAIN = SPLITS.index("train")
@@ -20,32 +19,20 @@ _SEARCHED = 50_000
 """Pairs of labels and units up to which an assignment is searched for: a few seconds."""
 
 
-def fill_label_gaps(
-    parts: Parts,
-    codes: Array,
-    numbers: Array,
-    fresh: Callable[[], tuple[Array, Array]],
-    needed: Sequence[int],
-) -> list[Gap]:
-    """Move new units, in place, so that each label has one in each split, as far as possible.
-
-    Args:
-        parts: of the data.
-        codes: the split of each unit; those of units that were assigned before do not count.
-        numbers: of each new unit, which order them.
-        fresh: returns the numbers and the splits of all units, as if none had been assigned before.
-        needed: splits for each label.
+def fill_label_gaps(assignment: Assignment) -> list[Gap]:
+    """Move new units so that each label has one in each split, as far as possible.
 
     Returns:
         What is left.
     """
+    parts = assignment.parts
     units_of = np.bincount(parts.labels)
-    few = units_of < len(needed)
-    gaps = _Repair(parts, codes, numbers, needed).left(few)
+    few = units_of < len(assignment.needed)
+    gaps = _Repair(assignment).left(few)
     new = np.bincount(parts.labels[parts.fixed == NEW], minlength=len(units_of)) > 0
     open_gaps = [gap for gap in gaps if _is_open(gap, few, new)]
     if open_gaps and len(parts.units) <= _SEARCHED:
-        gaps = fill_gaps(parts, codes, numbers, fresh, needed)
+        gaps = fill_gaps(assignment)
         return [gap._replace(cause="too few") if few[gap.label] else gap for gap in gaps]
     return gaps
 
@@ -58,12 +45,14 @@ def _is_open(gap: Gap, few: Array, new: Array) -> bool:
 class _Repair:
     """Fills gaps one by one with units that no other label needs where they are."""
 
-    def __init__(self, parts: Parts, codes: Array, numbers: Array, needed: Sequence[int]) -> None:
-        self._parts, self._codes, self._numbers, self._needed = parts, codes, numbers, needed
+    def __init__(self, assignment: Assignment) -> None:
+        self._parts, self._needed = assignment.parts, assignment.needed
+        self._codes, self._numbers = assignment.codes, assignment.numbers
+        parts = assignment.parts
         self._starts = np.searchsorted(parts.labels, np.arange(parts.labels.max(initial=-1) + 2))
         self._by_unit = np.argsort(parts.units, kind="stable")
         self._sorted = parts.units[self._by_unit]
-        now = np.where(parts.fixed == NEW, codes[parts.units], parts.fixed)
+        now = np.where(parts.fixed == NEW, self._codes[parts.units], parts.fixed)
         self._counts = np.zeros((len(self._starts) - 1, len(SPLITS)), np.int64)
         np.add.at(self._counts, (parts.labels, now), 1)
 

@@ -31,6 +31,7 @@ from patchline.pipeline.data.splits.label_gaps import fill_label_gaps
 from patchline.pipeline.data.splits.split_gaps import (
     NEW,
     SPLITS,
+    Assignment,
     Gap,
     Parts,
     fill_gaps,
@@ -309,7 +310,7 @@ class _NewUnits:
             return of_units(units, names, np.full_like(fixed, NEW))
 
         filled = fill_label_gaps if self._task == MULTI_LABEL else fill_gaps
-        gaps = filled(parts, codes, numbers, fresh, self._needed)
+        gaps = filled(Assignment(parts, codes, numbers, fresh, self._needed))
         return np.where(fixed == NEW, codes[units], fixed), gaps
 
     def _by_number(self, units: Array, names: list[str], fixed: Array) -> tuple[Array, Array]:

@@ -54,25 +54,33 @@ class Parts:
     fixed: Array
 
 
-def fill_gaps(
-    parts: Parts,
-    codes: Array,
-    numbers: Array,
-    fresh: Callable[[], tuple[Array, Array]],
-    needed: Sequence[int],
-) -> list[Gap]:
-    """Move new units, in place, so that each class has one in each split, as far as possible.
+@dataclass(frozen=True)
+class Assignment:
+    """The splits of the units before gaps are filled.
 
     Args:
         parts: of the data.
-        codes: the split of each unit; those of units that were assigned before do not count.
+        codes: the split of each unit, changed in place; those of units that were assigned before do
+            not count.
         numbers: of each new unit, which order them.
         fresh: returns the numbers and the splits of all units, as if none had been assigned before.
         needed: splits for each class, the most important last.
+    """
+
+    parts: Parts
+    codes: Array
+    numbers: Array
+    fresh: Callable[[], tuple[Array, Array]]
+    needed: Sequence[int]
+
+
+def fill_gaps(assignment: Assignment) -> list[Gap]:
+    """Move new units so that each class has one in each split, as far as possible.
 
     Returns:
         What is left.
     """
+    parts, codes, needed = assignment.parts, assignment.codes, assignment.needed
     now = np.where(parts.fixed == NEW, codes[parts.units], parts.fixed)
     there = np.zeros((int(parts.labels.max(initial=-1)) + 1, len(SPLITS)), np.bool_)
     there[parts.labels, now] = True
@@ -81,27 +89,25 @@ def fill_gaps(
     if not lacking:
         return gaps
     for component in _components(parts, lacking):
-        solution = _Component(parts, component, numbers, needed).solved(codes, movable_only=True)
+        one = _Component(parts, component, assignment.numbers, needed)
+        solution = one.solved(codes, movable_only=True)
         for unit, split in solution.splits.items():
             codes[unit] = split
         if solution.gaps:
-            gaps += _explained(solution, parts, component, fresh, needed)
+            gaps += _explained(solution, component, assignment)
     return sorted(gaps)
 
 
-def _explained(
-    solution: _Solution,
-    parts: Parts,
-    component: Array,
-    fresh: Callable[[], tuple[Array, Array]],
-    needed: Sequence[int],
-) -> list[Gap]:
+def _explained(solution: _Solution, component: Array, assignment: Assignment) -> list[Gap]:
     """Return the gaps with their cause: earlier assignments if there were none without them."""
+    parts = assignment.parts
     gaps = [Gap(*gap) for gap in solution.gaps]
     if (parts.fixed[np.isin(parts.labels, component)] == NEW).all():
         return gaps
-    numbers, codes = fresh()
-    free = _Component(parts, component, numbers, needed).solved(codes, movable_only=False)
+    numbers, codes = assignment.fresh()
+    free = _Component(parts, component, numbers, assignment.needed).solved(
+        codes, movable_only=False
+    )
     if not free.gaps:
         return [gap._replace(cause="memory") for gap in gaps]
     unclear = any(cause == "not found" for _, _, cause in free.gaps)

@@ -5,21 +5,15 @@ Shapes: N images, K labels; both models have the same labels in the same order.
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 import numpy as np
 
-from patchline.pipeline.evaluation.compared_models import ComparedModels
-from patchline.pipeline.evaluation.comparison import p_value_text, points
-from patchline.pipeline.evaluation.comparison_page import COMPARISON, DECISION, PAGE
-from patchline.pipeline.evaluation.html_page import render
-from patchline.pipeline.evaluation.promotion_decision import Decision
-from patchline.pipeline.files.atomic_files import write_text
+from patchline.pipeline.evaluation.compared_models import ComparedModels, PairedValues
 from patchline.pipeline.frozen_model import FrozenModel
 from patchline.pipeline.metrics.intervals import MetricEstimate
 from patchline.pipeline.metrics.multi_label.label_set_metrics import average_precision
-from patchline.pipeline.metrics.multi_label.names import MAIN, MULTI_LABEL_METRICS
+from patchline.pipeline.metrics.multi_label.names import MAIN
 from patchline.pipeline.metrics.multi_label.paired_bootstrap import (
     Answers,
     PairedMetric,
@@ -28,7 +22,6 @@ from patchline.pipeline.metrics.multi_label.paired_bootstrap import (
 from patchline.pipeline.provenance.provenance import UNKNOWN, ProvenanceSummary
 
 Array = np.ndarray[Any, Any]
-_SIGNIFICANCE = 0.05
 
 
 class LabelChange(FrozenModel):
@@ -42,7 +35,7 @@ class LabelChange(FrozenModel):
     challenger: MetricEstimate | None
 
     @property
-    def difference(self) -> float:
+    def gain(self) -> float:
         """The challenger's minus the champion's; 0 if it is unknown."""
         if self.champion is None or self.challenger is None:
             return 0.0
@@ -52,7 +45,7 @@ class LabelChange(FrozenModel):
 class LabelSetComparison(ComparedModels):
     """The result of a comparison; differences are the challenger minus the champion."""
 
-    METRIC: ClassVar[str] = "its mAP"
+    METRIC: ClassVar[str] = MAIN
 
     task: Literal["multi_label"] = "multi_label"
     paired: dict[str, PairedMetric]
@@ -61,31 +54,10 @@ class LabelSetComparison(ComparedModels):
     """Every label, in the order of the model's outputs."""
 
     @property
-    def sentence(self) -> str:
-        """The result in one sentence, with the difference and its interval."""
-        if not self.images:
-            return (
-                f"No test image is left for comparing challenger {self.challenger} with champion "
-                f"{self.champion}."
-            )
+    def main(self) -> PairedValues:
+        """The mAP of both."""
         pair = self.paired[MAIN]
-        images = "1 image" if self.images == 1 else f"{self.images:,} images"
-        caveat = f" Note that {self.caveat}." if self.caveat else ""
-        return (
-            f"On {images} {self.unused} by either, challenger {self.challenger} has an mAP of "
-            f"{100 * pair.b:.1f}% and champion {self.champion} {100 * pair.a:.1f}%: "
-            f"{points(pair.difference.value)} points (95% confidence interval "
-            f"{points(pair.difference.low)} to {points(pair.difference.high)}; "
-            f"{p_value_text(pair.p_value)}); {_meaning(pair)}.{caveat}"
-        )
-
-
-def _meaning(pair: PairedMetric) -> str:
-    if not pair.difference.value:
-        return "neither is better"
-    if pair.p_value < _SIGNIFICANCE:
-        return "the difference is significant"
-    return "the difference may be due to chance"
+        return PairedValues(pair.a, pair.b, pair.difference, pair.p_value)
 
 
 def compare_label_sets(
@@ -128,32 +100,3 @@ def compare_label_sets(
             for k, name in enumerate(classes)
         ),
     )
-
-
-def write_label_set_comparison(
-    comparison: LabelSetComparison, decision: Decision | None, folder: Path
-) -> Path:
-    """Write page, comparison and decision into the folder, and return the page.
-
-    Args:
-        comparison: the metrics of the two models.
-        decision: whether the challenger was promoted; None shows the comparison alone.
-        folder: receives `comparison.html`, `comparison.json` and `decision.json`.
-    """
-    write_text(folder / COMPARISON, comparison.model_dump_json(indent=2) + "\n")
-    if decision:
-        write_text(folder / DECISION, decision.model_dump_json(indent=2) + "\n")
-    there = [change for change in comparison.by_label if change.images]
-    text = render(
-        "label_set_comparison.html.j2",
-        comparison=comparison,
-        decision=decision,
-        pairs=[(MULTI_LABEL_METRICS[key], pair) for key, pair in comparison.paired.items()],
-        changes=sorted(there, key=lambda change: change.difference),
-        without_images=len(comparison.by_label) - len(there),
-        points=lambda share: points(share).replace("-", "\N{MINUS SIGN}"),
-        p_value=p_value_text,
-    )
-    page = folder / PAGE
-    write_text(page, text)
-    return page

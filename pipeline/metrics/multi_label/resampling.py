@@ -3,7 +3,7 @@
 An image is drawn with all its labels, so that what its labels have in common counts (Efron and
 Tibshirani 1993, An Introduction to the Bootstrap, chapter 6).
 
-Shapes: N images, K labels, R draws, P places in an order.
+Shapes: N images, K labels, R draws, P positives of a label, E distinct scores of these.
 """
 
 from __future__ import annotations
@@ -76,13 +76,20 @@ class Ranking(NamedTuple):
         return min(float((self.hits_P / (self.ends_P + 1.0)).mean()), 1.0)
 
     def drawn(self, counts_NR: Array) -> Array:
-        """Return the average precision of each draw (R); NaN for those without positives."""
-        in_order = counts_NR[self.order_N]
-        up_to_NR = np.cumsum(in_order.astype(np.int32), axis=0)
+        """Return the average precision of each draw (R); NaN for those without positives.
+
+        Images are counted from one positive's score to the next, not one by one.
+        """
+        if not len(self.positives_P):
+            return np.full(counts_NR.shape[1], np.nan)
+        ends, of_positive = np.unique(self.ends_P, return_inverse=True)
+        in_order = counts_NR[self.order_N[: ends[-1] + 1]]
+        starts = np.append(0, ends[:-1] + 1)
+        up_to_ER = np.add.reduceat(in_order, starts, axis=0, dtype=np.int32).cumsum(axis=0)
         weights_PR = in_order[self.positives_P]
         hits_PR = np.cumsum(weights_PR, axis=0, dtype=np.int32)
-        found_R = hits_PR[-1] if len(hits_PR) else np.zeros(counts_NR.shape[1], np.int32)
-        precision = hits_PR[self.hits_P - 1] / np.maximum(up_to_NR[self.ends_P], 1)
+        found_R = hits_PR[-1]
+        precision = hits_PR[self.hits_P - 1] / np.maximum(up_to_ER[of_positive], 1)
         sums = np.einsum("pr,pr->r", precision, weights_PR)
         with np.errstate(invalid="ignore"):
             precisions: Array = sums / np.where(found_R, found_R, np.nan)

@@ -8,10 +8,7 @@ from pathlib import Path
 
 from patchline.pipeline.evaluation.comparison import Comparison
 from patchline.pipeline.evaluation.comparison_page import PAGE, write_comparison
-from patchline.pipeline.evaluation.multi_label.label_set_comparison import (
-    LabelSetComparison,
-    write_label_set_comparison,
-)
+from patchline.pipeline.evaluation.multi_label.label_set_comparison import LabelSetComparison
 from patchline.pipeline.evaluation.promotion_decision import GateResult
 from patchline.pipeline.frozen_model import FrozenModel
 from patchline.pipeline.provenance.provenance import ProvenanceSummary
@@ -48,7 +45,7 @@ class Question(FrozenModel):
     @property
     def failed_gates(self) -> tuple[GateResult, ...]:
         """The gates that fail."""
-        return tuple(gate for gate in self.gates if not gate.passed)
+        return tuple(gate for gate in self.gates if gate.failed)
 
 
 def prepare_question(
@@ -75,10 +72,7 @@ def prepare_question(
     versions = {version.version: version for version in model.versions}
     own, other = versions[reference.version], versions.get(champion or "")
     run_page, page = _run_page(own.run_id), None
-    if isinstance(evaluation.comparison, LabelSetComparison):
-        write_label_set_comparison(evaluation.comparison, None, folder)
-        page = _log(folder, own.run_id, run_page)
-    elif evaluation.comparison is not None:
+    if evaluation.comparison is not None:
         write_comparison(evaluation.comparison, None, folder, evaluation.pixels_of)
         page = _log(folder, own.run_id, run_page)
     return Question(

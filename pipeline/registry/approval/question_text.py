@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from patchline.pipeline.evaluation.comparison import ClassChange, Comparison, p_value_text, points
+from patchline.pipeline.evaluation.compared_models import p_value_text, points
+from patchline.pipeline.evaluation.comparison import ClassChange, Comparison
 from patchline.pipeline.evaluation.multi_label.label_set_comparison import LabelSetComparison
 from patchline.pipeline.evaluation.promotion_decision import GateResult
 from patchline.pipeline.metrics.intervals import MetricEstimate
@@ -21,6 +22,12 @@ def headline(question: Question) -> str:
     failed, count = question.failed_gates, len(question.gates)
     if not count:
         return "No gates are configured, so your answer alone decides."
+    unchecked = [f"`{gate.name}`" for gate in question.gates if gate.passed is None]
+    if not failed and unchecked:
+        return (
+            f"No gate fails: {count - len(unchecked)} of {count} pass, and there was nothing to "
+            f"check for {', '.join(unchecked)}. The promotion needs only your approval."
+        )
     if not failed:
         return f"Every gate passes ({count} of {count}). The promotion needs only your approval."
     names = ", ".join(f"`{gate.name}`" for gate in failed)
@@ -140,7 +147,7 @@ def _gates(gates: tuple[GateResult, ...]) -> str:
         return ""
     lines = ["### Gates", ""]
     for gate in gates:
-        verdict = "passed" if gate.passed else "FAILED"
+        verdict = "FAILED" if gate.failed else gate.verdict
         lines.append(f"- **{verdict}** `{gate.name}`: {' '.join(gate.sentence.split())}")
     return "\n".join(lines)
 
@@ -174,8 +181,8 @@ def _classes(comparison: Comparison | LabelSetComparison | None) -> str:
 
 def _labels(comparison: LabelSetComparison) -> str:
     losing = sorted(
-        (change for change in comparison.by_label if change.difference < 0),
-        key=lambda change: change.difference,
+        (change for change in comparison.by_label if change.gain < 0),
+        key=lambda change: change.gain,
     )
     if not losing:
         return "No label loses average precision."
@@ -185,7 +192,7 @@ def _labels(comparison: LabelSetComparison) -> str:
         "| label | images | difference, percentage points |",
         "|---|---|---|",
         *(
-            f"| {_cell(change.name)} | {change.images} | {points(change.difference)} |"
+            f"| {_cell(change.name)} | {change.images} | {points(change.gain)} |"
             for change in losing[:_CLASSES_SHOWN]
         ),
     ]

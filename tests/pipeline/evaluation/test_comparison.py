@@ -13,6 +13,7 @@ from scipy.stats import binomtest
 from sklearn import metrics as reference
 
 from patchline.pipeline.data.manifests.manifest import COLUMNS
+from patchline.pipeline.evaluation.compared_models import p_value_text, points
 from patchline.pipeline.evaluation.comparison import (
     CONTRADICTING,
     COPY,
@@ -22,8 +23,6 @@ from patchline.pipeline.evaluation.comparison import (
     Comparison,
     comparable_images,
     compare,
-    p_value_text,
-    points,
 )
 from patchline.pipeline.provenance.provenance import KNOWN
 

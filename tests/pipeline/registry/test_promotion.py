@@ -368,7 +368,7 @@ def test_a_version_without_records_cannot_be_compared(tmp_path: Path) -> None:
     automatic = QUICK.model_copy(update={"automatic": True})
     make_version(
         "roses", tmp_path, config=automatic
-    )  # the run continues, and promotion requires approval
+    )  # the run continues, and `patchline promote` decides
     assert _champion() == "1"
 
 

@@ -7,27 +7,30 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from patchline.pipeline.evaluation.comparison_page import write_comparison
 from patchline.pipeline.evaluation.multi_label.label_set_comparison import (
     LabelSetComparison,
     compare_label_sets,
-    write_label_set_comparison,
 )
+from patchline.pipeline.evaluation.promotion_decision import Decision
 from patchline.pipeline.metrics.multi_label.paired_bootstrap import Answers
+from patchline.pipeline.registry.champion_gates import champion_gates
 from patchline.pipeline.registry.config import PromotionConfig
-from patchline.pipeline.registry.label_set_gates import label_set_gates
 
 CLASSES = ("circle", "red", "unseen")
 
 
-def _comparison(images: int, gain: float, *, seed: int = 0) -> LabelSetComparison:
+def _comparison(
+    images: int, gain: float, *, seed: int = 0, thresholds: tuple[float, float] = (0.5, 0.5)
+) -> LabelSetComparison:
     generator = np.random.default_rng(seed)
     labels = (generator.random((images, 3)) < (0.3, 0.5, 0)).astype(np.uint8)
     common = generator.normal(size=labels.shape)
     answers = []
-    for skill in (1.5, 1.5 + gain):
+    for skill, threshold in zip((1.5, 1.5 + gain), thresholds, strict=True):
         logits = skill * (labels - 0.5) + common + generator.normal(size=labels.shape) / 2
         scores = 1 / (1 + np.exp(-logits))
-        answers.append(Answers(scores, (scores >= 0.5).astype(np.uint8)))
+        answers.append(Answers(scores, (scores >= threshold).astype(np.uint8)))
     return compare_label_sets(
         champion="3",
         challenger="4",
@@ -40,7 +43,7 @@ def _comparison(images: int, gain: float, *, seed: int = 0) -> LabelSetCompariso
 
 def test_a_better_model_passes_with_a_sentence() -> None:
     """MAP of both, the difference with its interval, the p-value and its limit, and F1."""
-    gate, worse = label_set_gates(PromotionConfig(), _comparison(400, 1.5))
+    gate, worse = champion_gates(PromotionConfig(), _comparison(400, 1.5))
     assert gate.name == "better_than_champion"
     assert gate.passed
     assert "on 400 images" in gate.sentence
@@ -54,7 +57,7 @@ def test_a_better_model_passes_with_a_sentence() -> None:
 @pytest.mark.parametrize(("images", "gain"), [(400, 0.0), (400, -1.0), (30, 5.0)])
 def test_a_model_that_is_not_better_does_not_pass(images: int, gain: float) -> None:
     """Nor one on fewer images than promotion.min_images."""
-    gate = label_set_gates(PromotionConfig(), _comparison(images, gain))[0]
+    gate = champion_gates(PromotionConfig(), _comparison(images, gain))[0]
     assert not gate.passed
     if images < 50:
         assert gate.value is None
@@ -63,17 +66,78 @@ def test_a_model_that_is_not_better_does_not_pass(images: int, gain: float) -> N
 
 def test_a_label_that_loses_fails_its_gate() -> None:
     """By more than promotion.max_class_drop."""
-    worse = label_set_gates(PromotionConfig(), _comparison(400, -1.2))[1]
+    worse = champion_gates(PromotionConfig(), _comparison(400, -1.2))[1]
     assert worse.name == "no_class_worse"
     assert not worse.passed
     assert "has the largest loss: average precision" in worse.sentence
 
 
+@pytest.mark.parametrize(
+    ("metric", "passes"), [("mAP", True), ("macro_f1", False), ("both", False)]
+)
+def test_the_metric_that_decides_is_a_setting(metric: str, passes: bool) -> None:
+    """A model that ranks better, but gives far too few labels, is better by mAP alone."""
+    comparison = _comparison(400, 1.5, thresholds=(0.5, 0.99))
+    config = PromotionConfig.model_validate({"label_set_metric": metric})
+    gate = champion_gates(config, comparison)[0]
+    assert gate.passed is passes
+    assert ("mAP is " in gate.sentence) is (metric != "macro_f1")
+    assert ("F1 is " in gate.sentence) is (metric != "mAP")
+    shown = comparison.paired["mAP" if metric == "mAP" else "macro_f1"].difference.value
+    assert gate.value == shown
+
+
+def test_both_metrics_pass_a_model_that_is_better_by_both() -> None:
+    """Its gain is the smaller one."""
+    comparison = _comparison(400, 1.5)
+    gate = champion_gates(PromotionConfig(label_set_metric="both"), comparison)[0]
+    assert gate.passed
+    assert gate.value == min(each.difference.value for each in comparison.paired.values())
+
+
+@pytest.mark.parametrize(
+    ("images", "settings", "why"),
+    [
+        (400, {"class_min_images": 390}, "no label has 390 comparable images"),
+        (30, {"better_than_champion": False}, "only 30 images were"),
+        (1, {"better_than_champion": False}, "only 1 image was"),
+    ],
+)
+def test_a_loss_that_cannot_be_checked_is_unknown(
+    images: int, settings: dict[str, object], why: str
+) -> None:
+    """It is neither passed nor failed, on the page and in JSON."""
+    config = PromotionConfig.model_validate(settings)
+    gate = champion_gates(config, _comparison(images, -1.2))[-1]
+    assert gate.name == "no_class_worse"
+    assert gate.passed is None
+    assert not gate.failed
+    assert gate.verdict == "not checked"
+    assert why in gate.sentence
+
+
 def test_the_page_shows_both_models_and_each_label(tmp_path: Path) -> None:
     """And it can be read back."""
     comparison = _comparison(100, 1.0)
-    text = write_label_set_comparison(comparison, None, tmp_path).read_text("utf-8")
-    for part in ("Challenger 4 against champion 3", "circle", "1\N{NO-BREAK SPACE}label without"):
+    config = PromotionConfig(class_min_images=99)
+    decision = Decision(
+        name="shapes",
+        version="4",
+        champion="3",
+        promoted=True,
+        reason="better",
+        gates=tuple(champion_gates(config, comparison)),
+        decided_at="2026-01-01T00:00:00+00:00",
+    )
+    assert decision.unchecked == ("no_class_worse",)
+    text = write_comparison(comparison, decision, tmp_path, None).read_text("utf-8")
+    for part in (
+        "Challenger 4 against champion 3",
+        "circle",
+        "1\N{NO-BREAK SPACE}label without",
+        '<span class="badge">not checked</span>',
+        "None was left out.",
+    ):
         assert part in text
     stored = (tmp_path / "comparison.json").read_text("utf-8")
     assert LabelSetComparison.model_validate_json(stored) == comparison
