@@ -102,18 +102,20 @@ def serve_model(model: str, config: ServingConfig, *, as_json: bool) -> int:
     listening = server.listening_socket(config)
     with listening:
         folder = served_package(registry.reader(), name, version)
-        try:
-            checked = checked_package(folder, config.threads or cores())
-        except PackageRefusedError as error:
-            raise RunError(
-                f"Version {version} of '{name}' cannot be served: {error}. Name another version."
-            ) from error
         url = _url(config, listening.getsockname()[1])
+        first = server.FirstVersion(
+            name, alias, version, lambda: checked_package(folder, config.threads or cores())
+        )
 
         def tell() -> None:
             _tell(url, name, alias, version, as_json=as_json)
 
-        server.serve((name, alias), version, checked, config, listening, tell, registry)
+        try:
+            server.serve(first, config, listening, tell, registry)
+        except PackageRefusedError as error:
+            raise RunError(
+                f"Version {version} of '{name}' cannot be served: {error}. Name another version."
+            ) from error
     return 0
 
 

@@ -76,10 +76,12 @@ def _serve(given: argparse.Namespace) -> None:
     check_doors(config)
     server.check_certificate(config)
     with server.listening_socket(config) as listening:
-        try:
-            checked = checked_package(given.package, config.threads or cores())
-        except PackageRefusedError as error:
-            raise PackageRefusedError(f"The package cannot be served: {error}.") from error
+        first = server.FirstVersion(
+            given.name,
+            None,
+            given.model_version,
+            lambda: checked_package(given.package, config.threads or cores()),
+        )
 
         def tell() -> None:
             port = listening.getsockname()[1]
@@ -89,8 +91,10 @@ def _serve(given: argparse.Namespace) -> None:
             )
             sys.stderr.flush()
 
-        reference = (given.name, None)
-        server.serve(reference, given.model_version, checked, config, listening, tell, Registry())
+        try:
+            server.serve(first, config, listening, tell, Registry())
+        except PackageRefusedError as error:
+            raise PackageRefusedError(f"The package cannot be served: {error}.") from error
 
 
 def _config(given: argparse.Namespace) -> ServingConfig:

@@ -123,11 +123,11 @@ class ModelHost:
         batch = min(self.config.max_batch, checked.batch)
         engine = Engine(checked.package, checked.computing, self.threads, batch, self.metrics)
         before, self._served = self._served, Served(version, engine)
-        self._forget_retired()
         if before is not None:
             self.metrics.switches.inc()
             before.engine.retire()
             self._retired.append(before.engine)
+        self._forget_retired()
         self.metrics.serving(self.name, version)
 
     def _forget_retired(self) -> None:

@@ -11,6 +11,7 @@ import signal
 import socket
 import ssl
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import uvicorn
@@ -76,10 +77,21 @@ def _no_password() -> str:
     raise ValueError("the key is encrypted, and nobody can enter its password here")
 
 
+@dataclass(frozen=True)
+class FirstVersion:
+    """The version that a server answers with first."""
+
+    name: str
+    """Of the model."""
+    alias: str | None
+    """That is followed; None for a fixed version."""
+    version: str
+    load: Callable[[], Checked]
+    """Opens and checks its package. The server alone holds it: memory is free after a switch."""
+
+
 def serve(
-    reference: tuple[str, str | None],
-    version: str,
-    checked: Checked,
+    first: FirstVersion,
     config: ServingConfig,
     listening: socket.socket,
     on_ready: Callable[[], None],
@@ -88,30 +100,28 @@ def serve(
     """Serve until SIGTERM or SIGINT.
 
     Args:
-        reference: the name of the model, and the alias that is followed; None for a fixed version.
-        version: that answers first.
-        checked: its package.
+        first: the version that answers first.
         config: of the server.
         listening: socket of the server.
         on_ready: called once requests are answered.
         registry: that says where the alias points.
+
+    Raises:
+        PackageRefusedError: if the first version may not be served.
     """
     _allow_many_connections()
-    asyncio.run(_serve(reference, version, checked, config, listening, on_ready, registry))
+    asyncio.run(_serve(first, config, listening, on_ready, registry))
 
 
 async def _serve(
-    reference: tuple[str, str | None],
-    version: str,
-    checked: Checked,
+    first: FirstVersion,
     config: ServingConfig,
     listening: socket.socket,
     on_ready: Callable[[], None],
     registry: Registry,
 ) -> None:
-    metrics = ServerMetrics()
-    host = ModelHost(*reference, config, metrics)
-    host.switch_to(version, checked)
+    host = ModelHost(first.name, first.alias, config, ServerMetrics())
+    host.switch_to(first.version, first.load())
     server = _Server(host, _uvicorn_config(host, listening), on_ready)
     watch = AliasWatch(host, registry)
     if host.alias is not None:
