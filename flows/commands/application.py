@@ -120,6 +120,11 @@ COMMANDS = (
         "Serve a registered model over HTTP until Ctrl-C or SIGTERM.",
     ),
     Command(
+        "monitor",
+        "monitor:monitor",
+        "Check whether new images are still like those of the test; exits with code 3 if not.",
+    ),
+    Command(
         "models",
         "models:models",
         "List registered models with their versions, aliases and metrics.",

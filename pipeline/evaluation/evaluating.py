@@ -52,10 +52,17 @@ from patchline.pipeline.evaluation.trained_run import TrainedRun
 from patchline.pipeline.files.file_digest import digest_of
 from patchline.pipeline.frozen_model import FrozenModel
 from patchline.pipeline.initial_weights.recipe import display_name
+from patchline.pipeline.labels import label_sets
 from patchline.pipeline.labels.label_sets import MULTI_LABEL
 from patchline.pipeline.metrics.intervals import proportion
 from patchline.pipeline.metrics.temperature import by_member
 from patchline.pipeline.models.answer_rules import AnswerRules
+from patchline.pipeline.models.reference_images import (
+    REFERENCE_IMAGES_FILE,
+    ReferenceImages,
+    feature_rows,
+    save_reference_images,
+)
 from patchline.pipeline.models.stored_features import load_features
 from patchline.pipeline.run_memory import stage_keys
 from patchline.pipeline.run_memory.stage_memory import Ingredients, result_files
@@ -71,6 +78,7 @@ FOLDER = "report"
 """Folder of the report inside the run's folder."""
 PREDICTIONS_FILE = "predictions.parquet"
 """In that folder: the predictions that the report is computed from."""
+_NO_FEATURES = "the model does not end in a linear layer, whose input is the features"
 _PATHS: dict[str, Any] = {
     "best": True,
     "selected": True,
@@ -79,6 +87,7 @@ _PATHS: dict[str, Any] = {
     "folds": {"folds": {"__all__": {"best", "run_id"}}},
 }
 """What differs between two runs with the same result."""
+_MOST_REFERENCE_IMAGES = 4000
 _COMPUTED_BY = (
     "the trained model in float32; packaging compares them with those of the package on all test "
     "images, and fails if one differs by more than 0.0001"
@@ -152,6 +161,8 @@ def evaluate_run(run: TrainedRun, folder: Path, on_event: Callable[[Event], None
         on_event({"kind": "note", "message": note})
     if reference is not None:
         save_reference(reference, folder / REFERENCE_FILE)
+    kept = _reference_images(run, table, table["label_index"].to_numpy(np.int64), measured)
+    save_reference_images(kept, folder / REFERENCE_IMAGES_FILE)
     tested = Predictions.of(table[table["split"] == "test"])
     report = evaluate(
         tested,
@@ -203,6 +214,9 @@ def _evaluated_label_sets(
         on_event({"kind": "note", "message": note})
     if reference is not None:
         save_reference(reference, folder / REFERENCE_FILE)
+    labels_NK = label_sets.matrix(list(judged.table["label"]), run.data.classes)
+    kept = _reference_images(run, judged.table, labels_NK, measured)
+    save_reference_images(kept, folder / REFERENCE_IMAGES_FILE)
     report = judged.report.model_copy(update={"warning_rules": rules})
     html = write_label_set_report(
         report,
@@ -214,6 +228,41 @@ def _evaluated_label_sets(
         preview=_preview(run.trained),
     )
     return Evaluated(report=report, folder=folder, html=html)
+
+
+def _reference_images(
+    run: TrainedRun, table: pd.DataFrame, labels: Array, measured: Measured
+) -> ReferenceImages:
+    """Return what the final model computes for images that its weights were not fitted on.
+
+    Args:
+        run: of the model.
+        table: all predictions, numbered from 0.
+        labels: of its rows, as `ReferenceImages` has them.
+        measured: has features of at most 2,000 validation and 2,000 test images.
+    """
+    trained = run.trained
+    is_final = trained.refit is None and trained.ensemble is None and trained.folds is None
+    is_test_N = (table["split"] == "test").to_numpy()
+    usable_N = is_test_N | ((table["split"] == "validation").to_numpy() & is_final)
+    rows = feature_rows(np.flatnonzero(usable_N).tolist(), measured.features)
+    if len(rows) > _MOST_REFERENCE_IMAGES:
+        drawn = np.random.default_rng(run.config.seed).permutation(rows)
+        rows = sorted(drawn[:_MOST_REFERENCE_IMAGES].tolist())
+    chosen = table.iloc[rows]
+    features = [measured.features[row] for row in rows if row in measured.features]
+    why = (
+        "" if features else "the model does not end in a linear layer, whose input is the features"
+    )
+    return ReferenceImages(
+        probabilities_MK=np.stack(list(chosen["probabilities"])),
+        features_MD=np.stack(features) if features else np.zeros((len(rows), 0), np.float32),
+        labels=labels[rows],
+        is_test_M=is_test_N[rows],
+        sha256=tuple(chosen["sha256"]),
+        paths=tuple(chosen["path"]),
+        why_no_features=why,
+    )
 
 
 def _preview(trained: TrainResult) -> Path | None:
@@ -265,7 +314,7 @@ def _held_out_images(
     if not why_none and refitted and trained.probe is None:
         why_no_features = "the final model was trained on the validation images"
     if not why_none and not why_no_features and not measured.features:
-        why_no_features = "the model does not end in a linear layer, whose input is the features"
+        why_no_features = _NO_FEATURES
     return HeldOutImages(
         predictions=held,
         basis=basis,

@@ -19,6 +19,7 @@ from patchline.pipeline.files.workspace_folder import make_folder
 from patchline.pipeline.packaging.package_files import (
     ARTIFACTS,
     CARD_FILE,
+    REFERENCE_IMAGES_FILE,
     SERVER_FILE,
     WEIGHTS_FILE,
 )
@@ -32,7 +33,7 @@ _USER = 10_001
 _MODE = "serving.kserve.io/deploymentMode"
 """Without Knative, which allows neither a pause before the end nor the settings of the pod."""
 _NAME_LENGTH = 50
-_NOT_SERVED = (WEIGHTS_FILE, SERVER_FILE, CARD_FILE)
+_NOT_SERVED = (WEIGHTS_FILE, SERVER_FILE, CARD_FILE, REFERENCE_IMAGES_FILE)
 _LIBRARY_MEMORY_MIB = 400
 """Of the server before it has a model."""
 _MODEL_COPIES = 4

@@ -34,6 +34,7 @@ from patchline.pipeline.packaging.package_files import (
     DIGESTED,
     ONNX_FILE,
     REFERENCE_FILE,
+    REFERENCE_IMAGES_FILE,
     SERVER_FILE,
 )
 from patchline.pipeline.packaging.standalone_file import write_model_server
@@ -72,6 +73,8 @@ def package(job: PackagingJob, events: EventWriter) -> Package:
         _check_inner_outputs(job, whole, onnx_file, events)
     if job.reference is not None:
         shutil.copyfile(job.reference, job.folder / REFERENCE_FILE)
+    if job.reference_images is not None:
+        shutil.copyfile(job.reference_images, job.folder / REFERENCE_IMAGES_FILE)
     write_model_server(job.folder / SERVER_FILE)
     difference, images = _compared(job, whole, onnx_file, events)
     outputs = "probabilities" if description.classes else "features"

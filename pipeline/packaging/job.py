@@ -34,6 +34,8 @@ class PackagingJob(FrozenModel):
     """Rules for sets and warnings; None for an encoder."""
     reference: Path | None = None
     """The features that distances are measured to."""
+    reference_images: Path | None = None
+    """What later images are compared with; None for an encoder."""
     folder: Path
     averages_views: bool = False
     """Predict each image with its mirror image, as the evaluation has decided."""

@@ -11,6 +11,7 @@ from patchline.pipeline.evaluation.trained_run import TrainedRun
 from patchline.pipeline.labels.label_sets import MULTI_LABEL, SINGLE_LABEL
 from patchline.pipeline.metrics.label_calibration import LabelCalibration
 from patchline.pipeline.metrics.temperature import TemperatureFit
+from patchline.pipeline.models.reference_images import REFERENCE_IMAGES_FILE
 from patchline.pipeline.packaging.job import Package, PackagingJob
 from patchline.pipeline.packaging.model_card import CardFacts
 from patchline.pipeline.workers.event_log import Event
@@ -45,6 +46,7 @@ def package_model(
     answers = report.answers if report else None
     calibration: object = report.calibration if report else None
     reference = evaluated.folder / REFERENCE_FILE if evaluated else None
+    images = evaluated.folder / REFERENCE_IMAGES_FILE if evaluated else None
     job = PackagingJob(
         model_folder=run.trained.best.resolve(),
         manifest_file=run.data.manifest_file.resolve(),
@@ -56,6 +58,7 @@ def package_model(
         reported=(evaluated.folder / PREDICTIONS_FILE).resolve() if evaluated else None,
         answers=answers.rules if answers else getattr(report, "warning_rules", None),
         reference=reference.resolve() if reference and reference.is_file() else None,
+        reference_images=images.resolve() if images and images.is_file() else None,
         folder=folder,
         averages_views=evaluated is not None
         and evaluated.report.averaging is not None

@@ -19,6 +19,7 @@ from patchline.pipeline.evaluation.cost import (
 from patchline.pipeline.evaluation.evaluating import FOLDER, MODULE, Evaluated
 from patchline.pipeline.evaluation.trained_run import TrainedRun
 from patchline.pipeline.frozen_model import FrozenModel
+from patchline.pipeline.models.reference_images import REFERENCE_IMAGES_FILE
 from patchline.pipeline.registry import registration
 from patchline.pipeline.registry.registered_models import TEST_IMAGES_TAG
 from patchline.pipeline.run_memory import stage_keys
@@ -124,7 +125,7 @@ class Evaluate(EvaluateStage[Evaluated]):
         pages = result.folder / EXPLANATIONS
         for kind, folder in ((FOLDER, result.folder), (f"{FOLDER}/{EXPLANATIONS}", pages)):
             for file in sorted(folder.glob("*.*")):
-                if file.name != REFERENCE_FILE:  # the package has it
+                if file.name not in (REFERENCE_FILE, REFERENCE_IMAGES_FILE):  # the package has them
                     tracked_run.log_file(run, file, kind)
 
 

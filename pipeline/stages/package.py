@@ -19,6 +19,7 @@ from patchline.pipeline.initial_weights.starting_point import StartingPoint
 from patchline.pipeline.metrics.label_thresholds import LabelThresholds
 from patchline.pipeline.metrics.multi_label.label_set_metrics import LabelMetrics
 from patchline.pipeline.models.answer_rules import AnswerRules
+from patchline.pipeline.models.reference_images import REFERENCE_IMAGES_FILE
 from patchline.pipeline.packaging.job import Package
 from patchline.pipeline.packaging.model_card import CardFacts, CardLabel
 from patchline.pipeline.packaging.packaging import MODULE, package_model
@@ -121,6 +122,7 @@ class PackageModel(PackageStage[PackageInputs]):
             **_thresholds(inputs.evaluated),
             "reported": digest_of(inputs.evaluated.folder / PREDICTIONS_FILE).sha256,
             "answers": _answers(inputs.evaluated),
+            "reference images": _reference_images(inputs.evaluated),
         }
 
 
@@ -157,6 +159,12 @@ def _answers(evaluated: Evaluated) -> str:
     fitted = answers.rules if answers else getattr(evaluated.report, "warning_rules", None)
     rules = fitted.model_dump_json() if fitted else ""
     return rules + (digest_of(reference).sha256 if reference.is_file() else "")
+
+
+def _reference_images(evaluated: Evaluated) -> str:
+    """Return the digest of what later images are compared with; empty if there is none."""
+    file = evaluated.folder / REFERENCE_IMAGES_FILE
+    return digest_of(file).sha256 if file.is_file() else ""
 
 
 def _card(config: RunConfig, inputs: TrainedInputs) -> CardFacts:

@@ -114,6 +114,16 @@ PACKAGES: dict[str, set[str]] = {
     "serving": {"packaging", "data", "registry", "server_access"},
     "registry": {"packaging", "evaluation", "metrics", "models", "data", "tracking"},
     "exports": {"serving", "registry", "packaging", "metrics", "models", "data"},
+    "monitoring": {
+        "serving",
+        "registry",
+        "packaging",
+        "evaluation",
+        "metrics",
+        "models",
+        "data",
+        "visual_guide",
+    },
     "automation": {"prediction", "registry", "packaging", "data"},
     "browsing": {
         "inspection",

@@ -1,0 +1,162 @@
+"""The command `patchline monitor`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Annotated, Any
+
+from cyclopts import Parameter
+
+from patchline.flows.closing.close_runs import tell_closed
+from patchline.flows.commands.switches import Json, without_needless_negatives
+from patchline.flows.progress import display, shown
+from patchline.pipeline.config_files import data_settings, merged, validated
+from patchline.pipeline.data.config import TableColumns
+from patchline.pipeline.files.workspace_folder import WORKSPACE
+from patchline.pipeline.registry.registered_models import resolve
+from patchline.pipeline.terminal_words import counted, short_path, visible
+
+if TYPE_CHECKING:
+    from patchline.pipeline.monitoring.monitoring import Monitored
+
+without_needless_negatives(TableColumns)
+DRIFT = 3
+"""Exit code if the images differ from the reference."""
+_SHIFTS_SHOWN = 3
+
+
+def monitor(
+    model: str,
+    data: str,
+    /,
+    *,
+    false_alarms: float | None = None,
+    checks: int | None = None,
+    least_images: int = 20,
+    as_json: Json = False,
+    table: Annotated[TableColumns | None, Parameter(name="--data")] = None,
+) -> int:
+    """Check whether new images are still like those of the test; exits with code 3 if not.
+
+    Parameters
+    ----------
+    model
+        NAME, NAME@ALIAS, NAME/VERSION or models:/NAME@ALIAS; NAME alone means its champion.
+    data
+        A folder of images, an archive, a table, SOURCE:NAME for another data source plugin, or a
+        folder that `patchline serve --record` writes. Each check tests the images that are new.
+    false_alarms
+        Probability of any false alarm in a period of checks. Default: 0.05.
+    checks
+        Checks in a period, such as 365 for a year of daily checks. Default: 365.
+    least_images
+        Fewest new images of a check; with fewer, nothing is tested.
+    table
+        Columns of a table, where they cannot be guessed.
+    """
+    from patchline.pipeline.monitoring.monitoring import MonitorChoices
+
+    choices = MonitorChoices(false_alarms=false_alarms, checks=checks, least_images=least_images)
+    columns = table.model_dump(mode="json", exclude_defaults=True) if table else {}
+    with shown():
+        result = monitor_stream(model, data, choices, columns)
+    if as_json:
+        print(json.dumps(_as_json(result), indent=2))
+    else:
+        print("\n".join(map(visible, _lines(result))))
+    return DRIFT if result.check.drift else 0
+
+
+def monitor_stream(model: str, data: str, choices: Any, columns: dict[str, Any]) -> Monitored:
+    """Check a stream, and keep the check in the workspace.
+
+    Args:
+        model: names the model, as the command's MODEL does.
+        data: names the images, as the command's DATA does.
+        choices: how the stream is monitored.
+        columns: of a table, as the settings of a run name them: `label_column`.
+    """
+    from patchline.pipeline.monitoring import monitoring
+
+    config = validated(merged(data_settings(data, None), {"data": dict(columns)}))
+    tell_closed()
+    version = resolve(model)
+    display().stage(f"Comparing {data} with {version.name}, version {version.version}")
+    return monitoring.monitor(
+        version, config, _stream(config), choices, WORKSPACE.resolve(), display().advance
+    )
+
+
+def _stream(config: Any) -> str:
+    """Return what identifies a stream: an absolute path, an address, or a source."""
+    from pathlib import Path
+
+    path = config.data.path
+    if path is None:
+        return str(config.data.source)
+    local = Path(path)
+    return str(local.resolve()) if local.exists() else str(path)
+
+
+def _as_json(result: Monitored) -> dict[str, Any]:
+    check = result.check
+    return {
+        "drift": check.drift,
+        "p_value": check.tests.p_value,
+        "level": check.tests.level,
+        "tests": {name: each.model_dump() for name, each in check.tests.tests.items()},
+        "unknown": check.tests.unknown,
+        "images": check.images,
+        "page": str(check.page),
+        "model": result.reference.name,
+        "version": result.reference.version,
+        "stream": result.stream,
+        "check": check.number,
+        "new": result.is_new,
+        "false_alarms": check.false_alarms,
+        "checks": check.checks,
+        "spent": check.spent,
+        "labels": [each.model_dump() for each in check.labels],
+        "confidence": check.confidence.model_dump(),
+        "accuracy": check.accuracy.model_dump() if check.accuracy else None,
+        "notes": list(check.notes),
+    }
+
+
+def _lines(result: Monitored) -> Iterator[str]:
+    check, version = result.check, result.reference
+    if not result.is_new:
+        yield f"No image is new since check {check.number} of {check.at}, whose result this is."
+    yield (
+        f"{'Drift' if check.drift else 'No drift found'}: {counted(check.images, 'new image')} of "
+        f"{result.stream} compared with the validation and test images of {version.name}, version "
+        f"{version.version}"
+    )
+    for name, test in check.tests.tests.items():
+        sign = "<=" if test.is_significant else ">"
+        yield f"  {name:<12} p = {test.p_value:.2g} {sign} {test.level:.2g}  ({test.method})"
+    for name, why in check.tests.unknown.items():
+        yield f"  {name:<12} not known: {why}"
+    for shift in check.labels[:_SHIFTS_SHOWN]:
+        yield (
+            f"  predicted    {shift.label}: {shift.now.value:.1%} ({shift.now.low:.1%} to "
+            f"{shift.now.high:.1%}), before {shift.before.value:.1%}"
+        )
+    sure = check.confidence
+    yield f"  confidence   {sure.now.value:.1%} on average, before {sure.before.value:.1%}"
+    if check.accuracy is None:
+        yield "  accuracy     not known: no image has a label"
+    else:
+        now, change = check.accuracy.now, check.accuracy.change
+        yield (
+            f"  accuracy     {now.value:.1%} of {counted(now.n, 'labelled image')}, "
+            f"{100 * change.value:+.1f} points ({100 * change.low:+.1f} to "
+            f"{100 * change.high:+.1f}) since the test"
+        )
+    for note in check.notes:
+        yield f"  note: {note}"
+    rate = f"at most {check.false_alarms:.3g} in {check.checks:,} checks"
+    yield f"  check {check.number}; false alarms: {rate}, {check.spent:.2g} spent"
+    if check.page.is_file():
+        yield f"  page: {short_path(check.page)}"

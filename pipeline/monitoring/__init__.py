@@ -1,0 +1,1 @@
+"""Whether the images that arrive are still like those that a version was tested on."""

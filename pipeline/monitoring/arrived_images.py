@@ -1,0 +1,240 @@
+"""The images of a stream: those of a folder, an archive, a table, or the traffic of a server.
+
+Shapes: N images, H, W and C of an image, K classes or labels, D features.
+"""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import pandas as pd
+
+from patchline.pipeline.config import RunConfig
+from patchline.pipeline.data.manifests import manifest as manifests
+from patchline.pipeline.data.manifests.scan_memory import ScanMemory
+from patchline.pipeline.data.manifests.source_listing import listing_of
+from patchline.pipeline.data.reading.decoding import UndecodableImageError
+from patchline.pipeline.data.reading.image_root import root_image_bytes
+from patchline.pipeline.data.value_ranges.model_fit import with_unfit_damaged
+from patchline.pipeline.errors import DataError
+from patchline.pipeline.labels import label_sets
+from patchline.pipeline.packaging.packaged_model import PackagedModel
+from patchline.pipeline.registry.version_records import VersionRecords
+from patchline.pipeline.terminal_words import counted
+from patchline.plugin_api import ImageListing
+
+Array = np.ndarray[Any, Any]
+Progress = Callable[[str, int, int], None]
+LABELS_TABLE = "labels.csv"
+"""In a folder of images: columns path and label; those of images that somebody has labelled."""
+_FOLDERS = ("image_folder", "archive")
+_BATCH = 64
+
+
+@dataclass(frozen=True)
+class Computed:
+    """What a version computes for some images.
+
+    Attributes:
+        positions: of the images that could be read, among those that were asked for.
+        probabilities_NK: of these.
+        features_ND: of these; None if they are not known.
+    """
+
+    positions: Array
+    probabilities_NK: Array
+    features_ND: Array | None
+
+
+class ArrivedImages(Protocol):
+    """The images of a stream, before anything is computed.
+
+    Attributes:
+        keys: identify each image, now and at the next check.
+        names: what each is called.
+        labels: of each, as a manifest has them; empty where it is not known.
+        notes: what a person should know, such as images that are left out.
+    """
+
+    keys: tuple[str, ...]
+    names: tuple[str, ...]
+    labels: tuple[str, ...]
+    notes: tuple[str, ...]
+
+    def computed(self, chosen: Sequence[int], on_progress: Progress) -> Computed:
+        """Return what the version computes for some of them."""
+
+    def picture(self, position: int) -> Array | None:
+        """Return an image, uint8 (H, W, C); None if it is not there."""
+
+
+class ImageFiles:
+    """Images that a data source lists; those that the version was trained on are left out.
+
+    Args:
+        records: of the version.
+        config: its section `data` names the source.
+        workspace: the folder `.patchline`.
+        on_progress: called while the files are read.
+
+    Raises:
+        DataError: if the source cannot be read, or no image is left.
+    """
+
+    def __init__(
+        self, records: VersionRecords, config: RunConfig, workspace: Path, on_progress: Progress
+    ) -> None:
+        self._package = records.package
+        listing = _listing(config, workspace)
+        self._root = listing.root
+
+        def reading(done: int, total: int) -> None:
+            on_progress("Reading images", done, total)
+
+        memory = ScanMemory(listing.root, workspace)
+        manifest = manifests.scan(listing, reading, labelled=False, memory=memory)
+        manifest = with_unfit_damaged(manifest, self._package.mapping)
+        notes = []
+        unusable = int((manifest["status"] != "ok").sum())
+        if unusable:
+            notes.append(f"{counted(unusable, 'file')} left out: no image, or damaged")
+        rows = manifests.usable(manifest)
+        rows = _without_copies(rows, notes)
+        rows = _unseen(rows, records, notes)
+        if rows.empty:
+            why = "; ".join(notes) or "it is empty"
+            raise DataError(
+                f"No image of {listing.root} is left to compare ({why}). Give a folder with images "
+                "that have arrived since the model was trained."
+            )
+        self.keys = tuple(rows["sha256"])
+        self.names = tuple(rows["path"])
+        self.labels = tuple(_labels(rows, config, self._root, self._package))
+        self.notes = tuple(notes)
+
+    def computed(self, chosen: Sequence[int], on_progress: Progress) -> Computed:
+        """Decode and predict images."""
+        positions: list[int] = []
+        probabilities: list[Array] = []
+        features: list[Array] = []
+        for start in range(0, len(chosen), _BATCH):
+            batch, pixels = chosen[start : start + _BATCH], []
+            for place, position in enumerate(batch, start=start):
+                pixels_HWC = self._pixels(position)
+                if pixels_HWC is not None:
+                    positions.append(place)
+                    pixels.append(pixels_HWC)
+            if pixels:
+                outputs = predicted(self._package, np.stack(pixels))
+                probabilities.append(outputs[0])
+                features += outputs[1:]
+            on_progress("Predicting", start + len(batch), len(chosen))
+        classes = len(self._package.classes)
+        return Computed(
+            np.array(positions, np.int64),
+            np.concatenate(probabilities) if probabilities else np.zeros((0, classes), np.float32),
+            np.concatenate(features) if features else None,
+        )
+
+    def picture(self, position: int) -> Array | None:
+        """Return the image as the network takes it."""
+        pixels_HWC = self._pixels(position)
+        return None if pixels_HWC is None else np.asarray(pixels_HWC)
+
+    def _pixels(self, position: int) -> Array | None:
+        try:
+            with root_image_bytes(self._root, self.names[position]) as data:
+                return self._package.pixels(data, paths=False)
+        except (UndecodableImageError, OSError):
+            return None  # changed or removed since the files were read
+
+
+def predicted(package: PackagedModel, pixels_BHWC: Array) -> list[Array]:
+    """Return the probabilities of images, and their features if the package has that output."""
+    names = [package.output_names[0]]
+    if "features" in package.output_names:
+        names.append("features")
+    return package.named_outputs(pixels_BHWC, names)
+
+
+def _listing(config: RunConfig, workspace: Path) -> ImageListing:
+    """Return what the source lists, with labels if it is a table that has them."""
+    if config.data.source in _FOLDERS:
+        return listing_of(config, workspace, labelled=False)
+    try:
+        return listing_of(config, workspace, labelled=True)
+    except DataError:
+        return listing_of(config, workspace, labelled=False)
+
+
+def _without_copies(rows: pd.DataFrame, notes: list[str]) -> pd.DataFrame:
+    """Return each file once: copies would count as evidence of their own."""
+    is_copy = rows["sha256"].duplicated()
+    copies = int(is_copy.sum())
+    if copies:
+        notes.append(f"{counted(copies, 'exact copy', 'exact copies')} left out")
+    return rows[~is_copy]
+
+
+def _unseen(rows: pd.DataFrame, records: VersionRecords, notes: list[str]) -> pd.DataFrame:
+    """Return the images that the version was not fitted on: it is more certain about those."""
+    if not records.is_recorded:
+        notes.append(
+            f"whether {records.label} was trained on some of these images is not known, because "
+            "its training data is no longer recorded"
+        )
+    is_seen = records.has_seen(rows)
+    seen = int(is_seen.sum())
+    if seen:
+        notes.append(
+            f"{counted(seen, 'image')} left out, because the model used "
+            f"{'it' if seen == 1 else 'them'} for training or model selection"
+        )
+    return rows[~is_seen]
+
+
+def _labels(rows: pd.DataFrame, config: RunConfig, root: Path, package: PackagedModel) -> list[str]:
+    """Return the label of each image, empty where it is not known.
+
+    A table has labels. In a folder, an image is of the class whose name a folder around it has,
+    unless a table `labels.csv` in it says something else.
+    """
+    classes = set(package.classes)
+    if config.data.source not in _FOLDERS:
+        return [text if _is_known(text, classes, package) else "" for text in rows["label"]]
+    answers = _answers(root / LABELS_TABLE) if root.is_dir() else {}
+    labels = []
+    for path in rows["path"]:
+        text = answers.get(path, "")
+        if not text and not package.is_multi_label:
+            text = next((part for part in reversed(Path(path).parts[:-1]) if part in classes), "")
+        labels.append(text if _is_known(text, classes, package) else "")
+    return labels
+
+
+def _is_known(text: str, classes: set[str], package: PackagedModel) -> bool:
+    """Return whether a label, or each label of a set, is one of the model's."""
+    if not package.is_multi_label:
+        return text in classes
+    try:
+        return bool(text) and classes.issuperset(label_sets.decoded(text))
+    except ValueError:
+        return False
+
+
+def _answers(file: Path) -> dict[str, str]:
+    """Return the labels of a table by path; none if there is no such table, or it has others."""
+    try:
+        with file.open(encoding="utf-8-sig", newline="") as opened:
+            return {
+                row["path"]: row["label"]
+                for row in csv.DictReader(opened)
+                if row.get("path") and row.get("label")
+            }
+    except (OSError, ValueError, csv.Error):
+        return {}

@@ -1,0 +1,147 @@
+"""The checks of one stream, kept so that their levels add up to the stated rate.
+
+Each check is a file of its own, written under a temporary name and renamed before anybody is told
+its result. So a check that was killed has told nothing and spent nothing, and one that told
+something has spent its level. A lock lets one process at a time check a stream.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from patchline.pipeline.errors import ConfigError, StorageError
+from patchline.pipeline.files.atomic_files import write_text
+from patchline.pipeline.files.file_locks import locked
+from patchline.pipeline.frozen_model import FrozenModel
+from patchline.pipeline.monitoring.drift_tests import DriftTests
+from patchline.pipeline.monitoring.level_spending import Period
+from patchline.pipeline.monitoring.shifts import ConfidenceShift, LabelledAccuracy, LabelShift
+
+FOLDER = "monitoring"
+"""In the workspace."""
+_DIGITS = 6
+
+
+class Check(FrozenModel):
+    """One check of a stream, and its result."""
+
+    number: int
+    """Counted from 1."""
+    at: str
+    """When it ended; ISO 8601, UTC."""
+    false_alarms: float
+    """Probability of any false alarm in a period of checks."""
+    checks: int
+    """Checks in a period."""
+    spent: float
+    """Part of `false_alarms` that is spent in this period, this check included."""
+    images: int
+    tests: DriftTests
+    labels: tuple[LabelShift, ...]
+    """How often each class or label is predicted, the largest change first."""
+    confidence: ConfidenceShift
+    accuracy: LabelledAccuracy | None
+    """Of the images with labels; None if no image has one."""
+    notes: tuple[str, ...]
+    page: Path
+    keys: tuple[str, ...]
+    """Identify the images: SHA-256 of a file, or the number of a recorded request."""
+
+    @property
+    def drift(self) -> bool:
+        """Whether the images differ from the reference."""
+        return self.tests.drift
+
+
+class CheckJournal:
+    """The checks of one stream with one version.
+
+    Args:
+        workspace: the folder `.patchline`.
+        version: the version as `flowers/3`.
+        stream: identifies the stream: an absolute path, or an address.
+    """
+
+    def __init__(self, workspace: Path, version: str, stream: str) -> None:
+        digest = hashlib.sha256(stream.encode("utf-8", "surrogateescape")).hexdigest()[:12]
+        readable = re.sub(r"[^A-Za-z0-9._-]+", "-", Path(stream).name)[:40].strip("-.")
+        name = f"{readable}-{digest}" if readable else digest
+        self.folder = workspace / FOLDER / version.replace("/", "-") / name
+        self.stream = stream
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """Keep other processes from checking the stream within the context."""
+        with locked(self.folder / "lock"):
+            yield
+
+    def checks(self) -> list[Check]:
+        """Return the checks so far, in order.
+
+        Raises:
+            StorageError: if a check is damaged or missing, so that the rate is not known.
+        """
+        files = sorted(self.folder.glob(f"{'[0-9]' * _DIGITS}.json"))
+        checks = []
+        for number, file in enumerate(files, start=1):
+            try:
+                check = Check.model_validate_json(file.read_bytes())
+            except (OSError, ValidationError) as error:
+                raise StorageError(
+                    f"The check {file} cannot be read ({type(error).__name__}), so how much of the "
+                    "false-alarm rate is spent is not known. Restore it from a backup, or remove "
+                    f"the folder {self.folder} to begin again."
+                ) from error
+            if check.number != number:
+                raise StorageError(
+                    f"Check {number} is missing in {self.folder}, so how much of the false-alarm "
+                    "rate is spent is not known. Restore it from a backup, or remove the folder to "
+                    "begin again."
+                )
+            checks.append(check)
+        return checks
+
+    def file_of(self, number: int, suffix: str = ".json") -> Path:
+        """Return the file of a check, or another one beside it."""
+        return self.folder / f"{number:0{_DIGITS}}{suffix}"
+
+    def write(self, check: Check) -> None:
+        """Keep the next check, whose level is spent then."""
+        write_text(self.file_of(check.number), check.model_dump_json(indent=1) + "\n")
+
+
+def period_of(earlier: list[Check], false_alarms: float | None, checks: int | None) -> Period:
+    """Return the period of a stream: that of its checks, or the given one if it has none.
+
+    Args:
+        earlier: the checks so far.
+        false_alarms: given by the user; None for the earlier, or the default.
+        checks: of a period, likewise.
+
+    Raises:
+        ConfigError: if they differ from those of earlier checks.
+    """
+    if not earlier:
+        default = Period()
+        return Period.checked(
+            default.false_alarms if false_alarms is None else false_alarms,
+            default.checks if checks is None else checks,
+        )
+    kept = Period(earlier[-1].false_alarms, earlier[-1].checks)
+    for flag, given, before in (
+        ("--false-alarms", false_alarms, kept.false_alarms),
+        ("--checks", checks, kept.checks),
+    ):
+        if given is not None and given != before:
+            raise ConfigError(
+                f"{flag} is {given:g}, but this stream has been monitored with {before:g} since "
+                "its first check; with another value the rate would not hold. Leave it out, or "
+                f"remove the folder {earlier[-1].page.parent} to begin again."
+            )
+    return kept

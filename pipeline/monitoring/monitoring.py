@@ -1,0 +1,233 @@
+"""Check a stream: `patchline monitor MODEL DATA`.
+
+The package predicts, so neither torch nor a plugin of the model is needed.
+
+Shapes: M reference images, N images, K classes or labels, D features.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from patchline.pipeline.config import RunConfig
+from patchline.pipeline.errors import DataError, ModelReferenceError
+from patchline.pipeline.frozen_model import FrozenModel
+from patchline.pipeline.labels import label_sets
+from patchline.pipeline.models.reference_images import (
+    REFERENCE_IMAGES_FILE,
+    ReferenceImages,
+    load_reference_images,
+)
+from patchline.pipeline.monitoring.arrived_images import (
+    Computed,
+    ImageFiles,
+    Progress,
+)
+from patchline.pipeline.monitoring.check_journal import Check, CheckJournal, period_of
+from patchline.pipeline.monitoring.drift_tests import drift_tests
+from patchline.pipeline.monitoring.feature_test import FeatureKernel
+from patchline.pipeline.monitoring.shifts import (
+    ConfidenceShift,
+    LabelledAccuracy,
+    LabelShift,
+    confidence,
+    label_shifts,
+    labelled_accuracy,
+    mean_estimate,
+    predicted,
+)
+from patchline.pipeline.packaging.packaged_model import PackagedModel
+from patchline.pipeline.registry.registered_models import ModelReference
+from patchline.pipeline.registry.version_records import VersionRecords, available_records
+from patchline.pipeline.terminal_words import counted
+
+Array = np.ndarray[Any, Any]
+LEAST_IMAGES = 20
+
+
+class MonitorChoices(FrozenModel):
+    """How a stream is monitored."""
+
+    false_alarms: float | None = None
+    """Probability of any false alarm in a period of checks; by default that of earlier checks, or
+    0.05."""
+    checks: int | None = None
+    """Checks in a period; by default as before, or 365."""
+    least_images: int = LEAST_IMAGES
+    """Fewest new images of a check; with fewer, nothing is tested and nothing is spent."""
+
+
+class TooFewImagesError(DataError):
+    """A stream with too few new images: whether they have drifted is not known."""
+
+
+@dataclass(frozen=True)
+class Monitored:
+    """The result of `patchline monitor`.
+
+    Attributes:
+        reference: the version.
+        stream: what was looked at.
+        check: the check.
+        is_new: whether it was made now; otherwise no image is new since then.
+    """
+
+    reference: ModelReference
+    stream: str
+    check: Check
+    is_new: bool
+
+
+def reference_of(records: VersionRecords) -> ReferenceImages:
+    """Return what the images of a version's streams are compared with.
+
+    Raises:
+        ModelReferenceError: if the version holds none.
+    """
+    reference = load_reference_images(records.folder / "artifacts" / REFERENCE_IMAGES_FILE)
+    if reference is None or not len(reference):
+        raise ModelReferenceError(
+            f"Whether images have drifted is not known: the package of {records.label} holds no "
+            f"{REFERENCE_IMAGES_FILE}, the reference to compare them with. Train and register the "
+            "model again."
+        )
+    return reference
+
+
+def monitor(
+    version: ModelReference,
+    config: RunConfig,
+    stream: str,
+    choices: MonitorChoices,
+    workspace: Path,
+    on_progress: Progress,
+) -> Monitored:
+    """Compare the images of a stream that are new since the last check with the reference.
+
+    Args:
+        version: of the model.
+        config: its section `data` names the source.
+        stream: identifies the stream.
+        choices: of the user.
+        workspace: the folder `.patchline`.
+        on_progress: called as images are read and predicted.
+
+    Raises:
+        ModelReferenceError: if the version is not there, or holds no reference.
+        TooFewImagesError: if too few images are new.
+        DataError: if the stream cannot be read.
+        ConfigError: if the rate is not that of earlier checks.
+    """
+    records = available_records(version)
+    reference = reference_of(records)
+    journal = CheckJournal(workspace, records.label, stream)
+    with journal.alone():
+        earlier = journal.checks()
+        period = period_of(earlier, choices.false_alarms, choices.checks)
+        arrived = ImageFiles(records, config, workspace, on_progress)
+        tested = {key for check in earlier for key in check.keys}
+        new = [place for place, key in enumerate(arrived.keys) if key not in tested]
+        if not new and earlier:
+            return Monitored(version, stream, earlier[-1], is_new=False)
+        _check_enough(new, earlier, stream, choices.least_images)
+        computed = arrived.computed(new, on_progress)
+        chosen = [new[place] for place in computed.positions]
+        _check_enough(chosen, earlier, stream, choices.least_images)
+        number = len(earlier) + 1
+        keys = tuple(arrived.keys[place] for place in chosen)
+        kernel = FeatureKernel(reference.features_MD) if reference.has_features else None
+        tests = drift_tests(
+            reference,
+            computed.probabilities_NK,
+            computed.features_ND,
+            period.level,
+            seed=_seed(keys),
+            kernel=kernel,
+        )
+        labels = tuple(arrived.labels[place] for place in chosen)
+        check = Check(
+            number=number,
+            at=dt.datetime.now(dt.UTC).isoformat(timespec="seconds"),
+            false_alarms=period.false_alarms,
+            checks=period.checks,
+            spent=period.spent(number),
+            images=len(chosen),
+            tests=tests,
+            **_shifts(records.package, reference, computed, labels),
+            notes=arrived.notes,
+            page=journal.file_of(number, ".html"),
+            keys=keys,
+        )
+        journal.write(check)
+    return Monitored(version, stream, check, is_new=True)
+
+
+def _check_enough(new: Sequence[int], earlier: list[Check], stream: str, least: int) -> None:
+    least = max(least, 1)
+    if len(new) >= least:
+        return
+    since = f" since check {earlier[-1].number}" if earlier else ""
+    are = "is" if len(new) == 1 else "are"
+    raise TooFewImagesError(
+        f"Only {counted(len(new), 'image')} of {stream} {are} new{since} and can be compared, but "
+        f"a check needs at least {least}: whether they have drifted is not known, and nothing of "
+        "the false-alarm rate is spent. Wait for more, or set a smaller --least-images."
+    )
+
+
+def _seed(keys: Sequence[str]) -> int:
+    """Return a seed that depends on the images alone, so that a repeated check is the same."""
+    return int(hashlib.sha256("\n".join(sorted(keys)).encode()).hexdigest()[:12], 16)
+
+
+def _shifts(
+    package: PackagedModel,
+    reference: ReferenceImages,
+    computed: Computed,
+    labels: Sequence[str],
+) -> dict[str, Any]:
+    """Return what has shifted, by the fields of `Check`."""
+    before_MK = predicted(reference.probabilities_MK, package.thresholds_K)
+    now_NK = predicted(computed.probabilities_NK, package.thresholds_K)
+    many = package.is_multi_label
+    certain_M = confidence(reference.probabilities_MK, before_MK, is_multi_label=many)
+    certain_N = confidence(computed.probabilities_NK, now_NK, is_multi_label=many)
+    shifts: tuple[LabelShift, ...] = label_shifts(package.classes, before_MK, now_NK)
+    return {
+        "labels": shifts,
+        "confidence": ConfidenceShift(
+            before=mean_estimate(certain_M), now=mean_estimate(certain_N)
+        ),
+        "accuracy": _accuracy(package, reference, (before_MK, now_NK), certain_N, labels),
+    }
+
+
+def _accuracy(
+    package: PackagedModel,
+    reference: ReferenceImages,
+    predictions: tuple[Array, Array],
+    certain_N: Array,
+    labels: Sequence[str],
+) -> LabelledAccuracy | None:
+    known = [place for place, label in enumerate(labels) if label]
+    if not known:
+        return None
+    before_MK, now_NK = predictions
+    texts, classes = [labels[place] for place in known], package.classes
+    if package.is_multi_label:
+        truth_NK = label_sets.matrix(texts, classes).astype(bool)
+        truth_MK = reference.labels.astype(bool)
+    else:
+        index = {name: place for place, name in enumerate(classes)}
+        truth_NK = np.eye(len(classes), dtype=bool)[[index[text] for text in texts]]
+        truth_MK = np.eye(len(classes), dtype=bool)[reference.labels]
+    right_M = (before_MK == truth_MK).all(axis=1)[reference.is_test_M]
+    right_N = (now_NK[known] == truth_NK).all(axis=1)
+    return labelled_accuracy(right_N, certain_N[known], int(right_M.sum()), len(right_M))

@@ -1,0 +1,141 @@
+"""What has shifted: predicted labels, confidence, and accuracy where labels are known.
+
+These describe; only `drift_tests` decides. Their intervals hold for one check each, not for all.
+
+Shapes: M reference images, N images, K classes or labels.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from patchline.pipeline.frozen_model import FrozenModel
+from patchline.pipeline.metrics.intervals import MetricEstimate, proportion
+
+Array = np.ndarray[Any, Any]
+_Z = 1.959963984540054
+
+
+class LabelShift(FrozenModel):
+    """How often a class or label is predicted."""
+
+    label: str
+    before: MetricEstimate
+    """Share of the reference images."""
+    now: MetricEstimate
+    """Share of the images of the check."""
+
+
+class ConfidenceShift(FrozenModel):
+    """The mean probability of the most probable class, or of the labels given or not given."""
+
+    before: MetricEstimate
+    now: MetricEstimate
+
+
+class LabelledAccuracy(FrozenModel):
+    """How often predictions are right, for images of a check whose labels are known.
+
+    With several labels, a prediction is right if all labels of the image are.
+    """
+
+    now: MetricEstimate
+    before: MetricEstimate
+    """Of the reference's test images."""
+    change: MetricEstimate
+    """Accuracy now minus before, of independent images (Newcombe 1998, method 10)."""
+    beyond_confidence: MetricEstimate
+    """Accuracy minus mean confidence on the same images, paired: below 0, the model is
+    overconfident about them."""
+
+
+def label_shifts(names: Sequence[str], before_MK: Array, now_NK: Array) -> tuple[LabelShift, ...]:
+    """Return the shift of each class or label, the largest first.
+
+    Args:
+        names: of the classes or labels.
+        before_MK: which ones are predicted for the reference images.
+        now_NK: the same of the images of the check.
+    """
+    shifts = [
+        LabelShift(
+            label=name,
+            before=proportion(int(before_MK[:, place].sum()), len(before_MK)),
+            now=proportion(int(now_NK[:, place].sum()), len(now_NK)),
+        )
+        for place, name in enumerate(names)
+    ]
+    return tuple(sorted(shifts, key=lambda each: -abs(each.now.value - each.before.value)))
+
+
+def predicted(probabilities_NK: Array, thresholds_K: Array | None) -> Array:
+    """Return which classes or labels are predicted, as booleans (N, K).
+
+    Args:
+        probabilities_NK: of the images.
+        thresholds_K: of a multi-label model; None if an image has one class.
+    """
+    values_NK = np.asarray(probabilities_NK, np.float64)
+    if thresholds_K is not None:
+        above_NK: Array = values_NK >= np.asarray(thresholds_K, np.float64)
+        return above_NK
+    one_NK = np.zeros(values_NK.shape, bool)
+    one_NK[np.arange(len(values_NK)), values_NK.argmax(axis=1)] = True
+    return one_NK
+
+
+def confidence(probabilities_NK: Array, predicted_NK: Array, *, is_multi_label: bool) -> Array:
+    """Return how probable the model holds its prediction of each image (N).
+
+    With several labels, that all are right if they are independent.
+    """
+    values_NK = np.asarray(probabilities_NK, np.float64)
+    if not is_multi_label:
+        most_N: Array = values_NK.max(axis=1)
+        return most_N
+    right_N: Array = np.where(predicted_NK, values_NK, 1 - values_NK).prod(axis=1)
+    return right_N
+
+
+def mean_estimate(values_N: Array, low: float = 0.0, high: float = 1.0) -> MetricEstimate:
+    """Return a mean with its interval by the normal distribution, within its possible range."""
+    values = np.asarray(values_N, np.float64)
+    mean, count = float(values.mean()), len(values)
+    half = _Z * float(values.std(ddof=1)) / math.sqrt(count) if count > 1 else high - low
+    return MetricEstimate(
+        value=mean, low=max(low, mean - half), high=min(high, mean + half), n=count
+    )
+
+
+def labelled_accuracy(
+    right_N: Array, confidence_N: Array, right_before: int, before: int
+) -> LabelledAccuracy:
+    """Return the accuracy of the labelled images of a check, beside that of the reference.
+
+    Args:
+        right_N: whether each prediction is right.
+        confidence_N: of the same predictions.
+        right_before: reference test images with a right prediction.
+        before: number of reference test images.
+    """
+    then, now = proportion(right_before, before), proportion(int(right_N.sum()), len(right_N))
+    return LabelledAccuracy(
+        now=now,
+        before=then,
+        change=_difference(then, now),
+        beyond_confidence=mean_estimate(right_N.astype(np.float64) - confidence_N, low=-1.0),
+    )
+
+
+def _difference(before: MetricEstimate, now: MetricEstimate) -> MetricEstimate:
+    """Return the difference of two independent proportions from their own intervals."""
+    value = now.value - before.value
+    below = math.hypot(now.value - now.low, before.high - before.value)
+    above = math.hypot(now.high - now.value, before.value - before.low)
+    return MetricEstimate(
+        value=value, low=max(-1.0, value - below), high=min(1.0, value + above), n=now.n
+    )

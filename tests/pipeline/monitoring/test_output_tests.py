@@ -1,0 +1,32 @@
+"""Tests of `patchline.pipeline.monitoring.output_tests`."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from scipy.stats import ks_2samp
+
+from patchline.pipeline.monitoring.output_tests import compare_outputs, distances
+
+
+@pytest.mark.parametrize(("reference", "images"), [(30, 20), (400, 50), (25, 400)])
+@pytest.mark.parametrize("digits", [1, 9])
+def test_distances_and_p_value_are_those_of_scipy(reference: int, images: int, digits: int) -> None:
+    """Output by output, with ties or without, and the smallest p-value times their number."""
+    generator = np.random.default_rng(reference)
+    before = generator.dirichlet(np.ones(4), reference).round(digits)
+    now = generator.dirichlet([1, 1, 1, 1.5], images).round(digits)
+    expected = [ks_2samp(before[:, k], now[:, k]) for k in range(4)]
+    np.testing.assert_allclose(distances(before, now), [each.statistic for each in expected])
+    result = compare_outputs(before, now)
+    assert result.p_value == pytest.approx(min(1.0, 4 * min(each.pvalue for each in expected)))
+    assert result.output == int(np.argmax([each.statistic for each in expected]))
+
+
+def test_equal_images_do_not_differ_and_distinct_ones_do() -> None:
+    """From one end to the other; the p-value is never exactly 0."""
+    values = np.linspace(0, 1, 500)[:, None]
+    assert compare_outputs(values, values).p_value == 1
+    result = compare_outputs(values, values + 2)
+    assert result.statistic == 1
+    assert 0 < result.p_value < 1e-200
