@@ -104,7 +104,8 @@ class CheckJournal:
                     "rate is spent is not known. Restore it from a backup, or remove the folder to "
                     "begin again."
                 )
-            checks.append(check)
+            page = self.file_of(number, ".html")  # the workspace may have been moved
+            checks.append(check.model_copy(update={"page": page}))
         return checks
 
     def file_of(self, number: int, suffix: str = ".json") -> Path:

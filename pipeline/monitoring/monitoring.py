@@ -31,6 +31,7 @@ from patchline.pipeline.monitoring.arrived_images import (
     Progress,
 )
 from patchline.pipeline.monitoring.check_journal import Check, CheckJournal, period_of
+from patchline.pipeline.monitoring.drift_page import PageImages, write_page
 from patchline.pipeline.monitoring.drift_tests import drift_tests
 from patchline.pipeline.monitoring.feature_test import FeatureKernel
 from patchline.pipeline.monitoring.shifts import (
@@ -165,6 +166,13 @@ def monitor(
             page=journal.file_of(number, ".html"),
             keys=keys,
         )
+        images = PageImages(
+            names=[arrived.names[place] for place in chosen],
+            picture=lambda place: arrived.picture(chosen[place]),
+            computed=computed,
+            kernel=kernel,
+        )
+        write_page(check, earlier, stream, records, reference, images)
         journal.write(check)
     return Monitored(version, stream, check, is_new=True)
 

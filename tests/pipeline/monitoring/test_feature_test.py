@@ -17,7 +17,7 @@ def test_the_statistic_is_the_discrepancy_of_the_gaussian_kernel() -> None:
     before, now = generator.normal(size=(150, 6)), generator.normal(0.6, 1, size=(100, 6))
     kernel = FeatureKernel(before)
 
-    def mean(first: np.ndarray, second: np.ndarray) -> float:  # type: ignore[type-arg]
+    def mean(first: np.ndarray, second: np.ndarray) -> float:
         squares = ((first[:, None] - second[None]) ** 2).sum(axis=2)
         return float(np.exp(-squares / (2 * kernel.width**2)).mean())
 

@@ -1,0 +1,130 @@
+"""Tests of `patchline.pipeline.monitoring.check_journal`."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from patchline.pipeline.errors import ConfigError, StorageError
+from patchline.pipeline.metrics.intervals import proportion
+from patchline.pipeline.monitoring.check_journal import Check, CheckJournal, period_of
+from patchline.pipeline.monitoring.drift_tests import DriftTest, DriftTests
+from patchline.pipeline.monitoring.level_spending import Period
+from patchline.pipeline.monitoring.shifts import ConfidenceShift
+from tests.patience import patient
+
+
+def check_of(number: int, period: Period | None = None, p_value: float = 0.5) -> Check:
+    """Return a check of twenty images."""
+    period, share = period or Period(), proportion(18, 20)
+    test = DriftTest(p_value=p_value, level=period.level, statistic=0.1, method="any")
+    return Check(
+        number=number,
+        at="2026-01-01T00:00:00+00:00",
+        false_alarms=period.false_alarms,
+        checks=period.checks,
+        spent=period.spent(number),
+        images=20,
+        tests=DriftTests(tests={"outputs": test}, p_value=p_value, level=period.level, unknown={}),
+        labels=(),
+        confidence=ConfidenceShift(before=share, now=share),
+        accuracy=None,
+        notes=(),
+        page=Path("page.html"),
+        keys=tuple(f"{number}-{image}" for image in range(20)),
+    )
+
+
+_WRITER = """
+import sys
+from pathlib import Path
+from tests.pipeline.monitoring.test_check_journal import check_of
+from patchline.pipeline.monitoring.check_journal import CheckJournal
+
+journal = CheckJournal(Path(sys.argv[1]), "digits/1", "inbox")
+print("ready", flush=True)
+for _ in range(int(sys.argv[2])):
+    with journal.alone():
+        journal.write(check_of(len(journal.checks()) + 1))
+        print("told", flush=True)
+"""
+
+
+def writer(workspace: Path, checks: int) -> subprocess.Popen[str]:
+    """Start a process that checks a stream so many times."""
+    return subprocess.Popen(
+        [sys.executable, "-c", _WRITER, str(workspace), str(checks)],
+        cwd=Path(__file__).parents[3],
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+
+
+def test_two_processes_share_the_numbers(tmp_path: Path) -> None:
+    """Each check spends a level of its own, whoever makes it."""
+    processes = [writer(tmp_path, 15) for _ in range(2)]
+    for process in processes:
+        process.communicate(timeout=patient(60))
+        assert process.returncode == 0
+    checks = CheckJournal(tmp_path, "digits/1", "inbox").checks()
+    assert [each.number for each in checks] == list(range(1, 31))
+    assert checks[-1].spent == pytest.approx(30 * 0.05 / 365)
+
+
+def test_a_killed_process_leaves_whole_checks_and_no_lock(tmp_path: Path) -> None:
+    """Every result that was told is kept, at most one more is, and the next check goes ahead."""
+    process = writer(tmp_path, 10_000)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready\n"
+    time.sleep(0.3 + np.random.default_rng().uniform(0, 0.2))
+    process.send_signal(signal.SIGKILL)
+    told = process.stdout.read().count("told")
+    process.wait(timeout=patient(30))
+    journal = CheckJournal(tmp_path, "digits/1", "inbox")
+    assert told <= len(journal.checks()) <= told + 1
+    with journal.alone():
+        journal.write(check_of(len(journal.checks()) + 1))
+
+
+def test_streams_and_versions_have_journals_of_their_own(tmp_path: Path) -> None:
+    """Two folders of the same name, and two versions, spend a rate each."""
+    names = [("digits/1", "/a/inbox"), ("digits/1", "/b/inbox"), ("digits/2", "/a/inbox")]
+    journals = [CheckJournal(tmp_path, version, stream) for version, stream in names]
+    assert len({each.folder for each in journals}) == 3
+    journals[0].write(check_of(1))
+    assert [len(each.checks()) for each in journals] == [1, 0, 0]
+
+
+@pytest.mark.parametrize("damage", ["remove", "cut", "other"])
+def test_a_damaged_journal_is_no_empty_one(tmp_path: Path, damage: str) -> None:
+    """What is spent is not known then; the error names the remedy."""
+    journal = CheckJournal(tmp_path, "digits/1", "inbox")
+    for number in (1, 2, 3):
+        journal.write(check_of(number))
+    file = journal.file_of(2)
+    if damage == "remove":
+        file.unlink()
+    else:
+        file.write_text('{"number": 2' if damage == "cut" else '{"other": 1}', encoding="utf-8")
+    with pytest.raises(StorageError, match=r"is not known.*begin again"):
+        journal.checks()
+
+
+def test_the_rate_of_a_stream_does_not_change() -> None:
+    """Another value is refused with the flag; without one, the first value holds."""
+    period = Period(0.1, 30)
+    earlier = [check_of(1, period)]
+    assert period_of([], None, None) == Period()
+    assert period_of([], 0.1, 30) == period
+    assert period_of(earlier, None, None) == period
+    assert period_of(earlier, 0.1, 30) == period
+    with pytest.raises(ConfigError, match=r"--false-alarms is 0\.05.*0\.1 since"):
+        period_of(earlier, 0.05, None)
+    with pytest.raises(ConfigError, match=r"--checks is 365.*30 since"):
+        period_of(earlier, None, 365)
