@@ -66,7 +66,7 @@ def read_set_cells(
     """
     counts = Counter(cells)
     place = f"'{visible(column)}'{f' of {visible(table)}' if table else ''}"
-    separator = rules.label_separator
+    separator, unsplit = rules.label_separator, list[str]()
     lists = _as_lists(counts) if separator in (AUTO, LIST) else None
     if separator == LIST and lists is None:
         raise DataError(
@@ -82,6 +82,8 @@ def read_set_cells(
             chosen = NONE if names else _separator(counts, place, rules, task)
         parts = {cell: split_cell(cell, chosen) for cell in counts}
         how = "" if chosen == NONE else f"separated by {_in_words(chosen)}"
+        if separator == AUTO and task == SINGLE_LABEL and not names:
+            unsplit = _unsplit(counts, column, rules)
     for cell, labels in parts.items():
         if len(labels) > _MOST_LABELS:
             raise DataError(
@@ -104,7 +106,7 @@ def read_set_cells(
         cell: tuple(sorted({spelled.get(label, "") for label in labels} - {""}))
         for cell, labels in parts.items()
     }
-    return SetCells([sets[cell] for cell in cells], how, notes)
+    return SetCells([sets[cell] for cell in cells], how, [*notes, *unsplit])
 
 
 def split_cell(cell: str, separator: str) -> tuple[str, ...]:
@@ -123,21 +125,53 @@ def _separator(counts: Mapping[str, int], place: str, rules: ReadingRules, task:
     """
     if task == SINGLE_LABEL:
         return NONE
+    found = _likely(counts, rules)
+    if found.evidence != _POSSIBLE:
+        return found.separator
+    raise DataError(
+        f"Column {place} may hold several labels in a cell, separated by "
+        f"{_in_words(found.separator)}, or names of single classes: {_short(found.example)}. Set "
+        f"--data.label-separator {_flag(found.separator)} to learn several labels for each "
+        f"image, or --data.label-separator {NONE} if each cell is one label."
+    )
+
+
+class _Likely(NamedTuple):
+    """What seems to separate the labels of a cell."""
+
+    separator: str
+    """`none` if nothing does."""
+    evidence: int
+    example: str
+    """A cell with the most parts."""
+
+
+def _likely(counts: Mapping[str, int], rules: ReadingRules) -> _Likely:
+    """Return the first separator for which there is evidence."""
     missing = {word.casefold() for word in rules.no_label}
     cells = [cell.strip() for cell in counts if cell.strip().casefold() not in {"", *missing}]
     for separator in _CANDIDATES:
         evidence = _evidence(cells, separator)
-        if evidence == _CLEAR:
-            return separator
-        if evidence == _POSSIBLE:
+        if evidence != _UNLIKELY:
             example = max(cells, key=lambda cell: len(split_cell(cell, separator)))
-            raise DataError(
-                f"Column {place} may hold several labels in a cell, separated by "
-                f"{_in_words(separator)}, or names of single classes: {_short(example)}. Set "
-                f"--data.label-separator {_flag(separator)} to learn several labels for each "
-                f"image, or --data.label-separator {NONE} if each cell is one label."
-            )
-    return NONE
+            return _Likely(separator, evidence, example)
+    return _Likely(NONE, _UNLIKELY, "")
+
+
+def _unsplit(counts: Mapping[str, int], column: str, rules: ReadingRules) -> list[str]:
+    """Say which cells look like several labels where each is learned as one class."""
+    found = _likely(counts, rules)
+    if found.evidence == _UNLIKELY:
+        return []
+    several = [cell for cell in counts if len(split_cell(cell, found.separator)) > 1]
+    rows, flag = sum(counts[cell] for cell in several), _flag(found.separator)
+    note = (
+        f"column '{visible(column)}' holds {_in_words(found.separator)} in {rows:,} of "
+        f"{sum(counts.values()):,} cells, and each cell is one class, such as "
+        f"{_short(found.example)}, because data.task is {SINGLE_LABEL} (--data.task {MULTI_LABEL} "
+        f"--data.label-separator {flag} learns several labels)"
+    )
+    return [note]
 
 
 _CLEAR, _POSSIBLE, _UNLIKELY = 2, 1, 0

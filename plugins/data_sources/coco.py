@@ -8,6 +8,8 @@ label. The format: Lin et al., arXiv 1405.0312; https://cocodataset.org/#format-
 from __future__ import annotations
 
 import json
+from collections import defaultdict
+from collections.abc import Container
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -24,7 +26,9 @@ from patchline.plugins.data_sources.cell_text import shown
 from patchline.plugins.data_sources.named_images import find_images, image_root
 from patchline.plugins.data_sources.tool_labels import (
     BOXES,
+    MalformedError,
     ToolImage,
+    check_malformed,
     checked,
     json_of,
     tool_listing,
@@ -44,6 +48,19 @@ class _Export(NamedTuple):
     classes: list[str]
     regions: int
     """Annotations that are boxes, masks or key points."""
+    malformed: list[str]
+    """Annotations that cannot be used, with the reason."""
+
+
+class _Annotations(NamedTuple):
+    """What the annotations of one file say."""
+
+    labels: dict[Any, set[str]]
+    """Of each image, by id."""
+    unknown: dict[Any, str]
+    """Why the labels of an image are not known, by id."""
+    malformed: list[str]
+    regions: int
 
 
 class Coco:
@@ -66,8 +83,10 @@ class Coco:
         images: list[ToolImage] = []
         classes: dict[str, None] = {}
         regions = 0
+        malformed: list[str] = []
         for file in files:
             export = self._read(file)
+            malformed += export.malformed
             inside = file.parent.relative_to(top).as_posix() if top.is_dir() else ""
             prefix = f"{inside}/" if inside not in ("", ".") else ""
             split = split_named(inside) if prefix else None
@@ -82,6 +101,12 @@ class Coco:
         found = find_images(top, names, root, is_set=rules.root is not None)
         how = "the categories of an image's annotations are its labels"
         notes = []
+        if malformed:
+            verb = "annotation is" if len(malformed) == 1 else "annotations are"
+            notes.append(
+                f"{top.name}: {len(malformed):,} {verb} ignored, and images whose labels are not "
+                f"known because of that are left out: {malformed[0]}"
+            )
         if regions:
             what = "their categories are" if rules.boxes == "labels" else "none is"
             verb = "annotation is a region" if regions == 1 else "annotations are regions"
@@ -106,36 +131,49 @@ class Coco:
         names: dict[Any, str] = {}
         for each in content["images"]:
             image = checked(each, dict, "An image", file)
-            number = _identity(image.get("id"), "An image", file)
+            number = _identity(image.get("id"), "'id' of an image", file)
             if number in names:
                 raise DataError(f"Two images in {file} have the id {number}. Export it again.")
             names[number] = checked(
                 image.get("file_name"), str, f"'file_name' of image {number}", file
             )
-        labels: dict[Any, set[str]] = {number: set() for number in names}
-        regions = 0
-        for each in content["annotations"]:
-            annotation = checked(each, dict, "An annotation", file)
-            number = _identity(annotation.get("image_id"), "An annotation's image_id", file)
-            category = _identity(annotation.get("category_id"), "An annotation's category_id", file)
-            if number not in names or category not in categories:
-                kind, odd = ("image", number) if number not in names else ("category", category)
-                raise DataError(
-                    f"An annotation in {file} is of {kind} {shown(str(odd))}, which the file does "
-                    "not list. Export it again."
-                )
-            if any(annotation.get(key) for key in _REGION):
-                regions += 1
+        read = self._annotations(content["annotations"], names, categories, file)
+        images = [
+            ToolImage(
+                name, tuple(sorted(read.labels[number])), unknown=read.unknown.get(number, "")
+            )
+            for number, name in names.items()
+        ]
+        used = _meant(content["categories"], categories, read.labels)
+        return _Export(images, used, read.regions, read.malformed)
+
+    def _annotations(
+        self, given: list[Any], names: Container[Any], categories: dict[Any, str], file: Path
+    ) -> _Annotations:
+        """Return the labels that annotations give to the images with these ids."""
+        read = _Annotations(defaultdict(set), {}, [], 0)
+        for place, each in enumerate(given, start=1):
+            try:
+                number, category = _pair(each, place, names, categories, file)
+            except MalformedError as error:
+                read.malformed.append(error.reason)
+                if isinstance(each, dict) and isinstance(each.get("image_id"), int | str):
+                    read.unknown.setdefault(each["image_id"], error.reason)
+                continue
+            if any(each.get(key) for key in _REGION):
+                read = read._replace(regions=read.regions + 1)
                 if self.context.rules.boxes != "labels":
                     continue
-            labels[number].add(categories[category])
-        if regions and self.context.rules.boxes == "ask" and self.context.needs_labels:
+            read.labels[number].add(categories[category])
+        if not self.context.needs_labels:
+            return read._replace(unknown={}, malformed=[])
+        check_malformed(file, read.malformed, len(given), "annotations")
+        if read.regions and self.context.rules.boxes == "ask":
             raise DataError(
-                f"{regions:,} of {len(content['annotations']):,} annotations in {file} are boxes "
-                f"or other regions. Set {BOXES}."
+                f"{read.regions:,} of {len(given):,} annotations in {file} are boxes or other "
+                f"regions. Set {BOXES}."
             )
-        images = [ToolImage(name, tuple(sorted(labels[number]))) for number, name in names.items()]
-        return _Export(images, _meant(content["categories"], categories, labels), regions)
+        return read
 
     def _top(self) -> Path:
         if self.context.path is None:
@@ -146,11 +184,43 @@ class Coco:
         return top.resolve()
 
 
+def _pair(
+    each: Any, place: int, names: Container[Any], categories: Container[Any], file: Path
+) -> tuple[Any, Any]:
+    """Return the image and the category of an annotation.
+
+    Args:
+        each: the annotation.
+        place: its number in the file.
+        names: the images of the file, by id.
+        categories: of the file, by id.
+        file: for messages.
+
+    Raises:
+        MalformedError: if it has none that the file lists; it names the annotation.
+    """
+    number = each.get("id") if isinstance(each, dict) else None
+    what = f"Annotation {shown(str(number))}" if isinstance(number, int | str) else ""
+    what = what or f"The annotation number {place:,}"
+    annotation = checked(each, dict, what, file)
+    image = _identity(
+        annotation.get("image_id"), f"'image_id' of {what[:1].lower()}{what[1:]}", file
+    )
+    category = _identity(
+        annotation.get("category_id"), f"'category_id' of {what[:1].lower()}{what[1:]}", file
+    )
+    for kind, value, among in (("image", image, names), ("category", category, categories)):
+        if value not in among:
+            reason = f"is of {kind} {shown(str(value))}, which the file does not list"
+            raise MalformedError(what, file, reason)
+    return image, category
+
+
 def _categories(given: list[Any], file: Path) -> dict[Any, str]:
     categories: dict[Any, str] = {}
     for each in given:
         category = checked(each, dict, "A category", file)
-        number = _identity(category.get("id"), "A category", file)
+        number = _identity(category.get("id"), "'id' of a category", file)
         if number in categories:
             raise DataError(f"Two categories in {file} have the id {number}. Export it again.")
         categories[number] = checked(
@@ -168,10 +238,8 @@ def _meant(given: list[Any], categories: dict[Any, str], labels: dict[Any, set[s
 
 def _identity(value: Any, what: str, file: Path) -> Any:
     if isinstance(value, bool) or not isinstance(value, int | str):
-        raise DataError(
-            f"{what} in {file} has the id {shown(json.dumps(value, default=str)[:60])}, but it has "
-            "to be a number. Export it again."
-        )
+        short = shown(json.dumps(value, default=str)[:60])
+        raise MalformedError(what, file, f"is {short}, but has to be a number")
     return value
 
 

@@ -97,8 +97,10 @@ def _names_files(file: Path) -> bool:
     try:
         with file.open("rb") as opened:
             return b"file_name" in opened.read(_LOOKED_AT)
-    except OSError:
-        return False
+    except OSError as error:
+        raise DataError(
+            f"{file} cannot be read ({error.strerror}). Check the path and its permissions."
+        ) from error
 
 
 def _content(root: Path, ignored: IgnoredFiles, skipped: list[str]) -> ClassFolders:

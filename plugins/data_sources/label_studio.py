@@ -26,7 +26,9 @@ from patchline.plugins.data_sources.cell_text import joined, shown
 from patchline.plugins.data_sources.named_images import find_images, image_root
 from patchline.plugins.data_sources.tool_labels import (
     BOXES,
+    MalformedError,
     ToolImage,
+    check_malformed,
     checked,
     json_of,
     tool_listing,
@@ -73,12 +75,23 @@ class LabelStudio:
         key = self._image_key(tasks, file)
         images: list[ToolImage] = []
         left_out: list[LeftOutFile] = []
-        answers = [_answers(task, file) for task in tasks]
+        malformed: dict[int, str] = {}
+        answers: list[list[list[_Answer]]] = []
+        for number, task in enumerate(tasks, start=1):
+            try:
+                answers.append(_answers(task, file))
+            except MalformedError as error:
+                answers.append([])
+                malformed[number] = f"{error.reason} (task {shown(str(task.get('id', number)))})"
+        check_malformed(file, list(malformed.values()), len(tasks), "tasks")
         notes = self._check([each for all_ in answers for some in all_ for each in some], file)
         for number, (task, answered) in enumerate(zip(tasks, answers, strict=True), start=1):
             name = task["data"].get(key)
             if not isinstance(name, str) or not name.strip():
                 left_out.append(LeftOutFile(f"task {number}", "the row names no image"))
+                continue
+            if number in malformed and self.context.needs_labels:
+                left_out.append(LeftOutFile(name, malformed[number]))
                 continue
             sets = {self._labels(some) for some in answered}
             if len(sets) > 1 and self.context.needs_labels:

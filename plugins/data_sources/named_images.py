@@ -16,10 +16,9 @@ from urllib.parse import parse_qs, unquote, urlsplit
 
 from patchline.plugin_api import DataError, ReadingRules, walk_files
 from patchline.plugins.data_sources.cell_text import joined, shown
+from patchline.plugins.data_sources.uploaded_names import original_name, stored_name
 
 _ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+://")
-_UPLOADED = re.compile(r"[0-9a-f]{8}-(?P<name>.+)")
-"""A file name as Label Studio stores it, with a part of a random number in front."""
 _MOST_MISSING = 0.1
 
 
@@ -116,15 +115,17 @@ def _plain(path: str) -> str:
 def _searched(file: Path, names: dict[str, str], root: Path) -> dict[str, str]:
     """Return the file whose path ends most like that of each name."""
     by_name: dict[str, list[str]] = defaultdict(list)
+    by_stored: dict[str, list[str]] = defaultdict(list)
     for each in walk_files(root):
-        by_name[_plain(PurePosixPath(each.path).name)].append(each.path)
+        file_name = PurePosixPath(each.path).name
+        by_name[_plain(file_name)].append(each.path)
+        by_stored[stored_name(file_name)].append(each.path)
     places = {}
     for name, path in names.items():
         last = path.rpartition("/")[2]
-        uploaded = _UPLOADED.fullmatch(last)
         candidates = by_name.get(_plain(last), [])
-        if not candidates and uploaded:
-            candidates = by_name.get(_plain(uploaded["name"]), [])
+        if not candidates and (original := original_name(last)):
+            candidates = by_stored.get(original, [])
         if not candidates:
             continue
         shared = {each: _same_end(each, path) for each in candidates}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import PurePosixPath
 from typing import NamedTuple
@@ -20,6 +21,7 @@ _IMAGE_NAMES = (
 _LABEL_NAMES = (
     "label", "class", "label_name", "class_name", "classname", "category", "target", "species",
     "breed", "variety", "diagnosis", "dx", "labels", "y", "tags", "classes", "categories",
+    "choice", "choices",
 )  # fmt: skip
 _SPLIT_NAMES = ("split", "subset", "partition", "set", "phase", "fold_name", "usage")
 _LOOKED_AT = 100
@@ -30,6 +32,20 @@ ABSENT = frozenset({"0", "0.0", "-1", "-1.0", "false"})
 PRESENT = frozenset({"1", "1.0", "true"})
 """Cells of a column that stands for a label, in lower case."""
 _NAMED = 3
+_MOST_ODD = 0.05
+"""Of the cells; a column with more values beside 0 and 1 stands for something else."""
+_ABOUT_THE_ROW = frozenset({
+    "verified", "reviewed", "checked", "approved", "labeled", "labelled", "annotated", "unlabeled",
+    "unlabelled", "augmented", "duplicate", "duplicated", "excluded", "exclude", "ignored",
+    "ignore", "skipped", "holdout", "held_out", "iscrowd",
+})  # fmt: skip
+"""Names of columns of 0 and 1 that are rather not labels, also after `is_`."""
+_ABOUT_WORK = _ABOUT_THE_ROW | {
+    "crowd", "difficult", "hidden", "deleted", "flagged", "synthetic", "used", "public", "private",
+    "corrupt", "corrupted", "missing", "usable", "done", "gold", "skip",
+}  # fmt: skip
+"""Names that are so only after `is_`: a label may have them too."""
+_PREFIX = re.compile(r"(?:is|in|for|was|use|used_for)_?(?=[a-z]{4})")
 
 
 class Columns(NamedTuple):
@@ -144,21 +160,87 @@ def _guessed_labels(table: Table, taken: set[str]) -> tuple[str, tuple[str, ...]
         return usual, ()
     rest = [] if with_classes else [name for name in names if not _counts_rows(table, name)]
     zero_one = tuple(name for name in rest if holds_zero_one(table, name))
-    others = [name for name in rest if name not in zero_one]
-    if len(zero_one) > 1 and not others:
+    if len(_likely_labels(zero_one)) > 1:
+        others = [name for name in rest if name not in zero_one]
+        _ask_about_columns(table, zero_one, others)
         return "", zero_one
-    if len(zero_one) > 1:
-        columns = " ".join(
-            f"--data.label-columns {shlex.quote(shown(name))}" for name in zero_one[:_NAMED]
-        )
-        more = " …" if len(zero_one) > _NAMED else ""
-        raise DataError(
-            f"{table.file} has {len(zero_one):,} columns of 0 and 1, which may each stand for a "
-            f"label, and others: {', '.join(map(shown, others[:_NAMED]))}. Set "
-            f"{columns}{more} for the columns of labels, or "
-            "--data.label-column to one column that holds them."
-        )
+    almost = {name: odd for name in rest if (odd := _almost_zero_one(table, name))}
+    if zero_one and almost:
+        raise DataError(f"{_almost_words(table, almost)} Repair it, or name the columns to read.")
     return _named(table, with_classes or names, "label"), ()
+
+
+def _ask_about_columns(table: Table, zero_one: Sequence[str], others: Sequence[str]) -> None:
+    """Ask which columns of 0 and 1 are labels, unless all columns are.
+
+    Raises:
+        DataError: if there are other columns, or one of 0 and 1 is named for something else.
+    """
+    likely = _likely_labels(zero_one)
+    odd = [name for name in zero_one if name not in likely]
+    if not odd and not others:
+        return
+    columns = " ".join(
+        f"--data.label-columns {shlex.quote(shown(name))}" for name in likely[:_NAMED]
+    )
+    more = " …" if len(likely) > _NAMED else ""
+    parts = []
+    if odd:
+        whose = "whose name says" if len(odd) == 1 else "whose names say"
+        parts.append(
+            f"{', '.join(map(shown, odd[:_NAMED]))} among them, {whose} something about the row"
+        )
+    if others:
+        parts.append(f"others: {', '.join(map(shown, others[:_NAMED]))}")
+    almost = {name: value for name in others if (value := _almost_zero_one(table, name))}
+    hint = f" {_almost_words(table, almost)}" if almost else ""
+    raise DataError(
+        f"{table.file} has {len(zero_one):,} columns of 0 and 1, which may each stand for a "
+        f"label, and {' and '.join(parts)}.{hint} Set {columns}{more} for the columns of labels, "
+        "or --data.label-column to one column that holds them."
+    )
+
+
+def _likely_labels(zero_one: Sequence[str]) -> list[str]:
+    """Return the columns of 0 and 1 but those whose names are of something else.
+
+    `is_train` divides the images, and `is_verified` tells about the work on a row. `train` alone
+    may be the vehicle; beside `test` it is not.
+    """
+    splits = {name for name in zero_one if split_named(_plain(name), exactly=True)}
+    vehicle = len(splits) == 1
+    return [name for name in zero_one if not _is_about_the_row(_plain(name), vehicle=vehicle)]
+
+
+def _is_about_the_row(name: str, *, vehicle: bool) -> bool:
+    if name in _ABOUT_THE_ROW or (split_named(name) and not (vehicle and name == "train")):
+        return True
+    start = _PREFIX.match(name)
+    rest = name[start.end() :] if start else ""
+    return bool(rest) and (rest in _ABOUT_WORK or split_named(rest) is not None)
+
+
+def _almost_zero_one(table: Table, name: str) -> str:
+    """Return the value for which a column does not hold 0 and 1 alone; empty if it has others."""
+    values = Counter(value.strip().casefold() for value in table.column(name))
+    values.pop("", None)
+    plain = Counter({value.removesuffix(".0"): count for value, count in values.items()})
+    odd = {value: count for value, count in values.items() if value not in ABSENT | PRESENT}
+    if not odd and {"0", "-1"} <= plain.keys():
+        return "-1 beside 0"
+    few = _MOST_ODD * sum(values.values())
+    if not odd or sum(odd.values()) > few or not values.keys() & PRESENT:
+        return ""
+    value, count = max(odd.items(), key=lambda pair: pair[1])
+    cells = f"{count:,} of {sum(values.values()):,} cells"
+    return f"'{shown(value)}' in {cells}"
+
+
+def _almost_words(table: Table, almost: dict[str, str]) -> str:
+    """Say which columns would be of 0 and 1 but for some value."""
+    some = [f"'{shown(name)}', which holds {odd}" for name, odd in list(almost.items())[:_NAMED]]
+    more = f" and {len(almost) - _NAMED:,} more" if len(almost) > _NAMED else ""
+    return f"{table.file.name} would have another column of 0 and 1 in {', '.join(some)}{more}."
 
 
 def holds_zero_one(table: Table, name: str) -> bool:

@@ -14,6 +14,7 @@ from urllib.request import url2pathname
 
 from patchline.plugin_api import IMAGE_SUFFIXES, DataError, walk_files
 from patchline.plugins.data_sources.cell_text import shown
+from patchline.plugins.data_sources.uploaded_names import original_name, stored_name
 
 _DRIVE = re.compile(r"[A-Za-z]:/")
 _ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+://")
@@ -51,6 +52,7 @@ def find_files(table: Path, values: list[str], folder: Path) -> FoundFiles:
         elif value.strip():
             missing.append(value)
     searched = _below(table, missing, folder, set(files.values())) if missing else {}
+    searched |= _uploaded(table, [each for each in missing if each not in searched], folder)
     note = _note(searched) if searched else ""
     for value, path in searched.items():
         files[value] = f"{folder}/{path}"
@@ -118,6 +120,19 @@ def _below(table: Path, values: list[str], folder: Path, named: Collection[str])
         for value, paths in candidates.items()
     }
     return _unambiguous(table, exact)
+
+
+def _uploaded(table: Path, values: list[str], folder: Path) -> dict[str, str]:
+    """Return the file below the folder that Label Studio has stored under each of these names."""
+    originals: dict[str, list[str]] = {}
+    for value in values:
+        if original := original_name(value.strip().rpartition("/")[2]):
+            originals.setdefault(original, []).append(value)
+    candidates: dict[str, list[str]] = {}
+    for file in walk_files(folder) if originals else ():
+        for value in originals.get(stored_name(PurePosixPath(file.path).name), ()):
+            candidates.setdefault(value, []).append(file.path)
+    return _unambiguous(table, candidates)
 
 
 def _relative(values: list[str], *, elsewhere: bool) -> dict[str, str]:

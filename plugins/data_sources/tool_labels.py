@@ -37,6 +37,21 @@ class ToolImage(NamedTuple):
     """As the export names it."""
     labels: tuple[str, ...]
     split: Split | None = None
+    unknown: str = ""
+    """Why its labels are not known, if they are not."""
+
+
+class MalformedError(DataError):
+    """A part of an export is not what the format says."""
+
+    def __init__(self, what: str, file: Path, reason: str) -> None:
+        super().__init__(f"{what} in {file} {reason}. Export it again.")
+        self.reason = f"{what[:1].lower()}{what[1:]} {reason}"
+
+
+_NAMED = 3
+MOST_MALFORMED = 0.1
+"""Of the annotations; with more, an export is refused as a whole."""
 
 
 def json_of(file: Path) -> Any:
@@ -90,6 +105,9 @@ def tool_listing(
     united: dict[str, ListedImage] = {}
     missing: dict[str, LeftOutFile] = {each.path: each for each in left_out}
     for image, path in zip(images, places.paths, strict=True):
+        if image.unknown:
+            missing[path or image.name] = LeftOutFile(path or image.name, image.unknown)
+            continue
         if path is None:
             name = image.name or "an image without a name"
             missing[name] = LeftOutFile(name, "there is no such file")
@@ -150,12 +168,31 @@ def checked(value: Any, kind: type, what: str, file: Path) -> Any:
     """Return a value of an export that has to be of a type.
 
     Raises:
-        DataError: if it is not.
+        MalformedError: if it is not.
     """
     if not isinstance(value, kind) or (kind is not bool and isinstance(value, bool)):
         short = shown(json.dumps(value, default=str)[:60])
         words: Mapping[type, str] = {dict: "an object", list: "a list", str: "a text"}
-        raise DataError(
-            f"{what} in {file} is {short}, but has to be {words[kind]}. Export it again."
-        )
+        raise MalformedError(what, file, f"is {short}, but has to be {words[kind]}")
     return value
+
+
+def check_malformed(file: Path, reasons: Sequence[str], total: int, what: str) -> None:
+    """Refuse an export of which more than a few parts cannot be read.
+
+    Args:
+        file: the export, for messages.
+        reasons: of each part that cannot be read; each names it.
+        total: number of all parts.
+        what: they are, such as `annotations`.
+
+    Raises:
+        DataError: if they are more than a tenth.
+    """
+    if len(reasons) > MOST_MALFORMED * total:
+        more = len(reasons) - _NAMED
+        some = "; ".join(reasons[:_NAMED]) + (f"; and {more:,} more" if more > 0 else "")
+        raise DataError(
+            f"{len(reasons):,} of {total:,} {what} in {file} cannot be used: {some}. Export it "
+            "again."
+        )

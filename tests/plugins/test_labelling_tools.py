@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -104,7 +105,10 @@ _OUTSIDE = json.dumps({
         ('{"images": {}, "annotations": [], "categories": []}', r"'images' in .* to be a list"),
         ('{"images": [], "annotations": [], "categories": []}', r"lists no images"),
         ('{"images": [4], "annotations": [], "categories": []}', r"An image in .* is 4, but has"),
-        ('{"images": [{"id": [1]}], "annotations": [], "categories": []}', r"the id \[1\], but it"),
+        (
+            '{"images": [{"id": [1]}], "annotations": [], "categories": []}',
+            r"'id' of an image in .* is \[1\], but",
+        ),
         ('{"images": [{"id": 1}], "annotations": [], "categories": []}', r"'file_name' of image 1"),
         (_ELSEWHERE, r"is of image 2, which the file does not list"),
         (_OUTSIDE, r"1 of 1 images named in .* do not exist below"),
@@ -118,6 +122,60 @@ def test_damaged_coco_files_end_in_a_sentence(tmp_path: Path, content: str, word
     with pytest.raises(DataError, match=words) as raised:
         listed(file, source="coco")
     assert str(raised.value).isprintable()
+
+
+@pytest.mark.parametrize(
+    ("odd", "reason"),
+    [
+        ({"id": 70, "image_id": 3, "category_id": 9}, "annotation 70 is of category 9, which the"),
+        ({"image_id": 3}, r"'category_id' of the annotation number 41 is null, but has"),
+        ({"id": 7, "image_id": 3, "category_id": [1]}, r"'category_id' of annotation 7 is \[1\]"),
+    ],
+)
+def test_the_image_of_a_bad_annotation_is_left_out(
+    tmp_path: Path, odd: dict[str, Any], reason: str
+) -> None:
+    """Its labels are not known; the annotation is named, and the others train."""
+    names = [f"{number}.jpg" for number in range(40)]
+    touched(tmp_path, *names)
+    file = coco(tmp_path / "x.json", {name: ["cat"] for name in names})
+    content = json.loads(file.read_text())
+    content["annotations"].append(odd)
+    file.write_text(json.dumps(content))
+    found = listed(file)
+    lost = next(image["file_name"] for image in content["images"] if image["id"] == 3)
+    assert [each.path for each in found.left_out] == [lost]
+    assert re.search(reason, found.left_out[0].reason)
+    assert len(found.images) == 39
+    assert any(re.search(f"1 annotation is ignored, .*{reason}", note) for note in found.notes)
+
+
+def test_an_annotation_of_no_image_leaves_out_none(tmp_path: Path) -> None:
+    """It is named; more than a tenth like it refuse the export."""
+    names = [f"{number}.jpg" for number in range(40)]
+    touched(tmp_path, *names)
+    file = coco(tmp_path / "x.json", {name: ["cat"] for name in names})
+    content = json.loads(file.read_text())
+    content["annotations"].append({"id": 80, "image_id": 999, "category_id": 1})
+    file.write_text(json.dumps(content))
+    found = listed(file)
+    assert len(found.images) == 40
+    assert any("annotation 80 is of image 999, which the file does not" in n for n in found.notes)
+    content["annotations"] += [{"id": n, "image_id": 999} for n in range(90, 100)]
+    file.write_text(json.dumps(content))
+    with pytest.raises(DataError, match=r"11 of 51 annotations .* annotation 80 is .*; and 8 more"):
+        listed(file)
+
+
+def test_a_bad_task_is_left_out_by_its_id(tmp_path: Path) -> None:
+    names = [f"{number}.jpg" for number in range(30)]
+    touched(tmp_path, *names)
+    tasks = [task(name, ["cat", "dog"][: 1 + number % 2]) for number, name in enumerate(names)]
+    tasks[4] |= {"id": 77, "annotations": [{"result": 4}]}
+    found = listed(studio(tmp_path / "x.json", *tasks))
+    [left_out] = found.left_out
+    assert left_out.path == "4.jpg"
+    assert left_out.reason.endswith("is 4, but has to be a list (task 77)")
 
 
 def task(image: str, *annotations: list[str] | None, kind: str = "choices", **more: Any) -> Any:
@@ -224,3 +282,27 @@ def test_lists_of_objects_are_tables(tmp_path: Path) -> None:
     file = tmp_path / "x.json"
     file.write_text(json.dumps(rows))
     assert labels_of(listed(file)) == {"1.jpg": ("a", "b"), "2.jpg": ("a",)}
+
+
+@pytest.mark.parametrize("form", ["tasks", "bare", "minimal", "csv"])
+def test_uploaded_images_are_found_by_their_names(tmp_path: Path, form: str) -> None:
+    """Label Studio puts a random part before a name, and replaces what is odd in it."""
+    touched(tmp_path, "photos/My Photo (1).jpg", "photos/cat 2.jpg", "photos/dög.jpg")
+    stored = ["0a1b2c3d-My_Photo_1.jpg", "ffffffff-cat_2.jpg", "12345678-dög.jpg"]
+    folder = "" if form == "bare" else "/data/upload/1/"
+    paths = [f"{folder}{name}" for name in stored]
+    file = tmp_path / ("x.csv" if form == "csv" else "x.json")
+    if form == "csv":
+        rows = [f"{number},{path},{'ab'[number % 2]},4.2" for number, path in enumerate(paths)]
+        file.write_text("\n".join(["annotation_id,image,choice,lead_time", *rows]))
+    elif form == "minimal":
+        rows = [
+            {"id": number, "image": path, "choice": "ab"[number % 2]}
+            for number, path in enumerate(paths)
+        ]
+        file.write_text(json.dumps(rows))
+    else:
+        studio(file, *(task(path, ["ab"[n % 2]]) for n, path in enumerate(paths)))
+    assert labels_of(listed(file)) == {
+        "photos/My Photo (1).jpg": "a", "photos/cat 2.jpg": "b", "photos/dög.jpg": "a",
+    }  # fmt: skip

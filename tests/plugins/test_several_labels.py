@@ -115,12 +115,60 @@ def test_columns_of_zero_and_one_beside_others_are_a_question(tmp_path: Path) ->
         listed(table, label_columns=("dog",))
 
 
+@pytest.mark.parametrize(
+    "column", ["is_train", "isTrain", "test", "is_valid", "train_set", "Verified", "is_crowd"]
+)
+def test_a_column_about_the_row_is_no_label_without_a_question(tmp_path: Path, column: str) -> None:
+    """Whether an image is for training is not what it shows; the flags name the others."""
+    touched(tmp_path, "1.jpg", "2.jpg")
+    table = tmp_path / "x.csv"
+    table.write_text(f"image,cat,dog,{column}\n1.jpg,1,1,0\n2.jpg,0,0,1\n")
+    message = rf"3 columns of 0 and 1, .*, and {column} among them, whose name says .* Set --data"
+    with pytest.raises(DataError, match=message) as error:
+        listed(table)
+    assert f"--data.label-columns {column}" not in str(error.value)
+    found = listed(table, label_columns=("cat", "dog", column))
+    assert labels_of(found) == {"1.jpg": ("cat", "dog"), "2.jpg": (column,)}
+
+
+@pytest.mark.parametrize("column", ["train", "training shoe", "is_red", "inside", "used", "island"])
+def test_a_label_that_sounds_alike_is_a_label(tmp_path: Path, column: str) -> None:
+    """A train is also a vehicle."""
+    touched(tmp_path, "1.jpg", "2.jpg")
+    table = tmp_path / "x.csv"
+    table.write_text(f"image,cat,{column}\n1.jpg,1,1\n2.jpg,0,1\n")
+    assert labels_of(listed(table)) == {"1.jpg": ("cat", column), "2.jpg": (column,)}
+
+
+def test_splits_as_columns_are_no_labels(tmp_path: Path) -> None:
+    """Beside `test`, `train` is no vehicle."""
+    touched(tmp_path, "1.jpg", "2.jpg")
+    table = tmp_path / "x.csv"
+    table.write_text("image,cat,dog,train,test\n1.jpg,1,1,0,1\n2.jpg,0,0,1,0\n")
+    with pytest.raises(DataError, match="train, test among them, whose names say"):
+        listed(table)
+
+
+def test_a_column_that_would_be_a_label_but_for_one_cell_is_named(tmp_path: Path) -> None:
+    """With the value and the number of its cells, whether others are left or not."""
+    names = [f"{number}.jpg" for number in range(40)]
+    touched(tmp_path, *names)
+    table = tmp_path / "x.csv"
+    for columns in ("cat,dog,fox", "cat,fox"):
+        cells = ["1,0"] * 40 if "dog" in columns else ["1"] * 40
+        last = ["2" if number == 17 else str(number % 2) for number in range(40)]
+        rows = zip(names, cells, last, strict=True)
+        table.write_text("\n".join([f"image,{columns}", *map(",".join, rows)]) + "\n")
+        with pytest.raises(DataError, match=r"column of 0 and 1 in 'fox', .* '2' in 1 of 40 cells"):
+            listed(table)
+
+
 def test_uncertain_labels_are_not_read_as_absent(tmp_path: Path) -> None:
     """-1 beside 0 and 1 is a third answer, as in CheXpert: that is not guessed away."""
     touched(tmp_path, "1.jpg", "2.jpg", "3.jpg")
     table = tmp_path / "x.csv"
     table.write_text("image,a,b\n1.jpg,1,-1\n2.jpg,0,0\n3.jpg,1,1\n")
-    with pytest.raises(DataError, match="It is not obvious which column"):
+    with pytest.raises(DataError, match=r"another column of 0 and 1 in 'b', which holds -1 beside"):
         listed(table)
     with pytest.raises(DataError, match=r"'b' of .* holds -1, 0 and 1"):
         listed(table, label_columns=("a", "b"))
@@ -339,3 +387,17 @@ def test_workbooks_of_excel(tmp_path: Path) -> None:
         file.write_bytes(content)
         with pytest.raises(DataError, match="is damaged, or is not an Excel workbook"):
             listed(file)
+
+
+def test_cells_that_look_like_several_labels_are_said_where_each_is_one(tmp_path: Path) -> None:
+    """With one label for each image asked for, `a|b` is a class, which is not what most mean."""
+    cells = ["cat", "dog", "cat|dog", "cat", "cat|dog", "dog"]
+    found = listed(column(tmp_path, cells), task="single_label")
+    assert {image.label for image in found.images} == {"cat", "dog", "cat|dog"}
+    said = [note for note in found.notes if "holds '|' in 2 of 6 cells" in note]
+    assert said
+    assert "such as 'cat|dog', because data.task is single_label" in said[0]
+    plain = listed(column(tmp_path, ["cat", "dog", "oxeye daisy"], "y.tsv"), task="single_label")
+    assert not any("cells" in note for note in plain.notes)
+    told = listed(column(tmp_path, cells, "z.tsv"), task="single_label", label_separator="none")
+    assert not any("cells" in note for note in told.notes)
