@@ -7,7 +7,8 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, Field, model_validator
 
-from patchline.pipeline.files.data_kinds import DataKind
+from patchline.pipeline.errors import DataError
+from patchline.pipeline.files.data_kinds import DataKind, found_kind
 from patchline.pipeline.frozen_model import FrozenModel
 from patchline.pipeline.labels.reading_rules import ReadingRules
 from patchline.pipeline.workspace import remote_data
@@ -211,5 +212,12 @@ class DataConfig(ReadingRules, DataLocation):
 
 
 def source_of(path: str) -> str:
-    """Return the name of the data source that reads a path, or an address on an object store."""
-    return _SOURCES[remote_data.kind(path)]
+    """Return the name of the data source that reads a path, or an address on an object store.
+
+    Raises:
+        DataError: if the path cannot be read, so that what it holds is not known.
+    """
+    kind = remote_data.kind(path)
+    if kind == "unknown":
+        raise DataError(found_kind(path).reason or f"{path} cannot be read. Check the path.")
+    return _SOURCES[kind]

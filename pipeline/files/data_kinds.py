@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
+from patchline.pipeline.errors import DataError
 from patchline.pipeline.files.data_names import (
     ARCHIVE_SUFFIXES,
     IMAGE_SUFFIXES,
@@ -13,8 +17,9 @@ from patchline.pipeline.files.data_names import (
 )
 from patchline.pipeline.files.ignored_files import DEFAULT_IGNORED
 from patchline.pipeline.files.tar_shards import shards_in
+from patchline.pipeline.terminal_words import visible
 
-DataKind = Literal["folder", "archive", "table", "shards", "coco", "label_studio"]
+DataKind = Literal["folder", "archive", "table", "shards", "coco", "label_studio", "unknown"]
 COCO_NAME = "_annotations.coco.json"
 """The file that Roboflow writes into the folder of each split."""
 METADATA_NAMES = (*("metadata.csv", "metadata.jsonl", "metadata.parquet", "_classes.csv"),)
@@ -24,25 +29,67 @@ _LOOKED_AT = 1 << 16
 """Bytes at the beginning of a JSON file that tell its kind."""
 
 
+class FoundKind(NamedTuple):
+    """What a path holds."""
+
+    kind: DataKind
+    """Unknown if it cannot be read."""
+    reason: str = ""
+    """Why it is unknown, as a sentence."""
+
+
 def data_kind(path: str) -> DataKind:
+    """Return what a path is; see `found_kind`."""
+    return found_kind(path).kind
+
+
+def found_kind(path: str) -> FoundKind:
     """Return what a path is; anything but an archive, a table or an export counts as a folder.
 
     A folder of Parquet files, as data-set hubs export a table in parts, counts as a table. Tar
-    files of samples, alone or in a folder, are shards.
+    files of samples, alone or in a folder, are shards. What cannot be read is unknown; a path where
+    nothing is has the kind of its name.
+    """
+    place = Path(path)
+    try:
+        with _read(place):
+            if _is_folder(place):
+                return FoundKind(_folder_kind(place))
+            if shards_in(place):
+                return FoundKind("shards")
+            name = place.name.lower()
+            if name.endswith(ARCHIVE_SUFFIXES):
+                return FoundKind("archive")
+            if name.endswith(".json"):
+                return FoundKind(_json_kind(place))
+    except DataError as error:
+        return FoundKind("unknown", str(error))
+    return FoundKind("table" if name.endswith(TABLE_SUFFIXES) else "folder")
+
+
+@contextmanager
+def _read(place: Path) -> Iterator[None]:
+    """Turn what fails while a path is read into one sentence."""
+    try:
+        yield
+    except (OSError, ValueError) as error:
+        at = getattr(error, "filename", None) or place
+        reason = getattr(error, "strerror", None) or str(error)
+        raise DataError(
+            f"{visible(str(at))} cannot be read ({reason}). Check the path and its permissions."
+        ) from error
+
+
+def _is_folder(place: Path) -> bool:
+    """Return whether a path is a folder; `Path.is_dir` says no where it may not look.
+
+    Raises:
+        OSError: if it may not look there.
     """
     try:
-        if Path(path).is_dir():
-            return _folder_kind(Path(path))
-        if shards_in(Path(path)):
-            return "shards"
-    except (OSError, ValueError):  # not a path of this system: whoever reads it says so
-        pass
-    name = Path(path).name.lower()
-    if name.endswith(ARCHIVE_SUFFIXES):
-        return "archive"
-    if name.endswith(".json"):
-        return _json_kind(Path(path))
-    return "table" if name.endswith(TABLE_SUFFIXES) else "folder"
+        return stat.S_ISDIR(place.stat().st_mode)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
 
 
 def _folder_kind(folder: Path) -> DataKind:
@@ -56,11 +103,11 @@ def _folder_kind(folder: Path) -> DataKind:
 
 
 def _json_kind(file: Path) -> DataKind:
-    """Return what a JSON file is, as its beginning tells; COCO JSON if it cannot be read."""
+    """Return what a JSON file is, as its beginning tells; COCO JSON if there is none."""
     try:
         with file.open("rb") as opened:
             start = opened.read(_LOOKED_AT).removeprefix(b"\xef\xbb\xbf").lstrip()
-    except (OSError, ValueError):
+    except FileNotFoundError:  # whoever reads it says so
         return "coco"
     if not start.startswith(b"["):
         return "coco"
@@ -69,12 +116,14 @@ def _json_kind(file: Path) -> DataKind:
 
 
 def coco_files(folder: Path) -> list[Path]:
-    """Return the files that Roboflow writes into the folders of the splits, sorted by name."""
-    try:
+    """Return the files that Roboflow writes into the folders of the splits, sorted by name.
+
+    Raises:
+        DataError: if the folder cannot be read.
+    """
+    with _read(folder):
         places = [folder, *(each for each in sorted(_folders(folder)) if split_named(each.name))]
         return [place / COCO_NAME for place in places if (place / COCO_NAME).is_file()]
-    except OSError:  # whoever reads the folder says why it cannot be
-        return []
 
 
 def metadata_files(folder: Path) -> list[Path]:
@@ -82,8 +131,13 @@ def metadata_files(folder: Path) -> list[Path]:
 
     They are `metadata.csv`, `.jsonl` or `.parquet`, as the library `datasets` reads them, and
     Roboflow's `_classes.csv`.
+
+    Raises:
+        DataError: if the folder cannot be read.
     """
-    try:
+    if not folder.is_dir():
+        return []
+    with _read(folder):
         inner = [each for each in sorted(_folders(folder)) if split_named(each.name)]
         for places in ([folder], inner):
             tables = [
@@ -94,8 +148,6 @@ def metadata_files(folder: Path) -> list[Path]:
             ]
             if tables:
                 return tables
-    except OSError:  # whoever reads the folder says why it cannot be
-        pass
     return []
 
 
@@ -117,16 +169,20 @@ def _has_images(folder: Path) -> bool:
 def table_parts(folder: Path) -> list[Path]:
     """Return the Parquet files of a folder, or of its folder `data`, sorted by name.
 
-    A folder with other folders or images beside them is one of images, so it has no parts.
+    A folder with other folders or images beside them is one of images, so it has no parts; neither
+    has a file.
+
+    Raises:
+        DataError: if the folder cannot be read.
     """
-    try:
+    if not folder.is_dir():
+        return []
+    with _read(folder):
         inner = _folders(folder)
         place = inner[0] if [each.name for each in inner] == ["data"] else folder
         found = sorted(place.glob("*.parquet"))
         has_images = any(each.suffix.lower() in IMAGE_SUFFIXES for each in place.iterdir())
         return [] if _folders(place) or has_images else found
-    except OSError:  # whoever reads the folder says why it cannot be
-        return []
 
 
 def _folders(folder: Path) -> list[Path]:

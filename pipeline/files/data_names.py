@@ -37,6 +37,14 @@ IMAGE_SUFFIXES = frozenset({
 TABLE_SUFFIXES = (".csv", ".tsv", ".parquet", ".jsonl", ".ndjson", ".json", ".xlsx")
 
 
+TEXT_SUFFIXES = (".txt", ".md", ".rst", ".html", ".xml", ".yaml", ".yml", ".toml", ".log", ".py")
+
+
+def may_be_image(name: str) -> bool:
+    """Return whether a file that lies beside images may be one: any but a table or a text."""
+    return not name.lower().endswith((*TABLE_SUFFIXES, *TEXT_SUFFIXES))
+
+
 def stem_of(file: Path) -> str:
     """Return a file's name without the suffix of an archive or a table."""
     suffixes = sorted((*ARCHIVE_SUFFIXES, *TABLE_SUFFIXES), key=len, reverse=True)

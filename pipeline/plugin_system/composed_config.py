@@ -155,7 +155,7 @@ def _data_argument(arguments: Sequence[str]) -> str | None:
     for argument in arguments:
         is_flag = argument.startswith("-")
         may_be_value = before.startswith("--") and "=" not in before and before not in _SWITCHES
-        if not is_flag and (not may_be_value or data_kind(argument) != "folder"):
+        if not is_flag and (not may_be_value or data_kind(argument) not in ("folder", "unknown")):
             return argument
         before = argument
     return None
