@@ -65,7 +65,7 @@ def predict_flow(
     with live_runs.alive(WORKSPACE.resolve(), str(flow_run.id), "prediction"):
         try:
             if is_empty(Path(images)):
-                words = f"The folder {images} holds no files yet; {out} is unchanged."
+                words = f"The folder {images} holds no images yet; {out} is unchanged."
                 return Completed(name=NOTHING, message=words)  # type: ignore[return-value]  # the same
             return _predict(model, Path(images), Path(out), top_k, probabilities=probabilities)
         except Exception as error:  # noqa: BLE001 - raised again if it is not explained

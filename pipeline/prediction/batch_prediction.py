@@ -145,7 +145,7 @@ def predict_images(
         on_progress: called after each batch.
 
     Raises:
-        DataError: if a path does not exist, a folder or an archive holds no files, or an archive
+        DataError: if a path does not exist, a folder or an archive holds no images, or an archive
             cannot be read.
         ConfigError: if the table's name or the state of an interrupted call does not match.
         StorageError: if the disk is full or read-only; earlier predictions are kept.

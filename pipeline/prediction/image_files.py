@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from patchline.pipeline.errors import DataError
 from patchline.pipeline.files import workspace_folder
 from patchline.pipeline.files.data_kinds import data_kind
-from patchline.pipeline.files.data_names import ARCHIVE_SUFFIXES
+from patchline.pipeline.files.data_names import ARCHIVE_SUFFIXES, may_be_image
 from patchline.pipeline.files.ignored_files import DEFAULT_IGNORED
 from patchline.pipeline.files.table_cells import printable
 from patchline.pipeline.workspace import remote_data
@@ -75,9 +75,9 @@ def place(argument: int, name: str) -> Place:
 def find_images(given: Sequence[Path], without: Sequence[Path] = ()) -> Iterator[ImageFile]:
     """Yield the given files and every file below the given folders and in archives, in order.
 
-    Hidden files and folders, those that other programs leave beside images (see `ignored_files`)
-    and the paths `without` are skipped. Linked folders are followed,
-    except back to a parent.
+    Hidden files and folders, those that other programs leave beside images (see `ignored_files`),
+    tables and texts, such as a table of labels, and the paths `without` are skipped. Linked folders
+    are followed, except back to a parent.
 
     Raises:
         DataError: if an archive cannot be read.
@@ -97,7 +97,7 @@ def check_images(given: Sequence[Path], without: Sequence[Path] = ()) -> None:
 
     Raises:
         DataError: if no path was given, a path does not exist, a folder or an archive holds no
-            files, an archive cannot be read, or the only path is a table or shards.
+            images, an archive cannot be read, or the only path is a table or shards.
     """
     if not given:
         raise DataError("No images given. Give image files or folders of images.")
@@ -113,9 +113,7 @@ def check_images(given: Sequence[Path], without: Sequence[Path] = ()) -> None:
             raise DataError(f"There is no file or folder {path}. Check the path.")
         if is_empty(path, left_out):
             what = "archive" if is_archive(path) else "folder"
-            raise DataError(
-                f"The {what} {path} holds no files. Add images, or give another {what}."
-            )
+            raise DataError(f"The {what} {path} holds no images. Add some, or give another {what}.")
 
 
 def is_empty(path: Path, left_out: Collection[str] = ()) -> bool:
@@ -128,7 +126,7 @@ def is_empty(path: Path, left_out: Collection[str] = ()) -> bool:
     path = remote_data.local_image(path)
     if is_archive(path):
         archive = _opened_archive(path)[1]
-        return not DEFAULT_IGNORED.remaining(archive.paths) and not archive.refused
+        return not _possible(archive.paths) and not archive.refused
     files = _below(0, str(path), set(left_out), in_order=False) if path.is_dir() else iter([path])
     return next(iter(files), None) is None
 
@@ -142,7 +140,7 @@ def count_images(given: Sequence[Path], without: Sequence[Path] = ()) -> int:
             return sum(1 for _ in _below(0, str(path), left_out, in_order=False))
         if is_archive(path):
             archive = _opened_archive(path)[1]
-            return len(DEFAULT_IGNORED.remaining(archive.paths)) + len(archive.refused)
+            return len(_possible(archive.paths)) + len(archive.refused)
         return 1
 
     return sum(map(count, map(remote_data.local_image, given)))
@@ -178,13 +176,18 @@ def _name(path: str) -> str:
 def _members(argument: int, path: Path) -> list[ImageFile]:
     """Return the members of an archive, in order; those that are refused have an error."""
     file, archive = _opened_archive(path)
-    errors = [("", member) for member in DEFAULT_IGNORED.remaining(archive.paths)]
+    errors = [("", member) for member in _possible(archive.paths)]
     errors += [(member.reason, member.path) for member in archive.refused]
     members = [
         ImageFile(argument, member, _name(f"{path}/{member}"), error, str(file))
         for error, member in errors
     ]
     return sorted(members, key=lambda member: member.place)
+
+
+def _possible(paths: Sequence[str]) -> list[str]:
+    """Return the members of an archive that may be images."""
+    return list(filter(may_be_image, DEFAULT_IGNORED.remaining(paths)))
 
 
 def _opened_archive(path: Path) -> tuple[Path, Archive]:
@@ -249,7 +252,7 @@ def _entries(folder: str) -> Iterator[_Entry]:
                 if entry.name.startswith("."):
                     continue
                 is_folder = _is(entry.is_dir)
-                if not is_folder and not _is(entry.is_file):
+                if not is_folder and not (may_be_image(entry.name) and _is(entry.is_file)):
                     continue
                 if not DEFAULT_IGNORED.skips(entry.name, entry.name, is_folder=is_folder):
                     yield _Entry(entry.name, is_folder)

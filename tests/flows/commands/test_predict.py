@@ -204,7 +204,7 @@ def test_an_interrupted_command_goes_on(
         (("photos", "--out", "out.csv", "--top-k", "0"), "--top-k is 0"),
         (("photos", "--top-k", "0"), "--top-k is 0"),
         (("none", "--out", "out.csv"), "There is no file or folder none"),
-        (("empty", "--out", "out.csv"), "The folder empty holds no files"),
+        (("empty", "--out", "out.csv"), "The folder empty holds no images"),
         (("--out", "out.csv"), "No images given"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",

@@ -70,7 +70,7 @@ def test_an_archive_without_files_is_refused(tmp_path: Path) -> None:
     """It is named as an archive; one that cannot be read has its own sentence."""
     with zipfile.ZipFile(tmp_path / "none.zip", "w"):
         pass
-    with pytest.raises(DataError, match=r"The archive .*none\.zip holds no files\. Add images"):
+    with pytest.raises(DataError, match=r"The archive .*none\.zip holds no images\. Add some"):
         check_images([tmp_path / "none.zip"])
     (tmp_path / "broken.zip").write_bytes(b"PK\x03\x04 no archive")
     with pytest.raises(DataError, match=r"broken\.zip"):
@@ -147,10 +147,10 @@ def test_what_is_no_file_is_passed_over(tmp_path: Path) -> None:
 
 def test_named_paths_are_left_out(tmp_path: Path) -> None:
     """The table and its parts are not taken for images when they lie in the folder."""
-    root = _write(tmp_path / "photos", "1.png", "out.csv", "out.csv.parts/state.json", "a/out.csv")
-    left_out = (root / "out.csv", root / "out.csv.parts")
+    root = _write(tmp_path / "photos", "1.png", "out.bin", "out.bin.parts/state.json", "a/out.bin")
+    left_out = (root / "out.bin", root / "out.bin.parts")
     names = [str(Path(name).relative_to(root)) for name in _names(root, without=left_out)]
-    assert names == ["1.png", "a/out.csv"]
+    assert names == ["1.png", "a/out.bin"]
 
 
 def test_a_name_that_is_not_utf8_can_be_shown(tmp_path: Path) -> None:
@@ -184,8 +184,8 @@ def test_a_locked_folder_is_one_error(tmp_path: Path, monkeypatch: pytest.Monkey
     [
         ([], "No images given"),
         (["none.png"], "There is no file or folder none.png. Check the path."),
-        (["empty"], "The folder empty holds no files. Add images, or give another folder."),
-        (["1.png", "empty"], "The folder empty holds no files."),
+        (["empty"], "The folder empty holds no images. Add some, or give another folder."),
+        (["1.png", "empty"], "The folder empty holds no images."),
     ],
 )
 def test_what_holds_no_image_is_named(tmp_path: Path, given: list[str], sentence: str) -> None:
@@ -231,3 +231,17 @@ def test_images_on_an_object_store_have_their_addresses(bucket: str, tmp_path: P
         check_images([Path(f"s3://{bucket}/none")])
     with pytest.raises(ConfigError, match=f"Write s3://{bucket}/a, if"):
         check_images([Path(f"s3//{bucket}/a")])
+
+
+def test_tables_and_texts_beside_images_are_not_predicted(tmp_path: Path) -> None:
+    """Data has its labels beside it; other files may be images, as may one that is named."""
+    names = ("1.png", "labels.json", "metadata.CSV", "data.yaml", "README.md", "scan", "2.dat")
+    _write(tmp_path, *names)
+    assert _names(tmp_path) == [str(tmp_path / name) for name in ("1.png", "2.dat", "scan")]
+    assert _names(tmp_path / "README.md") == [str(tmp_path / "README.md")]
+    assert count_images([tmp_path]) == 3
+    with zipfile.ZipFile(tmp_path / "x.zip", "w") as archive:
+        for name in names:
+            archive.writestr(name, b"x")
+    found = _names(tmp_path / "x.zip")
+    assert [each.rpartition("/")[2] for each in found] == ["1.png", "2.dat", "scan"]
