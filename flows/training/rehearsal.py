@@ -23,6 +23,8 @@ from patchline.pipeline.data.unlabelled_images import few_unlabelled
 from patchline.pipeline.evaluation.cost import predicting_seconds
 from patchline.pipeline.files.workspace_folder import WORKSPACE, make_folder
 from patchline.pipeline.frozen_model import FrozenModel
+from patchline.pipeline.labels import label_sets
+from patchline.pipeline.labels.label_sets import MULTI_LABEL
 from patchline.pipeline.run_memory.stage_memory import StageMemory
 from patchline.pipeline.stages import engine
 from patchline.pipeline.stages.context import Context
@@ -107,6 +109,10 @@ def _subset(data: IngestedData, config: RunConfig, folder: Path) -> IngestedData
     chosen = []
     for split, limit in limits.items():
         part = rows[rows["split"] == split]
+        if data.task == MULTI_LABEL and data.classes:
+            sets_NK = label_sets.matrix(list(part["label"]), data.classes)
+            chosen += list(part.index[label_sets.by_label(sets_NK)[:limit]])
+            continue
         rank = part.groupby("label").cumcount()  # the first of each class, then the second
         chosen += list(part.index[np.argsort(rank.to_numpy(), kind="stable")[:limit]])
     few = rows.loc[sorted(chosen)].reset_index(drop=True)

@@ -83,3 +83,26 @@ def strata(sets_NK: np.ndarray[Any, Any]) -> np.ndarray[Any, np.dtype[np.int64]]
     first_N: np.ndarray[Any, np.dtype[np.int64]] = by_count_K[sets_NK[:, by_count_K].argmax(1)]
     first_N[~sets_NK.any(1)] = sets_NK.shape[1]
     return first_N
+
+
+def by_label(sets_NK: np.ndarray[Any, Any]) -> np.ndarray[Any, np.dtype[np.int64]]:
+    """Return all images (N), first one with each label that some image has, rare labels first.
+
+    Each following round has another image of each stratum. So the first few images are as varied as
+    the first of each class are in data of one label.
+    """
+    import numpy as np
+
+    first: list[int] = []
+    for label in np.argsort(sets_NK.sum(0, dtype=np.int64), kind="stable"):
+        have_it = np.flatnonzero(sets_NK[:, label])
+        if len(have_it) and not sets_NK[first, label].any():
+            first.append(int(have_it[0]))
+    stratum_N = strata(sets_NK)
+    rank_N = np.zeros(len(sets_NK), np.int64)
+    for stratum in np.unique(stratum_N):
+        own = np.flatnonzero(stratum_N == stratum)
+        rank_N[own] = np.arange(len(own))
+    rank_N[first] = -1
+    order_N: np.ndarray[Any, np.dtype[np.int64]] = np.argsort(rank_N, kind="stable")
+    return order_N

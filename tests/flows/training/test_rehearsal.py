@@ -11,6 +11,7 @@ from patchline.flows.training import rehearsal
 from patchline.pipeline.config_files import requested
 from patchline.pipeline.data.ingestion import ingest
 from patchline.pipeline.data.manifests import manifest as manifests
+from patchline.pipeline.labels import label_sets
 from tests.conftest import patchline, patchline_here
 
 
@@ -24,6 +25,20 @@ def test_two_batches_hold_every_class(photos: Path, tmp_path: Path) -> None:
     training = rows[rows["split"] == "train"]
     assert training["label"].value_counts().to_dict() == dict.fromkeys(data.classes, 2)
     assert few.fingerprint != data.fingerprint
+
+
+def test_two_batches_hold_every_label(tmp_path: Path) -> None:
+    """Of sets of labels, the subset has each label in every split, and images without any."""
+    source = {"source": "shapes", "options": {"images": 120}}
+    flags = {"data": source, "training": {"batch_size": 4}}
+    config = requested(None, flags=flags)
+    data = ingest(config, tmp_path / "work", remember=False)
+    few = rehearsal._subset(data, config, tmp_path)
+    rows = manifests.load(few.manifest_file)
+    training = rows[rows["split"] == "train"]["label"]
+    assert len(training) == 8
+    assert set(label_sets.counts_of(training)) == set(data.classes)
+    assert "[]" in set(training)
 
 
 def test_a_run_that_would_fail_late_fails_in_its_rehearsal(tmp_path: Path, photos: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 from sklearn.preprocessing import MultiLabelBinarizer
 
@@ -30,3 +31,16 @@ def test_text_that_is_no_set_is_refused() -> None:
         label_sets.decoded('"circle"')
     with pytest.raises(KeyError):
         label_sets.matrix(['["green"]'], ["red"])
+
+
+def test_the_first_images_have_each_label() -> None:
+    """As few as need be; then each kind of image has its turn."""
+    sets_NK = np.zeros((60, 4), np.uint8)
+    sets_NK[:50, 0] = 1
+    sets_NK[10:50, 1] = 1
+    sets_NK[45, 2] = 1  # never without the first two
+    order_N = label_sets.by_label(sets_NK)
+    assert sorted(order_N) == list(range(60))
+    assert order_N[0] == 45
+    assert set(order_N[1:4].tolist()) == {0, 10, 50}
+    assert label_sets.by_label(np.zeros((3, 2), np.uint8)).tolist() == [0, 1, 2]
