@@ -218,7 +218,7 @@ def _lineage(outcome: Outcome | EncoderOutcome) -> Iterator[tuple[str, str]]:
             again += f" for {refit.epochs:.4g} epochs"
         yield "refit", f"{again} in {refit.seconds:.0f} s; these weights were tested"
     if trained.ensemble is not None:
-        yield "ensemble", f"of {len(trained.ensemble.calibrations)} models, one of each fold"
+        yield "ensemble", f"of {trained.ensemble.models} models, one of each fold"
     yield "run", f"`{outcome.run.run_id}`"
     head, dirty = provenance.commit()
     if head:

@@ -50,7 +50,7 @@ def predicted_images(data: IngestedData, trained: TrainResult) -> int:
     """Return how many images the evaluation predicts, counted once for each model that does."""
     counts = data.counts
     if trained.ensemble is not None:
-        return counts["test"] * len(trained.ensemble.calibrations)
+        return counts["test"] * trained.ensemble.models
     held_out = counts["validation"]
     if trained.folds is not None:  # each image by the fold that was not trained on it
         held_out += counts["train"]

@@ -201,7 +201,8 @@ def _evaluated_label_sets(
     run: TrainedRun, predicted: PredictionResult, folder: Path, on_event: Callable[[Event], None]
 ) -> Evaluated:
     """Write the report of a model whose images have sets of labels."""
-    judged = judge(pd.read_parquet(predicted.file), run.config, run.data, _COMPUTED_BY)
+    logits, ensemble = pd.read_parquet(predicted.file), run.trained.ensemble
+    judged = judge(logits, run.config, run.data, _COMPUTED_BY, ensemble)
     predicted.file.unlink()  # the table has its logits
     for note in judged.report.notes:
         on_event({"kind": "note", "message": note})
@@ -410,7 +411,7 @@ def _weights_facts(trained: TrainResult, validated: str) -> dict[str, str]:
         )
     elif trained.ensemble is not None:
         facts["Ensemble"] = (
-            f"average of the probabilities of {len(trained.ensemble.calibrations)} models, one per "
+            f"average of the probabilities of {trained.ensemble.models} models, one per "
             "fold; the validation metrics are those of the individual models"
         )
     return facts

@@ -5,11 +5,12 @@ Shapes: N images, K labels.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 from typing import Any, Self
 
 import numpy as np
-from pydantic import model_validator
+from pydantic import Field, model_validator
 
 from patchline.pipeline.errors import RunError
 from patchline.pipeline.frozen_model import FrozenModel
@@ -46,6 +47,9 @@ class LabelCalibration(FrozenModel):
     """Number of images that it was fitted on."""
     fewest: int = FEWEST
     """Images with a label, and images without it, below which it is not fitted."""
+    members: tuple[LabelCalibration, ...] = Field(default=(), exclude_if=operator.not_)
+    """Of an ensemble, whose average is not calibrated again: the fits of its models, each on images
+    that its model was not trained on."""
 
     @model_validator(mode="after")
     def _of_equal_length(self) -> Self:
@@ -64,6 +68,26 @@ class LabelCalibration(FrozenModel):
             shifts=(0.0,) * num_labels,
             determined=(False,) * num_labels,
             positives=(0,) * num_labels,
+        )
+
+    @classmethod
+    def by_member(cls, members: tuple[LabelCalibration, ...]) -> Self:
+        """Return the calibration of an ensemble, whose average has no scales of its own.
+
+        Nothing is left to fit them on: each image has been used to train some of the models.
+        """
+        plain = cls.none(len(members[0].scales))
+        return plain.model_copy(
+            update={
+                "determined": tuple(
+                    map(all, zip(*(each.determined for each in members), strict=True))
+                ),
+                "positives": tuple(
+                    map(sum, zip(*(each.positives for each in members), strict=True))
+                ),
+                "images": sum(each.images for each in members),
+                "members": members,
+            }
         )
 
     def probabilities(self, logits_NK: Array) -> Array:
@@ -98,6 +122,8 @@ class LabelCalibration(FrozenModel):
         """
         images, total = counted(self.images, "validation image"), len(self.determined)
         lacking = total - sum(self.determined)
+        if self.members:
+            return self._of_members(labels)
         if not lacking:
             return f"a scale and a shift for each label, fitted on {images}"
         it = by_number(lacking, "it", "them")
@@ -110,6 +136,22 @@ class LabelCalibration(FrozenModel):
         return (
             f"a scale and a shift for {total - lacking:,} of {total:,} labels, fitted on {images}; "
             f"{others} {by_number(lacking, 'is', 'are')} not calibrated: {rest}"
+        )
+
+    def _of_members(self, labels: Sequence[str]) -> str:
+        sizes = ", ".join(f"{each.images:,}" for each in self.members)
+        how = (
+            "each model of the ensemble has a scale and a shift for each label, fitted on the "
+            f"images of its fold ({sizes})"
+        )
+        others = self.uncalibrated(labels) if labels else ()
+        lacking = len(self.determined) - sum(self.determined)
+        if not lacking:
+            return how
+        named = listed(others) if others else f"{lacking:,} of them"
+        return (
+            f"{how}, but {named}: fewer than {self.fewest} images of some fold have "
+            f"{by_number(lacking, 'it', 'them')}, or lack {by_number(lacking, 'it', 'them')}"
         )
 
 

@@ -6,6 +6,7 @@ Shapes: B images, K classes or labels.
 from __future__ import annotations
 
 import torch
+from torch import nn
 
 from patchline.pipeline.metrics.label_calibration import LabelCalibration
 from patchline.pipeline.models.model_description import ModelDescription
@@ -28,9 +29,31 @@ def class_probabilities(
     """
     if labels is None:
         return torch.softmax(logits.float() / temperature, dim=dim)
+    return torch.sigmoid(calibrated_logits(logits, labels))
+
+
+def calibrated_logits(logits: torch.Tensor, labels: LabelCalibration) -> torch.Tensor:
+    """Return the logits (…, K) whose sigmoids are the calibrated probabilities."""
     scales_K = torch.tensor(labels.scales, dtype=torch.float32, device=logits.device)
     shifts_K = torch.tensor(labels.shifts, dtype=torch.float32, device=logits.device)
-    return torch.sigmoid(logits.float() * scales_K + shifts_K)
+    return logits.float() * scales_K + shifts_K
+
+
+class CalibratedLabels(nn.Module):
+    """A multi-label model whose logits are calibrated: (B, C, H, W) -> (B, K).
+
+    Args:
+        model: the model.
+        labels: its scales and shifts.
+    """
+
+    def __init__(self, model: nn.Module, labels: LabelCalibration) -> None:
+        super().__init__()
+        self.model, self.labels = model, labels
+
+    def forward(self, images_BCHW: torch.Tensor) -> torch.Tensor:
+        """Return the calibrated logits."""
+        return calibrated_logits(self.model(images_BCHW), self.labels)
 
 
 def label_calibration_of(description: ModelDescription) -> LabelCalibration | None:

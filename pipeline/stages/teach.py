@@ -7,6 +7,7 @@ from pathlib import Path
 
 from patchline.pipeline.config import RunConfig
 from patchline.pipeline.data.ingested_data import UNLABELLED, IngestedData
+from patchline.pipeline.labels.label_sets import MULTI_LABEL
 from patchline.pipeline.run_memory import stage_keys
 from patchline.pipeline.run_memory.cleaning import PREDICTIONS
 from patchline.pipeline.run_memory.stage_memory import Ingredients
@@ -96,10 +97,11 @@ class Teach(Stage[TeachInputs, Taught]):
 
     def tags(self, context: Context, inputs: TeachInputs, result: Taught) -> dict[str, str]:
         """Return how many images the teacher has predicted."""
+        measure = "map" if result.task == MULTI_LABEL else "agreement"
         return {
             "training.teacher_images": str(result.images),
             "training.teacher_unlabelled": str(result.unlabelled),
-            "training.teacher_agreement": f"{result.agreement:.4f}",
+            f"training.teacher_{measure}": f"{result.agreement:.4f}",
         }
 
 
@@ -141,6 +143,7 @@ def _job(context: Context, inputs: TeachInputs) -> TeachingJob:
         name=teacher.name,
         sha256=teacher.sha256,
         classes=data.classes,
+        task=data.task,
         images=tuple(images),
         views=config.training.teacher_views,
         mirrored=data.mirror.is_symmetric,

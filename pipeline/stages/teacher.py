@@ -63,7 +63,7 @@ class FindTeacher(Stage[TeacherInputs, Teacher]):
         columns = class_columns(result.name, result.classes, data.classes)
         context.reporting.note(f"teacher: {result.described()}")
         if columns.left_out:
-            context.reporting.note(columns.note())
+            context.reporting.note(columns.note(data.task))
         before = finding_teacher.seen_before(result, inputs.start, data, context.workspace)
         for sentence in seen_images_notes(before, data.counts):
             context.reporting.note(sentence)

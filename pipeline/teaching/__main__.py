@@ -9,6 +9,10 @@ import pandas as pd
 import torch
 
 from patchline.pipeline.data.manifests import manifest as manifests
+from patchline.pipeline.labels import label_sets
+from patchline.pipeline.metrics.label_calibration import sigmoid
+from patchline.pipeline.metrics.mean_average_precision import mean_average_precision
+from patchline.pipeline.models.class_probabilities import CalibratedLabels, label_calibration_of
 from patchline.pipeline.models.model_files import load_model
 from patchline.pipeline.teaching.class_columns import class_columns
 from patchline.pipeline.teaching.job import ImagesToTeach, Taught, TeachingJob
@@ -24,7 +28,9 @@ def teach(job: TeachingJob, events: EventWriter) -> Taught:
     device = torch.device(job.device)
     make_repeatable(job.threads, device)
     model, description = load_model(job.teacher)
-    columns = class_columns(job.name, description.classes, job.classes).columns
+    columns = class_columns(job.name, description.classes, job.classes, job.task).columns
+    if (labels := label_calibration_of(description)) is not None:
+        model = CalibratedLabels(model, labels)
     tables = [_rows(each) for each in job.images]
     outputs = TeacherOutputs(
         model=model.to(device).eval(),
@@ -52,7 +58,8 @@ def teach(job: TeachingJob, events: EventWriter) -> Taught:
         labelled=len(labelled),
         unlabelled=sum(map(len, tables[1:])),
         views=len(outputs.views),
-        agreement=_agreement(file, labelled, job.classes),
+        task=job.task,
+        agreement=_agreement(file, labelled, job),
         images_per_second=rate,
     )
 
@@ -62,12 +69,15 @@ def _rows(images: ImagesToTeach) -> pd.DataFrame:
     return rows[rows["split"].isin(images.splits)]
 
 
-def _agreement(file: Path, labelled: pd.DataFrame, classes: tuple[str, ...]) -> float:
-    """Return the fraction of the labelled images for which the teacher predicts the label."""
+def _agreement(file: Path, labelled: pd.DataFrame, job: TeachingJob) -> float:
+    """Return the fraction of labelled images whose label the teacher predicts, or its mAP."""
     stored = np.load(file, mmap_mode="r", allow_pickle=False)[: len(labelled)]
-    logits_NVK = torch.from_numpy(np.array(stored)).view(len(labelled), -1, len(classes))
-    predicted_N = logits_NVK.softmax(2).mean(1).argmax(1).numpy()
-    index = {label: number for number, label in enumerate(classes)}
+    logits_NVK = np.array(stored).reshape(len(labelled), -1, len(job.classes))
+    if job.task == label_sets.MULTI_LABEL:
+        sets_NK = label_sets.matrix(list(labelled["label"]), job.classes)
+        return mean_average_precision(sigmoid(logits_NVK).mean(1), sets_NK).value or 0.0
+    predicted_N = torch.from_numpy(logits_NVK).softmax(2).mean(1).argmax(1).numpy()
+    index = {label: number for number, label in enumerate(job.classes)}
     return float((predicted_N == labelled["label"].map(index).to_numpy()).mean())
 
 

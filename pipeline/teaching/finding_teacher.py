@@ -12,17 +12,18 @@ from patchline.pipeline.initial_weights.record import stored_provenance, weights
 from patchline.pipeline.initial_weights.starting_point import StartingPoint
 from patchline.pipeline.provenance.provenance import together
 from patchline.pipeline.teaching.class_columns import class_columns
-from patchline.pipeline.teaching.teacher import Teacher, find_teacher
+from patchline.pipeline.teaching.teacher import Teacher, check_task, find_teacher
 
 
 def teacher_for(config: RunConfig, data: IngestedData, workspace: Path) -> Teacher:
     """Return the teacher that a config names, which knows all classes of the data.
 
     Raises:
-        ConfigError: if there is no such model, or it does not know a class.
+        ConfigError: if there is no such model, it is of another task, or does not know a class.
     """
     teacher = find_teacher(config, workspace)
-    class_columns(teacher.name, teacher.classes, data.classes)
+    check_task(teacher, data.task)
+    class_columns(teacher.name, teacher.classes, data.classes, data.task)
     rows = manifests.usable(manifests.load(data.manifest_file))
     own = manifests.contents_fingerprint(rows[rows["split"] == "test"])
     known = bool(teacher.test_images)

@@ -7,6 +7,7 @@ from typing import Annotated
 
 from patchline.pipeline.data.ingested_data import SeenBefore
 from patchline.pipeline.frozen_model import FrozenModel
+from patchline.pipeline.labels.label_sets import MULTI_LABEL, SINGLE_LABEL, Task
 from patchline.pipeline.terminal_words import counted
 from patchline.pipeline.workers.job_paths import SAME_PLACE
 
@@ -33,6 +34,8 @@ class TeachingJob(FrozenModel):
     """Of its weights."""
     classes: tuple[str, ...]
     """Of the run."""
+    task: Task = SINGLE_LABEL
+    """Of the run and its teacher."""
     images: tuple[ImagesToTeach, ...]
     """The labelled images, then the unlabelled ones."""
     views: int
@@ -55,8 +58,10 @@ class Taught(FrozenModel):
     """Number of images."""
     views: int
     """Number of views of each image."""
+    task: Task = SINGLE_LABEL
     agreement: float
-    """Fraction of the labelled images for which the teacher predicts the label."""
+    """Fraction of the labelled images for which the teacher predicts the label; of sets of labels,
+    the mAP of its predictions of these images."""
     images_per_second: float = 0.0
     """Of those that were predicted now; 0 if all were stored."""
 
@@ -75,7 +80,14 @@ class Taught(FrozenModel):
         words = f"its predictions are {weight:.0%} of the targets of {labelled}"
         if self.unlabelled:
             words += f", and the targets of {counted(self.unlabelled, 'unlabelled image')}"
-        return f"{words}; it predicts the label of {self.agreement:.1%} of the labelled ones"
+        return f"{words}; {self._agrees}"
+
+    @property
+    def _agrees(self) -> str:
+        """How far the teacher and the labels agree, as a clause."""
+        if self.task == MULTI_LABEL:
+            return f"its mAP on the labelled ones is {self.agreement:.1%}"
+        return f"it predicts the label of {self.agreement:.1%} of the labelled ones"
 
     def sentence(self, before: SeenBefore) -> str:
         """Return how many images the teacher has predicted, and how far it agrees with the labels.
@@ -91,7 +103,4 @@ class Taught(FrozenModel):
         elif not before.provenance.is_known:
             own = " (whether it was trained on these is not known)"
         labelled = counted(self.labelled, "labelled image")
-        return (
-            f"the teacher has predicted {labelled}{further}{views}; "
-            f"it predicts the label of {self.agreement:.1%} of the labelled ones{own}"
-        )
+        return f"the teacher has predicted {labelled}{further}{views}; {self._agrees}{own}"

@@ -7,6 +7,7 @@ need nothing else.
 
 from __future__ import annotations
 
+import hashlib
 import shutil
 from pathlib import Path
 
@@ -23,6 +24,7 @@ from patchline.pipeline.initial_weights.record import (
     stored_provenance,
     weights_folder,
 )
+from patchline.pipeline.labels.label_sets import MULTI_LABEL, SINGLE_LABEL, Task
 from patchline.pipeline.models.model_description import (
     DESCRIPTION_FILE,
     WEIGHTS_FILE,
@@ -40,7 +42,8 @@ SETTING = "training.teacher"
 FOLDER = "teachers"
 """In the workspace."""
 _RECORD_FILE = "teacher.json"
-_ACCURACY = "test/accuracy"
+_METRICS = {SINGLE_LABEL: "accuracy", MULTI_LABEL: "mAP"}
+"""What the test of a model of each task says about it."""
 
 
 class Teacher(FrozenModel):
@@ -50,7 +53,7 @@ class Teacher(FrozenModel):
     """An absolute path, published weights, a model version such as `flowers/3`, or a run's id."""
     kind: WeightsKind
     sha256: str
-    """Of the file of its weights as it was found."""
+    """Of the file of its weights as it was found; of a multi-label model with its calibration."""
     folder: Path
     """In the workspace; holds the model."""
     classes: tuple[str, ...]
@@ -59,12 +62,14 @@ class Teacher(FrozenModel):
     """How it sees an image."""
     model: str
     """Its plugin."""
+    task: Task = SINGLE_LABEL
+    """What it predicts for an image: one class, or a set of labels."""
     run_id: str = ""
     """The MLflow run that trained it, if one of this store did."""
-    test_accuracy: float | None = None
-    """As that run reported; None if it is not known."""
+    test_score: float | None = None
+    """Accuracy, or mAP of a multi-label model, as that run reported; None if it is not known."""
     test_images: str = ""
-    """The version of the images that this accuracy belongs to; empty if it is not known."""
+    """The version of the images that this score belongs to; empty if it is not known."""
     same_test_images: bool | None = None
     """Whether these are the test images of the run that it teaches; None if that is not known."""
 
@@ -81,15 +86,16 @@ class Teacher(FrozenModel):
         return f"{self.name} ({self.model}, {size}; {self.tested()})"
 
     def tested(self) -> str:
-        """Return its test accuracy, as far as it is known, and on which images."""
-        if self.test_accuracy is None:
-            return "its test accuracy is not known"
+        """Return its test accuracy or mAP, as far as it is known, and on which images."""
+        metric = f"test {_METRICS[self.task]}"
+        if self.test_score is None:
+            return f"its {metric} is not known"
         on = {
             True: "the same test images",
             False: "other test images than those of this run",
             None: "its own test images",
         }[self.same_test_images]
-        return f"test accuracy {self.test_accuracy:.1%} on {on}"
+        return f"{metric} {self.test_score:.1%} on {on}"
 
     @property
     def provenance(self) -> Provenance:
@@ -112,7 +118,9 @@ def check_teacher(config: RunConfig, workspace: Path) -> None:
     """
     reference = _given(config)
     if recipe.is_name(reference) or recipe.is_file(reference, SETTING):
-        find_teacher(config, workspace)
+        teacher = find_teacher(config, workspace)
+        if config.data.task != "auto":
+            check_task(teacher, config.data.task)
 
 
 def find_teacher(config: RunConfig, workspace: Path) -> Teacher:
@@ -170,20 +178,14 @@ def _of_training(trained: finding.Trained, workspace: Path) -> Teacher:
             f"{SETTING} {trained.name} is an encoder, which knows no classes. Fine-tune it with "
             f"--model.init {trained.name}, and name the version that this makes."
         )
-    if description.is_multi_label:
-        raise ConfigError(
-            f"{SETTING} {trained.name} predicts sets of labels, and a teacher has to predict one "
-            f"class for each image. Leave out {SETTING}, or name a model that was trained on "
-            "images with one label."
-        )
-    sha256 = digest_of(trained.folder / WEIGHTS_FILE).sha256
+    sha256 = _digest(trained.folder, description)
     folder = teacher_folder(workspace, sha256)
     with storage_errors(folder):
         make_folder(folder)
         for name in (WEIGHTS_FILE, DESCRIPTION_FILE):
             with replacing(folder / name) as temporary:
                 shutil.copyfile(trained.folder / name, temporary)
-    run_id, accuracy, test_images = _tested(description.run_id)
+    run_id, score, test_images = _tested(description.run_id, description.task)
     return Teacher(
         reference=trained.reference,
         kind=trained.kind,
@@ -192,9 +194,43 @@ def _of_training(trained: finding.Trained, workspace: Path) -> Teacher:
         classes=description.classes,
         image=description.image,
         model=description.model.name,
+        task=description.task,
         run_id=run_id,
-        test_accuracy=accuracy,
+        test_score=score,
         test_images=test_images,
+    )
+
+
+def _digest(folder: Path, description: ModelDescription) -> str:
+    """Return what tells a trained model from others: its weights, and how they are calibrated.
+
+    The calibration of one label for each image changes no targets; that of sets does.
+    """
+    sha256 = digest_of(folder / WEIGHTS_FILE).sha256
+    if description.label_calibration is None:
+        return sha256
+    scaled = description.label_calibration.model_dump_json(include={"scales", "shifts"})
+    return hashlib.sha256(f"{sha256} {scaled}".encode()).hexdigest()
+
+
+def check_task(teacher: Teacher, task: Task) -> None:
+    """Refuse a teacher that answers another question than the run asks.
+
+    Args:
+        teacher: of the run.
+        task: of its data.
+
+    Raises:
+        ConfigError: if it is of the other task.
+    """
+    if teacher.task == task:
+        return
+    gives = {SINGLE_LABEL: "one class for each image", MULTI_LABEL: "sets of labels"}
+    has = {SINGLE_LABEL: "one label", MULTI_LABEL: "several labels"}
+    raise ConfigError(
+        f"{SETTING} {teacher.name} predicts {gives[teacher.task]}, but the images have "
+        f"{has[task]}. Name a model that was trained on images with {has[task]}, set --data.task "
+        f"{teacher.task} if the data can be read so, or leave out {SETTING}."
     )
 
 
@@ -244,8 +280,8 @@ def _image(weights: InitialWeights) -> ImageSpec:
     )
 
 
-def _tested(run_id: str) -> tuple[str, float | None, str]:
-    """Return a run, its test accuracy, and the version of its test images, as far as known."""
+def _tested(run_id: str, task: Task) -> tuple[str, float | None, str]:
+    """Return a run, its test metric, and the version of its test images, as far as known."""
     from mlflow.exceptions import MlflowException
 
     if not run_id or not store_exists():
@@ -254,4 +290,8 @@ def _tested(run_id: str) -> tuple[str, float | None, str]:
         run = client().get_run(run_id)
     except (MlflowException, PipelineError):
         return "", None, ""
-    return run_id, run.data.metrics.get(_ACCURACY), run.data.tags.get(TEST_IMAGES_TAG, "")
+    return (
+        run_id,
+        run.data.metrics.get(f"test/{_METRICS[task]}"),
+        run.data.tags.get(TEST_IMAGES_TAG, ""),
+    )

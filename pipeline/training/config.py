@@ -368,17 +368,6 @@ class TrainingConfig(FrozenModel):
                 "that is drawn for one label brings its others. Set training.class_weights to "
                 "balanced, which weighs each label by itself, or leave out training.sampling"
             )
-        if self.teacher is not None:
-            raise ValueError(
-                f"training.teacher is {self.teacher}, but the images have several labels, and a "
-                "teacher predicts one class for each image. Leave out training.teacher"
-            )
-        if self.ensemble:
-            raise ValueError(
-                "training.ensemble is true, but the images have several labels, and an ensemble "
-                "averages the probabilities of one class for each image. Leave out "
-                "training.ensemble: the folds are then followed by a fit on all images"
-            )
 
     @model_validator(mode="after")
     def _classes_are_balanced_once(self) -> Self:

@@ -8,6 +8,8 @@ from pathlib import Path
 
 from patchline.pipeline.frozen_model import FrozenModel
 from patchline.pipeline.metrics.intervals import MetricEstimate
+from patchline.pipeline.metrics.label_calibration import LabelCalibration
+from patchline.pipeline.metrics.label_thresholds import LabelThresholds
 from patchline.pipeline.metrics.temperature import TemperatureFit
 
 
@@ -110,9 +112,18 @@ class EnsembleResult(FrozenModel):
     """The models of all folds as one model."""
 
     weights: Path
-    calibrations: tuple[TemperatureFit, ...]
-    """The temperature of each member, fitted on the images of its fold."""
+    calibrations: tuple[TemperatureFit, ...] = ()
+    """The temperature of each member, fitted on the images of its fold; none of sets of labels."""
+    label_calibrations: tuple[LabelCalibration, ...] = ()
+    """The scales and shifts of each member instead, of sets of labels."""
+    thresholds: LabelThresholds | None = None
+    """Of sets of labels, by what each member predicts for the images of its fold."""
     seconds: float
+
+    @property
+    def models(self) -> int:
+        """Number of models whose probabilities are averaged."""
+        return len(self.calibrations) or len(self.label_calibrations)
 
 
 class AverageRecord(FrozenModel):

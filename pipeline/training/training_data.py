@@ -42,7 +42,11 @@ from patchline.pipeline.training.recipe.set_losses import (
     positive_weights,
     sentence_on_limited_weights,
 )
-from patchline.pipeline.training.recipe.soft_targets import UNLABELLED, soft_targets
+from patchline.pipeline.training.recipe.soft_targets import (
+    UNLABELLED,
+    SoftSetTargets,
+    soft_targets,
+)
 
 Integers = np.ndarray[Any, np.dtype[np.int64]]
 Sets = np.ndarray[Any, np.dtype[np.uint8]]
@@ -74,7 +78,8 @@ class TrainingData:
     tokens: TrainingTokens | None = None
     """What the batches hold in place of the images to train on, if they are trained from tokens."""
     label_sets_NK: Sets | None = None
-    """The labels of every row of the store as 0 and 1, if images have sets of them."""
+    """The labels of every row as 0 and 1, if images have sets of them; of an unlabelled image those
+    that its teacher thinks more probable than not."""
 
     def batches(
         self,
@@ -186,8 +191,11 @@ def open_data(job: TrainingJob) -> TrainingData:
     targets: Targets = labels if sets_NK is None else SetTargets(sets_NK)
     if job.teacher is not None:
         taught = job.teacher.rows(rows["split"], further)
-        soft = soft_targets(job.teacher.file, len(index), taught, labels, job.config.training)
+        settings = job.config.training
+        soft = soft_targets(job.teacher.file, len(index), taught, labels, settings, sets_NK)
         targets, labels = soft, soft.classes()
+        if isinstance(soft, SoftSetTargets):
+            sets_NK = soft.sets_NK
     training = TrainingImages(
         store=job.store,
         rows=training_rows,

@@ -296,11 +296,11 @@ def test_uploaded_images_are_found_by_their_names(tmp_path: Path, form: str) -> 
         rows = [f"{number},{path},{'ab'[number % 2]},4.2" for number, path in enumerate(paths)]
         file.write_text("\n".join(["annotation_id,image,choice,lead_time", *rows]))
     elif form == "minimal":
-        rows = [
+        objects = [
             {"id": number, "image": path, "choice": "ab"[number % 2]}
             for number, path in enumerate(paths)
         ]
-        file.write_text(json.dumps(rows))
+        file.write_text(json.dumps(objects))
     else:
         studio(file, *(task(path, ["ab"[n % 2]]) for n, path in enumerate(paths)))
     assert labels_of(listed(file)) == {

@@ -25,6 +25,7 @@ from patchline.pipeline.metrics.intervals import MetricEstimate
 from patchline.pipeline.metrics.label_calibration import LabelCalibration, fit_label_calibration
 from patchline.pipeline.metrics.label_thresholds import LabelThresholds, fit_label_thresholds
 from patchline.pipeline.metrics.multi_label.label_set_metrics import label_set_map
+from patchline.pipeline.training.train_result import EnsembleResult
 
 
 @dataclass(frozen=True)
@@ -48,20 +49,33 @@ class Judged:
         )
 
 
-def judge(logits: pd.DataFrame, config: RunConfig, data: IngestedData, computed_by: str) -> Judged:
+def judge(
+    logits: pd.DataFrame,
+    config: RunConfig,
+    data: IngestedData,
+    computed_by: str,
+    ensemble: EnsembleResult | None = None,
+) -> Judged:
     """Fit calibration and thresholds on all images but the test split, and report on that.
+
+    The members of an ensemble are calibrated already, and its thresholds known: no image is left
+    that none of them was trained on.
 
     Args:
         logits: rows of the manifest with `logits`, by models not trained on them.
         config: the resolved settings.
         data: the images and their labels.
         computed_by: what computed the logits, in words.
+        ensemble: that the logits are of, if the model is one.
 
     Raises:
         RunError: if the model's outputs are not finite numbers.
         DataError: if no test image has a label.
     """
-    table, calibration, thresholds = calibrated_label_sets(logits, data.classes)
+    if ensemble is None:
+        table, calibration, thresholds = calibrated_label_sets(logits, data.classes)
+    else:
+        table, calibration, thresholds = _of_ensemble(logits, data.classes, ensemble)
     report = evaluate_label_sets(
         LabelSetPredictions.of(table[table["split"] == "test"], data.classes),
         name=str(config.name),
@@ -85,6 +99,17 @@ def judge(logits: pd.DataFrame, config: RunConfig, data: IngestedData, computed_
         else None
     )
     return Judged(report, table, validation)
+
+
+def _of_ensemble(
+    logits: pd.DataFrame, classes: tuple[str, ...], ensemble: EnsembleResult
+) -> tuple[pd.DataFrame, LabelCalibration, LabelThresholds]:
+    """Return the predictions of an ensemble, with what its members were fitted to."""
+    checked_labels(logits, classes)
+    calibration = LabelCalibration.by_member(ensemble.label_calibrations)
+    thresholds = ensemble.thresholds or LabelThresholds.neutral(len(classes))
+    probabilities_NK = calibration.probabilities(stacked(logits["logits"]))
+    return with_label_sets(logits, classes, probabilities_NK, thresholds), calibration, thresholds
 
 
 def calibrated_label_sets(

@@ -6,12 +6,19 @@ Each member is calibrated on the images of its own fold, which it was not traine
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
+import pandas as pd
 import torch
+from torch import nn
 
 from patchline.pipeline.data.manifests import manifest as manifests
 from patchline.pipeline.data.store.prepared_store import open_images
+from patchline.pipeline.labels import label_sets
+from patchline.pipeline.metrics.label_calibration import fit_label_calibration
+from patchline.pipeline.metrics.label_thresholds import fit_label_thresholds
 from patchline.pipeline.metrics.temperature import fit_temperature
 from patchline.pipeline.models.ensemble import Ensemble
 from patchline.pipeline.models.inference import predict_logits
@@ -23,7 +30,12 @@ from patchline.pipeline.training.machine import choose_device, detect_machine
 from patchline.pipeline.training.train_result import EnsembleResult
 from patchline.pipeline.workers.event_log import EventWriter
 
+Array = np.ndarray[Any, Any]
 _WEIGHTS = "weights"
+_BASIS = (
+    "highest F1 on the training and validation images, each predicted by the model that was not "
+    "trained on it"
+)
 
 
 def combine_members(job: TrainingJob, events: EventWriter) -> EnsembleResult:
@@ -33,9 +45,7 @@ def combine_members(job: TrainingJob, events: EventWriter) -> EnsembleResult:
     make_repeatable(job.config.training.threads, device)
     images = open_images(job.store)
     rows = manifests.usable(manifests.load(job.manifest_file))
-    index = {label: number for number, label in enumerate(job.classes)}
-    labels = rows["label"].map(index).to_numpy().astype(np.int64)
-    models, fits = [], []
+    models, logits, held = [], [], []
     for number, folder in enumerate(job.part.members, start=1):
         model, description = load_model(folder)
         part = job.part.model_copy(update={"fold": number, "folds": len(job.part.members)})
@@ -44,11 +54,54 @@ def combine_members(job: TrainingJob, events: EventWriter) -> EnsembleResult:
             model.to(device), images, held_out, description.image, device=device
         )
         models.append(model.cpu())
-        fits.append(fit_temperature(logits_NK.numpy(), labels[held_out]))
+        logits.append(logits_NK.numpy())
+        held.append(rows["label"].iloc[held_out])
         events.progress(number, len(job.part.members), "model")
     folder = job.folder / _WEIGHTS
     described = description.model_copy(update={"members": len(models), "run_id": job.run_id})
-    temperatures = [fit.temperature for fit in fits]
-    save_model(folder, Ensemble(models, temperatures), described, provenance_of_job(job))
-    seconds = time.monotonic() - began
-    return EnsembleResult(weights=folder, calibrations=tuple(fits), seconds=seconds)
+    combine = _combined_sets if described.is_multi_label else _combined
+    ensemble, fits = combine(models, logits, held, job.classes)
+    save_model(folder, ensemble, described, provenance_of_job(job))
+    return EnsembleResult(weights=folder, seconds=time.monotonic() - began, **fits)
+
+
+def _combined(
+    models: Sequence[nn.Module],
+    logits: Sequence[Array],
+    held: Sequence[pd.Series[str]],
+    classes: tuple[str, ...],
+) -> tuple[Ensemble, dict[str, Any]]:
+    """Return the ensemble, and the temperature of each member."""
+    index = {label: number for number, label in enumerate(classes)}
+    fits = tuple(
+        fit_temperature(logits_NK, labels.map(index).to_numpy().astype(np.int64))
+        for logits_NK, labels in zip(logits, held, strict=True)
+    )
+    ensemble = Ensemble(models, [fit.temperature for fit in fits])
+    return ensemble, {"calibrations": fits}
+
+
+def _combined_sets(
+    models: Sequence[nn.Module],
+    logits: Sequence[Array],
+    held: Sequence[pd.Series[str]],
+    classes: tuple[str, ...],
+) -> tuple[Ensemble, dict[str, Any]]:
+    """Return the ensemble, the calibration of each member, and the thresholds.
+
+    No image is left that no member was trained on. So the thresholds are those of the members, each
+    on its own fold, as the thresholds of a model that is trained again are those of its folds.
+    """
+    sets = [label_sets.matrix(list(labels), classes) for labels in held]
+    fits = tuple(
+        fit_label_calibration(logits_NK, sets_NK)
+        for logits_NK, sets_NK in zip(logits, sets, strict=True)
+    )
+    probabilities = [
+        fit.probabilities(logits_NK) for fit, logits_NK in zip(fits, logits, strict=True)
+    ]
+    thresholds = fit_label_thresholds(np.concatenate(probabilities), np.concatenate(sets))
+    return Ensemble(models, calibrations=fits), {
+        "label_calibrations": fits,
+        "thresholds": thresholds.model_copy(update={"basis": _BASIS}),
+    }

@@ -309,7 +309,7 @@ def tags(trained: TrainResult) -> dict[str, str]:
             tags["training.refit_epochs"] = f"{trained.refit.epochs:.4g}"
             tags["training.refit_steps"] = str(trained.refit.steps)
     if trained.ensemble is not None:
-        tags["training.ensemble"] = f"{len(trained.ensemble.calibrations)} models"
+        tags["training.ensemble"] = f"{trained.ensemble.models} models"
     return tags
 
 
@@ -320,7 +320,7 @@ def length(trained: TrainResult) -> str:
         both = ", fitted on train and validation together" if trained.refit is not None else ""
         return f"a head on {trained.probe.features} frozen features{both}, {on}"
     if trained.ensemble is not None:
-        return f"{len(trained.ensemble.calibrations)} models, one of each fold, {on}"
+        return f"{trained.ensemble.models} models, one of each fold, {on}"
     if trained.fine_tuning is not None:
         on = f"of {trained.fine_tuning.trained} after the head {on}"
     if trained.refit is not None:

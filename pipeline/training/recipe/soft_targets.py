@@ -14,6 +14,9 @@ a student sees another crop in each epoch, so none of the stored ones would be i
 Only the teacher is tempered. The student's own probabilities are those that it is used with, so
 they learn to be right at temperature 1.
 
+Of images with sets of labels, each label is a question of its own: its target is that mean of yes
+or no and of the teacher's sigmoid.
+
 Shapes: N images, M images that the teacher has predicted, V views, n rows that are asked for, K
 classes, O outputs of all views.
 """
@@ -26,13 +29,16 @@ from typing import Any
 
 import numpy as np
 
+from patchline.pipeline.labels import label_sets
 from patchline.pipeline.training.config import TrainingConfig
 
 Integers = np.ndarray[Any, np.dtype[np.int64]]
 Floats = np.ndarray[Any, np.dtype[np.float32]]
+Sets = np.ndarray[Any, np.dtype[np.uint8]]
 UNLABELLED = -1
 """Class index of an image without a label."""
 _ROWS_AT_ONCE = 1 << 14
+_HALF = 0.5
 
 
 @dataclass
@@ -66,12 +72,9 @@ class SoftTargets:
         return {**self.__dict__, "_logits_MO": None}
 
     def __getitem__(self, rows: Any) -> Floats:
-        """Return the targets (n, K) of some rows; each sums to 1."""
+        """Return the targets (n, K) of some rows; each sums to 1, unless it is a set."""
         labels_n, places_n = self.labels_N[rows], self.places_N[rows]
-        taught_nK = self.teacher(rows)
-        classes = taught_nK.shape[1]
-        label_nK = (labels_n[:, None] == np.arange(classes)).astype(np.float32)
-        label_nK = label_nK * (1 - self.smoothing) + self.smoothing / classes
+        taught_nK, label_nK = self.teacher(rows), self._smoothed(rows)
         share_n = np.where(labels_n < 0, 1.0, self.weight) * (places_n >= 0)
         share_n1 = share_n[:, None].astype(np.float32)
         targets_nK: Floats = (1 - share_n1) * label_nK + share_n1 * taught_nK
@@ -82,9 +85,9 @@ class SoftTargets:
         places_n = self.places_N[rows]
         stored_nO = np.array(self._mapped()[np.maximum(places_n, 0)], np.float32)
         logits_nVK = stored_nO.reshape(len(stored_nO), -1, self.num_classes)
-        mean_nK = _probabilities(logits_nVK, self.temperature or 1.0).mean(axis=1)
+        mean_nK = self._probabilities(logits_nVK, self.temperature or 1.0).mean(axis=1)
         if not self.temperature:
-            mean_nK = mean_nK.argmax(1)[:, None] == np.arange(mean_nK.shape[1])
+            mean_nK = self._hardened(mean_nK)
         taught_nK: Floats = (mean_nK * (places_n >= 0)[:, None]).astype(np.float32)
         return taught_nK
 
@@ -97,10 +100,66 @@ class SoftTargets:
             classes_N[rows] = self.teacher(rows).argmax(1)
         return classes_N
 
+    def _smoothed(self, rows: Any) -> Floats:
+        """Return the smoothed labels (n, K) of some rows."""
+        label_nK = (self.labels_N[rows][:, None] == np.arange(self.num_classes)).astype(np.float32)
+        smoothed_nK: Floats = label_nK * (1 - self.smoothing) + self.smoothing / self.num_classes
+        return smoothed_nK
+
+    @staticmethod
+    def _probabilities(logits_nVK: Floats, temperature: float) -> Floats:
+        return _softmax(logits_nVK, temperature)
+
+    @staticmethod
+    def _hardened(mean_nK: Floats) -> Any:
+        return mean_nK.argmax(1)[:, None] == np.arange(mean_nK.shape[1])
+
     def _mapped(self) -> Any:
         if self._logits_MO is None:
             self._logits_MO = np.load(self.file, mmap_mode="r", allow_pickle=False)
         return self._logits_MO
+
+
+@dataclass
+class SoftSetTargets(SoftTargets):
+    """The targets of images with sets of labels.
+
+    Attributes:
+        sets_NK: 1 where a labelled image has a label, otherwise 0; those of the unlabelled images,
+            which follow the labelled ones, are the labels of a probability of 0.5 or more.
+    """
+
+    sets_NK: Sets = field(kw_only=True)
+
+    def __post_init__(self) -> None:
+        """Add the sets that the teacher gives unlabelled images."""
+        stored = len(self.sets_NK)
+        further = np.zeros((len(self.labels_N) - stored, self.num_classes), np.uint8)
+        for start in range(0, len(further), _ROWS_AT_ONCE):
+            part = slice(start, start + _ROWS_AT_ONCE)
+            rows = stored + np.arange(len(further))[part]
+            further[part] = self._hardened(self.teacher(rows))
+        self.sets_NK = np.concatenate([self.sets_NK, further])
+
+    def classes(self) -> Integers:
+        """Return the rarest label (N,) of each image, K for an image without any."""
+        return label_sets.strata(self.sets_NK)
+
+    def _smoothed(self, rows: Any) -> Floats:
+        label_nK = self.sets_NK[rows].astype(np.float32)
+        smoothed_nK: Floats = label_nK * (1 - self.smoothing) + self.smoothing / 2
+        return smoothed_nK
+
+    @staticmethod
+    def _probabilities(logits_nVK: Floats, temperature: float) -> Floats:
+        from scipy.special import expit
+
+        probabilities_nVK: Floats = expit(logits_nVK / temperature)
+        return probabilities_nVK
+
+    @staticmethod
+    def _hardened(mean_nK: Floats) -> Any:
+        return mean_nK >= _HALF
 
 
 def soft_targets(
@@ -109,6 +168,7 @@ def soft_targets(
     taught_rows: Integers,
     labels_N: Integers,
     settings: TrainingConfig,
+    sets_NK: Sets | None = None,
 ) -> SoftTargets:
     """Return the targets of all images of a run with a teacher.
 
@@ -118,21 +178,21 @@ def soft_targets(
         taught_rows: the images (M,) that they are of.
         labels_N: class index of each image; -1 if it has no label.
         settings: the weight, the temperature and the smoothing of labels.
+        sets_NK: labels of the images that have some, which come first, as 0 and 1; None if each has
+            one class.
     """
     places_N = np.full(len(labels_N), -1, np.int64)
     places_N[taught_rows] = np.arange(len(taught_rows))
-    return SoftTargets(
-        file,
-        num_classes,
-        places_N,
-        labels_N,
-        settings.teacher_weight,
-        settings.teacher_temperature,
-        settings.label_smoothing or 0.0,
+    smoothing = settings.label_smoothing or 0.0
+    weight, temperature = settings.teacher_weight, settings.teacher_temperature
+    if sets_NK is None:
+        return SoftTargets(file, num_classes, places_N, labels_N, weight, temperature, smoothing)
+    return SoftSetTargets(
+        file, num_classes, places_N, labels_N, weight, temperature, smoothing, sets_NK=sets_NK
     )
 
 
-def _probabilities(logits_nVK: Floats, temperature: float) -> Floats:
+def _softmax(logits_nVK: Floats, temperature: float) -> Floats:
     shifted_nVK = (logits_nVK - logits_nVK.max(axis=-1, keepdims=True)) / temperature
     powers_nVK = np.exp(shifted_nVK)
     probabilities_nVK: Floats = powers_nVK / powers_nVK.sum(axis=-1, keepdims=True)

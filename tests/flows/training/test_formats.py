@@ -61,7 +61,7 @@ def zero_one(sets: Sets, column: str, folder: str = "") -> list[list[object]]:
 
 def cells(sets: Sets, separator: str, folder: str = "images/") -> list[list[object]]:
     """Return rows with the labels of each image in one cell."""
-    named = [
+    named: list[list[object]] = [
         [f"{folder}{number:03}.png", separator.join(labels)] for number, labels in enumerate(sets)
     ]
     return [["image", "tags"], *named]

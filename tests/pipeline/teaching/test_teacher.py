@@ -14,13 +14,14 @@ from torch import nn
 from patchline.pipeline.config import RunConfig
 from patchline.pipeline.config_files import validated
 from patchline.pipeline.errors import ConfigError
+from patchline.pipeline.metrics.label_calibration import LabelCalibration
 from patchline.pipeline.models.inference import normalised
 from patchline.pipeline.models.model_building import build_model
 from patchline.pipeline.models.model_description import WEIGHTS_FILE, ModelDescription
 from patchline.pipeline.models.model_files import load_model, save_model
 from patchline.pipeline.provenance.provenance import Provenance
 from patchline.pipeline.teaching.finding_teacher import with_teacher
-from patchline.pipeline.teaching.teacher import check_teacher, find_teacher
+from patchline.pipeline.teaching.teacher import check_task, check_teacher, find_teacher
 from patchline.plugin_api import ImageSpec
 from tests.pipeline.models.pretrained.published_files import PUBLISHED
 
@@ -120,12 +121,31 @@ def test_what_cannot_teach_is_refused_before_data_is_read(tmp_path: Path, kind: 
         message = r"is an encoder, which knows no classes. Fine-tune it"
     elif kind == "sets":
         reference = saved(tmp_path / "sets", task="multi_label") / WEIGHTS_FILE
-        message = r"predicts sets of labels, .* name a model that was trained on images with one"
+        message = r"predicts sets of labels, but the images have one label. Name a model that was"
     elif kind == "none":
         reference = Path("hf:no/such-model")
         message = r"training.teacher hf:no/such-model has not been downloaded yet. Add --download"
+    config = config_of(reference)
+    data = config.data.model_copy(update={"task": "single_label"})
     with pytest.raises(ConfigError, match=message):
-        check_teacher(config_of(reference), workspace)
+        check_teacher(config.model_copy(update={"data": data}), workspace)
+
+
+def test_a_teacher_of_sets_is_its_weights_and_its_calibration(tmp_path: Path) -> None:
+    """The same weights with other scales predict other targets, so they are another teacher."""
+    found = []
+    for number, scale in enumerate((None, 2.0)):
+        calibration = LabelCalibration.none(2)
+        if scale:
+            calibration = calibration.model_copy(update={"scales": (scale, 1.0)})
+        fits: dict[str, Any] = {"label_calibration": calibration} if scale else {}
+        folder = saved(tmp_path / str(number), task="multi_label", **fits)
+        found.append(find_teacher(config_of(folder / WEIGHTS_FILE), tmp_path / "work"))
+    assert found[0].sha256 != found[1].sha256
+    assert found[0].described().endswith("(vit, 16x16 pixels; its test mAP is not known)")
+    with pytest.raises(ConfigError, match="predicts sets of labels, but the images have one label"):
+        check_task(found[0], "single_label")
+    check_task(found[0], "multi_label")
 
 
 def test_a_head_is_not_taught() -> None:

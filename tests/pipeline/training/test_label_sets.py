@@ -14,6 +14,8 @@ from sklearn.metrics import average_precision_score
 
 from patchline.pipeline.data.splits import folds
 from patchline.pipeline.errors import ConfigError
+from patchline.pipeline.metrics.label_calibration import LabelCalibration, fit_label_calibration
+from patchline.pipeline.metrics.label_thresholds import fit_label_thresholds
 from patchline.pipeline.models.inference import predict_logits
 from patchline.pipeline.models.model_files import load_model
 from patchline.pipeline.training.__main__ import train
@@ -21,6 +23,7 @@ from patchline.pipeline.training.checkpoints import checkpoint
 from patchline.pipeline.training.job import ExtendedTraining, TrainingJob
 from patchline.pipeline.training.loop import Training
 from patchline.pipeline.training.part import TrainingPart
+from patchline.pipeline.training.parts.ensemble_members import combine_members
 from patchline.pipeline.training.train_result import EpochRecord, RefitResult, TrainResult
 from patchline.pipeline.training.training_data import open_data
 from patchline.pipeline.workers.event_log import EventWriter, read_events
@@ -254,3 +257,46 @@ def test_labels_are_in_the_order_of_the_outputs(tmp_path: Path) -> None:
         present = [label for label, has in zip(LABELS, target_K, strict=True) if has]
         assert texts[row] == "[" + ", ".join(f'"{label}"' for label in present) + "]"
         assert data.class_of(int(row)) == ", ".join(present)
+
+
+def test_an_ensemble_of_folds_averages_the_calibrated_sigmoids(tmp_path: Path) -> None:
+    """Each member is calibrated on its fold; its probabilities there choose the thresholds."""
+    parts = [TrainingPart(fold=fold, folds=2) for fold in (1, 2)]
+    jobs = [
+        label_set_job(tmp_path / f"fold{part.fold}", training={"epochs": 2}).model_copy(
+            update={"part": part}
+        )
+        for part in parts
+    ]
+    members = tuple(_trained(job).best for job in jobs)
+    part = TrainingPart(members=members)
+    job = label_set_job(tmp_path / "ensemble").model_copy(update={"part": part})
+    result = combine_members(job, EventWriter(tmp_path / "events.jsonl"))
+    assert result.models == 2
+    data = open_data(job)
+
+    def logits(folder: Path, rows: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        model, description = load_model(folder)
+        return predict_logits(model, data.images, rows, description.image).numpy()
+
+    calibrated, sets = [], []
+    for fit, member, own in zip(result.label_calibrations, members, jobs, strict=True):
+        held_out = open_data(own).validation_rows
+        assert set(held_out).isdisjoint(open_data(own).training.rows)
+        expected = fit_label_calibration(logits(member, held_out), data.truth(held_out))
+        assert np.allclose(fit.scales, expected.scales)
+        calibrated.append(fit.probabilities(logits(member, held_out)))
+        sets.append(data.truth(held_out))
+    thresholds = fit_label_thresholds(np.concatenate(calibrated), np.concatenate(sets))
+    assert result.thresholds is not None
+    assert np.allclose(result.thresholds.values, thresholds.values)
+    tested = np.arange(len(data.paths))
+    single = [
+        fit.probabilities(logits(member, tested))
+        for fit, member in zip(result.label_calibrations, members, strict=True)
+    ]
+    together = LabelCalibration.by_member(result.label_calibrations)
+    averaged = together.probabilities(logits(result.weights, tested))
+    assert np.abs(single[0] - single[1]).max() > 1e-3
+    assert np.allclose(averaged, np.mean(single, axis=0), atol=1e-5)
+    assert "each model of the ensemble has a scale and a shift" in together.sentence(LABELS)

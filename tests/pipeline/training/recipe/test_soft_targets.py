@@ -9,10 +9,15 @@ import numpy as np
 import pytest
 import torch
 
+from patchline.pipeline.labels import label_sets
 from patchline.pipeline.training.config import TrainingConfig
 from patchline.pipeline.training.recipe.losses import training_loss
 from patchline.pipeline.training.recipe.mixing import Mix, dominant_labels, mixed_targets
-from patchline.pipeline.training.recipe.soft_targets import SoftTargets, soft_targets
+from patchline.pipeline.training.recipe.soft_targets import (
+    SoftSetTargets,
+    SoftTargets,
+    soft_targets,
+)
 
 LOGITS_MVK = np.array(
     [
@@ -96,3 +101,49 @@ def test_soft_targets_are_mixed_as_labels_are() -> None:
     assert torch.allclose(
         training_loss(logits_BK, rows_BK, config), training_loss(logits_BK, labels_B, config)
     )
+
+
+SETS_NK = np.array([[1, 0, 1], [0, 1, 0], [0, 0, 0]], np.uint8)
+"""Of the images 0 to 2; image 3 has none that is known."""
+
+
+def set_targets_with(folder: Path, **settings: float) -> SoftSetTargets:
+    """Return the targets of four images with sets of labels, of which image 1 was not predicted."""
+    file = folder / "logits.npy"
+    np.save(file, LOGITS_MVK.reshape(3, -1))
+    config = TrainingConfig(teacher="photos/1", **{"label_smoothing": 0.0, **settings})
+    found = soft_targets(file, 3, np.array([0, 2, 3]), np.array([0, 1, 3, -1]), config, SETS_NK)
+    assert isinstance(found, SoftSetTargets)
+    return found
+
+
+@pytest.mark.parametrize("temperature", [1.0, 2.0])
+def test_the_target_of_a_set_is_a_mean_for_each_label(tmp_path: Path, temperature: float) -> None:
+    """An unlabelled image has the teacher's sigmoids alone; an empty set is a set."""
+    settings = {"teacher_weight": 0.25, "label_smoothing": 0.1, "teacher_temperature": temperature}
+    targets = set_targets_with(tmp_path, **settings)
+    taught_MK = torch.from_numpy(LOGITS_MVK / temperature).sigmoid().mean(1).numpy()
+    smoothed_NK = 0.9 * SETS_NK + 0.05
+    expected = np.stack(
+        [
+            0.75 * smoothed_NK[0] + 0.25 * taught_MK[0],
+            smoothed_NK[1],
+            0.75 * smoothed_NK[2] + 0.25 * taught_MK[1],
+            taught_MK[2],
+        ]
+    )
+    rows = np.arange(4)
+    assert np.allclose(targets[rows], expected, atol=1e-6)
+    assert np.allclose(pickle.loads(pickle.dumps(targets))[rows[::-1]], expected[::-1], atol=1e-6)  # noqa: S301
+
+
+def test_an_unlabelled_image_has_the_labels_that_its_teacher_thinks_probable(
+    tmp_path: Path,
+) -> None:
+    """Weights and previews count them; hard targets are these labels, for every image."""
+    targets = set_targets_with(tmp_path, teacher_temperature=0.0, teacher_weight=1.0)
+    mean_MK = torch.from_numpy(LOGITS_MVK).sigmoid().mean(1).numpy()
+    assert np.array_equal(targets.sets_NK[:3], SETS_NK)
+    assert np.array_equal(targets.sets_NK[3], mean_MK[2] >= 0.5)
+    assert targets.classes().tolist() == label_sets.strata(targets.sets_NK).tolist()
+    assert np.array_equal(targets[np.array([0, 3])], mean_MK[[0, 2]] >= 0.5)
