@@ -57,6 +57,7 @@ PACKAGES: dict[str, set[str]] = {
         "probing",
     },
     "teaching": {
+        "metrics",
         "initial_weights",
         "run_memory",
         "probing",
