@@ -7,8 +7,9 @@
 format that is refused, and decodes and resizes them.
 
 `data` makes COUNT (5,000) folders, zip and tar archives, compressed tars, WebDataset shards, tables
-and exports of labelling tools with damaged images, in damaged containers, with odd names, cells and
-members made to do harm. Each is read as a run would, every third one inspected as well.
+in many encodings, workbooks and exports of labelling tools with damaged images, in damaged
+containers, with odd names, cells and members made to do harm. Each is read as a run would, every
+third one inspected as well.
 
 The cases are numbered and run in child processes whose memory and time are limited. A child writes
 one line for each case that it has answered. A case that ends its child is counted as a crash or a
@@ -303,7 +304,8 @@ def _answer_data(case: DataCase, number: int) -> Answer:
     try:
         # the folders in the class folders have the same names, which is a question otherwise
         label = "top" if case.kind == "folder" else "auto"
-        config = RunConfig.model_validate({"data": {"path": str(case.path), "label": label}})
+        settings = {"path": str(case.path), "label": label, **dict(case.settings)}
+        config = RunConfig.model_validate({"data": settings})
         listing = listing_of(config, work)
         manifest = manifests.scan(listing)
         manifests.save(manifest, work / "manifest.parquet")

@@ -198,12 +198,38 @@ _CHANGES = (_cut, _flip, _flip, _zero, _repeat, _insert, _remove, _extreme, _ext
 
 _TABLES = ("csv", "tsv", "jsonl", "parquet")
 _EXPORTS = ("coco", "label_studio")
-KINDS = ("folder", "zip", "tar", "tar.gz", "shards", *_TABLES, *_EXPORTS)
+_ENCODED, _WORKBOOK = "encoded csv", "xlsx"
+KINDS = (
+    "folder", "zip", "tar", "tar.gz", "shards", *_TABLES, *_EXPORTS, _ENCODED, _WORKBOOK,
+)  # fmt: skip
+_ENCODINGS = (
+    "utf-8", "utf-8-sig", "utf-16", "utf-16-le", "utf-16-be", "utf-32", "cp1252", "latin-1",
+    "cp932", "gb18030", "koi8-r", "cp037", "utf-7",
+)  # fmt: skip
+_DATE = (1980, 1, 1, 0, 0, 0)
+_LARGE_SHEET = (
+    b'<worksheet xmlns="http://schemas.openxmlformats.org/spreadsheetml/2006/main"><dimension '
+    b'ref="A1:XFD1048576"/><sheetData><row r="1048576"><c r="XFD1048576"><v>1</v></c></row>'
+    b"</sheetData></worksheet>"
+)
+_XMLS = (
+    b"",
+    b"<",
+    b"<worksheet/>",
+    b"\xff\xfe<\0",
+    b"<a>" * 20_000,
+    b'<!DOCTYPE x [<!ENTITY a "aaaaaaaaaa"><!ENTITY b "&a;&a;&a;&a;&a;&a;&a;&a;">]><x>&b;</x>',
+    b'<!DOCTYPE x [<!ENTITY a SYSTEM "file:///etc/passwd">]><worksheet>&a;</worksheet>',
+    _LARGE_SHEET,
+)
+"""What may stand in a part of a workbook instead of its content."""
 _IMAGES = 5
 _SURE = 4
 """Images of a table that are whole."""
 _HALF = 0.5
 _LONG = 200
+_MOST_CELL = 32_000
+"""Characters of a cell of a workbook."""
 _NAMES = (
     "plain.png", "sp ace .png", " .png", "new\nline.png", "\r\n.png", "tab\t.png", "😀🌷.png",
     "-rf.png", "--help.png", "\x1b[31mred.png", "\u202egnp.png", "\x7f.png", "$(touch x).png",
@@ -247,6 +273,8 @@ class DataCase(NamedTuple):
     kind: str
     whole: int | None
     """The number of files that have to be named where the container is whole; else None."""
+    settings: tuple[tuple[str, str], ...] = ()
+    """Of the data, by name."""
 
 
 class _Member(NamedTuple):
@@ -263,7 +291,7 @@ def write_case(number: int, seed: int, folder: Path) -> DataCase:
         return _write_folder(rng, folder / "data")
     if kind in _EXPORTS:
         return _write_export(rng, kind, folder)
-    if kind in _TABLES:
+    if kind in (*_TABLES, _ENCODED, _WORKBOOK):
         return _write_table(rng, kind, folder)
     harmful = rng.random() < _HALF
     members = _shard_members(rng) if kind == "shards" else _members(rng)
@@ -410,10 +438,50 @@ def _write_table(rng: np.random.Generator, kind: str, folder: Path) -> DataCase:
     for _ in range(int(rng.integers(6))):
         row = rows[int(rng.integers(len(rows)))]
         row[_one_of(tuple(row), rng)] = _one_of(_CELLS, rng)
-    packed = _parquet(rows) if kind == "parquet" else _text_table(rows, kind)
-    file = folder / f"data.{kind}"
+    settings: tuple[tuple[str, str], ...] = ()
+    if kind == _ENCODED:
+        encoding = _one_of(_ENCODINGS, rng)
+        packed = _text_table(rows, "csv").decode("utf-8", "replace").encode(encoding, "replace")
+        if rng.random() < _HALF:
+            named = encoding if rng.random() < _HALF else _one_of(_ENCODINGS, rng)
+            settings = (("encoding", named),)
+    elif kind == _WORKBOOK:
+        packed = _workbook(rows, rng)
+    else:
+        packed = _parquet(rows) if kind == "parquet" else _text_table(rows, kind)
+    file = folder / f"data.{kind.rpartition(' ')[2]}"
     file.write_bytes(mutated(packed, rng) if rng.random() < _HALF else packed)
-    return DataCase(file, kind, None)
+    return DataCase(file, kind, None, settings)
+
+
+def _workbook(rows: list[dict[str, Any]], rng: np.random.Generator) -> bytes:
+    """Write the first sheet of a workbook, and put something else into some of its parts."""
+    import openpyxl
+    from openpyxl.cell.cell import ILLEGAL_CHARACTERS_RE
+
+    def cell(value: Any) -> Any:
+        if value is None or isinstance(value, bool | int | float):
+            return value
+        text = str(value).encode("utf-8", "replace").decode()[:_MOST_CELL]
+        return ILLEGAL_CHARACTERS_RE.sub("", text)
+
+    workbook = openpyxl.Workbook()
+    columns = list({column: None for row in rows for column in row})
+    workbook.active.append([cell(column) for column in columns])
+    for row in rows:
+        workbook.active.append([cell(row.get(column)) for column in columns])
+    if rng.random() < _HALF / 2:
+        workbook.create_sheet("more").append(["1"])
+    saved, written = io.BytesIO(), io.BytesIO()
+    workbook.save(saved)
+    odd = rng.random() < _HALF
+    with zipfile.ZipFile(saved) as read, zipfile.ZipFile(written, "w") as packed:
+        names = [name for name in read.namelist() if name != "docProps/core.xml"]
+        replaced = names[int(rng.integers(len(names)))] if odd else ""
+        for name in names:
+            content = _one_of(_XMLS, rng) if name == replaced else read.read(name)
+            packed.writestr(zipfile.ZipInfo(name, _DATE), content)
+    return written.getvalue()
 
 
 def _write_export(rng: np.random.Generator, kind: str, folder: Path) -> DataCase:

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from patchline.plugin_api import (
     TABLE_SUFFIXES,
+    ConfigError,
     DataError,
     DataSourcePlugin,
     ImageListing,
@@ -132,7 +133,10 @@ class ImageTable:
                 return Places(root, paths, names, "the table holds no image for it", [])
         values = table.paths(image) if isinstance(table, JoinedTables) else table.column(image)
         folder = self._folder(table.file)
-        local = self.context.local_files(folder, values)
+        try:
+            local = self.context.local_files(folder, values)
+        except ConfigError as error:  # a cell begins like an address of a store, and is none
+            raise DataError(f"{table.file} cannot be used: {error}") from error
         found = find_files(table.file, [local.get(value, value) for value in values], folder)
         missing = [
             value

@@ -13,6 +13,9 @@ from patchline.plugin_api import DataError, check_expansion
 from patchline.plugins.data_sources.cell_text import joined, shown
 from patchline.plugins.data_sources.csv_reading import csv_columns
 
+_MOST_CELLS = 20_000_000
+"""Of a table: with more, cells far beside it fill the memory."""
+
 
 def workbook_columns(file: Path, header: str) -> tuple[dict[str, list[str]], list[str]]:
     """Return the columns of the first sheet by name, and what a person should know.
@@ -54,6 +57,11 @@ def workbook_columns(file: Path, header: str) -> tuple[dict[str, list[str]], lis
         )
     rows = sheets[filled[0]] if filled else []
     width = max(map(len, rows), default=0)
+    if width * len(rows) > _MOST_CELLS:
+        raise DataError(
+            f"{file} has {len(rows):,} rows and a cell in column {width:,}, which are more than "
+            f"{_MOST_CELLS:,} cells. Remove the cells beside the table, or save it as CSV."
+        )
     table = csv.writer(written, delimiter="\t")
     table.writerows([*row, *[""] * (width - len(row))] for row in rows)
     written.seek(0)
@@ -62,6 +70,7 @@ def workbook_columns(file: Path, header: str) -> tuple[dict[str, list[str]], lis
 
 def _rows(sheet: Any) -> Iterator[list[str]]:
     """Yield the rows of a sheet that are not empty, without the empty cells at their ends."""
+    sheet.reset_dimensions()  # what a file says about its size may be 16,384 columns of nothing
     for row in sheet.iter_rows(values_only=True):
         cells = [_text(cell) for cell in row]
         while cells and not cells[-1].strip():

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import io
 import json
 import re
+import time
+import zipfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -387,6 +390,30 @@ def test_workbooks_of_excel(tmp_path: Path) -> None:
         file.write_bytes(content)
         with pytest.raises(DataError, match="is damaged, or is not an Excel workbook"):
             listed(file)
+
+
+def test_a_workbook_far_larger_than_its_table_is_read_or_refused_soon(tmp_path: Path) -> None:
+    """What a file says about its size is not believed; cells far outside do not fill the memory."""
+    openpyxl = pytest.importorskip("openpyxl")
+    touched(tmp_path, "1.jpg", "2.jpg")
+    book, file = openpyxl.Workbook(), tmp_path / "x.xlsx"
+    for row in (["image", "label"], ["1.jpg", "a"], ["2.jpg", "b"]):
+        book.active.append(row)
+    book.save(file)
+    said = file.read_bytes()
+    with zipfile.ZipFile(file, "w") as changed, zipfile.ZipFile(io.BytesIO(said)) as whole:
+        for name in whole.namelist():
+            content = whole.read(name).replace(b'ref="A1:B3"', b'ref="A1:XFD1048576"')
+            changed.writestr(name, content)
+    began = time.process_time()
+    assert labels_of(listed(file)) == {"1.jpg": "a", "2.jpg": "b"}
+    assert time.process_time() - began < 3
+    book.active["XFD1"] = "far"
+    for number in range(1300):
+        book.active.append([f"{number}.jpg", "a"])
+    book.save(file)
+    with pytest.raises(DataError, match=r"1,303 rows and a cell in column 16,384, .* Remove the"):
+        listed(file)
 
 
 def test_cells_that_look_like_several_labels_are_said_where_each_is_one(tmp_path: Path) -> None:

@@ -398,3 +398,10 @@ def test_a_parquet_file_beyond_the_memory_is_not_only_called_damaged(tmp_path: P
     words = r"x\.parquet needs more memory than is available, or is damaged \(MemoryError\)\. Free"
     with pytest.raises(DataError, match=words), parquet_errors(tmp_path / "x.parquet"):
         raise MemoryError
+
+
+def test_an_address_that_is_none_names_the_table(tmp_path: Path) -> None:
+    """A cell that begins like an address of a store is data, not a setting."""
+    (tmp_path / "x.csv").write_text("image,label\nfile://host/x.png,a\n1.png,b\n")
+    with pytest.raises(DataError, match=r"x\.csv cannot be used: .* is file://host/x\.png"):
+        listed(tmp_path / "x.csv")
