@@ -34,11 +34,17 @@ def mean_average_precision(scores_NK: Array, sets_NK: Array) -> MeanAveragePreci
     """
     precisions_K = average_precisions(scores_NK, sets_NK)
     known_K = np.isfinite(precisions_K)
-    labels = int(known_K.sum())
-    if not labels:
+    if not known_K.any():
         return MeanAveragePrecision(None, 0.0)
-    positives = labels**2 / float((1 / sets_NK.sum(0, dtype=np.int64)[known_K]).sum())
-    return MeanAveragePrecision(float(precisions_K[known_K].mean()), positives)
+    return MeanAveragePrecision(float(precisions_K[known_K].mean()), certain_positives(sets_NK))
+
+
+def certain_positives(sets_NK: Array) -> float:
+    """Return the positives that a mAP of these images is as certain as; see the class above."""
+    positives_K = sets_NK.sum(0, dtype=np.int64)
+    known_K = (positives_K > 0) & (positives_K < len(sets_NK))
+    labels = int(known_K.sum())
+    return labels**2 / float((1 / positives_K[known_K]).sum()) if labels else 0.0
 
 
 def average_precisions(scores_NK: Array, sets_NK: Array) -> Array:

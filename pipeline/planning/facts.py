@@ -6,6 +6,7 @@ from typing import Any
 
 from patchline.pipeline.frozen_model import FrozenModel
 from patchline.pipeline.presets import PRESETS, PresetName
+from patchline.pipeline.terminal_words import counted
 
 
 class DataFacts(FrozenModel):
@@ -29,6 +30,38 @@ class DataFacts(FrozenModel):
     """Whether five folds divide the images so that each of them can be trained."""
     labels_per_image: float | None = None
     """Mean number of labels of an image; None if each has one class."""
+    validation_positives: float | None = None
+    """Positives that a mAP of the validation images is as certain as, of sets of labels; see
+    `patchline.pipeline.metrics.mean_average_precision`."""
+    cropped_away: float = 0.0
+    """Median share of an image beside its middle square, of sets of labels."""
+
+    @property
+    def choosing_images(self) -> int:
+        """Validation images as far as they choose an epoch.
+
+        Where labels are rare, fewer positives than images decide a mAP.
+        """
+        if self.validation_positives is None:
+            return self.validation_images
+        return min(self.validation_images, round(self.validation_positives))
+
+    @property
+    def choosing_in_words(self) -> str:
+        """What chooses an epoch."""
+        known = counted(self.validation_images, "validation image")
+        if self.choosing_images == self.validation_images:
+            return known
+        return f"{known} with rare labels, whose mAP is that of {self.choosing_images:,} positives"
+
+    @property
+    def class_word(self) -> str:
+        """`class`, or `label` of sets."""
+        return "class" if self.labels_per_image is None else "label"
+
+    def has_per_class(self, images: float) -> bool:
+        """Return whether each class or label has as many training images on average."""
+        return self.images_per_class >= images
 
     @property
     def images_per_class(self) -> float:

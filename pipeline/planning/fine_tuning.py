@@ -132,7 +132,7 @@ def _settings_of(length: _Length, user: UserSettings) -> dict[str, Any]:
 
 
 def _enough_images(facts: PlanFacts) -> bool:
-    return facts.data.training_images >= _FEWEST_IMAGES * facts.data.classes
+    return facts.data.has_per_class(_FEWEST_IMAGES)
 
 
 def _repeated(user: UserSettings) -> str:
@@ -243,10 +243,11 @@ def _why(facts: PlanFacts, user: UserSettings, cost: _Cost, chosen: str, length:
         )
     if repeated := _repeated(user):
         return f"with {repeated}, only the head is fitted unless training.trainable is set"
-    if facts.data.training_images < FEWEST_IMAGES * facts.data.classes:
-        return f"fewer than {FEWEST_IMAGES} per class, too few to train more than the head"
+    per = f"per {facts.data.class_word}"
+    if not facts.data.has_per_class(FEWEST_IMAGES):
+        return f"fewer than {FEWEST_IMAGES} {per}, too few to train more than the head"
     if not _enough_images(facts):
-        return f"fewer than {_FEWEST_IMAGES} per class, too few to train all weights"
+        return f"fewer than {_FEWEST_IMAGES} {per}, too few to train all weights"
     budget = user.get("training.time_limit") or f"{PRESETS[facts.preset].minutes:g} minutes"
     if epochs := user.get("training.epochs"):
         took = duration(epochs * cost.epoch)

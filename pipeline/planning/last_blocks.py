@@ -120,7 +120,7 @@ def suits_blocks(facts: PlanFacts, user: UserSettings, length: BlocksLength) -> 
         return False
     if any(user.get(key, value) != value for key, value in _NEEDED.items()):
         return False
-    if facts.data.training_images < FEWEST_IMAGES * facts.data.classes:
+    if not facts.data.has_per_class(FEWEST_IMAGES):
         return False
     if "training.epochs" in user and not user.seconds:
         return length.token_seconds + length.seconds <= PRESETS[facts.preset].minutes * 60

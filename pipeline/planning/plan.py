@@ -213,9 +213,9 @@ def _repeated(facts: PlanFacts, user: UserSettings) -> Settings:
     if data.unlabelled_images:  # beside these, the validation images add nothing
         return {}
     options: list[Settings] = []
-    if data.validation_images < FEW_FOR_A_CHOICE and data.can_be_folded:
+    if data.choosing_images < FEW_FOR_A_CHOICE and data.can_be_folded:
         options.append({"folds": FOLDS})
-    if data.validation_images < _FEW_FOR_A_METRIC:
+    if data.choosing_images < _FEW_FOR_A_METRIC:
         options.append({"refit": True})
     once, _ = _chosen(facts, user)
     for option in options:
@@ -377,7 +377,7 @@ def most_epochs(facts: PlanFacts, user: UserSettings) -> int:
 def _is_averaged(facts: PlanFacts, user: UserSettings, chosen: Candidate, length: Length) -> bool:
     """Return whether the last weights are averaged, because few images would choose an epoch."""
     is_open = not {"training.average_last", "training.extends"} & set(user.values)
-    few = facts.data.validation_images < _FEW_TO_CHOOSE_ON
+    few = facts.data.choosing_images < _FEW_TO_CHOOSE_ON
     is_small = chosen.side < THUMBNAIL or bool(facts.data.unlabelled_images)
     return is_open and few and is_small and length.epochs >= _AVERAGED_FROM
 
@@ -458,9 +458,8 @@ def _why_repeated(facts: PlanFacts, repeated: Settings) -> list[str]:
     if not repeated:
         return []
     data = facts.data
-    number = data.validation_images
-    known = f"{number} validation image{'' if number == 1 else 's'}"
-    everything = data.training_images + number
+    known = data.choosing_in_words
+    everything = data.training_images + data.validation_images
     why = (
         f"worth training on, so the model is trained once more on all {everything} images, for as "
         "many epochs as were best (training.refit)"
@@ -474,7 +473,7 @@ def _why_repeated(facts: PlanFacts, repeated: Settings) -> list[str]:
 
 
 def _why_averaged(facts: PlanFacts) -> list[str]:
-    known = f"{facts.data.validation_images} validation images"
+    known = facts.data.choosing_in_words
     why = "too few to choose an epoch on, so the weights of the last"
     return [f"{known}: {why} {_AVERAGED} validations are averaged (training.average_last)"]
 

@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import psutil
 
 from patchline.pipeline import config_files
@@ -23,7 +24,9 @@ from patchline.pipeline.errors import DataError, WorkerError
 from patchline.pipeline.files.workspace_folder import make_folder
 from patchline.pipeline.initial_weights import at_hand, recipe
 from patchline.pipeline.initial_weights.record import InitialWeights
+from patchline.pipeline.labels import label_sets
 from patchline.pipeline.labels.label_sets import MULTI_LABEL
+from patchline.pipeline.metrics.mean_average_precision import certain_positives
 from patchline.pipeline.planning.facts import DataFacts, MachineFacts, Plan, PlanFacts
 from patchline.pipeline.planning.fine_tuning import FEATURES, fine_tuning_plan
 from patchline.pipeline.planning.measuring_job import (
@@ -74,6 +77,8 @@ CODE = (
     "patchline.pipeline.layers",
 )
 """Where the code begins that decides a plan."""
+_CROPPED_AWAY = 0.05
+"""Of an image; less is not worth another shape."""
 _KEPT_SECTIONS = ("augmentation", "model", "optimizer", "training")
 _FOLLOW = ("data.image_size", "training.trainable", "training.last_blocks")
 """Settings besides those of the model that follow from initial weights."""
@@ -214,16 +219,56 @@ def computed_as_measured(
 
 
 def _with_choice(made: Plan, config: RunConfig, choice: WeightsChoice | None) -> Plan:
-    """Return the plan with the reasons for its weights before its others, and for its loss after.
+    """Return the plan with the reasons for its weights before its others, and those of sets after.
 
     Args:
         made: the plan.
         config: of the run, not resolved.
         choice: of initial weights, if the plan has made one.
     """
+    if made.facts.data.labels_per_image is not None:
+        made = _for_sets(made, config)
     reasons = choice.reasons if choice else ()
-    of_loss = () if made.facts.data.labels_per_image is None else (_why_loss(config),)
-    return made.model_copy(update={"reasons": (*reasons, *made.reasons, *of_loss)})
+    return made.model_copy(update={"reasons": (*reasons, *made.reasons)})
+
+
+def _for_sets(made: Plan, config: RunConfig) -> Plan:
+    """Return the plan with what sets of labels need besides, and the reasons."""
+    reasons, settings, away = [_why_loss(config)], made.settings, made.facts.data.cropped_away
+    if away >= _CROPPED_AWAY and not _is_warm_start(config) and not _is_set(config, "resize"):
+        settings = config_files.merged(settings, {"data": {"resize": "squash"}})
+        reasons.append(
+            f"the middle square of an image leaves out {away:.0%} of it, and what its labels name "
+            "may be there: images are squashed to a square instead (data.resize)"
+        )
+    return made.model_copy(update={"settings": settings, "reasons": (*made.reasons, *reasons)})
+
+
+def _is_set(config: RunConfig, setting: str) -> bool:
+    """Return whether the user has set a setting of the data."""
+    return setting in config.data.model_fields_set
+
+
+class _SetFacts(NamedTuple):
+    """What only the labels and sizes of the images tell about sets of labels."""
+
+    positives: float | None = None
+    """Of the validation images."""
+    cropped_away: float = 0.0
+
+
+def _set_facts(data: IngestedData) -> _SetFacts:
+    """Return the facts about sets of labels; none for images with one class."""
+    if data.task != MULTI_LABEL or not data.classes:
+        return _SetFacts()
+    rows = manifests.usable(manifests.load(data.manifest_file))
+    texts = rows.loc[rows["split"] == "validation", "label"]
+    sides = rows[["width", "height"]].to_numpy(np.float64)
+    away = 1 - sides.min(1) / np.maximum(1, sides.max(1))
+    return _SetFacts(
+        certain_positives(label_sets.matrix(list(texts), data.classes)),
+        round(float(np.median(away)), 3) if len(away) else 0.0,
+    )
 
 
 def _why_loss(config: RunConfig) -> str:
@@ -338,6 +383,7 @@ def plan_facts(config: RunConfig, data: IngestedData) -> PlanFacts:
     device = choose_device(config.training, machine)
     greyscale = config.data.channels == 1 if config.data.channels else data.greyscale
     memory = round(psutil.virtual_memory().total / 2**30, 1)
+    of_sets = _set_facts(data)
     return PlanFacts(
         preset=config.preset.name if config.preset else "balanced",
         data=DataFacts(
@@ -350,8 +396,10 @@ def plan_facts(config: RunConfig, data: IngestedData) -> PlanFacts:
             greyscale=greyscale,
             mirror_symmetric=data.mirror.is_symmetric,
             mirror=data.mirror.why,
-            can_be_folded=_can_be_folded(config, data),
+            can_be_folded=_can_be_folded(config, data, of_sets),
             labels_per_image=_labels_per_image(data),
+            validation_positives=of_sets.positives,
+            cropped_away=of_sets.cropped_away,
         ),
         machine=MachineFacts(
             device=device,
@@ -374,12 +422,15 @@ def _teacher_passes(config: RunConfig, data: IngestedData) -> int:
     return data.training_images * len(views)
 
 
-def _can_be_folded(config: RunConfig, data: IngestedData) -> bool:
+def _can_be_folded(config: RunConfig, data: IngestedData, of_sets: _SetFacts) -> bool:
     """Return whether folds may be planned: the validation images are few, and each class divides.
 
     Where the validation images are enough, nobody asks, and the manifest is not read.
     """
-    if not data.classes or data.counts["validation"] >= FEW_FOR_A_CHOICE:
+    choosing = data.counts["validation"]
+    if of_sets.positives is not None:
+        choosing = min(choosing, round(of_sets.positives))
+    if not data.classes or choosing >= FEW_FOR_A_CHOICE:
         return False
     rows = manifests.usable(manifests.load(data.manifest_file))
     try:

@@ -220,9 +220,10 @@ def augmentation(
     # Between 5,000 and 10,000 images, the count falls to 1 without a step.
     epochs *= min(_FEW_IMAGES_COUNT, max(1.0, 2 * _FEW_IMAGES / data.training_images))
     cropped = (tier.pools_early or tier.patch_size) and _are_photographs(facts)
+    has_sets = data.labels_per_image is not None  # a part of an image may lack what a label names
     if is_mixed(facts, tier, side, length):
         name, strength = "randaugment", "strong"
-    elif epochs >= stronger and cropped:
+    elif epochs >= stronger and cropped and not has_sets:
         name, strength = "resized_crop", "strong"
     elif epochs >= stronger:
         name, strength = "trivialaugment", "strong"
@@ -234,6 +235,8 @@ def augmentation(
         ", MixUp and CutMix" if is_mixed(facts, tier, side, length) else " without mixing images"
     )
     settings: dict[str, Any] = {"name": name}
+    if name == "trivialaugment" and cropped and has_sets:
+        mixed += ", and no crops, which may lack what a label names"
     if name == "resized_crop":
         settings["smallest_area"] = _SMALLEST_AREA
     if name == "standard":

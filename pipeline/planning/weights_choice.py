@@ -143,7 +143,7 @@ def weigh(facts: PlanFacts, user_settings: Mapping[str, Any], images_per_second:
         why = f"{took}, and there are images and time to train more than the head"
         return Weighed(wins=True, features=features, why=why)
     number = data.images_per_class
-    per_class = f"with {number:,.0f} training images per class"
+    per_class = f"with {number:,.0f} training images per {data.class_word}"
     if number < _FEW_FOR_A_CLASS:
         why = f"{took}, and {per_class} a head on them is better than a network from scratch"
         return Weighed(wins=True, features=features, why=why)
@@ -236,7 +236,7 @@ def _registered(request: WeightsRequest, there: Search, workspace: Path) -> Weig
         if suitable and images >= _TIMES_MORE * data.training_images:
             why = (
                 f"starts from {reference} (registered here, trained on about {images:,} images): "
-                f"with {data.images_per_class:,.0f} training images per class, its "
+                f"with {data.images_per_class:,.0f} training images per {data.class_word}, its "
                 "features are better than random ones; --model.init none starts from random weights"
             )
             return WeightsChoice(reference=reference, stamp=found.sha256, reasons=(why,))

@@ -69,6 +69,7 @@ PACKAGES: dict[str, set[str]] = {
         "workers",
     },
     "planning": {
+        "metrics",
         "labels",
         "teaching",
         "initial_weights",

@@ -276,6 +276,19 @@ def test_photographs_are_shown_in_crops_of_random_size(epochs: int, augmentation
     assert held is (epochs >= 40)
 
 
+def test_photographs_with_several_labels_are_not_cropped() -> None:
+    """A quarter of an image may lack what a label names; otherwise the plan is the same."""
+    photographs = {"median_side": 400, "training_images": 3_000}
+    made = [
+        plan(facts(**photographs, labels_per_image=labels), {"training.epochs": 40})
+        for labels in (None, 1.5)
+    ]
+    assert whole(made[0]).augmentation.name == "resized_crop"
+    assert whole(made[1]).augmentation.name == "trivialaugment"
+    assert any("and no crops, which may lack what a label names" in r for r in made[1].reasons)
+    assert whole(made[0]).model == whole(made[1]).model
+
+
 @pytest.mark.parametrize(
     "user",
     [

@@ -6,12 +6,16 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 from patchline.pipeline.config import RunConfig
 from patchline.pipeline.config_files import requested
 from patchline.pipeline.data.ingestion import ingest, resolve
+from patchline.pipeline.data.manifests import manifest as manifests
+from patchline.pipeline.labels import label_sets
 from patchline.pipeline.planning import measuring, planner
 from patchline.pipeline.planning.facts import DataFacts, Plan, PlanFacts, Speed
 from patchline.pipeline.planning.measuring import measure
@@ -113,6 +117,57 @@ def test_a_plan_for_sets_of_labels_says_how_they_are_learned(
     assert made.facts.data.images_per_class == pytest.approx(
         data.training_images * (made.facts.data.labels_per_image or 0) / 6
     )
+
+
+def write_wide(folder: Path, width: int) -> Path:
+    """Write wide photographs with sets of two labels, one of which is rare, and their table."""
+    random = np.random.default_rng(0)
+    lines = ["image,tags"]
+    for number in range(80):
+        pixels = random.integers(0, 255, (40, width, 3), dtype=np.uint8)
+        Image.fromarray(pixels).save(folder / f"{number}.png")
+        labels = ("bird", "", "sky|bird")[number // 8 % 3] if number % 8 == 0 else "sky"
+        lines.append(f"{number}.png,{labels}")
+    (folder / "labels.csv").write_text("\n".join(lines))
+    return folder / "labels.csv"
+
+
+@pytest.mark.parametrize(("width", "share"), [(60, 0.333), (41, 0.0)])
+def test_what_labels_name_is_not_cut_off(tmp_path: Path, width: int, share: float) -> None:
+    """Wide images are squashed, with the reason, unless they are about square or it is set."""
+    (tmp_path / "data").mkdir()
+    table = write_wide(tmp_path / "data", width)
+    made = {}
+    for resize in (None, "pad"):
+        settings = {"resize": resize} if resize else {}
+        config = requested(str(table), preset_name="quick", flags={"data": settings})
+        data = ingest(config, tmp_path / "work")
+        facts = planner.plan_facts(config, data)
+        assert facts.data.cropped_away == pytest.approx(share, abs=0.03)
+        decided = plan(facts, planner.user_settings(config))
+        made[resize] = planner._with_choice(decided, config, None)
+    squashed = made[None].settings["data"].get("resize") == "squash"
+    assert squashed == (share > 0.05)
+    assert any("leaves out 33% of it" in each for each in made[None].reasons) == squashed
+    assert "resize" not in made["pad"].settings["data"]
+
+
+def test_rare_labels_choose_an_epoch_as_few_images_do(tmp_path: Path) -> None:
+    """Ten positives of one label and hundreds of another are as uncertain as a few images."""
+    table = write_wide(tmp_path, 40)
+    config = requested(str(table), preset_name="quick")
+    data = ingest(config, tmp_path / "work").model_copy(update={"counts": {
+        "train": 500, "validation": 400, "test": 100,
+    }})  # fmt: skip
+    facts = planner.plan_facts(config, data).data
+    rows = manifests.usable(manifests.load(data.manifest_file))
+    counts = label_sets.counts_of(rows.loc[rows["split"] == "validation", "label"])
+    expected = 4 / sum(1 / count for count in counts.values())
+    assert facts.validation_positives == pytest.approx(expected)
+    assert facts.choosing_images == round(expected)
+    words = f"400 validation images with rare labels, whose mAP is that of {round(expected)} posit"
+    assert facts.choosing_in_words.startswith(words)
+    assert facts.images_per_class == pytest.approx(500 * (facts.labels_per_image or 0) / 2)
 
 
 def test_the_planned_config_has_every_setting_and_no_preset(photos: Path, tmp_path: Path) -> None:
