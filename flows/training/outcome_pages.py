@@ -51,7 +51,7 @@ def publish(context: Context, approval: str) -> RunSummary:
         context: what its stages have left.
         approval: the approval that was requested; empty without one.
     """
-    outcome = _outcome(context)
+    outcome = outcome_of(context)
     reused, config_file = context.memory.reused, outcome.run.folder / CONFIG_FILE
     if isinstance(outcome, EncoderOutcome):
         write_encoder_pages(outcome)
@@ -73,7 +73,8 @@ def accuracy(context: Context) -> float | None:
     return found.value if found else None
 
 
-def _outcome(context: Context) -> Outcome | EncoderOutcome:
+def outcome_of(context: Context) -> Outcome | EncoderOutcome:
+    """Return what a finished run has left."""
     run, data = context.get(TrackedRun), context.get(IngestedData)
     trained, registered = context.get(TrainResult), context.get(Registered)
     evaluated = context.find(Evaluated)

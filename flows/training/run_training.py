@@ -8,8 +8,9 @@ message.
 from __future__ import annotations
 
 import datetime as dt
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from patchline.flows.progress import display
 from patchline.flows.training.chosen_launcher import chosen_launcher
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
     from patchline.pipeline.browsing.run_summary import RunSummary
     from patchline.pipeline.config import RunConfig
 
+Summary = TypeVar("Summary")
+
 
 def run_training(config: RunConfig, *, fresh: bool = False) -> RunSummary:
     """Run the training flow, on a temporary Prefect server unless another one is configured.
@@ -39,7 +42,7 @@ def run_training(config: RunConfig, *, fresh: bool = False) -> RunSummary:
     Raises:
         PipelineError: the reason why the run failed.
     """
-    _enter_workspace()
+    enter_workspace()
     with worker_start.prepared_workers(), chosen_launcher(config.launcher) as launcher:
         resources = resources_of(config.training)
         launcher.prepare(MODULE, resources)  # its imports take as long as those of this process
@@ -67,7 +70,7 @@ def resume_training(reference: str) -> RunSummary:
     """
     from patchline.pipeline.run_memory import interrupted_runs
 
-    _enter_workspace()
+    enter_workspace()
     interrupted = interrupted_runs.find(reference, WORKSPACE.resolve() / "runs", display().note)
     files = [*map(Path, interrupted.request.plugin_files), *plugin_files()]
     use_plugin_files(list(dict.fromkeys(files)))
@@ -80,6 +83,20 @@ def resume_training(reference: str) -> RunSummary:
 
 
 def _in_prefect(config: RunConfig, *, resume: str | None = None, fresh: bool) -> RunSummary:
+    def train() -> RunSummary:
+        from patchline.flows.training.training_flow import training_flow
+
+        return training_flow(config, resume=resume, fresh=fresh)
+
+    return in_prefect(train)
+
+
+def in_prefect(call_flow: Callable[[], Summary]) -> Summary:
+    """Call a flow, on a temporary Prefect server unless another one is configured.
+
+    Args:
+        call_flow: imports the flow while the server starts, and calls it.
+    """
     up = local_services.running() is not None
     display().stage(f"{'Connecting to' if up else 'Starting'} Prefect and MLflow")
     from patchline.flows import prefect_session
@@ -88,19 +105,19 @@ def _in_prefect(config: RunConfig, *, resume: str | None = None, fresh: bool) ->
         from prefect import tags
 
         from patchline.flows.closing import close_runs
-        from patchline.flows.training.training_flow import training_flow
+        from patchline.flows.training import training_flow  # noqa: F401 - while the server starts
 
         with prefect_session.ready():
             _say_where_runs_are_tracked()
             for sentence in close_runs.close_abandoned_runs():
                 display().note(sentence)
             with live_runs.owner(WORKSPACE.resolve()) as owner, tags(owner):
-                summary = training_flow(config, resume=resume, fresh=fresh)
+                summary = call_flow()
         _shrink_cache()
         return summary
 
 
-def _enter_workspace() -> None:
+def enter_workspace() -> None:
     """Connect to a shared workspace, if there is one, before anything is computed.
 
     Raises:

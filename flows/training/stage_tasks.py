@@ -19,6 +19,7 @@ from prefect.utilities.annotations import opaque, quote
 from patchline.flows.failures import RETRYING
 from patchline.flows.progress import display
 from patchline.flows.training.waiting_for_slots import watched
+from patchline.pipeline.config import RunConfig
 from patchline.pipeline.frozen_model import FrozenModel
 from patchline.pipeline.stages.context import reads_of
 from patchline.pipeline.stages.engine import Computation
@@ -60,7 +61,12 @@ def _tags(computation: Computation) -> set[str]:
     """Return tags that a team can limit: of a training task, and of one that needs a GPU."""
     if computation.stage.name != TRAINING:
         return set()
-    device = computation.context.config.training.device
+    return training_tags(computation.context.config)
+
+
+def training_tags(config: RunConfig) -> set[str]:
+    """Return the tags of a task that trains."""
+    device = config.training.device
     needs_gpu = device == "cuda" or (device == "auto" and any(Path("/dev").glob("nvidia[0-9]*")))
     return {TRAINING_TAG, *({GPU_TAG} if needs_gpu else set())}
 

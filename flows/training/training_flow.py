@@ -9,16 +9,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
-from typing import Any
 
 from prefect import flow
 from prefect.runtime import flow_run
 
 from patchline.flows.closing import close_runs
 from patchline.flows.failures import failed
-from patchline.flows.notifications import events
 from patchline.flows.progress import display
 from patchline.flows.training import outcome_pages, run_messages
+from patchline.flows.training.announcing import announce, emit
 from patchline.flows.training.chosen_launcher import chosen_launcher
 from patchline.flows.training.reporting import reporting
 from patchline.flows.training.stage_tasks import as_task
@@ -34,14 +33,12 @@ from patchline.pipeline.frozen_model import FrozenModel
 from patchline.pipeline.planning.facts import Plan
 from patchline.pipeline.plugin_system import plugin_settings
 from patchline.pipeline.plugin_system.plugin_loader import plugin_files
-from patchline.pipeline.registry.registration import Registered
 from patchline.pipeline.run_memory import interrupted_runs, live_runs
 from patchline.pipeline.run_memory.interrupted_runs import SUMMARY_FILE, InterruptedRun, RunRequest
 from patchline.pipeline.run_memory.stage_memory import StageMemory
 from patchline.pipeline.stages import engine
 from patchline.pipeline.stages.context import Context
 from patchline.pipeline.stages.lines import Line, line_of
-from patchline.pipeline.stages.promote import Promoted
 from patchline.pipeline.stages.read import data_name
 from patchline.pipeline.stages.stage import AnyStage
 from patchline.pipeline.tracking import tracked_run
@@ -137,7 +134,7 @@ class _Run:
         except BaseException as error:
             self._report_failure(error)
             raise
-        _emit(
+        emit(
             event_kinds.RUN_FINISHED,
             f"run.{summary.run_id}",
             name=summary.name,
@@ -152,25 +149,8 @@ class _Run:
         """Do what orchestration adds to the result of a stage: checks, events, approvals."""
         if isinstance(result, IngestedData) and self.interrupted:
             self._check_data_unchanged(self.interrupted, result)
-        elif isinstance(result, Registered):
-            run = self.context.get(TrackedRun)
-            made = {"name": result.name, "version": result.version, "run_id": run.run_id}
-            accuracy = outcome_pages.accuracy(self.context)
-            metrics = {} if accuracy is None else {"accuracy": accuracy}
-            _emit(event_kinds.MODEL_REGISTERED, f"model.{result.name}", **made, **metrics)
-        elif isinstance(result, Promoted):
-            self._announce(result)
-
-    def _announce(self, promoted: Promoted) -> None:
-        """Emit the decision, and request an approval where the config asks for one."""
-        config = self.context.config.promotion
-        if promoted.promotion:
-            events.emit_decision(promoted.promotion)
-        if promoted.requests_approval:
-            from patchline.flows.approval import opening  # imports what no other run needs
-
-            reference = self.context.get(Registered).reference
-            self.approval = opening.request_approval(reference, config) or ""
+        else:
+            self.approval = announce(self.context, result) or self.approval
 
     def _check_data_unchanged(self, interrupted: InterruptedRun, data: IngestedData) -> None:
         """Make sure that a run is not continued with other data than it started with."""
@@ -198,7 +178,7 @@ class _Run:
             launching.log_config(context.config, run)
             run_messages.tag_flow_run(run, context.config)
             started = {"name": str(context.config.name), "run_id": run.run_id}
-            _emit(event_kinds.RUN_STARTED, f"run.{run.run_id}", **started, data=data.fingerprint)
+            emit(event_kinds.RUN_STARTED, f"run.{run.run_id}", **started, data=data.fingerprint)
             yield run
 
     def _new(self) -> AbstractContextManager[TrackedRun]:
@@ -229,7 +209,7 @@ class _Run:
         failed = isinstance(error, Exception)
         run = self.context.find(TrackedRun)
         run_id = run.run_id if run else ""
-        _emit(
+        emit(
             event_kinds.RUN_FAILED if failed else event_kinds.RUN_KILLED,
             f"run.{run_id or flow_run.id}",
             name=self.context.config.name or data_name(self.context.config),
@@ -240,10 +220,6 @@ class _Run:
             display().note(f"resume it with: patchline run --resume {run_id[:8]}")
         elif not failed:
             display().note("it was stopped before training started, so there is nothing to resume")
-
-
-def _emit(event: str, resource: str, **payload: Any) -> None:
-    events.emit(event, f"patchline.{resource}", payload)
 
 
 def _saved_summary(finished: InterruptedRun) -> RunSummary:

@@ -36,7 +36,8 @@ _SIDE, _GAP, _WORDS = 1.55, 0.08, 0.5
 """Inches in a tile: longest side of the image, gap, and height of the caption above it."""
 _MATRIX_PAD = 0.15
 """Inches at the sides: the layout takes the rotated names for narrower than they are."""
-_INK, _BLUE, _ORANGE, _GREY = "#1b1f24", "#2563a8", "#c2571a", "#8a929c"
+INK, BLUE, ORANGE, GREY = "#1b1f24", "#2563a8", "#c2571a", "#8a929c"
+"""Colours of the plots."""
 
 
 def write_plots(
@@ -67,14 +68,14 @@ def plot_confusion_matrix(report: EvaluationReport, file: Path, *, shares: bool 
     """
     matrix = shown_matrix(report.cells, report.classes)
     rows, columns = len(matrix.rows), len(matrix.columns)
-    figure = _figure(min(12.5, 3.8 + 0.42 * columns), min(12.0, 3.2 + 0.42 * rows))
+    figure = new_figure(min(12.5, 3.8 + 0.42 * columns), min(12.0, 3.2 + 0.42 * rows))
     axes = figure.add_subplot()
     shown = axes.imshow(matrix.shares, cmap="Blues", vmin=0, vmax=1)
     if rows < _MOST_NUMBERED_CLASSES:
         for (row, column), count in np.ndenumerate(np.array(matrix.counts)):
             share = matrix.shares[row][column]
             if count:
-                colour = "white" if share > 0.5 else _INK  # noqa: PLR2004 - half
+                colour = "white" if share > 0.5 else INK  # noqa: PLR2004 - half
                 text = f"{100 * share:.0f}" if shares else str(count)
                 axes.text(column, row, text, ha="center", va="center", color=colour, size=8)
     names = [_short(name, 24) for name in drawable_names(matrix.columns, report.classes)]
@@ -121,35 +122,35 @@ def diagram_of(
     words: DiagramWords,
 ) -> Figure:
     """Return a reliability diagram of bins with calibration and without it."""
-    figure = _figure(5.2, 5.6)
+    figure = new_figure(5.2, 5.6)
     axes, below = figure.subplots(2, 1, sharex=True, height_ratios=(5, 1))
     bins = [bin_ for bin_ in calibrated if bin_.images]
     before = [bin_ for bin_ in uncalibrated if bin_.images]
-    axes.plot([0, 1], [0, 1], color=_GREY, linestyle=":", linewidth=1)
+    axes.plot([0, 1], [0, 1], color=GREY, linestyle=":", linewidth=1)
     axes.plot(
         [bin_.confidence for bin_ in before],
         [bin_.accuracy.value for bin_ in before],
-        color=_ORANGE, linestyle="--", linewidth=1.2, label=words.before,
+        color=ORANGE, linestyle="--", linewidth=1.2, label=words.before,
     )  # fmt: skip
     sure = [bin_.confidence for bin_ in bins]
     axes.vlines(
         sure,
         [bin_.accuracy.low for bin_ in bins],
         [bin_.accuracy.high for bin_ in bins],
-        color=_BLUE, alpha=0.4, linewidth=4,
+        color=BLUE, alpha=0.4, linewidth=4,
     )  # fmt: skip
     right = [bin_.accuracy.value for bin_ in bins]
-    axes.plot(sure, right, "o", color=_BLUE, label="calibrated, 95% interval")
+    axes.plot(sure, right, "o", color=BLUE, label="calibrated, 95% interval")
     axes.set_ylabel(words.share)
     axes.legend(frameon=False, loc="upper left")
     middles = [(bin_.low + bin_.high) / 2 for bin_ in calibrated]
-    below.bar(middles, [bin_.images for bin_ in calibrated], width=0.09, color=_BLUE)
+    below.bar(middles, [bin_.images for bin_ in calibrated], width=0.09, color=BLUE)
     below.set_ylabel(words.counted)
     below.set_xlabel(words.confidence)
     below.set_xlim(0, 1)
     axes.set_ylim(-0.02, 1.04)
-    _plain(axes)
-    _plain(below)
+    plain_axes(axes)
+    plain_axes(below)
     return figure
 
 
@@ -162,17 +163,17 @@ def training_curves(
     history: Sequence[Mapping[str, Any]], keys: Sequence[str] = ("loss", "accuracy")
 ) -> Figure:
     """Return the curves of training and validation by epoch, a plot for each metric."""
-    figure = _figure(4.5 * len(keys), 3.4)
+    figure = new_figure(4.5 * len(keys), 3.4)
     epochs = [record["epoch"] for record in history]
     for place, key in enumerate(keys, 1):
         axes = figure.add_subplot(1, len(keys), place)
-        for split, colour in (("train", _ORANGE), ("validation", _BLUE)):
+        for split, colour in (("train", ORANGE), ("validation", BLUE)):
             values = [record[f"{split}_{key}"] for record in history]
             marker = "o" if len(values) < 3 else ""  # noqa: PLR2004 - one or two points make no line
             axes.plot(epochs, values, color=colour, label=split, marker=marker, linewidth=1.6)
         axes.set_title(key.capitalize(), loc="left", size=11)
         axes.set_xlabel("epoch")
-        _plain(axes)
+        plain_axes(axes)
         axes.legend(frameon=False)
     return figure
 
@@ -193,9 +194,9 @@ def plot_gallery(
     """
     shown = images[:_MOST_TILES]
     rows = gallery_rows(len(images))
-    figure = _figure(_TILE_WIDTH * _COLUMNS, _TILE_HEIGHT * rows, layout="none")
+    figure = new_figure(_TILE_WIDTH * _COLUMNS, _TILE_HEIGHT * rows, layout="none")
     if not shown:
-        figure.text(0.5, 0.5, "no images", ha="center", color=_GREY)
+        figure.text(0.5, 0.5, "no images", ha="center", color=GREY)
     axes = figure.add_axes((0, 0, 1, 1))  # one for all tiles: one each takes ten times as long
     for place, image in enumerate(shown):
         row, column = divmod(place, _COLUMNS)
@@ -236,13 +237,15 @@ def gallery_rows(images: int) -> int:
     return max(1, -(-min(images, _MOST_TILES) // _COLUMNS))
 
 
-def _figure(width: float, height: float, layout: Any = "constrained") -> Figure:
+def new_figure(width: float, height: float, layout: Any = "constrained") -> Figure:
+    """Return an empty figure of a size in inches."""
     from matplotlib.figure import Figure
 
     return Figure(figsize=(width, height), layout=layout)
 
 
-def _plain(axes: Axes) -> None:
+def plain_axes(axes: Axes) -> None:
+    """Draw a faint grid, and no frame at the top and on the right."""
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(alpha=0.25)
 

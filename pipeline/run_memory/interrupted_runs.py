@@ -60,6 +60,18 @@ class RunRequest(FrozenModel):
 
 
 @dataclass(frozen=True)
+class RunKind:
+    """What is resumed: a training run, or a search over settings, which consists of many."""
+
+    command: str
+    """That starts one; the source of its MLflow run."""
+    request: type[RunRequest]
+
+
+TRAINING = RunKind("patchline run", RunRequest)
+
+
+@dataclass(frozen=True)
 class InterruptedRun:
     """A run in the store, with the folder from which it can be resumed."""
 
@@ -74,7 +86,10 @@ class InterruptedRun:
 
 
 def find(
-    reference: str, runs: Path, on_wait: Callable[[str], None] | None = None
+    reference: str,
+    runs: Path,
+    on_wait: Callable[[str], None] | None = None,
+    kind: RunKind = TRAINING,
 ) -> InterruptedRun:
     """Return the run that a user names: by its id, the beginning of its id, its name, or `last`.
 
@@ -83,18 +98,19 @@ def find(
         runs: the folder with the folders of this workspace's runs.
         on_wait: called with a sentence before the heartbeat of a process that cannot be seen from
             here is observed, which takes a minute and a half.
+        kind: of the run.
 
     Raises:
         ConfigError: if no run or several match, or if the run cannot be resumed.
     """
-    run = named(reference, runs)
+    run = named(reference, runs, kind)
     if run.info.status == "FINISHED":
         raise ConfigError(
             f"The run {run.info.run_id[:8]} ({run.info.run_name}) is FINISHED, so there is "
             "nothing to resume. Start a new run. (A run that was interrupted while reading the "
             "data leaves nothing to resume.)"
         )
-    interrupted = _interrupted(run, runs)
+    interrupted = _interrupted(run, runs, kind)
     owner = interrupted.owner
     if owner is Liveness.UNKNOWN:
         owner = liveness.settled(lambda: client().get_run(run.info.run_id), _say(run, on_wait))
@@ -129,7 +145,9 @@ def resuming(run: InterruptedRun) -> Iterator[None]:
         yield
 
 
-def of_flow_run(flow_run_id: str, runs: Path) -> InterruptedRun | None:
+def of_flow_run(
+    flow_run_id: str, runs: Path, kind: RunKind = TRAINING
+) -> InterruptedRun | None:
     """Return the run that an earlier attempt at a Prefect flow run has opened, if any."""
     if not flow_run_id or not store_exists():
         return None
@@ -138,26 +156,26 @@ def of_flow_run(flow_run_id: str, runs: Path) -> InterruptedRun | None:
         f"tags.`{FLOW_RUNS_TAG}` LIKE '%{flow_run_id}%'",
     ):
         for run in all_runs(condition):
-            if run.data.tags.get("mlflow.source.name") == "patchline run":
-                return _interrupted(run, runs)
+            if run.data.tags.get("mlflow.source.name") == kind.command:
+                return _interrupted(run, runs, kind)
     return None
 
 
-def named(reference: str, runs: Path) -> Run:
-    """Return the training run that a user names, whatever its status; see `find`.
+def named(reference: str, runs: Path, kind: RunKind = TRAINING) -> Run:
+    """Return the run that a user names, whatever its status; see `find`.
 
     Raises:
         ConfigError: if no run or several match.
     """
     if reference == LAST:
-        newest = _newest_in(runs.resolve())
+        newest = _newest_in(runs.resolve(), kind)
         if newest is None:
-            raise ConfigError(_why_none(runs.resolve()))
+            raise ConfigError(_why_none(runs.resolve(), kind))
         return newest
-    named_so = _training_runs(_comparison("attributes.run_name", "=", reference))
+    named_so = _runs_of(kind, _comparison("attributes.run_name", "=", reference))
     matches = [run for run in named_so if run.info.run_name == reference]
     if not matches and _ID.fullmatch(reference):
-        matches = list(_training_runs(f"attributes.run_id LIKE '{reference}%'"))
+        matches = list(_runs_of(kind, f"attributes.run_id LIKE '{reference}%'"))
     if not matches:
         raise ConfigError(
             _deleted("", lambda run: reference in (run.info.run_id, run.info.run_name))
@@ -170,24 +188,26 @@ def named(reference: str, runs: Path) -> Run:
     return matches[0]
 
 
-def _newest_in(folder: Path) -> Run | None:
-    """Return the newest training run whose folder lies in this one.
+def _newest_in(folder: Path, kind: RunKind) -> Run | None:
+    """Return the newest run whose folder lies in this one.
 
     The store may be that of many workspaces, so it is asked for this one's runs first. Runs of
     before a workspace was moved still name its earlier folder.
     """
     for condition in (_comparison(f"tags.`{FOLDER_TAG}`", "LIKE", f"{folder}/%"), ""):
-        for run in _training_runs(condition):
+        for run in _runs_of(kind, condition):
             if liveness.folder_of(run).parent == folder:
                 return run
     return None
 
 
-def _why_none(runs: Path) -> str:
+def _why_none(runs: Path, kind: RunKind) -> str:
     """Return why the store has no run of this folder: there is none, or it was deleted there."""
     folders = sorted(each for each in runs.glob("*") if (each / REQUEST_FILE).exists())
     if not folders:
-        return "This folder has no run yet. Start one with `patchline run`."
+        return f"This folder has no run yet. Start one with `{kind.command}`."
+    if kind is not TRAINING:
+        return f"This folder has no run of `{kind.command}` yet. Start one with it."
     last = folders[-1]
     condition = _comparison(f"tags.`{FOLDER_TAG}`", "LIKE", f"%{last.name}")
     deleted = _deleted(condition, lambda run: liveness.folder_of(run) == last)
@@ -221,11 +241,11 @@ def _deleted(condition: str, is_it: Callable[[Run], bool]) -> str:
     return ""
 
 
-def _training_runs(condition: str = "") -> Iterator[Run]:
-    """Yield the training runs in the store for which a condition holds, the newest first."""
+def _runs_of(kind: RunKind, condition: str = "") -> Iterator[Run]:
+    """Yield the runs of a kind in the store for which a condition holds, the newest first."""
     if store_exists():
         and_more = f" AND {condition}" if condition else ""
-        yield from all_runs(f"tags.`mlflow.source.name` = 'patchline run'{and_more}")
+        yield from all_runs(f"tags.`mlflow.source.name` = '{kind.command}'{and_more}")
 
 
 def _comparison(what: str, operator: str, value: str) -> str:
@@ -237,7 +257,7 @@ def _comparison(what: str, operator: str, value: str) -> str:
     return "" if quote in value else f"{what} {operator} {quote}{value}{quote}"
 
 
-def _interrupted(run: Run, runs: Path) -> InterruptedRun:
+def _interrupted(run: Run, runs: Path, kind: RunKind) -> InterruptedRun:
     tags, run_id = run.data.tags, run.info.run_id
     folder = liveness.folder_of(run)
     host = tags.get(HOST_TAG, "")
@@ -248,7 +268,7 @@ def _interrupted(run: Run, runs: Path) -> InterruptedRun:
             f"The folder {folder} of the run {run_id[:8]} {_why_unreadable(folder, host)}, so the "
             "run cannot be resumed here. Start a new run with its settings: `mlflow artifacts "
             f"download --run-id {run_id} --artifact-path config.yaml --dst-path .`, then "
-            "`patchline run --config config.yaml`."
+            f"`{kind.command} --config config.yaml`."
         )
     if folder.parent != runs.resolve():
         raise ConfigError(
@@ -256,7 +276,7 @@ def _interrupted(run: Run, runs: Path) -> InterruptedRun:
         )
     try:
         content = (folder / REQUEST_FILE).read_text(encoding="utf-8")
-        request = RunRequest.model_validate_json(content)
+        request = kind.request.model_validate_json(content)
     except (OSError, ValidationError) as error:
         raise ConfigError(
             f"{folder / REQUEST_FILE} cannot be read, so the run {run_id[:8]} cannot be resumed. "

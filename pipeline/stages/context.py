@@ -59,6 +59,23 @@ class Context:
     """The results by type as their stages returned them, for whoever draws a graph of the run."""
     _results: dict[type[Any], Any] = field(default_factory=dict)
 
+    def branch(self, config: RunConfig, memory: StageMemory) -> Context:
+        """Return the context of another run on what the stages have left so far.
+
+        Args:
+            config: of that run.
+            memory: of that run.
+        """
+        return dataclasses.replace(
+            self,
+            config=config,
+            memory=memory,
+            seconds={},
+            unrecorded={},
+            returned=dict(self.returned),
+            _results=dict(self._results),
+        )
+
     def put(self, value: object) -> None:
         """Leave a value for later stages; it replaces an earlier one of its type."""
         self._results[type(value)] = value

@@ -76,7 +76,9 @@ class OptimizerConfig(FrozenModel):
     weights itself and needs the constant schedule (arXiv 2405.15682); sgd with Nesterov
     momentum."""
 
-    learning_rate: Annotated[float, Field(gt=0, le=1)] = 2e-3
+    learning_rate: Annotated[
+        float, Field(gt=0, le=1, json_schema_extra={"sweep": "2e-4..2e-2"})
+    ] = 2e-3
     """Peak learning rate, reached after the warm-up; muon uses the same scale as adamw, sgd needs a
     larger one, such as 0.1."""
 
@@ -90,7 +92,7 @@ class OptimizerConfig(FrozenModel):
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.95
     """Momentum of muon and sgd."""
 
-    weight_decay: Annotated[float, Field(ge=0, le=10)] = 0.05
+    weight_decay: Annotated[float, Field(ge=0, le=10, json_schema_extra={"sweep": "0..0.3"})] = 0.05
     """Decoupled weight decay of weight matrices; not applied to biases, normalisation layers and
     position embeddings."""
 
@@ -100,7 +102,7 @@ class OptimizerConfig(FrozenModel):
     beta2: Annotated[float, Field(ge=0, lt=1)] = 0.999
     """Decay of the running mean of the squared gradient."""
 
-    layer_decay: Annotated[float, Field(gt=0, le=1)] = 1.0
+    layer_decay: Annotated[float, Field(gt=0, le=1, json_schema_extra={"sweep": "0.5..1"})] = 1.0
     """Factor of the learning rate from each block to the block before it; the head has the full
     rate, the embedding the lowest (arXiv 2106.08254, appendix). 1 for equal rates."""
 
@@ -258,7 +260,9 @@ class TrainingConfig(FrozenModel):
     """Probability of an absent label up to which it costs nothing in the asymmetric loss; what is
     above counts from there."""
 
-    label_smoothing: Annotated[float, Field(ge=0, lt=1)] | None = None
+    label_smoothing: Annotated[
+        Annotated[float, Field(ge=0, lt=1)] | None, Field(json_schema_extra={"sweep": "0..0.2"})
+    ] = None
     """Fraction of the target probability spread over all classes (arXiv 1512.00567, section 7); of
     each label of a set, spread over present and absent. By default 0.1, or 0 for images with
     several labels."""
@@ -279,7 +283,7 @@ class TrainingConfig(FrozenModel):
     weighs each label where it is present with the number of images without it over those with it,
     at most 20."""
 
-    mixup: Annotated[float, Field(ge=0, le=10)] = 0.0
+    mixup: Annotated[float, Field(ge=0, le=10, json_schema_extra={"sweep": "0..0.8"})] = 0.0
     """MixUp (arXiv 1710.09412): alpha of the beta distribution of the mixing ratio; 0 turns it
     off."""
 

@@ -155,8 +155,11 @@ class Training:
         if message := self.ranks.warning():
             self.events.write("warning", message=message)
         with self.ranks.first_before_others(self.job.folder):
+            planned = state.plan.knots
             if resumed := self.checkpoints.resume(state):
                 self.events.write("warning", message=resumed)
+            if self.planner is None:  # a checkpoint at the end of a shorter part has its plan
+                state.plan.knots = planned
             self.last_weights.forget_after(state.step)
         if self.job.extends and state.step == 0:
             take_over(self.job, self.job.extends, state, self.validator)

@@ -35,7 +35,7 @@ from patchline.pipeline.files.workspace_folder import make_folder
 from patchline.pipeline.frozen_model import FrozenModel
 from patchline.pipeline.host import interruption
 from patchline.pipeline.host.system_errors import system_error
-from patchline.pipeline.workers import active_launcher, worker_start
+from patchline.pipeline.workers import active_launcher, cancellation, worker_start
 from patchline.pipeline.workers.event_log import Event, EventReader, EventWriter, LineReader
 from patchline.pipeline.workers.job_paths import paths_of
 from patchline.pipeline.workers.launcher import GROUP_FILE, Resources, WorkerTask
@@ -150,6 +150,7 @@ def run_worker(
                 on_event(event)
             if has_ended:
                 break
+            cancellation.check()
             time.sleep(_POLL_SECONDS)
     return worker.finish()
 

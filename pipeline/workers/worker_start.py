@@ -18,6 +18,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -52,6 +53,8 @@ class _Prepared:
 
 
 _prepared: dict[str, _Prepared] | None = None
+_taking = threading.Lock()
+"""Two threads cannot both take the prepared worker of a module."""
 
 
 @contextmanager
@@ -95,8 +98,9 @@ def introduction(module: str) -> str:
 
 def start(module: str, folder: Path) -> subprocess.Popen[bytes]:
     """Pass a job's folder to the prepared worker of a module, or to a new one."""
-    said = introduction(module)
-    waiting = _prepared.pop(module, None) if _prepared is not None else None
+    with _taking:
+        said = introduction(module)
+        waiting = _prepared.pop(module, None) if _prepared is not None else None
     if waiting:
         taken = bool(said) and _given(waiting.process, folder)
         _close_output(waiting.process)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
+
+from pydantic import Field
 
 from patchline.plugin_api import DataTraits, ModelContext, ModelPlugin
 from patchline.plugins.models.transformer_settings import (
@@ -36,7 +38,7 @@ class CctConfig(TransformerConfig):
     attention_dropout: Probability = 0.1
     """Dropout of the attention weights."""
 
-    stochastic_depth: Probability = 0.1
+    stochastic_depth: Annotated[Probability, Field(json_schema_extra={"sweep": "0..0.3"})] = 0.1
     """Probability of skipping a residual branch in the last block, increasing linearly from 0."""
 
     positions: Literal["learned", "sine_cosine", "none"] = "learned"

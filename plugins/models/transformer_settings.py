@@ -60,7 +60,7 @@ class TransformerConfig(PluginConfig):
     attention_dropout: Probability = 0.0
     """Dropout of the attention weights."""
 
-    stochastic_depth: Probability = 0.0
+    stochastic_depth: Annotated[Probability, Field(json_schema_extra={"sweep": "0..0.2"})] = 0.0
     """Probability of skipping a residual branch in the last block, increasing linearly from 0."""
 
     patch_dropout: Probability = 0.0

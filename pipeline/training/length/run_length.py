@@ -59,7 +59,8 @@ def planned_steps(
     if settings.step_plan is not None:
         return None, StepPlan(part.plan(settings.step_plan, steps_per_epoch))
     if settings.time_limit is None:
-        return None, StepPlan.of_steps(settings.epochs * steps_per_epoch)
+        knots = StepPlan.of_steps(settings.epochs * steps_per_epoch).knots
+        return None, StepPlan(part.plan(knots, steps_per_epoch))
     limit, plan = duration_seconds(settings.time_limit), TimePlanner.opening_plan()
     if not isinstance(validations, Timed):  # a recorded one; its cost is only estimated
         validations = Timed(limit, steps_per_epoch, images, settings.batch_size)

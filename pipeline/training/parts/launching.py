@@ -96,6 +96,20 @@ def train_part(part: TrainingPart, result_class: type[Result], inputs: TrainingI
     return trained
 
 
+def train_until(epochs: int, inputs: TrainingInputs) -> TrainResult:
+    """Train up to an epoch of the plan, to be continued later from its checkpoint.
+
+    The learning rate and everything else that depends on the length follow the whole plan. What was
+    trained so far is resumed; a fit that has come this far ends at once. The result is not
+    remembered for other runs, since the checkpoint in its folder changes.
+
+    Args:
+        epochs: at which it stops, unless it ends before.
+        inputs: of the fit.
+    """
+    return _trained(TrainingPart(epochs=epochs), TrainResult, inputs)
+
+
 def recalled_part(
     part: TrainingPart, result_class: type[Result], inputs: TrainingInputs
 ) -> Result | None:

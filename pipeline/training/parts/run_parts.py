@@ -35,7 +35,7 @@ from patchline.pipeline.training.train_result import (
 from patchline.pipeline.workers import active_launcher
 from patchline.pipeline.workers.event_log import Event
 
-_ROOM_BYTES = 3 * 2**30
+ROOM_BYTES = 3 * 2**30
 """Free memory with which the next process is started early; it takes 0.4 GB."""
 OnNote = Callable[[str], None]
 STAGE = "train"
@@ -215,7 +215,7 @@ class RunParts:
     def _prepare_next(self, event: Event) -> None:
         """Show an event, and start the process of the next part while this one still trains."""
         self.inputs.on_event(event)
-        room = psutil.virtual_memory().available >= _ROOM_BYTES
+        room = psutil.virtual_memory().available >= ROOM_BYTES
         if event["kind"] == "progress" and room:
             resources = resources_of(self.inputs.config.training)
             active_launcher.current().prepare(MODULE, resources)

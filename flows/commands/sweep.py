@@ -1,0 +1,233 @@
+"""The command `patchline sweep`: parses the arguments and prints the results."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from cyclopts import Parameter
+from pydantic import BaseModel, ConfigDict, ValidationError, create_model
+from pydantic.fields import FieldInfo
+
+from patchline.flows.commands.run import composed
+from patchline.flows.commands.switches import Json, Switch
+from patchline.flows.progress import shown
+from patchline.flows.sweeping.run_sweep import resume_sweep, run_sweep
+from patchline.pipeline import config_errors, config_files
+from patchline.pipeline.config_files import merged
+from patchline.pipeline.errors import ConfigError
+from patchline.pipeline.frozen_model import FrozenModel
+from patchline.pipeline.sweeping.config import SweepConfig
+from patchline.pipeline.terminal_words import pasted_path, pasted_program, visible
+
+if TYPE_CHECKING:
+    from patchline.pipeline.sweeping.summary import SweepSummary
+
+_SPACE = ("model", "augmentation", "optimizer", "training")
+"""Sections whose settings can be searched."""
+_LISTED = 5
+"""Trials in the summary of the terminal."""
+
+
+def build(arguments: list[str]) -> Callable[..., None]:
+    """Return the command, typed for the plugins that the arguments choose."""
+    settings_class = composed(arguments)
+    chosen: Any = _with_sweep(settings_class)
+
+    def sweep(
+        data: str | None = None,
+        /,
+        *,
+        config: Path | None = None,
+        preset: str | None = None,
+        space: Annotated[Path | None, Parameter(name="--sweep.space")] = None,
+        fresh: Switch = False,
+        resume: str | None = None,
+        as_json: Annotated[Json, Parameter(help="Print one JSON object at the end.")] = False,
+        settings: Annotated[chosen | None, Parameter(name="*")] = None,
+    ) -> None:
+        """Search for better settings than the plan's, and register the best model.
+
+        Parameters
+        ----------
+        data
+            Folder of class folders, archive (zip, tar), table (CSV, Parquet, …), or SOURCE:NAME.
+        config
+            YAML file with settings; flags override it.
+        preset
+            Plan that the search begins with: quick, balanced (unless the file names another one),
+            best, or none for the defaults.
+        space
+            YAML file with the settings to search. A single one is also given as a flag, such as
+            --sweep.space.optimizer.learning-rate 1e-4..1e-2 or --sweep.space.model.depth 4,6,8.
+        fresh
+            Recompute every stage instead of reusing results of earlier runs.
+        resume
+            Resume an interrupted search with its own settings: its MLflow id, its name, or `last`.
+        settings
+            Settings of the search, and of all its trials.
+        """
+        began = time.monotonic()
+        if resume is not None:
+            _check_alone(arguments)
+            _search(partial(resume_sweep, resume), began, as_json=as_json)
+            return
+        flags = settings.model_dump(exclude_unset=True, mode="json") if settings else {}
+        own = flags.pop("sweep", {})
+        ranges = _space_of(space, own.pop("space", None))
+        request = config_files.requested(data, preset_name=preset, file=config, flags=flags)
+        _search(
+            partial(run_sweep, request, _checked(own), ranges, fresh=fresh), began, as_json=as_json
+        )
+
+    # The composed class exists only here, so the annotation is not a name that could be looked up.
+    sweep.__annotations__["settings"] = Annotated[chosen | None, Parameter(name="*")]
+    return sweep
+
+
+def _with_sweep(settings: type[BaseModel]) -> type[BaseModel]:
+    """Return the class of all flags: the settings of a run, and those of the search."""
+    fields: dict[str, Any] = {
+        key: (field.annotation, field) for key, field in SweepConfig.model_fields.items()
+    }
+    fields["space"] = (_ranges_of(settings), _unset())
+    own = create_model("Sweep", __base__=_Flags, **fields)
+    first: dict[str, Any] = {"sweep": (own, _unset())}  # in the help
+    others = {key: (field.annotation, field) for key, field in settings.model_fields.items()}
+    return create_model("Settings", __base__=settings, **{**first, **others})
+
+
+class _Flags(FrozenModel):
+    """Flags of the command line, whose help is that of the fields that they were made of."""
+
+    model_config = ConfigDict(use_attribute_docstrings=False)
+
+
+def _ranges_of(settings: type[BaseModel]) -> type[BaseModel]:
+    """Return a class with the same settings, each of which takes a range or values as text."""
+    sections: dict[str, Any] = {}
+    for name in _SPACE:
+        section = settings.model_fields[name].annotation
+        if isinstance(section, type) and issubclass(section, BaseModel):
+            sections[name] = (_texts_of(section), _unset())
+    return create_model("Space", __base__=_Flags, **sections)
+
+
+def _texts_of(section: type[BaseModel]) -> type[BaseModel]:
+    hidden = Parameter(show=False)  # each of them would double the help of a setting
+    fields: dict[str, Any] = {}
+    for key, field in section.model_fields.items():
+        kind = field.annotation
+        if isinstance(kind, type) and issubclass(kind, BaseModel):
+            fields[key] = (_texts_of(kind), _unset())
+        else:
+            fields[key] = (Annotated[str | None, hidden], None)
+    return create_model(f"{section.__name__}Space", __base__=_Flags, **fields)
+
+
+def _unset() -> FieldInfo:
+    """Return a group of flags of which none is given."""
+    return FieldInfo(default=None, validate_default=False)
+
+
+def _space_of(file: Path | None, flags: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Return the search space that a file and flags give; empty for the default one."""
+    from patchline.pipeline.sweeping.space import normalised
+
+    of_file = normalised(config_files.read_settings(file)) if file is not None else {}
+    return merged(of_file, normalised(flags or {}))
+
+
+def _checked(own: Mapping[str, Any]) -> SweepConfig:
+    try:
+        return SweepConfig.model_validate(own)
+    except ValidationError as error:
+        raise config_errors.sentence(error, SweepConfig, "sweep") from error
+
+
+def _check_alone(arguments: list[str]) -> None:
+    """Refuse arguments that have no meaning beside `--resume`."""
+    rest = iter(arguments)
+    for argument in rest:
+        if argument == "--resume":
+            next(rest, None)
+        elif argument != "--json" and not argument.startswith("--resume="):
+            raise ConfigError(
+                f"'{argument}' cannot be combined with --resume: a resumed search keeps the "
+                "settings it was started with. Leave it out, or start a new search."
+            )
+
+
+def _search(search: Callable[[], SweepSummary], began: float, *, as_json: bool) -> None:
+    """Search or resume a search, and print its summary."""
+    with shown():
+        summary = search()
+    if as_json:
+        print(summary.model_dump_json(indent=2))
+    else:
+        print(visible(words(summary, time.monotonic() - began), lines=True))
+
+
+def words(summary: SweepSummary, seconds: float) -> str:
+    """Return the results of a search, and what to do with them, in lines.
+
+    Args:
+        summary: of the search.
+        seconds: duration of the whole command.
+    """
+    from patchline.pipeline.sweeping.search import settings_words
+
+    ended = [each for each in summary.trial_table if each.validation is not None]
+    ordered = sorted(ended, key=lambda each: (each.state != "complete", -(each.validation or 0.0)))
+    rows = [
+        (
+            f"{each.validation or 0.0:.1%}",
+            f"{each.epochs:.4g}",
+            f"trial {each.number}{', the plan' if each.is_plan else ''}",
+            settings_words(each.settings),
+        )
+        for each in ordered[:_LISTED]
+    ]
+    width = max((len(row[2]) for row in rows), default=0)
+    program, activation = pasted_program("patchline")
+    shown_seconds = f"{summary.seconds:.0f} s; {seconds:.0f} s with the final fits"
+    lines = [
+        "",
+        "Validation  Epochs  Trial",
+        *(
+            f"{value:>10}  {epochs:>6}  {name:<{width}}  {what}"
+            for value, epochs, name, what in rows
+        ),
+        "",
+        *_outcome_lines(summary),
+        f"Trials         {summary.trials}, {summary.epochs:.0f} epochs trained in {shown_seconds}",
+    ]
+    if summary.version:
+        model = f"{summary.name}/{summary.version}"
+        lines += [
+            f"Report         {pasted_path(summary.report)}",
+            "",
+            f"What's next{f' (after `{activation}`)' if activation else ''}:",
+            f"  {program} serve {model}",
+            f"  {program} run --config {pasted_path(summary.config)} --fresh",
+        ]
+    return "\n".join(lines)
+
+
+def _outcome_lines(summary: SweepSummary) -> list[str]:
+    """Return what was found, and what was registered."""
+    if not summary.version:
+        return [summary.verdict]
+    aliases = ", ".join(summary.aliases) or "no alias"
+    decision = (summary.promotion or {}).get("reason", "")
+    return [
+        f"Gain           {summary.verdict}",
+        *([f"Optimism       {summary.optimism_sentence}"] if summary.optimism_sentence else []),
+        f"Registered     {summary.name}, version {summary.version} ({aliases})",
+        *([f"Promotion      {decision}"] if decision else []),
+        *([f"Approval       {summary.approval}"] if summary.approval else []),
+        *([f"               {summary.caveat}"] if summary.caveat else []),
+    ]

@@ -1,0 +1,1 @@
+"""A search over settings as a Prefect flow: its trials and final fits as tasks."""

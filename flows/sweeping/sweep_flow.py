@@ -1,0 +1,520 @@
+"""The flow of a search: from a config and a space to a registered model.
+
+One MLflow run owns the search; the runs of trials and final fits are nested in it. The images are
+read, split and decoded once. A flow run that resumes a search continues every trial where it was.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import socket
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from prefect import flow
+from prefect.runtime import flow_run
+
+from patchline.flows.closing import close_runs
+from patchline.flows.failures import failed
+from patchline.flows.progress import display
+from patchline.flows.sweeping import sweep_pages
+from patchline.flows.sweeping.trial_tasks import TrialTasks
+from patchline.flows.training import outcome_pages, run_messages
+from patchline.flows.training.announcing import announce, emit
+from patchline.flows.training.chosen_launcher import chosen_launcher
+from patchline.flows.training.reporting import reporting
+from patchline.flows.training.stage_tasks import as_task
+from patchline.pipeline import quiet_libraries, redaction
+from patchline.pipeline.automation import event_kinds
+from patchline.pipeline.browsing.outcome import Outcome
+from patchline.pipeline.browsing.pages import write_pages
+from patchline.pipeline.browsing.run_summary import RunSummary
+from patchline.pipeline.browsing.run_summary import summary_of as run_summary_of
+from patchline.pipeline.config import RunConfig
+from patchline.pipeline.data.ingested_data import IngestedData, PreparedData
+from patchline.pipeline.errors import DataError, RunError, TakenOverError
+from patchline.pipeline.evaluation.evaluating import Evaluated
+from patchline.pipeline.files.atomic_files import write_text
+from patchline.pipeline.files.workspace_folder import WORKSPACE
+from patchline.pipeline.frozen_model import FrozenModel
+from patchline.pipeline.planning.facts import Plan
+from patchline.pipeline.plugin_system import plugin_settings
+from patchline.pipeline.plugin_system.plugin_loader import plugin_files
+from patchline.pipeline.run_memory import interrupted_runs, live_runs
+from patchline.pipeline.run_memory.interrupted_runs import SUMMARY_FILE, InterruptedRun
+from patchline.pipeline.run_memory.stage_memory import StageMemory
+from patchline.pipeline.stages import engine
+from patchline.pipeline.stages.context import Context
+from patchline.pipeline.stages.evaluate import EVALUATE
+from patchline.pipeline.stages.lines import Line, line_of
+from patchline.pipeline.stages.read import data_name
+from patchline.pipeline.stages.stage import AnyStage
+from patchline.pipeline.stages.train import TRAIN, TrainInputs
+from patchline.pipeline.sweeping import final_fits, mlflow_pages, search
+from patchline.pipeline.sweeping.config import SweepConfig
+from patchline.pipeline.sweeping.final_fits import PlannedFit, TestedFit
+from patchline.pipeline.sweeping.request import COMMAND, SWEEP, SweepRequest
+from patchline.pipeline.sweeping.result import SweepResult
+from patchline.pipeline.sweeping.rungs import rungs
+from patchline.pipeline.sweeping.search import SearchClock, TrialInputs
+from patchline.pipeline.sweeping.space import SearchSpace
+from patchline.pipeline.sweeping.study import (
+    Study,
+    StudyIdentity,
+    StudyOptions,
+    TrialRecord,
+    best_of,
+    open_study,
+)
+from patchline.pipeline.sweeping.summary import SweepSummary, summary_of
+from patchline.pipeline.sweeping.whole_fit import has_rungs, whole_fit
+from patchline.pipeline.tracking import nested_runs, provenance, tracked_run
+from patchline.pipeline.tracking.tracked_run import NewRun, TrackedRun
+from patchline.pipeline.training.machine import cached_machine, choose_device
+from patchline.pipeline.training.parts import launching
+from patchline.pipeline.training.train_result import TrainResult
+from patchline.pipeline.workers import prewarm, worker_start
+from patchline.pipeline.workspace import chosen
+
+_DESCRIPTION = """\
+Search for better settings than the plan's: many trials, stopped early unless they are among the
+best; then the best settings and the plan's, each with new seeds, compared on the test images. The
+images are read once. One MLflow run holds all others; the artifact *sweep* links to it.
+"""
+Space = dict[str, Any]
+
+
+def flow_name() -> str:
+    """Return the name of a new flow run: its data."""
+    config = flow_run.parameters.get("config")
+    checked = config if isinstance(config, RunConfig) else RunConfig.model_validate(config or {})
+    return f"{checked.name or data_name(checked)} sweep"
+
+
+@flow(
+    name="Search settings",
+    flow_run_name=flow_name,
+    description=_DESCRIPTION,
+    on_crashed=[close_runs.on_crashed],
+    on_cancellation=[close_runs.on_cancellation],
+)
+def sweep_flow(
+    config: RunConfig,
+    sweep: SweepConfig,
+    space: Space,
+    resume: str | None = None,
+    fresh: bool = False,
+) -> SweepSummary:
+    """Search for settings, compare the best with the plan, and register it.
+
+    Args:
+        config: everything that decides what a trial computes, but for what is searched.
+        sweep: length and method of the search.
+        space: nested settings with their ranges; empty for the default space.
+        resume: id of a search that failed or was killed, which is continued.
+        fresh: compute every stage instead of reusing results of earlier runs.
+    """
+    quiet_libraries.apply()
+    redaction.install()
+    workspace = WORKSPACE.resolve()
+    with (
+        live_runs.alive(workspace, str(flow_run.id), "search"),
+        worker_start.prepared_workers(),
+    ):
+        try:
+            interrupted = _interrupted(resume)
+            if interrupted and interrupted.finished:
+                return _saved_summary(interrupted)
+            with interrupted_runs.resuming(interrupted) if interrupted else nullcontext():
+                found = interrupted.request if interrupted else None
+                if isinstance(found, SweepRequest):
+                    display().note(f"resuming search {str(resume)[:8]}")
+                    config, sweep, space, fresh = (
+                        found.config,
+                        found.sweep,
+                        found.space,
+                        found.fresh,
+                    )
+                checked = plugin_settings.checked_plugins(config)
+                with chosen_launcher(checked.launcher):
+                    return _Sweep.of(checked, sweep, space, interrupted, fresh=fresh).finish()
+        except Exception as error:  # noqa: BLE001 - raised again if it is not explained
+            return failed(error)  # type: ignore[return-value]  # Prefect raises it
+
+
+def _interrupted(resume: str | None) -> InterruptedRun | None:
+    runs = WORKSPACE.resolve() / "runs"
+    if resume:
+        return interrupted_runs.find(resume, runs, display().note, SWEEP)
+    return interrupted_runs.of_flow_run(str(flow_run.id), runs, SWEEP)
+
+
+@dataclass
+class _Sweep:
+    """A search on its way from the data to the registered version."""
+
+    line: Line
+    context: Context
+    settings: SweepConfig
+    given: Space
+    interrupted: InterruptedRun | None
+    approval: str = ""
+    """The approval that was requested, or why it could not be."""
+
+    @classmethod
+    def of(
+        cls,
+        config: RunConfig,
+        settings: SweepConfig,
+        given: Space,
+        interrupted: InterruptedRun | None,
+        *,
+        fresh: bool,
+    ) -> _Sweep:
+        """Return the search, before its first stage."""
+        workspace = WORKSPACE.resolve()
+        memory = _memory(fresh=fresh)
+        tags = {tracked_run.FLOW_RUN_TAG: str(flow_run.id or "")}
+        context = Context(config, memory, reporting(), workspace, tags=tags)
+        return cls(line_of(config), context, settings, given, interrupted)
+
+    def finish(self) -> SweepSummary:
+        """Search, compare and register."""
+        context, line = self.context, self.line
+        try:
+            prewarm.at_start(engine.workers(line.before_run, context.config))
+            engine.run_stages(line.before_run, context, as_task, self._check_data)
+            start = whole_fit(context.config, context.find(Plan), context.get(IngestedData))
+            for note in start.notes:
+                display().note(note)
+            context.config = start.config
+            space = SearchSpace.of(self.given, start.config)
+            with self._opened() as run:
+                summary = self._searched(run, space, start.notes)
+                write_text(run.folder / SUMMARY_FILE, summary.model_dump_json(indent=2))
+        except BaseException as error:
+            self._report_failure(error)
+            raise
+        emit(
+            event_kinds.SWEEP_FINISHED,
+            f"run.{summary.run_id}",
+            name=summary.name,
+            run_id=summary.run_id,
+            version=summary.version,
+            trials=summary.trials,
+            verdict=summary.verdict,
+        )
+        return summary
+
+    # -- the search ----------------------------------------------------------------------------
+
+    def _searched(
+        self, run: TrackedRun, space: SearchSpace, notes: tuple[str, ...]
+    ) -> SweepSummary:
+        plan, data = self.context.config, self.context.get(IngestedData)
+        steps = rungs(plan.training.epochs, self.settings.reduction, self.settings.first_rung)
+        if not has_rungs(plan):
+            steps = steps[-1:]
+        study, identity = self._study(run, space, steps, data)
+        values = space.plan_values(plan)
+        study.begin(values)
+        clock = SearchClock(run.folder, self.settings.time_limit)
+        inputs = self._trial_inputs(run, space, steps)
+        search.settle(study.records())
+        for sentence in _introduction(self.settings, space, plan, steps):
+            display().note(sentence)
+        display().stage("Searching")
+        TrialTasks(
+            study, inputs, clock, self.settings.workers, partial(_log_trials, run, study)
+        ).run()
+        records = study.records()
+        best = best_of(records)
+        if best is None:
+            raise RunError(_why_no_best(records, self.settings))
+        tested, chosen_context = self._final_fits(run, space, best)
+        comparison = final_fits.compared(tested, best.validation or 0.0)
+        registered = self._registered(chosen_context)
+        report = tested[0].evaluated.report
+        result = SweepResult(
+            name=str(plan.name),
+            study=identity.name,
+            metric=report.headline.name,
+            data_fingerprint=data.fingerprint,
+            images=data.counts,
+            space={key: dimension.text() for key, dimension in space.dimensions.items()},
+            outside=tuple(space.outside(plan)),
+            rungs=steps,
+            sampler=self.settings.sampler,
+            reduction=self.settings.reduction,
+            seed=plan.seed,
+            trials=tuple(records),
+            search_seconds=clock.seconds,
+            best=best,
+            is_plan=best.is_plan,
+            finals=tuple(fit.record for fit in tested),
+            gain=comparison.gain,
+            best_test=comparison.best,
+            plan_test=comparison.plan,
+            optimism=comparison.optimism,
+            notes=notes,
+            registered=f"{registered.name}, version {registered.version}",
+        )
+        page = sweep_pages.publish(run, result, space, plan)
+        return summary_of(result, registered, plan, page, run)
+
+    def _study(
+        self, run: TrackedRun, space: SearchSpace, steps: tuple[int, ...], data: IngestedData
+    ) -> tuple[Study, StudyIdentity]:
+        plan, settings = self.context.config, self.settings
+        identity = StudyIdentity(
+            name=settings.study or f"{plan.name}-{run.run_id[:8]}",
+            data_fingerprint=data.fingerprint,
+            plan=_digest(plan),
+            space=space,
+            rungs=steps,
+            parent_run_id=run.run_id,
+        )
+        options = StudyOptions(
+            owner=f"{socket.gethostname()}:{run.folder.name}",
+            storage=settings.storage,
+            reduction=settings.reduction,
+            most_trials=settings.most_trials,
+            sampler=settings.sampler,
+            seed=plan.seed,
+        )
+        return open_study(identity, run.folder, options)
+
+    def _trial_inputs(
+        self, run: TrackedRun, space: SearchSpace, steps: tuple[int, ...]
+    ) -> TrialInputs:
+        context = self.context
+        return TrialInputs(
+            plan=context.config,
+            space=space,
+            rungs=steps,
+            data=context.get(IngestedData),
+            prepared=context.get(PreparedData),
+            workspace=context.workspace,
+            parent=run,
+            memory=partial(_memory, fresh=context.memory.fresh),
+            teacher=context.inputs(TrainInputs).predictions,
+            threads=_threads(context.config, self.settings.workers),
+            prepares_next=self.settings.workers == 1,
+        )
+
+    # -- the final fits ------------------------------------------------------------------------
+
+    def _final_fits(
+        self, run: TrackedRun, space: SearchSpace, best: TrialRecord
+    ) -> tuple[list[TestedFit], Context]:
+        """Train the final fits, choose one by validation, and test all of them.
+
+        The runs stay open until all are tested, so that a process which resumes finds either none
+        or all of the test metrics.
+        """
+        plan, data = self.context.config, self.context.get(IngestedData)
+        config = space.resolved(plan, best.settings, data)
+        planned = list(
+            final_fits.planned_fits(config, plan, self.settings.seeds, is_plan=best.is_plan)
+        )
+        display().stage(_final_title(planned, self.settings.seeds))
+        with ExitStack() as stack:
+            contexts = [self._trained(fit, run, stack) for fit in planned]
+            results = [each.get(TrainResult) for each in contexts]
+            chosen_position = final_fits.winner(list(zip(planned, results, strict=True)))
+            display().stage("Reading the test images, once for all final fits")
+            tested = []
+            for position, (fit, context) in enumerate(zip(planned, contexts, strict=True)):
+                if position != chosen_position:
+                    context.config = final_fits.sparse(context.config)
+                engine.run_stages([EVALUATE], context, as_task)
+                tested.append(_tested(fit, context))
+        return tested, contexts[chosen_position]
+
+    def _trained(self, fit: PlannedFit, parent: TrackedRun, stack: ExitStack) -> Context:
+        """Train one final fit in its nested run, which stays open as long as the stack."""
+        runs = parent.folder / fit.nested.folder
+        run = nested_runs.finished(parent, fit.nested.key, nested_runs.KEY_TAG, runs)
+        if run is None:
+            run = stack.enter_context(nested_runs.nested_run(parent, fit.nested, fit.config))
+        memory = _memory(fresh=self.context.memory.fresh)
+        memory.enter(run.run_id, run.folder)
+        context = self.context.branch(fit.config, memory)
+        context.put(run)
+        lineage = engine.early_tags(self.line.before_run, context)
+        tags = {**provenance.plugin_tags(fit.config), **lineage, final_fits.FINAL_TAG: fit.name}
+        tracked_run.set_tags(run, tags)
+        display().note(f"final fit: {fit.name}")
+        engine.run_stages([TRAIN], context, as_task)
+        return context
+
+    def _registered(self, context: Context) -> RunSummary:
+        """Package, register and promote the fit that the validation split has chosen."""
+        stages = self.line.in_run
+        engine.enter(context.get(TrackedRun), self.line.before_run, context)  # logs its data
+        after = stages[stages.index(EVALUATE) + 1 :]
+        engine.run_stages(after, context, as_task, partial(self._announce, context))
+        outcome = outcome_pages.outcome_of(context)
+        if isinstance(outcome, Outcome):
+            write_pages(outcome)
+        file = outcome.run.folder / launching.CONFIG_FILE
+        return run_summary_of(outcome, context.seconds, file, self.approval, context.memory.reused)
+
+    def _announce(self, context: Context, _stage: AnyStage, result: FrozenModel) -> None:
+        self.approval = announce(context, result) or self.approval
+
+    # -- the run -------------------------------------------------------------------------------
+
+    def _check_data(self, _stage: AnyStage, result: FrozenModel) -> None:
+        """Make sure that a search is not continued with other data than it started with."""
+        if not isinstance(result, IngestedData) or self.interrupted is None:
+            return
+        before = self.interrupted.request.data_fingerprint
+        if result.fingerprint != before:
+            raise DataError(
+                f"The data has changed since the search {self.interrupted.run_id[:8]} started "
+                f"(version {before[:12]} then, {result.fingerprint[:12]} now), so its trials "
+                "cannot be compared with new ones. Start a new search."
+            )
+
+    @contextmanager
+    def _opened(self) -> Iterator[TrackedRun]:
+        """Open the MLflow run of the search, or reopen the interrupted one."""
+        context = self.context
+        tags = engine.early_tags(self.line.before_run, context)
+        if self.interrupted:
+            flow_runs = f"{self.interrupted.flow_runs},{flow_run.id}"
+            opened = tracked_run.continued_run(
+                self.interrupted.run_id,
+                self.interrupted.folder,
+                context.config.flat(),
+                {**tags, tracked_run.FLOW_RUNS_TAG: flow_runs},
+            )
+        else:
+            opened = tracked_run.open_run(self._new_run(tags), context.workspace / "runs")
+        with opened as run:
+            engine.enter(run, self.line.before_run, context)
+            launching.log_config(context.config, run)
+            run_messages.update_flow_run(f"{context.config.name} sweep", run)
+            data = context.get(IngestedData).fingerprint
+            started = {"name": str(context.config.name), "run_id": run.run_id, "data": data}
+            emit(event_kinds.SWEEP_STARTED, f"run.{run.run_id}", **started)
+            yield run
+
+    def _new_run(self, tags: dict[str, str]) -> NewRun:
+        context = self.context
+        config = context.config
+        request = SweepRequest(
+            config=config,
+            data_fingerprint=context.get(IngestedData).fingerprint,
+            plugin_files=tuple(str(file) for file in plugin_files()),
+            fresh=context.memory.fresh,
+            code=self.line.code,
+            sweep=self.settings,
+            space=self.given,
+        )
+        return NewRun(
+            experiment=str(config.name),
+            name=f"{config.name} sweep",
+            command=COMMAND,
+            params=config.flat(),
+            tags={**provenance.plugin_tags(config), **tags},
+            request=request.model_dump_json(indent=2),
+        )
+
+    def _report_failure(self, error: BaseException) -> None:
+        """Report that the search failed or was killed, and how it can be resumed."""
+        if isinstance(error, TakenOverError):
+            return
+        run = self.context.find(TrackedRun)
+        run_id = run.run_id if run else ""
+        is_failure = isinstance(error, Exception)
+        emit(
+            event_kinds.RUN_FAILED if is_failure else event_kinds.RUN_KILLED,
+            f"run.{run_id or flow_run.id}",
+            name=self.context.config.name or data_name(self.context.config),
+            run_id=run_id,
+            reason=str(error) if is_failure else "it was stopped by a signal",
+        )
+        if run_id:
+            display().note(f"resume it with: {COMMAND} --resume {run_id[:8]}")
+
+
+def _log_trials(run: TrackedRun, study: Study) -> None:
+    mlflow_pages.log_trials(run, study.records())
+
+
+def _memory(*, fresh: bool) -> StageMemory:
+    return StageMemory(
+        WORKSPACE.resolve(), fresh=fresh, on_note=display().note, shared=chosen.shared()
+    )
+
+
+def _tested(fit: PlannedFit, context: Context) -> TestedFit:
+    return TestedFit(
+        planned=fit,
+        run_id=context.get(TrackedRun).run_id,
+        trained=context.get(TrainResult),
+        evaluated=context.get(Evaluated),
+    )
+
+
+def _threads(config: RunConfig, workers: int) -> int | None:
+    """Return the CPU threads of one of several trials; None to leave the plan's."""
+    machine = cached_machine()
+    if workers == 1 or choose_device(config.training, machine) != "cpu":
+        return None
+    return max(1, (config.training.threads or machine.threads) // workers)
+
+
+def _digest(config: RunConfig) -> str:
+    """Return a digest of the settings that trials have in common."""
+    text = config.model_dump_json(exclude={"launcher", "promotion", "evaluation"})
+    return hashlib.sha256(text.encode()).hexdigest()[:32]
+
+
+def _introduction(
+    settings: SweepConfig, space: SearchSpace, plan: RunConfig, steps: tuple[int, ...]
+) -> Iterator[str]:
+    """Yield what is searched, how and how long."""
+    for key, dimension in space.dimensions.items():
+        yield f"{key} from {dimension.text()}"
+    outside = space.outside(plan)
+    if outside:
+        yield (
+            f"the plan's {' and '.join(outside)} {'is' if len(outside) == 1 else 'are'} outside of "
+            "the space, so the plan is no trial; the final fits compare with it all the same"
+        )
+    length = [f"{settings.most_trials} trials"] if settings.most_trials else []
+    length += [f"at most {settings.time_limit}"] if settings.time_limit else []
+    places = ", ".join(map(str, steps[:-1]))
+    stops = f", compared at epoch {places}" if len(steps) > 1 else ""
+    yield f"{' and '.join(length)}, of at most {steps[-1]} epochs each{stops}"
+
+
+def _why_no_best(records: list[TrialRecord], settings: SweepConfig) -> str:
+    if settings.time_limit:
+        return (
+            f"No trial was complete within sweep.time_limit {settings.time_limit}; "
+            f"{len(records)} had begun. Give the search more time, or set fewer "
+            "--training.epochs."
+        )
+    reasons = [each.reason for each in records if each.reason]
+    last = f" The last one ended because: {reasons[-1]}" if reasons else ""
+    return f"No trial was complete, so there are no best settings.{last}"
+
+
+def _final_title(planned: list[PlannedFit], seeds: int) -> str:
+    both = len(planned) > seeds
+    return (
+        f"Training the best settings{' and the plan' if both else ', which are the plan,'} with "
+        f"{seeds} new seeds{' each' if both else ''}"
+    )
+
+
+def _saved_summary(finished: InterruptedRun) -> SweepSummary:
+    file = finished.folder / SUMMARY_FILE
+    return SweepSummary.model_validate_json(file.read_text(encoding="utf-8"))

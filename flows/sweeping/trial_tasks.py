@@ -1,0 +1,145 @@
+"""The trials of a search as Prefect tasks, one after the other or several at a time."""
+
+from __future__ import annotations
+
+import contextvars
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import dataclass
+from typing import Any
+
+from prefect import task
+from prefect.cache_policies import NO_CACHE
+from prefect.client.schemas.objects import State
+from prefect.states import Completed
+from prefect.utilities.annotations import quote
+
+from patchline.flows.progress import display
+from patchline.flows.training.stage_tasks import training_tags
+from patchline.flows.training.waiting_for_slots import watched
+from patchline.pipeline.errors import RunError
+from patchline.pipeline.sweeping import search
+from patchline.pipeline.sweeping.search import (
+    SearchClock,
+    TrialInputs,
+    epochs_words,
+    trial_name,
+)
+from patchline.pipeline.sweeping.study import Study, Trial, TrialRecord, best_of
+from patchline.pipeline.workers import cancellation
+from patchline.pipeline.workers.event_log import Event
+
+_FAILURES = 3
+"""The search ends if so many trials have failed, and no other outcome is known."""
+_STATE_NAMES = {"complete": "Completed", "stopped": "Stopped", "failed": "Trial failed"}
+
+
+@dataclass(frozen=True)
+class TrialTasks:
+    """The trials of a search that this process trains.
+
+    Args:
+        study: of the search.
+        inputs: shared by all trials.
+        clock: of the search.
+        workers: trials at a time.
+        after: called after each trial.
+    """
+
+    study: Study
+    inputs: TrialInputs
+    clock: SearchClock
+    workers: int
+    after: Callable[[], None]
+
+    def run(self) -> None:
+        """Train trials until there are enough, or the time is over.
+
+        Raises:
+            RunError: if the first trials all fail.
+        """
+        if self.workers == 1:
+            self._until_the_end()
+            return
+        with cancellation.cancellable() as cancelled, ThreadPoolExecutor(self.workers) as pool:
+            loops = [
+                pool.submit(contextvars.copy_context().run, self._until_the_end)
+                for _ in range(self.workers)
+            ]
+            try:
+                for loop in as_completed(loops):
+                    loop.result()
+            except BaseException:
+                cancelled.set()
+                raise
+
+    def _until_the_end(self) -> None:
+        while not self.clock.is_over:
+            cancellation.check()
+            trial = self.study.next()
+            if trial is None:
+                return
+            self._train(trial)
+
+    def _train(self, trial: Trial) -> None:
+        number = trial.record.number
+        tags = training_tags(self.inputs.plan)
+        name = trial_name(trial.record)
+        run: Any = task(
+            name="Train a trial",
+            task_run_name=name,
+            description="Train one choice of settings from rung to rung.",
+            cache_policy=NO_CACHE,
+            tags=tags,
+        )
+        display().note(name)
+        with watched(tags) as begun:
+            run(self._function(begun.set))(quote(trial))
+        record = self.study.record(number)
+        self._check_failures()
+        display().note(f"trial {number}: {outcome_words(record, self.study.records())}")
+        self.after()
+
+    def _function(self, begin: Callable[[], None]) -> Callable[[Trial], State[Any]]:
+        def train_a_trial(trial: Trial) -> State[Any]:
+            begin()
+            search.train_trial(trial, self.inputs, self.clock, self._show)
+            record = trial.record
+            words = outcome_words(record, self.study.records())
+            return Completed(name=_STATE_NAMES.get(record.state), message=words)
+
+        return train_a_trial
+
+    def _show(self, event: Event) -> None:
+        """Show warnings, and the progress of a trial that trains alone."""
+        if event["kind"] == "warning" and not event["message"].startswith("resuming from step"):
+            display().note(event["message"])
+        elif event["kind"] == "progress" and event["unit"] == "step" and self.workers == 1:
+            beside = f"epoch {event['epoch']:,}, {event['images_per_second']:,.0f} images/s"
+            display().advance("Training", event["done"], event["total"], beside, unit="steps")
+
+    def _check_failures(self) -> None:
+        ended = [each for each in self.study.records() if each.state != "unfinished"]
+        if len(ended) >= _FAILURES and all(each.state == "failed" for each in ended):
+            raise RunError(
+                f"The first {len(ended)} trials failed, the last one because: {ended[-1].reason} "
+                "Change the settings or the search space."
+            )
+
+
+def outcome_words(record: TrialRecord, records: list[TrialRecord]) -> str:
+    """Return the outcome of a trial, for a line in the terminal.
+
+    Args:
+        record: of the trial.
+        records: of all trials.
+    """
+    if record.state == "failed":
+        return f"failed: {record.reason}"
+    value = "not validated" if record.validation is None else f"validation {record.validation:.1%}"
+    trained = f"{value} after {epochs_words(record.epochs)}"
+    if record.state == "complete":
+        best = best_of(records)
+        so_far = ", the best so far" if best and best.number == record.number else ""
+        return f"{trained}{so_far}"
+    return f"{trained}; {record.reason}"

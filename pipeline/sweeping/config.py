@@ -1,0 +1,87 @@
+"""Settings of a search: how many trials, how long, over what, and where the study is kept."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Literal
+
+from pydantic import AfterValidator, Field
+
+from patchline.pipeline.frozen_model import FrozenModel
+from patchline.pipeline.training.config import Duration
+
+_STORAGE = re.compile(r"postgresql://(?P<user>[^/]*@)?.+")
+_STUDY = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
+
+
+def _checked_storage(address: str) -> str:
+    match = _STORAGE.fullmatch(address)
+    if not match:
+        raise ValueError(
+            "must be the address of a PostgreSQL database, such as postgresql://user@host/sweeps; "
+            "leave it out for a journal file of this machine"
+        )
+    if ":" in (match["user"] or ""):
+        raise ValueError(
+            "must not hold a password, which would end up in files and logs. Give it in PGPASSWORD "
+            "or in PostgreSQL's password file"
+        )
+    return address
+
+
+def _checked_study(name: str) -> str:
+    if not _STUDY.fullmatch(name):
+        raise ValueError(
+            "must be 1 to 100 letters, digits, dots, dashes or underscores, the first a letter or "
+            "digit"
+        )
+    return name
+
+
+class SweepConfig(FrozenModel):
+    """Length and method of a search over settings."""
+
+    trials: Annotated[int, Field(ge=1, le=100_000)] | None = None
+    """Number of trials, the plan's own settings included; 20 unless time_limit is set, which then
+    ends the search."""
+
+    time_limit: Duration | None = None
+    """Time of the search: 30m, 8h. A trial that is running then is stopped. The final fits are not
+    included."""
+
+    workers: Annotated[int, Field(ge=1, le=256)] = 1
+    """Trials that train at the same time on this machine; on a CPU they divide its threads."""
+
+    seeds: Annotated[int, Field(ge=2, le=20)] = 3
+    """Number of seeds that the best settings and the plan are each trained with at the end."""
+
+    reduction: Annotated[int, Field(ge=2, le=10)] = 3
+    """At each rung, one trial of so many continues; rungs are so many times as long as the ones
+    before (arXiv 1810.05934)."""
+
+    first_rung: Annotated[int, Field(ge=1, le=100_000)] | None = None
+    """Epochs until the first rung; by default, such that there are at most two rungs before the
+    end."""
+
+    sampler: Literal["tpe", "random"] = "tpe"
+    """How settings are chosen: tpe, a tree-structured Parzen estimator (arXiv 2304.11127); or
+    random, to compare with."""
+
+    storage: Annotated[str, AfterValidator(_checked_storage)] | None = None
+    """PostgreSQL database of a study that several machines work on, such as
+    postgresql://user@host/sweeps, with the password in PGPASSWORD; by default a journal file in the
+    run's folder."""
+
+    study: Annotated[str, AfterValidator(_checked_study)] | None = None
+    """Name of the study in the database. A machine that names a study of the same data, plan and
+    space joins it."""
+
+    @property
+    def most_trials(self) -> int | None:
+        """The number of trials after which the search ends; None if only time ends it."""
+        if self.trials is None and self.time_limit is None:
+            return DEFAULT_TRIALS
+        return self.trials
+
+
+DEFAULT_TRIALS = 20

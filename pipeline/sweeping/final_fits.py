@@ -1,0 +1,179 @@
+"""The final fits of a search: the best settings and the plan's, with seeds that no trial has used.
+
+Only the validation split chooses: the best trial among the trials, and among the final fits of its
+settings the one that is registered. The test split is read once, when all fits are done.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from patchline.pipeline.config import RunConfig
+from patchline.pipeline.evaluation.evaluating import PREDICTIONS_FILE, Evaluated
+from patchline.pipeline.labels import label_sets
+from patchline.pipeline.labels.label_sets import MULTI_LABEL
+from patchline.pipeline.metrics.intervals import MetricEstimate
+from patchline.pipeline.sweeping import gain
+from patchline.pipeline.sweeping.result import FinalFit, FinalKind
+from patchline.pipeline.sweeping.search import score_of
+from patchline.pipeline.tracking.nested_runs import NestedRun
+from patchline.pipeline.training.train_result import TrainResult
+
+FINALS_FOLDER = "finals"
+FINAL_TAG = "patchline.sweep.final"
+_COMMAND = "patchline sweep (final fit)"
+_SPARSE = {"explanations": False, "gallery_size": 0, "corruptions": 0, "slices": ()}
+"""Contents of the report on a fit that is not registered."""
+_NAMES: dict[FinalKind, str] = {"best": "best settings", "plan": "the plan"}
+Array = np.ndarray[Any, Any]
+
+
+@dataclass(frozen=True)
+class PlannedFit:
+    """A final fit that is to be trained."""
+
+    kind: FinalKind
+    seed: int
+    config: RunConfig
+
+    @property
+    def name(self) -> str:
+        """Its name in lists of runs."""
+        return f"{_NAMES[self.kind]}, seed {self.seed}"
+
+    @property
+    def nested(self) -> NestedRun:
+        """Its MLflow run."""
+        return NestedRun(
+            key=f"final {self.kind} {self.seed}",
+            folder=FINALS_FOLDER,
+            command=_COMMAND,
+            experiment=str(self.config.name),
+            name=self.name,
+        )
+
+
+@dataclass(frozen=True)
+class TestedFit:
+    """A final fit with its predictions of the test images."""
+
+    planned: PlannedFit
+    run_id: str
+    trained: TrainResult
+    evaluated: Evaluated
+
+    @property
+    def record(self) -> FinalFit:
+        """What the report shows of it."""
+        return FinalFit(
+            kind=self.planned.kind,
+            seed=self.planned.seed,
+            run_id=self.run_id,
+            validation=score_of(self.trained),
+            test=self.evaluated.report.headline.estimate.value,
+            epochs=self.trained.epochs,
+        )
+
+    @property
+    def is_of_label_sets(self) -> bool:
+        """Whether an image has several labels."""
+        return self.planned.config.data.task == MULTI_LABEL
+
+    def predictions(self) -> pd.DataFrame:
+        """Return its predictions of the test images, in the order of their paths."""
+        table = pd.read_parquet(self.evaluated.folder / PREDICTIONS_FILE)
+        tested = table[table["split"] == "test"]
+        return tested.sort_values("path", kind="stable").reset_index(drop=True)
+
+    def right(self) -> Array:
+        """Return whether it is right on each test image (N)."""
+        table = self.predictions()
+        return (table["predicted"] == table["label"]).to_numpy()
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What the final fits say about the search."""
+
+    gain: MetricEstimate
+    best: MetricEstimate
+    plan: MetricEstimate
+    optimism: MetricEstimate
+
+
+def planned_fits(
+    best: RunConfig, plan: RunConfig, seeds: int, *, is_plan: bool
+) -> Iterator[PlannedFit]:
+    """Yield the final fits, in pairs of equal seeds.
+
+    Args:
+        best: the best settings, resolved.
+        plan: those of the plan.
+        seeds: number of seeds; they follow that of the trials.
+        is_plan: whether both are the same, and trained once.
+    """
+    kinds: list[tuple[FinalKind, RunConfig]] = [("best", best)]
+    if not is_plan:
+        kinds.append(("plan", plan))
+    for number in range(1, seeds + 1):
+        seed = (plan.seed + number) % 2**32
+        for kind, config in kinds:
+            yield PlannedFit(kind, seed, config.model_copy(update={"seed": seed}))
+
+
+def sparse(config: RunConfig) -> RunConfig:
+    """Return the settings of a fit whose report nobody reads, only its metrics."""
+    evaluation = config.evaluation.model_copy(update=_SPARSE)
+    return config.model_copy(update={"evaluation": evaluation})
+
+
+def winner(trained: Sequence[tuple[PlannedFit, TrainResult]]) -> int:
+    """Return the position of the fit to register: of the best settings, by validation alone."""
+    scores = [
+        (score_of(result), -result.best_validation_loss, -position)
+        for position, (fit, result) in enumerate(trained)
+        if fit.kind == "best"
+    ]
+    return -max(scores)[2]
+
+
+def compared(fits: Sequence[TestedFit], best_validation: float) -> Comparison:
+    """Compare the final fits of both settings on the test images.
+
+    Args:
+        fits: all of them; without any of the plan, both settings are the same.
+        best_validation: validation metric of the best trial.
+    """
+    ours = [fit for fit in fits if fit.planned.kind == "best"]
+    theirs = [fit for fit in fits if fit.planned.kind == "plan"]
+    images = len(ours[0].predictions())
+    again = [score_of(fit.trained) for fit in ours]
+    nothing = MetricEstimate(value=0.0, low=0.0, high=0.0, n=images)
+    return Comparison(
+        gain=_gain(theirs, ours) if theirs else nothing,
+        best=_mean(ours, images),
+        plan=_mean(theirs or ours, images),
+        optimism=gain.optimism(best_validation, again),
+    )
+
+
+def _mean(fits: Sequence[TestedFit], images: int) -> MetricEstimate:
+    return gain.mean_of_seeds([fit.record.test for fit in fits], images)
+
+
+def _gain(plan: Sequence[TestedFit], best: Sequence[TestedFit]) -> MetricEstimate:
+    if not best[0].is_of_label_sets:
+        before, after = (np.stack([fit.right() for fit in fits]) for fits in (plan, best))
+        return gain.gain_of_shares(before, after)
+    classes = best[0].evaluated.report.classes
+    tables = [[fit.predictions() for fit in fits] for fits in (plan, best)]
+    labels_NK = label_sets.matrix(tables[0][0]["label"].tolist(), classes)
+    before_RNK, after_RNK = (
+        np.stack([np.stack(table["probabilities"].to_list()) for table in each]) for each in tables
+    )
+    return gain.gain_of_map(labels_NK, before_RNK, after_RNK)

@@ -1,0 +1,166 @@
+"""How much a search gained over the plan: the same images, several seeds of both settings.
+
+Two things make the difference of one pair of fits uncertain: the seed, and which images happen to
+be in the test split. Both are crossed, as readers and cases are in radiology (Obuchowski and
+Rockette 1995; Gallas et al. 2009, Communications in Statistics 38). With R seeds and n images,
+
+    Var(mean) = (MS_image + max(0, MS_seed - MS_residual)) / (R n),
+
+with t quantiles at Satterthwaite's degrees of freedom (Hillis 2007, Statistics in Medicine 26). Few
+seeds thus give a wide interval when they differ, and one as wide as the images alone when not.
+
+Shapes: R seeds, N images, K labels.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from patchline.pipeline.metrics.intervals import TAIL, MetricEstimate
+from patchline.pipeline.metrics.multi_label.label_set_metrics import mean_of_known
+from patchline.pipeline.metrics.multi_label.resampling import Ranking, drawn_counts, draws_for
+
+Array = np.ndarray[Any, Any]
+
+
+def gain_of_shares(before_RN: Array, after_RN: Array) -> MetricEstimate:
+    """Return the mean gain in accuracy with its 95% interval.
+
+    Args:
+        before_RN: whether each fit of the plan is right on each image.
+        after_RN: the same of the best settings; row r has the same seed.
+    """
+    difference_RN = after_RN.astype(np.float64) - before_RN.astype(np.float64)
+    seeds, images = difference_RN.shape
+    value = float(difference_RN.mean())
+    by_seed_R, by_image_N = difference_RN.mean(axis=1), difference_RN.mean(axis=0)
+    ms_seed = images * _variance(by_seed_R)
+    ms_image = seeds * _variance(by_image_N)
+    residual = difference_RN - by_seed_R[:, None] - by_image_N[None] + value
+    freedom = max(1, (seeds - 1) * (images - 1))
+    ms_residual = float((residual**2).sum()) / freedom
+    scale = seeds * images
+    extra = max(0.0, ms_seed - ms_residual)
+    half = _half_width(ms_image / scale, images - 1, extra / scale, ms_seed / scale, seeds - 1)
+    if half == 0.0:  # equal predictions do not make it certain
+        half = 3.0 / max(1, images)  # the rule of three (Hanley and Lippman-Hand 1983, JAMA 249)
+    return _estimate(value, half, images)
+
+
+def gain_of_map(
+    labels_NK: Array, before_RNK: Array, after_RNK: Array, seed: int = 0
+) -> MetricEstimate:
+    """Return the mean gain in mAP with its 95% interval; images are drawn by a bootstrap.
+
+    Args:
+        labels_NK: 1 where an image has a label, else 0.
+        before_RNK: probabilities of each fit of the plan.
+        after_RNK: the same of the best settings.
+        seed: of the draws.
+    """
+    images, labels = labels_NK.shape
+    seeds = len(before_RNK)
+    present = [
+        k for k in range(labels) if 0 < labels_NK[:, k].sum() < images
+    ]  # average precision of the others says nothing
+    if not present:
+        return MetricEstimate(value=0.0, low=-1.0, high=1.0, n=images)
+    rankings = [
+        [[Ranking.of(each_NK[:, k], labels_NK[:, k]) for k in present] for each_NK in fits]
+        for fits in (before_RNK, after_RNK)
+    ]
+    whole = np.ones((images, 1), np.uint8)
+    values_R = _map_differences(rankings, whole)[:, 0]
+    drawn = [
+        _map_differences(rankings, counts).mean(axis=0)
+        for counts in drawn_counts(images, draws_for(images, labels), seed)
+    ]
+    of_images = _variance(np.concatenate(drawn))
+    of_seeds = _variance(values_R) / seeds
+    half = _half_width(of_images, images - 1, of_seeds, of_seeds, seeds - 1)
+    return _estimate(float(values_R.mean()), half or 3.0 / images, images)
+
+
+def mean_of_seeds(values: Sequence[float], images: int) -> MetricEstimate:
+    """Return the mean of a metric over seeds on the same images, with its 95% interval.
+
+    Args:
+        values: of each seed, from 0 to 1.
+        images: that each is computed on.
+    """
+    mean = float(np.mean(values))
+    of_images = mean * (1 - mean) / max(1, images)
+    of_seeds = _variance(np.array(values)) / len(values)
+    half = _half_width(of_images, max(1, images - 1), of_seeds, of_seeds, len(values) - 1)
+    half = half or 3.0 / max(1, images)
+    low, high = max(0.0, mean - half), min(1.0, mean + half)
+    return MetricEstimate(value=mean, low=low, high=high, n=images)
+
+
+def optimism(best: float, again: Sequence[float]) -> MetricEstimate:
+    """Return by how much the best validation metric exceeds what the same settings reach again.
+
+    The best of many trials was partly lucky with its seed. The images are the same, so only the
+    seeds make the difference uncertain.
+
+    Args:
+        best: validation metric of the best trial.
+        again: of fits with the same settings and other seeds.
+    """
+    from scipy.special import stdtrit
+
+    value, count = best - float(np.mean(again)), len(again)
+    half = float(stdtrit(count - 1, 1 - TAIL)) * math.sqrt(_variance(np.array(again)) / count)
+    return _estimate(value, half, count)
+
+
+def _map_differences(rankings: list[list[list[Ranking]]], counts_ND: Array) -> Array:
+    """Return the differences (R, D) in mAP of each pair of fits in D draws of the images."""
+    before, after = (
+        np.stack(
+            [
+                mean_of_known(np.array([label.drawn(counts_ND) for label in fit]), axis=0)
+                for fit in fits
+            ]
+        )
+        for fits in rankings
+    )
+    differences: Array = np.nan_to_num(after - before)
+    return differences
+
+
+def _half_width(
+    images: float, images_freedom: float, extra: float, seeds: float, seeds_freedom: float
+) -> float:
+    """Return half of a 95% interval whose variance has a part of the images and one of the seeds.
+
+    Args:
+        images: variance of the mean from the images.
+        images_freedom: its degrees of freedom.
+        extra: what the seeds add.
+        seeds: the mean square that this was estimated from.
+        seeds_freedom: its degrees of freedom.
+    """
+    from scipy.special import stdtrit
+
+    variance = images + extra
+    if variance <= 0:
+        return 0.0
+    uncertain = images**2 / max(1, images_freedom)
+    if extra > 0:
+        uncertain += seeds**2 / max(1, seeds_freedom)
+    freedom = max(1.0, variance**2 / uncertain) if uncertain else images_freedom
+    return float(stdtrit(freedom, 1 - TAIL)) * math.sqrt(variance)
+
+
+def _variance(values: Array) -> float:
+    return float(np.var(values, ddof=1)) if len(values) > 1 else 0.0
+
+
+def _estimate(value: float, half: float, n: int) -> MetricEstimate:
+    low, high = max(-1.0, value - half), min(1.0, value + half)
+    return MetricEstimate(value=value, low=low, high=high, n=n)

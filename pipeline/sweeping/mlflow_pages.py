@@ -1,0 +1,108 @@
+"""The run of a search in MLflow: metrics by trial, pictures, the report and a table of trials."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import time
+from pathlib import Path
+
+from patchline.pipeline.browsing.pages import NOTE_TAG
+from patchline.pipeline.packaging.model_card import escaped
+from patchline.pipeline.sweeping.ranges import shown
+from patchline.pipeline.sweeping.result import SweepResult
+from patchline.pipeline.sweeping.search import table_of
+from patchline.pipeline.sweeping.study import TrialRecord
+from patchline.pipeline.tracking import addresses, tracked_run
+from patchline.pipeline.tracking.exactly_once_metrics import MetricSender
+from patchline.pipeline.tracking.tracked_run import TrackedRun
+from patchline.pipeline.tracking.tracking_store import client
+
+logger = logging.getLogger(__name__)
+
+TABLE_FILE = "trials.json"
+
+
+def log_trials(run: TrackedRun, records: list[TrialRecord]) -> None:
+    """Log the validation metric of each ended trial at the step of its number, each once.
+
+    Args:
+        run: of the search.
+        records: of all trials.
+    """
+    sender = MetricSender(dataclasses.replace(run, continued=True))
+    best = 0.0
+    for record in records:
+        if record.state == "unfinished" or record.validation is None:
+            continue
+        values = {"trial/validation": record.validation, "trial/epochs": record.epochs}
+        if record.state == "complete":
+            best = max(best, record.validation)
+            values["best/validation"] = best
+        sender.add_metrics(values, record.number, time.time(), send=False)
+    sender.send()
+
+
+def write_run(run: TrackedRun, result: SweepResult, page: Path) -> None:
+    """Log the result, the report with its pictures, and the table; name and describe the run.
+
+    Args:
+        run: of the search.
+        result: of it.
+        page: the report, beside its pictures.
+    """
+    log_trials(run, list(result.trials))
+    estimates = {
+        "gain": result.gain,
+        f"test/{result.metric}": result.best_test,
+        f"plan/test/{result.metric}": result.plan_test,
+        "optimism": result.optimism,
+    }
+    values = {
+        f"{name}{end}": value
+        for name, estimate in estimates.items()
+        for end, value in (
+            ("", estimate.value),
+            ("_low", estimate.low),
+            ("_high", estimate.high),
+        )
+    }
+    sender = MetricSender(dataclasses.replace(run, continued=True))
+    sender.add_metrics({**values, "epochs": result.epochs}, 0, time.time(), send=False)
+    sender.flush()
+    for file in sorted(page.parent.iterdir()):
+        if file.is_file() and not file.name.startswith("."):
+            tracked_run.log_file(run, file, page.parent.name)
+    store = client()
+    store.log_table(run.run_id, table_of(list(result.trials), list(result.space)), TABLE_FILE)
+    best = {f"best.{key}": shown(value) for key, value in result.best.settings.items()}
+    note = description(run, result)
+    tracked_run.set_tags(run, {NOTE_TAG: note, "patchline.registered": result.registered, **best})
+    gain = f"{100 * result.gain.value:+.1f} points"
+    store.update_run(run.run_id, name=f"{result.name} sweep {gain}")
+
+
+def description(run: TrackedRun, result: SweepResult) -> str:
+    """Return the result as Markdown: the verdict, the settings, and where everything is."""
+    rows = [
+        f"| {escaped(key)} | {escaped(text)} | {escaped(shown(result.best.settings.get(key)))} |"
+        for key, text in result.space.items()
+    ]
+    report = addresses.report_path(run)
+    return "\n\n".join(
+        (
+            f"**{result.verdict()}**",
+            result.optimism_sentence(),
+            f"[Report]({report}) · registered as {escaped(result.registered)}",
+            "\n".join(("| setting | searched | best |", "|---|---|---|", *rows)),
+            _length(result),
+        )
+    )
+
+
+def _length(result: SweepResult) -> str:
+    return (
+        f"{len(result.trials)} trials, {result.epochs:.0f} epochs: as many as "
+        f"{result.whole_fits:.1f} whole fits. The trials and the final fits are the runs nested in "
+        "this one."
+    )

@@ -1,0 +1,49 @@
+"""Successive halving: at which epochs trials are compared, and which of them continue.
+
+The rule is that of asynchronous successive halving (Li et al. 2020, arXiv 1810.05934, algorithm 2):
+of the trials that have reached a rung so far, the best one in `reduction` continues. It reads the
+reported values alone, so a process that is killed and resumes decides as it would have before.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+MOST_RUNGS = 2
+"""By default there are at most so many rungs before the end."""
+
+
+def rungs(epochs: int, reduction: int, first: int | None = None) -> tuple[int, ...]:
+    """Return the epochs at which a trial stops until it is compared; the last is its end.
+
+    Args:
+        epochs: of a whole fit.
+        reduction: the factor between two rungs.
+        first: epochs until the first rung; by default the shortest with at most `MOST_RUNGS` rungs
+            before the end.
+    """
+    if first is None:
+        first = max(1, round(epochs / reduction**MOST_RUNGS))
+    steps: list[int] = []
+    rung = first
+    while rung < epochs:
+        steps.append(rung)
+        rung *= reduction
+    return (*steps, epochs)
+
+
+def continues(value: float, others: Sequence[float], reduction: int) -> bool:
+    """Return whether a trial continues after a rung.
+
+    Of fewer trials than `reduction`, the best continues. Equal values continue together.
+
+    Args:
+        value: of the trial; larger is better.
+        others: the values of all other trials that have reached the rung.
+        reduction: one of so many continues.
+    """
+    places = max(1, (len(others) + 1) // reduction)
+    return sum(other > value for other in others) < places

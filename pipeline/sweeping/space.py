@@ -1,0 +1,296 @@
+"""The space of a search: which settings vary, over which values, and what a trial's config is.
+
+A field of a config class, also of a plugin's, carries its default range as
+`json_schema_extra={"sweep": "1e-4..1e-2"}`, written as on the command line.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any, NamedTuple, Self, get_args, get_origin
+
+from pydantic import BaseModel, ConfigDict
+from pydantic.fields import FieldInfo
+
+from patchline.pipeline import config_files
+from patchline.pipeline.config import RunConfig
+from patchline.pipeline.config_files import Settings, merged
+from patchline.pipeline.data import ingestion
+from patchline.pipeline.data.ingested_data import IngestedData
+from patchline.pipeline.errors import ConfigError, PluginError
+from patchline.pipeline.frozen_model import FrozenModel
+from patchline.pipeline.plugin_system.plugin_loader import Kind, config_class
+from patchline.pipeline.sweeping.ranges import Choices, Dimension, NumberRange, Value, parsed
+from patchline.plugin_api import NO_PATCH_EMBEDDING
+
+DEFAULT_RANGE = "sweep"
+"""Key of a field's default range in its JSON schema."""
+_ONE_READING = "the images are read, split and decoded once for all trials"
+_LENGTH = "trials are compared after equal numbers of epochs"
+_EQUAL_TERMS = "all trials are compared on equal terms"
+_ONE_START = "all trials start from the same weights"
+_FIXED: dict[str, str] = {
+    "data": _ONE_READING,
+    "seed": "the best of several seeds is luck, so the final fits vary it instead",
+    "name": "it names the study's experiment",
+    "preset": "the plan is made once, and its settings are where the search begins",
+    "set_by_user": "it is a record",
+    "launcher": "it changes no result",
+    "evaluation": "it changes no weights",
+    "promotion": "it changes no weights",
+    "objective": _EQUAL_TERMS,
+    "model.init": _ONE_START,
+    "model.init_sha256": _ONE_START,
+    "model.download": _ONE_START,
+    **{
+        f"training.{key}": _LENGTH
+        for key in ("epochs", "time_limit", "max_epochs", "step_plan", "validation_plan")
+    },
+    **{
+        f"training.{key}": _EQUAL_TERMS
+        for key in (
+            *("extends", "folds", "refit", "ensemble", "trainable", "teacher", "teacher_sha256"),
+            *("teacher_views", "halvings", "rate_cuts", "thread_changes", "device", "threads"),
+            "processes",
+        )
+    },
+}
+"""Settings that cannot be searched, and sections of them, with the reason."""
+_PLUGINS: dict[str, Kind] = {
+    "model.patch_embedding": "patch_embedding",
+    "model": "model",
+    "augmentation": "augmentation",
+}
+"""Sections that hold a plugin's name beside its settings; the longer path first."""
+
+
+class SearchSpace(FrozenModel):
+    """The settings that a search varies, by dotted key."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    dimensions: dict[str, Dimension]
+
+    @classmethod
+    def of(cls, given: Mapping[str, Any], plan: RunConfig) -> Self:
+        """Return the space that a user gives, or without one the default space.
+
+        Args:
+            given: nested settings with ranges or values, as in `space.yaml`.
+            plan: the resolved config that the search begins with.
+
+        Raises:
+            ConfigError: for a setting that is unknown or cannot be searched, or a bad value.
+        """
+        space = cls(dimensions=dict(_given(given, plan)) if given else dict(_default(plan)))
+        if not space.dimensions:
+            raise ConfigError(
+                "The search space is empty: no setting of this model and its training has a "
+                "default range. Give one, such as --sweep.space.optimizer.learning-rate 1e-4..1e-2."
+            )
+        for key, dimension in space.dimensions.items():
+            for value in dimension.ends:
+                _check(key, value, plan)
+        return space
+
+    def plan_values(self, plan: RunConfig) -> dict[str, Value] | None:
+        """Return the plan's own values of the dimensions; None if one lies outside of its range."""
+        values = {key: value_at(plan, key) for key in self.dimensions}
+        inside = all(self.dimensions[key].contains(value) for key, value in values.items())
+        return values if inside else None
+
+    def outside(self, plan: RunConfig) -> list[str]:
+        """Return the keys whose ranges do not contain the plan's value."""
+        return [
+            key for key, dim in self.dimensions.items() if not dim.contains(value_at(plan, key))
+        ]
+
+    def config_of(self, plan: RunConfig, values: Mapping[str, Value]) -> RunConfig:
+        """Return the config of a trial: the plan with other values.
+
+        A setting that only another plugin than the chosen one has is left out.
+
+        Raises:
+            PipelineError: if the values do not fit each other.
+        """
+        settings: Settings = plan.model_dump(mode="json")
+        names = {key: value for key, value in values.items() if _names_a_plugin(key)}
+        for key, value in names.items():
+            settings = merged(settings, _nested(key, value))
+        for key, value in values.items():
+            if key not in names and _exists(settings, key):
+                settings = merged(settings, _nested(key, value))
+        return config_files.validated(settings)
+
+    def resolved(
+        self, plan: RunConfig, values: Mapping[str, Value], data: IngestedData
+    ) -> RunConfig:
+        """Return the config of a trial, resolved against the images; see `config_of`."""
+        return ingestion.resolve(self.config_of(plan, values), data)
+
+
+def value_at(config: RunConfig, key: str) -> Any:
+    """Return the value of a setting by its dotted key; None if there is none."""
+    value: Any = config.model_dump(mode="json")
+    for part in key.split("."):
+        value = value.get(part) if isinstance(value, dict) else None
+    return value
+
+
+def normalised(given: Mapping[str, Any]) -> Settings:
+    """Return nested settings with underscores in their keys, without those that are not set."""
+    kept: Settings = {}
+    for name, value in given.items():
+        key = str(name).replace("-", "_")
+        if isinstance(value, Mapping) and not {"low", "high"} & value.keys():
+            inner = normalised(value)
+            if inner:
+                kept[key] = inner
+        elif value is not None:
+            kept[key] = value
+    return kept
+
+
+def check_given(given: Mapping[str, Any]) -> None:
+    """Refuse what can be refused before any data is read: settings that must not vary, bad ranges.
+
+    Raises:
+        ConfigError: for the first one.
+    """
+    for key, value in _leaves(given):
+        _check_searchable(key)
+        parsed(key, value)
+
+
+def _given(given: Mapping[str, Any], plan: RunConfig) -> Iterator[tuple[str, Dimension]]:
+    for key, value in _leaves(given):
+        _check_searchable(key)
+        yield key, parsed(key, value, integer=_is_integer(_field_at(plan, key)))
+
+
+def _leaves(given: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield dotted keys and what is given for them; `{low, high}` is a range."""
+    for name, value in given.items():
+        key = f"{prefix}{str(name).replace('-', '_')}"
+        is_section = isinstance(value, Mapping) and not {"low", "high"} & value.keys()
+        if is_section:
+            yield from _leaves(value, f"{key}.")
+        else:
+            yield key, value
+
+
+def _check_searchable(key: str) -> None:
+    """Refuse a setting that has to be the same in all trials.
+
+    Raises:
+        ConfigError: with the reason.
+    """
+    parts = key.split(".")
+    for end in range(1, len(parts) + 1):
+        reason = _FIXED.get(".".join(parts[:end]))
+        if reason:
+            raise ConfigError(f"{key} cannot be searched: {reason}. Remove it from the space.")
+
+
+def _check(key: str, value: Value, plan: RunConfig) -> None:
+    """Refuse a value that the setting does not take.
+
+    Raises:
+        ConfigError: as for a run with that value.
+    """
+    try:
+        config_files.validated(merged(plan.model_dump(mode="json"), _nested(key, value)))
+    except (ConfigError, PluginError) as error:
+        raise type(error)(f"The search space cannot be used: {error}") from error
+
+
+def _default(plan: RunConfig) -> Iterator[tuple[str, Dimension]]:
+    """Yield the settings with a default range, each widened to include the plan's value."""
+    for key, field in _fields(plan):
+        extra = field.json_schema_extra
+        given = extra.get(DEFAULT_RANGE) if isinstance(extra, dict) else None
+        if given is None or not _matters(key, plan):
+            continue
+        dimension = parsed(key, given, integer=_is_integer(field))
+        value = value_at(plan, key)
+        if isinstance(dimension, NumberRange):
+            dimension = dimension.including(value)
+        elif isinstance(dimension, Choices) and not dimension.contains(value):
+            dimension = Choices(values=(*dimension.values, value))
+        if dimension.contains(value):
+            yield key, dimension
+
+
+def _matters(key: str, plan: RunConfig) -> bool:
+    """Return whether a setting has an effect with the plan's others."""
+    if key == "optimizer.layer_decay":
+        return plan.model.init is not None
+    if key in ("training.mixup", "training.cutmix"):
+        return plan.training.trainable != "last_blocks"
+    return True
+
+
+class _Section(NamedTuple):
+    path: str
+    fields: Mapping[str, FieldInfo]
+
+
+def _sections(plan: RunConfig) -> Iterator[_Section]:
+    """Yield the sections that can be searched, with the fields of the chosen plugins."""
+    for name in ("optimizer", "training"):
+        yield _Section(name, type(getattr(plan, name)).model_fields)
+    for path, kind in _PLUGINS.items():
+        choice = plan.model.patch_embedding if kind == "patch_embedding" else getattr(plan, path)
+        if choice.name != NO_PATCH_EMBEDDING:
+            yield _Section(path, config_class(kind, choice.name).model_fields)
+
+
+def _fields(plan: RunConfig) -> Iterator[tuple[str, FieldInfo]]:
+    for section in _sections(plan):
+        for name, field in section.fields.items():
+            yield f"{section.path}.{name}", field
+
+
+def _field_at(plan: RunConfig, key: str) -> FieldInfo | None:
+    return dict(_fields(plan)).get(key)
+
+
+def _is_integer(field: FieldInfo | None) -> bool:
+    """Return whether a setting takes whole numbers, and no others."""
+    kinds = set(_kinds(field.annotation)) if field else set()
+    return int in kinds and float not in kinds
+
+
+def _kinds(annotation: Any) -> Iterator[Any]:
+    if get_origin(annotation) is Annotated:
+        yield from _kinds(get_args(annotation)[0])
+    elif get_args(annotation):
+        for part in get_args(annotation):
+            yield from _kinds(part)
+    else:
+        yield annotation
+
+
+def _names_a_plugin(key: str) -> bool:
+    section, _, name = key.rpartition(".")
+    return name == "name" and section in _PLUGINS
+
+
+def _exists(settings: Settings, key: str) -> bool:
+    """Return whether a plugin's setting is one of the plugin that is chosen; others always are."""
+    for path, kind in _PLUGINS.items():
+        name = key.removeprefix(f"{path}.")
+        if name != key and "." not in name:
+            section: Any = settings
+            for part in path.split("."):
+                section = section[part]
+            own: type[BaseModel] = config_class(kind, section["name"])
+            return name in own.model_fields
+    return True
+
+
+def _nested(key: str, value: Value) -> Settings:
+    nested: Any = value
+    for part in reversed(key.split(".")):
+        nested = {part: nested}
+    return dict(nested)

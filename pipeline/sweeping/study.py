@@ -1,0 +1,437 @@
+"""The study of a search in Optuna: which settings are tried, what they reached, what comes next.
+
+The study is a journal file in the folder of the run, or a PostgreSQL database that several machines
+share. It is the only record of the trials: a process that is killed at any point finds in it which
+trials have begun, at which rungs they were compared, and with which values.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import optuna
+from optuna.distributions import (
+    BaseDistribution,
+    CategoricalDistribution,
+    FloatDistribution,
+    IntDistribution,
+)
+from optuna.pruners import BasePruner
+from optuna.samplers import BaseSampler, RandomSampler, TPESampler
+from optuna.storages import BaseStorage, JournalStorage
+from optuna.storages.journal import JournalFileBackend
+from optuna.storages.journal._file import BaseJournalFileLock
+from optuna.trial import FrozenTrial, TrialState
+from pydantic import Field
+
+from patchline.pipeline.errors import ConfigError, RunError
+from patchline.pipeline.files.atomic_files import storage_errors
+from patchline.pipeline.files.file_locks import acquire
+from patchline.pipeline.frozen_model import FrozenModel
+from patchline.pipeline.redaction import redacted
+from patchline.pipeline.sweeping.ranges import Dimension, NumberRange, Value
+from patchline.pipeline.sweeping.rungs import continues
+from patchline.pipeline.sweeping.space import SearchSpace
+
+logger = logging.getLogger(__name__)
+warnings.filterwarnings("ignore", category=optuna.exceptions.ExperimentalWarning)
+
+JOURNAL_FILE, STUDY = "study.jsonl", "study"
+"""Of the run's folder, and the name of the study in it."""
+State = Literal["complete", "stopped", "failed", "unfinished"]
+_RUN, _SECONDS, _LOSS, _REASON, _EPOCHS, _OWNER, _IS_PLAN = (
+    *("run_id", "seconds", "validation_loss", "reason", "epochs"),
+    *("owner", "is_plan"),
+)
+_IDENTITY = "patchline"
+"""Attribute of a study: what its trials have in common."""
+_RANDOM_TRIALS = (4, 10)
+"""At least and at most so many trials come before the estimator chooses."""
+_SHARE_OF_RANDOM = 3
+"""A third of the trials, within these limits."""
+
+
+class TrialRecord(FrozenModel):
+    """One trial as the study knows it."""
+
+    number: int
+    """Counted from 0; trial 0 has the settings of the plan."""
+    settings: dict[str, Value]
+    """By dotted key."""
+    state: State
+    is_plan: bool = False
+    epochs: float = 0.0
+    """Trained so far."""
+    validation: float | None = None
+    """Accuracy, or mAP of sets of labels: of the kept weights of a complete trial, at its last rung
+    of any other."""
+    validation_loss: float | None = None
+    rungs: dict[int, float] = Field(default_factory=dict)
+    """The validation metric at each rung, by epoch."""
+    seconds: float = 0.0
+    run_id: str = ""
+    """The nested MLflow run; empty before it is opened."""
+    reason: str = ""
+    """Why it stopped or failed."""
+    owner: str = ""
+    """Who trains it: a machine and the folder of a run."""
+
+
+class StudyIdentity(FrozenModel):
+    """What all trials of a study have in common; machines that join it must agree."""
+
+    name: str
+    data_fingerprint: str
+    plan: str
+    """A digest of the plan's settings."""
+    space: SearchSpace
+    rungs: tuple[int, ...]
+    parent_run_id: str
+    """The MLflow run that the trials are nested in."""
+
+
+class RungPruner(BasePruner):
+    """Stops a trial at a rung unless it is among the best; see `rungs.continues`.
+
+    The plan's own settings always continue, so that there is something to compare with.
+    """
+
+    def __init__(self, reduction: int) -> None:
+        self._reduction = reduction
+
+    def prune(self, study: optuna.Study, trial: FrozenTrial) -> bool:
+        """Return whether a trial stops at the rung that it has reported last."""
+        step = trial.last_step
+        if step is None or trial.user_attrs.get(_IS_PLAN):
+            return False
+        others = [
+            each.intermediate_values[step]
+            for each in study.get_trials(deepcopy=False)
+            if each.number != trial.number and step in each.intermediate_values
+        ]
+        return not continues(trial.intermediate_values[step], others, self._reduction)
+
+
+@dataclass(frozen=True)
+class StudyOptions:
+    """How one process takes part in a study."""
+
+    owner: str
+    """A machine and the folder of a run; its unfinished trials are resumed there alone."""
+    storage: str | None
+    """Address of a database that several machines use; None for the journal of this run."""
+    reduction: int
+    """At a rung, one of so many trials continues."""
+    most_trials: int | None
+    """None if only time ends the search."""
+    sampler: Literal["tpe", "random"]
+    seed: int
+
+
+class Trial:
+    """A trial that this process trains."""
+
+    def __init__(self, trial: optuna.Trial, owner: Study) -> None:
+        self._trial, self._study = trial, owner
+
+    @property
+    def record(self) -> TrialRecord:
+        """What the study knows about it."""
+        return self._study.record(self._trial.number)
+
+    def started(self, run_id: str) -> None:
+        """Record its MLflow run."""
+        self._trial.set_user_attr(_RUN, run_id)
+
+    def report(self, epoch: int, value: float, seconds: float) -> bool:
+        """Record what it has reached at a rung, and return whether it continues.
+
+        Args:
+            epoch: the rung; one that was reported before keeps its value.
+            value: of the validation; larger is better.
+            seconds: of its training so far.
+        """
+        if epoch not in self.record.rungs:
+            self._trial.set_user_attr(_SECONDS, seconds)
+            self._trial.set_user_attr(_EPOCHS, float(epoch))
+            self._trial.report(value, epoch)
+        return not self._trial.should_prune()
+
+    def complete(self, value: float, loss: float, epochs: float, seconds: float) -> None:
+        """Record the result of a whole fit."""
+        for key, each in ((_LOSS, loss), (_EPOCHS, epochs), (_SECONDS, seconds)):
+            self._trial.set_user_attr(key, each)
+        self._study.tell(self._trial, TrialState.COMPLETE, value)
+
+    def stop(self, reason: str) -> None:
+        """Record that it was stopped at a rung, or by the end of the search."""
+        self._trial.set_user_attr(_REASON, reason)
+        self._study.tell(self._trial, TrialState.PRUNED)
+
+    def fail(self, reason: str) -> None:
+        """Record that it could not be trained; the sampler then avoids its neighbourhood.
+
+        A failed trial of Optuna would say nothing to the sampler, which then tries the same again;
+        one that is pruned without a value counts as the worst.
+        """
+        self._trial.set_user_attr(_REASON, reason)
+        self._trial.set_user_attr("failed", True)
+        self._study.tell(self._trial, TrialState.PRUNED)
+
+
+class Study:
+    """The study of one search."""
+
+    def __init__(self, study: optuna.Study, space: SearchSpace, options: StudyOptions) -> None:
+        self._study, self._options = study, options
+        self._limit = options.most_trials
+        self._distributions = distributions_of(space)
+        self._lock = threading.RLock()
+        self._taken: set[int] = set()
+        """Trials that threads of this process train."""
+
+    def begin(self, plan_values: Mapping[str, Value] | None) -> None:
+        """Make the plan's own settings the first trial, unless the study has trials already."""
+        with self._lock:
+            if plan_values is not None and not self._study.get_trials(deepcopy=False):
+                self._study.enqueue_trial(dict(plan_values), user_attrs={_IS_PLAN: True})
+
+    def next(self) -> Trial | None:
+        """Return an unfinished trial of this owner, or a new one; None if there are enough."""
+        with self._lock:
+            unfinished = self._unfinished()
+            if unfinished is not None:
+                return self._entered(unfinished)
+            started = [
+                each
+                for each in self._study.get_trials(deepcopy=False)
+                if each.state is not TrialState.WAITING
+            ]
+            if self._limit is not None and len(started) >= self._limit:
+                return None
+            self._study.sampler = self._sampler(len(started))
+            asked = self._study.ask()
+            if self._limit is not None and asked.number >= self._limit:
+                self._study.tell(asked, state=TrialState.FAIL)  # another machine took the last one
+                return None
+            asked.set_user_attr(_OWNER, self._options.owner)
+            return self._entered(asked.number)
+
+    def records(self) -> list[TrialRecord]:
+        """Return all trials in their order."""
+        return [
+            record_of(each)
+            for each in self._study.get_trials(deepcopy=False)
+            if each.state not in (TrialState.WAITING, TrialState.FAIL)
+        ]
+
+    def record(self, number: int) -> TrialRecord:
+        """Return one trial."""
+        return next(each for each in self.records() if each.number == number)
+
+    def tell(self, trial: optuna.Trial, state: TrialState, value: float | None = None) -> None:
+        """Record the end of a trial."""
+        self._study.tell(trial, value, state=state)
+        with self._lock:
+            self._taken.discard(trial.number)
+
+    def _unfinished(self) -> int | None:
+        """Return a trial of this owner that a killed process has left."""
+        for each in self._study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
+            owner = each.user_attrs.get(_OWNER)
+            if owner is None and self._options.storage is None:
+                owner = self._options.owner  # killed before it was noted
+            if owner == self._options.owner and each.number not in self._taken:
+                return each.number
+        return None
+
+    def _entered(self, number: int) -> Trial:
+        """Return a running trial with a value for each dimension."""
+        self._taken.add(number)
+        self._study.sampler = self._sampler(number)
+        trial_id = self._study.get_trials(deepcopy=False)[number]._trial_id  # noqa: SLF001
+        trial = optuna.Trial(self._study, trial_id)
+        trial.set_user_attr(_OWNER, self._options.owner)
+        for key, distribution in self._distributions.items():
+            trial._suggest(key, distribution)  # noqa: SLF001 - as `Study.ask` does it
+        return Trial(trial, self)
+
+    def _sampler(self, number: int) -> BaseSampler:
+        """Return the sampler of one trial.
+
+        Its seed depends on the number alone, so a search that was interrupted tries what it would
+        have tried.
+        """
+        seed = (self._options.seed * 1_000_003 + number) % 2**32
+        if self._options.sampler == "random":
+            return RandomSampler(seed=seed)
+        fewest, most = _RANDOM_TRIALS
+        limit = self._limit or _SHARE_OF_RANDOM * most
+        startup = min(most, max(fewest, limit // _SHARE_OF_RANDOM))
+        return TPESampler(seed=seed, multivariate=True, n_startup_trials=startup)
+
+
+def open_study(
+    identity: StudyIdentity, folder: Path, options: StudyOptions
+) -> tuple[Study, StudyIdentity]:
+    """Open a study or create it, and return it with its identity.
+
+    Args:
+        identity: of the search; that of a study which exists already must agree, but for the run.
+        folder: of the run; holds the journal.
+        options: of this process.
+
+    Raises:
+        ConfigError: if the study is one of other data, another plan or another space, or the
+            database cannot be used.
+    """
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    storage = options.storage
+    kept = _database(storage) if storage else _journal(folder / JOURNAL_FILE)
+    with storage_errors(folder):
+        study = optuna.create_study(
+            storage=kept,
+            study_name=identity.name if storage else STUDY,
+            direction="maximize",
+            pruner=RungPruner(options.reduction),  # without one, Optuna takes the median
+            load_if_exists=True,
+        )
+        stored = study.user_attrs.get(_IDENTITY)
+        if stored is None:
+            study.set_user_attr(_IDENTITY, identity.model_dump_json())
+            return Study(study, identity.space, options), identity
+    before = StudyIdentity.model_validate_json(stored)
+    names = {
+        "data_fingerprint": "data",
+        "plan": "settings",
+        "space": "search space",
+        "rungs": "epochs or rungs",
+    }
+    for field, what in names.items():
+        if getattr(before, field) != getattr(identity, field):
+            raise ConfigError(
+                f"The study {identity.name} in {redacted(str(storage))} has other {what}, so this "
+                "machine cannot join it. Choose another --sweep.study, or give the same data and "
+                "settings."
+            )
+    return Study(study, before.space, options), before
+
+
+def record_of(trial: FrozenTrial) -> TrialRecord:
+    """Return what the study knows about a trial."""
+    attributes = trial.user_attrs
+    state: State = "unfinished"
+    if trial.state is TrialState.COMPLETE:
+        state = "complete"
+    elif trial.state is TrialState.PRUNED:
+        state = "failed" if attributes.get("failed") else "stopped"
+    rungs = {int(step): float(value) for step, value in trial.intermediate_values.items()}
+    last = rungs[max(rungs)] if rungs else None
+    return TrialRecord(
+        number=trial.number,
+        settings=dict(trial.params),
+        state=state,
+        is_plan=bool(attributes.get(_IS_PLAN)),
+        epochs=attributes.get(_EPOCHS, 0.0),
+        validation=trial.value if trial.state is TrialState.COMPLETE else last,
+        validation_loss=attributes.get(_LOSS),
+        rungs=rungs,
+        seconds=attributes.get(_SECONDS, 0.0),
+        run_id=attributes.get(_RUN, ""),
+        reason=attributes.get(_REASON, ""),
+        owner=attributes.get(_OWNER, ""),
+    )
+
+
+def best_of(records: list[TrialRecord]) -> TrialRecord | None:
+    """Return the complete trial with the highest validation metric; of equals, the lowest loss."""
+    complete = [each for each in records if each.state == "complete"]
+    return max(
+        complete,
+        key=lambda each: (each.validation or 0.0, -(each.validation_loss or 0.0), -each.number),
+        default=None,
+    )
+
+
+def distributions_of(space: SearchSpace) -> dict[str, BaseDistribution]:
+    """Return what Optuna draws each setting from."""
+    return {key: _distribution(dimension) for key, dimension in space.dimensions.items()}
+
+
+def _distribution(dimension: Dimension) -> BaseDistribution:
+    if not isinstance(dimension, NumberRange):
+        return CategoricalDistribution(dimension.values)
+    if dimension.integer:
+        return IntDistribution(int(dimension.low), int(dimension.high), log=dimension.log)
+    return FloatDistribution(dimension.low, dimension.high, log=dimension.log)
+
+
+class _Lock(BaseJournalFileLock):
+    """A lock that the system releases when its process ends, however it ends.
+
+    Optuna's own is a link that a killed process leaves behind, for which the next one waits.
+    """
+
+    def __init__(self, file: Path) -> None:
+        self._file, self._threads = file, threading.Lock()
+
+    def acquire(self) -> bool:
+        self._threads.acquire()
+        self._held = acquire(self._file)
+        return True
+
+    def release(self) -> None:
+        if self._held is not None:
+            self._held.release()
+        self._threads.release()
+
+
+def _journal(file: Path) -> BaseStorage:
+    """Return the storage of a journal, whose last line a killed process may have left unfinished.
+
+    Optuna would append to that line, and then read neither it nor anything after it.
+    """
+    lock = _Lock(file.with_suffix(".lock"))
+    lock.acquire()
+    try:
+        with storage_errors(file):
+            _without_torn_line(file)
+    finally:
+        lock.release()
+    return JournalStorage(JournalFileBackend(str(file), lock_obj=lock))
+
+
+def _without_torn_line(file: Path) -> None:
+    if not file.exists():
+        return
+    content = file.read_bytes()
+    whole = content.rfind(b"\n") + 1
+    if whole < len(content):
+        logger.info("an unfinished line at the end of %s is removed", file)
+        with file.open("r+b") as opened:
+            opened.truncate(whole)
+
+
+def _database(address: str) -> BaseStorage:
+    from sqlalchemy.exc import SQLAlchemyError
+
+    try:
+        return optuna.storages.RDBStorage(
+            address, engine_kwargs={"pool_pre_ping": True, "pool_size": 5}
+        )
+    except ImportError as error:
+        raise ConfigError(
+            "A study in PostgreSQL needs the package psycopg2-binary. Install patchline[postgres]."
+        ) from error
+    except (SQLAlchemyError, optuna.exceptions.StorageInternalError) as error:
+        reason = redacted(str(error.__cause__ or error)).strip().splitlines()[0]
+        raise RunError(
+            f"The database {redacted(address)} cannot be used: {reason}. Check --sweep.storage, "
+            "the server, and the password in PGPASSWORD."
+        ) from error

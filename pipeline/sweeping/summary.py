@@ -1,0 +1,130 @@
+"""What a search leaves behind: what `patchline sweep --json` prints."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from pydantic import Field
+
+from patchline.pipeline.browsing.run_summary import RunSummary
+from patchline.pipeline.config import RunConfig
+from patchline.pipeline.frozen_model import FrozenModel
+from patchline.pipeline.metrics.intervals import MetricEstimate
+from patchline.pipeline.sweeping.ranges import Value
+from patchline.pipeline.sweeping.result import FinalFit, SweepResult
+from patchline.pipeline.sweeping.space import value_at
+from patchline.pipeline.sweeping.study import TrialRecord
+from patchline.pipeline.tracking import addresses
+from patchline.pipeline.tracking.tracked_run import TrackedRun
+
+
+class BestTrial(FrozenModel):
+    """The trial that the validation split has chosen."""
+
+    trial: int
+    settings: dict[str, Value]
+    validation: float
+
+
+class SweepSummary(FrozenModel):
+    """The results of a search and where its files are."""
+
+    study: str
+    trials: int
+    """Number of trials."""
+    best: BestTrial | None
+    """None on a machine that joined the study of another one, if no trial is complete."""
+    metrics: dict[str, MetricEstimate]
+    """Test metrics of the version that was registered."""
+    run_id: str
+    """The MLflow run of the search, in which the trials are nested."""
+    status: str
+    name: str = ""
+    version: str = ""
+    """Of the registered model; empty on a machine that joined the study of another one."""
+    aliases: tuple[str, ...] = ()
+    registered_run_id: str = ""
+    """The nested run that the version was registered from."""
+    plan: dict[str, Value] = Field(default_factory=dict)
+    """The plan's values of the searched settings."""
+    gain: MetricEstimate | None = None
+    """Of the test metric over the plan, over seeds and images."""
+    verdict: str = ""
+    optimism: MetricEstimate | None = None
+    """By how much the best validation metric exceeds what the same settings reach again."""
+    optimism_sentence: str = ""
+    mean_test: dict[str, MetricEstimate] = Field(default_factory=dict)
+    """Mean test metric of the final fits: of the best settings, and of the plan."""
+    final_fits: tuple[FinalFit, ...] = ()
+    trial_table: tuple[TrialRecord, ...] = ()
+    epochs: float = 0.0
+    """Trained by all trials together."""
+    rungs: tuple[int, ...] = ()
+    space: dict[str, str] = Field(default_factory=dict)
+    seconds: float = 0.0
+    """Of the search, without the final fits."""
+    report: str = ""
+    config: str = ""
+    """Path of the settings that reproduce the registered version."""
+    tracking_uri: str = ""
+    page: str = ""
+    """Address of the search in the MLflow UI."""
+    promotion: Any = None
+    """The decision about the champion; None if it requires approval."""
+    notes: tuple[str, ...] = ()
+    caveat: str = ""
+    approval: str = ""
+
+
+def summary_of(
+    result: SweepResult, registered: RunSummary, plan: RunConfig, report: Path, run: TrackedRun
+) -> SweepSummary:
+    """Return the summary of a finished search.
+
+    Args:
+        result: of the search.
+        registered: of the run whose model was registered.
+        plan: the settings that it began with.
+        report: the page.
+        run: the MLflow run of the search.
+    """
+    return SweepSummary(
+        study=result.study,
+        trials=len(result.trials),
+        best=best_trial(result.best),
+        metrics=registered.metrics,
+        run_id=run.run_id,
+        status="FINISHED",
+        name=registered.name,
+        version=registered.version,
+        aliases=registered.aliases,
+        registered_run_id=registered.run_id,
+        plan={key: value_at(plan, key) for key in result.space},
+        gain=result.gain,
+        verdict=result.verdict(),
+        optimism=result.optimism,
+        optimism_sentence=result.optimism_sentence(),
+        mean_test={"best": result.best_test, "plan": result.plan_test},
+        final_fits=result.finals,
+        trial_table=result.trials,
+        epochs=result.epochs,
+        rungs=result.rungs,
+        space=result.space,
+        seconds=result.search_seconds,
+        report=str(report),
+        config=registered.config,
+        tracking_uri=registered.tracking_uri,
+        page=addresses.run_page(run),
+        promotion=registered.promotion.model_dump(mode="json") if registered.promotion else None,
+        notes=result.notes,
+        caveat=registered.caveat,
+        approval=registered.approval,
+    )
+
+
+def best_trial(record: TrialRecord) -> BestTrial:
+    """Return the best trial as JSON has it."""
+    return BestTrial(
+        trial=record.number, settings=record.settings, validation=record.validation or 0.0
+    )

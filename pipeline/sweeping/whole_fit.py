@@ -1,0 +1,120 @@
+"""The settings that a search begins with: the plan's, with a length in epochs and a single fit.
+
+Trials are compared after equal numbers of epochs, so that a busy machine changes no result. A time
+limit, of a plan too, becomes the epochs that are expected in it.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from patchline.pipeline.config import RunConfig
+from patchline.pipeline.data.ingested_data import IngestedData
+from patchline.pipeline.errors import ConfigError
+from patchline.pipeline.planning.facts import Plan
+from patchline.pipeline.plugin_system.plugin_loader import load_objective
+from patchline.pipeline.training.config import duration_seconds
+
+
+class WholeFit(NamedTuple):
+    """The settings of a whole fit, and what was changed for them."""
+
+    config: RunConfig
+    notes: tuple[str, ...]
+
+
+def check_settings(config: RunConfig) -> None:
+    """Refuse settings that cannot be searched around, before any data is read.
+
+    Raises:
+        ConfigError: for the first one.
+    """
+    training, objective = config.training, config.objective.name
+    if not load_objective(objective).uses_labels:
+        raise ConfigError(
+            f"objective.name is {objective}, which uses no labels, but a search compares trials by "
+            "their validation metric. Set objective.name to supervised, or use `patchline run`."
+        )
+    refused = {
+        "folds": training.folds,
+        "refit": training.refit,
+        "ensemble": training.ensemble,
+        "extends": training.extends,
+    }
+    for name, value in refused.items():
+        if value:
+            raise ConfigError(
+                f"training.{name} is {value}, but each trial of a search is one fit that the "
+                f"validation split judges. Leave out training.{name}."
+            )
+    if training.time_limit is not None and config.preset is None:
+        raise ConfigError(
+            f"training.time_limit is {training.time_limit}, but trials are compared after equal "
+            "numbers of epochs. Set training.epochs instead; --sweep.time-limit limits the search."
+        )
+    _check_trainable(config)
+
+
+def whole_fit(config: RunConfig, plan: Plan | None, data: IngestedData) -> WholeFit:
+    """Return the settings that a search begins with.
+
+    Args:
+        config: planned and resolved.
+        plan: says how fast it trains; None without a preset.
+        data: of the search.
+
+    Raises:
+        ConfigError: if the plan fits a head alone.
+    """
+    _check_trainable(config)
+    training, notes = config.training, []
+    several = {"folds": training.folds, "refit": training.refit, "ensemble": training.ensemble}
+    planned = [f"training.{name}" for name, value in several.items() if value]
+    if planned:
+        notes.append(
+            f"the plan's {' and '.join(planned)} {'is' if len(planned) == 1 else 'are'} left out: "
+            "each trial is one fit that the validation split judges"
+        )
+    epochs = _epochs(config, plan, data)
+    if training.time_limit or training.step_plan:
+        limit = training.time_limit or f"{training.step_plan[-1][2]} steps"  # type: ignore[index]
+        notes.append(
+            f"a whole fit has {epochs} epochs, as many as are expected in the plan's {limit}"
+        )
+    update = {
+        **dict.fromkeys(("folds", "time_limit", "max_epochs", "step_plan", "validation_plan")),
+        "refit": False,
+        "ensemble": False,
+        "epochs": epochs,
+    }
+    if training.average_last is not None:
+        update["average_last"] = min(training.average_last, max(2, epochs))
+    settings = training.model_copy(update=update)
+    return WholeFit(config.model_copy(update={"training": settings}), tuple(notes))
+
+
+def has_rungs(config: RunConfig) -> bool:
+    """Return whether a fit can stop at an epoch: one of all weights, from its first step on."""
+    return config.training.trainable in (None, "all")
+
+
+def _epochs(config: RunConfig, plan: Plan | None, data: IngestedData) -> int:
+    training, images = config.training, max(1, data.training_images)
+    if training.step_plan is not None:
+        steps_per_epoch = max(1, -(-images // training.batch_size))
+        return max(1, round(training.step_plan[-1][2] / steps_per_epoch))
+    if training.time_limit is None:
+        return training.epochs
+    rate = plan.images_per_second if plan else 0.0
+    expected = int(duration_seconds(training.time_limit) * rate / images)
+    most = training.max_epochs or max(1, expected)
+    return max(1, min(expected or most, most))
+
+
+def _check_trainable(config: RunConfig) -> None:
+    if config.training.trainable == "head":
+        raise ConfigError(
+            "training.trainable is head, but fitting a head on frozen features chooses its "
+            "regularization by itself, so there is nothing to search. Set training.trainable to "
+            "all or last_blocks, or use `patchline run`."
+        )
