@@ -20,7 +20,7 @@ from prefect.runtime import flow_run
 from patchline.flows.closing import close_runs
 from patchline.flows.failures import failed
 from patchline.flows.progress import display
-from patchline.flows.sweeping import sweep_pages
+from patchline.flows.sweeping import sweep_pages, trial_tasks
 from patchline.flows.sweeping.trial_tasks import TrialTasks
 from patchline.flows.training import outcome_pages, run_messages
 from patchline.flows.training.announcing import announce, emit
@@ -69,7 +69,7 @@ from patchline.pipeline.sweeping.study import (
     best_of,
     open_study,
 )
-from patchline.pipeline.sweeping.summary import SweepSummary, summary_of
+from patchline.pipeline.sweeping.summary import SweepSummary, best_trial, summary_of
 from patchline.pipeline.sweeping.whole_fit import has_rungs, whole_fit
 from patchline.pipeline.tracking import nested_runs, provenance, tracked_run
 from patchline.pipeline.tracking.tracked_run import NewRun, TrackedRun
@@ -223,13 +223,16 @@ class _Sweep:
         study.begin(values)
         clock = SearchClock(run.folder, self.settings.time_limit)
         inputs = self._trial_inputs(run, space, steps)
-        search.settle(study.records())
+        search.settle(study.own_records())
         for sentence in _introduction(self.settings, space, plan, steps):
             display().note(sentence)
         display().stage("Searching")
         TrialTasks(
             study, inputs, clock, self.settings.workers, partial(_log_trials, run, study)
         ).run()
+        if identity.parent_run_id != run.run_id:
+            return _joined(run, study, identity)
+        trial_tasks.wait_for_others(study)
         records = study.records()
         best = best_of(records)
         if best is None:
@@ -441,6 +444,27 @@ class _Sweep:
         )
         if run_id:
             display().note(f"resume it with: {COMMAND} --resume {run_id[:8]}")
+
+
+def _joined(run: TrackedRun, study: Study, identity: StudyIdentity) -> SweepSummary:
+    """Return the summary of a machine that has joined the study of another one."""
+    records = study.records()
+    best = best_of(records)
+    return SweepSummary(
+        study=identity.name,
+        trials=len(records),
+        best=best_trial(best) if best else None,
+        metrics={},
+        run_id=run.run_id,
+        status="FINISHED",
+        trial_table=tuple(records),
+        epochs=sum(each.epochs for each in records),
+        rungs=identity.rungs,
+        verdict=(
+            f"No trial of the study {identity.name} is left. The machine that began it, in its run "
+            f"{identity.parent_run_id[:8]}, trains the best settings again and registers the model."
+        ),
+    )
 
 
 def _log_trials(run: TrackedRun, study: Study) -> None:

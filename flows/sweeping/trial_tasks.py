@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextvars
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
@@ -31,6 +32,8 @@ from patchline.pipeline.workers.event_log import Event
 
 _FAILURES = 3
 """The search ends if so many trials have failed, and no other outcome is known."""
+_OTHERS_SECONDS = 5.0
+"""Between two looks at the trials of other machines."""
 _STATE_NAMES = {"complete": "Completed", "stopped": "Stopped", "failed": "Trial failed"}
 
 
@@ -125,6 +128,16 @@ class TrialTasks:
                 f"The first {len(ended)} trials failed, the last one because: {ended[-1].reason} "
                 "Change the settings or the search space."
             )
+
+
+def wait_for_others(study: Study) -> None:
+    """Wait for the trials of other machines that still train; one that is gone has none."""
+    said = False
+    while any(search.may_be_alive(each) for each in study.unfinished_elsewhere()):
+        if not said:
+            display().note("waiting for the trials of other machines")
+            said = True
+        time.sleep(_OTHERS_SECONDS)
 
 
 def outcome_words(record: TrialRecord, records: list[TrialRecord]) -> str:

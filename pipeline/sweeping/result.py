@@ -106,11 +106,14 @@ class SweepResult(FrozenModel):
         mean = sum(again) / len(again)
         best = self.best.validation or 0.0
         trials = len(self.trials)
-        return (
-            f"The best validation {self.metric} of {trials} trials, {best:.1%}, was optimistic by "
-            f"{_points(self.optimism.value)} points (95% interval {_interval(self.optimism)}): "
-            f"with {len(again)} other seeds the same settings reach {mean:.1%} on the same images."
+        first = (
+            f"The best validation {self.metric} of {trials} trials was {best:.1%}; with "
+            f"{len(again)} other seeds the same settings reach {mean:.1%} on the same images"
         )
+        by = f"{_points(self.optimism.value)} points (95% interval {_interval(self.optimism)})"
+        if self.optimism.low > 0:
+            return f"{first}, so it was optimistic by {by}."
+        return f"{first}: a difference of {by}, so how optimistic it was is not known."
 
 
 def _points(share: float) -> str:

@@ -29,13 +29,15 @@ from patchline.pipeline.run_memory.stage_memory import StageMemory
 from patchline.pipeline.sweeping.ranges import Value, shown
 from patchline.pipeline.sweeping.space import SearchSpace
 from patchline.pipeline.sweeping.study import Trial, TrialRecord
-from patchline.pipeline.tracking import nested_runs, tracked_run
+from patchline.pipeline.tracking import liveness, nested_runs, tracked_run
+from patchline.pipeline.tracking.liveness import Liveness
 from patchline.pipeline.tracking.nested_runs import NestedRun
 from patchline.pipeline.tracking.tracked_run import TrackedRun
 from patchline.pipeline.tracking.tracking_store import client
 from patchline.pipeline.training.config import duration_seconds
 from patchline.pipeline.training.job import TeacherPredictions
 from patchline.pipeline.training.machine import MODULE, resources_of
+from patchline.pipeline.training.part import TrainingPart
 from patchline.pipeline.training.parts import launching
 from patchline.pipeline.training.parts.launching import TrainingInputs
 from patchline.pipeline.training.parts.run_parts import ROOM_BYTES
@@ -134,6 +136,8 @@ def train_trial(trial: Trial, inputs: TrialInputs, clock: SearchClock, on_event:
                 _fit(trial, config, run, inputs, clock, on_event)
             except SearchTimeOverError:
                 trial.stop("the time limit of the search")
+            if trial.record.state == "stopped":
+                _remove_checkpoints(run.folder)
             tracked_run.set_tags(run, {STATE_TAG: state_words(trial.record)})
     except _NOT_OF_THE_TRIAL:
         raise
@@ -158,6 +162,14 @@ def settle(records: list[TrialRecord]) -> None:
         if run.info.status != ended:
             store.set_tag(record.run_id, STATE_TAG, state_words(record))
             tracked_run.end_run(store, record.run_id, run.info.experiment_id, ended)
+
+
+def may_be_alive(record: TrialRecord) -> bool:
+    """Return whether an unfinished trial of another machine may still be training."""
+    if not record.run_id:
+        return False
+    run = client().get_run(record.run_id)
+    return run.info.status == "RUNNING" and liveness.of_run(run) is not Liveness.DEAD
 
 
 def trial_name(record: TrialRecord) -> str:
@@ -242,6 +254,12 @@ def _fit(
     result = launching.train(training)
     clock.save()
     trial.complete(score_of(result), result.best_validation_loss, result.epochs, result.seconds)
+
+
+def _remove_checkpoints(folder: Path) -> None:
+    """Free the disk from the state of a fit that is never continued; its curves are kept."""
+    for file in (folder / TrainingPart().folder).glob("*.safetensors"):
+        file.unlink(missing_ok=True)
 
 
 def _prepare_next(config: RunConfig) -> None:

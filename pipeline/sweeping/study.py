@@ -231,6 +231,18 @@ class Study:
             if each.state not in (TrialState.WAITING, TrialState.FAIL)
         ]
 
+    def own_records(self) -> list[TrialRecord]:
+        """Return the trials of this owner."""
+        return [each for each in self.records() if each.owner == self._options.owner]
+
+    def unfinished_elsewhere(self) -> list[TrialRecord]:
+        """Return the unfinished trials of other owners."""
+        return [
+            each
+            for each in self.records()
+            if each.state == "unfinished" and each.owner not in ("", self._options.owner)
+        ]
+
     def record(self, number: int) -> TrialRecord:
         """Return one trial."""
         return next(each for each in self.records() if each.number == number)

@@ -19,6 +19,7 @@ from patchline.pipeline.training import training_data
 from patchline.pipeline.training.checkpoints import checkpoint
 from patchline.pipeline.training.job import TrainingJob
 from patchline.pipeline.training.loop import Training
+from patchline.pipeline.training.part import TrainingPart
 from patchline.pipeline.training.parts import launching
 from patchline.pipeline.training.recipe import loss_scale
 from patchline.pipeline.training.recipe.objectives import save_trained
@@ -386,3 +387,20 @@ def test_preview_rows_show_every_class_first() -> None:
     assert sorted(labels[chosen[:3]]) == [0, 1, 2]
     assert len(set(chosen)) == 4
     assert set(training_data.preview_rows(labels, rows)) == set(rows)
+
+
+@pytest.mark.parametrize("average", [None, 2])
+def test_a_fit_that_stops_at_rungs_ends_where_an_uninterrupted_one_does(
+    make_job: MakeJob, tmp_path: Path, average: int | None
+) -> None:
+    """Stopped after epochs 1 and 3 of 4 and continued from its checkpoint: the same bits."""
+    changes = {**RANDOM, "training": {**RANDOM["training"], "average_last": average}}
+    whole, job = (make_job(tmp_path / name, **changes) for name in ("whole", "rungs"))
+    expected = _trained(whole)
+    for epochs in (1, 3):
+        stopped = _trained(job.model_copy(update={"part": TrainingPart(epochs=epochs)}))
+        assert stopped.epochs == epochs
+    ended = _trained(job)
+    assert ended.step_plan == expected.step_plan
+    assert _figures(ended) == _figures(expected)
+    assert _same(_weights(job), _weights(whole))

@@ -1,0 +1,118 @@
+"""The gain over the plan: its interval, and that only the validation split chooses."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from patchline.pipeline.config import RunConfig
+from patchline.pipeline.sweeping.final_fits import planned_fits, winner
+from patchline.pipeline.sweeping.gain import (
+    gain_of_map,
+    gain_of_shares,
+    mean_of_seeds,
+    optimism,
+)
+from patchline.pipeline.training.train_result import TrainResult
+
+Array = np.ndarray[Any, Any]
+
+
+def _fits(generator: np.random.Generator, difficulty_N: Array, deviation: float) -> Array:
+    """Return whether three fits are right, whose accuracies differ by their seeds."""
+    shifts = generator.normal(0, deviation, 3)
+    return np.stack(
+        [
+            generator.random(len(difficulty_N)) < np.clip(difficulty_N + shift, 0, 1)
+            for shift in shifts
+        ]
+    )
+
+
+@pytest.mark.parametrize("deviation", [0.0, 0.02])
+def test_the_interval_of_the_gain_covers_no_gain_as_often_as_it_says(deviation: float) -> None:
+    """Two equal settings: in at least 90% of 300 searches, 0 lies in the interval, with seeds that
+    differ or not.
+    """
+    generator, covered = np.random.default_rng(3), 0
+    for _ in range(300):
+        difficulty = generator.beta(4, 1, 300)
+        pair = [_fits(generator, difficulty, deviation) for _ in range(2)]
+        estimate = gain_of_shares(*pair)
+        covered += estimate.low <= 0 <= estimate.high
+    assert covered >= 270
+
+
+def test_a_large_gain_is_recognised_and_has_the_right_sign() -> None:
+    """From 60% to 80% on 500 images."""
+    generator = np.random.default_rng(0)
+    before, after = (generator.random((3, 500)) < share for share in (0.6, 0.8))
+    estimate = gain_of_shares(before, after)
+    assert estimate.low > 0.1
+    assert estimate.value == pytest.approx(after.mean() - before.mean())
+    mirrored = gain_of_shares(after, before)
+    assert mirrored.high < -0.1
+
+
+def test_equal_predictions_do_not_make_the_gain_certain() -> None:
+    """With 300 images that all fits get right, a gain of a percentage point is possible."""
+    right = np.ones((3, 300), bool)
+    estimate = gain_of_shares(right, right)
+    assert (estimate.low, estimate.high) == pytest.approx((-0.01, 0.01))
+
+
+def test_seeds_that_differ_widen_the_interval() -> None:
+    """The same images and mean, but one seed is much better."""
+    before = np.zeros((3, 400), bool)
+    equal, differing = before.copy(), before.copy()
+    equal[:, :40] = True
+    for row, count in enumerate((10, 40, 70)):
+        differing[row, :count] = True
+    narrow, wide = (gain_of_shares(before, after) for after in (equal, differing))
+    assert narrow.value == wide.value == pytest.approx(0.1)
+    assert wide.high - wide.low > 1.5 * (narrow.high - narrow.low)
+
+
+def test_the_gain_of_label_sets_is_one_in_map() -> None:
+    """Scores that rank the labels against scores at random."""
+    generator = np.random.default_rng(1)
+    labels = (generator.random((200, 3)) < 0.4).astype(np.uint8)
+    bad = generator.random((3, 200, 3))
+    good = labels + 0.5 * generator.random((3, 200, 3))
+    estimate = gain_of_map(labels, bad, good)
+    assert estimate.low > 0.3
+    assert gain_of_map(labels, bad, bad).value == 0
+
+
+def test_optimism_is_the_best_metric_minus_what_other_seeds_reach() -> None:
+    """The seeds alone make it uncertain."""
+    estimate = optimism(0.95, [0.90, 0.91, 0.92])
+    assert estimate.value == pytest.approx(0.04)
+    assert estimate.low < 0.04 < estimate.high
+    assert mean_of_seeds([0.9, 0.9], 100).low == pytest.approx(0.848, abs=0.01)
+
+
+def _result(accuracy: float, loss: float) -> TrainResult:
+    return TrainResult(
+        best=Path("best"), best_step=1, best_validation_accuracy=accuracy,
+        best_validation_loss=loss, steps=1, epochs=1, seconds=1, images_per_second=1,
+        step_plan=((0, 0.0, 1),), precision="float32", device="cpu", threads=1, parameters=1,
+        stopped_because="end", history=(),
+    )  # fmt: skip
+
+
+def test_the_registered_fit_is_the_one_of_the_best_settings_that_validates_best() -> None:
+    """Not one of the plan, even if it is better; the seeds are ones that no trial has used."""
+    fits = list(planned_fits(RunConfig(seed=7), RunConfig(seed=7), 3, is_plan=False))
+    assert [(fit.kind, fit.seed) for fit in fits] == [
+        (kind, seed) for seed in (8, 9, 10) for kind in ("best", "plan")
+    ]
+    assert {fit.config.seed for fit in fits} == {8, 9, 10}
+    accuracies = [0.90, 0.99, 0.92, 0.99, 0.92, 0.99]
+    losses = [0.5, 0.1, 0.5, 0.1, 0.4, 0.1]
+    results = [_result(a, b) for a, b in zip(accuracies, losses, strict=True)]
+    assert winner(list(zip(fits, results, strict=True))) == 4
+    assert len(list(planned_fits(RunConfig(), RunConfig(), 3, is_plan=True))) == 3

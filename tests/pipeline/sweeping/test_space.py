@@ -1,0 +1,116 @@
+"""The space of a search: defaults from the fields, refusals as in a run, configs of trials."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from patchline.pipeline import config_files
+from patchline.pipeline.config import RunConfig
+from patchline.pipeline.errors import ConfigError
+from patchline.pipeline.sweeping.config import SweepConfig
+from patchline.pipeline.sweeping.ranges import NumberRange
+from patchline.pipeline.sweeping.space import SearchSpace, check_given, normalised
+
+
+@pytest.fixture(scope="module")
+def plan() -> RunConfig:
+    """Return the defaults for the built-in digits."""
+    return config_files.requested("digits", preset_name="none")
+
+
+def test_the_default_space_comes_from_the_fields_of_the_config_and_of_plugins(
+    plan: RunConfig,
+) -> None:
+    """It contains the plan's values, and a plugin's own ranges."""
+    space = SearchSpace.of({}, plan)
+    assert {"optimizer.learning_rate", "training.mixup", "model.stochastic_depth"} <= set(
+        space.dimensions
+    )
+    assert "optimizer.layer_decay" not in space.dimensions  # without initial weights, no effect
+    values = space.plan_values(plan)
+    assert values is not None
+    assert values["optimizer.learning_rate"] == plan.optimizer.learning_rate
+    assert space.config_of(plan, values) == plan
+
+
+def test_a_default_range_is_widened_to_the_value_of_the_plan(plan: RunConfig) -> None:
+    """A plan with a learning rate above the range is still the first trial."""
+    fast = config_files.merged(plan.model_dump(mode="json"), {"optimizer": {"learning_rate": 0.5}})
+    space = SearchSpace.of({}, config_files.validated(fast))
+    dimension = space.dimensions["optimizer.learning_rate"]
+    assert isinstance(dimension, NumberRange)
+    assert dimension.high == 0.5
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"optimizer": {"lerning_rate": "1e-4..1e-2"}}, "Did you mean optimizer.learning_rate"),
+        ({"optimiser": {"learning_rate": "1e-4..1e-2"}}, "no setting optimiser"),
+        ({"model": {"dpth": "1..3"}}, "Did you mean model.depth"),
+        ({"model": {"name": "vit,vti"}}, "vti"),
+        ({"optimizer": {"learning_rate": "1e-4..5"}}, "at most 1"),
+        ({"training": {"precision": "float32,int3"}}, "int3"),
+        ({"data": {"image_size": "32,64"}}, "read, split and decoded once"),
+        ({"seed": "1..9"}, "luck"),
+        ({"training": {"epochs": "1..9"}}, "equal numbers of epochs"),
+        ({"training": {"folds": "2,3"}}, "equal terms"),
+        ({"model": {"init": "a.pth,b.pth"}}, "same weights"),
+        ({"model": {"depth": "1.5..3"}}, "whole number"),
+        ({"optimizer": "1..2"}, "group of settings"),
+    ],
+)
+def test_what_a_run_would_refuse_is_refused_before_any_trial(
+    plan: RunConfig, given: dict[str, Any], words: str
+) -> None:
+    """Unknown keys, bad values, and settings that all trials share."""
+    with pytest.raises(Exception, match=words):
+        SearchSpace.of(given, plan)
+
+
+def test_what_must_not_vary_is_refused_before_the_data_is_read() -> None:
+    """Without a plan already."""
+    with pytest.raises(ConfigError, match=r"data\.image_size cannot be searched"):
+        check_given({"data": {"image-size": "32,64"}})
+
+
+def test_a_trial_with_another_plugin_has_its_settings(plan: RunConfig) -> None:
+    """Settings of the plugin that was replaced are left out, shared ones are set."""
+    given = {"model": {"name": "vit,cct", "depth": "2..6", "qk_norm": "true,false"}}
+    space = SearchSpace.of(given, plan)
+    values = {"model.name": "cct", "model.depth": 3, "model.qk_norm": True}
+    config = space.config_of(plan, values)
+    assert config.model.name == "cct"
+    assert config.model.settings["depth"] == 3
+    assert "qk_norm" not in config.model.settings
+
+
+def test_a_space_without_the_value_of_the_plan_says_which(plan: RunConfig) -> None:
+    """The plan is then no trial."""
+    space = SearchSpace.of({"optimizer": {"learning_rate": "1e-2..1e-1"}}, plan)
+    assert space.plan_values(plan) is None
+    assert space.outside(plan) == ["optimizer.learning_rate"]
+
+
+def test_dashes_and_unset_flags_are_normalised() -> None:
+    """As the command line leaves them."""
+    given = {"optimizer": {"learning-rate": "1..2", "beta1": None}, "model": {"depth": None}}
+    assert normalised(given) == {"optimizer": {"learning_rate": "1..2"}}
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"storage": "sqlite:///x.db"}, "PostgreSQL"),
+        ({"storage": "postgresql://ada:secret@host/db"}, "must not hold a password"),
+        ({"trials": 0}, "greater than or equal"),
+        ({"seeds": 1}, "greater than or equal"),
+        ({"time_limit": "5"}, "with a unit"),
+    ],
+)
+def test_bad_settings_of_a_search_are_refused(settings: dict[str, Any], words: str) -> None:
+    """An address with a password would end up in files."""
+    with pytest.raises(ValueError, match=words):
+        SweepConfig(**settings)

@@ -1,0 +1,226 @@
+"""The study: rungs, the order of trials, and what a killed process leaves behind."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from patchline.pipeline.sweeping.ranges import parsed
+from patchline.pipeline.sweeping.rungs import continues, rungs
+from patchline.pipeline.sweeping.space import SearchSpace
+from patchline.pipeline.sweeping.study import (
+    JOURNAL_FILE,
+    Study,
+    StudyIdentity,
+    StudyOptions,
+    best_of,
+    open_study,
+)
+
+SPACE = SearchSpace(
+    dimensions={
+        "optimizer.learning_rate": parsed("optimizer.learning_rate", "1e-4..1e-1"),
+        "optimizer.name": parsed("optimizer.name", "adamw,muon"),
+    }
+)
+PLAN = {"optimizer.learning_rate": 2e-3, "optimizer.name": "adamw"}
+OpenStudy = Callable[..., Study]
+
+
+@pytest.fixture
+def opened(tmp_path: Path) -> OpenStudy:
+    """Return a function that opens the study in a folder, as a new process would."""
+
+    def opens(trials: int | None = 6, sampler: str = "tpe", owner: str = "here:run") -> Study:
+        identity = StudyIdentity(
+            name="study", data_fingerprint="d", plan="p", space=SPACE, rungs=(1, 3, 9),
+            parent_run_id="r",
+        )  # fmt: skip
+        options = StudyOptions(
+            owner=owner, storage=None, reduction=3, most_trials=trials,
+            sampler=sampler, seed=5,  # type: ignore[arg-type]
+        )  # fmt: skip
+        return open_study(identity, tmp_path, options)[0]
+
+    return opens
+
+
+def _value(settings: dict[str, object]) -> float:
+    return float(settings["optimizer.learning_rate"])  # type: ignore[arg-type]
+
+
+def _train(study: Study, most: int | None = None) -> None:
+    """Train trials whose validation metric is their learning rate, as a search does it."""
+    done = 0
+    while (most is None or done < most) and (trial := study.next()) is not None:
+        done += 1
+        value = _value(trial.record.settings)
+        for epoch in (1, 3):
+            if not trial.report(epoch, value, float(epoch)):
+                trial.stop(f"not among the best at epoch {epoch}")
+                break
+        else:
+            trial.complete(value, 1 - value, 9.0, 9.0)
+
+
+def test_rungs_grow_by_the_reduction_and_end_with_the_whole_fit() -> None:
+    """At most two before the end, at whole epochs; a first one can be given."""
+    assert rungs(9, 3) == (1, 3, 9)
+    assert rungs(60, 3) == (7, 21, 60)
+    assert rungs(1, 3) == (1,)
+    assert rungs(20, 2, first=4) == (4, 8, 16, 20)
+    assert rungs(9, 3, first=9) == (9,)
+
+
+def test_one_of_three_continues_and_the_best_of_fewer() -> None:
+    """As in asynchronous successive halving; equal values continue together."""
+    assert continues(0.5, [], 3)
+    assert not continues(0.5, [0.6], 3)
+    assert continues(0.5, [0.4, 0.3], 3)
+    assert continues(0.5, [0.6, 0.4, 0.3, 0.2, 0.1], 3)  # two of six
+    assert not continues(0.5, [0.6, 0.7, 0.3, 0.2, 0.1], 3)
+    assert continues(0.5, [0.5, 0.5], 3)
+
+
+def test_the_plan_is_the_first_trial_and_is_never_stopped(opened: OpenStudy) -> None:
+    """Even if others are better at its rung."""
+    study = opened()
+    study.begin(PLAN)
+    plan = study.next()
+    other = study.next()
+    assert plan is not None
+    assert other is not None
+    assert plan.record.is_plan
+    assert plan.record.settings == PLAN
+    assert not other.record.is_plan
+    assert other.report(1, 0.9, 1.0)
+    assert plan.report(1, 0.1, 1.0)
+    assert other.record.number == 1
+
+
+def test_the_pruner_is_our_own_and_not_the_median(opened: OpenStudy) -> None:
+    """Optuna installs its median pruner unless one is given."""
+    from patchline.pipeline.sweeping.study import RungPruner
+
+    assert isinstance(opened()._study.pruner, RungPruner)
+
+
+def test_a_search_that_is_reopened_after_each_trial_tries_the_same(
+    opened: OpenStudy, tmp_path: Path
+) -> None:
+    """What is tried depends on the seed and the trials so far, not on the process."""
+    study = opened(8)
+    study.begin(PLAN)
+    _train(study)
+    whole = [(each.settings, each.state) for each in study.records()]
+    (tmp_path / JOURNAL_FILE).unlink()
+    for _ in range(8):
+        again = opened(8)
+        again.begin(PLAN)
+        _train(again, most=1)
+    assert [(each.settings, each.state) for each in opened(8).records()] == whole
+    assert len(whole) == 8
+
+
+def test_a_killed_trial_is_resumed_and_not_repeated(opened: OpenStudy) -> None:
+    """It keeps number, settings and rungs; a reported rung is decided as before."""
+    study = opened()
+    study.begin(PLAN)
+    _train(study, most=2)
+    trial = study.next()
+    assert trial is not None
+    trial.started("run 3")
+    trial.report(1, 0.05, 4.0)
+    before = trial.record
+    del study, trial  # killed
+    resumed = opened().next()
+    assert resumed is not None
+    assert resumed.record == before
+    decisions = {resumed.report(1, 0.99, 8.0) for _ in range(2)}
+    assert len(decisions) == 1
+    assert resumed.record.rungs == {1: 0.05}
+    assert [each.number for each in opened().records()] == [0, 1, 2]
+
+
+def test_trials_of_another_owner_are_left_alone(opened: OpenStudy) -> None:
+    """Two machines with one database each resume their own."""
+    study = opened(owner="a:run")
+    mine = study.next()
+    other = opened(owner="b:run").next()
+    assert mine is not None
+    assert other is not None
+    assert other.record.number == mine.record.number + 1
+    again = opened(owner="b:run").next()
+    assert again is not None
+    assert again.record.number == other.record.number
+
+
+def test_two_threads_get_different_trials_up_to_the_limit(opened: OpenStudy) -> None:
+    """A trial that a thread trains is not given to another one."""
+    study = opened(3)
+    trials = [study.next() for _ in range(4)]
+    assert [each.record.number if each else None for each in trials] == [0, 1, 2, None]
+
+
+def test_a_line_that_a_killed_process_left_unfinished_is_removed(
+    opened: OpenStudy, tmp_path: Path
+) -> None:
+    """Optuna would append to it, and could then read neither line."""
+    study = opened()
+    study.begin(PLAN)
+    _train(study, most=2)
+    before = study.records()
+    with (tmp_path / JOURNAL_FILE).open("ab") as journal:
+        journal.write(b'{"op_code": 4, "worker_')
+    _train(opened(), most=1)
+    assert opened().records()[:2] == before
+    assert len(opened().records()) == 3
+
+
+def test_a_killed_process_leaves_no_lock(opened: OpenStudy, tmp_path: Path) -> None:
+    """With Optuna's own lock, the next process would wait for half a minute."""
+    opened()
+    script = (
+        "import os, sys; from pathlib import Path\n"
+        "from patchline.pipeline.files.file_locks import acquire\n"
+        f"lock = acquire(Path({str(tmp_path)!r}) / 'study.lock'); os.kill(os.getpid(), 9)"
+    )
+    assert subprocess.run([sys.executable, "-c", script], check=False).returncode == -9
+    _train(opened(), most=1)
+    assert len(opened().records()) == 1
+
+
+def test_the_best_is_a_whole_fit_and_of_equals_the_one_with_the_lower_loss(
+    opened: OpenStudy,
+) -> None:
+    """A stopped trial that was better at its rung does not count."""
+    study = opened(None)
+    for value, loss in ((0.8, 0.5), (0.8, 0.4), (0.7, 0.1)):
+        trial = study.next()
+        assert trial is not None
+        trial.complete(value, loss, 9.0, 1.0)
+    stopped = study.next()
+    assert stopped is not None
+    stopped.report(1, 0.95, 1.0)
+    stopped.stop("time")
+    best = best_of(study.records())
+    assert best is not None
+    assert best.number == 1
+
+
+def test_a_failed_trial_is_listed_with_its_reason(opened: OpenStudy) -> None:
+    """It is neither the best nor tried again."""
+    study = opened()
+    trial = study.next()
+    assert trial is not None
+    trial.fail("The loss is nan.")
+    [record] = study.records()
+    assert (record.state, record.reason, record.validation) == ("failed", "The loss is nan.", None)
+    following = opened().next()
+    assert following is not None
+    assert following.record.number == 1
+    assert best_of(study.records()) is None
