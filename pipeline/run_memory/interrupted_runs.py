@@ -145,9 +145,7 @@ def resuming(run: InterruptedRun) -> Iterator[None]:
         yield
 
 
-def of_flow_run(
-    flow_run_id: str, runs: Path, kind: RunKind = TRAINING
-) -> InterruptedRun | None:
+def of_flow_run(flow_run_id: str, runs: Path, kind: RunKind = TRAINING) -> InterruptedRun | None:
     """Return the run that an earlier attempt at a Prefect flow run has opened, if any."""
     if not flow_run_id or not store_exists():
         return None

@@ -34,9 +34,7 @@ def _fits(generator: np.random.Generator, difficulty_N: Array, deviation: float)
 
 @pytest.mark.parametrize("deviation", [0.0, 0.02])
 def test_the_interval_of_the_gain_covers_no_gain_as_often_as_it_says(deviation: float) -> None:
-    """Two equal settings: in at least 90% of 300 searches, 0 lies in the interval, with seeds that
-    differ or not.
-    """
+    """Of two equal settings, in at least 90% of 300 searches, whether seeds differ or not."""
     generator, covered = np.random.default_rng(3), 0
     for _ in range(300):
         difficulty = generator.beta(4, 1, 300)
