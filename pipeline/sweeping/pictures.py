@@ -30,7 +30,7 @@ def history(records: Sequence[TrialRecord], metric: str) -> Figure:
     """
     from matplotlib.ticker import MaxNLocator
 
-    figure = new_figure(8.4, 3.6)
+    figure = new_figure(8.4, 3.9)
     axes = figure.add_subplot()
     complete = [each for each in records if each.state == "complete"]
     stopped = [each for each in records if each.state != "complete" and each.validation is not None]
@@ -51,7 +51,7 @@ def history(records: Sequence[TrialRecord], metric: str) -> Figure:
     axes.set_ylabel(f"validation {metric}")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     plain_axes(axes)
-    axes.legend(frameon=False, loc="lower right", ncols=2)
+    figure.legend(frameon=False, loc="outside lower center", ncols=5)
     return figure
 
 
