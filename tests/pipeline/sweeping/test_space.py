@@ -10,7 +10,7 @@ from patchline.pipeline import config_files
 from patchline.pipeline.config import RunConfig
 from patchline.pipeline.errors import ConfigError
 from patchline.pipeline.sweeping.config import SweepConfig
-from patchline.pipeline.sweeping.ranges import NumberRange
+from patchline.pipeline.sweeping.ranges import NumberRange, Value
 from patchline.pipeline.sweeping.space import SearchSpace, check_given, normalised
 
 
@@ -80,7 +80,7 @@ def test_a_trial_with_another_plugin_has_its_settings(plan: RunConfig) -> None:
     """Settings of the plugin that was replaced are left out, shared ones are set."""
     given = {"model": {"name": "vit,cct", "depth": "2..6", "qk_norm": "true,false"}}
     space = SearchSpace.of(given, plan)
-    values = {"model.name": "cct", "model.depth": 3, "model.qk_norm": True}
+    values: dict[str, Value] = {"model.name": "cct", "model.depth": 3, "model.qk_norm": True}
     config = space.config_of(plan, values)
     assert config.model.name == "cct"
     assert config.model.settings["depth"] == 3

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
 
-from patchline.pipeline.sweeping.ranges import parsed
+from patchline.pipeline.sweeping.ranges import Value, parsed
 from patchline.pipeline.sweeping.rungs import continues, rungs
 from patchline.pipeline.sweeping.space import SearchSpace
 from patchline.pipeline.sweeping.study import (
@@ -27,7 +27,7 @@ SPACE = SearchSpace(
         "optimizer.name": parsed("optimizer.name", "adamw,muon"),
     }
 )
-PLAN = {"optimizer.learning_rate": 2e-3, "optimizer.name": "adamw"}
+PLAN: dict[str, Value] = {"optimizer.learning_rate": 2e-3, "optimizer.name": "adamw"}
 OpenStudy = Callable[..., Study]
 
 
@@ -49,7 +49,7 @@ def opened(tmp_path: Path) -> OpenStudy:
     return opens
 
 
-def _value(settings: dict[str, object]) -> float:
+def _value(settings: Mapping[str, object]) -> float:
     return float(settings["optimizer.learning_rate"])  # type: ignore[arg-type]
 
 

@@ -1,0 +1,130 @@
+"""A search on the digits from end to end, killed several times."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import PATCHLINE, patchline, patchline_here
+from tests.patience import patient
+
+SETTINGS = [
+    "--preset", "none", "--training.epochs", "4", "--training.threads", "1",
+    "--training.precision", "float32", "--model.size", "micro", "--model.depth", "2",
+    "--sweep.trials", "5", "--sweep.seeds", "2", "--sweep.first-rung", "1",
+    "--sweep.space.optimizer.learning-rate", "1e-3..1e-2",
+    "--sweep.space.training.mixup", "0..0.4",
+]  # fmt: skip
+_SECONDS = patient(300.0)
+
+
+def _run_folder(folder: Path) -> Path | None:
+    runs = folder / ".patchline/runs"
+    return next(iter(runs.iterdir()), None) if runs.is_dir() else None
+
+
+def _has(pattern: str, at_least: int = 1) -> Callable[[Path], bool]:
+    return lambda run: len(list(run.glob(pattern))) >= at_least
+
+
+MOMENTS: dict[str, Callable[[Path], bool]] = {
+    "in the first trial": _has("trials/*/training/events.jsonl"),
+    "in the third trial": _has("trials/*/training/events.jsonl", 3),
+    "in a final fit": _has("finals/*/training/events.jsonl"),
+    "while the test images are read": _has("finals/*/prediction/job.json"),
+}
+
+
+def _kill(moment: str, folder: Path, *arguments: str) -> None:
+    """Start `patchline sweep`, and kill it with SIGKILL when the moment has come."""
+    with (folder / "said.txt").open("wb") as said:
+        process = subprocess.Popen(
+            [str(PATCHLINE), "sweep", *arguments], cwd=folder, stdout=said, stderr=said
+        )
+    deadline = time.monotonic() + _SECONDS
+    while not ((run := _run_folder(folder)) and MOMENTS[moment](run)):
+        words = (folder / "said.txt").read_text("utf-8")
+        assert process.poll() is None, words
+        assert time.monotonic() < deadline, words
+        time.sleep(0.02)
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(patient(1200))
+def test_a_search_that_is_killed_four_times_trains_no_trial_twice(tmp_path: Path) -> None:
+    """Killed four times: the same trials as undisturbed, one run for each, honest at the end."""
+    from mlflow import MlflowClient
+
+    first, *others = MOMENTS
+    _kill(first, tmp_path, *SETTINGS)
+    for moment in others:
+        _kill(moment, tmp_path, "--resume", "last")
+    done = patchline("sweep", "--resume", "last", "--json", cwd=tmp_path)
+    assert done.code == 0, done.err
+    summary = done.json
+    client = MlflowClient(f"sqlite:///{tmp_path / 'mlflow.db'}")
+    [experiment] = [e for e in client.search_experiments() if e.name == "digits"]
+    runs = client.search_runs([experiment.experiment_id])
+    parent = next(run for run in runs if run.info.run_id == summary["run_id"])
+    nested = [run for run in runs if run is not parent]
+    assert {run.data.tags["mlflow.parentRunId"] for run in nested} == {parent.info.run_id}
+    assert {run.info.status for run in runs} == {"FINISHED"}
+    keys = Counter(run.data.tags["patchline.nested"] for run in nested)
+    assert set(keys.values()) == {1}
+    assert sum(key.startswith("trial ") for key in keys) == summary["trials"] == 5
+    assert [each["number"] for each in summary["trial_table"]] == [0, 1, 2, 3, 4]
+    assert summary["trial_table"][0]["is_plan"]
+    for run in nested:  # each validation was logged once, whatever was killed in between
+        history = client.get_metric_history(run.info.run_id, "validation/accuracy")
+        steps = [metric.step for metric in history]
+        assert steps == sorted(set(steps))
+    seeds = {each["seed"] for each in summary["final_fits"]}
+    assert seeds == {1, 2}
+    assert summary["best"]["validation"] == max(
+        each["validation"] for each in summary["trial_table"] if each["state"] == "complete"
+    )
+    assert summary["metrics"]["test/accuracy"]["n"] == summary["gain"]["n"]
+    [version] = client.search_model_versions("name='digits'")
+    assert version.run_id == summary["registered_run_id"]
+    artifacts = {each.path for each in client.list_artifacts(parent.info.run_id, "report")}
+    assert {"report/report.html", "report/history.png", "report/sweep.json"} <= artifacts
+    assert "trials.json" in {each.path for each in client.list_artifacts(parent.info.run_id)}
+    result = json.loads((Path(summary["report"]).parent / "sweep.json").read_text("utf-8"))
+    assert len(result["trials"]) == 5
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--sweep.space.data.image-size", "16,32"], "--sweep.space.data.image-size"),
+        (["--sweep.space.optimizer.lerning-rate", "1..2"], "lerning-rate"),
+        (["--sweep.space.optimizer.learning-rate", "0.1"], "leaves nothing to choose"),
+        (["--sweep.trials", "0"], "sweep.trials"),
+        (["--sweep.storage", "sqlite:///x.db"], "PostgreSQL"),
+        (["--training.folds", "3"], "training.folds is 3"),
+        (["--preset", "none", "--training.time-limit", "5m"], "--sweep.time-limit"),
+        (["--objective.name", "mae"], "uses no labels"),
+        (["--resume", "last", "--seed", "2"], "cannot be combined with --resume"),
+        (["--sweep.space", "nowhere.yaml"], "nowhere.yaml does not exist"),
+    ],
+)
+def test_what_cannot_be_searched_is_refused_with_one_sentence(
+    tmp_path: Path, arguments: list[str], words: str
+) -> None:
+    """Exit code 2, before anything is trained."""
+    done = patchline_here("sweep", *arguments, cwd=tmp_path)
+    assert done.code == 2, done.err
+    [sentence] = [line for line in done.err.splitlines() if line.startswith("Error: ")]
+    assert words in sentence
+    assert "Traceback" not in done.err
+    assert not list(tmp_path.glob(".patchline/runs/*"))
