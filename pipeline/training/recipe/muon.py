@@ -88,6 +88,10 @@ class Muon(torch.optim.Optimizer):
             "matrices": False,
         }
         super().__init__(groups, defaults)
+        for group in self.param_groups:
+            # As torch's optimizers name it: with it, a loaded state's step is put where the kernel
+            # needs it, on the device of the parameters.
+            group["fused"] = has_fused_kernels(group["params"])
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]  # as most of torch's own
@@ -141,7 +145,7 @@ class Muon(torch.optim.Optimizer):
             [state["exp_avg_sq"] for state in states],
             [],
             [state["step"] for state in states],
-            fused=has_fused_kernels(trained),
+            fused=group["fused"],
             amsgrad=False,
             beta1=beta1,
             beta2=beta2,

@@ -86,3 +86,16 @@ def test_every_other_parameter_moves_as_under_adamw() -> None:
         mine.step()
         reference.step()
     assert torch.equal(ours, theirs)
+
+
+def test_a_restored_count_of_steps_is_where_the_kernel_of_the_next_step_needs_it() -> None:
+    """Torch moves and converts it for groups that say that they are updated by a fused kernel."""
+    parameter = nn.Parameter(torch.ones(3))
+    optimizer = Muon([{"params": [parameter]}], lr=0.1, momentum=0, betas=(0, 0), weight_decay=0)
+    parameter.grad = torch.ones(3)
+    optimizer.step()
+    saved = optimizer.state_dict()
+    saved["state"][0]["step"] = saved["state"][0]["step"].double()
+    optimizer.load_state_dict(saved)
+    assert optimizer.state[parameter]["step"].dtype == torch.float32
+    assert optimizer.param_groups[0]["fused"]
