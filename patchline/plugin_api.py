@@ -55,6 +55,7 @@ from patchline.pipeline.files.made_once import known_digest, made_once
 from patchline.pipeline.files.table_cells import plain_cell
 from patchline.pipeline.files.tar_shards import sample_key, shards_in
 from patchline.pipeline.frozen_model import FrozenModel
+from patchline.pipeline.labels.answer_columns import ANSWER_COLUMNS, answer_rules, are_answers
 from patchline.pipeline.labels.folder_levels import unclear_level
 from patchline.pipeline.labels.label_cells import read_label_cells
 from patchline.pipeline.labels.label_sets import MULTI_LABEL, SINGLE_LABEL
@@ -73,6 +74,7 @@ if TYPE_CHECKING:
     import torch
 
 __all__ = [
+    "ANSWER_COLUMNS",
     "API_VERSION",
     "ARCHIVE_SUFFIXES",
     "IMAGE_SUFFIXES",
@@ -125,6 +127,8 @@ __all__ = [
     "ValueRange",
     "WorkerError",
     "WorkerTask",
+    "answer_rules",
+    "are_answers",
     "check_expansion",
     "coco_files",
     "enter_workspace",

@@ -131,6 +131,11 @@ COMMANDS = (
         "Check whether new images are still like those of the test; exits with code 3 if not.",
     ),
     Command(
+        "label",
+        "label:label",
+        "Label the images of a folder on a local page, those that help most first, until Ctrl-C.",
+    ),
+    Command(
         "models",
         "models:models",
         "List registered models with their versions, aliases and metrics.",

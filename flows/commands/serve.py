@@ -69,7 +69,7 @@ def serve(
     time_limit
         Seconds from the end of a request until it is answered, or given up with 503.
     """
-    config = _config(
+    config = serving_config(
         host=host,
         port=port,
         allowed_hosts=allowed_host,
@@ -95,14 +95,14 @@ def serve_model(model: str, config: ServingConfig, *, as_json: bool) -> int:
     from patchline.pipeline.serving.checked_package import PackageRefusedError, checked_package
     from patchline.pipeline.serving.engine import cores
 
-    _log_to_standard_error()
+    log_to_standard_error("patchline.pipeline.serving")
     server.check_certificate(config)
     registry = Registry()
     name, alias, version = _resolved(model, registry)
     listening = server.listening_socket(config)
     with listening:
         folder = served_package(registry.reader(), name, version)
-        url = _url(config, listening.getsockname()[1])
+        url = url_of(config, listening.getsockname()[1])
         first = server.FirstVersion(
             name, alias, version, lambda: checked_package(folder, config.threads or cores())
         )
@@ -141,7 +141,7 @@ def _resolved(model: str, registry: Any) -> tuple[str, str | None, str]:
     return name, alias, version
 
 
-def _config(**settings: Any) -> ServingConfig:
+def serving_config(**settings: Any) -> ServingConfig:
     """Return the settings.
 
     Raises:
@@ -153,7 +153,8 @@ def _config(**settings: Any) -> ServingConfig:
         raise config_errors.sentence(error, ServingConfig) from error
 
 
-def _url(config: ServingConfig, port: int) -> str:
+def url_of(config: ServingConfig, port: int) -> str:
+    """Return the address of a server, as a browser on this machine opens it."""
     scheme = "https" if config.tls_certificate else "http"
     host = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(config.host, config.host)  # noqa: S104 - named
     if ":" in host and not host.startswith("["):
@@ -169,11 +170,11 @@ def _tell(url: str, name: str, alias: str | None, version: str, *, as_json: bool
     print(f"Serving {name}, version {version}, at {url}{follows}. Ctrl-C stops it.", flush=True)
 
 
-def _log_to_standard_error() -> None:
-    """Show what the server has to say while it runs."""
+def log_to_standard_error(name: str) -> None:
+    """Show what a server logs under a name while it runs."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(logging.Formatter("%(asctime)s %(message)s"))
-    logger = logging.getLogger("patchline.pipeline.serving")
+    logger = logging.getLogger(name)
     logger.handlers[:] = [handler]
     logger.setLevel(logging.INFO)
     logger.propagate = False

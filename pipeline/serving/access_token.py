@@ -40,8 +40,12 @@ def given_token(file: Path | None) -> str | None:
     return token
 
 
-def check_doors(config: ServingConfig) -> None:
+def check_doors(config: ServingConfig, use: str = "use the model") -> None:
     """Check that a server which others reach has a token.
+
+    Args:
+        config: of the server.
+        use: what others could do with it.
 
     Raises:
         ConfigError: if it has none, or its root path is no path.
@@ -51,14 +55,15 @@ def check_doors(config: ServingConfig) -> None:
             f"--root-path {config.root_path} must begin with a slash and end without one, such as "
             "/flowers."
         )
-    if config.token is None and not _is_loopback(config.host):
+    if config.token is None and not is_loopback(config.host):
         raise ConfigError(
-            f"--host {config.host} lets other machines use the model, which needs a token. Add "
+            f"--host {config.host} lets other machines {use}, which needs a token. Add "
             f"--token-file FILE, or set {TOKEN_VARIABLE}."
         )
 
 
-def _is_loopback(host: str) -> bool:
+def is_loopback(host: str) -> bool:
+    """Return whether a host name or an address is this machine's own."""
     if host == "localhost":
         return True
     try:

@@ -7,10 +7,9 @@ import contextlib
 import gc
 import logging
 import resource
-import signal
 import socket
 import ssl
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,14 +20,12 @@ from patchline.pipeline.serving.alias_watch import AliasWatch, Registry
 from patchline.pipeline.serving.application import application
 from patchline.pipeline.serving.checked_package import Checked
 from patchline.pipeline.serving.config import ServingConfig
-from patchline.pipeline.serving.connection import Connection
 from patchline.pipeline.serving.model_host import ModelHost
+from patchline.pipeline.serving.ready_server import ReadyServer, uvicorn_config
 from patchline.pipeline.serving.server_metrics import ServerMetrics
 
 logger = logging.getLogger(__name__)
 
-_KEEP_ALIVE_SECONDS = 75
-_MOST_HEAD_BYTES = 1 << 14
 _CERTIFICATE_CHECK_SECONDS = 60.0
 _BACKLOG = 1024
 
@@ -122,7 +119,9 @@ async def _serve(
 ) -> None:
     host = ModelHost(first.name, first.alias, config, ServerMetrics())
     host.switch_to(first.version, first.load())
-    server = _Server(host, _uvicorn_config(host, listening), on_ready)
+    server = _Server(
+        host, uvicorn_config(application(host, listening.getsockname()[1]), config), on_ready
+    )
     watch = AliasWatch(host, registry)
     if host.alias is not None:
         watch.start()
@@ -134,41 +133,19 @@ async def _serve(
         watch.stop()
 
 
-def _uvicorn_config(host: ModelHost, listening: socket.socket) -> uvicorn.Config:
-    config = host.config
-    return uvicorn.Config(
-        application(host, listening.getsockname()[1]),
-        http=Connection,
-        ws="none",
-        lifespan="off",
-        log_config=None,
-        log_level="error",
-        access_log=False,
-        proxy_headers=False,  # a client's own claim about its address is not trusted
-        server_header=False,
-        timeout_keep_alive=_KEEP_ALIVE_SECONDS,
-        timeout_graceful_shutdown=round(config.time_limit_seconds) + 5,
-        h11_max_incomplete_event_size=_MOST_HEAD_BYTES,
-        ssl_certfile=config.tls_certificate,
-        ssl_keyfile=config.tls_key,
-    )
-
-
-class _Server(uvicorn.Server):
-    """uvicorn's server, which tells when it is ready, and ends without an exit code of a signal."""
+class _Server(ReadyServer):
+    """The server of a model, which renews its certificate and stops once it has answered."""
 
     def __init__(
         self, host: ModelHost, config: uvicorn.Config, on_ready: Callable[[], None]
     ) -> None:
-        super().__init__(config)
+        super().__init__(config, on_ready)
         self._host = host
-        self._on_ready = on_ready
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Listen, and tell so."""
-        await super().startup(sockets)
         self._renewal = asyncio.ensure_future(self._renew_certificate())
-        self._on_ready()
+        await super().startup(sockets)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Take nothing more, and answer what was taken."""
@@ -177,18 +154,6 @@ class _Server(uvicorn.Server):
         logger.info("Stopping: %d images are still to be answered.", self._host.pending)
         await asyncio.sleep(0)  # connections in the backlog are accepted
         await super().shutdown(sockets)
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        """Stop on a signal; a second Ctrl-C stops at once."""
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, self.handle_exit, number, None)
-        try:
-            yield
-        finally:
-            for number in (signal.SIGINT, signal.SIGTERM):
-                loop.remove_signal_handler(number)
 
     async def _renew_certificate(self) -> None:
         """Read the certificate again when its file has changed: it may have been renewed."""

@@ -13,7 +13,7 @@ from itertools import islice
 from pathlib import Path, PurePosixPath
 from typing import TextIO
 
-from patchline.plugin_api import IMAGE_SUFFIXES, DataError, plain_cell
+from patchline.plugin_api import IMAGE_SUFFIXES, DataError, are_answers, plain_cell
 from patchline.plugins.data_sources.cell_text import shown
 
 _DELIMITERS = (",", ";", "\t", "|")
@@ -115,6 +115,8 @@ def _is_header(file: Path, first: Sequence[str], rows: Sequence[Sequence[str]]) 
     Raises:
         DataError: if it may be one or not.
     """
+    if are_answers(first):
+        return True
     if any(_names_an_image(file, cell) for cell in first):
         return False
     if not rows:

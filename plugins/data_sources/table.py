@@ -22,6 +22,8 @@ from patchline.plugin_api import (
     PluginConfig,
     ReadingRules,
     SourceContext,
+    answer_rules,
+    are_answers,
     metadata_files,
     open_archive,
     stem_of,
@@ -102,13 +104,17 @@ class ImageTable:
             label_columns=rules.label_columns,
         )
         places = self._places(table, columns.image)
+        context = self.context
+        if are_answers(table.names) and columns.label:
+            rules = answer_rules(rules, table.column(columns.label))
+            context = replace(context, rules=rules)
         listing = ImageListing(
             name=_name(file),
             root=places.root,
             mirror_symmetric=config.mirror_symmetric,
             notes=[*_guess_note(file, columns), *places.notes],
         )
-        images, left_out, rows, notes = listed_rows(table, columns, places, self.context)
+        images, left_out, rows, notes = listed_rows(table, columns, places, context)
         if not images and not columns.label:
             raise DataError(
                 f"{file} lists no image that exists. Choose another --data.image-column."

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from patchline.plugin_api import (
+    ANSWER_COLUMNS,
     MULTI_LABEL,
     SINGLE_LABEL,
     DataError,
@@ -14,6 +15,7 @@ from patchline.plugin_api import (
     ListedImage,
     SourceContext,
     Split,
+    are_answers,
     is_several,
 )
 from patchline.plugins.data_sources.cell_text import joined, shown
@@ -47,6 +49,8 @@ class Places(NamedTuple):
 def own_columns(table: Table, columns: Columns, rows: list[int]) -> dict[str, list[str]]:
     """Return the other columns of the table, for the rows whose images are listed."""
     taken = {*columns[:4], *columns.labels, *table.embedded}
+    if are_answers(table.names):  # who labelled an image, and when, is no property of it
+        taken |= {*ANSWER_COLUMNS}
     others = [name for name in table.names if name not in taken]
     found = {}
     for name in others[:_MOST_COLUMNS]:

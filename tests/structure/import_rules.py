@@ -114,6 +114,8 @@ PACKAGES: dict[str, set[str]] = {
     },
     "prediction": {"packaging", "data", "workers"},
     "serving": {"packaging", "data", "registry", "server_access"},
+    "labelling": {"data", "metrics", "packaging", "probing", "workers"},
+    "labelling.server": {"labelling", "serving", "data"},
     "registry": {"packaging", "evaluation", "metrics", "models", "data", "tracking"},
     "exports": {"serving", "registry", "packaging", "metrics", "models", "data"},
     "monitoring": {

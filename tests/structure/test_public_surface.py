@@ -14,6 +14,7 @@ ROOT = Path(__file__).resolve().parents[2]
 def test_the_plugin_api_exports_exactly_these_names() -> None:
     """A name that appears or vanishes here changes the contract with plugin authors."""
     assert sorted(plugin_api.__all__) == [
+        "ANSWER_COLUMNS",
         "API_VERSION",
         "ARCHIVE_SUFFIXES",
         "Assumptions",
@@ -66,6 +67,8 @@ def test_the_plugin_api_exports_exactly_these_names() -> None:
         "ValueRange",
         "WorkerError",
         "WorkerTask",
+        "answer_rules",
+        "are_answers",
         "check_expansion",
         "coco_files",
         "enter_workspace",

@@ -1,0 +1,125 @@
+"""The command `patchline label`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from cyclopts import Parameter
+
+from patchline.flows.commands.serve import log_to_standard_error, serving_config, url_of
+from patchline.flows.commands.switches import Json, Switch
+from patchline.pipeline.errors import ConfigError
+from patchline.pipeline.labels.label_sets import MULTI_LABEL
+from patchline.pipeline.serving.access_token import check_doors, given_token
+from patchline.pipeline.terminal_words import visible
+
+if TYPE_CHECKING:
+    from patchline.pipeline.labelling.answers_table import AnswersTable
+
+_PORT = 8765
+
+
+def label(
+    folder: Path,
+    /,
+    *,
+    classes: str | None = None,
+    multi_label: Switch = False,
+    table: Annotated[Path | None, Parameter(name=("--table", "--label.table"))] = None,
+    host: str = "127.0.0.1",
+    port: int = _PORT,
+    allowed_host: Annotated[tuple[str, ...], Parameter(name="--allowed-host")] = (),
+    token_file: Path | None = None,
+    tls_certificate: Path | None = None,
+    tls_key: Path | None = None,
+    seed: int = 0,
+    as_json: Json = False,
+) -> int:
+    """Label the images of a folder on a local page, those that help most first, until Ctrl-C.
+
+    Parameters
+    ----------
+    folder
+        Folder with the images.
+    classes
+        Names of the classes, separated by commas; more can be typed in the page.
+    multi_label
+        Give each image any number of labels, instead of one class.
+    table
+        CSV table for the labels, by default labels.csv in the folder; `patchline run` trains on it.
+    host
+        Address to listen on; any other than this machine's own (127.0.0.1, ::1) needs a token.
+    port
+        Port to listen on; 0 for any that is free.
+    allowed_host
+        Further host name, as NAME or NAME:PORT, that browsers may call the server by.
+    token_file
+        File whose first line the page asks for; or the environment variable
+        PATCHLINE_SERVE_TOKEN.
+    tls_certificate
+        PEM file with the certificate and its chain, to serve HTTPS.
+    tls_key
+        PEM file with the private key of the certificate.
+    seed
+        Seed of the images that are drawn at random.
+    """
+    config = serving_config(
+        host=host,
+        port=port,
+        allowed_hosts=allowed_host,
+        token=given_token(token_file),
+        tls_certificate=tls_certificate,
+        tls_key=tls_key,
+    )
+    check_doors(config, "label the images")
+    from patchline.pipeline.labelling.advisor import Advisor
+    from patchline.pipeline.labelling.answers_table import TABLE_NAME, AnswersTable
+    from patchline.pipeline.labelling.image_order import ImageOrder
+    from patchline.pipeline.labelling.leases import Leases
+    from patchline.pipeline.labelling.pool import Pool
+    from patchline.pipeline.labelling.server import running
+    from patchline.pipeline.labelling.session import Session
+    from patchline.pipeline.serving import server
+
+    log_to_standard_error("patchline.pipeline.labelling")
+    server.check_certificate(config)
+    file = (table or folder / TABLE_NAME).absolute()
+    pool = Pool(folder, file.parent)
+    with server.listening_socket(config) as listening:
+        url = url_of(config, listening.getsockname()[1])
+        answers = AnswersTable(file, MULTI_LABEL if multi_label else None)
+        with answers.open_for_people(url):
+            _add_classes(answers, classes)
+            order = ImageOrder(list(pool.images), seed)
+            advisor = Advisor()
+            session = Session(pool, answers, order, Leases(answers.beside("leases.json")), advisor)
+
+            def tell() -> None:
+                _tell(url, answers, len(pool.images), as_json=as_json)
+
+            running.serve(session, config, pool.folder.name, listening, tell)
+    return 0
+
+
+def _add_classes(answers: AnswersTable, classes: str | None) -> None:
+    from patchline.pipeline.labelling.new_class import checked_class
+
+    names: list[str] = []
+    for name in (classes or "").split(","):
+        if name.strip():
+            names.append(checked_class(name, [*answers.classes, *names]))
+    if classes is not None and not names:
+        raise ConfigError(f"--classes '{classes}' names no class. Separate names by commas.")
+    answers.add_classes(names)
+
+
+def _tell(url: str, answers: Any, images: int, *, as_json: bool) -> None:
+    if as_json:
+        print(json.dumps({"url": url, "table": str(answers.file)}), flush=True)
+        return
+    print(f"Label {images:,} images at {url}. Ctrl-C stops it.", flush=True)
+    print(visible(f"Labels are written to {answers.file}"), flush=True)
+    for note in answers.notes:
+        print(visible(f"Note: {note}."), flush=True)

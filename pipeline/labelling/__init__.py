@@ -1,0 +1,1 @@
+"""Labels that people give to images: the table of answers, and which images to ask about next."""

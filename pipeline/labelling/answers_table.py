@@ -1,0 +1,445 @@
+"""The table of answers, `labels.csv`, and the journal that it is written from.
+
+An answer is appended to the journal, `.patchline-labels.jsonl`, which is synced; then the table is
+replaced as a whole, so that it has one row for each image whose label stands. Several processes may
+append: a lock on a file beside them keeps them in order, and each reads what the others wrote. What
+a person changes in the table counts, too: it becomes an event of the journal.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import os
+import re
+import threading
+import uuid
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+from patchline.pipeline.errors import ConfigError, DataError
+from patchline.pipeline.files.atomic_files import replacing, write_text
+from patchline.pipeline.files.file_locks import locked, try_lock
+from patchline.pipeline.files.table_cells import plain_cell, table_cell
+from patchline.pipeline.labelling.answer import (
+    TABLE,
+    Answer,
+    label_cell,
+    labels_in,
+    now,
+)
+from patchline.pipeline.labelling.journal import Event, Journal
+from patchline.pipeline.labels.answer_columns import ANSWER_COLUMNS, LABEL, PATH
+from patchline.pipeline.labels.label_sets import MULTI_LABEL, SINGLE_LABEL, Task
+from patchline.pipeline.terminal_words import counted
+
+TABLE_NAME = "labels.csv"
+_QUOTED = re.compile(r'[",;|\t\r\n]|^\s|\s$|^$')
+"""What a cell has quotes for, so that no reader takes a part of it for a delimiter."""
+_LONGEST_FIELD = 1 << 24
+
+
+class _Standing(NamedTuple):
+    """The state that the events of a journal lead to."""
+
+    history: dict[str, list[Answer]]
+    """The answers to each image that were not taken back, the last of which stands."""
+    classes: dict[str, None]
+    task: list[Task]
+    """The last one counts."""
+
+    @classmethod
+    def empty(cls) -> _Standing:
+        return cls({}, {}, [])
+
+    def apply(self, event: Event) -> None:
+        """Change the state by an event; one of a later Patchline changes nothing."""
+        kind = event["event"]
+        if kind == "answers":
+            for content in event["answers"]:
+                answer = Answer.of_json(content)
+                self.history.setdefault(answer.path, []).append(answer)
+                self.classes.update(dict.fromkeys(answer.labels))
+        elif kind == "undo":
+            for path in event["paths"]:
+                history = self.history.get(path, [])
+                self.history[path] = [each for each in history if each.batch != event["batch"]]
+        elif kind == "removed":
+            for path in event["paths"]:
+                self.history.pop(path, None)
+        elif kind == "classes":
+            self.classes.update(dict.fromkeys(event["names"]))
+        elif kind == "task":
+            self.task.append(event["task"])
+
+
+class AnswersTable:
+    """The answers of one table; its methods may be called by several threads.
+
+    Args:
+        file: the table, which need not exist.
+        task: of a new table.
+
+    Attributes:
+        notes: what was read in another way than it is written, for the person who opens it.
+
+    Raises:
+        DataError: if the file is another table, or cannot be read.
+        StorageError: if it may not be written.
+    """
+
+    def __init__(self, file: Path, task: Task | None = None) -> None:
+        self.file = file.absolute()
+        self.folder = self.file.parent
+        self.journal = Journal(self.file.with_name(f".patchline-{file.stem}.jsonl"))
+        self.notes: list[str] = []
+        self._lock_file = self.beside("lock")
+        self._mutex = threading.RLock()
+        self._events: list[Event] = []
+        self._standing = _Standing.empty()
+        self._lines: dict[str, str] = {}
+        self._others: dict[str, tuple[str, ...]] = {}
+        self._other_columns: tuple[str, ...] = ()
+        self._stamp: tuple[int, ...] | None = None
+        self._written: int | None = None
+        """The number of events that the table holds."""
+        with self._current():
+            if task is not None and not self._standing.task:
+                self._append({"event": "task", "task": task})
+            self._write()
+        if self.journal.damaged:
+            lines = counted(self.journal.damaged, "line")
+            self.notes.append(
+                f"{self.journal.file.name}: {lines} cannot be read and count for nothing"
+            )
+
+    def beside(self, name: str) -> Path:
+        """Return the path of a hidden file beside the table."""
+        return self.file.with_name(f".patchline-{self.file.stem}.{name}")
+
+    @contextmanager
+    def open_for_people(self, url: str) -> Iterator[None]:
+        """Hold the table for the people who use one page, while the block runs.
+
+        Args:
+            url: of the page.
+
+        Raises:
+            ConfigError: if another page is open on it, because people would get the same images.
+        """
+        place = self.beside("page")
+        with try_lock(self.beside("page.lock")) as is_free:
+            if not is_free:
+                other = place.read_text("utf-8").strip() if place.is_file() else "another address"
+                raise ConfigError(
+                    f"{self.file} is being labelled at {other}, and two pages would ask two people "
+                    "about the same image. Open that page."
+                )
+            write_text(place, f"{url}\n")
+            try:
+                yield
+            finally:
+                place.unlink(missing_ok=True)
+
+    # -- reading --
+
+    @property
+    def task(self) -> Task:
+        """Whether an image has one class, or any number of labels."""
+        with self._mutex:
+            return self._standing.task[-1] if self._standing.task else SINGLE_LABEL
+
+    @property
+    def has_task(self) -> bool:
+        """Whether somebody has said which task it is."""
+        with self._mutex:
+            return bool(self._standing.task)
+
+    @property
+    def classes(self) -> list[str]:
+        """The names of the classes, in the order in which they were added."""
+        with self._mutex:
+            return list(self._standing.classes)
+
+    def answer(self, path: str) -> Answer | None:
+        """Return the answer that stands for an image; None without one."""
+        with self._mutex:
+            history = self._standing.history.get(path)
+            return history[-1] if history else None
+
+    def standing(self) -> dict[str, Answer]:
+        """Return the answer that stands for each image that has one, by path."""
+        with self._mutex:
+            return {path: each[-1] for path, each in self._standing.history.items() if each}
+
+    def last_batch(self, person: str) -> list[Answer]:
+        """Return what a person answered last and has not taken back; empty if there is nothing."""
+        with self._mutex:
+            for event in reversed(self._events):
+                if event["event"] != "answers":
+                    continue
+                answers = [Answer.of_json(each) for each in event["answers"]]
+                own = [
+                    each
+                    for each in answers
+                    if each.labeled_by == person
+                    and each.batch
+                    and any(
+                        other.batch == each.batch
+                        for other in self._standing.history.get(each.path, ())
+                    )
+                ]
+                if own:
+                    return own
+        return []
+
+    # -- writing --
+
+    def refresh(self) -> None:
+        """Read what other processes, or a person with an editor, have written since."""
+        with self._current() as has_changed:
+            if has_changed:
+                self._write()
+
+    def append(self, answers: Sequence[Answer]) -> None:
+        """Write answers that were given at once.
+
+        Raises:
+            StorageError: if the disk is full or read-only; none of them counts then.
+        """
+        if not answers:
+            return
+        with self._current():
+            self._append({"event": "answers", "answers": [each.to_json() for each in answers]})
+            self._write()
+
+    def undo(self, batch: Sequence[Answer]) -> None:
+        """Take back answers that were given at once; what stood before them stands again."""
+        with self._current():
+            paths = [each.path for each in batch]
+            self._append({"event": "undo", "batch": batch[0].batch, "paths": paths, "at": now()})
+            self._write()
+
+    def add_classes(self, names: Iterable[str]) -> None:
+        """Add names of classes, which need no image yet."""
+        with self._current():
+            new = [name for name in dict.fromkeys(names) if name not in self._standing.classes]
+            if new:
+                self._append({"event": "classes", "names": new, "at": now()})
+
+    # -- the files --
+
+    @contextmanager
+    def _current(self) -> Iterator[bool]:
+        """Hold the table, up to date; yield whether others have changed it."""
+        with self._mutex, locked(self._lock_file):
+            before = len(self._events)
+            new = self.journal.new_events()
+            for event in new:
+                self._apply(event)
+            edited = self._take_edits(first=before == 0)
+            yield bool(new) or edited
+
+    def _append(self, event: Event) -> None:
+        self.journal.append(event)
+        for each in self.journal.new_events():
+            self._apply(each)
+
+    def _apply(self, event: Event) -> None:
+        self._events.append(event)
+        self._standing.apply(event)
+        if event["event"] == "task":
+            self._lines.clear()
+            changed: Iterable[str] = self._standing.history
+        else:
+            listed = [each["path"] for each in event.get("answers", ())]
+            changed = [*listed, *event.get("paths", ())]
+        for path in changed:
+            self._lines.pop(path, None)
+            history = self._standing.history.get(path)
+            if history and history[-1].verdict == "label":
+                self._lines[path] = self._line(history[-1])
+
+    def _line(self, answer: Answer) -> str:
+        cells = _row(answer, self.task)
+        others = self._others.get(answer.path, ("",) * len(self._other_columns))
+        return ",".join(map(_quoted, (*cells, *others))) + "\n"
+
+    def _write(self) -> None:
+        """Replace the table, unless it says all of this already; a new one waits for a label."""
+        stamp = _stamp_of(self.file)
+        is_current = stamp == self._stamp and self._written == len(self._events)
+        if (stamp is None and not self._lines) or (stamp is not None and is_current):
+            return
+        header = ",".join(map(_quoted, (*ANSWER_COLUMNS, *self._other_columns))) + "\n"
+        with (
+            replacing(self.file) as temporary,
+            temporary.open("w", encoding="utf-8", newline="") as opened,
+        ):
+            opened.write(header)
+            opened.writelines(self._lines.values())
+            opened.flush()
+            os.fsync(opened.fileno())
+        self._stamp = _stamp_of(self.file)
+        self._written = len(self._events)
+
+    # -- what a person has changed in the table --
+
+    def _take_edits(self, *, first: bool) -> bool:
+        """Take over what the table says otherwise than the journal; return whether it does."""
+        stamp = _stamp_of(self.file)
+        if stamp is None:
+            if first and self._lines:
+                self.notes.append(
+                    f"{self.file.name} was missing and is written again from its journal, "
+                    f"{self.journal.file.name}; remove both to start over"
+                )
+            return False
+        if stamp == self._stamp:
+            return False
+        columns, rows = _read(self.file)
+        others = tuple(name for name in columns if name not in ANSWER_COLUMNS)
+        if others != self._other_columns or self._other_columns:
+            self._other_columns = others
+            self._others = {row[PATH]: tuple(row[name] for name in others) for row in rows}
+            self._relabel()
+        if any(_labels_of(rows) == _labels_of_state(state) for state in self._recent_states()):
+            self._stamp = stamp
+            return False
+        self._take(rows)
+        self._stamp = stamp
+        return True
+
+    def _relabel(self) -> None:
+        for path in list(self._lines):
+            self._lines[path] = self._line(self._standing.history[path][-1])
+
+    def _recent_states(self) -> Iterator[_Standing]:
+        """Yield the state, and the one before the last event, after which a process was killed."""
+        yield self._standing
+        if self._events:
+            before = _Standing.empty()
+            for event in self._events[:-1]:
+                before.apply(event)
+            yield before
+
+    def _take(self, rows: list[dict[str, str]]) -> None:
+        told = _labels_of(rows)
+        known = _labels_of_state(self._standing)
+        if not self._standing.task and any(len(each) != 1 for each in told.values()):
+            self._append({"event": "task", "task": MULTI_LABEL})
+        changed = [row for row in rows if known.get(row[PATH]) != told[row[PATH]]]
+        last = {row[PATH]: row for row in changed}
+        answers = [_answer(row) for row in last.values()]
+        removed = sorted(known.keys() - told.keys())
+        if answers:
+            self._append({"event": "answers", "answers": [each.to_json() for each in answers]})
+        if removed:
+            self._append({"event": "removed", "paths": removed, "at": now()})
+        number = len(answers) + len(removed)
+        rows_are = "row was" if number == 1 else "rows were"
+        self.notes.append(
+            f"{number:,} {rows_are} changed in {self.file.name} by another program, which counts"
+        )
+
+
+def new_batch() -> str:
+    """Return what marks the answers that are given at once."""
+    return uuid.uuid4().hex[:16]
+
+
+def _row(answer: Answer, task: Task) -> tuple[str, ...]:
+    probability = answer.suggestion_probability
+    return (
+        *(answer.path, label_cell(answer.labels, task), answer.labeled_by, answer.labeled_at),
+        *(answer.suggestion, "" if probability is None else f"{probability:.4f}", answer.source),
+    )
+
+
+def _quoted(cell: str) -> str:
+    text = table_cell(cell)
+    if not text or not _QUOTED.search(text):
+        return text
+    return '"' + text.replace('"', '""') + '"'
+
+
+def _stamp_of(file: Path) -> tuple[int, ...] | None:
+    try:
+        status = file.stat()
+    except FileNotFoundError:
+        return None
+    return status.st_mtime_ns, status.st_size, status.st_ino
+
+
+def _read(file: Path) -> tuple[list[str], list[dict[str, str]]]:
+    """Return the columns and the rows of a table of answers.
+
+    Raises:
+        DataError: if it is another table, or cannot be read.
+    """
+    remedy = "Choose another file with --table, or move this one away."
+    try:
+        text = file.read_text(encoding="utf-8-sig")
+        csv.field_size_limit(_LONGEST_FIELD)
+        delimiter = max(",;\t", key=text.partition("\n")[0].count)
+        lines = list(csv.reader(io.StringIO(text, newline=""), delimiter=delimiter))
+    except (OSError, ValueError, csv.Error) as error:
+        raise DataError(f"{file} cannot be read as a table ({error}). {remedy}") from error
+    columns = [plain_cell(cell.strip()) for cell in lines[0]] if lines else []
+    missing = [name for name in (PATH, LABEL) if name not in columns]
+    if missing and lines:
+        raise DataError(
+            f"{file} is another table: it has no column '{missing[0]}', and answers would replace "
+            f"it. {remedy}"
+        )
+    rows = []
+    for number, cells in enumerate(lines[1:], 2):
+        if not any(cells):
+            continue
+        row = dict(zip(columns, map(plain_cell, cells), strict=False))
+        row = {name: row.get(name, "") for name in (*ANSWER_COLUMNS, *columns)}
+        try:
+            labels_in(row[LABEL])
+        except ValueError as error:
+            raise DataError(
+                f"Line {number} of {file} cannot be read: {error}. Repair it."
+            ) from error
+        if row[PATH] and row[LABEL].strip():
+            rows.append(row)
+    return columns, rows
+
+
+def _labels_of(rows: Iterable[dict[str, str]]) -> dict[str, tuple[str, ...]]:
+    return {row[PATH]: labels_in(row[LABEL]) for row in rows}
+
+
+def _labels_of_state(state: _Standing) -> dict[str, tuple[str, ...]]:
+    return {
+        path: tuple(sorted(each[-1].labels))
+        for path, each in state.history.items()
+        if each and each[-1].verdict == "label"
+    }
+
+
+def _answer(row: dict[str, str]) -> Answer:
+    """Return the answer that a row of an edited table is."""
+    return Answer(
+        row[PATH],
+        "label",
+        labels_in(row[LABEL]),
+        row["labeled_by"],
+        row["labeled_at"] or now(),
+        row["source"] or TABLE,
+        row["suggestion"],
+        _number(row["suggestion_probability"]),
+    )
+
+
+def _number(cell: str) -> float | None:
+    try:
+        value = float(cell)
+    except ValueError:
+        return None
+    return value if 0 <= value <= 1 else None

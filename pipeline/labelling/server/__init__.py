@@ -1,0 +1,1 @@
+"""The page on which people label images, and the interface behind it."""

@@ -1,0 +1,1 @@
+"""Tests of labelling: the table of answers, the order of the images, and the page."""

@@ -1,0 +1,163 @@
+"""The table of answers: written from a journal, shared, edited, and never lost."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+from pathlib import Path
+
+import pytest
+
+from patchline.pipeline.errors import ConfigError, DataError
+from patchline.pipeline.labelling.answer import Answer, Verdict, now
+from patchline.pipeline.labelling.answers_table import AnswersTable, new_batch
+from patchline.pipeline.labels.answer_columns import ANSWER_COLUMNS
+from tests.pipeline.labelling.labelled import rows_of
+
+
+def _answer(path: str, *labels: str, by: str = "ada", batch: str = "") -> Answer:
+    verdict: Verdict = "label" if labels else "unsure"
+    return Answer(path, verdict, labels, by, now(), "random", batch=batch or new_batch())
+
+
+def test_an_answer_that_changes_replaces_its_row_and_the_journal_keeps_both(tmp_path: Path) -> None:
+    """One row for each image that has a label; what was set aside has none."""
+    table = AnswersTable(tmp_path / "labels.csv")
+    assert not table.file.exists()  # nothing is labelled yet
+    table.append([_answer("1.png", "rose")])
+    table.append([_answer("2.png"), _answer("3.png", "tulip")])
+    table.append([_answer("1.png", "tulip")])
+    rows = rows_of(table.file)
+    assert tuple(rows[0]) == ANSWER_COLUMNS
+    assert {row["path"]: row["label"] for row in rows} == {"1.png": "tulip", "3.png": "tulip"}
+    journal = (tmp_path / ".patchline-labels.jsonl").read_text().splitlines()
+    assert [len(json.loads(line)["answers"]) for line in journal] == [1, 2, 1]
+
+
+def test_what_was_taken_back_leaves_what_stood_before(tmp_path: Path) -> None:
+    """Taking back is for one person at a time, and can be repeated."""
+    table = AnswersTable(tmp_path / "labels.csv")
+    table.append([_answer("1.png", "rose")])
+    table.append([_answer(path, "tulip", batch="at once") for path in ("1.png", "2.png")])
+    table.append([_answer("3.png", "rose", by="bob")])
+    for expected in ("tulip", "rose"):
+        batch = table.last_batch("ada")
+        assert batch[0].labels == (expected,)
+        table.undo(batch)
+    assert [(row["path"], row["label"]) for row in rows_of(table.file)] == [("3.png", "rose")]
+    assert table.last_batch("ada") == []
+
+
+def test_a_kill_between_journal_and_table_loses_nothing(tmp_path: Path) -> None:
+    """The next one who opens it writes the table again; a half line of a crash is no answer."""
+    table = AnswersTable(tmp_path / "labels.csv")
+    table.append([_answer("1.png", "rose")])
+    before = table.file.read_bytes()
+    table.append([_answer("2.png", "tulip")])
+    table.file.write_bytes(before)  # killed before the table was replaced
+    with table.journal.file.open("ab") as opened:
+        opened.write(b'{"event":"answers","answers":[{"path":"3.p')  # and within a line
+    again = AnswersTable(tmp_path / "labels.csv")
+    assert [row["path"] for row in rows_of(again.file)] == ["1.png", "2.png"]
+    assert again.notes == []
+    again.append([_answer("4.png", "rose")])
+    third = AnswersTable(tmp_path / "labels.csv")
+    assert set(third.standing()) == {"1.png", "2.png", "4.png"}
+    assert "1 line cannot be read" in third.notes[0]
+
+
+def test_a_table_that_was_removed_is_written_again(tmp_path: Path) -> None:
+    """The journal has all of it, and the note says so."""
+    AnswersTable(tmp_path / "labels.csv").append([_answer("1.png", "rose")])
+    (tmp_path / "labels.csv").unlink()
+    table = AnswersTable(tmp_path / "labels.csv")
+    assert rows_of(table.file)[0]["path"] == "1.png"
+    assert "written again" in table.notes[0]
+
+
+@pytest.mark.parametrize("is_open", [True, False])
+def test_what_a_person_edits_in_the_table_counts(tmp_path: Path, *, is_open: bool) -> None:
+    """A changed label, a removed row, a new row and a new column, while the page is open or not."""
+    table = AnswersTable(tmp_path / "labels.csv")
+    for number in range(3):
+        table.append([_answer(f"{number}.png", "rose")])
+    lines = table.file.read_text().splitlines()
+    changed = lines[2].replace("rose", "tulip")
+    new = "9.png,iris,bob,,,,"
+    edited = [f"{lines[0]},patient", f"{lines[1]},p1", f"{changed},p2", f"{new},p3"]
+    table.file.write_text("\n".join(edited) + "\n")
+    if not is_open:
+        table = AnswersTable(tmp_path / "labels.csv")
+    table.append([_answer("5.png", "rose")])
+    rows = {row["path"]: row for row in rows_of(table.file)}
+    labels = {path: row["label"] for path, row in rows.items()}
+    assert labels == {"0.png": "rose", "1.png": "tulip", "9.png": "iris", "5.png": "rose"}
+    assert [rows[path]["patient"] for path in rows] == ["p1", "p2", "p3", ""]
+    assert "3 rows were changed" in table.notes[0]
+    assert AnswersTable(tmp_path / "labels.csv").notes == []
+
+
+def test_another_table_is_not_replaced(tmp_path: Path) -> None:
+    """A user's own table of that name is refused with the remedy, and stays as it is."""
+    file = tmp_path / "labels.csv"
+    file.write_text("image,class\n1.png,rose\n")
+    with pytest.raises(DataError, match=r"has no column 'path'.*--table"):
+        AnswersTable(file)
+    assert file.read_text() == "image,class\n1.png,rose\n"
+
+
+def test_an_own_table_of_paths_and_labels_is_continued(tmp_path: Path) -> None:
+    """Its rows count as answers, and its other columns stay."""
+    file = tmp_path / "labels.csv"
+    file.write_text("path;label;split\n1.png;rose;test\n")  # as some spreadsheets write it
+    table = AnswersTable(file)
+    table.append([_answer("2.png", "tulip")])
+    rows = rows_of(file)
+    assert [(row["path"], row["label"], row["split"]) for row in rows] == [
+        ("1.png", "rose", "test"),
+        ("2.png", "tulip", ""),
+    ]
+    assert [row["source"] for row in rows] == ["table", "random"]
+
+
+def test_only_one_page_is_open_on_a_table(tmp_path: Path) -> None:
+    """A second one would ask two people about the same image."""
+    table = AnswersTable(tmp_path / "labels.csv")
+    with table.open_for_people("http://127.0.0.1:1"):
+        other = AnswersTable(tmp_path / "labels.csv")
+        with (
+            pytest.raises(ConfigError, match=r"being labelled at http://127\.0\.0\.1:1"),
+            other.open_for_people("http://127.0.0.1:2"),
+        ):
+            pass
+    with table.open_for_people("http://127.0.0.1:3"):
+        pass
+
+
+def _append_many(file: Path, name: str) -> None:
+    table = AnswersTable(file)
+    for number in range(20):
+        table.append([_answer(f"{name}{number}.png", "rose", by=name)])
+
+
+def test_processes_that_append_at_the_same_time_lose_nothing(tmp_path: Path) -> None:
+    """A page and a served model may write the same table."""
+    file = tmp_path / "labels.csv"
+    context = multiprocessing.get_context("fork")
+    processes = [context.Process(target=_append_many, args=(file, name)) for name in ("a", "b")]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join()
+        assert process.exitcode == 0
+    assert len(rows_of(file)) == 40
+    assert len((tmp_path / ".patchline-labels.jsonl").read_text().splitlines()) == 40
+
+
+@pytest.mark.parametrize("name", ["=1+1.png", "a,b.png", 'say "x".png', "a;b|c.png", "ä ö.png"])
+def test_odd_names_are_read_as_they_are(tmp_path: Path, name: str) -> None:
+    """What a spreadsheet would compute, and what CSV quotes."""
+    AnswersTable(tmp_path / "labels.csv").append([_answer(name, "rose")])
+    table = AnswersTable(tmp_path / "labels.csv")
+    assert set(table.standing()) == {name}
+    assert table.notes == []

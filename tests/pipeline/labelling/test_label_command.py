@@ -1,0 +1,182 @@
+"""`patchline label` as people use it: two at a time, killed, attacked, and its table trained on."""
+
+from __future__ import annotations
+
+import io
+import json
+import time
+from http import HTTPStatus
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from patchline.pipeline.errors import ConfigError
+from patchline.pipeline.labelling.answer import Answer, now
+from patchline.pipeline.labelling.answers_table import AnswersTable
+from patchline.pipeline.labelling.new_class import checked_class
+from patchline.plugin_api import SourceContext
+from patchline.plugins.data_sources.table import ImageTable, TableConfig
+from tests.conftest import patchline
+from tests.patience import patient
+from tests.pipeline.labelling.labelled import Labelling, labelling, rows_of, write_images
+
+ADA, BOB = "ada-00000001", "bob-00000002"
+TOKEN = "0123456789abcdef0123"  # noqa: S105 - it guards nothing
+
+
+def test_a_folder_of_300_images_opens_quickly(tmp_path: Path) -> None:
+    """The page answers at once; an image arrives as a picture, whatever its format."""
+    folder = write_images(tmp_path / "inbox", 300)
+    began = time.monotonic()
+    with labelling(folder, "--classes", "rose, tulip") as page:
+        [image] = page.next(ADA)
+        seconds = time.monotonic() - began
+        assert seconds < patient(6.0), seconds
+        assert page.ready["table"] == str(folder / "labels.csv")
+        reply = page.ask("GET", f"/image/{image['id']}?side=64")
+        assert Image.open(io.BytesIO(reply.body)).size == (24, 24)
+        progress = page.progress()
+        assert progress["images"] == 300
+        assert [each["name"] for each in progress["classes"]] == ["rose", "tulip"]
+
+
+def test_two_people_never_get_the_same_image_even_if_the_server_is_killed(tmp_path: Path) -> None:
+    """Each answer is in the table when it is confirmed, and what is on a screen stays there."""
+    folder = write_images(tmp_path / "inbox", 30)
+    with labelling(folder, "--classes", "rose,tulip") as page:
+        held = [image["id"] for image in page.next(ADA, 3)]
+        others = [image["id"] for image in page.next(BOB, 3)]
+        assert not set(held) & set(others)
+        assert page.answer(ADA, held[:1], "rose").status == HTTPStatus.OK
+        assert page.answer(BOB, held[1:2], "rose").status == HTTPStatus.CONFLICT
+        page.kill()
+    [row] = rows_of(folder / "labels.csv")
+    assert (row["label"], row["labeled_by"], row["source"]) == ("rose", "ada", "random")
+    with labelling(folder) as page:  # the classes are remembered, too
+        seen = {image["id"] for image in page.next(BOB, 8, others)}
+        assert not seen & set(held)
+        assert page.answer(ADA, held[1:2], "tulip").status == HTTPStatus.OK
+        undone = page.post("/undo", client=ADA, person="ada").json
+        assert [image["id"] for image in undone["images"]] == held[1:2]
+        assert page.answer(ADA, held[1:2], "rose").status == HTTPStatus.OK
+        page.post("/answer", client=ADA, person="ada", ids=held[2:3], verdict="unsure")
+        assert page.progress()["unsure"] == 1
+    assert [row["label"] for row in rows_of(folder / "labels.csv")] == ["rose", "rose"]
+
+
+def test_every_image_is_asked_about_once_and_skipped_ones_at_the_end(tmp_path: Path) -> None:
+    """The order is random without weights, and the page says so."""
+    folder = write_images(tmp_path / "inbox", 12)
+    with labelling(folder, "--classes", "rose") as page:
+        [first] = page.next(ADA)
+        page.post("/answer", client=ADA, person="ada", ids=[first["id"]], verdict="skip")
+        asked = []
+        while images := page.next(ADA):
+            asked.append(images[0]["id"])
+            assert page.answer(ADA, asked[-1:], "rose").status == HTTPStatus.OK
+        assert asked[-1] == first["id"]
+        assert len(set(asked)) == len(asked) == 12
+        assert "random order" in page.progress()["order"]
+    assert len(rows_of(folder / "labels.csv")) == 12
+
+
+def _refusals(page: Labelling) -> dict[str, int]:
+    """Return the status of hostile requests."""
+    body = json.dumps({"name": "rose"}).encode()
+    as_json = {"content-type": "application/json"}
+    own = {**page.headers, **as_json}
+    outside = {**own, "origin": "https://elsewhere.example"}
+    requests = {
+        "path": ("GET", "/image/..%2f..%2fsecret.txt", None, page.headers),
+        "dots": ("GET", "/static/../../../../session.py", None, page.headers),
+        "encoded": ("GET", "/static/%2e%2e/application.py", None, page.headers),
+        "origin": ("POST", "/classes", body, outside),
+        "site": ("POST", "/classes", body, {**own, "sec-fetch-site": "cross-site"}),
+        "host": ("POST", "/classes", body, {**own, "host": "elsewhere.example"}),
+        "form": ("POST", "/classes", body, {**page.headers, "content-type": "text/plain"}),
+        "token": ("POST", "/classes", body, as_json),
+        "wrong": ("POST", "/classes", body, {**as_json, "authorization": "Bearer " + "x" * 20}),
+        "image": ("GET", f"/image/{'0' * 16}", None, {}),
+        "large": ("POST", "/classes", b'"' + b"x" * 300_000 + b'"', own),
+        "keys": ("POST", "/classes", b'{"name": "a", "path": "/etc"}', own),
+    }
+    return {name: page.ask(*request).status for name, request in requests.items()}
+
+
+def test_hostile_requests_change_nothing(tmp_path: Path) -> None:
+    """No path leaves the folder, no other page writes, and nothing is shown without the token."""
+    folder = write_images(tmp_path / "inbox", 3)
+    (tmp_path / "secret.txt").write_text("secret")
+    token = tmp_path / "token"
+    token.write_text(TOKEN)
+    arguments = ("--host", "0.0.0.0", "--token-file", str(token))  # noqa: S104 - with a token
+    refused = patchline("label", str(folder), *arguments[:2], cwd=tmp_path)
+    assert refused.code == 2
+    assert "lets other machines label the images, which needs a token" in refused.err
+    headers = {"authorization": f"Bearer {TOKEN}"}
+    with labelling(folder, *arguments, headers=headers) as page:
+        assert _refusals(page) == {
+            **dict.fromkeys(("path", "dots", "encoded"), HTTPStatus.NOT_FOUND),
+            **dict.fromkeys(("origin", "site", "host"), HTTPStatus.FORBIDDEN),
+            **dict.fromkeys(("token", "wrong", "image"), HTTPStatus.UNAUTHORIZED),
+            "form": HTTPStatus.UNSUPPORTED_MEDIA_TYPE,
+            "large": HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
+            "keys": HTTPStatus.BAD_REQUEST,
+        }
+        assert page.progress()["classes"] == []
+        [image] = page.next(ADA)
+        assert page.answer(ADA, [image["id"]], "rose").status == HTTPStatus.BAD_REQUEST
+    assert not (folder / "labels.csv").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "part"),
+    [
+        ("", "empty"),
+        ("ROSE", "looks like 'rose'"),
+        ("ro\u200bse", "invisible"),
+        ('["a"]', "list"),
+        ("x" * 101, "at most 100"),
+    ],
+)
+def test_a_class_that_would_confuse_is_refused(name: str, part: str) -> None:
+    """With the reason."""
+    with pytest.raises(ConfigError, match=part):
+        checked_class(name, ["rose"])
+
+
+@pytest.mark.parametrize("several", [False, True])
+def test_the_table_is_read_without_a_question(tmp_path: Path, *, several: bool) -> None:
+    """Whatever the classes are called, and with several labels for each image."""
+    write_images(tmp_path, 24)
+    names = ("red rose", "white rose", "red tulip", "label", "null", "a|b", "1", "smith, john")
+    table = AnswersTable(tmp_path / "labels.csv", "multi_label" if several else None)
+    expected = {}
+    for number in range(24):
+        chosen = {names[number % 8], *names[number % 3 : number % 3 + several]}
+        labels = () if several and number < 3 else tuple(sorted(chosen))
+        expected[f"{number:03d}.png"] = labels
+        table.append([Answer(f"{number:03d}.png", "label", labels, "ada", now(), "random")])
+    listing = ImageTable(TableConfig(), SourceContext(str(table.file), tmp_path)).list_images()
+    assert listing.left_out == []
+    assert listing.columns == {}  # who labelled an image is no property of it
+    read = {image.path: image.labels or (image.label,) for image in listing.images}
+    if several:
+        read = {image.path: image.labels or () for image in listing.images}
+    assert read == expected
+
+
+@pytest.mark.slow
+def test_a_run_trains_on_the_table(tmp_path: Path) -> None:
+    """Forty answers on the page, then `patchline run labels.csv`, with no question."""
+    folder = write_images(tmp_path / "inbox", 40)
+    with labelling(folder, "--classes", "rose,tulip") as page:
+        for number in range(40):
+            [image] = page.next(ADA)
+            label = ("rose", "tulip")[number % 2]
+            assert page.answer(ADA, [image["id"]], label).status == HTTPStatus.OK
+    flags = ("--preset", "none", "--training.epochs", "1", "--json")
+    run = patchline("run", str(folder / "labels.csv"), *flags, cwd=tmp_path)
+    assert run.code == 0, run.err
+    assert run.json["name"] == "inbox"
