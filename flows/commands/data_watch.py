@@ -32,8 +32,8 @@ def watch(
     Parameters
     ----------
     folder
-        Folder with one subfolder of images per class; also on an object store, such as
-        s3://bucket/photos.
+        Folder with one subfolder of images per class, or a table of its images; also on an object
+        store, such as s3://bucket/photos.
     config
         YAML file with the settings of the run; data.min_new_images is the number of new images
         that starts it.

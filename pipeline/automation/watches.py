@@ -15,7 +15,7 @@ from pydantic import Field, ValidationError
 
 from patchline.pipeline import config_files
 from patchline.pipeline.config import NAME_RULE, RunConfig, is_name
-from patchline.pipeline.data.config import DataConfig
+from patchline.pipeline.data.config import DataConfig, source_of
 from patchline.pipeline.errors import ConfigError, DataError
 from patchline.pipeline.files.atomic_files import write_text
 from patchline.pipeline.files.ignored_files import DEFAULT_IGNORED, IgnoredFiles
@@ -23,8 +23,6 @@ from patchline.pipeline.files.workspace_folder import WORKSPACE
 from patchline.pipeline.frozen_model import FrozenModel
 from patchline.pipeline.workspace import remote_data
 from patchline.pipeline.workspace.address import check_spelling, of_path, parsed
-
-_IMAGE_FOLDER = "image_folder"
 
 
 def _now() -> str:
@@ -138,7 +136,7 @@ def run_settings(folder: str, file: Path | None) -> tuple[RunConfig, list[str]]:
     """Return the checked settings of a watch's run, and notes about them for the user.
 
     The folder overrides the path in the file. A data source that the file chooses is kept; the
-    default one reads no folder, so the image folder source replaces it.
+    default one reads no folder, so the source of what the folder holds replaces it, as in a run.
 
     Raises:
         ConfigError: if the file is missing or wrong.
@@ -152,7 +150,7 @@ def run_settings(folder: str, file: Path | None) -> tuple[RunConfig, list[str]]:
     data = data if isinstance(data, dict) else {}
     flags: dict[str, Any] = {"data": {"path": folder}}
     if data.get("source", DataConfig().source) == DataConfig().source:
-        flags["data"]["source"] = _IMAGE_FOLDER
+        flags["data"]["source"] = source_of(folder)
     merged = config_files.assemble(preset_name=None, file=file, flags=flags)
     notes = []
     own = data.get("path")

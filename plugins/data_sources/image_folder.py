@@ -86,9 +86,9 @@ def _ask_about_metadata(root: Path) -> None:
     for file in metadata_files(root):
         if file.name.startswith("metadata.") and _names_files(file):
             raise DataError(
-                f"{root} has class folders, and {file.relative_to(root)} with facts about its "
-                "images. Set --data.label top to learn the class folders, or --data.source table "
-                "to learn the table's labels."
+                f"{root} is to be read as class folders, and holds {file.relative_to(root)} with "
+                "facts about its images. Set --data.label top to learn the class folders, or "
+                "--data.source table to learn the table's labels."
             )
 
 

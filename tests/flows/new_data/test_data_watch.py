@@ -265,6 +265,24 @@ def test_the_folder_beats_the_path_in_the_file(
     assert config["name"] == "flowers"
 
 
+def test_a_folder_is_watched_as_a_run_would_read_it(
+    client: SyncPrefectClient, run_here: Command, folder: Path
+) -> None:
+    """A table beside the images needs no source in a file."""
+    pets = folder.parent / "pets"
+    pets.mkdir()
+    names = [file.rename(pets / f"{n}.png").name for n, file in enumerate(folder.rglob("*.png"))]
+    rows = [{"file_name": name, "labels": ["a", "b"][: n % 3]} for n, name in enumerate(names)]
+    (pets / "metadata.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    code, out, err = run_here("data", "watch", str(pets), "--json")
+    assert code == 0, err
+    config = client.read_deployment(UUID(json.loads(out)["deployment_id"])).parameters["config"]
+    assert config["data"]["source"] == "table"
+    data = ingestion.ingest(RunConfig.model_validate(config), folder.parent / "work")
+    assert data.task == "multi_label"
+    assert data.classes == ("a", "b")
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
