@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from patchline.pipeline.errors import DataError
 from patchline.pipeline.files import workspace_folder
-from patchline.pipeline.files.data_kinds import data_kind
+from patchline.pipeline.files.data_kinds import DataKind, data_kind, table_parts
 from patchline.pipeline.files.data_names import ARCHIVE_SUFFIXES, may_be_image
 from patchline.pipeline.files.ignored_files import DEFAULT_IGNORED
 from patchline.pipeline.files.table_cells import printable
@@ -103,7 +103,7 @@ def check_images(given: Sequence[Path], without: Sequence[Path] = ()) -> None:
         raise DataError("No images given. Give image files or folders of images.")
     given = [remote_data.local_image(path) for path in given]
     kind = data_kind(str(given[0]))
-    if len(given) == 1 and kind in _WITH_ARTICLE and given[0].exists():
+    if len(given) == 1 and kind in _WITH_ARTICLE and _holds_no_files(given[0], kind):
         remedy = "Unpack it and give the folder" if kind == "shards" else "Give the files it names"
         raise DataError(f"{given[0]} is {_WITH_ARTICLE[kind]}, not an image or a folder. {remedy}.")
     left_out = {os.path.realpath(path) for path in without}
@@ -114,6 +114,16 @@ def check_images(given: Sequence[Path], without: Sequence[Path] = ()) -> None:
         if is_empty(path, left_out):
             what = "archive" if is_archive(path) else "folder"
             raise DataError(f"The {what} {path} holds no images. Add some, or give another {what}.")
+
+
+def _holds_no_files(path: Path, kind: DataKind) -> bool:
+    """Return whether a table, shards or an export is all that is there.
+
+    A folder of images may have a table or an export beside them.
+    """
+    if path.is_dir():
+        return kind == "shards" or bool(table_parts(path))
+    return path.exists()
 
 
 def is_empty(path: Path, left_out: Collection[str] = ()) -> bool:

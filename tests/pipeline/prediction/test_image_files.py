@@ -245,3 +245,13 @@ def test_tables_and_texts_beside_images_are_not_predicted(tmp_path: Path) -> Non
             archive.writestr(name, b"x")
     found = _names(tmp_path / "x.zip")
     assert [each.rpartition("/")[2] for each in found] == ["1.png", "2.dat", "scan"]
+
+
+@pytest.mark.parametrize("name", ["metadata.jsonl", "_classes.csv", "_annotations.coco.json"])
+def test_a_folder_with_a_table_of_its_images_is_one_of_images(tmp_path: Path, name: str) -> None:
+    """What a run was trained on can be predicted; a folder of Parquet parts has no files."""
+    _write(tmp_path / "pets", "1.png", name)
+    assert _names(tmp_path / "pets") == [str(tmp_path / "pets" / "1.png")]
+    _write(tmp_path / "parts", "train-0.parquet", "train-1.parquet")
+    with pytest.raises(DataError, match="parts is a table, not an image or a folder"):
+        check_images([tmp_path / "parts"])
