@@ -65,7 +65,10 @@ def export(
 
         source = package_folder(reference) / "artifacts"
         record = write_export(reference, to, images, folder, display().advance, source=source)
-    _tell(record, folder, as_json=as_json)
+        from patchline.pipeline.exports.export_pages import list_export
+
+        unlisted = list_export(reference, record, folder)
+    _tell(record, folder, unlisted, as_json=as_json)
     return 0 if record.chosen is not None else REFUSED
 
 
@@ -102,16 +105,25 @@ def _images(
     return comparison_images.of_data(reference, config, workspace, display().advance)
 
 
-def _tell(record: ExportRecord, folder: Path, *, as_json: bool) -> None:
+def _tell(record: ExportRecord, folder: Path, unlisted: str, *, as_json: bool) -> None:
+    """Say what was measured.
+
+    Args:
+        record: of the export.
+        folder: that was written.
+        unlisted: what the MLflow UI lacks of it, as a clause; empty if nothing.
+        as_json: print one JSON object.
+    """
     from patchline.pipeline.exports.export_readme import notes, table
 
+    said = [*notes(record), *([unlisted] if unlisted else [])]
     written = str(folder) if record.chosen is not None else None
     if as_json:
-        shown_as = {"folder": written, "refusal": record.refusal or None, "notes": notes(record)}
+        shown_as = {"folder": written, "refusal": record.refusal or None, "notes": said}
         print(json.dumps({**shown_as, **record.model_dump(mode="json")}, indent=2))
     else:
         print("\n".join(map(visible, table(record))))
-        for note in notes(record):
+        for note in said:
             print(visible(f"note: {note}"))
         if written is not None:
             print(visible(f"written: {short_path(folder)}"))

@@ -6,7 +6,7 @@ import json
 import logging
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
 from pydantic import ValidationError
@@ -17,11 +17,15 @@ from patchline.pipeline.errors import ModelReferenceError, RunError
 from patchline.pipeline.serving.access_token import check_doors, given_token
 from patchline.pipeline.serving.config import ServingConfig
 
+if TYPE_CHECKING:
+    from patchline.pipeline.serving.server import FirstVersion
+
 
 def serve(
     model: str,
     /,
     *,
+    form: Literal["int8", "onnx"] | None = None,
     host: str = "127.0.0.1",
     port: int = 8000,
     allowed_host: Annotated[tuple[str, ...], Parameter(name="--allowed-host")] = (),
@@ -43,6 +47,8 @@ def serve(
     model
         NAME, NAME@ALIAS, NAME/VERSION or models:/NAME@ALIAS; NAME alone means its champion. With
         an alias, the server switches when the alias moves.
+    form
+        Export that answers in the place of the package; `patchline export` writes it first.
     host
         Address to listen on; any other than this machine's own (127.0.0.1, ::1) needs a token.
     port
@@ -70,6 +76,7 @@ def serve(
         Seconds from the end of a request until it is answered, or given up with 503.
     """
     config = serving_config(
+        form=form,
         host=host,
         port=port,
         allowed_hosts=allowed_host,
@@ -101,14 +108,14 @@ def serve_model(model: str, config: ServingConfig, *, as_json: bool) -> int:
     name, alias, version = _resolved(model, registry)
     listening = server.listening_socket(config)
     with listening:
-        folder = served_package(registry.reader(), name, version)
+        folder = served_package(registry.reader(), name, version, config.form)
         url = url_of(config, listening.getsockname()[1])
         first = server.FirstVersion(
             name, alias, version, lambda: checked_package(folder, config.threads or cores())
         )
 
         def tell() -> None:
-            _tell(url, name, alias, version, as_json=as_json)
+            _tell(url, first, config.form, as_json=as_json)
 
         try:
             server.serve(first, config, listening, tell, registry)
@@ -162,12 +169,18 @@ def url_of(config: ServingConfig, port: int) -> str:
     return f"{scheme}://{host}:{port}"
 
 
-def _tell(url: str, name: str, alias: str | None, version: str, *, as_json: bool) -> None:
+def _tell(url: str, first: FirstVersion, form: str | None, *, as_json: bool) -> None:
     if as_json:
-        print(json.dumps({"url": url, "model": name, "version": version}), flush=True)
+        ready = {"url": url, "model": first.name, "version": first.version, "form": form}
+        print(json.dumps(ready), flush=True)
         return
-    follows = f" and follows the alias {alias}" if alias else ""
-    print(f"Serving {name}, version {version}, at {url}{follows}. Ctrl-C stops it.", flush=True)
+    as_form = f" as {form}" if form else ""
+    follows = f" and follows the alias {first.alias}" if first.alias else ""
+    print(
+        f"Serving {first.name}, version {first.version}{as_form}, at {url}{follows}. Ctrl-C stops "
+        "it.",
+        flush=True,
+    )
 
 
 def log_to_standard_error(name: str) -> None:

@@ -10,7 +10,7 @@ from patchline.pipeline.host.system_errors import system_error
 from patchline.pipeline.packaging.package_digests import ChangedPackageError
 from patchline.pipeline.packaging.package_files import DESCRIPTION_FILE, ONNX_FILE
 from patchline.pipeline.packaging.packaged_model import PackagedModel
-from patchline.pipeline.registry.registered_models import ModelReference
+from patchline.pipeline.registry.registered_models import ModelReference, run_of
 from patchline.pipeline.tracking.tracking_store import client
 
 
@@ -88,4 +88,30 @@ def package_folder(reference: ModelReference) -> Path:
         raise ModelReferenceError(
             f"The files of '{reference.name}' version {reference.version} are gone "
             f"({str(error).splitlines()[0][:200]}). Restore them, or use another version."
+        ) from error
+
+
+def export_folder(reference: ModelReference, export: str, into: str) -> Path:
+    """Return the folder of an export of a version, downloaded from its run.
+
+    Args:
+        reference: of the version.
+        export: folder among the artifacts of the version's run.
+        into: an existing folder.
+
+    Raises:
+        ModelReferenceError: if its files are missing.
+    """
+    from mlflow.exceptions import MlflowException
+
+    try:
+        return Path(client().download_artifacts(run_of(reference), export, into))
+    except (MlflowException, OSError) as error:
+        away = system_error(error)
+        if isinstance(away, ServerAwayError):
+            raise away from error
+        raise ModelReferenceError(
+            f"The files of the export {export} of '{reference.name}' version {reference.version} "
+            f"are gone ({str(error).splitlines()[0][:200]}). Write it again with `patchline "
+            "export`."
         ) from error

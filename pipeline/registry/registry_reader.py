@@ -34,6 +34,12 @@ _PLACE_OF = (
     "SELECT storage_location, source FROM model_versions WHERE name = {0} AND version = {1} "
     "AND current_stage != 'Deleted_Internal'"
 )
+_TAG_OF = "SELECT value FROM model_version_tags WHERE name = {0} AND version = {1} AND key = {2}"
+_MOST_VALUES = 3
+_ARTIFACTS_OF = (
+    "SELECT runs.artifact_uri FROM model_versions JOIN runs ON runs.run_uuid = "
+    "model_versions.run_id WHERE model_versions.name = {0} AND model_versions.version = {1}"
+)
 
 
 class RegistryReader(Protocol):
@@ -49,6 +55,22 @@ class RegistryReader(Protocol):
 
     def place_of(self, name: str, version: str) -> str | None:
         """Return where a version's package is; None if there is no such version.
+
+        Raises:
+            ServerAwayError: if the registry does not answer.
+        """
+        ...
+
+    def tag_of(self, name: str, version: str, key: str) -> str | None:
+        """Return the value of a version's tag; None if there is no such version or tag.
+
+        Raises:
+            ServerAwayError: if the registry does not answer.
+        """
+        ...
+
+    def artifacts_of(self, name: str, version: str) -> str | None:
+        """Return where the artifacts of a version's run are; None if this store has no such run.
 
         Raises:
             ServerAwayError: if the registry does not answer.
@@ -91,13 +113,19 @@ class _SqliteFile:
     def place_of(self, name: str, version: str) -> str | None:
         return _first(self._rows(_PLACE_OF, name, int(version)))
 
+    def tag_of(self, name: str, version: str, key: str) -> str | None:
+        return _first(self._rows(_TAG_OF, name, int(version), key))
+
+    def artifacts_of(self, name: str, version: str) -> str | None:
+        return _first(self._rows(_ARTIFACTS_OF, name, int(version)))
+
     def _rows(self, question: str, *values: object) -> list[Any]:
         if not self._file.is_file():
             return []
         try:
             connection = sqlite3.connect(self._file, timeout=_SECONDS)
             with contextlib.closing(connection):
-                return connection.execute(question.format("?", "?"), values).fetchall()
+                return connection.execute(question.format(*"?" * _MOST_VALUES), values).fetchall()
         except sqlite3.Error as error:
             if "no such table" in str(error):
                 return []
@@ -119,13 +147,20 @@ class _Database:
     def place_of(self, name: str, version: str) -> str | None:
         return _first(self._rows(_PLACE_OF, name, int(version)))
 
-    def _rows(self, question: str, name: object, key: object) -> list[Any]:
+    def tag_of(self, name: str, version: str, key: str) -> str | None:
+        return _first(self._rows(_TAG_OF, name, int(version), key))
+
+    def artifacts_of(self, name: str, version: str) -> str | None:
+        return _first(self._rows(_ARTIFACTS_OF, name, int(version)))
+
+    def _rows(self, question: str, *values: object) -> list[Any]:
         import sqlalchemy
 
-        text = sqlalchemy.text(question.format(":name", ":key"))
+        names = [f"value_{position}" for position in range(_MOST_VALUES)]
+        text = sqlalchemy.text(question.format(*(f":{each}" for each in names)))
         try:
             with self._engine.connect() as connection:
-                return list(connection.execute(text, {"name": name, "key": key}))
+                return list(connection.execute(text, dict(zip(names, values, strict=False))))
         except sqlalchemy.exc.ProgrammingError as error:
             if "does not exist" in str(error) or "doesn't exist" in str(error):
                 return []
@@ -151,6 +186,19 @@ class _Server:
     def place_of(self, name: str, version: str) -> str | None:
         answer = self._get("model-versions/get-download-uri", name=name, version=version)
         return answer.get("artifact_uri") or None
+
+    def tag_of(self, name: str, version: str, key: str) -> str | None:
+        tags = self._version(name, version).get("tags", [])
+        return next((str(tag["value"]) for tag in tags if tag.get("key") == key), None)
+
+    def artifacts_of(self, name: str, version: str) -> str | None:
+        run_id = self._version(name, version).get("run_id")
+        run = self._get("runs/get", run_id=run_id).get("run", {}) if run_id else {}
+        return run.get("info", {}).get("artifact_uri") or None
+
+    def _version(self, name: str, version: str) -> dict[str, Any]:
+        answer = self._get("model-versions/get", name=name, version=version)
+        return dict(answer.get("model_version", {}))
 
     def _get(self, what: str, **values: str) -> dict[str, Any]:
         url = f"{self._url}/api/2.0/mlflow/{what}?{urlencode(values)}"

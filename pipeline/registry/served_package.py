@@ -2,12 +2,15 @@
 
 What is not on a disk of this machine is downloaded into the workspace's cache by a process of its
 own, because MLflow's import takes seconds and much memory:
-`python -P -m patchline.pipeline.registry.served_package NAME VERSION FOLDER`.
+`python -P -m patchline.pipeline.registry.served_package NAME VERSION FOLDER [EXPORT]`.
+
+An export of a version (`patchline export`) is among the artifacts of the run that made the version.
 """
 
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import shutil
 import subprocess
@@ -22,6 +25,13 @@ from patchline.pipeline.files.path_uris import artifact_path
 from patchline.pipeline.files.workspace_folder import make_folder, place
 from patchline.pipeline.registry.registry_reader import RegistryReader
 
+SERVED_FORMS = ("int8", "onnx")
+"""Exports that are served in the place of a package."""
+EXPORT_FOLDER = "exports"
+"""Among the artifacts of a run."""
+EXPORTS_RECORD = "patchline.exports"
+EXPORTS_TAG = f"mlflow.{EXPORTS_RECORD}"
+"""Of a version: its exports by form, in JSON; each has its `folder` among the run's artifacts."""
 _KEPT = 4
 """Downloaded packages that are kept, so that a rollback needs no download."""
 _SECONDS = 600.0
@@ -29,10 +39,23 @@ _SEPARATOR = "\t"
 """Between the class of an error and its text."""
 
 
-def served_package(reader: RegistryReader, name: str, version: str) -> Path:
+class MissingExportError(ModelReferenceError):
+    """A version without the export that a server is to answer with; the text names no path."""
+
+
+def served_package(
+    reader: RegistryReader, name: str, version: str, form: str | None = None
+) -> Path:
     """Return the folder of a package as MLflow stores it, downloaded if necessary.
 
+    Args:
+        reader: of the registry.
+        name: of the model.
+        version: of the model.
+        form: of an export that is served in the place of the package.
+
     Raises:
+        MissingExportError: if the version has no such export.
         ModelReferenceError: if there is no such version, or its files are missing.
         ServerAwayError: if the registry does not answer.
         StorageError: if the cache may not be written.
@@ -42,6 +65,8 @@ def served_package(reader: RegistryReader, name: str, version: str) -> Path:
         raise ModelReferenceError(
             f"'{name}' has no version {version}. `patchline models {name}` lists its versions."
         )
+    if form is not None:
+        return _served_export(reader, name, version, form)
     local = artifact_path(stored)
     if local is not None and local.is_dir():
         return local
@@ -50,19 +75,60 @@ def served_package(reader: RegistryReader, name: str, version: str) -> Path:
             f"The files of '{name}' version {version} are gone ({local} does not exist). Restore "
             "them, or use another version."
         )
-    digest = hashlib.sha256(f"{stored} {name} {version}".encode()).hexdigest()[:16]
+    return _downloaded(stored, name, version)
+
+
+def _served_export(reader: RegistryReader, name: str, version: str, form: str) -> Path:
+    """Return the folder of an export, downloaded if necessary.
+
+    Raises:
+        MissingExportError: if there is none, or its files are gone.
+    """
+    folder = _export_folder(reader.tag_of(name, version, EXPORTS_TAG), form)
+    if folder is None:
+        raise MissingExportError(
+            f"Version {version} of '{name}' has no export as {form}. Write it with `patchline "
+            f"export {name}/{version} --to {form}`, or serve the package itself."
+        )
+    artifacts = reader.artifacts_of(name, version)
+    local = None if artifacts is None else artifact_path(artifacts)
+    if local is None:
+        return _downloaded(artifacts or "", name, version, folder)
+    if not (local / folder).is_dir():
+        raise MissingExportError(
+            f"The files of the export of '{name}' version {version} as {form} are gone. Write it "
+            f"again with `patchline export {name}/{version} --to {form}`."
+        )
+    return local / folder
+
+
+def _export_folder(tag: str | None, form: str) -> str | None:
+    """Return the folder of an export in a run's artifacts, as a tag of the version has it."""
+    try:
+        row = json.loads(tag or "{}").get(form) or {}
+        folder = str(row.get("folder") or "")
+    except (ValueError, AttributeError):  # written by hand
+        return None
+    parts = folder.split("/")
+    is_plain = len(parts) == 2 and parts[0] == EXPORT_FOLDER and parts[1] not in ("", ".", "..")  # noqa: PLR2004 - two parts
+    return folder if is_plain else None
+
+
+def _downloaded(stored: str, name: str, version: str, export: str = "") -> Path:
+    """Return the folder of a package or an export in the cache, where it is downloaded once."""
+    digest = hashlib.sha256(f"{stored} {name} {version} {export}".encode()).hexdigest()[:16]
     cached = place() / "served" / digest
     if not cached.is_dir():
-        _download(name, version, cached)
+        _download(name, version, cached, export)
     os.utime(cached)
     _keep_newest(cached.parent)
     return cached
 
 
-def _download(name: str, version: str, target: Path) -> None:
+def _download(name: str, version: str, target: Path, export: str) -> None:
     with storage_errors(target):
         make_folder(target.parent)
-    command = [sys.executable, "-P", "-m", __name__, name, version, str(target)]
+    command = [sys.executable, "-P", "-m", __name__, name, version, str(target), export]
     done = subprocess.run(
         command,
         capture_output=True,
@@ -90,9 +156,9 @@ def _keep_newest(folder: Path) -> None:
         shutil.rmtree(old, ignore_errors=True)
 
 
-def _main(name: str, version: str, target: Path) -> None:
-    """Download a package, and give it its name once it is whole."""
-    from patchline.pipeline.registry.package_download import package_folder
+def _main(name: str, version: str, target: Path, export: str) -> None:
+    """Download a package or an export, and give it its name once it is whole."""
+    from patchline.pipeline.registry.package_download import export_folder, package_folder
     from patchline.pipeline.registry.registered_models import ModelReference
 
     quiet_libraries.apply()
@@ -104,7 +170,8 @@ def _main(name: str, version: str, target: Path) -> None:
             tempfile.TemporaryDirectory(prefix=".part-", dir=target.parent) as part,
         ):
             downloaded = Path(part) / "package"
-            shutil.copytree(package_folder(reference), downloaded)
+            given = export_folder(reference, export, part) if export else package_folder(reference)
+            shutil.copytree(given, downloaded)
             if not target.is_dir():  # another process was faster
                 downloaded.rename(target)
     except PipelineError as error:
@@ -113,4 +180,4 @@ def _main(name: str, version: str, target: Path) -> None:
 
 
 if __name__ == "__main__":
-    _main(sys.argv[1], sys.argv[2], Path(sys.argv[3]))
+    _main(sys.argv[1], sys.argv[2], Path(sys.argv[3]), "".join(sys.argv[4:]))

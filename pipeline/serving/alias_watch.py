@@ -13,7 +13,7 @@ import time
 
 from patchline.pipeline.errors import PipelineError
 from patchline.pipeline.registry.registry_reader import RegistryReader, registry_reader
-from patchline.pipeline.registry.served_package import served_package
+from patchline.pipeline.registry.served_package import MissingExportError, served_package
 from patchline.pipeline.serving.checked_package import Checked, PackageRefusedError, checked_package
 from patchline.pipeline.serving.model_host import ModelHost
 
@@ -108,10 +108,14 @@ class AliasWatch:
         """Load a version and switch to it; keep the present one if that is refused."""
         host, began = self._host, time.monotonic()
         try:
-            folder = served_package(self._registry.reader(), host.name, version)
+            folder = served_package(self._registry.reader(), host.name, version, host.config.form)
             checked = checked_package(folder, host.threads)
         except PackageRefusedError as error:
             self._reject(version, str(error))
+            return
+        except MissingExportError as error:
+            logger.warning("%s", error)
+            self._reject(version, f"it has no export as {host.config.form}")
             return
         except PipelineError as error:
             logger.warning("Version %s of %s: %s", version, host.name, error)

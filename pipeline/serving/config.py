@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Literal
 
 from pydantic import Field
 
@@ -38,6 +39,8 @@ class ServingConfig(FrozenModel):
     """Size of a request's body in MiB; of one in JSON, a quarter of it."""
     time_limit_seconds: float = Field(default=30.0, gt=0, le=3600)
     """Seconds from the end of a request until it is answered, or given up with 503."""
+    form: Literal["int8", "onnx"] | None = None
+    """Export of a version that answers in the place of its package; None for the package."""
     poll_seconds: float = Field(default=1.0, gt=0, le=3600)
     """Seconds between two questions to the registry where the alias points."""
 

@@ -117,7 +117,7 @@ PACKAGES: dict[str, set[str]] = {
     "labelling": {"data", "metrics", "packaging", "probing", "workers"},
     "labelling.server": {"labelling", "serving", "data"},
     "registry": {"packaging", "evaluation", "metrics", "models", "data", "tracking"},
-    "exports": {"serving", "registry", "packaging", "metrics", "models", "data"},
+    "exports": {"serving", "registry", "packaging", "metrics", "models", "data", "tracking"},
     "monitoring": {
         "serving",
         "registry",

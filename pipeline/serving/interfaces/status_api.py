@@ -64,6 +64,7 @@ def described(host: ModelHost) -> dict[str, Any]:
         "model": host.name,
         "version": served.version,
         "alias": host.alias,
+        "form": host.config.form,
         "ready": host.is_ready,
         "files": "verified" if served.package.is_verified else "unknown",
         "task": MULTI_LABEL if served.package.is_multi_label else SINGLE_LABEL,

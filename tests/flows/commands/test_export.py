@@ -10,10 +10,15 @@ import pandas as pd
 import pytest
 
 from patchline.pipeline.data.manifests import manifest as manifests
+from patchline.pipeline.files.path_uris import artifact_path
+from patchline.pipeline.packaging.packaged_model import PackagedModel
+from patchline.pipeline.tracking.tracking_store import client
 from patchline.plugin_api import ImageListing, ListedImage
 from tests.conftest import write_photos
 from tests.flows.conftest import Command
+from tests.patience import until
 from tests.pipeline.registry.made_versions import CLASSES, make_version
+from tests.pipeline.serving.served import serving
 
 IMAGES = 20
 """Of each of three classes: 4 are trained on, 2 validated on, 14 tested on."""
@@ -141,3 +146,83 @@ def test_a_wrong_command_is_explained(
     code, _, err = command(*arguments)
     assert code == 2
     assert sentence in err
+
+
+def test_an_export_is_listed_and_served_by_name(
+    command: Command, store: Path, tmp_path: Path
+) -> None:
+    """The MLflow UI has the figures on the version and on its run; the server finds the files."""
+    photos = store / "photos"
+    version = make_version("listed", tmp_path, manifest=_manifest(photos), root=photos).version
+    served = ("serve", f"listed/{version}", "--form", "int8", "--port", "0")
+    code, _, err = command(*served)
+    assert code == 2
+    assert f"Version {version} of 'listed' has no export as int8" in err
+    assert f"`patchline export listed/{version} --to int8`" in err
+    for form in ("int8", "onnx"):
+        out = str(tmp_path / form)
+        code, _, err = command("export", f"listed/{version}", "--to", form, "--out", out)
+        assert code == 0, err
+    registered = client().get_model_version("listed", version)
+    run = client().get_run(str(registered.run_id))
+    for tags in (registered.tags, run.data.tags):
+        assert "same label on 100.0% of 42 images" in tags["patchline.export.int8"]
+        assert "times as fast" in tags["patchline.export.onnx"]
+    for text in (registered.description, run.data.tags["mlflow.note.content"]):
+        assert text is not None
+        assert text.count("### Exports") == 1
+        assert "| `int8` | 100.0% of 42 (" in text
+        assert "batch of 1, ms | batch of 8, ms | batch of 32, ms" in text
+    with serving(store, "--form", "int8", model=f"listed/{version}") as server:
+        assert server.ready["form"] == server.ask("GET", "/status").json["form"] == "int8"
+        photo = next(photos.rglob("*.png"))
+        answer = server.predict(photo.read_bytes()).json
+        written = PackagedModel(tmp_path / "int8" / "model.onnx", tmp_path / "int8" / "model.json")
+        [expected] = written.answers([photo])
+        assert answer["probability"] == pytest.approx(expected["probability"], abs=1e-4)
+        assert "Checked on this processor" in server.log.read_text()
+    artifacts = artifact_path(run.info.artifact_uri)
+    assert artifacts is not None
+    shutil.rmtree(artifacts / "exports")
+    code, _, err = command(*served)
+    assert code == 2
+    assert "are gone. Write it again with" in err
+
+
+def test_a_refused_export_is_listed_but_replaces_none(
+    command: Command, store: Path, tmp_path: Path
+) -> None:
+    """The pages say that it was refused, and keep one that was written before."""
+    photos = store / "photos"
+    version = make_version("listed", tmp_path, manifest=_manifest(photos), root=photos).version
+    drawn, few = write_photos(tmp_path / "drawn", images=2, side=40), tmp_path / "few"
+    few.mkdir()
+    for old, new in zip(("across", "down", "rising"), CLASSES, strict=True):
+        (drawn / old).rename(few / new)
+
+    def exported(*more: str) -> str:
+        out = tmp_path / f"out-{len(more)}"
+        command("export", f"listed/{version}", "--to", "onnx", "--out", str(out), *more)
+        return str(client().get_model_version("listed", version).tags["patchline.export.onnx"])
+
+    assert exported("--data", str(few)).startswith("refused: same label on 100.0% of ")
+    assert exported().startswith("same label on 100.0% of 42 images")
+    assert exported("--data", str(few)).startswith("same label on 100.0% of 42 images")
+
+
+def test_a_server_of_exports_waits_for_that_of_a_new_version(
+    command: Command, store: Path, tmp_path: Path
+) -> None:
+    """A version without the export is rejected, with the reason; the present one answers on."""
+    photos = store / "photos"
+    manifest = _manifest(photos)
+    first = make_version("waiting", tmp_path / "1", manifest=manifest, root=photos).version
+    command("export", f"waiting/{first}", "--to", "onnx", "--out", str(tmp_path / "onnx"))
+    client().set_registered_model_alias("waiting", "champion", first)
+    with serving(store, "--form", "onnx", model="waiting") as server:
+        second = make_version("waiting", tmp_path / "2", manifest=manifest, root=photos).version
+        client().set_registered_model_alias("waiting", "champion", second)
+        until(lambda: server.ask("GET", "/status").json["rejected"], "it was not rejected")
+        status = server.ask("GET", "/status").json
+        assert status["rejected"] == {"version": second, "reason": "it has no export as onnx"}
+        assert status["version"] == first

@@ -31,6 +31,10 @@ def _check(registry: Registry) -> None:
     assert reader.version_of("nothing", "champion") is None
     assert reader.version_of("it's; DROP TABLE", "champion") is None
     assert reader.place_of(NAME, "9") is None
+    client().set_model_version_tag(NAME, first, "a tag", "value")
+    assert reader.tag_of(NAME, first, "a tag") == "value"
+    assert reader.tag_of(NAME, second, "a tag") is None
+    assert reader.artifacts_of(NAME, first) is None  # no run made it
     folder = served_package(reader, NAME, first)
     assert folder == registry.folder / "packages" / "1"
     registry.point("champion", second)
