@@ -9,9 +9,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from patchline.pipeline.serving.interfaces.answering import server_of
-from patchline.pipeline.serving.interfaces.given_images import given_images
-from patchline.pipeline.serving.interfaces.predict_api import one_answer
+from patchline.pipeline.serving.interfaces.given_images import GivenImages
+from patchline.pipeline.serving.interfaces.predict_api import answered_images, one_answer
 from patchline.pipeline.serving.refusal import bad_request
+from patchline.pipeline.serving.request_options import Options
 
 router = APIRouter(include_in_schema=False)
 
@@ -19,14 +20,11 @@ router = APIRouter(include_in_schema=False)
 @router.post("/inside")
 async def inside(request: Request) -> Response:
     """Predict the class of an image, and show the inside of the prediction."""
-    server = server_of(request)
-    content_type = request.headers.get("content-type", "")
-    with server.memory.held() as share:
-        given = await server.parsed(
-            request, share, lambda body: given_images(body, content_type, request.query_params)
-        )
-        if given.is_list:
-            raise bad_request("One image at a time can be looked into. Send one as the body.")
-        options = dataclasses.replace(given.options, with_inside=True)
-        answered = await server.host.answers(given.images, options, request.scope)
-    return one_answer(server, options, answered)
+    given, answered = await answered_images(request, _with_inside)
+    return one_answer(server_of(request), _with_inside(given), answered)
+
+
+def _with_inside(given: GivenImages) -> Options:
+    if given.is_list:
+        raise bad_request("One image at a time can be looked into. Send one as the body.")
+    return dataclasses.replace(given.options, with_inside=True)

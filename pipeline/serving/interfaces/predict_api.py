@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from http import HTTPStatus
 from typing import Any
 
@@ -23,12 +24,7 @@ _OWN_KEYS = ("label", "probability", "top_k", "error", "failed")
 async def predict(request: Request) -> Response:
     """Predict the class of an image, or of several."""
     server = server_of(request)
-    content_type = request.headers.get("content-type", "")
-    with server.memory.held() as share:
-        given = await server.parsed(
-            request, share, lambda body: given_images(body, content_type, request.query_params)
-        )
-        answered = await server.host.answers(given.images, given.options, request.scope)
+    given, answered = await answered_images(request, lambda given: given.options)
     if given.is_list:
         content = {
             "answers": _listed(given, answered),
@@ -37,6 +33,25 @@ async def predict(request: Request) -> Response:
         }
         return json_response(content, answered.version)
     return one_answer(server, given.options, answered)
+
+
+async def answered_images(
+    request: Request, options_of: Callable[[GivenImages], Options]
+) -> tuple[GivenImages, Answers]:
+    """Return the images of a request, and their answers.
+
+    Args:
+        request: with a raw body, a form, or base64 in JSON.
+        options_of: returns the options to answer with, or refuses the images.
+    """
+    server = server_of(request)
+    content_type = request.headers.get("content-type", "")
+    with server.memory.held() as share:
+        given = await server.parsed(
+            request, share, lambda body: given_images(body, content_type, request.query_params)
+        )
+        options = options_of(given)
+        return given, await server.host.answers(given.images, options, request.scope)
 
 
 def one_answer(server: Server, options: Options, answered: Answers) -> Response:
