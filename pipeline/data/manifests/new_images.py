@@ -11,7 +11,8 @@ from patchline.pipeline.data.manifests import manifest as manifests
 from patchline.pipeline.data.manifests.same_images import content_numbers
 from patchline.pipeline.frozen_model import FrozenModel
 from patchline.pipeline.labels.label_pairs import label_pairs
-from patchline.pipeline.labels.label_sets import Task
+from patchline.pipeline.labels.label_sets import SINGLE_LABEL, Task
+from patchline.pipeline.labels.label_words import by_task
 
 _NAMED_FILES = 5
 
@@ -33,6 +34,7 @@ class NewImages(FrozenModel):
     """New images by class, or with each label."""
     relabelled_examples: tuple[str, ...]
     """A few paths of images whose class has changed."""
+    task: Task = SINGLE_LABEL
 
     def words(self) -> str:
         """Return the counts as text: `3 new images, 1 removed, 2 relabelled`."""
@@ -52,7 +54,7 @@ class NewImages(FrozenModel):
             return f"## {name}\n\nThe first training: {self.images:,} images.\n"
         lines = [f"## {name}", "", f"**{self.words()}** since the last training. {verdict}", ""]
         if self.new_by_class:
-            lines += ["| class | new images |", "|---|---|"]
+            lines += [f"| {by_task(self.task).one} | new images |", "|---|---|"]
             lines += [f"| {label} | {count} |" for label, count in self.new_by_class.items()]
             lines.append("")
         if self.relabelled_examples:
@@ -90,6 +92,7 @@ def compare(before: pd.DataFrame | None, now: pd.DataFrame) -> NewImages:
         removed=len(labels_before.keys() - labels_now.keys()),
         relabelled=len(relabelled),
         new_by_class=by_class,
+        task=task,
         relabelled_examples=tuple(str(path) for path in moved[:_NAMED_FILES]),
     )
 

@@ -173,4 +173,5 @@ def test_new_images_of_sets_are_counted_by_label() -> None:
     before = now.iloc[:1].assign(label=encoded(["b"]))
     result = compare(before, now)
     assert result.new_by_class == {"a": 1, "b": 1}
+    assert "| label | new images |" in result.markdown("pets", "")
     assert (result.new, result.relabelled) == (2, 1)
