@@ -44,10 +44,10 @@ from patchline.pipeline.evaluation import galleries
 from patchline.pipeline.evaluation.calibrated_predictions import calibrated
 from patchline.pipeline.evaluation.comparison import compare
 from patchline.pipeline.evaluation.comparison_page import write_comparison
-from patchline.pipeline.evaluation.evaluating import write_report
 from patchline.pipeline.evaluation.html_report import ReportPage
 from patchline.pipeline.evaluation.predictions import Predictions, with_probabilities
 from patchline.pipeline.evaluation.report import EvaluationReport, evaluate
+from patchline.pipeline.evaluation.written_report import ReportContents, write_report
 from patchline.pipeline.metrics import classification
 from patchline.pipeline.metrics.calibration import Answers
 from patchline.pipeline.metrics.class_areas import Areas
@@ -155,7 +155,9 @@ def _report(
         calibration=fit,
     )
     page = ReportPage(title="benchmark: test report", facts={}, notes=(), settings={})
-    html = write_report(report, page, table, lambda position: images[position % _PHOTOS], folder)
+    html = write_report(
+        report, ReportContents(page, table, lambda position: images[position % _PHOTOS]), folder
+    )
     return time.perf_counter() - began, html
 
 
@@ -297,7 +299,7 @@ def written(report: EvaluationReport, table: pd.DataFrame, folder: Path) -> Path
     """Write the report with its files, and return the page."""
     images = np.random.default_rng(0).integers(0, 256, (_STORED, 64, 64, 3), dtype=np.uint8)
     page = ReportPage(title="benchmark: test report", facts={}, notes=(), settings={})
-    return write_report(report, page, table, lambda k: images[k % _STORED], folder)
+    return write_report(report, ReportContents(page, table, lambda k: images[k % _STORED]), folder)
 
 
 def _parts(predictions: Predictions) -> dict[str, Callable[[], object]]:

@@ -5,10 +5,16 @@ The keys are those of the MLflow 3.17 UI, which ignores charts that it does not 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 AUGMENTATION, ERRORS, UNCERTAIN = "augmentation", "confident errors", "least certain"
+FALSE_POSITIVES, FALSE_NEGATIVES = "false positives", "false negatives"
 """Keys of the image grids."""
+GRIDS = (ERRORS, UNCERTAIN, AUGMENTATION)
+"""Of models whose images have one label."""
+LABEL_SET_GRIDS = (FALSE_POSITIVES, FALSE_NEGATIVES, AUGMENTATION)
+"""Of models whose images have sets of labels."""
 _RUNS = 10
 """Maximum number of runs in a chart."""
 _CURVES = (
@@ -23,10 +29,10 @@ _CURVES = (
 )
 
 
-def comparing_charts() -> dict[str, Any]:
+def comparing_charts(image_grids: Sequence[str]) -> dict[str, Any]:
     """Return the charts in a view's state."""
     curves = [_curve(metric) for metric in _CURVES]
-    grids = [_grid(key) for key in (ERRORS, UNCERTAIN, AUGMENTATION)]
+    grids = [_grid(key) for key in image_grids]
     return {
         "compareRunSections": [_section("curves", "Curves"), _section("images", "Images")],
         "compareRunCharts": [*curves, *grids],

@@ -6,16 +6,23 @@ has already drawn. Shapes: height H, width W, channels C.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sized
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from patchline.pipeline.browsing.charts import AUGMENTATION, ERRORS, UNCERTAIN
+from patchline.pipeline.browsing.charts import (
+    AUGMENTATION,
+    ERRORS,
+    FALSE_NEGATIVES,
+    FALSE_POSITIVES,
+    UNCERTAIN,
+)
 from patchline.pipeline.browsing.outcome import Outcome
 from patchline.pipeline.evaluation import plots
 from patchline.pipeline.evaluation.multi_label.label_set_report import MultiLabelReport
+from patchline.pipeline.evaluation.report import EvaluationReport
 from patchline.pipeline.tracking.tracking_store import client
 
 Pixels = np.ndarray[Any, np.dtype[np.uint8]]
@@ -54,23 +61,34 @@ def grid_images(outcome: Outcome) -> Iterator[GridImage]:
     """Yield the images of the grids.
 
     Augmentation: step 0 shows the originals, step 1 the same images in the first epoch, and so on.
-    Errors and least certain images: step 0 shows the first six, step 1 the next six.
+    Errors and least certain images, or false positives and negatives: step 0 shows the first six,
+    step 1 the next six.
     """
     preview = outcome.trained.best.parent / PREVIEW_FILE
     if preview.exists():
         for step, pixels in enumerate(preview_steps(_read(preview))):
             yield GridImage(AUGMENTATION, step, pixels)
     report, folder = outcome.evaluated.report, outcome.evaluated.folder
-    if isinstance(report, MultiLabelReport):
-        return  # their galleries show one label of an image, on the page alone
-    for key, images, name in (
-        (ERRORS, report.most_confident_errors, plots.ERRORS),
-        (UNCERTAIN, report.least_certain, plots.UNCERTAIN),
-    ):
+    for key, images, name in _galleries(report):
         if images and (folder / name).exists():
             rows = plots.gallery_rows(len(images))
             for step, pixels in enumerate(_slices(_read(folder / name), rows)[:_GALLERY_STEPS]):
                 yield GridImage(key, step, _stacked(pixels))
+
+
+def _galleries(
+    report: EvaluationReport | MultiLabelReport,
+) -> tuple[tuple[str, Sized, str], ...]:
+    """Return the key, the images and the plot of each gallery."""
+    if isinstance(report, MultiLabelReport):
+        return (
+            (FALSE_POSITIVES, report.confident_false_positives, plots.FALSE_POSITIVES),
+            (FALSE_NEGATIVES, report.confident_false_negatives, plots.FALSE_NEGATIVES),
+        )
+    return (
+        (ERRORS, report.most_confident_errors, plots.ERRORS),
+        (UNCERTAIN, report.least_certain, plots.UNCERTAIN),
+    )
 
 
 def preview_steps(preview_HWC: Pixels, most: int = _PREVIEW_STEPS) -> list[Pixels]:

@@ -11,7 +11,7 @@ import json
 import time
 from typing import Any
 
-from patchline.pipeline.browsing.charts import comparing_charts
+from patchline.pipeline.browsing.charts import GRIDS, LABEL_SET_GRIDS, comparing_charts
 from patchline.pipeline.frozen_model import FrozenModel
 from patchline.pipeline.tracking import addresses
 from patchline.pipeline.tracking.tracking_store import client
@@ -68,8 +68,13 @@ class SavedView(FrozenModel):
     started: str = "ALL"
     """ALL, LAST_24_HOURS, LAST_7_DAYS, LAST_30_DAYS."""
     columns: tuple[str, ...] = _COLUMNS
-    charts: bool = False
-    """Whether it opens as charts: curves over epochs, then image grids."""
+    image_grids: tuple[str, ...] = ()
+    """Keys of the image grids; with some it opens as charts: curves over epochs, then these."""
+
+    @property
+    def charts(self) -> bool:
+        """Whether it opens as charts."""
+        return bool(self.image_grids)
 
     def state(self) -> dict[str, Any]:
         """Return the view as the MLflow UI reads it; missing keys have the UI's defaults."""
@@ -84,7 +89,7 @@ class SavedView(FrozenModel):
             "selectedColumns": list(self.columns),
             "columnOrder": list(self.columns),
             "columnWidths": {column: _width(column) for column in self.columns},
-            **(comparing_charts() if self.charts else {}),
+            **(comparing_charts(self.image_grids) if self.charts else {}),
         }
 
 
@@ -109,7 +114,7 @@ VIEWS = (
         name="Curves and images",
         question="How did training go, and what does each model get wrong?",
         filter="metrics.`validation/accuracy` > 0",
-        charts=True,
+        image_grids=GRIDS,
     ),
     SavedView(
         key="week",
@@ -195,6 +200,7 @@ def views_by(metric: str) -> tuple[SavedView, ...]:
                 "filter": renamed(view.filter),
                 "order_by": renamed(view.order_by),
                 "columns": tuple(map(renamed, view.columns)),
+                "image_grids": LABEL_SET_GRIDS if view.charts else (),
             }
         )
         for view in VIEWS

@@ -15,24 +15,24 @@ from patchline.pipeline.data.manifests import manifest as manifests
 from patchline.pipeline.data.store.prepared_store import open_images
 from patchline.pipeline.evaluation.calibrated_predictions import calibrated
 from patchline.pipeline.evaluation.explanations import explain_predictions
+from patchline.pipeline.evaluation.multi_label.judging import calibrated_label_sets
+from patchline.pipeline.evaluation.multi_label.label_set_robustness import LabelSetRobustness
 from patchline.pipeline.evaluation.prediction_job import (
     Explanations,
     PredictionJob,
     PredictionResult,
 )
 from patchline.pipeline.evaluation.predictions import FROM_MANIFEST, save
-from patchline.pipeline.evaluation.robustness import (
-    Robustness,
-    measured_robustness,
-    sampled_rows,
-)
+from patchline.pipeline.evaluation.robustness import Robustness, sampled_rows
+from patchline.pipeline.evaluation.robustness_by_task import robustness_of
 from patchline.pipeline.evaluation.test_time_averaging import (
     TestTimeAveraging,
     averaging_copy,
     decided,
+    decided_by_map,
 )
 from patchline.pipeline.files.stored_images import StoredImages
-from patchline.pipeline.metrics.paired_test import paired_difference
+from patchline.pipeline.labels import label_sets
 from patchline.pipeline.models.inference import predict_logits
 from patchline.pipeline.models.model_description import load_description
 from patchline.pipeline.models.model_files import load_model
@@ -104,47 +104,52 @@ def _averaged(
     Returns:
         Its predictions, and the decision.
     """
-    classes = load_description(folder).classes
-    number = {name: position for position, name in enumerate(classes)}
-    labels_N = plain["label"].map(number).to_numpy(np.int64)
+    description = load_description(folder)
     alone_NK = np.stack(list(plain["logits"]))
     averaged_NK = alone_NK.copy()
 
-    def right(split: str) -> tuple[Array, Array]:
+    def compared(split: str) -> TestTimeAveraging:
         of_split = np.flatnonzero(plain["split"] == split)
         rows = plain["row"].to_numpy()[of_split]
         averaged_NK[of_split] = logits_of(folder, images, rows, device, features=features)
-        return (
-            alone_NK[of_split].argmax(axis=1) == labels_N[of_split],
-            averaged_NK[of_split].argmax(axis=1) == labels_N[of_split],
-        )
+        labels = list(plain["label"].iloc[of_split])
+        alone, averaged = alone_NK[of_split], averaged_NK[of_split]
+        if description.is_multi_label:
+            labels_NK = label_sets.matrix(labels, description.classes)
+            return decided_by_map(labels_NK, alone, averaged)
+        number = {name: position for position, name in enumerate(description.classes)}
+        labels_N = np.array([number[label] for label in labels], np.int64)
+        return decided(alone.argmax(axis=1) == labels_N, averaged.argmax(axis=1) == labels_N)
 
-    decision = decided(*right("validation"))
+    decision = compared("validation")
     if not decision.is_on:
         return plain, decision
-    tested = paired_difference(*right("test"))
-    decision = decision.model_copy(update={"test": tested})
+    decision = decision.model_copy(update={"test": compared("test").validation})
     return plain.assign(logits=list(averaged_NK)), decision
 
 
 def _explanations(job: PredictionJob, folder: Path, logits: pd.DataFrame) -> Explanations:
     if job.explained is None:
         return Explanations()
-    table, fit = calibrated(logits, job.explained.classes)
     model, description = load_model(folder)
-    description = description.model_copy(update={"temperature": fit.temperature})
+    if description.is_multi_label:
+        table, calibration, thresholds = calibrated_label_sets(logits, description.classes)
+        update = {"label_calibration": calibration, "thresholds": thresholds}
+        description = description.model_copy(update=update)
+    else:
+        table, fit = calibrated(logits, job.explained.classes)
+        description = description.model_copy(update={"temperature": fit.temperature})
     return explain_predictions(job.explained, model, description, open_images(job.store), table)
 
 
 def _robustness(
     job: PredictionJob, folder: Path, logits: pd.DataFrame, events: EventWriter
-) -> Robustness | None:
+) -> Robustness | LabelSetRobustness | None:
     """Predict a sample of the test images in corrupted versions."""
     if job.corrupted is None:
         return None
     tested = logits[logits["split"] == "test"]
     sample = tested.iloc[sampled_rows(len(tested), job.corrupted.images, job.corrupted.seed)]
-    number = {name: position for position, name in enumerate(job.corrupted.classes)}
     model, description = load_model(folder)
     device = torch.device(job.device)
     model = model.to(device)
@@ -155,12 +160,13 @@ def _robustness(
         scores_BK: Array = logits_BK.numpy()
         return scores_BK
 
-    return measured_robustness(
+    return robustness_of(
         scores,
         np.array(open_images(job.store)[sample["row"].to_numpy()]),
-        sample["label"].map(number).to_numpy(np.int64),
-        job.corrupted.seed,
-        lambda done, total: events.progress(done, total, "corrupted image"),
+        list(sample["label"]),
+        job.corrupted,
+        is_multi_label=description.is_multi_label,
+        on_progress=lambda done, total: events.progress(done, total, "corrupted image"),
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,33 +23,26 @@ from patchline.pipeline.evaluation.answers_report import (
     save_reference,
 )
 from patchline.pipeline.evaluation.calibrated_predictions import calibrated
-from patchline.pipeline.evaluation.chosen_images import EXPLANATIONS, TITLES
+from patchline.pipeline.evaluation.chosen_images import EXPLANATIONS
 from patchline.pipeline.evaluation.cost import corrupted_images
-from patchline.pipeline.evaluation.html_report import (
-    PixelsOf,
-    ReportPage,
-    WhereItLooked,
-    write_html,
-)
+from patchline.pipeline.evaluation.html_report import ReportPage
 from patchline.pipeline.evaluation.multi_label.judging import judge
-from patchline.pipeline.evaluation.multi_label.label_set_page import write_label_set_report
 from patchline.pipeline.evaluation.multi_label.label_set_predictions import LabelSetPredictions
 from patchline.pipeline.evaluation.multi_label.label_set_report import MultiLabelReport
-from patchline.pipeline.evaluation.plots import write_plots
 from patchline.pipeline.evaluation.prediction_job import (
     CorruptionJob,
     ExplanationJob,
-    Explanations,
     HeldOut,
     PredictionJob,
     PredictionResult,
 )
 from patchline.pipeline.evaluation.predictions import Predictions
-from patchline.pipeline.evaluation.predictions import save as save_predictions
-from patchline.pipeline.evaluation.report import EvaluationReport, evaluate, save
+from patchline.pipeline.evaluation.report import EvaluationReport, evaluate
 from patchline.pipeline.evaluation.test_time_averaging import SETTING, TestTimeAveraging
 from patchline.pipeline.evaluation.trained_run import TrainedRun
+from patchline.pipeline.evaluation.written_report import ReportContents, write_report
 from patchline.pipeline.files.file_digest import digest_of
+from patchline.pipeline.files.stored_images import StoredImages
 from patchline.pipeline.frozen_model import FrozenModel
 from patchline.pipeline.initial_weights.recipe import display_name
 from patchline.pipeline.labels import label_sets
@@ -76,8 +69,6 @@ MODULE = "patchline.pipeline.evaluation"
 """Of the worker that predicts."""
 FOLDER = "report"
 """Folder of the report inside the run's folder."""
-PREDICTIONS_FILE = "predictions.parquet"
-"""In that folder: the predictions that the report is computed from."""
 _NO_FEATURES = "the model does not end in a linear layer, whose input is the features"
 _PATHS: dict[str, Any] = {
     "best": True,
@@ -149,9 +140,7 @@ def evaluate_run(run: TrainedRun, folder: Path, on_event: Callable[[Event], None
     if not calibration.is_determined:
         on_event({"kind": "note", "message": f"calibration: {calibration.sentence()}"})
     predicted.file.unlink()  # the table has its logits
-    averaging = predicted.averaging or _not_tried(run)
-    if averaging is not None:
-        on_event({"kind": "note", "message": f"test-time averaging {averaging.sentence()}"})
+    averaging = _averaging(run, predicted, on_event)
     images, rows = open_images(run.prepared.store), table["row"].to_numpy()
     measured = Measured(images, rows, _features_by_position(predicted.features_file, rows))
     validated = Predictions.of(table[table["split"] != "test"])
@@ -184,16 +173,8 @@ def evaluate_run(run: TrainedRun, folder: Path, on_event: Callable[[Event], None
         ),
     }
     report = report.model_copy(update=beside)
-    html = write_report(
-        report,
-        _page(run, _weights_facts(trained, _validated(trained, table)), averaging),
-        table,
-        lambda position: images[rows[position]],
-        folder,
-        history=[record.model_dump() for record in trained.history],
-        preview=_preview(trained),
-        explanations=predicted.explanations,
-    )
+    facts = {**_weights_facts(trained, _validated(trained, table)), **_about(averaging)}
+    html = write_report(report, _contents(run, facts, table, images, predicted), folder)
     return Evaluated(report=report, folder=folder, html=html)
 
 
@@ -218,17 +199,44 @@ def _evaluated_label_sets(
     labels_NK = label_sets.matrix(list(judged.table["label"]), run.data.classes)
     kept = _reference_images(run, judged.table, labels_NK, measured)
     save_reference_images(kept, folder / REFERENCE_IMAGES_FILE)
-    report = judged.report.model_copy(update={"warning_rules": rules})
-    html = write_label_set_report(
-        report,
-        _page(run, _weights_facts(run.trained, judged.validated)),
-        judged.table,
-        lambda position: images[rows[position]],
-        folder,
+    averaging = _averaging(run, predicted, on_event)
+    beside = {
+        "warning_rules": rules,
+        "covering_test": predicted.explanations.test,
+        "robustness": predicted.robustness,
+        "averaging": averaging,
+    }
+    report = judged.report.model_copy(update=beside)
+    facts = {**_weights_facts(run.trained, judged.validated), **_about(averaging)}
+    html = write_report(report, _contents(run, facts, judged.table, images, predicted), folder)
+    return Evaluated(report=report, folder=folder, html=html)
+
+
+def _contents(
+    run: TrainedRun,
+    weights: dict[str, str],
+    table: pd.DataFrame,
+    images: StoredImages,
+    predicted: PredictionResult,
+) -> ReportContents:
+    """Return what the report has besides the metrics.
+
+    Args:
+        run: with the best weights.
+        weights: facts about them.
+        table: all predictions.
+        images: the prepared store.
+        predicted: has the explanations.
+    """
+    rows = table["row"].to_numpy()
+    return ReportContents(
+        page=_page(run, weights),
+        table=table,
+        pixels_of=lambda position: images[rows[position]],
         history=[record.model_dump() for record in run.trained.history],
         preview=_preview(run.trained),
+        explanations=predicted.explanations,
     )
-    return Evaluated(report=report, folder=folder, html=html)
 
 
 def _reference_images(
@@ -328,55 +336,6 @@ def _held_out_images(
     )
 
 
-def write_report(
-    report: EvaluationReport,
-    page: ReportPage,
-    table: pd.DataFrame,
-    pixels_of: PixelsOf,
-    folder: Path,
-    *,
-    history: Sequence[Mapping[str, Any]] = (),
-    preview: Path | None = None,
-    explanations: Explanations | None = None,
-) -> Path:
-    """Write the page, the report as JSON, all predictions and the plots; return the page's path.
-
-    Args:
-        report: the report to write.
-        page: the text of the page.
-        table: all predictions, numbered from 0; may include other splits.
-        pixels_of: returns the image (H, W, C) of a row of `table`.
-        folder: receives the files.
-        history: training history.
-        preview: preview image of the augmentation.
-        explanations: where the model looked; pages lie in `folder` already.
-    """
-    save_predictions(table, folder / PREDICTIONS_FILE)
-    save(report, folder / "report.json")
-    write_plots(report, pixels_of, folder, history)
-    html = folder / "report.html"
-    write_html(
-        report,
-        page,
-        pixels_of,
-        html,
-        history=history,
-        preview=preview,
-        looked=_looked(explanations or Explanations(), folder),
-    )
-    return html
-
-
-def _looked(explanations: Explanations, folder: Path) -> WhereItLooked:
-    """Return what the page shows of the explanations; the maps are in it afterwards."""
-    maps = explanations.maps()
-    if explanations.maps_file is not None:
-        explanations.maps_file.unlink()
-    titles = {f"{EXPLANATIONS}/{page}.html": title for page, title in TITLES.items()}
-    titled = {path: title for path, title in titles.items() if (folder / path).is_file()}
-    return WhereItLooked(maps, explanations.maps_kind, titled)
-
-
 def _weights_facts(trained: TrainResult, validated: str) -> dict[str, str]:
     """Return which weights are evaluated, and what the validation metrics belong to.
 
@@ -471,7 +430,6 @@ def _held_out(run: TrainedRun) -> tuple[HeldOut, ...]:
 
 def _job(run: TrainedRun, folder: Path) -> FrozenModel:
     data, trained = run.data, run.trained
-    one_label = run.config.data.task != MULTI_LABEL
     alone = trained.refit is None and trained.ensemble is None
     return PredictionJob(
         model_folder=trained.best.resolve(),
@@ -483,14 +441,27 @@ def _job(run: TrainedRun, folder: Path) -> FrozenModel:
         held_out=_held_out(run),
         device=trained.device,
         file=folder.parent / "prediction" / "logits.parquet",
-        corrupted=_corrupted(run.config, data) if one_label else None,
-        tries_averaging=one_label
-        and run.config.evaluation.test_time_averaging == "auto"
+        corrupted=_corrupted(run.config, data),
+        tries_averaging=run.config.evaluation.test_time_averaging == "auto"
         and not _why_not_averaged(run.config, run.data, run.trained),
         explained=_explained(run.config, data, folder)
-        if run.config.evaluation.explanations and one_label
+        if run.config.evaluation.explanations
         else None,
     )
+
+
+def _averaging(
+    run: TrainedRun, predicted: PredictionResult, on_event: Callable[[Event], None]
+) -> TestTimeAveraging | None:
+    """Return what was decided on test-time averaging, and say it; None if it was not asked for."""
+    averaging = predicted.averaging or _not_tried(run)
+    if averaging is not None:
+        on_event({"kind": "note", "message": f"test-time averaging {averaging.sentence()}"})
+    return averaging
+
+
+def _about(averaging: TestTimeAveraging | None) -> dict[str, str]:
+    return {} if averaging is None else {"Test-time averaging": averaging.sentence()}
 
 
 def _not_tried(run: TrainedRun) -> TestTimeAveraging | None:
@@ -507,7 +478,7 @@ def mirrored_images(config: RunConfig, data: IngestedData, trained: TrainResult)
 
     The validation images always are when test-time averaging is tried; they decide.
     """
-    if config.evaluation.test_time_averaging == "off" or config.data.task == MULTI_LABEL:
+    if config.evaluation.test_time_averaging == "off":
         return 0
     if _why_not_averaged(config, data, trained):
         return 0
@@ -552,14 +523,11 @@ def _training(trained: TrainResult) -> str:
     return f"{what} in {trained.seconds:.0f} s on {trained.device} ({trained.precision})"
 
 
-def _page(
-    run: TrainedRun, weights: dict[str, str], averaging: TestTimeAveraging | None = None
-) -> ReportPage:
-    averaged = {} if averaging is None else {"Test-time averaging": averaging.sentence()}
+def _page(run: TrainedRun, weights: dict[str, str]) -> ReportPage:
     return ReportPage(
         title=f"{run.config.name}: test report",
         lead=about_test_images(run.data.seen_before),
-        facts={**about_run(run), **weights, **averaged},
+        facts={**about_run(run), **weights},
         notes=run.data.notes,
         settings=stage_keys.all_settings(run.config),
     )

@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -16,12 +16,14 @@ from torch import nn
 
 from patchline.pipeline.evaluation.chosen_images import ChosenImage, choose_images
 from patchline.pipeline.evaluation.galleries import confident_errors
+from patchline.pipeline.evaluation.multi_label.label_set_galleries import false_positives
+from patchline.pipeline.evaluation.multi_label.label_set_predictions import LabelSetPredictions
 from patchline.pipeline.evaluation.prediction_job import ExplanationJob, Explanations
 from patchline.pipeline.evaluation.predictions import Predictions
 from patchline.pipeline.files.atomic_files import replacing
 from patchline.pipeline.files.stored_images import StoredImages
 from patchline.pipeline.models.model_description import ModelDescription
-from patchline.pipeline.visual_guide.attention_maps import attention_maps
+from patchline.pipeline.visual_guide.attention_maps import attention_maps, label_maps
 from patchline.pipeline.visual_guide.covering_test import covering_test
 from patchline.pipeline.visual_guide.explaining import ImageToExplain, subject_of, write_guide
 
@@ -53,11 +55,11 @@ def explain_predictions(
     """
     large = sum(each.numel() for each in model.parameters()) > _LARGE_MODEL
     test = table[table["split"] == "test"]
-    worst = confident_errors(Predictions.of(test))[: job.errors]
+    worst = _worst(test, description, job.errors)
     explanations = Explanations()
     try:
-        if len(worst):
-            explanations = _error_maps(model, description, images, test.iloc[worst], job.folder)
+        if len(worst.rows):
+            explanations = _error_maps(model, description, images, worst, job.folder)
         tested = _spread(test["row"].to_numpy(), _TESTED_IMAGES_LARGE if large else _TESTED_IMAGES)
         pixels = [np.array(images[row]) for row in tested]
         covering = covering_test(model, description, pixels, job.seed)
@@ -68,7 +70,7 @@ def explain_predictions(
         model,
         description,
         images,
-        choose_images(table),
+        choose_images(table, description.classes if description.is_multi_label else None),
         job.folder,
         job.name,
         occlusion=not large,
@@ -76,17 +78,38 @@ def explain_predictions(
     return explanations
 
 
+class _Worst(NamedTuple):
+    """The worst errors: rows of the table, and with sets of labels, the wrong label of each."""
+
+    rows: pd.DataFrame
+    labels: Array | None = None
+
+
+def _worst(test: pd.DataFrame, description: ModelDescription, most: int) -> _Worst:
+    """Return the most confident errors; with sets of labels, the most probable false positives."""
+    if not description.is_multi_label:
+        return _Worst(test.iloc[confident_errors(Predictions.of(test))[:most]])
+    predictions = LabelSetPredictions.of(test, description.classes)
+    pairs = false_positives(predictions).of_one_image_each(most)
+    return _Worst(test.iloc[pairs.images_M], pairs.labels_M)
+
+
 def _error_maps(
     model: nn.Module,
     description: ModelDescription,
     images: StoredImages,
-    rows: pd.DataFrame,
+    worst: _Worst,
     folder: Path,
 ) -> Explanations:
-    maps = attention_maps(model, description, [np.array(images[row]) for row in rows["row"]])
+    pixels = [np.array(images[row]) for row in worst.rows["row"]]
+    maps = (
+        attention_maps(model, description, pixels)
+        if worst.labels is None
+        else label_maps(model, description, pixels, worst.labels)
+    )
     file = folder / _MAPS_FILE
     with replacing(file) as temporary, temporary.open("wb") as opened:
-        np.savez(opened, positions=rows.index.to_numpy(np.int64), maps=maps.maps_Bhw)
+        np.savez(opened, positions=worst.rows.index.to_numpy(np.int64), maps=maps.maps_Bhw)
     return Explanations(maps_file=file, maps_kind=maps.kind)
 
 

@@ -25,7 +25,7 @@ from patchline.pipeline.evaluation.plots import (
     training_curves,
 )
 from patchline.pipeline.evaluation.report import EvaluationReport
-from patchline.pipeline.evaluation.slices import Slice
+from patchline.pipeline.evaluation.slices import Part
 from patchline.pipeline.files.atomic_files import write_text
 from patchline.pipeline.frozen_model import FrozenModel
 from patchline.pipeline.metrics.classification import ClassMetrics
@@ -122,7 +122,7 @@ def write_html(
         explained=looked.pages,
         reliability=vector_graphic(reliability_diagram(report)),
         mean_confidence=_mean_confidence(report),
-        slices=_by_column(report.slices),
+        slices=by_column(report.slices),
         slice_meanings={column: meaning_of(column) for column in report.config.slices},
         curves=vector_graphic(training_curves(history)) if history else "",
         preview=picture(preview) if preview else "",
@@ -206,8 +206,9 @@ def _galleries(
     ]
 
 
-def _by_column(slices: Sequence[Slice]) -> dict[str, list[Slice]]:
-    columns: dict[str, list[Slice]] = {}
+def by_column(slices: Sequence[Part]) -> dict[str, list[Part]]:
+    """Return slices of the images by their column."""
+    columns: dict[str, list[Part]] = {}
     for part in slices:
         columns.setdefault(part.column, []).append(part)
     return columns

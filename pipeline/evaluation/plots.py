@@ -28,12 +28,15 @@ CONFUSION, CONFUSION_SHARES = "confusion_matrix.png", "confusion_matrix_normalis
 RELIABILITY, CURVES = "reliability.png", "training_curves.png"
 ERRORS, UNCERTAIN = "confident_errors.png", "least_certain.png"
 LABEL_ERRORS = "likely_label_errors.png"
+FALSE_POSITIVES, FALSE_NEGATIVES = "false_positives.png", "false_negatives.png"
+MISSING_LABELS = "missing_labels.png"
 
 _MOST_NUMBERED_CLASSES = 21
 _MOST_TILES, _COLUMNS = 24, 6
 _TILE_WIDTH, _TILE_HEIGHT = 1.7, 2.15
 _SIDE, _GAP, _WORDS = 1.55, 0.08, 0.5
 """Inches in a tile: longest side of the image, gap, and height of the caption above it."""
+_TITLES = {"map": "mAP"}
 _MATRIX_PAD = 0.15
 """Inches at the sides: the layout takes the rotated names for narrower than they are."""
 INK, BLUE, ORANGE, GREY = "#1b1f24", "#2563a8", "#c2571a", "#8a929c"
@@ -168,14 +171,27 @@ def training_curves(
     for place, key in enumerate(keys, 1):
         axes = figure.add_subplot(1, len(keys), place)
         for split, colour in (("train", ORANGE), ("validation", BLUE)):
+            if f"{split}_{key}" not in history[0]:
+                continue
             values = [record[f"{split}_{key}"] for record in history]
             marker = "o" if len(values) < 3 else ""  # noqa: PLR2004 - one or two points make no line
             axes.plot(epochs, values, color=colour, label=split, marker=marker, linewidth=1.6)
-        axes.set_title(key.capitalize(), loc="left", size=11)
+        axes.set_title(_TITLES.get(key, key.capitalize()), loc="left", size=11)
         axes.set_xlabel("epoch")
         plain_axes(axes)
         axes.legend(frameon=False)
     return figure
+
+
+class Tile(NamedTuple):
+    """An image of a gallery as it is plotted."""
+
+    position: int
+    """Of the image."""
+    names: tuple[str, ...]
+    """Classes, of which the second was predicted for the first."""
+    words: str
+    """Below them."""
 
 
 def plot_gallery(
@@ -184,30 +200,44 @@ def plot_gallery(
     file: Path,
     classes: Sequence[str] = (),
 ) -> Path:
-    """Plot at most 24 images of a gallery, each with its label and prediction.
+    """Plot at most 24 images of a gallery, each with its label and prediction."""
+    tiles = [
+        Tile(image.position, (image.label, image.predicted), f"{image.probability:.0%}")
+        for image in images
+    ]
+    return plot_tiles(tiles, pixels_of, file, classes)
+
+
+def plot_tiles(
+    tiles: Sequence[Tile],
+    pixels_of: Callable[[int], np.ndarray[Any, np.dtype[np.uint8]]],
+    file: Path,
+    classes: Sequence[str] = (),
+) -> Path:
+    """Plot at most 24 images with what is said about them.
 
     Args:
-        images: of the gallery.
+        tiles: the images.
         pixels_of: returns the pixels of an image by its position.
         file: to write.
         classes: of the model; a name that no font shows is replaced by its number among them.
     """
-    shown = images[:_MOST_TILES]
-    rows = gallery_rows(len(images))
+    shown = tiles[:_MOST_TILES]
+    rows = gallery_rows(len(tiles))
     figure = new_figure(_TILE_WIDTH * _COLUMNS, _TILE_HEIGHT * rows, layout="none")
     if not shown:
         figure.text(0.5, 0.5, "no images", ha="center", color=GREY)
     axes = figure.add_axes((0, 0, 1, 1))  # one for all tiles: one each takes ten times as long
-    for place, image in enumerate(shown):
+    for place, tile in enumerate(shown):
         row, column = divmod(place, _COLUMNS)
         left, top = column * _TILE_WIDTH + _GAP, row * _TILE_HEIGHT + _WORDS
-        pixels = pixels_of(image.position)
+        pixels = pixels_of(tile.position)
         height, width = pixels.shape[:2]
         scale = _SIDE / max(height, width)
         extent = (left, left + width * scale, top + height * scale, top)
         axes.imshow(pixels.squeeze(), cmap="gray", vmin=0, vmax=255, extent=extent)
-        names = [_short(n) for n in drawable_names((image.label, image.predicted), classes)]
-        caption = f"{names[0]} → {names[1]}\n{image.probability:.0%}"
+        names = [_short(n) for n in drawable_names(tile.names, classes)]
+        caption = f"{' → '.join(names)}\n{tile.words}"
         middle, family = left + _SIDE / 2, families_showing(names)
         axes.text(
             middle, top - _GAP / 2, caption, ha="center", size=9, parse_math=False, family=family

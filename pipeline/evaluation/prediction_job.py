@@ -9,6 +9,7 @@ import numpy as np
 import pandas as pd
 
 from patchline.pipeline.data.splits.folds import rows_of_fold
+from patchline.pipeline.evaluation.multi_label.label_set_robustness import LabelSetRobustness
 from patchline.pipeline.evaluation.robustness import Robustness
 from patchline.pipeline.evaluation.test_time_averaging import TestTimeAveraging
 from patchline.pipeline.frozen_model import FrozenModel
@@ -106,5 +107,5 @@ class PredictionResult(FrozenModel):
     explanations: Explanations = Explanations()
     features_file: Path | None = None
     """Features of some validation and test images by the final model; None if it has none."""
-    robustness: Robustness | None = None
+    robustness: Robustness | LabelSetRobustness | None = None
     averaging: TestTimeAveraging | None = None

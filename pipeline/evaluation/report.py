@@ -5,7 +5,6 @@ Everything is computed from calibrated probabilities, so that a run and `patchli
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,15 +16,12 @@ from patchline.pipeline.evaluation.answers_report import AnswersReport
 from patchline.pipeline.evaluation.config import EvaluationConfig
 from patchline.pipeline.evaluation.galleries import GalleryImage
 from patchline.pipeline.evaluation.headline import Headline
+from patchline.pipeline.evaluation.model_report import ModelReport
 from patchline.pipeline.evaluation.predictions import Predictions
 from patchline.pipeline.evaluation.robustness import Robustness
 from patchline.pipeline.evaluation.slices import Slice, slices, undivided
-from patchline.pipeline.evaluation.test_time_averaging import TestTimeAveraging
-from patchline.pipeline.files.atomic_files import write_text
-from patchline.pipeline.frozen_model import FrozenModel
 from patchline.pipeline.metrics.calibration import (
     Answers,
-    ReliabilityBin,
     calibration_error_of,
     reliability,
     reliability_of,
@@ -40,25 +36,14 @@ from patchline.pipeline.metrics.classification import (
 from patchline.pipeline.metrics.confusion_cells import ConfusionCells
 from patchline.pipeline.metrics.intervals import MetricEstimate
 from patchline.pipeline.metrics.temperature import TemperatureFit
-from patchline.pipeline.provenance.provenance import UNKNOWN, ProvenanceSummary
-from patchline.pipeline.visual_guide.covering_result import CoveringTest
 
 Array = np.ndarray[Any, Any]
-_MOST_INDENTED_CLASSES, _MOST_MATRIX_CLASSES = 100, 1000
+_MOST_MATRIX_CLASSES = 1000
 
 
-class EvaluationReport(FrozenModel):
-    """The result of an evaluation."""
+class EvaluationReport(ModelReport):
+    """The result of an evaluation of a model whose images have one label."""
 
-    name: str
-    split: str
-    data_fingerprint: str
-    images_fingerprint: str = ""
-    """Version of the images of this report: equal for two models that saw the same ones."""
-    images: int
-    classes: tuple[str, ...]
-    metrics: dict[str, MetricEstimate]
-    """Metrics by name, prefixed with the split: `test/accuracy`."""
     by_class: tuple[ClassMetrics, ...]
     """Metrics of each class, in the order of `classes`."""
     confusion: tuple[tuple[int, ...], ...]
@@ -77,37 +62,16 @@ class EvaluationReport(FrozenModel):
     calibration: TemperatureFit
     """The temperature, fitted on the validation split of the training data, and whether that
     determines it."""
-    computed_by: str = ""
-    """What computed the probabilities, in words."""
-    reliability: tuple[ReliabilityBin, ...]
-    """Reliability of the calibrated probabilities."""
-    uncalibrated_reliability: tuple[ReliabilityBin, ...]
-    """Reliability without temperature scaling."""
-    uncalibrated_ece: MetricEstimate
-    """Expected calibration error without temperature scaling."""
     slices: tuple[Slice, ...]
-    undivided: dict[str, str]
-    """Requested columns that have one value for all images, with that value."""
-    provenance: ProvenanceSummary = UNKNOWN
-    """Whether all images that the model has seen are recorded, so that these images are not among
-    them."""
     answers: AnswersReport | None = None
     """Prediction sets and warnings on these images; None of a model without rules for them."""
-    covering_test: CoveringTest | None = None
-    """Whether maps of attention and gradient mean anything for this model; only of runs."""
-    averaging: TestTimeAveraging | None = None
-    """Whether the model predicts each image with its mirror image; None if that is as trained."""
     robustness: Robustness | None = None
     """Accuracy on corrupted versions of a sample of these images; None if it was not asked for."""
-    config: EvaluationConfig
 
     @property
-    def with_robustness(self) -> EvaluationReport:
-        """The same report, whose metrics include those on corrupted images."""
-        if self.robustness is None:
-            return self
-        further = {f"{self.split}/{key}": value for key, value in self.robustness.metrics.items()}
-        return self.model_copy(update={"metrics": {**self.metrics, **further}})
+    def corrupted_metrics(self) -> dict[str, MetricEstimate]:
+        """Accuracy on corrupted images by name, without the split."""
+        return self.robustness.metrics if self.robustness else {}
 
     @property
     def accuracy(self) -> MetricEstimate:
@@ -201,7 +165,7 @@ def evaluate(
         computed_by=computed_by,
         **_calibration(probabilities, labels, calibration),
         slices=slices(predictions, config),
-        undivided=undivided(predictions, config),
+        undivided=undivided(predictions.table, config),
         config=config,
     )
 
@@ -227,9 +191,3 @@ def _confusion(labels_N: Array, answers_N: Array, num_classes: int) -> dict[str,
     cells = ConfusionCells.of_answers(labels_N, answers_N, num_classes)
     columns = np.column_stack([cells.rows_M, cells.columns_M, cells.counts_M])
     return {"confusion": (), "confusion_cells": tuple(map(tuple, columns.tolist()))}
-
-
-def save(report: EvaluationReport, file: Path) -> None:
-    """Write the report as JSON; with many classes on one line, to keep it small."""
-    indent = 2 if len(report.classes) <= _MOST_INDENTED_CLASSES else None
-    write_text(file, report.model_dump_json(indent=indent) + "\n")

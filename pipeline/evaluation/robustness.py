@@ -5,7 +5,8 @@ Shapes: N images, K classes, V corrupted versions of each image.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -85,25 +86,20 @@ def measured_robustness(
         on_progress: called with the number of predicted images, and of all.
     """
     count = len(images_NHWC)
-    total = count * (VERSIONS + 1)
-    clean_N = _right(scores, images_NHWC, labels_N)
-    cells: list[CorruptedAccuracy] = []
-    right_VN: list[Array] = []
-    for name in CORRUPTIONS:
-        for severity in SEVERITIES:
-            versions = np.stack([corrupted(each, name, severity, seed) for each in images_NHWC])
-            right_N = _right(scores, versions, labels_N)
-            right_VN.append(right_N)
-            cells.append(
-                CorruptedAccuracy(
-                    corruption=name,
-                    severity=severity,
-                    accuracy=proportion(int(right_N.sum()), count),
-                    difference=paired_difference(clean_N, right_N),
-                )
-            )
-            if on_progress:
-                on_progress(count * (len(cells) + 1), total)
+    clean_N, *right_VN = (
+        scores_NK.argmax(axis=1) == labels_N
+        for scores_NK in scores_of_versions(scores, images_NHWC, seed, on_progress)
+    )
+    names = [(name, severity) for name in CORRUPTIONS for severity in SEVERITIES]
+    cells = [
+        CorruptedAccuracy(
+            corruption=name,
+            severity=severity,
+            accuracy=proportion(int(right_N.sum()), count),
+            difference=paired_difference(clean_N, right_N),
+        )
+        for (name, severity), right_N in zip(names, right_VN, strict=True)
+    ]
     shares_VN = np.stack(right_VN).astype(np.float64)
     by_name = shares_VN.reshape(len(CORRUPTIONS), len(SEVERITIES), count).mean(axis=1)
     return Robustness(
@@ -119,14 +115,34 @@ def measured_robustness(
     )
 
 
-def _right(scores: Scores, images_NHWC: Array, labels_N: Array) -> Array:
-    """Return which images are predicted correctly."""
+def scores_of_versions(
+    scores: Scores,
+    images_NHWC: Array,
+    seed: int,
+    on_progress: Callable[[int, int], None] | None = None,
+) -> Iterator[Array]:
+    """Yield the scores (N, K) of the images as they are, then of each corruption and severity.
+
+    Args:
+        scores: the model.
+        images_NHWC: uint8, as the model takes them.
+        seed: of the corruptions.
+        on_progress: called with the number of predicted images, and of all.
+    """
+    count = len(images_NHWC)
+    yield _scored(scores, images_NHWC)
+    for version, (name, severity) in enumerate(product(CORRUPTIONS, SEVERITIES), 2):
+        versions = np.stack([corrupted(each, name, severity, seed) for each in images_NHWC])
+        yield _scored(scores, versions)
+        if on_progress:
+            on_progress(count * version, count * (VERSIONS + 1))
+
+
+def _scored(scores: Scores, images_NHWC: Array) -> Array:
     parts = [
-        scores(images_NHWC[start : start + _BATCH]).argmax(axis=1)
-        for start in range(0, len(images_NHWC), _BATCH)
+        scores(images_NHWC[start : start + _BATCH]) for start in range(0, len(images_NHWC), _BATCH)
     ]
-    right_N: Array = np.concatenate(parts) == labels_N
-    return right_N
+    return np.concatenate(parts)
 
 
 def _mean(values_N: Array, ends: tuple[float, float]) -> MetricEstimate:

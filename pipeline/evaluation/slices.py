@@ -1,8 +1,8 @@
-"""Accuracy on slices of the images: by group, by size, by any column of the manifest."""
+"""Metrics on slices of the images: by group, by size, by any column of the manifest."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import PurePosixPath
 from typing import Any
 
@@ -20,48 +20,78 @@ _QUARTERS = 4
 _UNITS = {"size": "px", "width": "px", "height": "px"}
 
 
-class Slice(FrozenModel):
-    """A subset of the images, and the accuracy on it."""
+class Part(FrozenModel):
+    """A subset of the images."""
 
     column: str
     value: str
     images: int
-    accuracy: MetricEstimate
     small: bool
     """Fewer images than `evaluation.small_sample`."""
     differs: bool
-    """Whether the interval excludes the accuracy on all images."""
+    """Whether the interval of its metric excludes that of all images."""
+
+
+class Slice(Part):
+    """A subset of the images, and the accuracy on it."""
+
+    accuracy: MetricEstimate
+
+    @property
+    def metric(self) -> MetricEstimate:
+        """What is compared with that of all images."""
+        return self.accuracy
 
 
 def slices(predictions: Predictions, config: EvaluationConfig) -> tuple[Slice, ...]:
     """Return the slices by each chosen column; a column with one value has none."""
     right_N = predictions.probabilities_NK.argmax(axis=1) == predictions.labels_N
-    overall = float(right_N.mean())
-    result = []
+
+    def accuracy(chosen_N: Array) -> MetricEstimate:
+        return proportion(int(right_N[chosen_N].sum()), int(chosen_N.sum()))
+
+    measured = measured_parts(predictions.table, config, accuracy, float(right_N.mean()))
+    return tuple(Slice(**part, accuracy=estimate) for part, estimate, _ in measured)
+
+
+def measured_parts(
+    table: pd.DataFrame,
+    config: EvaluationConfig,
+    metric: Callable[[Array], MetricEstimate],
+    overall: float,
+) -> Iterator[tuple[dict[str, Any], MetricEstimate, Array]]:
+    """Yield the fields of `Part` for each subset by each chosen column, its metric and its mask.
+
+    Args:
+        table: predictions of N images.
+        config: has the columns; one with a single value has no subsets.
+        metric: returns that of the images that a mask (N) chooses.
+        overall: that of all images.
+    """
     for column in config.slices:
-        parts = list(_parts(column, _values(predictions.table, column)))
+        parts = list(_parts(column, _values(table, column)))
         if len(parts) < 2:  # noqa: PLR2004 - one part is no division
             continue
         for value, chosen_N in parts:
-            accuracy = proportion(int(right_N[chosen_N].sum()), int(chosen_N.sum()))
-            result.append(
-                Slice(
-                    column=column,
-                    value=value,
-                    images=accuracy.n,
-                    accuracy=accuracy,
-                    small=accuracy.n < config.small_sample,
-                    differs=not accuracy.low <= overall <= accuracy.high,
-                )
+            estimate, images = metric(chosen_N), int(chosen_N.sum())
+            yield (
+                {
+                    "column": column,
+                    "value": value,
+                    "images": images,
+                    "small": images < config.small_sample,
+                    "differs": not estimate.low <= overall <= estimate.high,
+                },
+                estimate,
+                chosen_N,
             )
-    return tuple(result)
 
 
-def undivided(predictions: Predictions, config: EvaluationConfig) -> dict[str, str]:
+def undivided(table: pd.DataFrame, config: EvaluationConfig) -> dict[str, str]:
     """Return the chosen columns that have one value for all images, with that value."""
     reasons = {}
     for column in config.slices:
-        parts = list(_parts(column, _values(predictions.table, column)))
+        parts = list(_parts(column, _values(table, column)))
         if len(parts) == 1:
             reasons[column] = parts[0][0]
     return reasons

@@ -15,6 +15,8 @@ import numpy as np
 from patchline.pipeline.files.atomic_files import write_text
 from patchline.pipeline.files.workspace_folder import make_folder
 from patchline.pipeline.frozen_model import FrozenModel
+from patchline.pipeline.metrics.multi_label import paired_bootstrap
+from patchline.pipeline.metrics.multi_label.paired_bootstrap import PairedMetric, paired_map
 from patchline.pipeline.metrics.paired_test import (
     PairedDifference,
     is_better,
@@ -40,9 +42,9 @@ class TestTimeAveraging(FrozenModel):
     state: Literal["on", "off", "not tried"]
     why: str = ""
     """Why it was not tried."""
-    validation: PairedDifference | None = None
-    """Which decides."""
-    test: PairedDifference | None = None
+    validation: PairedDifference | PairedMetric | None = None
+    """Which decides: of the accuracy, or of the mAP of sets of labels."""
+    test: PairedDifference | PairedMetric | None = None
     """Which reports what was decided; None unless it is on."""
 
     @property
@@ -71,6 +73,19 @@ def decided(plain_N: Array, averaged_N: Array) -> TestTimeAveraging:
     return TestTimeAveraging(state="on" if is_better(pair) else "off", validation=pair)
 
 
+def decided_by_map(labels_NK: Array, plain_NK: Array, averaged_NK: Array) -> TestTimeAveraging:
+    """Return whether averaging is worth its cost for sets of labels.
+
+    Args:
+        labels_NK: 1 where a validation image has a label, else 0.
+        plain_NK: scores of each image alone.
+        averaged_NK: scores of the image with its mirror image.
+    """
+    pair = paired_map(labels_NK, plain_NK, averaged_NK)
+    state: Literal["on", "off"] = "on" if paired_bootstrap.is_better(pair) else "off"
+    return TestTimeAveraging(state=state, validation=pair)
+
+
 def averaging(description: ModelDescription) -> ModelDescription:
     """Return the description of the same model when it averages views."""
     settings = {**description.model.model_dump(), SETTING: True}
@@ -93,7 +108,12 @@ def averaging_copy(folder: Path, target: Path) -> Path:
     return target
 
 
-def _compared(pair: PairedDifference, split: str) -> str:
+def _compared(pair: PairedDifference | PairedMetric, split: str) -> str:
+    if isinstance(pair, PairedMetric):
+        return (
+            f"on {pair.difference.n:,} {split} images, mAP is {pair.b:.1%} together with the "
+            f"mirror image and {pair.a:.1%} alone (p {pair.p_value:.2g})"
+        )
     return (
         f"of {pair.difference.n:,} {split} images, {pair.only_b_right} are correct only together "
         f"with the mirror image and {pair.only_a_right} only alone (p {pair.p_value:.2g})"

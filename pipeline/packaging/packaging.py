@@ -6,8 +6,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 from patchline.pipeline.evaluation.answers_report import REFERENCE_FILE
-from patchline.pipeline.evaluation.evaluating import PREDICTIONS_FILE, Evaluated
+from patchline.pipeline.evaluation.evaluating import Evaluated
 from patchline.pipeline.evaluation.trained_run import TrainedRun
+from patchline.pipeline.evaluation.written_report import PREDICTIONS_FILE
 from patchline.pipeline.labels.label_sets import MULTI_LABEL, SINGLE_LABEL
 from patchline.pipeline.metrics.label_calibration import LabelCalibration
 from patchline.pipeline.metrics.temperature import TemperatureFit

@@ -29,10 +29,7 @@ from patchline.pipeline.evaluation.answers_report import (
     checked_answers,
 )
 from patchline.pipeline.evaluation.config import EvaluationConfig, SplitChoice
-from patchline.pipeline.evaluation.evaluating import write_report
 from patchline.pipeline.evaluation.html_report import ReportPage
-from patchline.pipeline.evaluation.multi_label.judging import unsupported_parts
-from patchline.pipeline.evaluation.multi_label.label_set_page import write_label_set_report
 from patchline.pipeline.evaluation.multi_label.label_set_predictions import (
     LabelSetPredictions,
     with_label_sets,
@@ -41,14 +38,13 @@ from patchline.pipeline.evaluation.multi_label.label_set_report import (
     MultiLabelReport,
     evaluate_label_sets,
 )
+from patchline.pipeline.evaluation.multi_label.label_set_robustness import LabelSetRobustness
+from patchline.pipeline.evaluation.prediction_job import CorruptionJob
 from patchline.pipeline.evaluation.predictions import Predictions, with_probabilities
 from patchline.pipeline.evaluation.report import EvaluationReport, evaluate
-from patchline.pipeline.evaluation.robustness import (
-    VERSIONS,
-    Robustness,
-    measured_robustness,
-    sampled_rows,
-)
+from patchline.pipeline.evaluation.robustness import VERSIONS, Robustness, sampled_rows
+from patchline.pipeline.evaluation.robustness_by_task import robustness_of
+from patchline.pipeline.evaluation.written_report import ReportContents, write_report
 from patchline.pipeline.files.stored_images import StoredImages
 from patchline.pipeline.frozen_model import FrozenModel
 from patchline.pipeline.labels import label_sets
@@ -169,7 +165,9 @@ def evaluate_version(
     unused = set(own_columns(selection.rows.columns)) - set(choices.report.slices)
     rows = selection.rows.drop(columns=list(unused))
     if package.is_multi_label:
-        return _evaluated_label_sets(chosen, choices, folder, rows, probabilities, images)
+        return _evaluated_label_sets(
+            chosen, choices, folder, rows, probabilities, images, on_progress
+        )
     table = with_probabilities(rows, package.classes, probabilities)
     predictions = Predictions.of(table)
     report = evaluate(
@@ -186,11 +184,12 @@ def evaluate_version(
         update={
             "provenance": chosen.records.provenance.summary,
             "answers": _answers(package, predictions, images, distances, choices.report),
-            "robustness": _robustness(package, images, predictions, choices.report, on_progress),
+            "robustness": _robustness(package, images, rows, choices.report, on_progress),
         }
     )
     page = _page(chosen.records, data, selection, choices)
-    html = write_report(report, page, table, lambda position: images[position], folder)
+    contents = ReportContents(page, table, lambda position: images[position])
+    html = write_report(report, contents, folder)
     return VersionEvaluation(chosen.records.reference, data, selection, report, html)
 
 
@@ -201,6 +200,7 @@ def _evaluated_label_sets(
     rows: pd.DataFrame,
     probabilities_NK: Array,
     images: StoredImages,
+    on_progress: StageProgress,
 ) -> VersionEvaluation:
     """Write the report of a model that gives sets of labels, with the package's thresholds."""
     data, selection, records = chosen.data, chosen.selection, chosen.records
@@ -223,32 +223,34 @@ def _evaluated_label_sets(
     ).model_copy(
         update={
             "provenance": records.provenance.summary,
-            "unsupported": tuple(unsupported_parts(choices.report)),
+            "robustness": _robustness(package, images, rows, choices.report, on_progress),
         }
     )
     page = _page(records, data, selection, choices)
-    html = write_label_set_report(report, page, table, lambda position: images[position], folder)
+    contents = ReportContents(page, table, lambda position: images[position])
+    html = write_report(report, contents, folder)
     return VersionEvaluation(records.reference, data, selection, report, html)
 
 
 def _robustness(
     package: PackagedModel,
     images: StoredImages,
-    predictions: Predictions,
+    evaluated: pd.DataFrame,
     config: EvaluationConfig,
     on_progress: StageProgress,
-) -> Robustness | None:
+) -> Robustness | LabelSetRobustness | None:
     """Predict a sample of the images in corrupted versions, if the settings ask for it."""
     if not config.corruptions:
         return None
-    rows = sampled_rows(len(images), config.corruptions, _SEED)
-    stage = f"Predicting {counted(len(rows) * (VERSIONS + 1), 'image')}, most of them corrupted"
-    return measured_robustness(
+    sample = sampled_rows(len(images), config.corruptions, _SEED)
+    stage = f"Predicting {counted(len(sample) * (VERSIONS + 1), 'image')}, most of them corrupted"
+    return robustness_of(
         package.probabilities,
-        np.array(images[rows]),
-        predictions.labels_N[rows],
-        _SEED,
-        lambda done, total: on_progress(stage, done, total),
+        np.array(images[sample]),
+        list(evaluated["label"].iloc[sample]),
+        CorruptionJob(images=config.corruptions, seed=_SEED, classes=tuple(package.classes)),
+        is_multi_label=package.is_multi_label,
+        on_progress=lambda done, total: on_progress(stage, done, total),
     )
 
 

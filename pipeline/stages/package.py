@@ -11,8 +11,9 @@ from patchline.pipeline.config import RunConfig
 from patchline.pipeline.data.ingested_data import IngestedData, PreparedData
 from patchline.pipeline.data.seen_images import seen_images_notes
 from patchline.pipeline.evaluation.answers_report import REFERENCE_FILE
-from patchline.pipeline.evaluation.evaluating import PREDICTIONS_FILE, Evaluated
+from patchline.pipeline.evaluation.evaluating import Evaluated
 from patchline.pipeline.evaluation.trained_run import TrainedRun
+from patchline.pipeline.evaluation.written_report import PREDICTIONS_FILE
 from patchline.pipeline.files.file_digest import digest_of
 from patchline.pipeline.initial_weights.recipe import display_name
 from patchline.pipeline.initial_weights.starting_point import StartingPoint

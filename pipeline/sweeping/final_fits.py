@@ -14,7 +14,8 @@ import numpy as np
 import pandas as pd
 
 from patchline.pipeline.config import RunConfig
-from patchline.pipeline.evaluation.evaluating import PREDICTIONS_FILE, Evaluated
+from patchline.pipeline.evaluation.evaluating import Evaluated
+from patchline.pipeline.evaluation.written_report import PREDICTIONS_FILE
 from patchline.pipeline.labels import label_sets
 from patchline.pipeline.labels.label_sets import MULTI_LABEL
 from patchline.pipeline.metrics.intervals import MetricEstimate

@@ -59,18 +59,7 @@ def attention_maps(
     """
     inside = _inside(model, description, images[0])
     if inside is None:
-        grid = cell_grid(images[0].shape[:2])
-        maps = [
-            gradient_maps(
-                model,
-                normalised(_batch([image]), description.image),
-                None,
-                grid,
-                is_multi_label=description.is_multi_label,
-            )
-            for image in images
-        ]
-        return AttentionMaps("gradient", np.maximum(np.concatenate(maps), 0))
+        return _of_gradient(model, description, images, None)
     together = max(1, _MOST_WEIGHTS // inside.weights)
     layers = []
     for start in range(0, len(images), together):
@@ -84,6 +73,36 @@ def attention_maps(
             _patch_shares(attention_LBANN[:, place], inside) for place in range(len(inputs_BCHW))
         ]
     return AttentionMaps("attention", np.stack(layers))
+
+
+def label_maps(
+    model: nn.Module, description: ModelDescription, images: Sequence[Pixels], labels_B: Array
+) -> AttentionMaps:
+    """Return which parts of some images support one label of each, by the gradient.
+
+    Attention is the same for all labels of an image, so that it explains none of them.
+    """
+    return _of_gradient(model, description, images, labels_B)
+
+
+def _of_gradient(
+    model: nn.Module,
+    description: ModelDescription,
+    images: Sequence[Pixels],
+    labels_B: Array | None,
+) -> AttentionMaps:
+    grid = cell_grid(images[0].shape[:2])
+    maps = [
+        gradient_maps(
+            model,
+            normalised(_batch([image]), description.image),
+            None if labels_B is None else torch.from_numpy(labels_B[place : place + 1]),
+            grid,
+            is_multi_label=description.is_multi_label,
+        )
+        for place, image in enumerate(images)
+    ]
+    return AttentionMaps("gradient", np.maximum(np.concatenate(maps), 0))
 
 
 def _inside(model: nn.Module, description: ModelDescription, image: Pixels) -> _Inside | None:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import pandas as pd
 
 from patchline.pipeline.config import RunConfig
 from patchline.pipeline.data.ingested_data import IngestedData
-from patchline.pipeline.evaluation.config import EvaluationConfig
 from patchline.pipeline.evaluation.multi_label.label_set_predictions import (
     LabelSetPredictions,
     checked_labels,
@@ -86,12 +84,7 @@ def judge(
         thresholds=thresholds,
         computed_by=computed_by,
         config=config.evaluation,
-    ).model_copy(
-        update={
-            "provenance": data.seen_before.provenance,
-            "unsupported": tuple(unsupported_parts(config.evaluation)),
-        }
-    )
+    ).model_copy(update={"provenance": data.seen_before.provenance})
     validated = LabelSetPredictions.of(table[table["split"] == "validation"], data.classes)
     validation = (
         label_set_map(validated.probabilities_NK, validated.labels_NK)
@@ -140,17 +133,3 @@ def calibrated_label_sets(
         thresholds = fit_label_thresholds(calibration.probabilities(logits_NK), labels_NK)
     probabilities_NK = calibration.probabilities(stacked(logits["logits"]))
     return with_label_sets(logits, classes, probabilities_NK, thresholds), calibration, thresholds
-
-
-def unsupported_parts(config: EvaluationConfig) -> Iterator[str]:
-    """Say which parts of the report were asked for that sets of labels do not have."""
-    if config.corruptions:
-        yield (
-            "evaluation.corruptions measures the accuracy of one label for each image; with sets "
-            "of labels, corrupted images are not evaluated"
-        )
-    if config.test_time_averaging != "off":
-        yield (
-            "evaluation.test_time_averaging is decided by the accuracy of one label for each "
-            "image; with sets of labels, images are predicted without averaging"
-        )

@@ -57,6 +57,12 @@ def false_positives(predictions: LabelSetPredictions) -> Pairs:
     return _ranked(wrong, -predictions.probabilities_NK)
 
 
+def true_positives(predictions: LabelSetPredictions) -> Pairs:
+    """Return predicted labels that an image has, the most probable first."""
+    right = (predictions.predicted_NK > 0) & (predictions.labels_NK > 0)
+    return _ranked(right, -predictions.probabilities_NK)
+
+
 def false_negatives(predictions: LabelSetPredictions) -> Pairs:
     """Return labels of an image that are not predicted, the least probable first."""
     missed = (predictions.predicted_NK == 0) & (predictions.labels_NK > 0)

@@ -2,22 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-import numpy as np
-
-from patchline.pipeline.evaluation import predictions as predictions_file
-from patchline.pipeline.evaluation.html_page import picture, render, thumbnail, vector_graphic
-from patchline.pipeline.evaluation.html_report import ReportPage
+from patchline.pipeline.evaluation.config import meaning_of
+from patchline.pipeline.evaluation.html_page import (
+    picture,
+    render,
+    thumbnail,
+    tinted,
+    vector_graphic,
+)
+from patchline.pipeline.evaluation.html_report import PixelsOf, ReportPage, WhereItLooked, by_column
 from patchline.pipeline.evaluation.multi_label.label_set_galleries import LabelSetImage
 from patchline.pipeline.evaluation.multi_label.label_set_report import MultiLabelReport
 from patchline.pipeline.evaluation.plots import (
     CURVES,
+    FALSE_NEGATIVES,
+    FALSE_POSITIVES,
+    MISSING_LABELS,
     OF_LABEL_SETS,
     RELIABILITY,
+    Tile,
     diagram_of,
+    plot_tiles,
     save_figure,
     training_curves,
 )
@@ -26,50 +35,80 @@ from patchline.pipeline.metrics.label_calibration import listed
 from patchline.pipeline.metrics.multi_label.label_set_metrics import LabelMetrics
 from patchline.pipeline.metrics.multi_label.names import MULTI_LABEL_METRICS
 
-PixelsOf = Callable[[int], np.ndarray[Any, np.dtype[np.uint8]]]
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
 _KEY_METRICS = ("micro_mAP", "macro_f1", "samples_f1", "exact_match", "ranking_loss", "ece")
 _MOST_OPEN_LABELS, _MOST_LISTED_LABELS = 20, 500
 _OPEN_IMAGES = 12
-_MOST_INDENTED_LABELS = 100
+_CURVES = ("loss", "map")
+_MAP_WORDS = (
+    " The second picture shows which parts support this label, by gradient times pixel: the "
+    "brighter, the more."
+)
+
+
+_Shown = tuple[LabelSetImage, str, str]
+"""An image with its data URI, and that of the map over it; the latter may be empty."""
 
 
 class _Gallery(NamedTuple):
     key: str
     title: str
     words: str
-    images: list[tuple[LabelSetImage, str]]
-    """Each image with its data URI."""
+    images: list[_Shown]
 
 
-def write_label_set_report(
+def write_label_set_plots(
     report: MultiLabelReport,
-    page: ReportPage,
-    table: Any,
     pixels_of: PixelsOf,
     folder: Path,
+    history: Sequence[Mapping[str, Any]] = (),
+) -> None:
+    """Write every plot under its fixed name; training curves only with a history."""
+    save_figure(_diagram(report), folder / RELIABILITY)
+    for images, name in (
+        (report.confident_false_positives, FALSE_POSITIVES),
+        (report.confident_false_negatives, FALSE_NEGATIVES),
+        (report.missing_labels, MISSING_LABELS),
+    ):
+        tiles = [_tile(image) for image in images]
+        plot_tiles(tiles, pixels_of, folder / name, report.classes)
+    if history:
+        save_figure(training_curves(history, _CURVES), folder / CURVES)
+
+
+def _diagram(report: MultiLabelReport) -> Figure:
+    return diagram_of(report.reliability, report.uncalibrated_reliability, OF_LABEL_SETS)
+
+
+def _tile(image: LabelSetImage) -> Tile:
+    words = f"{image.probability:.0%}, threshold {image.threshold:.0%}"
+    return Tile(image.position, (image.label,), words)
+
+
+def write_label_set_html(
+    report: MultiLabelReport,
+    page: ReportPage,
+    pixels_of: PixelsOf,
+    file: Path,
     *,
     history: Sequence[Mapping[str, Any]] = (),
     preview: Path | None = None,
-) -> Path:
-    """Write the page, the report as JSON, all predictions and the plots; return the page's path.
+    looked: WhereItLooked | None = None,
+) -> None:
+    """Write the page.
 
     Args:
-        report: the report to write.
-        page: the text of the page.
-        table: all predictions, numbered from 0; may include other splits.
-        pixels_of: returns the image (H, W, C) of a row of `table`.
-        folder: receives the files.
-        history: training history.
+        report: the metrics.
+        page: the text.
+        pixels_of: returns the images of the galleries.
+        file: the HTML file to write.
+        history: training history, for the training curves.
         preview: preview image of the augmentation.
+        looked: where the model looked.
     """
-    predictions_file.save(table, folder / "predictions.parquet")
-    indent = 2 if len(report.classes) <= _MOST_INDENTED_LABELS else None
-    write_text(folder / "report.json", report.model_dump_json(indent=indent) + "\n")
-    curves = training_curves(history, ("loss",)) if history else None
-    diagram = diagram_of(report.reliability, report.uncalibrated_reliability, OF_LABEL_SETS)
-    save_figure(diagram, folder / RELIABILITY)
-    if curves:
-        save_figure(curves, folder / CURVES)
+    looked = looked or WhereItLooked()
     labels = sorted(report.by_label, key=_worst_first)
     metrics = [
         (key.removeprefix(f"{report.split}/"), estimate) for key, estimate in report.metrics.items()
@@ -92,15 +131,17 @@ def write_label_set_report(
         thresholds=report.thresholds.sentence(report.classes),
         unfitted=frozenset(report.thresholds.unfitted(report.classes)),
         unknown=listed(report.unknown_labels),
-        galleries=[gallery for gallery in _galleries(report, pixels_of) if gallery.images],
+        galleries=[gallery for gallery in _galleries(report, pixels_of, looked) if gallery.images],
+        explained=looked.pages,
+        slices=by_column(report.slices),
+        slice_meanings={column: meaning_of(column) for column in report.config.slices},
+        samples_f1=report.metrics[f"{report.split}/samples_f1"],
         open_images=_OPEN_IMAGES,
-        reliability=vector_graphic(diagram),
-        curves=vector_graphic(curves) if curves else "",
+        reliability=vector_graphic(_diagram(report)),
+        curves=vector_graphic(training_curves(history, _CURVES)) if history else "",
         preview=picture(preview) if preview else "",
     )
-    html = folder / "report.html"
-    write_text(html, text)
-    return html
+    write_text(file, text)
 
 
 def _worst_first(row: LabelMetrics) -> tuple[bool, float]:
@@ -110,17 +151,26 @@ def _worst_first(row: LabelMetrics) -> tuple[bool, float]:
     )
 
 
-def _galleries(report: MultiLabelReport, pixels_of: PixelsOf) -> list[_Gallery]:
-    def shown(images: Sequence[LabelSetImage]) -> list[tuple[LabelSetImage, str]]:
-        return [(image, thumbnail(pixels_of(image.position))) for image in images]
+def _galleries(
+    report: MultiLabelReport, pixels_of: PixelsOf, looked: WhereItLooked
+) -> list[_Gallery]:
+    def shown(images: Sequence[LabelSetImage], *, mapped: bool = False) -> list[_Shown]:
+        rows = []
+        for image in images:
+            pixels = pixels_of(image.position)
+            seen_hw = looked.maps.get(image.position) if mapped else None
+            over = "" if seen_hw is None else thumbnail(tinted(seen_hw, pixels))
+            rows.append((image, thumbnail(pixels), over))
+        return rows
 
+    map_words = _MAP_WORDS if looked.maps else ""
     return [
         _Gallery(
             "false-positives",
             "False positives",
             f"{report.false_positives:,} predicted labels are not in the data: the most probable "
-            "first, one for each image.",
-            shown(report.confident_false_positives),
+            f"first, one for each image.{map_words}",
+            shown(report.confident_false_positives, mapped=True),
         ),
         _Gallery(
             "false-negatives",

@@ -13,6 +13,7 @@ from patchline.pipeline.data.manifests.manifest import contents_fingerprint
 from patchline.pipeline.errors import DataError
 from patchline.pipeline.evaluation.config import EvaluationConfig
 from patchline.pipeline.evaluation.headline import Headline
+from patchline.pipeline.evaluation.model_report import ModelReport
 from patchline.pipeline.evaluation.multi_label import label_set_galleries as galleries
 from patchline.pipeline.evaluation.multi_label.co_occurrence import (
     ConfusedLabels,
@@ -22,42 +23,50 @@ from patchline.pipeline.evaluation.multi_label.co_occurrence import (
 )
 from patchline.pipeline.evaluation.multi_label.label_set_galleries import LabelSetImage
 from patchline.pipeline.evaluation.multi_label.label_set_predictions import LabelSetPredictions
-from patchline.pipeline.frozen_model import FrozenModel
+from patchline.pipeline.evaluation.multi_label.label_set_robustness import LabelSetRobustness
+from patchline.pipeline.evaluation.slices import Part, measured_parts, undivided
 from patchline.pipeline.metrics.calibration import (
-    ReliabilityBin,
     calibration_error_of,
     reliability_of,
 )
-from patchline.pipeline.metrics.intervals import MetricEstimate
+from patchline.pipeline.metrics.intervals import MetricEstimate, proportion
 from patchline.pipeline.metrics.label_calibration import LabelCalibration, listed
 from patchline.pipeline.metrics.label_thresholds import LabelThresholds
+from patchline.pipeline.metrics.multi_label.image_metrics import exact_matches
 from patchline.pipeline.metrics.multi_label.label_set_metrics import (
     LabelMetrics,
     by_label,
     multi_label_metrics,
     pairs,
+    samples_f1,
 )
 from patchline.pipeline.metrics.multi_label.names import MAIN
 from patchline.pipeline.models.answer_rules import AnswerRules
-from patchline.pipeline.provenance.provenance import UNKNOWN, ProvenanceSummary
 
 Array = np.ndarray[Any, Any]
 
 
-class MultiLabelReport(FrozenModel):
-    """The result of an evaluation."""
+class LabelSetSlice(Part):
+    """A subset of the images, and the F1 of the labels of its images.
+
+    Not mAP, which depends on how many images of the subset have each label.
+    """
+
+    samples_f1: MetricEstimate
+    """Mean F1 of the labels of each image."""
+    exact_match: MetricEstimate
+    """Share of the images whose labels are all right."""
+
+    @property
+    def metric(self) -> MetricEstimate:
+        """What is compared with that of all images."""
+        return self.samples_f1
+
+
+class MultiLabelReport(ModelReport):
+    """The result of an evaluation of a model whose images have sets of labels."""
 
     task: Literal["multi_label"] = "multi_label"
-    name: str
-    split: str
-    data_fingerprint: str
-    images_fingerprint: str = ""
-    """Version of the images of this report: equal for two models that saw the same ones."""
-    images: int
-    classes: tuple[str, ...]
-    """The labels, in the order of the model's outputs."""
-    metrics: dict[str, MetricEstimate]
-    """Metrics by name, prefixed with the split: `test/mAP`."""
     by_label: tuple[LabelMetrics, ...]
     """Metrics of each label, in the order of `classes`."""
     unlabelled: int
@@ -84,33 +93,18 @@ class MultiLabelReport(FrozenModel):
     """Scale and shift of each label, fitted on the validation split of the training data."""
     thresholds: LabelThresholds
     """From which probability on each label is predicted."""
-    computed_by: str = ""
-    """What computed the probabilities, in words."""
-    reliability: tuple[ReliabilityBin, ...]
-    """Reliability of the calibrated probabilities of all pairs of image and label."""
-    uncalibrated_reliability: tuple[ReliabilityBin, ...]
-    """Reliability without calibration."""
-    uncalibrated_ece: MetricEstimate
-    """Expected calibration error without calibration."""
-    provenance: ProvenanceSummary = UNKNOWN
-    """Whether all images that the model has seen are recorded, so that these images are not among
-    them."""
+    slices: tuple[LabelSetSlice, ...] = ()
     answers: None = None
     """Prediction sets are for one label."""
     warning_rules: AnswerRules | None = None
     """Limits beyond which an image gets a warning; None if nothing was fitted."""
-    robustness: None = None
-    """Corruptions are for one label."""
-    averaging: None = None
-    """Test-time averaging is chosen for one label."""
-    unsupported: tuple[str, ...] = ()
-    """Parts of the report that were asked for and that it does not have, each with the reason."""
-    config: EvaluationConfig
+    robustness: LabelSetRobustness | None = None
+    """MAP on corrupted versions of a sample of these images; None if it was not asked for."""
 
     @property
-    def with_robustness(self) -> MultiLabelReport:
-        """The report itself, which has no metrics on corrupted images."""
-        return self
+    def corrupted_metrics(self) -> dict[str, MetricEstimate]:
+        """MAP on corrupted images by name, without the split."""
+        return self.robustness.metrics if self.robustness else {}
 
     @property
     def headline(self) -> Headline:
@@ -121,6 +115,11 @@ class MultiLabelReport(FrozenModel):
     def unknown_labels(self) -> tuple[str, ...]:
         """The labels that no image has, so that nothing is known about them."""
         return tuple(row.name for row in self.by_label if not row.images)
+
+    @property
+    def never_predicted(self) -> tuple[str, ...]:
+        """The labels that images have, and that none of them is given."""
+        return tuple(row.name for row in self.by_label if row.images and not row.predicted)
 
     @property
     def chance(self) -> float:
@@ -140,7 +139,7 @@ class MultiLabelReport(FrozenModel):
     @property
     def notes(self) -> tuple[str, ...]:
         """Sentences about what is not known or not calibrated, and what that means."""
-        notes = list(self.unsupported)
+        notes = []
         if self.unknown_labels:
             notes.append(
                 f"no {self.split} image has the label {listed(self.unknown_labels)}: unknown, and "
@@ -150,6 +149,11 @@ class MultiLabelReport(FrozenModel):
             notes.append(f"calibration: {self.calibration.sentence(self.classes)}")
         if not all(self.thresholds.fitted):
             notes.append(f"thresholds: {self.thresholds.sentence(self.classes)}")
+        if self.never_predicted:
+            notes.append(
+                f"never predicted on these {self.images:,} images, although some have it: "
+                f"{listed(self.never_predicted)}; no probability reaches its threshold"
+            )
         return tuple(notes)
 
 
@@ -223,5 +227,28 @@ def evaluate_label_sets(
         reliability=reliability_of(pairs(probabilities, labels)),
         uncalibrated_reliability=reliability_of(before),
         uncalibrated_ece=calibration_error_of(before),
+        slices=_slices(predictions, config),
+        undivided=undivided(predictions.table, config),
         config=config,
+    )
+
+
+def _slices(
+    predictions: LabelSetPredictions, config: EvaluationConfig
+) -> tuple[LabelSetSlice, ...]:
+    """Return the slices by each chosen column."""
+    labels_NK, predicted_NK = predictions.labels_NK, predictions.predicted_NK
+    right_N = exact_matches(labels_NK, predicted_NK)
+
+    def f1(chosen_N: Array) -> MetricEstimate:
+        return samples_f1(labels_NK[chosen_N], predicted_NK[chosen_N])
+
+    overall = samples_f1(labels_NK, predicted_NK).value
+    return tuple(
+        LabelSetSlice(
+            **part,
+            samples_f1=estimate,
+            exact_match=proportion(int(right_N[chosen_N].sum()), part["images"]),
+        )
+        for part, estimate, chosen_N in measured_parts(predictions.table, config, f1, overall)
     )

@@ -227,6 +227,12 @@ def macro_f1(labels_NK: Array, predicted_NK: Array) -> float:
     return float(mean_of_known(counts.f1(), axis=0))
 
 
+def samples_f1(labels_NK: Array, predicted_NK: Array) -> MetricEstimate:
+    """Return the mean F1 of the labels of each image, with its interval."""
+    f1_N = image_metrics.f1_of_images(labels_NK.astype(np.uint8), predicted_NK.astype(np.uint8))
+    return _of_variance(float(f1_N.mean()), float(f1_N.var()) / len(f1_N), len(f1_N))
+
+
 def drawn_macro_f1(weights_RN: Array, labels_NK: Array, predicted_NK: Array) -> Array:
     """Return the macro F1 of each draw (R), given how often it has each image (R, N) in float32."""
     parts = _parts(labels_NK.astype(np.uint8), predicted_NK.astype(np.uint8))
@@ -336,13 +342,18 @@ def _estimate(value: float, drawn_R: Array, n: int, most: float = 1.0) -> Metric
     The variance of few images is joined by that of a proportion of them, drawn a little from 0 and
     1, so that no error in all of them is not taken for certainty.
     """
+    return _of_variance(value, _variance(drawn_R), n, most)
+
+
+def _of_variance(value: float, variance: float, n: int, most: float = 1.0) -> MetricEstimate:
+    """Return the interval of a metric whose variance over samples of n images is known."""
     share, weight = float(value) / most, n / (n + _PRIOR_IMAGES)
     shrunk = (n * share + 0.5) / (n + 1)
     by_chance = shrunk * (1 - shrunk)
-    variance = weight * _variance(drawn_R) / most**2 + (1 - weight) * by_chance / n
+    joined = weight * variance / most**2 + (1 - weight) * by_chance / n
     spread = weight * share * (1 - share) + (1 - weight) * by_chance
     return with_effective_size(
-        float(value), n=n, effective_n=spread / variance, ends=(0.0, float(most))
+        float(value), n=n, effective_n=spread / joined, ends=(0.0, float(most))
     )
 
 

@@ -65,35 +65,64 @@ def paired_metrics(
         seed: of the draws.
     """
     n, num_labels = labels_NK.shape
-    present = np.flatnonzero(labels_NK.any(axis=0))
-    if not len(present):
-        nothing = MetricEstimate(value=0.0, low=-1.0, high=1.0, n=n)
-        unknown = PairedMetric(a=0.0, b=0.0, difference=nothing, p_value=1.0, draws=0)
-        return dict.fromkeys(PAIRED, unknown)
-    rankings = [
-        [Ranking.of(each.probabilities_NK[:, k], labels_NK[:, k]) for k in present]
-        for each in (a, b)
-    ]
-    drawn: dict[str, list[Array]] = {name: [] for name in PAIRED}
+    if not labels_NK.any():
+        return dict.fromkeys(PAIRED, _unknown(n))
+    scores = [each.probabilities_NK for each in (a, b)]
+    changes = _drawn_changes(labels_NK, *scores, draws=draws, seed=seed)
+    of_f1: list[Array] = []
     for counts_NR in drawn_counts(n, draws or draws_for(n, num_labels), seed):
-        before_R, now_R = (
-            mean_of_known(np.array([label.drawn(counts_NR) for label in each]), axis=0)
-            for each in rankings
-        )
-        drawn["mAP"].append(now_R - before_R)
         weights_RN = np.ascontiguousarray(counts_NR.T, dtype=np.float32)
         before_R, now_R = (
             drawn_macro_f1(weights_RN, labels_NK, each.predicted_NK) for each in (a, b)
         )
-        drawn["macro_f1"].append(now_R - before_R)
-    values = {
-        "mAP": [mean_average_precision(each.probabilities_NK, labels_NK) for each in (a, b)],
-        "macro_f1": [macro_f1(labels_NK, each.predicted_NK) for each in (a, b)],
-    }
+        of_f1.append(now_R - before_R)
+    maps = [mean_average_precision(each, labels_NK) for each in scores]
+    f1 = [macro_f1(labels_NK, each.predicted_NK) for each in (a, b)]
     return {
-        name: _paired(values[name][0], values[name][1], np.concatenate(drawn[name]), n)
-        for name in PAIRED
+        "mAP": _paired(maps[0], maps[1], changes, n),
+        "macro_f1": _paired(f1[0], f1[1], np.concatenate(of_f1), n),
     }
+
+
+def paired_map(
+    labels_NK: Array, a_NK: Array, b_NK: Array, *, draws: int | None = None, seed: int = 0
+) -> PairedMetric:
+    """Compare the mAP of two classifiers by their scores, as `paired_metrics` does.
+
+    Args:
+        labels_NK: 1 where an image has a label, else 0.
+        a_NK: scores of one classifier.
+        b_NK: those of the other, for the same images.
+        draws: R; by default 1,000, fewer with many images and labels.
+        seed: of the draws.
+    """
+    if not labels_NK.any():
+        return _unknown(len(labels_NK))
+    changes = _drawn_changes(labels_NK, a_NK, b_NK, draws=draws, seed=seed)
+    a, b = (mean_average_precision(each, labels_NK) for each in (a_NK, b_NK))
+    return _paired(a, b, changes, len(labels_NK))
+
+
+def _unknown(images: int) -> PairedMetric:
+    nothing = MetricEstimate(value=0.0, low=-1.0, high=1.0, n=images)
+    return PairedMetric(a=0.0, b=0.0, difference=nothing, p_value=1.0, draws=0)
+
+
+def _drawn_changes(
+    labels_NK: Array, a_NK: Array, b_NK: Array, *, draws: int | None, seed: int
+) -> Array:
+    """Return the difference in mAP of each draw (R)."""
+    n, num_labels = labels_NK.shape
+    present = np.flatnonzero(labels_NK.any(axis=0))
+    a, b = ([Ranking.of(each[:, k], labels_NK[:, k]) for k in present] for each in (a_NK, b_NK))
+    changes = []
+    for counts_NR in drawn_counts(n, draws or draws_for(n, num_labels), seed):
+        before_R, now_R = (
+            mean_of_known(np.array([label.drawn(counts_NR) for label in each]), axis=0)
+            for each in (a, b)
+        )
+        changes.append(now_R - before_R)
+    return np.concatenate(changes)
 
 
 def is_better(pair: PairedMetric, significance: float = 0.05) -> bool:
@@ -106,10 +135,15 @@ def _paired(a: float, b: float, differences_R: Array, n: int) -> PairedMetric:
     if not len(known):
         known = np.zeros(1)
     value, draws = b - a, len(known)
-    beyond = int(min((known <= 0).sum(), (known >= 0).sum()))
     low, high = np.quantile(known, (TAIL, 1 - TAIL))
     estimate = MetricEstimate(
         value=value, low=min(float(low), value), high=max(float(high), value), n=n
     )
-    p_value = min(1.0, 2 * (beyond + 1) / (draws + 1))
-    return PairedMetric(a=a, b=b, difference=estimate, p_value=p_value, draws=draws)
+    return PairedMetric(a=a, b=b, difference=estimate, p_value=two_sided(known), draws=draws)
+
+
+def two_sided(differences_R: Array) -> float:
+    """Return twice the share of the known draws on the other side of 0, or at it."""
+    known = differences_R[~np.isnan(differences_R)]
+    beyond = int(min((known <= 0).sum(), (known >= 0).sum()))
+    return min(1.0, 2 * (beyond + 1) / (len(known) + 1))

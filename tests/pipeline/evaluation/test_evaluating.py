@@ -15,12 +15,12 @@ from patchline.pipeline.evaluation.__main__ import predict
 from patchline.pipeline.evaluation.calibrated_predictions import calibrated
 from patchline.pipeline.evaluation.chosen_images import EXPLANATIONS
 from patchline.pipeline.evaluation.config import EvaluationConfig
-from patchline.pipeline.evaluation.evaluating import write_report
 from patchline.pipeline.evaluation.html_report import ReportPage
 from patchline.pipeline.evaluation.prediction_job import CorruptionJob, PredictionJob
 from patchline.pipeline.evaluation.predictions import Predictions
 from patchline.pipeline.evaluation.report import EvaluationReport
 from patchline.pipeline.evaluation.slices import slices
+from patchline.pipeline.evaluation.written_report import ReportContents, write_report
 from patchline.pipeline.metrics.temperature import by_member, fit_temperature
 from patchline.pipeline.workers.event_log import EventWriter
 from tests.conftest import Run
@@ -75,9 +75,8 @@ def test_a_report_has_its_files_under_fixed_names(tmp_path: Path, epochs: int) -
     history = [{"epoch": epoch, **dict.fromkeys(keys, 0.5)} for epoch in range(epochs)]
     page = ReportPage(title="photos", facts={}, notes=(), settings={})
     folder = tmp_path / "report"
-    html = write_report(
-        report, page, predictions.table, images.__getitem__, folder, history=history
-    )
+    contents = ReportContents(page, predictions.table, images.__getitem__, history)
+    html = write_report(report, contents, folder)
     assert html == folder / "report.html"
     expected = FILES | PICTURES | ({plots.CURVES} if epochs else set())
     assert {file.name for file in folder.iterdir()} == expected

@@ -13,7 +13,7 @@ from sklearn import metrics as reference
 from patchline.pipeline.errors import DataError
 from patchline.pipeline.evaluation.config import EvaluationConfig
 from patchline.pipeline.evaluation.predictions import Predictions
-from patchline.pipeline.evaluation.report import EvaluationReport, evaluate, save
+from patchline.pipeline.evaluation.report import EvaluationReport, evaluate
 from patchline.pipeline.metrics import classification
 from patchline.pipeline.metrics.calibration import (
     expected_calibration_error,
@@ -151,8 +151,7 @@ def test_the_split_stands_in_front_of_the_figures() -> None:
 def test_a_report_survives_its_file(tmp_path: Path) -> None:
     """Written as JSON and read again, a report is the same to the last digit."""
     report = report_of(tmp_path, ("<b>", "ä/ö", "🌷 tulip"))
-    save(report, tmp_path / "report.json")
-    text = (tmp_path / "report.json").read_text(encoding="utf-8")
+    text = report.model_dump_json()
     assert EvaluationReport.model_validate_json(text) == report
     assert json.loads(text)["classes"] == ["<b>", "ä/ö", "🌷 tulip"]
     assert report.slices != ()

@@ -129,7 +129,7 @@ def test_a_column_that_is_the_same_for_all_is_no_division() -> None:
     predictions = _answers([True, False], mode="L")
     config = EvaluationConfig(slices=("group", "mode", "size"))
     assert slices(predictions, config) == ()
-    assert undivided(predictions, config) == {
+    assert undivided(predictions.table, config) == {
         "group": "none given",
         "mode": "L",
         "size": "32 px",

@@ -12,6 +12,7 @@ from patchline.pipeline.evaluation.prediction_job import PredictionJob
 from patchline.pipeline.evaluation.test_time_averaging import (
     TestTimeAveraging,
     decided,
+    decided_by_map,
 )
 from patchline.pipeline.metrics.paired_test import paired_difference
 from patchline.pipeline.models.model_files import load_model
@@ -77,6 +78,20 @@ def test_the_worker_compares_both_on_the_validation_images(
     table = pd.read_parquet(tried.file)
     assert found.validation.difference.n == (table["split"] == "validation").sum()
     pd.testing.assert_frame_equal(table, pd.read_parquet(plain.file))
+
+
+def test_sets_of_labels_decide_by_map() -> None:
+    """Scores that are less noisy together win by the paired bootstrap; equal ones do not."""
+    generator = np.random.default_rng(0)
+    labels = (generator.random((200, 3)) < 0.3).astype(np.uint8)
+    noise = generator.normal(size=(2, 200, 3))
+    alone, together = labels + noise[0], labels + (noise[0] + noise[1]) / 2
+    found = decided_by_map(labels, alone, together)
+    assert found.state == "on"
+    assert "mAP is" in found.sentence()
+    assert "together with the mirror image" in found.sentence()
+    assert decided_by_map(labels, alone, alone).state == "off"
+    assert type(found).model_validate_json(found.model_dump_json()) == found
 
 
 def test_the_package_does_as_was_decided(finished_run: Run, tmp_path: Path) -> None:

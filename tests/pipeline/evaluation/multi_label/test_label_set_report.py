@@ -10,15 +10,17 @@ import pytest
 from sklearn.metrics import accuracy_score, average_precision_score, f1_score
 
 from patchline.pipeline.errors import DataError
+from patchline.pipeline.evaluation.chosen_images import EXPLANATIONS, choose_images
 from patchline.pipeline.evaluation.evaluating import Evaluated
 from patchline.pipeline.evaluation.html_report import ReportPage
 from patchline.pipeline.evaluation.multi_label.judging import calibrated_label_sets
-from patchline.pipeline.evaluation.multi_label.label_set_page import write_label_set_report
 from patchline.pipeline.evaluation.multi_label.label_set_predictions import LabelSetPredictions
 from patchline.pipeline.evaluation.multi_label.label_set_report import (
     MultiLabelReport,
     evaluate_label_sets,
 )
+from patchline.pipeline.evaluation.prediction_job import Explanations
+from patchline.pipeline.evaluation.written_report import ReportContents, write_report
 from patchline.pipeline.labels import label_sets
 from tests.pipeline.evaluation.multi_label.label_set_data import LABELS, logits_table
 
@@ -135,4 +137,80 @@ def _write(report: MultiLabelReport, table: pd.DataFrame, folder: Path) -> Path:
     page = ReportPage(title="shapes: test report", facts={}, notes=(), settings={})
     generator = np.random.default_rng(0)
     pixels = generator.integers(0, 255, (len(table), 8, 8, 3), np.uint8)
-    return write_label_set_report(report, page, table, lambda row: pixels[row], folder)
+    return write_report(report, ReportContents(page, table, lambda row: pixels[row]), folder)
+
+
+def test_slices_have_the_f1_of_their_images(tmp_path: Path) -> None:
+    """And the share of exact matches; a slice on which the model guesses is marked."""
+    logits = logits_table(400, skill=6.0)
+    logits["group"] = np.where(np.arange(400) % 4 == 0, "night", "day")
+    night = logits["group"] == "night"
+    shuffled = np.random.default_rng(1).normal(size=(int(night.sum()), 4)).astype(np.float32)
+    logits.loc[night, "logits"] = pd.Series(list(4 * shuffled), index=logits.index[night])
+    report, table = _report(logits)
+    slices = {each.value: each for each in report.slices}
+    test = table[table["split"] == "test"]
+    for name, part in slices.items():
+        rows = test[test["group"] == name]
+        truth, said = (label_sets.matrix(list(rows[c]), LABELS) for c in ("label", "predicted"))
+        expected = f1_score(truth, said, average="samples", zero_division=1)
+        assert part.samples_f1.value == pytest.approx(expected, abs=1e-9)
+        assert part.exact_match.value == pytest.approx(accuracy_score(truth, said), abs=1e-9)
+        assert part.samples_f1.low <= part.samples_f1.value <= part.samples_f1.high
+    assert slices["night"].differs
+    assert slices["night"].samples_f1.value < slices["day"].samples_f1.value
+    assert report.undivided == {"mode": "RGB", "size": "8 px"}
+    text = _write(report, table, tmp_path).read_text("utf-8")
+    assert 'id="slices"' in text
+    assert '<span class="badge strong">lower</span>' in text
+
+
+def test_a_label_that_is_never_predicted_is_named() -> None:
+    """Images have it, and no probability reaches its threshold: nobody will ever be given it."""
+    logits = logits_table(200)
+    changed = np.stack(list(logits["logits"]))
+    changed[100:, 0] = -9  # circle, on the test images
+    report, _ = _report(logits.assign(logits=list(changed)))
+    assert report.never_predicted == ("circle",)
+    [note] = [each for each in report.notes if each.startswith("never predicted")]
+    assert "never predicted on these 100 images, although some have it: circle" in note
+
+
+def test_the_wrong_label_of_an_image_is_explained_on_the_page(tmp_path: Path) -> None:
+    """Its map lies beside the false positive, and pages are linked."""
+    report, table = _report(logits_table(skill=1.0))
+    first = report.confident_false_positives[0]
+    maps_file, folder = tmp_path / "maps.npz", tmp_path / "report"
+    np.savez(maps_file, positions=[first.position], maps=np.ones((1, 2, 2)))
+    explained = folder / EXPLANATIONS / "worst_wrong.html"
+    explained.parent.mkdir(parents=True)
+    explained.write_text("page", "utf-8")
+    pixels = np.zeros((len(table), 8, 8, 3), np.uint8)
+    page = ReportPage(title="shapes: test report", facts={}, notes=(), settings={})
+    contents = ReportContents(
+        page,
+        table,
+        lambda row: pixels[row],
+        explanations=Explanations(maps_file=maps_file, maps_kind="gradient"),
+    )
+    text = write_report(report, contents, folder).read_text("utf-8")
+    assert text.count(f'alt="Parts of it that support {first.label}"') == 1
+    assert 'href="explanations/worst_wrong.html"' in text
+    assert {"false_positives.png", "false_negatives.png", "missing_labels.png"} <= {
+        file.name for file in folder.iterdir()
+    }
+
+
+def test_the_explained_images_are_those_of_the_most_probable_labels() -> None:
+    """Of all right and of all wrong labels; the page explains that label."""
+    _, table = _report(logits_table(skill=1.0))
+    test = table[table["split"] == "test"]
+    chosen = {each.page: each for each in choose_images(table, LABELS)}
+    for page, is_right in (("surest_right", True), ("worst_wrong", False)):
+        best = max(
+            (row["probabilities"][LABELS.index(label)], row["path"], label)
+            for _, row in test.iterrows()
+            for label in label_sets.decoded(row["predicted"])
+            if (label in label_sets.decoded(row["label"])) is is_right
+        )
+        assert (chosen[page].path, chosen[page].label) == best[1:]

@@ -1,0 +1,145 @@
+"""MAP on corrupted test images, paired with that on the same images as they are.
+
+Corruptions do not change the labels, so that the mAP of all versions can be compared. Intervals are
+those of one bootstrap over the images for all versions (percentiles, as in the paired test).
+
+Shapes: N images, K labels, V corrupted versions of each image, R draws.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from patchline.pipeline.errors import DataError
+from patchline.pipeline.evaluation.corruptions.catalogue import CORRUPTIONS, SEVERITIES
+from patchline.pipeline.evaluation.robustness import Scores, scores_of_versions
+from patchline.pipeline.frozen_model import FrozenModel
+from patchline.pipeline.metrics.intervals import TAIL, MetricEstimate
+from patchline.pipeline.metrics.multi_label.label_set_metrics import label_set_map, mean_of_known
+from patchline.pipeline.metrics.multi_label.paired_bootstrap import two_sided
+from patchline.pipeline.metrics.multi_label.resampling import Ranking, drawn_counts, draws_for
+
+Array = np.ndarray[Any, Any]
+
+
+class CorruptedMap(FrozenModel):
+    """The mAP under one corruption of one severity."""
+
+    corruption: str
+    severity: int
+    mean_average_precision: MetricEstimate
+    difference: MetricEstimate
+    """From the mAP of the same images as they are."""
+    p_value: float
+    """Two-sided, of the paired bootstrap."""
+
+
+class LabelSetRobustness(FrozenModel):
+    """The mAP on a sample of test images under every corruption and severity."""
+
+    images: int
+    clean: MetricEstimate
+    """MAP on the sample as it is."""
+    mean: MetricEstimate
+    """Mean mAP over all corruptions and severities."""
+    loss: MetricEstimate
+    """The mean minus the mAP of the images as they are."""
+    by_corruption: dict[str, MetricEstimate]
+    """Mean mAP over the severities of each corruption."""
+    cells: tuple[CorruptedMap, ...]
+
+    @property
+    def metrics(self) -> dict[str, MetricEstimate]:
+        """Metrics by name, without the split."""
+        each = {f"corrupted_mAP/{name}": value for name, value in self.by_corruption.items()}
+        return {"corrupted_mAP": self.mean, "corrupted_mAP_loss": self.loss, **each}
+
+    def severities_of(self, corruption: str) -> tuple[CorruptedMap, ...]:
+        """Return the results of one corruption, the mildest first."""
+        return tuple(cell for cell in self.cells if cell.corruption == corruption)
+
+
+def label_set_robustness(
+    scores: Scores,
+    images_NHWC: Array,
+    labels_NK: Array,
+    seed: int,
+    on_progress: Callable[[int, int], None] | None = None,
+) -> LabelSetRobustness:
+    """Predict every image as it is and in each corrupted version.
+
+    Args:
+        scores: the model.
+        images_NHWC: uint8, as the model takes them.
+        labels_NK: 1 where an image has a label, else 0.
+        seed: of the corruptions and of the draws.
+        on_progress: called with the number of predicted images, and of all.
+
+    Raises:
+        DataError: if none of the images has a label.
+    """
+    count, num_labels = labels_NK.shape
+    present = np.flatnonzero(labels_NK.any(axis=0))
+    if not len(present):
+        raise DataError(
+            f"None of the {count:,} images to corrupt has a label, so their mAP is unknown. Raise "
+            "evaluation.corruptions."
+        )
+    versions = list(scores_of_versions(scores, images_NHWC, seed, on_progress))
+    rankings = [
+        [Ranking.of(version_NK[:, k], labels_NK[:, k]) for k in present] for version_NK in versions
+    ]
+    draws = draws_for(count, num_labels * len(versions))
+    drawn_VR = np.concatenate(
+        [_maps(rankings, counts_NR) for counts_NR in drawn_counts(count, draws, seed)], axis=1
+    )
+    values_V = np.array([np.mean([each.average_precision for each in row]) for row in rankings])
+    clean, clean_R = float(values_V[0]), drawn_VR[0]
+    names = [(name, severity) for name in CORRUPTIONS for severity in SEVERITIES]
+    cells = []
+    for (name, severity), value, drawn_R in zip(names, values_V[1:], drawn_VR[1:], strict=True):
+        changes_R = drawn_R - clean_R
+        cells.append(
+            CorruptedMap(
+                corruption=name,
+                severity=severity,
+                mean_average_precision=_estimate(float(value), drawn_R, count),
+                difference=_estimate(float(value) - clean, changes_R, count),
+                p_value=two_sided(changes_R),
+            )
+        )
+    of_names = values_V[1:].reshape(len(CORRUPTIONS), -1).mean(axis=1)
+    drawn_of_names = drawn_VR[1:].reshape(len(CORRUPTIONS), len(SEVERITIES), -1).mean(axis=1)
+    mean, mean_R = float(values_V[1:].mean()), drawn_VR[1:].mean(axis=0)
+    return LabelSetRobustness(
+        images=count,
+        clean=label_set_map(versions[0], labels_NK, seed=seed),
+        mean=_estimate(mean, mean_R, count),
+        loss=_estimate(mean - clean, mean_R - clean_R, count),
+        by_corruption={
+            name: _estimate(float(value), drawn_R, count)
+            for name, value, drawn_R in zip(CORRUPTIONS, of_names, drawn_of_names, strict=True)
+        },
+        cells=tuple(cells),
+    )
+
+
+def _maps(rankings: Sequence[Sequence[Ranking]], counts_NR: Array) -> Array:
+    """Return the mAP of each version and draw (V, R)."""
+    return np.stack(
+        [
+            mean_of_known(np.array([label.drawn(counts_NR) for label in version]), axis=0)
+            for version in rankings
+        ]
+    )
+
+
+def _estimate(value: float, drawn_R: Array, n: int) -> MetricEstimate:
+    known = drawn_R[~np.isnan(drawn_R)]
+    low, high = np.quantile(known, (TAIL, 1 - TAIL)) if len(known) else (value, value)
+    return MetricEstimate(
+        value=value, low=min(float(low), value), high=max(float(high), value), n=n
+    )

@@ -1,0 +1,81 @@
+"""Write a report into a folder: the page, the report as JSON, all predictions and the plots."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from patchline.pipeline.evaluation import predictions
+from patchline.pipeline.evaluation.chosen_images import EXPLANATIONS, TITLES
+from patchline.pipeline.evaluation.html_report import (
+    PixelsOf,
+    ReportPage,
+    WhereItLooked,
+    write_html,
+)
+from patchline.pipeline.evaluation.multi_label.label_set_page import (
+    write_label_set_html,
+    write_label_set_plots,
+)
+from patchline.pipeline.evaluation.multi_label.label_set_report import MultiLabelReport
+from patchline.pipeline.evaluation.plots import write_plots
+from patchline.pipeline.evaluation.prediction_job import Explanations
+from patchline.pipeline.evaluation.report import EvaluationReport
+from patchline.pipeline.files.atomic_files import write_text
+
+PREDICTIONS_FILE = "predictions.parquet"
+"""In the folder: the predictions that the report is computed from."""
+_MOST_INDENTED_CLASSES = 100
+
+
+@dataclass(frozen=True)
+class ReportContents:
+    """What a report's folder has besides the metrics."""
+
+    page: ReportPage
+    """The text of the page."""
+    table: pd.DataFrame
+    """All predictions, numbered from 0; may include other splits."""
+    pixels_of: PixelsOf
+    """Returns the image (H, W, C) of a row of the table."""
+    history: Sequence[Mapping[str, Any]] = ()
+    """Training history."""
+    preview: Path | None = None
+    """Preview image of the augmentation."""
+    explanations: Explanations = field(default_factory=Explanations)
+    """Where the model looked; pages lie in the folder already."""
+
+
+def write_report(
+    report: EvaluationReport | MultiLabelReport, contents: ReportContents, folder: Path
+) -> Path:
+    """Write the page, the report as JSON, all predictions and the plots; return the page's path."""
+    predictions.save(contents.table, folder / PREDICTIONS_FILE)
+    indent = 2 if len(report.classes) <= _MOST_INDENTED_CLASSES else None
+    write_text(folder / "report.json", report.model_dump_json(indent=indent) + "\n")
+    html = folder / "report.html"
+    beside: dict[str, Any] = {"history": contents.history, "preview": contents.preview}
+    looked = _looked(contents.explanations, folder)
+    if isinstance(report, MultiLabelReport):
+        write_label_set_plots(report, contents.pixels_of, folder, contents.history)
+        write_label_set_html(
+            report, contents.page, contents.pixels_of, html, **beside, looked=looked
+        )
+    else:
+        write_plots(report, contents.pixels_of, folder, contents.history)
+        write_html(report, contents.page, contents.pixels_of, html, **beside, looked=looked)
+    return html
+
+
+def _looked(explanations: Explanations, folder: Path) -> WhereItLooked:
+    """Return what the page shows of the explanations; the maps are in it afterwards."""
+    maps = explanations.maps()
+    if explanations.maps_file is not None:
+        explanations.maps_file.unlink()
+    titles = {f"{EXPLANATIONS}/{page}.html": title for page, title in TITLES.items()}
+    titled = {path: title for path, title in titles.items() if (folder / path).is_file()}
+    return WhereItLooked(maps, explanations.maps_kind, titled)

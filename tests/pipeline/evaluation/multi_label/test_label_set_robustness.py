@@ -1,0 +1,74 @@
+"""Corrupted images of a multi-label model: mAP paired with that of the same images as they are."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from sklearn.metrics import average_precision_score
+
+from patchline.pipeline.errors import DataError
+from patchline.pipeline.evaluation.multi_label.label_set_robustness import label_set_robustness
+from patchline.pipeline.evaluation.prediction_job import CorruptionJob
+from patchline.pipeline.evaluation.robustness import VERSIONS, scores_of_versions
+from patchline.pipeline.evaluation.robustness_by_task import robustness_of
+from patchline.pipeline.labels import label_sets
+
+Array = np.ndarray[Any, Any]
+_IMAGES = 40
+
+
+def _data() -> tuple[Array, Array]:
+    """Return images whose brightness of the red and green channel are two labels; a third lacks."""
+    generator = np.random.default_rng(3)
+    labels = (generator.random((_IMAGES, 3)) < (0.4, 0.5, 0)).astype(np.uint8)
+    images = generator.integers(60, 120, (_IMAGES, 16, 16, 3), dtype=np.uint8)
+    images[..., :2] += 60 * labels[:, None, None, :2]
+    return images, labels
+
+
+def _scores(images_BHWC: Array) -> Array:
+    """Score the labels by the brightness of single pixels, which noise disturbs."""
+    return images_BHWC[:, 3, 3, :].astype(np.float64)
+
+
+def test_each_version_has_the_map_of_scikit_learn() -> None:
+    """Over the labels that images have, and the mean and the loss follow from it."""
+    images, labels = _data()
+    calls: list[tuple[int, int]] = []
+    found = label_set_robustness(_scores, images, labels, 0, lambda *c: calls.append(c))
+    versions = scores_of_versions(_scores, images, 0)
+    values = [average_precision_score(labels[:, :2], each[:, :2]) for each in versions]
+    assert found.clean.value == pytest.approx(values[0], abs=1e-9)
+    cells = [each.mean_average_precision.value for each in found.cells]
+    assert cells == pytest.approx(values[1:], abs=1e-9)
+    assert found.mean.value == pytest.approx(np.mean(values[1:]), abs=1e-9)
+    assert found.loss.value == pytest.approx(np.mean(values[1:]) - values[0], abs=1e-9)
+    assert calls[-1] == (_IMAGES * (VERSIONS + 1), _IMAGES * (VERSIONS + 1))
+    assert {"corrupted_mAP", "corrupted_mAP_loss", "corrupted_mAP/gaussian_noise"} < set(
+        found.metrics
+    )
+
+
+def test_noise_costs_and_intervals_hold_the_values() -> None:
+    """Strong noise on single pixels lowers mAP beyond chance; every interval holds its value."""
+    images, labels = _data()
+    found = label_set_robustness(_scores, images, labels, 0)
+    *_, worst = found.severities_of("gaussian_noise")
+    assert worst.difference.high < 0
+    assert worst.p_value < 0.05
+    for each in (*found.metrics.values(), *(cell.difference for cell in found.cells)):
+        assert each.low <= each.value <= each.high
+
+
+def test_the_task_decides_what_is_measured() -> None:
+    """Sets of labels get mAP; images that all have none are an error that names the remedy."""
+    images, labels = _data()
+    classes = ("a", "b", "c")
+    texts = [label_sets.encoded(classes[k] for k in np.flatnonzero(row)) for row in labels]
+    job = CorruptionJob(images=_IMAGES, seed=0, classes=classes)
+    found = robustness_of(_scores, images, texts, job, is_multi_label=True)
+    assert found == label_set_robustness(_scores, images, labels, 0)
+    with pytest.raises(DataError, match="has a label, so their mAP is unknown"):
+        robustness_of(_scores, images, ["[]"] * _IMAGES, job, is_multi_label=True)
