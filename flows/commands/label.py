@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -17,6 +19,8 @@ from patchline.pipeline.terminal_words import visible
 
 if TYPE_CHECKING:
     from patchline.pipeline.labelling.answers_table import AnswersTable
+    from patchline.pipeline.labelling.server.image_features import FeatureSource
+    from patchline.pipeline.packaging.packaged_model import PackagedModel
 
 _PORT = 8765
 
@@ -25,6 +29,7 @@ def label(
     folder: Path,
     /,
     *,
+    model: str | None = None,
     classes: str | None = None,
     multi_label: Switch = False,
     table: Annotated[Path | None, Parameter(name=("--table", "--label.table"))] = None,
@@ -43,6 +48,9 @@ def label(
     ----------
     folder
         Folder with the images.
+    model
+        Registered model, such as flowers@champion, that orders the images and suggests labels; by
+        default, weights that are on this machine order them.
     classes
         Names of the classes, separated by commas; more can be typed in the page.
     multi_label
@@ -74,33 +82,70 @@ def label(
         tls_key=tls_key,
     )
     check_doors(config, "label the images")
-    from patchline.pipeline.labelling.advisor import Advisor
     from patchline.pipeline.labelling.answers_table import TABLE_NAME, AnswersTable
     from patchline.pipeline.labelling.image_order import ImageOrder
     from patchline.pipeline.labelling.leases import Leases
     from patchline.pipeline.labelling.pool import Pool
     from patchline.pipeline.labelling.server import running
+    from patchline.pipeline.labelling.server.advisor import Advisor
     from patchline.pipeline.labelling.session import Session
     from patchline.pipeline.serving import server
 
     log_to_standard_error("patchline.pipeline.labelling")
     server.check_certificate(config)
+    package, name = _package(model)
     file = (table or folder / TABLE_NAME).absolute()
     pool = Pool(folder, file.parent)
     with server.listening_socket(config) as listening:
         url = url_of(config, listening.getsockname()[1])
-        answers = AnswersTable(file, MULTI_LABEL if multi_label else None)
+        several = multi_label or (package is not None and package.is_multi_label)
+        answers = AnswersTable(file, MULTI_LABEL if several else None)
         with answers.open_for_people(url):
             _add_classes(answers, classes)
+            if package is not None:
+                answers.add_classes(package.classes)
             order = ImageOrder(list(pool.images), seed)
-            advisor = Advisor()
+            source, without = _source(package, name)
+            advisor = Advisor(pool, answers, order, source, without, seed)
             session = Session(pool, answers, order, Leases(answers.beside("leases.json")), advisor)
 
             def tell() -> None:
                 _tell(url, answers, len(pool.images), as_json=as_json)
 
-            running.serve(session, config, pool.folder.name, listening, tell)
+            advisor.start()
+            try:
+                running.serve(session, config, pool.folder.name, listening, tell)
+            finally:
+                computes = advisor.stop()
+    if computes:  # the interpreter would crash if it ended while the network computes
+        sys.stdout.flush()
+        os._exit(0)
     return 0
+
+
+def _package(model: str | None) -> tuple[PackagedModel | None, str]:
+    """Return the model that a person named, and the name of its version."""
+    if model is None:
+        return None, ""
+    from patchline.pipeline.registry.package_download import fetch
+    from patchline.pipeline.registry.registered_models import resolve
+
+    reference = resolve(model)
+    return fetch(reference), f"{reference.name}/{reference.version}"
+
+
+def _source(package: PackagedModel | None, name: str) -> tuple[FeatureSource | None, str]:
+    """Return what orders the images; or nothing, and why."""
+    from patchline.pipeline.files.workspace_folder import place
+    from patchline.pipeline.initial_weights import at_hand
+    from patchline.pipeline.labelling.server.image_features import PackageFeatures, WeightFeatures
+
+    if package is not None:
+        return PackageFeatures(package, name), ""
+    weights = at_hand.search("").weights
+    if not weights:
+        return None, "there is no --model, and no weights are at hand"
+    return WeightFeatures(weights[0], place()), ""
 
 
 def _add_classes(answers: AnswersTable, classes: str | None) -> None:

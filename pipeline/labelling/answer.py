@@ -6,14 +6,16 @@ import datetime as dt
 import json
 import re
 from collections.abc import Sequence
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, Final, Literal, NamedTuple, get_args
 
 from patchline.pipeline.labels.label_sets import MULTI_LABEL, Task, encoded
 
 Verdict = Literal["label", "unsure", "skip"]
 """`label` has labels; `unsure` sets an image aside; `skip` puts it behind all others."""
 VERDICTS: tuple[Verdict, ...] = get_args(Verdict)
-RANDOM, REPRESENTATIVE, UNCERTAIN = "random", "representative", "uncertain"
+RANDOM: Final = "random"
+REPRESENTATIVE: Final = "representative"
+UNCERTAIN: Final = "uncertain"
 """Why an image was asked about: drawn at random, typical of many others, or hard to predict."""
 NEAR_DUPLICATE, FINDING, ASKED = "near duplicate", "finding", "asked"
 """Likewise: like an image that was answered, a finding of an inspection, a person asked for it."""

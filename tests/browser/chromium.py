@@ -184,6 +184,10 @@ class Browser:
         for name in names:
             element.send_keys(known[name])
 
+    def type_keys(self, selector: str, text: str) -> None:
+        """Type a text on the first element that a CSS selector finds."""
+        self._driver.find_element("css selector", selector).send_keys(text)
+
     def choose_files(self, selector: str, files: Sequence[Path]) -> None:
         """Choose files in the input that a CSS selector finds."""
         chosen = "\n".join(str(file.resolve()) for file in files)

@@ -115,7 +115,16 @@ PACKAGES: dict[str, set[str]] = {
     "prediction": {"packaging", "data", "workers"},
     "serving": {"packaging", "data", "registry", "server_access"},
     "labelling": {"data", "metrics", "packaging", "probing", "workers"},
-    "labelling.server": {"labelling", "serving", "data"},
+    "labelling.server": {
+        "labelling",
+        "serving",
+        "data",
+        "initial_weights",
+        "models",
+        "probing",
+        "plugin_system",
+        "packaging",
+    },
     "registry": {"packaging", "evaluation", "metrics", "models", "data", "tracking"},
     "exports": {"serving", "registry", "packaging", "metrics", "models", "data", "tracking"},
     "monitoring": {

@@ -1,0 +1,90 @@
+"""A network with weights from a file, whose features are computed once and kept.
+
+Shapes: N images, H, W and C of an image, D features.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import nn
+
+from patchline.pipeline import config_files
+from patchline.pipeline.errors import DataError
+from patchline.pipeline.initial_weights.loading import load_into
+from patchline.pipeline.initial_weights.record import InitialWeights, weights_folder
+from patchline.pipeline.initial_weights.starting_point import starting_point
+from patchline.pipeline.models.model_building import build_model
+from patchline.pipeline.plugin_system.plugin_settings import resolve_settings
+from patchline.pipeline.probing.features import FeatureStore, suitable_batch_size
+from patchline.pipeline.probing.linear_head import linear_head
+from patchline.plugin_api import DataTraits, ImageSpec
+
+Array = np.ndarray[Any, Any]
+_CLASSES = 2
+"""Of a head that nobody uses."""
+
+
+class FrozenNetwork(NamedTuple):
+    """A network, and what its images are like."""
+
+    model: nn.Module
+    image: ImageSpec
+    folder: Path
+    """For features of these weights."""
+
+    @classmethod
+    def of(cls, reference: str, workspace: Path) -> FrozenNetwork:
+        """Build the network that a run with this `model.init` starts from.
+
+        Raises:
+            DataError: if the weights do not say what their images are like.
+        """
+        config = config_files.requested(
+            None, preset_name="none", flags={"model": {"init": reference}}
+        )
+        start = starting_point(config, "labelling", workspace.resolve())
+        weights, data = start.weights, start.config.data
+        if not isinstance(weights, InitialWeights) or not data.image_size:
+            raise DataError(f"{reference} does not say what its images are like.")
+        channels = data.channels or 3
+        traits = DataTraits(
+            channels, data.image_size, data.image_size, _CLASSES, mirror_symmetric=True
+        )
+        choice = resolve_settings(start.config, traits).model
+        image = ImageSpec(
+            channels=channels,
+            height=data.image_size,
+            width=data.image_size,
+            mean=data.mean or (),
+            std=data.std or (),
+            resize="crop",
+        )
+        model = build_model(choice, image, _CLASSES)
+        load_into(model, weights, weights_folder(workspace.resolve(), weights.sha256), ())
+        folder = workspace.resolve() / "labelling" / weights.sha256[:16]
+        return cls(model.eval(), image, folder)
+
+    def features(self, pixels_NHWC: Array, digest: str) -> Array:
+        """Return the features (N, D) of decoded images, computed once.
+
+        Args:
+            pixels_NHWC: the images.
+            digest: of their files.
+        """
+        device = torch.device("cpu")
+        store = FeatureStore(
+            self.model,
+            linear_head(self.model, _CLASSES),
+            pixels_NHWC,
+            np.arange(len(pixels_NHWC)),
+            self.image,
+            self.folder / digest[:16],
+            device,
+            precision="float32",
+            batch_size=suitable_batch_size(self.image, device),
+        )
+        return np.asarray(store.features())

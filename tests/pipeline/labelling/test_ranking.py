@@ -1,0 +1,76 @@
+"""Which images are asked about: typical ones, then uncertain ones, a tenth at random."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from patchline.pipeline.labelling.image_order import ImageOrder
+from patchline.pipeline.labelling.pool import drawn_at_random
+from patchline.pipeline.labelling.ranking import ranking, typical
+
+KEYS = [f"{number:016x}" for number in range(1000)]
+
+
+def _clusters(each: int = 40, count: int = 5) -> tuple[np.ndarray, np.ndarray]:
+    """Return features in clusters, the last of whose images is far from its centre."""
+    random = np.random.default_rng(0)
+    centres = np.eye(count, 16)
+    features = np.repeat(centres, each, 0) + 0.05 * random.normal(size=(each * count, 16))
+    features[each - 1 :: each] += 0.4 * random.normal(size=(count, 16))
+    features /= np.linalg.norm(features, axis=1, keepdims=True)
+    return features.astype(np.float32), np.repeat(np.arange(count), each)
+
+
+def test_typical_images_cover_every_cluster_and_no_outlier() -> None:
+    """With as many labels as clusters, each has one, from its dense part."""
+    features, cluster = _clusters()
+    rows = typical(features, range(len(features)), [], 5, seed=0)
+    assert sorted(cluster[rows]) == [0, 1, 2, 3, 4]
+    assert not set(rows) & set(range(39, 200, 40))
+
+
+def test_clusters_with_labels_come_last() -> None:
+    """What is labelled is not asked about again, nor are its neighbours first."""
+    features, cluster = _clusters()
+    labelled = [0, 40, 80]
+    rows = typical(features, [row for row in range(200) if row not in labelled], labelled, 2, 0)
+    assert sorted(cluster[rows]) == [3, 4]
+    assert typical(features, [], labelled, 2, 0) == []
+
+
+def test_uncertain_images_follow_once_each_class_has_labels() -> None:
+    """The image between two classes is asked about first."""
+    features, cluster = _clusters(count=2)
+    between = np.ones(16, np.float32)
+    between[2:] = 0
+    features[5] = between / np.linalg.norm(between)
+    labelled = [*range(10, 22), *range(50, 62)]
+    labels = [(str(cluster[row]),) for row in labelled]
+    left = [row for row in range(len(features)) if row not in labelled]
+    found = ranking(features, left, labelled, labels, 3)
+    assert (found.source, found.rows[0]) == ("uncertain", 5)
+    assert ranking(features, left, labelled[:3], labels[:3], 3).source == "representative"
+
+
+def test_every_tenth_image_is_a_random_draw() -> None:
+    """A tenth of the images is for random draws alone, whatever is ranked."""
+    order = ImageOrder(KEYS, seed=3)
+    order.rank([key for key in KEYS if key not in order.sample], "representative")
+    asked: dict[str, str] = {}
+    for _ in range(100):
+        chosen = order.next(lambda key: key not in asked)
+        assert chosen is not None
+        asked[chosen.key] = chosen.source
+    drawn = {key for key, source in asked.items() if source == "random"}
+    assert len(drawn) == 10
+    assert drawn <= order.sample
+
+
+def test_the_random_tenth_stays_when_images_are_added() -> None:
+    """The statistics of a folder that grows stay those of a random sample."""
+    sample, others = drawn_at_random(KEYS, seed=0)
+    assert 60 < len(sample) < 140
+    assert sorted(sample + others) == sorted(KEYS)
+    fewer, _ = drawn_at_random(KEYS[:300], seed=0)
+    assert fewer == [key for key in sample if key in KEYS[:300]]
+    assert drawn_at_random(KEYS, seed=1)[0] != sample
