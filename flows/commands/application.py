@@ -165,7 +165,7 @@ COMMANDS = (
     Command(
         "schedule create",
         "schedule:create",
-        "Create or update a schedule that trains or predicts.",
+        "Create or update a schedule that trains, predicts or monitors.",
     ),
     Command(
         "schedule list",

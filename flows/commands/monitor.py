@@ -10,11 +10,9 @@ from cyclopts import Parameter
 
 from patchline.flows.closing.close_runs import tell_closed
 from patchline.flows.commands.switches import Json, without_needless_negatives
-from patchline.flows.progress import display, shown
-from patchline.pipeline.config_files import data_settings, merged, validated
+from patchline.flows.monitoring.stream_check import check_stream
+from patchline.flows.progress import shown
 from patchline.pipeline.data.config import TableColumns
-from patchline.pipeline.files.workspace_folder import WORKSPACE
-from patchline.pipeline.registry.registered_models import resolve
 from patchline.pipeline.terminal_words import counted, short_path, visible
 
 if TYPE_CHECKING:
@@ -59,44 +57,14 @@ def monitor(
 
     choices = MonitorChoices(false_alarms=false_alarms, checks=checks, least_images=least_images)
     columns = table.model_dump(mode="json", exclude_defaults=True) if table else {}
+    tell_closed()
     with shown():
-        result = monitor_stream(model, data, choices, columns)
+        result = check_stream(model, data, choices, columns)
     if as_json:
         print(json.dumps(_as_json(result), indent=2))
     else:
         print("\n".join(map(visible, _lines(result))))
     return DRIFT if result.check.drift else 0
-
-
-def monitor_stream(model: str, data: str, choices: Any, columns: dict[str, Any]) -> Monitored:
-    """Check a stream, and keep the check in the workspace.
-
-    Args:
-        model: names the model, as the command's MODEL does.
-        data: names the images, as the command's DATA does.
-        choices: how the stream is monitored.
-        columns: of a table, as the settings of a run name them: `label_column`.
-    """
-    from patchline.pipeline.monitoring import monitoring
-
-    config = validated(merged(data_settings(data, None), {"data": dict(columns)}))
-    tell_closed()
-    version = resolve(model)
-    display().stage(f"Comparing {data} with {version.name}, version {version.version}")
-    return monitoring.monitor(
-        version, config, _stream(config), choices, WORKSPACE.resolve(), display().advance
-    )
-
-
-def _stream(config: Any) -> str:
-    """Return what identifies a stream: an absolute path, an address, or a source."""
-    from pathlib import Path
-
-    path = config.data.path
-    if path is None:
-        return str(config.data.source)
-    local = Path(path)
-    return str(local.resolve()) if local.exists() else str(path)
 
 
 def _as_json(result: Monitored) -> dict[str, Any]:

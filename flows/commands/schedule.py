@@ -13,12 +13,18 @@ from cyclopts import Parameter
 
 from patchline.flows.commands.switches import Json, Switch
 from patchline.flows.prefect_session import connected
-from patchline.pipeline.automation import schedule_summary, schedule_times, scheduled_work
+from patchline.pipeline.automation import (
+    event_kinds,
+    schedule_summary,
+    schedule_times,
+    scheduled_work,
+)
 from patchline.pipeline.errors import ConfigError, OrchestrationError
 
 if TYPE_CHECKING:
     from prefect import Flow
     from prefect.client.schemas.responses import DeploymentResponse
+    from prefect.events import DeploymentEventTrigger
 
     from patchline.pipeline.automation.schedule_times import Times
     from patchline.pipeline.automation.scheduled_work import ScheduledWork
@@ -35,13 +41,15 @@ def create(
     timezone: str | None = None,
     config: Path | None = None,
     predict: str | None = None,
+    monitor: str | None = None,
     images: Path | None = None,
     out: Path | None = None,
+    on_drift: str | None = None,
     paused: Switch = False,
     work_pool: str | None = None,
     as_json: Json = False,
 ) -> None:
-    """Create or update a schedule that trains or predicts.
+    """Create or update a schedule that trains, predicts or monitors.
 
     Parameters
     ----------
@@ -57,10 +65,15 @@ def create(
         Train with the settings in this YAML file; they are stored with the schedule.
     predict
         Predict with this model instead of training, such as flowers@champion.
+    monitor
+        Check new images with this model instead, as `patchline monitor` does.
     images
-        Folder of images to predict.
+        Folder of images to predict or to check.
     out
         Table for the predictions: a .csv or .parquet file.
+    on_drift
+        Train when a check finds that the images of this model have drifted, instead of at set
+        times, if the data of --config has new images by then.
     paused
         Create the schedule in the paused state.
     work_pool
@@ -68,15 +81,46 @@ def create(
         the runner of `patchline up` in this folder.
     """
     scheduled_work.checked_name(name)
-    times = schedule_times.times(cron, interval, timezone)
-    work = scheduled_work.scheduled_work(config=config, predict=predict, images=images, out=out)
-    _create(name, times, work, paused=paused, work_pool=work_pool, as_json=as_json)
+    times = _times(cron, interval, timezone, on_drift)
+    work = scheduled_work.scheduled_work(
+        config=config, predict=predict, images=images, out=out, monitor=monitor
+    )
+    if on_drift is not None:
+        on_drift = _drifting_model(on_drift, work)
+    _create(name, times, work, on_drift, paused=paused, work_pool=work_pool, as_json=as_json)
+
+
+def _times(
+    cron: str | None, interval: str | None, timezone: str | None, on_drift: str | None
+) -> Times | None:
+    """Return when a schedule runs; None if a drift starts it."""
+    if on_drift is None:
+        return schedule_times.times(cron, interval, timezone)
+    for option, value in (("--cron", cron), ("--interval", interval), ("--timezone", timezone)):
+        if value is not None:
+            raise ConfigError(f"--on-drift and {option} are mutually exclusive. Give only one.")
+    return None
+
+
+def _drifting_model(model: str, work: ScheduledWork) -> str:
+    """Return the name of the model whose drift starts a training run.
+
+    Raises:
+        ConfigError: if something else is to be started.
+        ModelReferenceError: if there is no such model.
+    """
+    from patchline.pipeline.registry.registered_models import resolve
+
+    if work.kind != "train":
+        raise ConfigError(f"--on-drift {model} starts a training run. Add --config FILE.yaml.")
+    return resolve(model).name
 
 
 def _create(
     name: str,
-    times: Times,
+    times: Times | None,
     work: ScheduledWork,
+    on_drift: str | None,
     *,
     paused: bool,
     work_pool: str | None,
@@ -88,15 +132,16 @@ def _create(
         from patchline.flows.schedules.prefect_schedules import prefect_schedule
 
         pool = work_pools.checked_name(work_pool) if work_pool else work_pools.of_folder()
-        schedule = prefect_schedule(times)
+        labels = {deployments.KIND: "schedule", **work.labels}
         ids = {each.id for each in deployments.deployments("schedule")}
         deployment_id = deployments.deploy(
-            _flow(work),
+            _flow(work, on_drift),
             name,
             parameters=work.parameters,
-            schedule=schedule,
-            labels={deployments.KIND: "schedule", **work.labels},
-            description=schedule_listing.description(work, times),
+            schedule=prefect_schedule(times) if times else None,
+            triggers=[_drift_trigger(name, on_drift)] if on_drift else [],
+            labels={**labels, **({deployments.ON_DRIFT: on_drift} if on_drift else {})},
+            description=schedule_listing.description(work, times, on_drift),
             paused=paused,
             work_pool=work_pool,
         )
@@ -114,6 +159,20 @@ def _create(
         print(f"Next   {shown.next_words}")
         print(f"Page   {page}")
     _note(hint)
+
+
+def _drift_trigger(name: str, model: str) -> DeploymentEventTrigger:
+    """Return the trigger of a schedule: a drift of the images of a model, found in this folder."""
+    from prefect.events import DeploymentEventTrigger
+
+    return DeploymentEventTrigger(
+        name=f"Patchline drift: {name}",
+        expect={event_kinds.DRIFT_DETECTED},
+        match={
+            "prefect.resource.id": f"patchline.model.{model}",
+            "patchline.folder": str(Path.cwd()),
+        },
+    )
 
 
 def list_schedules(*, as_json: Json = False) -> None:
@@ -202,7 +261,15 @@ def _note(hint: str) -> None:
         print(hint, file=sys.stderr)
 
 
-def _flow(work: ScheduledWork) -> Flow[..., Any]:
+def _flow(work: ScheduledWork, on_drift: str | None) -> Flow[..., Any]:
+    if on_drift is not None:
+        from patchline.flows.new_data.watch_flow import retrain_when_new
+
+        return retrain_when_new
+    if work.kind == "monitor":
+        from patchline.flows.monitoring.monitor_flow import monitor_flow
+
+        return monitor_flow
     if work.kind == "train":
         from patchline.flows.training.training_flow import training_flow
 

@@ -40,6 +40,8 @@ TAG = "patchline"
 KIND = "patchline.kind"
 FOLDER = "patchline.folder"
 NAME = "patchline.name"
+ON_DRIFT = "patchline.on_drift"
+"""Label of a schedule that a drift of the images of this model starts."""
 WATCH_FOLDER = "patchline.watch_folder"
 NAMED_KINDS = frozenset({"schedule", "watch"})
 """The kinds that a person has named and that `patchline schedule` manages."""

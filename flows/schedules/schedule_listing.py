@@ -39,7 +39,7 @@ def summary(deployment: DeploymentResponse) -> ScheduleSummary:
         name=deployments.name_of(deployment),
         kind=kind,
         what=work_words(kind, deployment.parameters, labels.get(deployments.WATCH_FOLDER)),
-        trigger=_trigger(schedule),
+        trigger=_trigger(schedule, labels.get(deployments.ON_DRIFT)),
         timezone=getattr(schedule, "timezone", None),
         paused=paused,
         next=coming[0].astimezone().isoformat(timespec="seconds") if coming else None,
@@ -50,10 +50,11 @@ def summary(deployment: DeploymentResponse) -> ScheduleSummary:
     )
 
 
-def description(work: ScheduledWork, times: Times) -> str:
+def description(work: ScheduledWork, times: Times | None, drift_of: str | None = None) -> str:
     """Return the text on the deployment's page in the Prefect UI, in markdown."""
     what = work_words(work.kind, work.parameters)
-    lines = [f"{what[0].upper()}{what[1:]}: {times.words}, {times.timezone}."]
+    when = f"on drift of {drift_of}" if times is None else f"{times.words}, {times.timezone}"
+    lines = [f"{what[0].upper()}{what[1:]}: {when}."]
     if file := work.labels.get(scheduled_work.CONFIG_FILE):
         now = dt.datetime.now().astimezone().strftime("%Y-%m-%d %H:%M %Z")
         lines.append(
@@ -67,10 +68,14 @@ def description(work: ScheduledWork, times: Times) -> str:
 def _kind(deployment: DeploymentResponse) -> Kind:
     if deployment.labels[deployments.KIND] == "watch":
         return "watch"
+    if "least_images" in deployment.parameters:
+        return "monitor"
     return "predict" if "out" in deployment.parameters else "train"
 
 
-def _trigger(schedule: SCHEDULE_TYPES | None) -> str:
+def _trigger(schedule: SCHEDULE_TYPES | None, drift_of: object) -> str:
+    if drift_of is not None:
+        return f"on drift of {drift_of}"
     if isinstance(schedule, CronSchedule):
         return schedule.cron
     if isinstance(schedule, IntervalSchedule):

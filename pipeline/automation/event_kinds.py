@@ -30,6 +30,7 @@ APPROVAL_ANSWERED = "patchline.approval.answered"
 APPROVAL_EXPIRED = "patchline.approval.expired"
 DATA_CHANGED = "patchline.data.changed"
 DATA_UPDATED = "patchline.data.updated"
+DRIFT_DETECTED = "patchline.drift.detected"
 SERVICES_RESTARTED = "patchline.services.restarted"
 
 PREFIX = "patchline."
@@ -150,6 +151,13 @@ KINDS: Mapping[str, Kind] = {
         "patchline.watch.WATCH",
         (),
         "There is new data.",
+    ),
+    DRIFT_DETECTED: Kind(
+        "A check found that new images have drifted from those that a version was tested on",
+        "patchline.model.NAME",
+        ("name", "version", "stream", "check", "images", "p_value", "level", "page"),
+        "{images} new images of {stream} have drifted from those that version {version} of {name} "
+        "was tested on (check {check}, p = {p_value}).",
     ),
     SERVICES_RESTARTED: Kind(
         "A server or the runner of `patchline up` died and was restarted",

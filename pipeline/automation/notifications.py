@@ -16,8 +16,9 @@ DEFAULT_EVENTS = (
     event_kinds.RUN_KILLED,
     event_kinds.MODEL_PROMOTED,
     event_kinds.MODEL_REFUSED,
+    event_kinds.DRIFT_DETECTED,
 )
-"""The events of a notification that names none: failures, promotions and refusals."""
+"""The events of a notification that names none: failures, promotions, refusals and drift."""
 
 _NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,59}")
 

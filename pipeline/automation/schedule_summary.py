@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from patchline.pipeline.frozen_model import FrozenModel
 
-Kind = Literal["train", "predict", "watch"]
+Kind = Literal["train", "predict", "monitor", "watch"]
 
 
 class LastRun(FrozenModel):
@@ -94,6 +94,8 @@ def work_words(kind: str, parameters: Mapping[str, Any], watched: object = None)
     """
     if kind == "predict":
         return f"predicts {parameters.get('images')} with {parameters.get('model')}"
+    if kind == "monitor":
+        return f"compares {parameters.get('data')} with {parameters.get('model')}"
     if kind == "watch":
         return f"trains on new images in {watched}"
     data = parameters.get("config", {}).get("data", {})

@@ -1,4 +1,4 @@
-"""What a schedule does: train with the settings of a file, or predict with a model.
+"""What a schedule does: train with the settings of a file, predict with a model, or monitor one.
 
 Everything is checked when the schedule is created, not when it first runs at night.
 """
@@ -19,11 +19,15 @@ from patchline.pipeline.workspace.address import of_path
 CONFIG_FILE, CONFIG_SHA256 = "patchline.config_file", "patchline.config_sha256"
 
 
+LEAST_IMAGES = 20
+"""Fewest new images of a check that a schedule makes."""
+
+
 @dataclass(frozen=True)
 class ScheduledWork:
     """What a schedule does each time it runs."""
 
-    kind: Literal["train", "predict"]
+    kind: Literal["train", "predict", "monitor"]
     parameters: dict[str, Any]
     """The flow's parameters, as JSON."""
     labels: dict[str, str] = field(default_factory=dict)
@@ -42,28 +46,43 @@ def checked_name(name: str) -> str:
 
 
 def scheduled_work(
-    *, config: Path | None, predict: str | None, images: Path | None, out: Path | None
+    *,
+    config: Path | None,
+    predict: str | None,
+    images: Path | None,
+    out: Path | None,
+    monitor: str | None = None,
 ) -> ScheduledWork:
     """Return the work that the options ask for, after checking all of it.
 
     Raises:
         ConfigError: if an option is missing or excluded by another, or the config file is wrong.
         DataError: if there is nothing to train on or to predict.
-        ModelReferenceError: if there is no such model.
+        ModelReferenceError: if there is no such model, or it cannot be monitored.
         PluginError: if a plugin is unknown or broken.
     """
+    chosen = {"--config": config, "--predict": predict, "--monitor": monitor}
+    given = [option for option, value in chosen.items() if value is not None]
+    if len(given) > 1:
+        verbs = {"--config": "trains", "--predict": "predicts", "--monitor": "monitors"}
+        listed = " and ".join(f"{option} {verbs[option]}" for option in given)
+        raise ConfigError(f"{listed}. Give only one of them.")
+    if monitor is not None:
+        if out is not None:
+            raise ConfigError("--out is for predictions. Leave it out with --monitor.")
+        if images is None:
+            raise ConfigError(f"--monitor {monitor} also needs --images FOLDER. Add it.")
+        return _monitoring(monitor, images)
     if predict is None:
         for option, value in (("--images", images), ("--out", out)):
             if value is not None:
                 raise ConfigError(f"{option} is for predictions. Add --predict MODEL.")
         if config is None:
             raise ConfigError(
-                "Set what to do: --config FILE.yaml to train, or --predict MODEL --images FOLDER "
-                "--out FILE to predict."
+                "Set what to do: --config FILE.yaml to train, --predict MODEL --images FOLDER "
+                "--out FILE to predict, or --monitor MODEL --images FOLDER to monitor."
             )
         return _training(config)
-    if config is not None:
-        raise ConfigError("--config trains and --predict predicts. Give only one of them.")
     if images is None or out is None:
         missing = "--images FOLDER" if images is None else "--out FILE.parquet"
         raise ConfigError(f"--predict {predict} also needs {missing}. Add it.")
@@ -120,3 +139,15 @@ def _prediction(model: str, images: Path, out: Path) -> ScheduledWork:
     resolve(model)
     parameters = {"model": model, "images": of_path(images) or str(images), "out": str(out)}
     return ScheduledWork("predict", parameters)
+
+
+def _monitoring(model: str, images: Path) -> ScheduledWork:
+    from patchline.pipeline.prediction.image_files import check_images, is_empty
+    from patchline.pipeline.registry.registered_models import resolve
+
+    data = of_path(images) or str(images.resolve())
+    is_inbox = of_path(images) is None and images.is_dir() and is_empty(images)
+    if of_path(images) is None and not is_inbox:  # an inbox may start empty
+        check_images([images])
+    resolve(model)
+    return ScheduledWork("monitor", {"model": model, "data": data, "least_images": LEAST_IMAGES})

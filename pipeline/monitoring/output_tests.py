@@ -38,7 +38,7 @@ def compare_outputs(reference_MK: Array, outputs_NK: Array) -> OutputTest:
     """
     from scipy.stats import ks_2samp
 
-    distances_K = distances(reference_MK, outputs_NK)
+    distances_K = distances(np.sort(reference_MK, axis=0), outputs_NK)
     output = int(np.argmax(distances_K))
     p_value = float(ks_2samp(reference_MK[:, output], outputs_NK[:, output]).pvalue)
     return OutputTest(
@@ -49,19 +49,24 @@ def compare_outputs(reference_MK: Array, outputs_NK: Array) -> OutputTest:
     )
 
 
-def distances(reference_MK: Array, outputs_NK: Array) -> Array:
-    """Return the Kolmogorov-Smirnov distance (K) of each output."""
-    return np.array(
-        [
-            _distance(np.sort(reference_MK[:, output]), np.sort(outputs_NK[:, output]))
-            for output in range(reference_MK.shape[1])
-        ]
-    )
+def distances(sorted_MK: Array, outputs_NK: Array) -> Array:
+    """Return the Kolmogorov-Smirnov distance (K) of each output.
 
+    Between two new values, the distribution function of the reference only rises. So it is enough
+    to compare the two at each new value, and just below it.
 
-def _distance(reference_M: Array, values_N: Array) -> float:
-    """Return the largest difference of two empirical distribution functions, of sorted values."""
-    both = np.concatenate([reference_M, values_N])
-    below_reference = np.searchsorted(reference_M, both, side="right") / len(reference_M)
-    below_values = np.searchsorted(values_N, both, side="right") / len(values_N)
-    return float(np.abs(below_reference - below_values).max())
+    Args:
+        sorted_MK: outputs of the reference, each sorted.
+        outputs_NK: new ones, in any order.
+    """
+    values_NK = np.sort(outputs_NK, axis=0)
+    images, count = len(sorted_MK), len(values_NK)
+    largest = []
+    for sorted_M, values_N in zip(sorted_MK.T, values_NK.T, strict=True):
+        at_N = np.searchsorted(sorted_M, values_N, side="right") / images
+        below_N = np.searchsorted(sorted_M, values_N, side="left") / images
+        own_at_N = np.searchsorted(values_N, values_N, side="right") / count
+        own_below_N = np.searchsorted(values_N, values_N, side="left") / count
+        gaps = np.abs(at_N - own_at_N).max(), np.abs(below_N - own_below_N).max()
+        largest.append(float(max(gaps)))
+    return np.array(largest)

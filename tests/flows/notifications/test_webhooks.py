@@ -169,7 +169,8 @@ def test_the_address_stays_a_secret(run_here: Command) -> None:
     _, listed, _ = run_here("notify", "list", "--json")
     [only] = json.loads(listed)["notifications"]
     assert only["webhook"] == "https://hooks.example.org:8443"
-    assert only["events"] == ["model.promoted", "model.refused", "run.failed", "run.killed"]
+    defaults = ["drift.detected", "model.promoted", "model.refused", "run.failed", "run.killed"]
+    assert only["events"] == defaults
     with get_client(sync_client=True) as client:
         automations = client.request("POST", "/automations/filter", json={}).text
         blocks = client.request("POST", "/block_documents/filter", json={}).text

@@ -1,0 +1,271 @@
+"""Measure the false alarms and the power of `patchline monitor` on features of a real model.
+
+    python -m benchmarks.monitoring features PACKAGE IMAGES FILE.npz
+    python -m benchmarks.monitoring simulate FILE.npz [--streams 1000] [--checks 30] [--images 100]
+
+PACKAGE is the folder of a package with `model.onnx`; IMAGES holds a folder for each class, with
+images that the model was not trained on, and may hold further classes. The first command computes
+features and probabilities of these images, and of versions with noise, in the dark and blurred. The
+second one draws streams from them.
+
+Without drift, all streams share one reference, as the streams of a model do: 1,000 streams of 30
+daily checks each, of images that the reference does not have. A stream counts if any of its checks
+finds a drift. The same for other references shows how much that depends on the reference. With
+drift, it counts the checks that find it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.measured_runs import machine
+from patchline.pipeline.evaluation.corruptions.catalogue import corrupted
+from patchline.pipeline.metrics.intervals import proportion
+from patchline.pipeline.models.reference_images import as_kept
+from patchline.pipeline.monitoring.arrived_images import predicted
+from patchline.pipeline.monitoring.feature_test import FeatureKernel
+from patchline.pipeline.monitoring.level_spending import Period
+from patchline.pipeline.monitoring.output_tests import distances
+from patchline.pipeline.packaging.packaged_model import PackagedModel
+
+Array = np.ndarray[Any, Any]
+_DRIFTED, _BATCH = 1500, 100
+_LEVEL = 0.05
+_STRENGTHS = {"noise": (1, 2, 3, 4), "darkness": (0.9, 0.8, 0.65, 0.5), "blur": (1, 2, 3, 4)}
+_SHARES = (0.05, 0.1, 0.2, 0.4)
+"""Of a new class; of the images that become those of a class that is there."""
+_METHODS = ("this", "outputs alone", "features alone", "each check at 5%", "each output at 5%")
+
+
+def main() -> None:
+    """Compute features, or simulate streams."""
+    parser = argparse.ArgumentParser(description="False alarms and power of monitoring.")
+    commands = parser.add_subparsers(dest="command", required=True)
+    features = commands.add_parser("features")
+    features.add_argument("package", type=Path)
+    features.add_argument("images", type=Path)
+    features.add_argument("file", type=Path)
+    simulate = commands.add_parser("simulate")
+    simulate.add_argument("file", type=Path)
+    simulate.add_argument("--streams", type=int, default=1000)
+    simulate.add_argument("--checks", type=int, default=30)
+    simulate.add_argument("--images", type=int, default=100)
+    simulate.add_argument("--reference", type=int, default=2000)
+    simulate.add_argument("--references", type=int, default=8)
+    simulate.add_argument("--drifted", type=int, default=100)
+    given = parser.parse_args()
+    if given.command == "features":
+        compute_features(given.package, given.images, given.file)
+    else:
+        report(given)
+
+
+def compute_features(package_folder: Path, images: Path, file: Path) -> None:
+    """Write features and probabilities of all images, and of drifted versions of some."""
+    package = PackagedModel(package_folder / "model.onnx", package_folder / "model.json")
+    names = sorted(each.name for each in images.iterdir() if each.is_dir())
+    paths = [
+        (place, path)
+        for place, name in enumerate(names)
+        for path in sorted((images / name).iterdir())
+    ]
+    order = np.random.default_rng(0).permutation(len(paths))
+    paths = [paths[place] for place in order]
+    pixels = np.stack([np.asarray(package.pixels(path)) for _, path in paths])
+    known = np.array([names[place] in package.classes for place, _ in paths])
+    stored = {"labels": np.array([place for place, _ in paths]), "is_known": known}
+    _compute(package, pixels, "clean", stored)
+    some = pixels[known][-_DRIFTED:]
+    for kind, strengths in _STRENGTHS.items():
+        for strength in strengths:
+            versions = np.stack([_drifted(each, kind, strength) for each in some])
+            _compute(package, versions, f"{kind} {strength:g}", stored)
+    np.savez(file, allow_pickle=False, **stored)
+    print(f"{len(paths):,} images, {int(known.sum()):,} of classes of the model: {file}")
+
+
+def _compute(
+    package: PackagedModel, pixels_NHWC: Array, name: str, stored: dict[str, Array]
+) -> None:
+    parts = [
+        predicted(package, pixels_NHWC[start : start + _BATCH])
+        for start in range(0, len(pixels_NHWC), _BATCH)
+    ]
+    stored[f"{name} probabilities"] = as_kept(np.concatenate([part[0] for part in parts]))
+    stored[f"{name} features"] = as_kept(np.concatenate([part[1] for part in parts]))
+
+
+def _drifted(pixels_HWC: Array, kind: str, strength: float) -> Array:
+    if kind == "darkness":
+        darker: Array = np.rint(pixels_HWC * strength).astype(np.uint8)
+        return darker
+    name = {"noise": "gaussian_noise", "blur": "defocus_blur"}[kind]
+    return corrupted(pixels_HWC, name, int(strength), seed=0)
+
+
+@dataclass(frozen=True)
+class Computed:
+    """Probabilities (N, K) and features (N, D) of images."""
+
+    probabilities_NK: Array
+    features_ND: Array
+
+    def of(self, rows: Array) -> Computed:
+        """Return those of some images."""
+        return Computed(self.probabilities_NK[rows], self.features_ND[rows])
+
+    def __len__(self) -> int:
+        """Return N."""
+        return len(self.probabilities_NK)
+
+
+class Monitor:
+    """The tests of a version with one reference, and those that are not corrected.
+
+    Args:
+        reference: of the version.
+        period: of the streams.
+        images: of each check.
+    """
+
+    def __init__(self, reference: Computed, period: Period, images: int) -> None:
+        from scipy.stats import kstwo
+
+        self.reference = reference.probabilities_NK.astype(np.float64)
+        self.sorted_MK = np.sort(self.reference, axis=0)
+        self.kernel = FeatureKernel(reference.features_ND)
+        self.period = period
+        both = round(len(reference) * images / (len(reference) + images))
+        self.surviving = kstwo(both).sf
+
+    def alarms(self, check: Computed, seed: int) -> Array:
+        """Return which of `_METHODS` find a drift."""
+        from scipy.stats import ks_2samp
+
+        outputs_NK = check.probabilities_NK.astype(np.float64)
+        distances_K = distances(self.sorted_MK, outputs_NK)
+        largest, count = int(np.argmax(distances_K)), len(distances_K)
+        rough = float(self.surviving(distances_K[largest]))
+        share = self.period.level / 2
+        p_value = rough
+        if rough * count < 20 * share:  # the exact one, as the command computes it
+            p_value = float(ks_2samp(self.reference[:, largest], outputs_NK[:, largest]).pvalue)
+        by_outputs = p_value * count <= share
+        by_features = self.kernel.compare(check.features_ND, share, seed).p_value <= share
+        return np.array(
+            [
+                by_outputs or by_features,
+                by_outputs,
+                by_features,
+                rough * count <= _LEVEL,
+                rough <= _LEVEL,
+            ]
+        )
+
+
+def report(given: argparse.Namespace) -> None:
+    """Print the tables."""
+    with np.load(given.file, allow_pickle=False) as stored:
+        arrays = dict(stored)
+    clean = Computed(arrays["clean probabilities"], arrays["clean features"])
+    known = np.flatnonzero(arrays["is_known"])
+    period, began = Period(_LEVEL, given.checks), time.monotonic()
+    print(machine())
+    print(
+        f"{given.streams:,} streams of {given.checks} checks of {given.images} images; reference "
+        f"of {given.reference:,} images, {len(known) - given.reference:,} others; "
+        f"{clean.features_ND.shape[1]} features\n"
+    )
+    print("| reference | " + " | ".join(_METHODS) + " |\n|" + "---|" * (len(_METHODS) + 1))
+    for number in range(1 + given.references):
+        streams = given.streams if number == 0 else max(1, given.streams // 10)
+        monitor, pool = _monitor(clean, known, number, period, given)
+        ever = _ever(monitor, clean, pool, streams, given)
+        cells = [proportion(int(each), streams) for each in ever.sum(axis=0)]
+        words = [f"{each.value:.1%} ({each.low:.1%} to {each.high:.1%})" for each in cells]
+        print(f"| {number + 1}, {streams:,} streams | " + " | ".join(words) + " |", flush=True)
+    print(f"\n{time.monotonic() - began:.0f} s\n")
+    monitor, pool = _monitor(clean, known, 0, period, given)
+    print("| drift | " + " | ".join(_METHODS) + " |\n|" + "---|" * (len(_METHODS) + 1))
+    for name, draw in _drifts(arrays, clean, pool, given.images).items():
+        generator = np.random.default_rng(7)
+        found = np.array([monitor.alarms(draw(generator), seed) for seed in range(given.drifted)])
+        shares = [f"{each:.0%}" for each in found.mean(axis=0)]
+        print(f"| {name} | " + " | ".join(shares) + " |", flush=True)
+    print(f"\n{time.monotonic() - began:.0f} s")
+
+
+def _monitor(
+    clean: Computed, known: Array, number: int, period: Period, given: argparse.Namespace
+) -> tuple[Monitor, Array]:
+    """Return the tests with a reference drawn from the images, and the rows of the others."""
+    drawn = np.random.default_rng(100 + number).permutation(known)
+    reference, pool = drawn[: given.reference], drawn[given.reference :]
+    return Monitor(clean.of(reference), period, given.images), pool
+
+
+def _ever(
+    monitor: Monitor, clean: Computed, pool: Array, streams: int, given: argparse.Namespace
+) -> Array:
+    """Return whether any check of each stream finds a drift, by method."""
+    ever = []
+    for stream in range(streams):
+        rows = np.random.default_rng(stream).permutation(pool)[: given.checks * given.images]
+        checks = rows.reshape(given.checks, given.images)
+        alarms = [
+            monitor.alarms(clean.of(each), stream * given.checks + place)
+            for place, each in enumerate(checks)
+        ]
+        ever.append(np.any(alarms, axis=0))
+    return np.array(ever)
+
+
+Draw = Callable[[np.random.Generator], Computed]
+
+
+def _drifts(arrays: dict[str, Array], clean: Computed, pool: Array, images: int) -> dict[str, Draw]:
+    """Return a function for each drift that draws the images of a check."""
+    drifts: dict[str, Draw] = {}
+
+    def drawn(computed: Computed) -> Draw:
+        return lambda generator: computed.of(generator.permutation(len(computed))[:images])
+
+    for kind, strengths in _STRENGTHS.items():
+        for strength in strengths:
+            name = f"{kind} {strength:g}"
+            drifts[name] = drawn(
+                Computed(arrays[f"{name} probabilities"], arrays[f"{name} features"])
+            )
+    labels = arrays["labels"]
+    others = {
+        "a new class": np.flatnonzero(~arrays["is_known"]),
+        "more of one class": pool[labels[pool] == labels[pool].min()],
+    }
+
+    def mixed(rows: Array, share: float) -> Draw:
+        def draw(generator: np.random.Generator) -> Computed:
+            new = round(share * images)
+            return clean.of(
+                np.concatenate(
+                    [generator.permutation(rows)[:new], generator.permutation(pool)[: images - new]]
+                )
+            )
+
+        return draw
+
+    for name, rows in others.items():
+        for share in _SHARES:
+            if len(rows):
+                drifts[f"{name}, {share:.0%}"] = mixed(rows, share)
+    return drifts
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,110 @@
+"""The monitoring flow: check the new images of a stream; a drift is told by an event."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from prefect import flow, task
+from prefect.artifacts import create_markdown_artifact
+from prefect.cache_policies import NO_CACHE
+from prefect.client.schemas.objects import State
+from prefect.runtime import flow_run
+from prefect.states import Completed
+from pydantic import Field
+
+from patchline.flows.failures import failed
+from patchline.flows.monitoring.stream_check import check_stream
+from patchline.pipeline.files.workspace_folder import WORKSPACE
+from patchline.pipeline.frozen_model import FrozenModel
+from patchline.pipeline.monitoring.monitoring import MonitorChoices, Monitored, TooFewImagesError
+from patchline.pipeline.run_memory import live_runs
+from patchline.pipeline.terminal_words import counted
+
+DRIFT, NOTHING_NEW, TOO_FEW = "Drift", "Nothing new", "Too few images"
+"""State names of runs that found a drift, no new image, and not enough of them."""
+
+
+class MonitorSummary(FrozenModel):
+    """The result of a check."""
+
+    model: str
+    version: str
+    check: int
+    """Number of the check of this stream."""
+    drift: bool
+    p_value: float
+    images: int
+    page: str
+    """Path of the page."""
+
+
+@flow(name="Monitor new images", flow_run_name="Compare {data} with {model}")
+def monitor_flow(
+    model: str,
+    data: str,
+    least_images: Annotated[int, Field(ge=1)] = 20,
+    false_alarms: Annotated[float, Field(gt=0, lt=1)] | None = None,
+    checks: Annotated[int, Field(ge=1)] | None = None,
+) -> State[MonitorSummary]:
+    """Compare the new images of a folder with those that a registered model was tested on.
+
+    Args:
+        model: NAME, NAME@ALIAS or NAME/VERSION of a registered model, such as flowers@champion.
+        data: a folder of images, an archive, a table, or the folder of a server's recorded traffic.
+        least_images: fewest new images of a check; with fewer, nothing is tested.
+        false_alarms: probability of any false alarm in a period of checks; by default 0.05.
+        checks: number of checks in a period; by default 365.
+    """
+    choices = MonitorChoices(false_alarms=false_alarms, checks=checks, least_images=least_images)
+    with live_runs.alive(WORKSPACE.resolve(), str(flow_run.id), "monitor"):
+        try:
+            return _ended(compare_images(model, data, choices))
+        except TooFewImagesError as error:
+            return Completed(name=TOO_FEW, message=str(error))
+        except Exception as error:  # noqa: BLE001 - raised again if it is not explained
+            return failed(error)
+
+
+@task(name="Compare the images", cache_policy=NO_CACHE)
+def compare_images(model: str, data: str, choices: MonitorChoices) -> Monitored:
+    """Check the images that are new since the last check."""
+    return check_stream(model, data, choices, {})
+
+
+def _ended(result: Monitored) -> State[MonitorSummary]:
+    check, version = result.check, result.reference
+    summary = MonitorSummary(
+        model=version.name,
+        version=version.version,
+        check=check.number,
+        drift=check.drift,
+        p_value=check.tests.p_value,
+        images=check.images,
+        page=str(check.page),
+    )
+    if not result.is_new:
+        message = f"No image of {result.stream} is new since check {check.number}."
+        return Completed(name=NOTHING_NEW, message=message, data=summary)
+    images = counted(check.images, "new image")
+    words = f"{images} of {result.stream}, p = {check.tests.p_value:.2g}"
+    create_markdown_artifact(
+        key="drift", markdown=_markdown(result), description="The check, its tests and its page"
+    )
+    if check.drift:
+        return Completed(name=DRIFT, message=f"Drift: {words}. See {check.page}", data=summary)
+    return Completed(message=f"No drift found: {words}.", data=summary)
+
+
+def _markdown(result: Monitored) -> str:
+    check, version = result.check, result.reference
+    said = (
+        f"**{'Drift' if check.drift else 'No drift found'}** in "
+        f"{counted(check.images, 'new image')} of `{result.stream}`, compared with the validation "
+        f"and test images of `{version.name}`, version **{version.version}**."
+    )
+    lines = [said, "", "| test of | p | level |", "|---|---|---|"]
+    for name, test in check.tests.tests.items():
+        lines.append(f"| {name} | {test.p_value:.2g} | {test.level:.2g} |")
+    lines += [f"| {name} | not known: {why} | |" for name, why in check.tests.unknown.items()]
+    lines += ["", f"The page of check {check.number} is `{check.page}`."]
+    return "\n".join(lines)
