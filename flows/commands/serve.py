@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from cyclopts import Parameter
 from pydantic import ValidationError
 
-from patchline.flows.commands.switches import Json
+from patchline.flows.commands.switches import Json, Switch
 from patchline.pipeline import config_errors
-from patchline.pipeline.errors import ModelReferenceError, RunError
+from patchline.pipeline.errors import ConfigError, ModelReferenceError, RunError
 from patchline.pipeline.serving.access_token import check_doors, given_token
 from patchline.pipeline.serving.config import ServingConfig
 
@@ -38,6 +38,9 @@ def serve(
     max_queue: int = 256,
     max_request_mib: int = 64,
     time_limit: float = 30.0,
+    record: Path | None = None,
+    record_images: Switch = False,
+    record_mib: int = 256,
     as_json: Json = False,
 ) -> int:
     """Serve a registered model over HTTP until Ctrl-C or SIGTERM.
@@ -74,7 +77,16 @@ def serve(
         Largest request in MiB; one in JSON may have a quarter of it.
     time_limit
         Seconds from the end of a request until it is answered, or given up with 503.
+    record
+        Record probabilities and features of the images that are answered in this folder, for
+        `patchline monitor`.
+    record_images
+        Record the images, too.
+    record_mib
+        Size of the folder in MiB, beyond which the oldest recorded traffic is removed.
     """
+    if record is None and record_images:
+        raise ConfigError("--record-images needs a folder. Add --record FOLDER.")
     config = serving_config(
         form=form,
         host=host,
@@ -89,6 +101,9 @@ def serve(
         max_queue=max_queue,
         max_request_mib=max_request_mib,
         time_limit_seconds=time_limit,
+        record=record,
+        record_images=record_images,
+        record_mib=record_mib,
     )
     check_doors(config)
     return serve_model(model, config, as_json=as_json)

@@ -204,21 +204,22 @@ def _labels(rows: pd.DataFrame, config: RunConfig, root: Path, package: Packaged
     A table has labels. In a folder, an image is of the class whose name a folder around it has,
     unless a table `labels.csv` in it says something else.
     """
-    classes = set(package.classes)
     if config.data.source not in _FOLDERS:
-        return [text if _is_known(text, classes, package) else "" for text in rows["label"]]
-    answers = _answers(root / LABELS_TABLE) if root.is_dir() else {}
+        return [text if is_known(text, package) else "" for text in rows["label"]]
+    classes = set(package.classes)
+    answers = labels_in(root / LABELS_TABLE) if root.is_dir() else {}
     labels = []
     for path in rows["path"]:
         text = answers.get(path, "")
         if not text and not package.is_multi_label:
             text = next((part for part in reversed(Path(path).parts[:-1]) if part in classes), "")
-        labels.append(text if _is_known(text, classes, package) else "")
+        labels.append(text if is_known(text, package) else "")
     return labels
 
 
-def _is_known(text: str, classes: set[str], package: PackagedModel) -> bool:
+def is_known(text: str, package: PackagedModel) -> bool:
     """Return whether a label, or each label of a set, is one of the model's."""
+    classes = set(package.classes)
     if not package.is_multi_label:
         return text in classes
     try:
@@ -227,7 +228,7 @@ def _is_known(text: str, classes: set[str], package: PackagedModel) -> bool:
         return False
 
 
-def _answers(file: Path) -> dict[str, str]:
+def labels_in(file: Path) -> dict[str, str]:
     """Return the labels of a table by path; none if there is no such table, or it has others."""
     try:
         with file.open(encoding="utf-8-sig", newline="") as opened:

@@ -26,6 +26,7 @@ from patchline.pipeline.models.reference_images import (
     load_reference_images,
 )
 from patchline.pipeline.monitoring.arrived_images import (
+    ArrivedImages,
     Computed,
     ImageFiles,
     Progress,
@@ -34,6 +35,7 @@ from patchline.pipeline.monitoring.check_journal import Check, CheckJournal, per
 from patchline.pipeline.monitoring.drift_page import PageImages, write_page
 from patchline.pipeline.monitoring.drift_tests import drift_tests
 from patchline.pipeline.monitoring.feature_test import FeatureKernel
+from patchline.pipeline.monitoring.recorded_traffic import RecordedTraffic
 from patchline.pipeline.monitoring.shifts import (
     ConfidenceShift,
     LabelledAccuracy,
@@ -47,6 +49,7 @@ from patchline.pipeline.monitoring.shifts import (
 from patchline.pipeline.packaging.packaged_model import PackagedModel
 from patchline.pipeline.registry.registered_models import ModelReference
 from patchline.pipeline.registry.version_records import VersionRecords, available_records
+from patchline.pipeline.serving.traffic_recorder import is_traffic
 from patchline.pipeline.terminal_words import counted
 
 Array = np.ndarray[Any, Any]
@@ -132,7 +135,7 @@ def monitor(
     with journal.alone():
         earlier = journal.checks()
         period = period_of(earlier, choices.false_alarms, choices.checks)
-        arrived = ImageFiles(records, config, workspace, on_progress)
+        arrived = _arrived(records, config, workspace, on_progress)
         tested = {key for check in earlier for key in check.keys}
         new = [place for place, key in enumerate(arrived.keys) if key not in tested]
         if not new and earlier:
@@ -175,6 +178,16 @@ def monitor(
         write_page(check, earlier, stream, records, reference, images)
         journal.write(check)
     return Monitored(version, stream, check, is_new=True)
+
+
+def _arrived(
+    records: VersionRecords, config: RunConfig, workspace: Path, on_progress: Progress
+) -> ArrivedImages:
+    """Return the images of a stream: recorded traffic, or what a data source lists."""
+    folder = Path(config.data.path or "")
+    if config.data.path is not None and is_traffic(folder):
+        return RecordedTraffic(records, folder)
+    return ImageFiles(records, config, workspace, on_progress)
 
 
 def _check_enough(new: Sequence[int], earlier: list[Check], stream: str, least: int) -> None:

@@ -73,6 +73,8 @@ class PackagedModel:
         self.label_calibration: dict[str, Any] | None = description.get("label_calibration")
         no_sets = SETS_ARE_FOR_ONE_LABEL if self.is_multi_label else ""
         self.judge = AnswerJudge(description.get("answers"), reference, self.classes, no_sets)
+        self.keeps_outputs = False
+        """Whether an answer has `outputs`: its probabilities (K), and features (D) or None."""
         self._session = open_session(onnx_file, threads)
         self.output_names = tuple(output.name for output in self._session.get_outputs())
 
@@ -255,17 +257,17 @@ class PackagedModel:
 
     def _judged(
         self, pixels: Sequence[np.ndarray[Any, Any]], coverage: float | None, *, with_map: bool
-    ) -> tuple[np.ndarray[Any, Any], list[Judged], np.ndarray[Any, Any] | None]:
-        """Return probabilities (B, K), what to say about each, and attention (B, L, h, w)."""
+    ) -> tuple[np.ndarray[Any, Any], list[Judged], dict[str, np.ndarray[Any, Any]]]:
+        """Return probabilities (B, K), what to say about each, and the outputs by name."""
         names = [self.output_names[0]]
-        if self.measures_distances:
+        if self.measures_distances or (self.keeps_outputs and "features" in self.output_names):
             names.append("features")
         if with_map and "attention" in self.output_names:
             names.append("attention")
         outputs = dict(zip(names, self.named_outputs(np.stack(pixels), names), strict=True))
         probabilities_BK = outputs[names[0]]
         judged = self.judge.judge(list(pixels), probabilities_BK, outputs.get("features"), coverage)
-        return probabilities_BK, judged, outputs.get("attention")
+        return probabilities_BK, judged, outputs
 
     def _answers_to_pixels(
         self,
@@ -275,11 +277,14 @@ class PackagedModel:
         *,
         with_map: bool,
     ) -> Iterator[dict[str, Any]]:
-        probabilities_BK, judged, maps_BLhw = self._judged(pixels, coverage, with_map=with_map)
+        probabilities_BK, judged, outputs = self._judged(pixels, coverage, with_map=with_map)
+        maps_BLhw, features_BD = outputs.get("attention"), outputs.get("features")
         for image, (row_K, said) in enumerate(zip(probabilities_BK, judged, strict=True)):
             answer = {**self.verdict(row_K, top_k), **self.reliability(said)}
             if with_map:
                 answer["map"] = None if maps_BLhw is None else attention_map(maps_BLhw[image])
+            if self.keeps_outputs:
+                answer["outputs"] = row_K, None if features_BD is None else features_BD[image]
             yield {**answer, "error": None}
 
     def reliability(self, said: Judged) -> dict[str, Any]:

@@ -44,6 +44,13 @@ class ServingConfig(FrozenModel):
     poll_seconds: float = Field(default=1.0, gt=0, le=3600)
     """Seconds between two questions to the registry where the alias points."""
 
+    record: Path | None = None
+    """Folder that receives probabilities and features of the images that were answered."""
+    record_images: bool = False
+    """Whether the images are recorded, too."""
+    record_mib: int = Field(default=256, ge=1)
+    """Size of the folder in MiB, beyond which the oldest recorded traffic is removed."""
+
     @property
     def max_request_bytes(self) -> int:
         """The largest body in bytes."""

@@ -58,6 +58,10 @@ class Watch(Protocol):
         """Note a batch."""
 
 
+Record = Callable[[Sequence[Image], Sequence[Any]], None]
+"""Receives images, and the probabilities (K) and features (D) of each."""
+
+
 @dataclass(eq=False)
 class Work:
     """The images of one request, and their answers as far as they are known."""
@@ -92,12 +96,21 @@ class Engine:
         decoding: number of threads that decode.
         max_batch: images in a batch.
         watch: receives what happens.
+        record: receives what is computed; None to record nothing.
     """
 
     def __init__(
-        self, package: PackagedModel, computing: int, decoding: int, max_batch: int, watch: Watch
+        self,
+        package: PackagedModel,
+        computing: int,
+        decoding: int,
+        max_batch: int,
+        watch: Watch,
+        record: Record | None = None,
     ) -> None:
         self.package = package
+        self._record = record
+        package.keeps_outputs = record is not None
         self.pending = 0
         """Images that were submitted and are not answered; changed in the event loop alone."""
         self._computing, self._max_batch, self._watch = computing, max_batch, watch
@@ -178,9 +191,22 @@ class Engine:
         while batch := self._ready.take(self._max_batch, self._computing):
             alive = [each for each in batch if not each[0].abandoned]
             answered = self._answered([(work, pixels) for work, _, pixels in alive])
+            if self._record is not None:
+                self._note_outputs([work.images[place] for work, place, _ in alive], answered)
             for (work, position, _), answer in zip(alive, answered, strict=True):
                 work.answers[position] = answer
             self._loop.call_soon_threadsafe(self._note, [work for work, _, _ in batch])
+
+    def _note_outputs(self, images: Sequence[Image], answers: Sequence[Answer]) -> None:
+        """Take the outputs out of the answers, and record them with their images."""
+        outputs = [answer.pop("outputs", None) for answer in answers]
+        computed = [place for place, each in enumerate(outputs) if each is not None]
+        if self._record is None or not computed:
+            return
+        try:
+            self._record([images[each] for each in computed], [outputs[each] for each in computed])
+        except Exception:  # whoever asked gets the answer all the same
+            logger.exception("An answer could not be recorded.")
 
     def _answered(self, batch: list[tuple[Work, _Decoded]]) -> list[Answer]:
         """Return the answers of a batch; if it fails, those of each image alone."""

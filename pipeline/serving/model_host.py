@@ -10,6 +10,7 @@ import asyncio
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from http import HTTPStatus
 from typing import Any
 
@@ -21,6 +22,7 @@ from patchline.pipeline.serving.engine import FAILED, Engine, Image, cores
 from patchline.pipeline.serving.refusal import Refusal, bad_request, busy
 from patchline.pipeline.serving.request_options import Options
 from patchline.pipeline.serving.server_metrics import ServerMetrics
+from patchline.pipeline.serving.traffic_recorder import TrafficRecorder
 
 VERSION_HEADER = "patchline-model-version"
 _RATE_SECONDS = 10.0
@@ -75,6 +77,8 @@ class ModelHost:
     config: ServingConfig
     metrics: ServerMetrics
     registry: RegistryState = field(default_factory=RegistryState)
+    recorder: TrafficRecorder | None = None
+    """Records what is computed; None unless the settings ask for it."""
     is_stopping: bool = False
     """Whether the server ends once it has answered what it has taken."""
     _served: Served | None = None
@@ -121,7 +125,10 @@ class ModelHost:
     def switch_to(self, version: str, checked: Checked) -> None:
         """Answer the next request with another version; the old one answers what it has taken."""
         batch = min(self.config.max_batch, checked.batch)
-        engine = Engine(checked.package, checked.computing, self.threads, batch, self.metrics)
+        record = partial(self.recorder.record, self.name, version) if self.recorder else None
+        engine = Engine(
+            checked.package, checked.computing, self.threads, batch, self.metrics, record
+        )
         before, self._served = self._served, Served(version, engine)
         if before is not None:
             self.metrics.switches.inc()

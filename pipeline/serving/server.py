@@ -19,10 +19,11 @@ from patchline.pipeline.errors import ConfigError
 from patchline.pipeline.serving.alias_watch import AliasWatch, Registry
 from patchline.pipeline.serving.application import application
 from patchline.pipeline.serving.checked_package import Checked
-from patchline.pipeline.serving.config import ServingConfig
+from patchline.pipeline.serving.config import MEBIBYTE, ServingConfig
 from patchline.pipeline.serving.model_host import ModelHost
 from patchline.pipeline.serving.ready_server import ReadyServer, uvicorn_config
 from patchline.pipeline.serving.server_metrics import ServerMetrics
+from patchline.pipeline.serving.traffic_recorder import TrafficRecorder
 
 logger = logging.getLogger(__name__)
 
@@ -110,6 +111,18 @@ def serve(
     asyncio.run(_serve(first, config, listening, on_ready, registry))
 
 
+def recorder_of(config: ServingConfig) -> TrafficRecorder | None:
+    """Return what records the traffic; None if the settings do not ask for it.
+
+    Raises:
+        ConfigError: if its folder cannot be used.
+    """
+    if config.record is None:
+        return None
+    most = config.record_mib * MEBIBYTE
+    return TrafficRecorder(config.record, with_images=config.record_images, most_bytes=most)
+
+
 async def _serve(
     first: FirstVersion,
     config: ServingConfig,
@@ -117,7 +130,8 @@ async def _serve(
     on_ready: Callable[[], None],
     registry: Registry,
 ) -> None:
-    host = ModelHost(first.name, first.alias, config, ServerMetrics())
+    recorder = recorder_of(config)
+    host = ModelHost(first.name, first.alias, config, ServerMetrics(), recorder=recorder)
     host.switch_to(first.version, first.load())
     server = _Server(
         host, uvicorn_config(application(host, listening.getsockname()[1]), config), on_ready
@@ -131,6 +145,8 @@ async def _serve(
         await server.serve(sockets=[listening])
     finally:
         watch.stop()
+        if recorder is not None:
+            recorder.close()
 
 
 class _Server(ReadyServer):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import cv2
 import numpy as np
@@ -43,11 +44,9 @@ def write_new(folder: Path, count: int, start: int = 1000, darkness: float = 1.0
     return folder
 
 
-def ended(folder: Path) -> State[object]:
+def ended(folder: Path) -> State[Any]:
     """Run the flow on a folder, and return its final state."""
-    state: State[object] = monitor_flow(
-        model="photos@champion", data=str(folder), return_state=True
-    )
+    state: State[Any] = monitor_flow(model="photos@champion", data=str(folder), return_state=True)
     return state
 
 
