@@ -1,10 +1,12 @@
 """The level of each check of a stream, so that one false-alarm rate holds over all of them.
 
-Every check spends a part of the rate: with a rate of 5% over 365 checks, each is tested at a level
-of 0.05 / 365. However the checks depend on each other (all share one reference, and the images of
-two checks may be alike), the probability of any false alarm is at most the sum of the levels
-(Bonferroni). Lan and DeMets (1983) call this spending; an equal share for each check treats a drift
-on the last day like one on the first.
+Every check spends a part of the rate. However the checks depend on each other (all share one
+reference, and the images of two checks may be alike), the probability of any false alarm is at most
+the sum of the levels (Bonferroni), on average over references. A reference is a sample, too: one
+that happens to be unusual makes all checks of its version alarm more often. So half of the rate is
+kept for that, and the checks share the other half: with 5% over 365 checks, each is tested at a
+level of 0.025 / 365. Lan and DeMets (1983) call this spending; an equal share for each check treats
+a drift on the last day like one on the first.
 
 After the last check of a period, the next one begins, with a rate of its own.
 """
@@ -15,6 +17,8 @@ from typing import NamedTuple, Self
 
 from patchline.pipeline.errors import ConfigError
 
+_FOR_THE_REFERENCE = 0.5
+"""Part of the rate that is kept for an unusual reference."""
 FALSE_ALARMS, CHECKS = 0.05, 365
 """The rate over a period, and the checks of a period: a year of daily checks."""
 
@@ -48,11 +52,14 @@ class Period(NamedTuple):
     @property
     def level(self) -> float:
         """The level of each check."""
-        return self.false_alarms / self.checks
+        return self.false_alarms * (1 - _FOR_THE_REFERENCE) / self.checks
 
     def spent(self, checks: int) -> float:
-        """Return the part of the rate that is spent in the current period after so many checks."""
-        return self.level * self.place(checks) if checks else 0.0
+        """Return the part of the rate that is spent in the current period after so many checks.
+
+        Each check also spends its share of what is kept for the reference.
+        """
+        return self.false_alarms * self.place(checks) / self.checks if checks else 0.0
 
     def place(self, check: int) -> int:
         """Return the number of a check within its period; both are counted from 1."""

@@ -87,7 +87,7 @@ def test_a_stream_is_checked_and_a_drift_has_exit_code_3(registry: Registry) -> 
     assert done.code == 0, done.err
     first = done.json
     assert (first["drift"], first["images"], first["check"], first["new"]) == (False, 60, 1, True)
-    assert first["tests"]["outputs"]["level"] == pytest.approx(0.005)
+    assert first["tests"]["outputs"]["level"] == pytest.approx(0.0025)
     assert first["unknown"] == {"features": WHY}
     assert first["accuracy"] is None
     assert "No drift found" in Path(first["page"]).read_text("utf-8")

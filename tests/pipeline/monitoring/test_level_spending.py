@@ -16,10 +16,11 @@ def test_a_period_never_spends_more_than_its_rate(rate: float, checks: int, chec
     period = Period.checked(rate, checks)
     assert period.level <= period.spent(check) <= rate * (1 + 1e-9)
     in_period = range(check - period.place(check) + 1, check + 1)
-    assert period.level * len(in_period) == pytest.approx(period.spent(check))
+    assert period.level * len(in_period) <= period.spent(check)
+    assert period.level * checks == pytest.approx(rate / 2)  # the rest is for the reference
 
 
-def test_nothing_is_spent_before_the_first_look() -> None:
+def test_nothing_is_spent_before_the_first_check() -> None:
     """All of the rate is left."""
     assert Period().spent(0) == 0
 
