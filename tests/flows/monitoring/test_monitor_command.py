@@ -26,7 +26,7 @@ from tests.pipeline.serving.served import NAME, Registry, made_registry
 WHY = "its head takes no features"
 
 
-def photo(seed: int, brightness: int = 0) -> np.ndarray:  # type: ignore[type-arg]
+def photo(seed: int, brightness: int = 0) -> np.ndarray:
     """Return a small image whose colour depends on the seed."""
     generator = np.random.default_rng(seed)
     colour = generator.integers(20, 80, 3) + brightness
