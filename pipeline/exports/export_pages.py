@@ -35,7 +35,6 @@ FORM_TAG = "patchline.export."
 """Of a version and of its run, with the form behind it: what was measured, in a few words."""
 _TITLE = "### Exports"
 _DESCRIBING = (RECORD_FILE, "README.md")
-_SERVED_FILES = ("model.onnx", "model.json", "digests.json", "processor_check.npz")
 _LONGEST = 4000
 Row = Mapping[str, Any]
 
@@ -109,14 +108,15 @@ def _run(reference: ModelReference) -> tuple[str, str]:
 
 def _kept(run_id: str, record: ExportRecord, folder: Path) -> str:
     """Log what describes an export, and its files if a server may serve it; return their folder."""
-    names = [*_DESCRIBING, *(_SERVED_FILES if record.form in SERVED_FORMS else ())]
+    files = [file for file in folder.iterdir() if file.is_file()]
+    if record.form not in SERVED_FORMS:
+        files = [file for file in files if file.name in _DESCRIBING]
     content = record.model_dump_json().encode()
     number = hashlib.sha256(content).hexdigest()[:8]
     place = f"{EXPORT_FOLDER}/{record.form}-{number}"
     with tempfile.TemporaryDirectory(prefix="patchline-") as scratch:
-        for name in names:
-            if (folder / name).is_file():
-                shutil.copyfile(folder / name, Path(scratch) / name)
+        for file in files:
+            shutil.copyfile(file, Path(scratch) / file.name)
         client().log_artifacts(run_id, scratch, place)
     return place
 

@@ -183,6 +183,10 @@ def test_an_export_is_listed_and_served_by_name(
         assert "Checked on this processor" in server.log.read_text()
     artifacts = artifact_path(run.info.artifact_uri)
     assert artifacts is not None
+    [kept] = (artifacts / "exports").glob("int8-*")  # with whatever its digests name
+    assert {file.name for file in kept.iterdir()} == {
+        file.name for file in (tmp_path / "int8").iterdir()
+    }
     shutil.rmtree(artifacts / "exports")
     code, _, err = command(*served)
     assert code == 2
