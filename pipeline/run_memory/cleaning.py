@@ -188,9 +188,14 @@ def _states() -> dict[Path, tuple[str, str]]:
             run.info.run_id,
             run.info.status,
         )
-        for run in all_runs("tags.`mlflow.source.name` = 'patchline run'")
+        for command in _COMMANDS
+        for run in all_runs(f"tags.`mlflow.source.name` = '{command}'")
         if FOLDER_TAG in run.data.tags
     }
+
+
+_COMMANDS = ("patchline run", "patchline sweep")
+"""Sources of runs with a folder of their own; that of a search holds its trials."""
 
 
 def _name(folder: Path) -> str:

@@ -36,7 +36,14 @@ class Workspace:
     store: MlflowClient
 
     def run(
-        self, name: str, status: str | None, *, model: str = "m", images: str = "a", **training: Any
+        self,
+        name: str,
+        status: str | None,
+        *,
+        model: str = "m",
+        images: str = "a",
+        command: str = "patchline run",
+        **training: Any,
     ) -> Path:
         """Make a run; without a status, the store does not know it."""
         folder = self.folder / "runs" / name
@@ -61,7 +68,7 @@ class Workspace:
             (folder / path).parent.mkdir(parents=True, exist_ok=True)
             (folder / path).write_bytes(content)
         if status:
-            tags = {"mlflow.source.name": "patchline run", FOLDER_TAG: str(folder)}
+            tags = {"mlflow.source.name": command, FOLDER_TAG: str(folder)}
             run = self.store.create_run("0", tags=tags)
             if status != "RUNNING":
                 self.store.set_terminated(run.info.run_id, status)
@@ -104,6 +111,21 @@ def test_checkpoints_of_finished_runs_go_and_their_weights_stay(workspace: Works
     assert not (folder / CHECKPOINT).exists()
     assert (folder / BEST).exists()
     assert workspace.look().removable == ()
+
+
+@pytest.mark.parametrize(("status", "goes"), [("FINISHED", True), ("KILLED", False)])
+def test_checkpoints_of_the_trials_of_a_search_go_once_it_is_finished(
+    workspace: Workspace, status: str, goes: bool
+) -> None:
+    """Those of a search that may be resumed stay."""
+    folder = workspace.run("1", status, command="patchline sweep")
+    trial = folder / "trials/1" / CHECKPOINT
+    trial.parent.mkdir(parents=True)
+    trial.write_bytes(b"c" * 1000)
+    cleaning = workspace.look()
+    assert ("runs/1/trials/1/training/last.safetensors" in names(cleaning)) is goes
+    assert cleaning.unknown_runs == 0
+    assert cleaning.resumable_runs == (0 if goes else 1)
 
 
 @pytest.mark.parametrize("status", ["FAILED", "KILLED", "RUNNING", None])
