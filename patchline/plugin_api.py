@@ -455,6 +455,9 @@ class DataSourcePlugin(Generic[C]):
     source's format, and return the path to pass to it. None for a source that needs no path."""
     expected_failed_checks: Mapping[str, str] = field(default_factory=dict)
     """Checks of `patchline.plugin_checks` that the plugin does not pass, each with the reason."""
+    reads_ranges: bool = False
+    """Whether it opens an archive by `readable_archive` and `open_archive` alone. One on an object
+    store is then read by ranges; otherwise it is downloaded first."""
     api_version: int = API_VERSION
 
 

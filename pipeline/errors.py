@@ -61,7 +61,7 @@ class RunError(PipelineError):
 
 
 class StorageError(RunError):
-    """A file could not be written."""
+    """A disk or an object store has failed."""
 
 
 class StoreAwayError(StorageError):

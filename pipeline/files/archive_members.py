@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import BinaryIO, NamedTuple, Protocol
 
 from patchline.pipeline.errors import DataError
+from patchline.pipeline.files.placeholders import size_of
 
 MOST_MEMBERS = 2_000_000
 """Archives with more files and folders are refused."""
@@ -130,7 +131,7 @@ def check_expansion(file: Path, unpacked: int) -> None:
     Raises:
         DataError: if that is more than `MOST_EXPANSION` times its size.
     """
-    own = file.stat().st_size
+    own = size_of(file)
     if unpacked > max(ALWAYS_ALLOWED_BYTES, MOST_EXPANSION * own):
         raise DataError(
             f"{file} has {own:,} bytes and unpacks to more than {MOST_EXPANSION} times as many, "

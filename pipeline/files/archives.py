@@ -26,6 +26,8 @@ from patchline.pipeline.files.archive_members import (
 from patchline.pipeline.files.atomic_files import write_text
 from patchline.pipeline.files.compression import COMPRESSIONS, READ_ERRORS
 from patchline.pipeline.files.made_once import known_digest, made_once
+from patchline.pipeline.files.placeholders import whole_file
+from patchline.pipeline.files.shared_file import SharedFile
 from patchline.pipeline.files.tar_archive import TarArchive
 from patchline.pipeline.files.zip_archive import ZipArchive, is_zip
 
@@ -64,11 +66,11 @@ def readable_archive(file: Path, work_dir: Path, name_encoding: str | None = Non
 
 def _readable(file: Path, work_dir: Path) -> Path:
     with data_errors(file):
-        with file.open("rb") as opened:
-            head = opened.read(8)
+        head = SharedFile(file).read_at(0, 8)
         opener = next((opener for start, opener in COMPRESSIONS if head.startswith(start)), None)
         if opener is None:
             return file
+        file = whole_file(file)
         digest = known_digest(file, work_dir / "digests")
     return made_once(
         work_dir / f"{digest[:32]}.tar",
@@ -103,8 +105,7 @@ def _opened(
 ) -> Archive:
     if file.suffix == INDEX_SUFFIX:
         return ShardedArchive(file)
-    with file.open("rb") as opened:
-        looks_like_zip = opened.read(4) in _ZIP_STARTS
+    looks_like_zip = SharedFile(file).read_at(0, 4) in _ZIP_STARTS
     if looks_like_zip or (file.suffix.lower() == ".zip" and is_zip(file)):
         return ZipArchive(file, encoding)
     return TarArchive(file, encoding)

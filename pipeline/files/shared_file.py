@@ -1,4 +1,7 @@
-"""One opened file that several threads read at once, each from its own position."""
+"""One opened file that several threads read at once, each from its own position.
+
+A file that stands for an object on an object store is read there (`placeholders`).
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,8 @@ import weakref
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from patchline.pipeline.files.placeholders import range_reader, size_of
+
 if TYPE_CHECKING:
     from _typeshed import WriteableBuffer
 
@@ -17,6 +22,10 @@ class SharedFile:
     """A file that stays open as long as this object exists."""
 
     def __init__(self, file: Path) -> None:
+        self._ranges = range_reader(file)
+        if self._ranges is not None:
+            self.size = size_of(file)
+            return
         self._descriptor = os.open(file, os.O_RDONLY | getattr(os, "O_BINARY", 0))
         weakref.finalize(self, os.close, self._descriptor)
         self._lock = threading.Lock()
@@ -24,6 +33,8 @@ class SharedFile:
 
     def read_at(self, offset: int, size: int) -> bytes:
         """Return at most `size` bytes from a position."""
+        if self._ranges is not None:
+            return self._ranges.read_at(offset, size)
         if hasattr(os, "pread"):
             return os.pread(self._descriptor, size, offset)
         with self._lock:

@@ -15,6 +15,7 @@ from typing import BinaryIO, cast
 from patchline.pipeline.files.compression import COMPRESSIONS, READ_ERRORS
 from patchline.pipeline.files.data_names import IMAGE_SUFFIXES, TAR_SUFFIXES, split_named
 from patchline.pipeline.files.ignored_files import DEFAULT_IGNORED
+from patchline.pipeline.files.placeholders import whole_file
 from patchline.pipeline.files.shared_file import SharedFile
 from patchline.pipeline.files.tar_archive import HEADER_ERRORS, Headers
 
@@ -81,13 +82,12 @@ def _is_image(kind: str) -> bool:
 def _first_names(file: Path) -> Iterator[str]:
     """Yield the names of the first files, as far as they can be read."""
     try:
-        with file.open("rb") as opened:
-            start = opened.read(8)
+        start = SharedFile(file).read_at(0, 8)
         opener = next((each for magic, each in COMPRESSIONS if start.startswith(magic)), None)
         if opener is None:
             content: io.IOBase = SharedFile(file).part()
         else:
-            with opener(file) as opened:
+            with opener(whole_file(file)) as opened:
                 content = io.BytesIO(opened.read(_HEAD_BYTES))
         headers = cast("BinaryIO", Headers(content))
         with tarfile.open(fileobj=headers, mode="r:", errorlevel=2) as archive:

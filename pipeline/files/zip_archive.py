@@ -96,7 +96,7 @@ class ZipArchive:
 
 def is_zip(file: Path) -> bool:
     """Return whether a file ends like a zip archive; it may begin with something else."""
-    return zipfile.is_zipfile(file)
+    return zipfile.is_zipfile(cast("BinaryIO", SharedFile(file).part()))
 
 
 def _undeclared(info: zipfile.ZipInfo) -> bytes:

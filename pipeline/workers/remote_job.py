@@ -28,6 +28,7 @@ from patchline.pipeline.errors import PipelineError, StorageError, WorkerError
 from patchline.pipeline.files.atomic_files import storage_errors, write_text
 from patchline.pipeline.files.file_digest import FileDigest, digest_of
 from patchline.pipeline.files.file_locks import try_lock
+from patchline.pipeline.files.placeholders import FOLDER
 from patchline.pipeline.files.workspace_folder import WORKSPACE, make_folder
 from patchline.pipeline.workers.event_log import EventReader, read_events
 from patchline.pipeline.workers.launcher import GROUP_FILE, WorkerTask
@@ -198,9 +199,9 @@ class SentJob:
             "job": self._roots.marked(job),
             "workspace": str(workspace),
             "data": [
-                {"path": self._roots.key_of(each), "address": str(address), "file": each.is_file()}
+                {"path": self._roots.key_of(each), "address": str(address), "file": file.is_file()}
                 for each in task.same_place
-                if (address := _address_of(each))
+                if (address := _address_of(file := remote_data.archive_or_folder(each)))
             ],
         }
         digests = _uploaded(self._shared, files)
@@ -328,7 +329,7 @@ class ReceivedJob:
                         keys.setdefault(bucket, []).append(path.relative_to(bucket).as_posix())
         for each in named:
             if each["file"] or not lists:
-                remote_data.local_path(each["address"])
+                remote_data.local_path(each["address"], whole=False)
             else:
                 keys.setdefault(self._roots.path_of(each["path"]), []).extend(first)
         for base, below in keys.items():
@@ -543,7 +544,7 @@ def _address_of(path: Path) -> Address | None:
 
 
 def _objects() -> Path:
-    return WORKSPACE.resolve() / remote_data.FOLDER
+    return WORKSPACE.resolve() / FOLDER
 
 
 def _strings(value: Any) -> Iterator[str]:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from patchline.pipeline.errors import ConfigError
+from patchline.pipeline.files.placeholders import FOLDER, PARTS_FOLDER
 from patchline.pipeline.files.workspace_folder import WORKSPACE
 from patchline.pipeline.workspace import chosen
 
@@ -27,7 +28,7 @@ PAGES_SHARE, PAGE_SHARE = 1 / 2, 1 / 8
 """Of the limit: what images of a store that is larger than that take while a training run uses
 them, and a page of them, where one process trains on the machine."""
 _OF_SHARED = ("prepared/*", "features/*", "initial_weights/*")
-_OF_DATA = ("sources/objects/*/*",)
+_OF_DATA = (f"{FOLDER}/*/*", f"{PARTS_FOLDER}/*/*")
 
 
 class CacheEntry(NamedTuple):

@@ -47,8 +47,10 @@ class FolderStore(ObjectStore):
             return Content(opened.read(), _info(key, os.fstat(opened.fileno())))
         return None
 
-    def read_range(self, key: str, start: int, stop: int) -> bytes | None:
+    def read_range(self, key: str, start: int, stop: int, *, if_match: str = "") -> bytes | None:
         """Return the bytes of an object from `start` to `stop`; None if there is none."""
+        if if_match and self._e_tag(key) != if_match:
+            raise ConflictError(key)
         with self._reading(), self._file(key).open("rb") as opened:
             opened.seek(start)
             return opened.read(stop - start)

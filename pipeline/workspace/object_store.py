@@ -52,10 +52,21 @@ class ObjectStore(ABC):
         """Return an object; None if there is none."""
 
     @abstractmethod
-    def read_range(self, key: str, start: int, stop: int) -> bytes | memoryview | None:
+    def read_range(
+        self, key: str, start: int, stop: int, *, if_match: str = ""
+    ) -> bytes | memoryview | None:
         """Return the bytes of an object from `start` to `stop`; None if there is no such object.
 
         Fewer bytes are returned where the object ends.
+
+        Args:
+            key: of the object.
+            start: the first byte.
+            stop: the byte after the last.
+            if_match: only if the object has this ETag.
+
+        Raises:
+            ConflictError: if it has another one.
         """
 
     @abstractmethod

@@ -4,6 +4,9 @@ What a path names is kept in the workspace's folder `sources/objects/`, laid out
 So whatever reads a folder, an archive, a table or shards reads them there, and the paths in a table
 lead to the images beside it. An object is downloaded once, and again only if its ETag or its size
 has changed; what is no longer in the bucket is removed here, too.
+
+Of a zip or an uncompressed tar, there is a placeholder instead where the caller opens it by
+`open_archive`: it is read by ranges (`remote_ranges`).
 """
 
 from __future__ import annotations
@@ -22,8 +25,14 @@ from patchline.pipeline.files.atomic_files import replacing, storage_errors, wri
 from patchline.pipeline.files.data_kinds import DataKind, data_kind
 from patchline.pipeline.files.data_names import TAR_SUFFIXES
 from patchline.pipeline.files.file_locks import locked
+from patchline.pipeline.files.placeholders import (
+    FOLDER,
+    PARTS_FOLDER,
+    placeholder,
+    write_placeholder,
+)
 from patchline.pipeline.files.workspace_folder import make_folder, place
-from patchline.pipeline.workspace import cache, chosen
+from patchline.pipeline.workspace import cache, chosen, remote_ranges
 from patchline.pipeline.workspace.address import (
     Address,
     check_spelling,
@@ -34,7 +43,6 @@ from patchline.pipeline.workspace.address import (
 from patchline.pipeline.workspace.object_store import ObjectInfo, ObjectStore
 
 SETTING = "data.path"
-FOLDER = Path("sources/objects")
 _INDEXES = ".indexes"
 _AT_ONCE = 16
 _SAME_LISTING_SECONDS = 60.0
@@ -43,15 +51,20 @@ _STATES_PATIENCE_SECONDS = 5.0
 _WORTH_A_NOTE_BYTES = 1 << 24
 _MOST_NAMES = 1000
 _SKELETON_DEPTH = 2
+_RANGED_SUFFIXES = (".zip", ".tar")
+"""Of archives that say where their members are."""
 
 _listings: dict[str, tuple[float, list[ObjectInfo]]] = {}
+remote_ranges.enable()
 
 
-def local_path(path: str) -> str:
+def local_path(path: str, *, whole: bool = True) -> str:
     """Return where the data of a path lies on this machine, after downloading what is missing.
 
     Args:
         path: an address, or any other path, which is returned as it is.
+        whole: whether an archive is downloaded, too. Otherwise, a placeholder may stand for it,
+            which `open_archive` and `SharedFile` read by ranges, and nothing else can.
 
     Raises:
         ConfigError: if the address or the credentials are wrong.
@@ -67,9 +80,13 @@ def local_path(path: str) -> str:
         return address.prefix
     objects = _listed(address)
     folder = _folder_of(address)
-    cache.mark_used(place() / FOLDER / address.scheme / address.bucket)
+    for top in (FOLDER, PARTS_FOLDER):
+        cache.mark_used(place() / top / address.scheme / address.bucket)
     if _is_object(address, objects):
-        _download(_parent(address), folder.parent, objects, removes=False)
+        if not whole and _is_ranged(address.prefix):
+            _stand_in(folder, objects[0])
+        else:
+            _download(_parent(address), folder.parent, objects, removes=False)
         return str(folder)
     _download(address, folder, objects, removes=True)
     return str(folder)
@@ -87,7 +104,7 @@ def local_image(path: Path) -> Path:
         StorageError: if the store does not answer, or the disk is full.
     """
     address = of_path(path)
-    return Path(local_path(address)) if address else path
+    return Path(local_path(address, whole=False)) if address else path
 
 
 def shown_path(path: str) -> str:
@@ -103,12 +120,12 @@ def e_tags(root: Path) -> dict[str, str] | None:
     """Return the ETag and size of each object that was downloaded below a folder, by its path.
 
     Args:
-        root: a local folder, or an archive; of that, the only entry.
+        root: a local folder; or an archive, or a folder in it: of that, the only entry.
 
     Returns:
         None if the root was not downloaded by `local_path`.
     """
-    top = place() / FOLDER
+    top, root = place() / FOLDER, archive_or_folder(root)
     if not root.is_relative_to(top) or len(root.relative_to(top).parts) < _SKELETON_DEPTH:
         return None
     folder = root if root.is_dir() else root.parent
@@ -120,6 +137,11 @@ def e_tags(root: Path) -> dict[str, str] | None:
     if root.is_dir():
         return known
     return {root.name: known[root.name]} if root.name in known else None
+
+
+def archive_or_folder(root: Path) -> Path:
+    """Return the archive that a root is a folder in; any other root as it is."""
+    return next((each for each in (root, *root.parents) if each.is_file()), root)
 
 
 def local_files(base: Path, values: Sequence[str]) -> dict[str, str]:
@@ -184,7 +206,7 @@ def kind(path: str) -> DataKind:
     objects = _listed(address)
     if _is_object(address, objects):
         if address.prefix.lower().endswith((*TAR_SUFFIXES, ".json")):
-            return data_kind(local_path(path))
+            return data_kind(local_path(path, whole=False))
         return data_kind(f"/nowhere/{PurePosixPath(address.prefix).name}")
     with tempfile.TemporaryDirectory(prefix="patchline-") as skeleton:
         top = Path(skeleton) / "data"
@@ -248,6 +270,10 @@ def _is_file(info: ObjectInfo) -> bool:
     return info.bytes > 0 or not info.key.endswith("_$folder$")
 
 
+def _is_ranged(key: str) -> bool:
+    return key.lower().endswith(_RANGED_SUFFIXES)
+
+
 def _is_object(address: Address, objects: Sequence[ObjectInfo]) -> bool:
     """Return whether an address names one object, and no folder."""
     return len(objects) == 1 and objects[0].key == PurePosixPath(address.prefix).name
@@ -274,7 +300,7 @@ def _download(
         removes: whether what else is in the folder goes.
     """
     with _indexed(folder) as index:
-        stale = [each for each in objects if not _is_current(folder, each, index)]
+        stale = [each for each in objects if not _is_whole(folder, each, index)]
         store = chosen.opened(address) if stale else None
         size = sum(each.bytes for each in stale)
         if size >= _WORTH_A_NOTE_BYTES:
@@ -288,13 +314,21 @@ def _download(
             _remove_others(folder, {each.key for each in objects}, index)
 
 
+def _stand_in(file: Path, info: ObjectInfo) -> None:
+    """Let a placeholder stand for an object, unless the object itself is there."""
+    with _indexed(file.parent) as index:
+        if not _is_current(file.parent, info, index):
+            write_placeholder(file, info.bytes, info.e_tag)
+            index[info.key] = _state(info, file)
+
+
 def _present(whole: Address, folder: Path, keys: Iterable[str]) -> None:
     """Download those objects of a bucket that exist, by their keys."""
     store = chosen.opened(whole)
     with ThreadPoolExecutor(_AT_ONCE) as pool:
         infos = [info for info in pool.map(store.info, dict.fromkeys(keys)) if info]
     with _indexed(folder) as index:
-        stale = [each for each in infos if not _is_current(folder, each, index)]
+        stale = [each for each in infos if not _is_whole(folder, each, index)]
         _fetch(store, folder, stale, index)
 
 
@@ -325,6 +359,13 @@ def _fetch(
 
 def _is_current(folder: Path, info: ObjectInfo, index: dict[str, str]) -> bool:
     return index.get(info.key) == _state(info, folder / info.key)
+
+
+def _is_whole(folder: Path, info: ObjectInfo, index: dict[str, str]) -> bool:
+    file = folder / info.key
+    return _is_current(folder, info, index) and not (
+        _is_ranged(info.key) and placeholder(file) is not None
+    )
 
 
 def _state(info: ObjectInfo, file: Path) -> str:

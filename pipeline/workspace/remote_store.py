@@ -109,13 +109,21 @@ class RemoteStore(ObjectStore):
                 self._check_bucket(error)
         return None
 
-    def read_range(self, key: str, start: int, stop: int) -> memoryview | None:
+    def read_range(
+        self, key: str, start: int, stop: int, *, if_match: str = ""
+    ) -> memoryview | None:
         """Return the bytes of an object from `start` to `stop`; None if there is none."""
         import obstore
+        from obstore.exceptions import PreconditionError
 
         with self._errors("read"):
             try:
-                return memoryview(obstore.get_range(self._store, key, start=start, end=stop))
+                if not if_match:
+                    return memoryview(obstore.get_range(self._store, key, start=start, end=stop))
+                options: Any = {"range": (start, stop), "if_match": if_match}
+                return memoryview(obstore.get(self._store, key, options=options).bytes())
+            except PreconditionError as error:
+                raise ConflictError(key) from error
             except FileNotFoundError as error:
                 self._check_bucket(error)
         return None

@@ -127,4 +127,5 @@ plugin = DataSourcePlugin(
     config_class=ArchiveConfig,
     build=ImageArchive,
     example=_write_example,
+    reads_ranges=True,
 )

@@ -182,4 +182,5 @@ plugin = DataSourcePlugin(
     config_class=WebDatasetConfig,
     build=WebDataset,
     example=_write_example,
+    reads_ranges=True,
 )

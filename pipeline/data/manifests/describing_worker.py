@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from patchline.pipeline.data.manifests.describing import Row
 from patchline.pipeline.data.manifests.describing_job import DescribingJob, PartDescribed
 from patchline.pipeline.data.manifests.describing_processes import KeptImages, rows_in_process
+from patchline.pipeline.data.reading.image_root import exists
 from patchline.pipeline.errors import DataError
 from patchline.pipeline.workers.event_log import EventWriter
 from patchline.pipeline.workers.part_files import read_lines, write_lines
@@ -24,7 +25,7 @@ def describe_part(job: DescribingJob, events: EventWriter) -> PartDescribed:
     Raises:
         DataError: if this machine does not have the data.
     """
-    if not job.root.exists():
+    if not exists(job.root):
         raise DataError(
             f"A node of the cluster has no {job.root}, where the images are. Mount it there at the "
             "same path, or set launcher.name to local."

@@ -48,7 +48,9 @@ def listing_of(config: RunConfig, workspace: Path, *, labelled: bool | None = No
             **{name: getattr(config.data, name) for name in ReadingRules.model_fields}
         )
         own = rules.label == AUTO  # otherwise the paths say what the classes are
-        path = None if config.data.path is None else remote_data.local_path(config.data.path)
+        path = config.data.path
+        if path is not None:
+            path = remote_data.local_path(path, whole=not plugin.reads_ranges)
         context = SourceContext(
             path, work_dir, needs_labels=labelled and own, rules=rules, task=config.data.task
         )

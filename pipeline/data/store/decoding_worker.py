@@ -8,6 +8,7 @@ from __future__ import annotations
 import numpy as np
 
 from patchline.pipeline.data.reading.child_processes import FEWEST_FILES
+from patchline.pipeline.data.reading.image_root import exists
 from patchline.pipeline.data.store.decoding_job import DecodingJob, PartDecoded
 from patchline.pipeline.data.store.decoding_processes import decoder
 from patchline.pipeline.data.store.store_decoding import StoredImage
@@ -23,7 +24,7 @@ def decode_part(job: DecodingJob, events: EventWriter) -> PartDecoded:
     Raises:
         DataError: if this machine does not have the data, or a file has changed.
     """
-    if not job.root.exists():
+    if not exists(job.root):
         raise DataError(
             f"A node of the cluster has no {job.root}, where the images are. Mount it there at the "
             "same path, or set launcher.name to local."
