@@ -33,6 +33,7 @@ def serve(
     root_path: str = "",
     tls_certificate: Path | None = None,
     tls_key: Path | None = None,
+    feedback: Path | None = None,
     threads: int = 0,
     max_batch: int = 16,
     max_queue: int = 256,
@@ -67,6 +68,8 @@ def serve(
         PEM file with the certificate and its chain, to serve HTTPS.
     tls_key
         PEM file with the private key of the certificate.
+    feedback
+        CSV table that clients may add images with their labels to, at /feedback; by default none.
     threads
         Threads that compute; 0 for one per core.
     max_batch
@@ -96,6 +99,7 @@ def serve(
         root_path=root_path,
         tls_certificate=tls_certificate,
         tls_key=tls_key,
+        feedback=feedback,
         threads=threads,
         max_batch=max_batch,
         max_queue=max_queue,

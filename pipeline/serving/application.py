@@ -16,6 +16,7 @@ from starlette.staticfiles import StaticFiles
 
 from patchline.pipeline.serving.doors import Doors, left_unread
 from patchline.pipeline.serving.interfaces import (
+    feedback_api,
     interface_description,
     mlflow_api,
     open_inference,
@@ -49,6 +50,12 @@ def application(host: ModelHost, port: int) -> Doors:
     app.state.server = Server(host)
     for interface in (predict_api, open_inference, mlflow_api, status_api, page_api):
         app.include_router(interface.router)
+    if host.config.feedback is not None:
+        package = host.served.package
+        app.state.feedback = feedback_api.opened_table(
+            host.config.feedback, several=package.is_multi_label, classes=package.classes
+        )
+        app.include_router(feedback_api.router)
     app.add_api_route("/", _page("index.html"), include_in_schema=False)
     app.add_api_route("/docs", _page("interface.html"), include_in_schema=False)
     app.mount("/static", StaticFiles(directory=PAGE), name="static")

@@ -29,6 +29,8 @@ class ServingConfig(FrozenModel):
     """PEM file with the certificate and its chain, to serve HTTPS."""
     tls_key: Path | None = None
     """PEM file with the private key of the certificate."""
+    feedback: Path | None = None
+    """CSV table that clients may add images with their labels to, at /feedback; by default none."""
     threads: int = Field(default=0, ge=0, le=1024)
     """Threads that compute; 0 for one per core that this process may use."""
     max_batch: int = Field(default=16, ge=1, le=1024)

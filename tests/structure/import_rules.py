@@ -113,7 +113,7 @@ PACKAGES: dict[str, set[str]] = {
         "run_memory",
     },
     "prediction": {"packaging", "data", "workers"},
-    "serving": {"packaging", "data", "registry", "server_access"},
+    "serving": {"labelling", "packaging", "data", "registry", "server_access"},
     "labelling": {"data", "metrics", "packaging", "probing", "workers"},
     "labelling.server": {
         "labelling",

@@ -1,0 +1,28 @@
+"""Feedback to a served model is a row of the table that `patchline label` writes, and an image."""
+
+from __future__ import annotations
+
+from http import HTTPStatus
+
+from tests.pipeline.labelling.labelled import rows_of
+from tests.pipeline.serving.served import Registry, png, serving
+
+
+def test_a_corrected_image_is_kept_with_its_label(registry: Registry) -> None:
+    """Off by default; wrong labels and images that cannot be read leave nothing."""
+    registry.add(0)
+    table = registry.folder / "corrections" / "labels.csv"
+    table.parent.mkdir()
+    with serving(registry.folder, "--feedback", str(table)) as server:
+        kept = server.ask("POST", "/feedback?label=rose&by=ada", png(1))
+        assert kept.status == HTTPStatus.OK, kept.body
+        assert (table.parent / kept.json["path"]).read_bytes() == png(1)
+        [row] = rows_of(table)
+        assert (row["label"], row["labeled_by"], row["source"]) == ("rose", "ada", "feedback")
+        assert row["suggestion"] == server.predict(png(1)).json["label"]
+        assert server.ask("POST", "/feedback", png(2)).status == HTTPStatus.BAD_REQUEST
+        broken = server.ask("POST", "/feedback?label=rose", b"no image")
+        assert broken.status == HTTPStatus.UNPROCESSABLE_ENTITY
+    assert len(rows_of(table)) == 1
+    with serving(registry.folder) as server:
+        assert server.ask("POST", "/feedback?label=rose", png(1)).status == HTTPStatus.NOT_FOUND
