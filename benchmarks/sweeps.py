@@ -92,7 +92,7 @@ class Images:
         rows = manifests.usable(manifests.load(self.data.manifest_file))
         test_rows = np.flatnonzero(rows["split"] == "test")
         images = open_images(self.prepared.store)
-        logits_NK = logits_of(best, images, test_rows, torch.device("cpu"))
+        logits_NK = logits_of(best, images, test_rows, [torch.device("cpu")])
         named = np.array(self.data.classes)[logits_NK.argmax(axis=1)]
         return float((named == rows["label"].to_numpy()[test_rows]).mean())
 

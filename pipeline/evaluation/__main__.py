@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -47,7 +48,7 @@ Array = np.ndarray[Any, Any]
 
 def predict(job: PredictionJob, events: EventWriter) -> PredictionResult:
     """Predict the chosen splits in float32 and save their logits."""
-    device, images = torch.device(job.device), open_images(job.store)
+    devices, images = devices_of(job), open_images(job.store)
     table = manifests.usable(manifests.load(job.manifest_file))
     parts = [(job.model_folder, np.flatnonzero(table["split"].isin(job.splits)))]
     parts += [(held_out.model_folder, held_out.rows(table)) for held_out in job.held_out]
@@ -59,14 +60,14 @@ def predict(job: PredictionJob, events: EventWriter) -> PredictionResult:
         before = sum(len(part) for part in tables)
         report = partial(_report, events, before, total)
         observed = features if folder == job.model_folder else None
-        logits_NK = logits_of(folder, images, rows, device, report, observed)
+        logits_NK = logits_of(folder, images, rows, devices, report, observed)
         tables.append(table.loc[rows, kept].assign(row=rows, logits=list(logits_NK)))
     chosen = pd.concat(tables).sort_values("row", kind="stable")
     averaging, folder = None, job.model_folder
     if job.tries_averaging:
         averaged = averaging_copy(job.model_folder, job.file.with_name("averaged"))
         both = ChosenFeatures(chosen_rows(table, job.seed))
-        table_of_both, averaging = _averaged(chosen, averaged, images, device, both)
+        table_of_both, averaging = _averaged(chosen, averaged, images, devices, both)
         if averaging.is_on:
             chosen, folder, features = table_of_both, averaged, both
     seconds = time.monotonic() - began
@@ -85,11 +86,19 @@ def predict(job: PredictionJob, events: EventWriter) -> PredictionResult:
     )
 
 
+def devices_of(job: PredictionJob) -> list[torch.device]:
+    """Return the devices that predict: as many GPUs as have trained, as far as they are here."""
+    if job.device != "cuda":
+        return [torch.device(job.device)]
+    count = max(1, min(job.processes, torch.cuda.device_count()))
+    return [torch.device("cuda", number) for number in range(count)]
+
+
 def _averaged(
     plain: pd.DataFrame,
     folder: Path,
     images: StoredImages,
-    device: torch.device,
+    devices: Sequence[torch.device],
     features: ChosenFeatures,
 ) -> tuple[pd.DataFrame, TestTimeAveraging]:
     """Predict the validation images with their mirror images too, and if that is better, all.
@@ -98,7 +107,7 @@ def _averaged(
         plain: predictions of each image alone.
         folder: of the model that averages.
         images: the prepared store.
-        device: to compute on.
+        devices: to compute on.
         features: receives those of the model that averages.
 
     Returns:
@@ -111,7 +120,7 @@ def _averaged(
     def compared(split: str) -> TestTimeAveraging:
         of_split = np.flatnonzero(plain["split"] == split)
         rows = plain["row"].to_numpy()[of_split]
-        averaged_NK[of_split] = logits_of(folder, images, rows, device, features=features)
+        averaged_NK[of_split] = logits_of(folder, images, rows, devices, features=features)
         labels = list(plain["label"].iloc[of_split])
         alone, averaged = alone_NK[of_split], averaged_NK[of_split]
         if description.is_multi_label:

@@ -60,6 +60,7 @@ from patchline.pipeline.models.stored_features import load_features
 from patchline.pipeline.run_memory import stage_keys
 from patchline.pipeline.run_memory.stage_memory import Ingredients, result_files
 from patchline.pipeline.training.train_result import TrainResult
+from patchline.pipeline.workers import active_launcher
 from patchline.pipeline.workers.event_log import Event
 from patchline.pipeline.workers.launcher import Resources
 from patchline.pipeline.workers.worker_process import run_worker
@@ -130,7 +131,7 @@ def evaluate_run(run: TrainedRun, folder: Path, on_event: Callable[[Event], None
         _job(run, folder),
         PredictionResult,
         on_event,
-        Resources.for_device(trained.device),
+        Resources.for_device(trained.device, _devices(run)).on_one_machine(),
     )
     if config.data.task == MULTI_LABEL:
         return _evaluated_label_sets(run, predicted, folder, on_event)
@@ -440,6 +441,7 @@ def _job(run: TrainedRun, folder: Path) -> FrozenModel:
         seed=run.config.seed,
         held_out=_held_out(run),
         device=trained.device,
+        processes=_devices(run),
         file=folder.parent / "prediction" / "logits.parquet",
         corrupted=_corrupted(run.config, data),
         tries_averaging=run.config.evaluation.test_time_averaging == "auto"
@@ -462,6 +464,11 @@ def _averaging(
 
 def _about(averaging: TestTimeAveraging | None) -> dict[str, str]:
     return {} if averaging is None else {"Test-time averaging": averaging.sentence()}
+
+
+def _devices(run: TrainedRun) -> int:
+    """Return how many GPUs of one machine have trained, at least one."""
+    return max(1, run.config.training.processes // active_launcher.current().machines)
 
 
 def _not_tried(run: TrainedRun) -> TestTimeAveraging | None:

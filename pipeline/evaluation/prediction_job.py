@@ -85,6 +85,9 @@ class PredictionJob(FrozenModel):
     device: str
     file: Path
     """The table to write; it has logits, but no probabilities yet."""
+    processes: int = 1
+    """Number of processes that have trained on this machine: each had a GPU, which now predicts a
+    part of the images. A CPU predicts all of them."""
     columns: tuple[str, ...] = ()
     """Columns of the data itself that the table keeps."""
     held_out: tuple[HeldOut, ...] = ()

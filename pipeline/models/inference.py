@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -89,6 +90,11 @@ def exact_float32(device: torch.device) -> Iterator[None]:
             each.fp32_precision = precision
 
 
+def on_device(device: torch.device) -> AbstractContextManager[object]:
+    """Let what a thread starts on a GPU without naming one be on this one, such as an event."""
+    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
+
+
 _MOST_AHEAD = 2
 """Batches that are copied to a GPU before it has computed the ones before them."""
 
@@ -130,6 +136,21 @@ class Transfers:
             self._unfinished.popleft().synchronize()
 
 
+PREDICTED_TOGETHER = 256
+"""Images of a batch."""
+
+
+def whole_batches(count: int, parts: int) -> list[slice]:
+    """Divide so many images into at most so many parts, of whole batches each.
+
+    So an image is predicted in the same batch as by `predict_logits` for all of them.
+    """
+    batches = max(1, -(-count // PREDICTED_TOGETHER))
+    used = min(parts, batches)
+    ends = [min(count, PREDICTED_TOGETHER * (batches * n // used)) for n in range(used + 1)]
+    return [slice(start, stop) for start, stop in itertools.pairwise(ends)]
+
+
 @torch.inference_mode()
 def predict_logits(
     model: nn.Module,
@@ -137,7 +158,7 @@ def predict_logits(
     rows: np.ndarray[Any, np.dtype[np.int64]],
     image: ImageSpec,
     *,
-    batch_size: int = 256,
+    batch_size: int = PREDICTED_TOGETHER,
     device: torch.device | None = None,
     precision: str = "float32",
     on_progress: Callable[[int, int], None] | None = None,

@@ -6,7 +6,10 @@ features in bfloat16, are not kept, and computed when they are needed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import copy
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, Protocol
@@ -17,7 +20,12 @@ from torch import nn
 
 from patchline.pipeline.files.atomic_files import replacing
 from patchline.pipeline.files.stored_images import StoredImages
-from patchline.pipeline.models.inference import predict_logits
+from patchline.pipeline.models.inference import (
+    exact_float32,
+    on_device,
+    predict_logits,
+    whole_batches,
+)
 from patchline.pipeline.models.model_files import load_model
 from patchline.pipeline.models.stored_features import load_features, save_features
 from patchline.plugin_api import ImageSpec
@@ -72,7 +80,7 @@ def logits_of(
     folder: Path,
     images: StoredImages,
     rows: Array,
-    device: torch.device,
+    devices: Sequence[torch.device],
     on_progress: Callable[[int, int], None] | None = None,
     features: SomeFeatures | None = None,
 ) -> Array:
@@ -82,7 +90,7 @@ def logits_of(
         folder: of the saved model.
         images: all images of the store, uint8 (M, H, W, C).
         rows: the images to predict.
-        device: to compute on.
+        devices: to compute on, of one kind; each predicts a part of the images.
         on_progress: called with the number of predicted images, and of all.
         features: receives those of some images.
     """
@@ -92,19 +100,68 @@ def logits_of(
             features.take_kept(kept_features(folder))
         return np.asarray(np.load(file, mmap_mode="r", allow_pickle=False)[rows])
     model, description = load_model(folder)
-    tap = (
-        features.observing(model.to(device), description.image, len(description.classes), rows)
-        if features
-        else nullcontext(None)
-    )
-    with tap as on_batch:
-        logits_NK = predict_logits(
-            model.to(device),
-            images,
-            rows,
-            description.image,
-            device=device,
-            on_progress=on_progress,
-            on_batch=on_batch,
+    parts = whole_batches(len(rows), len(devices))
+    models = [model, *(copy.deepcopy(model) for _ in parts[1:])]
+    finished, reader = _Finished(len(rows), on_progress), _OneReader(images)
+
+    def of_part(model: nn.Module, device: torch.device, part: slice) -> torch.Tensor:
+        tap = (
+            features.observing(model, description.image, len(description.classes), rows[part])
+            if features
+            else nullcontext(None)
         )
-    return logits_NK.numpy()
+        with on_device(device), tap as on_batch:
+            return predict_logits(
+                model.to(device),
+                reader,
+                rows[part],
+                description.image,
+                device=device,
+                on_progress=finished.counter(),
+                on_batch=on_batch,
+            )
+
+    if len(parts) == 1:
+        return of_part(model, devices[0], parts[0]).numpy()
+    # What makes float32 exact is a setting of the process, which no part may end for the others.
+    with exact_float32(devices[0]), ThreadPoolExecutor(len(parts)) as threads:
+        logits = list(threads.map(of_part, models, devices, parts))
+    return torch.cat(logits).numpy()
+
+
+class _OneReader:
+    """Images that several threads read, one after another."""
+
+    def __init__(self, images: StoredImages) -> None:
+        self._images, self._lock = images, threading.Lock()
+        self.shape = images.shape
+
+    def __len__(self) -> int:
+        return len(self._images)
+
+    def __getitem__(self, key: Any) -> np.ndarray[Any, np.dtype[np.uint8]]:
+        """Return an image, or several."""
+        with self._lock:
+            return self._images[key]
+
+
+class _Finished:
+    """Counts the images that all devices have predicted."""
+
+    def __init__(self, total: int, on_progress: Callable[[int, int], None] | None) -> None:
+        self._total, self._on_progress = total, on_progress
+        self._done, self._lock = 0, threading.Lock()
+
+    def counter(self) -> Callable[[int, int], None]:
+        """Return what one of the devices reports its own number of images to."""
+        before = 0
+
+        def count(done: int, _: int) -> None:
+            nonlocal before
+            with self._lock:
+                self._done += done - before
+                before = done
+                if self._on_progress:
+                    self._on_progress(self._done, self._total)
+
+        return count

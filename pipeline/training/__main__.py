@@ -5,11 +5,12 @@ from __future__ import annotations
 import importlib
 
 from patchline.pipeline.frozen_model import FrozenModel
+from patchline.pipeline.training.faults.memory import memory_named
 from patchline.pipeline.training.fit import fit
 from patchline.pipeline.training.job import TrainingJob
 from patchline.pipeline.training.machine import detect_machine
 from patchline.pipeline.training.parts.ensemble_members import combine_members
-from patchline.pipeline.training.parts.fine_tuning import between_both, fit_head_first
+from patchline.pipeline.training.parts.fine_tuning import between_both
 from patchline.pipeline.training.parts.last_blocks import refit_last_blocks, train_last_blocks
 from patchline.pipeline.training.parts.probe import refit_head
 from patchline.pipeline.training.processes.process_launch import train_in_processes
@@ -18,6 +19,7 @@ from patchline.pipeline.workers.event_log import EventWriter
 from patchline.pipeline.workers.worker_process import worker_main
 
 
+@memory_named()
 def train(job: TrainingJob, events: EventWriter) -> FrozenModel:
     """Train in this process, or in several that this one starts; return the part's result."""
     if job.part.members:
@@ -29,8 +31,6 @@ def train(job: TrainingJob, events: EventWriter) -> FrozenModel:
         return refit_last_blocks(job, events)
     if trainable in ("head", "last_blocks") and job.part.refit:
         return refit_head(job, events)
-    if trainable == "head_then_all":
-        fit_head_first(job, events)
     unusable = detect_machine().unusable_gpu
     if unusable and job.config.training.device == "auto":
         message = f"The GPU is not used: {unusable}. Install a build of torch for this GPU."

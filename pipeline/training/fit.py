@@ -1,4 +1,4 @@
-"""One fit, as every rank of a training run does it: the head, or the preview and the training."""
+"""One fit, as every rank of a training run does it: the head, the preview and the training."""
 
 from __future__ import annotations
 
@@ -6,14 +6,17 @@ import cv2
 
 from patchline.pipeline.frozen_model import FrozenModel
 from patchline.pipeline.training.augmentation_preview import preview_grid
+from patchline.pipeline.training.faults.memory import memory_named
 from patchline.pipeline.training.job import TrainingJob
 from patchline.pipeline.training.loop import Training
+from patchline.pipeline.training.parts.fine_tuning import fit_head_first
 from patchline.pipeline.training.parts.probe import probe, probe_together
 from patchline.pipeline.training.parts.refit import Refit
 from patchline.pipeline.training.processes.ranks import Ranks
 from patchline.pipeline.workers.event_log import EventWriter
 
 
+@memory_named()
 def fit(job: TrainingJob, events: EventWriter, ranks: Ranks | None = None) -> FrozenModel:
     """Train to the end, and return the result of the job's part.
 
@@ -22,8 +25,11 @@ def fit(job: TrainingJob, events: EventWriter, ranks: Ranks | None = None) -> Fr
         events: those of other ranks than the first are not read.
         ranks: by default, this process trains alone.
     """
-    if job.config.training.trainable == "head":
+    trainable = job.config.training.trainable
+    if trainable == "head":
         return probe_together(job, events, ranks) if ranks else probe(job, events)
+    if trainable == "head_then_all":
+        fit_head_first(job, events, ranks)
     training = (Refit if job.part.refit else Training)(job, events, ranks)
     if training.ranks.is_first:
         _draw_preview(training)

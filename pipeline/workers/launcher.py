@@ -7,7 +7,7 @@ folder holds `job.json`; when the process has ended, it also holds `events.jsonl
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
@@ -34,6 +34,10 @@ class Resources:
         """Return what computing on a device needs: `cpu`, `cuda`, or `auto` for the faster one."""
         gpus = {"auto": None, "cuda": processes}.get(device, 0)
         return cls(gpus=gpus, processes=processes)
+
+    def on_one_machine(self) -> Resources:
+        """Return the same for a single process, which uses all the GPUs."""
+        return replace(self, processes=1)
 
 
 @dataclass(frozen=True)

@@ -153,6 +153,6 @@ def memory_named() -> Iterator[None]:
         yield
     except torch.OutOfMemoryError as error:
         raise RunError(
-            "The device has too little memory for the images of a batch, or for the state of the "
-            "optimizer. Lower training.batch_size, or choose a smaller model."
+            "The device has too little memory for the model, the images of a batch, or the state "
+            "of the optimizer. Lower training.batch_size, or choose a smaller model."
         ) from error

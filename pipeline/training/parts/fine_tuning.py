@@ -20,6 +20,7 @@ from patchline.pipeline.training.job import TrainingJob
 from patchline.pipeline.training.job_provenance import provenance_of_job
 from patchline.pipeline.training.parts import interpolation
 from patchline.pipeline.training.parts.probe import FrozenNetwork, frozen_network, probe_of
+from patchline.pipeline.training.processes.ranks import Ranks
 from patchline.pipeline.training.start.initial_model import HEAD_FOLDER, description_of
 from patchline.pipeline.training.train_result import TrainResult
 from patchline.pipeline.training.training_data import open_data
@@ -33,12 +34,24 @@ _MOST_IMAGES = 2000
 """Validation images that the points of the line are compared on."""
 
 
-def fit_head_first(job: TrainingJob, events: EventWriter) -> None:
-    """Fit the head in a folder of its own, unless an interrupted attempt has done so."""
+def fit_head_first(job: TrainingJob, events: EventWriter, ranks: Ranks | None = None) -> None:
+    """Fit the head in a folder of its own, unless an interrupted attempt has done so.
+
+    Args:
+        job: of the training of all weights, which reads the fitted head from the folder.
+        events: gets the metrics.
+        ranks: compute the features together, and the first one fits the head; by default, this
+            process is alone.
+    """
+    ranks = ranks or Ranks()
     own = job.model_copy(update={"folder": job.folder / HEAD_FOLDER})
-    if not (own.folder / _RESULT_FILE).exists():
-        began = time.monotonic()
-        head_first(own, frozen_network(own, events), events, began)
+    [is_fitted] = ranks.numbers_of_first((own.folder / _RESULT_FILE).exists())
+    if is_fitted:
+        return
+    began = time.monotonic()
+    frozen = frozen_network(own, events, ranks)
+    if ranks.is_first:
+        head_first(own, frozen, events, began)
 
 
 def head_first(

@@ -95,9 +95,9 @@ def test_only_the_head_changes_and_it_learns(make_job: MakeJob, tmp_path: Path) 
     assert result.probe is not None
     assert result.probe.images == len(data.images)
     rows, cpu = np.arange(len(data.images)), torch.device("cpu")
-    kept_NK = logits_of(result.best, data.images, rows, cpu)
+    kept_NK = logits_of(result.best, data.images, rows, [cpu])
     (result.best / "logits.npy").unlink()
-    computed_NK = logits_of(result.best, data.images, rows, cpu)
+    computed_NK = logits_of(result.best, data.images, rows, [cpu])
     np.testing.assert_allclose(kept_NK, computed_NK, atol=1e-4)
     assert description.classes == job.classes
     assert description.model.init is None
@@ -117,7 +117,7 @@ def test_reported_logits_are_never_those_of_bfloat16_features(
     data, cpu = open_data(job), torch.device("cpu")
     rows = np.arange(len(data.images))
     expected_NK = predict_logits(model, data.images, rows, job.image).numpy()
-    np.testing.assert_array_equal(logits_of(result.best, data.images, rows, cpu), expected_NK)
+    np.testing.assert_array_equal(logits_of(result.best, data.images, rows, [cpu]), expected_NK)
     with torch.inference_mode():
         batch = torch.from_numpy(np.array(data.images[rows]))
         rounded_NK = logits_of_batch(model, batch, job.image, "bfloat16").float().numpy()
@@ -197,7 +197,7 @@ def test_folds_and_the_refit_fit_their_own_images_on_the_same_features(
         reference = LogisticRegression(C=used, tol=1e-9, max_iter=10_000)
         reference.fit(scaler.transform(fitted_ND), data.labels[data.training.rows])
         rows, cpu = np.arange(len(data.images)), torch.device("cpu")
-        logits_NK = torch.from_numpy(logits_of(folder, data.images, rows, cpu))
+        logits_NK = torch.from_numpy(logits_of(folder, data.images, rows, [cpu]))
         expected_NK = reference.predict_proba(scaler.transform(features_ND))
         np.testing.assert_allclose(logits_NK.softmax(1), expected_NK, atol=2e-3)
         assert not any(

@@ -24,6 +24,7 @@ from patchline.pipeline.training.loop import Training
 from patchline.pipeline.training.machine import Machine, choose_device
 from patchline.pipeline.training.part import TrainingPart
 from patchline.pipeline.training.parts import probe
+from patchline.pipeline.training.parts.fine_tuning import between_both
 from patchline.pipeline.training.processes.machines import LOOPBACK, interface_of
 from patchline.pipeline.training.processes.rank import MODULE as RANK
 from patchline.pipeline.training.train_result import TrainResult
@@ -140,6 +141,8 @@ def ranks(make_job: MakeJob, tmp_path_factory: pytest.TempPathFactory) -> dict[s
     jobs["zz-extended"] = longer.model_copy(update={"extends": extended})
     head = {"model": {"init": "x.safetensors"}, "training": {**THREE, "trainable": "head"}}
     jobs["head"] = with_weights(make_job(folder / "head", **head), folder / "head-work")
+    both = {**head, "training": {**THREE, "trainable": "head_then_all", "epochs": 1}}
+    jobs["head_first"] = with_weights(make_job(folder / "both", **both), folder / "both-work")
     for name, job in jobs.items():
         (folder / f"{name}.json").write_text(job.model_dump_json(), encoding="utf-8")
     processes = _start(folder, SIZE)
@@ -282,6 +285,25 @@ def test_features_that_ranks_compute_together_are_those_of_one(
     assert all(torch.equal(weights[0][key], weights[1][key]) for key in weights[0])
     progress = [each for each in read_events(job.folder / "events.jsonl") if "unit" in each]
     assert [each["done"] for each in progress if each["unit"] == "features"][-1] == images
+
+
+def test_ranks_fit_the_head_before_they_train_all_weights(ranks: dict[str, TrainingJob]) -> None:
+    """Its features are those of a head alone, all ranks start from it, and none fits it again."""
+    head, both = ranks["head"], ranks["head_first"]
+    files = [
+        next((job.folder.with_name(work) / FEATURES).rglob("*.npy"))
+        for job, work in ((head, "head-work"), (both, "both-work"))
+    ]
+    assert files[0].read_bytes() == files[1].read_bytes()
+    fitted = [job / "best/model.safetensors" for job in (head.folder, both.folder / "head")]
+    assert fitted[0].read_bytes() == fitted[1].read_bytes()
+    result = TrainResult.model_validate_json((both.folder / "result.json").read_text("utf-8"))
+    assert result.steps == -(-len(open_data(both).training.rows) // THREE["batch_size"])
+    record = between_both(both, result).fine_tuning
+    assert record is not None
+    probed = TrainResult.model_validate_json((head.folder / "result.json").read_text("utf-8"))
+    assert record.accuracy_at(0.0) == pytest.approx(probed.best_validation_accuracy)
+    assert record.accuracy_at(1.0) == pytest.approx(result.best_validation_accuracy)
 
 
 def test_a_time_limit_ends_all_ranks_at_the_same_step(ranks: dict[str, TrainingJob]) -> None:

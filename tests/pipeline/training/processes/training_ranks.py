@@ -2,7 +2,7 @@
 
 Arguments: a folder with jobs, the rank, and the number of ranks. All ranks do all jobs, in the
 order of their names, and write what they have in the end to `rank-N.safetensors`: of the jobs
-`gradients-*` the gradients of two steps, of `head` nothing, of the others the state. Those that
+`gradients-*` the gradients of two steps, of `head*` nothing, of the others the state. Those that
 begin with `stopped` are done in two attempts, and what the first has left is copied to `half-*`. Of
 `diverged` the last rank once gets infinite images. In the end, it does not answer the others.
 """
@@ -64,8 +64,8 @@ def main(folder: Path, rank: int, size: int) -> None:
         job = TrainingJob.model_validate_json(file.read_text(encoding="utf-8"))
         if file.stem.startswith("gradients"):
             tensors = _gradients(job, ranks)
-        elif file.stem == "head":
-            tensors = _fit_head(job, ranks)
+        elif file.stem.startswith("head"):
+            tensors = _fit(job, ranks)
         else:
             tensors = _train(file.stem, job, ranks)
         save_file(tensors, job.folder / f"rank-{rank}.safetensors")
@@ -99,7 +99,7 @@ def _gradients(job: TrainingJob, ranks: Ranks) -> dict[str, torch.Tensor]:
     return tensors
 
 
-def _fit_head(job: TrainingJob, ranks: Ranks) -> dict[str, torch.Tensor]:
+def _fit(job: TrainingJob, ranks: Ranks) -> dict[str, torch.Tensor]:
     probe.suitable_batch_size = lambda *_: FEATURES_TOGETHER  # type: ignore[attr-defined]  # imported there
     events = _events(job, ranks)
     result = fit(job, events, ranks)
