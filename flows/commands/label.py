@@ -19,6 +19,7 @@ from patchline.pipeline.terminal_words import visible
 
 if TYPE_CHECKING:
     from patchline.pipeline.labelling.answers_table import AnswersTable
+    from patchline.pipeline.labelling.pool import Pool
     from patchline.pipeline.labelling.server.image_features import FeatureSource
     from patchline.pipeline.packaging.packaged_model import PackagedModel
 
@@ -32,6 +33,7 @@ def label(
     model: str | None = None,
     classes: str | None = None,
     multi_label: Switch = False,
+    findings: Path | None = None,
     table: Annotated[Path | None, Parameter(name=("--table", "--label.table"))] = None,
     host: str = "127.0.0.1",
     port: int = _PORT,
@@ -55,6 +57,9 @@ def label(
         Names of the classes, separated by commas; more can be typed in the page.
     multi_label
         Give each image any number of labels, instead of one class.
+    findings
+        Table of findings, or its folder, of `patchline data inspect FOLDER --check-labels MODEL`:
+        only the images whose labels may be wrong are shown, with these labels.
     table
         CSV table for the labels, by default labels.csv in the folder; `patchline run` trains on it.
     host
@@ -104,10 +109,14 @@ def label(
             _add_classes(answers, classes)
             if package is not None:
                 answers.add_classes(package.classes)
-            order = ImageOrder(list(pool.images), seed)
+            given = _given(pool, findings)
+            answers.add_classes(name for labels in given.values() for name in labels)
+            order = ImageOrder(list(pool.images), seed, list(given) if findings else None)
             source, without = _source(package, name)
             advisor = Advisor(pool, answers, order, source, without, seed)
-            session = Session(pool, answers, order, Leases(answers.beside("leases.json")), advisor)
+            session = Session(
+                pool, answers, order, Leases(answers.beside("leases.json")), advisor, given
+            )
 
             def tell() -> None:
                 _tell(url, answers, len(pool.images), as_json=as_json)
@@ -121,6 +130,23 @@ def label(
         sys.stdout.flush()
         os._exit(0)
     return 0
+
+
+def _given(pool: Pool, findings: Path | None) -> dict[str, tuple[str, ...]]:
+    """Return the labels of the images that the findings name, by key."""
+    if findings is None:
+        return {}
+    from patchline.pipeline.labelling.findings import label_findings
+
+    labels = label_findings(findings)
+    images = pool.images.values()
+    given = {image.key: labels[image.name] for image in images if image.name in labels}
+    if not given:
+        raise ConfigError(
+            f"No image that {findings} names is in {pool.folder}. Give the folder that was "
+            "inspected."
+        )
+    return given
 
 
 def _package(model: str | None) -> tuple[PackagedModel | None, str]:

@@ -1,0 +1,104 @@
+"""Metrics and splits of sets of labels beside torchmetrics and scikit-multilearn.
+
+    python -m benchmarks.label_set_peers
+
+Neither is a dependency: install torchmetrics and scikit-multilearn beside Patchline first. It
+prints the largest difference of each metric from torchmetrics' over 20 made-up models, and how far
+the shares of the labels in a split of a fifth deviate from those in all images (mean over the
+labels and 20 seeds, in points), with our iterative stratification, with scikit-multilearn's, and at
+random.
+"""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+import numpy as np
+import torch
+
+from benchmarks.measured_runs import machine
+from patchline.pipeline.data.splits.stratification import NEW, Stratum, stratified
+from patchline.pipeline.labels.label_pairs import LabelPairs
+from patchline.pipeline.metrics.multi_label.label_set_metrics import multi_label_metrics
+
+Array = np.ndarray[Any, Any]
+_SEEDS, _IMAGES, _LABELS, _SHARE = 20, 400, 12, 0.2
+
+
+def _labels(generator: np.random.Generator) -> Array:
+    """Return sets of labels on 4% to 40% of the images."""
+    shares = np.geomspace(0.04, 0.4, _LABELS)
+    return (generator.random((_IMAGES, _LABELS)) < shares).astype(np.uint8)
+
+
+def metric_differences() -> dict[str, float]:
+    """Return the largest difference of each metric from that of torchmetrics."""
+    from torchmetrics.functional import classification as peer
+
+    largest: dict[str, float] = {}
+    for seed in range(_SEEDS):
+        generator = np.random.default_rng(seed)
+        labels = _labels(generator)
+        scores = 1 / (1 + np.exp(1 - 2.0 * labels - generator.normal(size=labels.shape)))
+        scores = scores.astype(np.float32)
+        predicted = (scores >= 0.5).astype(np.uint8)  # noqa: PLR2004 - torchmetrics' default
+        ours = multi_label_metrics(scores, labels, predicted)
+        given = torch.from_numpy(scores), torch.from_numpy(labels.astype(np.int64))
+        theirs = {
+            "mAP": peer.multilabel_average_precision(*given, _LABELS, "macro"),
+            "micro_mAP": peer.multilabel_average_precision(*given, _LABELS, "micro"),
+            "macro_f1": peer.multilabel_f1_score(*given, _LABELS, average="macro"),
+            "micro_f1": peer.multilabel_f1_score(*given, _LABELS, average="micro"),
+            "macro_precision": peer.multilabel_precision(*given, _LABELS, average="macro"),
+            "macro_recall": peer.multilabel_recall(*given, _LABELS, average="macro"),
+            "exact_match": peer.multilabel_exact_match(*given, _LABELS),
+            "ranking_loss": peer.multilabel_ranking_loss(*given, _LABELS),
+            "coverage_error": peer.multilabel_coverage_error(*given, _LABELS),
+        }
+        for name, value in theirs.items():
+            largest[name] = max(largest.get(name, 0.0), abs(ours[name].value - float(value)))
+    return largest
+
+
+def _deviation(labels: Array, part: Array) -> float:
+    """Return the mean over the labels of how far their shares in a part are off, in points."""
+    return float(100 * np.abs(labels[part].mean(axis=0) - labels.mean(axis=0)).mean())
+
+
+def split_deviations() -> dict[str, float]:
+    """Return the mean deviation of each way to split."""
+    from skmultilearn.model_selection import IterativeStratification
+
+    found: dict[str, list[float]] = {"patchline": [], "scikit-multilearn": [], "random": []}
+    for seed in range(_SEEDS):
+        generator = np.random.default_rng(seed)
+        labels = _labels(generator)
+        images, numbers = np.nonzero(labels)
+        pairs = LabelPairs(images, numbers, tuple(f"label {k:02}" for k in range(_LABELS)))
+        new = np.full(_IMAGES, NEW)
+        stratum = Stratum(np.arange(_IMAGES), pairs, new, generator.random(_IMAGES))
+        ours = stratified(stratum, (1 - _SHARE, _SHARE)) == 1
+        np.random.seed(seed)  # noqa: NPY002 - scikit-multilearn draws from the global generator
+        peer = IterativeStratification(
+            2, order=1, sample_distribution_per_fold=[_SHARE, 1 - _SHARE]
+        )
+        _, theirs = next(peer.split(np.zeros((_IMAGES, 1)), labels))
+        drawn = generator.permutation(_IMAGES)[: round(_SHARE * _IMAGES)]
+        for name, part in (("patchline", ours), ("scikit-multilearn", theirs), ("random", drawn)):
+            found[name].append(_deviation(labels, part))
+    return {name: float(np.mean(each)) for name, each in found.items()}
+
+
+def main() -> None:
+    """Print both comparisons."""
+    argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "").parse_args()
+    print(machine(), flush=True)
+    for name, difference in metric_differences().items():
+        print(f"{name}: largest difference from torchmetrics {difference:.1e}", flush=True)
+    for name, deviation in split_deviations().items():
+        print(f"{name}: shares of the labels are off by {deviation:.2f} points on average")
+
+
+if __name__ == "__main__":
+    main()
