@@ -35,7 +35,7 @@ PICTURES = {
     plots.UNCERTAIN,
     plots.LABEL_ERRORS,
 }
-FILES = {"report.html", "report.json", "predictions.parquet"}
+FILES = {"report.html", "report.json", "predictions.parquet", "reference_images.npz"}
 
 
 def test_the_temperature_comes_from_the_validation_split() -> None:
