@@ -24,6 +24,7 @@ from patchline.pipeline.prediction.image_files import (
     find_images,
     pixels_of,
 )
+from patchline.pipeline.registry.model_reference import parsed
 from patchline.pipeline.registry.registered_models import ModelReference, resolve
 from patchline.pipeline.terminal_words import counted, visible
 
@@ -139,6 +140,7 @@ def _print_predictions(
     """Print predictions; return 2 if no image could be read."""
     if top_k < 1:
         raise ConfigError(f"--top-k is {top_k}, but must be at least 1. Choose a larger number.")
+    parsed(reference)
     check_images(images)
     tell_closed()
     model = resolve(reference)

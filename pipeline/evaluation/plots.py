@@ -171,7 +171,7 @@ def training_curves(
     for place, key in enumerate(keys, 1):
         axes = figure.add_subplot(1, len(keys), place)
         for split, colour in (("train", ORANGE), ("validation", BLUE)):
-            if f"{split}_{key}" not in history[0]:
+            if history and f"{split}_{key}" not in history[0]:
                 continue
             values = [record[f"{split}_{key}"] for record in history]
             marker = "o" if len(values) < 3 else ""  # noqa: PLR2004 - one or two points make no line

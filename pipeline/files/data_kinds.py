@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -51,13 +52,15 @@ def found_kind(path: str) -> FoundKind:
     nothing is has the kind of its name.
     """
     place = Path(path)
+    name = place.name.lower()
+    if not _can_be_a_path(place):
+        return FoundKind("table" if name.endswith(TABLE_SUFFIXES) else "folder")
     try:
         with _read(place):
             if _is_folder(place):
                 return FoundKind(_folder_kind(place))
             if shards_in(place):
                 return FoundKind("shards")
-            name = place.name.lower()
             if name.endswith(ARCHIVE_SUFFIXES):
                 return FoundKind("archive")
             if name.endswith(".json"):
@@ -78,6 +81,17 @@ def _read(place: Path) -> Iterator[None]:
         raise DataError(
             f"{visible(str(at))} cannot be read ({reason}). Check the path and its permissions."
         ) from error
+
+
+def _can_be_a_path(place: Path) -> bool:
+    """Return whether there can be a file of a name: not with a null character, or if too long."""
+    try:
+        place.stat()
+    except ValueError:
+        return False
+    except OSError as error:
+        return error.errno != errno.ENAMETOOLONG
+    return True
 
 
 def _is_folder(place: Path) -> bool:

@@ -32,7 +32,7 @@ import cv2
 import numpy as np
 
 from patchline.pipeline.errors import ConfigError
-from patchline.pipeline.files.workspace_folder import make_private_file
+from patchline.pipeline.files.workspace_folder import make_folder, make_private_file
 
 logger = logging.getLogger(__name__)
 
@@ -68,7 +68,9 @@ class TrafficRecorder:
         self._rows = self._since_check = 0
         self._stopped = False
         try:
-            folder.mkdir(parents=True, exist_ok=True, mode=_FOLDER_MODE)
+            if not folder.exists():
+                make_folder(folder)
+                folder.chmod(_FOLDER_MODE)
             others = [each for each in folder.iterdir() if not _is_own(each)]
             if others and not (folder / MARKER).exists():
                 raise ConfigError(
@@ -136,7 +138,7 @@ class TrafficRecorder:
         now, key = dt.datetime.now(dt.UTC), uuid.uuid4().hex
         if self._part is None or self._rows >= _ROWS:
             self._close()
-            file = self.folder / f"part-{now:%Y%m%d-%H%M%S}-{key[:8]}.jsonl"
+            file = self.folder / f"part-{now:%Y%m%d-%H%M%S.%f}-{key[:8]}.jsonl"
             make_private_file(file)
             self._part, self._rows = file.open("a", encoding="utf-8"), 0
         line = {

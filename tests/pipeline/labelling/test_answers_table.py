@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-import multiprocessing
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from patchline.pipeline.errors import ConfigError, DataError
 from patchline.pipeline.labelling.answer import Answer, Verdict, now
 from patchline.pipeline.labelling.answers_table import AnswersTable, new_batch
 from patchline.pipeline.labels.answer_columns import ANSWER_COLUMNS
+from tests.patience import patient
 from tests.pipeline.labelling.labelled import rows_of
 
 
@@ -134,22 +136,24 @@ def test_only_one_page_is_open_on_a_table(tmp_path: Path) -> None:
         pass
 
 
-def _append_many(file: Path, name: str) -> None:
-    table = AnswersTable(file)
-    for number in range(20):
-        table.append([_answer(f"{name}{number}.png", "rose", by=name)])
+_APPEND_MANY = """
+import sys
+from pathlib import Path
+from patchline.pipeline.labelling.answers_table import AnswersTable
+from tests.pipeline.labelling.test_answers_table import _answer
+
+table, name = AnswersTable(Path(sys.argv[1])), sys.argv[2]
+for number in range(20):
+    table.append([_answer(f"{name}{number}.png", "rose", by=name)])
+"""
 
 
 def test_processes_that_append_at_the_same_time_lose_nothing(tmp_path: Path) -> None:
     """A page and a served model may write the same table."""
     file = tmp_path / "labels.csv"
-    context = multiprocessing.get_context("fork")
-    processes = [context.Process(target=_append_many, args=(file, name)) for name in ("a", "b")]
-    for process in processes:
-        process.start()
-    for process in processes:
-        process.join()
-        assert process.exitcode == 0
+    commands = [[sys.executable, "-c", _APPEND_MANY, str(file), name] for name in ("a", "b")]
+    processes = [subprocess.Popen(command, cwd=Path(__file__).parents[3]) for command in commands]
+    assert [process.wait(patient(60)) for process in processes] == [0, 0]
     assert len(rows_of(file)) == 40
     assert len((tmp_path / ".patchline-labels.jsonl").read_text().splitlines()) == 40
 

@@ -112,7 +112,7 @@ def test_damaged_images_have_their_reasons_and_stop_nothing(
     for number in range(25):
         (folder / f"broken-{number:02d}.png").write_bytes(good[: 40 + number])
     (folder / "empty.jpg").touch()
-    (folder / "notes.txt").write_text("no image")
+    (folder / "notes.md5").write_text("no image")
     summary = predict_images(model, "pets/1", [folder], tmp_path / "out.parquet")
     table = pd.read_parquet(tmp_path / "out.parquet").set_index("image")
     assert (summary.images, summary.unreadable, len(summary.first_errors)) == (32, 27, 20)

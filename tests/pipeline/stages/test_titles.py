@@ -62,7 +62,7 @@ def test_the_data_task_names_the_folder_without_its_way() -> None:
         ),
         ({"folds": object()}, "1,000 images with validation, about 33 s"),
         (
-            {"ensemble": SimpleNamespace(calibrations=(None,) * 5)},
+            {"ensemble": SimpleNamespace(models=5)},
             "1,000 images, about 33 s",
         ),
     ],

@@ -120,8 +120,6 @@ def test_balanced_weights_are_negatives_over_positives_up_to_a_limit() -> None:
     [
         ({"loss": "cross_entropy"}, True, "exactly one for each image. Set training.loss to bce"),
         ({"sampling": "balanced"}, True, "Set training.class_weights to balanced"),
-        ({"teacher": "flowers/1"}, True, "Leave out training.teacher"),
-        ({"folds": 3, "ensemble": True}, True, "Leave out training.ensemble"),
         ({"loss": "asymmetric"}, False, "Set training.loss to cross_entropy or bce"),
     ],
 )
