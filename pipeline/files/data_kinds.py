@@ -53,17 +53,16 @@ def found_kind(path: str) -> FoundKind:
     """
     place = Path(path)
     name = place.name.lower()
-    if not _can_be_a_path(place):
-        return FoundKind("table" if name.endswith(TABLE_SUFFIXES) else "folder")
+    may_exist = _can_be_a_path(place)
     try:
         with _read(place):
-            if _is_folder(place):
+            if may_exist and _is_folder(place):
                 return FoundKind(_folder_kind(place))
-            if shards_in(place):
+            if may_exist and shards_in(place):
                 return FoundKind("shards")
             if name.endswith(ARCHIVE_SUFFIXES):
                 return FoundKind("archive")
-            if name.endswith(".json"):
+            if may_exist and name.endswith(".json"):
                 return FoundKind(_json_kind(place))
     except DataError as error:
         return FoundKind("unknown", str(error))

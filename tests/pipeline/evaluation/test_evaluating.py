@@ -22,6 +22,7 @@ from patchline.pipeline.evaluation.report import EvaluationReport
 from patchline.pipeline.evaluation.slices import slices
 from patchline.pipeline.evaluation.written_report import ReportContents, write_report
 from patchline.pipeline.metrics.temperature import by_member, fit_temperature
+from patchline.pipeline.models.reference_images import REFERENCE_IMAGES_FILE
 from patchline.pipeline.workers.event_log import EventWriter
 from tests.conftest import Run
 from tests.pipeline.evaluation.conftest import predicted_rows, random_images, report_of
@@ -35,7 +36,7 @@ PICTURES = {
     plots.UNCERTAIN,
     plots.LABEL_ERRORS,
 }
-FILES = {"report.html", "report.json", "predictions.parquet", "reference_images.npz"}
+FILES = {"report.html", "report.json", "predictions.parquet"}
 
 
 def test_the_temperature_comes_from_the_validation_split() -> None:
@@ -89,7 +90,7 @@ def test_a_real_run_has_its_files(finished_run: Run) -> None:
     """The run's report folder holds every file, and nothing half-made."""
     folder = Path(str(finished_run.summary["report"])).parent
     files = {file.name for file in folder.iterdir()}
-    assert files == FILES | PICTURES | {plots.CURVES, EXPLANATIONS}
+    assert files == FILES | PICTURES | {plots.CURVES, EXPLANATIONS, REFERENCE_IMAGES_FILE}
     assert not (folder.parent / "prediction" / "logits.parquet").exists()
 
 
