@@ -22,7 +22,7 @@ from patchline.pipeline.files.data_kinds import (
     [
         ("gone", "folder"), ("gone.zip", "archive"), ("gone.CSV", "table"), ("gone.json", "coco"),
         ("gone.xlsx", "table"), ("gone.tar.gz", "archive"), (".", "folder"),
-        ("x" * 5000, "folder"), ("a\0b", "folder"), ("a\0b.csv", "table"), ("a\0b.json", "folder"),
+        ("x" * 5000, "folder"), ("a\0b", "folder"), ("a\0b.csv", "table"), ("a\0b.json", "table"),
     ],
 )  # fmt: skip
 def test_what_is_not_there_has_the_kind_of_its_name(tmp_path: Path, name: str, kind: str) -> None:
