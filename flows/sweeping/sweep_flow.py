@@ -23,7 +23,7 @@ from patchline.flows.progress import display
 from patchline.flows.sweeping import sweep_pages, trial_tasks
 from patchline.flows.sweeping.trial_tasks import TrialTasks
 from patchline.flows.training import outcome_pages, run_messages
-from patchline.flows.training.announcing import announce, emit
+from patchline.flows.training.announcing import announce, emit, tell_failure
 from patchline.flows.training.chosen_launcher import chosen_launcher
 from patchline.flows.training.reporting import reporting
 from patchline.flows.training.stage_tasks import as_task
@@ -35,7 +35,7 @@ from patchline.pipeline.browsing.run_summary import RunSummary
 from patchline.pipeline.browsing.run_summary import summary_of as run_summary_of
 from patchline.pipeline.config import RunConfig
 from patchline.pipeline.data.ingested_data import IngestedData, PreparedData
-from patchline.pipeline.errors import DataError, RunError, TakenOverError
+from patchline.pipeline.errors import DataError, RunError
 from patchline.pipeline.evaluation.evaluating import Evaluated
 from patchline.pipeline.files.atomic_files import write_text
 from patchline.pipeline.files.workspace_folder import WORKSPACE
@@ -196,7 +196,7 @@ class _Sweep:
                 summary = self._searched(run, space, start.notes)
                 write_text(run.folder / SUMMARY_FILE, summary.model_dump_json(indent=2))
         except BaseException as error:
-            self._report_failure(error)
+            tell_failure(self.context, error, COMMAND)
             raise
         emit(
             event_kinds.SWEEP_FINISHED,
@@ -427,23 +427,6 @@ class _Sweep:
             tags={**provenance.plugin_tags(config), **tags},
             request=request.model_dump_json(indent=2),
         )
-
-    def _report_failure(self, error: BaseException) -> None:
-        """Report that the search failed or was killed, and how it can be resumed."""
-        if isinstance(error, TakenOverError):
-            return
-        run = self.context.find(TrackedRun)
-        run_id = run.run_id if run else ""
-        is_failure = isinstance(error, Exception)
-        emit(
-            event_kinds.RUN_FAILED if is_failure else event_kinds.RUN_KILLED,
-            f"run.{run_id or flow_run.id}",
-            name=self.context.config.name or data_name(self.context.config),
-            run_id=run_id,
-            reason=str(error) if is_failure else "it was stopped by a signal",
-        )
-        if run_id:
-            display().note(f"resume it with: {COMMAND} --resume {run_id[:8]}")
 
 
 def _joined(run: TrackedRun, study: Study, identity: StudyIdentity) -> SweepSummary:

@@ -1,16 +1,21 @@
-"""What orchestration adds to a registered version: events, and a request for an approval."""
+"""What orchestration adds to a run: events, a request for an approval, how to resume it."""
 
 from __future__ import annotations
 
 from typing import Any
 
+from prefect.runtime import flow_run
+
 from patchline.flows.notifications import events
+from patchline.flows.progress import display
 from patchline.flows.training import outcome_pages
 from patchline.pipeline.automation import event_kinds
+from patchline.pipeline.errors import TakenOverError
 from patchline.pipeline.frozen_model import FrozenModel
 from patchline.pipeline.registry.registration import Registered
 from patchline.pipeline.stages.context import Context
 from patchline.pipeline.stages.promote import Promoted
+from patchline.pipeline.stages.read import data_name
 from patchline.pipeline.tracking.tracked_run import TrackedRun
 
 
@@ -33,6 +38,32 @@ def announce(context: Context, result: FrozenModel) -> str:
     elif isinstance(result, Promoted):
         return _decided(context, result)
     return ""
+
+
+def tell_failure(context: Context, error: BaseException, command: str) -> None:
+    """Emit that a run failed or was killed, and say how it can be resumed.
+
+    Args:
+        context: of the run.
+        error: that ended it.
+        command: that resumes runs of its kind, such as `patchline run`.
+    """
+    if isinstance(error, TakenOverError):
+        return  # the run continues in another process
+    failed = isinstance(error, Exception)
+    run = context.find(TrackedRun)
+    run_id = run.run_id if run else ""
+    emit(
+        event_kinds.RUN_FAILED if failed else event_kinds.RUN_KILLED,
+        f"run.{run_id or flow_run.id}",
+        name=context.config.name or data_name(context.config),
+        run_id=run_id,
+        reason=str(error) if failed else "it was stopped by a signal",
+    )
+    if run_id:
+        display().note(f"resume it with: {command} --resume {run_id[:8]}")
+    elif not failed:
+        display().note("it was stopped before training started, so there is nothing to resume")
 
 
 def emit(event: str, resource: str, **payload: Any) -> None:

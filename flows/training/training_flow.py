@@ -17,7 +17,7 @@ from patchline.flows.closing import close_runs
 from patchline.flows.failures import failed
 from patchline.flows.progress import display
 from patchline.flows.training import outcome_pages, run_messages
-from patchline.flows.training.announcing import announce, emit
+from patchline.flows.training.announcing import announce, emit, tell_failure
 from patchline.flows.training.chosen_launcher import chosen_launcher
 from patchline.flows.training.reporting import reporting
 from patchline.flows.training.stage_tasks import as_task
@@ -26,7 +26,7 @@ from patchline.pipeline.automation import event_kinds
 from patchline.pipeline.browsing.run_summary import RunSummary
 from patchline.pipeline.config import RunConfig
 from patchline.pipeline.data.ingested_data import IngestedData
-from patchline.pipeline.errors import DataError, TakenOverError
+from patchline.pipeline.errors import DataError
 from patchline.pipeline.files.atomic_files import write_text
 from patchline.pipeline.files.workspace_folder import WORKSPACE
 from patchline.pipeline.frozen_model import FrozenModel
@@ -39,7 +39,6 @@ from patchline.pipeline.run_memory.stage_memory import StageMemory
 from patchline.pipeline.stages import engine
 from patchline.pipeline.stages.context import Context
 from patchline.pipeline.stages.lines import Line, line_of
-from patchline.pipeline.stages.read import data_name
 from patchline.pipeline.stages.stage import AnyStage
 from patchline.pipeline.tracking import tracked_run
 from patchline.pipeline.tracking.tracked_run import TrackedRun
@@ -132,7 +131,7 @@ class _Run:
                 write_text(run.folder / SUMMARY_FILE, summary.model_dump_json(indent=2))
                 run_folders.send_file(run.folder / SUMMARY_FILE)
         except BaseException as error:
-            self._report_failure(error)
+            tell_failure(self.context, error, "patchline run")
             raise
         emit(
             event_kinds.RUN_FINISHED,
@@ -201,25 +200,6 @@ class _Run:
         tags = {**engine.early_tags(self.line.before_run, self.context), **flow_runs}
         params = self.context.config.flat()
         return tracked_run.continued_run(interrupted.run_id, interrupted.folder, params, tags)
-
-    def _report_failure(self, error: BaseException) -> None:
-        """Report that the run failed or was killed, and how it can be resumed."""
-        if isinstance(error, TakenOverError):
-            return  # the run continues in another process
-        failed = isinstance(error, Exception)
-        run = self.context.find(TrackedRun)
-        run_id = run.run_id if run else ""
-        emit(
-            event_kinds.RUN_FAILED if failed else event_kinds.RUN_KILLED,
-            f"run.{run_id or flow_run.id}",
-            name=self.context.config.name or data_name(self.context.config),
-            run_id=run_id,
-            reason=str(error) if failed else "it was stopped by a signal",
-        )
-        if run_id:
-            display().note(f"resume it with: patchline run --resume {run_id[:8]}")
-        elif not failed:
-            display().note("it was stopped before training started, so there is nothing to resume")
 
 
 def _saved_summary(finished: InterruptedRun) -> RunSummary:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from patchline.pipeline.errors import ModelReferenceError, ServerAwayError
+from patchline.pipeline.errors import ModelReferenceError, PipelineError, ServerAwayError
 from patchline.pipeline.files.path_uris import artifact_path
 from patchline.pipeline.host.system_errors import system_error
 from patchline.pipeline.packaging.package_digests import ChangedPackageError
@@ -82,13 +82,8 @@ def package_folder(reference: ModelReference) -> Path:
             return local  # MLflow would write a note of the download into it
         return Path(download_artifacts(reference.source))
     except (MlflowException, OSError) as error:
-        away = system_error(error)
-        if isinstance(away, ServerAwayError):
-            raise away from error
-        raise ModelReferenceError(
-            f"The files of '{reference.name}' version {reference.version} are gone "
-            f"({str(error).splitlines()[0][:200]}). Restore them, or use another version."
-        ) from error
+        files = f"'{reference.name}' version {reference.version}"
+        raise _gone(error, files, "Restore them, or use another version.") from error
 
 
 def export_folder(reference: ModelReference, export: str, into: str) -> Path:
@@ -107,11 +102,14 @@ def export_folder(reference: ModelReference, export: str, into: str) -> Path:
     try:
         return Path(client().download_artifacts(run_of(reference), export, into))
     except (MlflowException, OSError) as error:
-        away = system_error(error)
-        if isinstance(away, ServerAwayError):
-            raise away from error
-        raise ModelReferenceError(
-            f"The files of the export {export} of '{reference.name}' version {reference.version} "
-            f"are gone ({str(error).splitlines()[0][:200]}). Write it again with `patchline "
-            "export`."
-        ) from error
+        files = f"the export {export} of '{reference.name}' version {reference.version}"
+        raise _gone(error, files, "Write it again with `patchline export`.") from error
+
+
+def _gone(error: Exception, files: str, remedy: str) -> PipelineError:
+    """Return what a failed download means: a server that is away, or files that are gone."""
+    away = system_error(error)
+    if isinstance(away, ServerAwayError):
+        return away
+    reason = str(error).splitlines()[0][:200]
+    return ModelReferenceError(f"The files of {files} are gone ({reason}). {remedy}")

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
-import os
 import signal
-import subprocess
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -18,9 +16,8 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from tests.conftest import PATCHLINE
 from tests.patience import patient
-from tests.pipeline.serving.served import Reply, Serving
+from tests.pipeline.serving.served import Reply, Serving, started
 
 Offered = dict[str, Any]
 """What the page knows of an image."""
@@ -88,23 +85,7 @@ def labelling(
 ) -> Iterator[Labelling]:
     """Run `patchline label` on a folder, on any free port."""
     log = folder.parent / f"label-{time.monotonic_ns()}.log"
-    command = [str(PATCHLINE), "label", str(folder), "--port", "0", "--json", *arguments]
-    with log.open("w") as stream:
-        process = subprocess.Popen(
-            command,
-            cwd=folder.parent,
-            env=dict(os.environ),
-            stdout=subprocess.PIPE,
-            stderr=stream,
-            text=True,
-        )
-    try:
-        assert process.stdout is not None
-        line = process.stdout.readline()
-        assert line, log.read_text()
-        ready = json.loads(line)
+    command = ("label", str(folder), *arguments)
+    with started(*command, folder=folder.parent, log=log) as (process, ready):
         port = int(ready["url"].rpartition(":")[2])
         yield Labelling(process, port, ready, log, headers or {})
-    finally:
-        process.kill()
-        process.wait()

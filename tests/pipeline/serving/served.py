@@ -126,10 +126,18 @@ def serving(
 ) -> Iterator[Serving]:
     """Run `patchline serve` in a folder, on any free port."""
     log = folder / f"serve-{time.monotonic_ns()}.log"
-    command = [str(PATCHLINE), "serve", model, "--port", "0", "--json", *arguments]
+    with started("serve", model, *arguments, folder=folder, log=log, env=env) as (process, ready):
+        yield Serving(process, int(ready["url"].rpartition(":")[2]), ready, log)
+
+
+@contextmanager
+def started(
+    *arguments: str, folder: Path, log: Path, env: Mapping[str, str] | None = None
+) -> Iterator[tuple[subprocess.Popen[str], dict[str, Any]]]:
+    """Run a command that serves, on any free port; its process, and what it says when ready."""
     with log.open("w") as stream:
         process = subprocess.Popen(
-            command,
+            [str(PATCHLINE), *arguments, "--port", "0", "--json"],
             cwd=folder,
             env={**os.environ, **(env or {})},
             stdout=subprocess.PIPE,
@@ -140,8 +148,7 @@ def serving(
         assert process.stdout is not None
         line = process.stdout.readline()
         assert line, log.read_text()
-        ready = json.loads(line)
-        yield Serving(process, int(ready["url"].rpartition(":")[2]), ready, log)
+        yield process, json.loads(line)
     finally:
         process.kill()
         process.wait()
