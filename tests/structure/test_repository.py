@@ -1,4 +1,4 @@
-"""What the repository offers to its public: the workflow and the issue forms."""
+"""What the repository offers to its public: the workflow, the issue forms, the map of its rooms."""
 
 from __future__ import annotations
 
@@ -47,3 +47,13 @@ def test_the_guide_for_contributors_names_targets_that_exist() -> None:
     assert all(re.search(rf"^{target}:", makefile, re.MULTILINE) for target in targets)
     for link in re.findall(r"\]\(([^)#]+)\)", guide):
         assert (ROOT / ".github" / link).exists(), link
+
+
+def test_the_readme_says_what_lives_in_each_room() -> None:
+    """The folders below the top level are those that the README lists, and no other."""
+    tree = (ROOT / "README.md").read_text("utf-8").split("## Where everything lives")[1]
+    listed = dict.fromkeys(("pipeline", "flows"), frozenset[str]())
+    for name, entries in re.findall(r"^(\w+)/ .*\n((?:  \w.*\n)+)", tree, re.MULTILINE):
+        listed[name] = frozenset(re.findall(r"^  (\w+)/", entries, re.MULTILINE))
+    for top in ("pipeline", "flows"):
+        assert listed[top] == {room.parent.name for room in (ROOT / top).glob("*/__init__.py")}
