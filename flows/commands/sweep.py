@@ -17,11 +17,15 @@ from patchline.flows.commands.switches import Json, Switch
 from patchline.flows.progress import shown
 from patchline.flows.sweeping.run_sweep import resume_sweep, run_sweep
 from patchline.pipeline import config_errors, config_files
+from patchline.pipeline.config import RunConfig
 from patchline.pipeline.config_files import merged
 from patchline.pipeline.errors import ConfigError
+from patchline.pipeline.files.workspace_folder import place
 from patchline.pipeline.frozen_model import FrozenModel
 from patchline.pipeline.sweeping.config import SweepConfig
 from patchline.pipeline.terminal_words import pasted_path, pasted_program, visible
+from patchline.pipeline.training.machine import MODULE
+from patchline.pipeline.workers import worker_start
 
 if TYPE_CHECKING:
     from patchline.pipeline.sweeping.summary import SweepSummary
@@ -44,6 +48,7 @@ def build(arguments: list[str]) -> Callable[..., None]:
         config: Path | None = None,
         preset: str | None = None,
         space: Annotated[Path | None, Parameter(name="--sweep.space")] = None,
+        dry_run: Switch = False,
         fresh: Switch = False,
         resume: str | None = None,
         as_json: Annotated[Json, Parameter(help="Print one JSON object at the end.")] = False,
@@ -63,6 +68,9 @@ def build(arguments: list[str]) -> Callable[..., None]:
         space
             YAML file with the settings to search. A single one is also given as a flag, such as
             --sweep.space.optimizer.learning-rate 1e-4..1e-2 or --sweep.space.model.depth 4,6,8.
+        dry_run
+            Read the data and print the plan, the search space, the number of trials and about how
+            long training them takes, without training.
         fresh
             Recompute every stage instead of reusing results of earlier runs.
         resume
@@ -79,8 +87,12 @@ def build(arguments: list[str]) -> Callable[..., None]:
         own = flags.pop("sweep", {})
         ranges = _space_of(space, own.pop("space", None))
         request = config_files.requested(data, preset_name=preset, file=config, flags=flags)
+        own_settings = _checked(own)
+        if dry_run:
+            _outline(request, own_settings, ranges, as_json=as_json)
+            return
         _search(
-            partial(run_sweep, request, _checked(own), ranges, fresh=fresh), began, as_json=as_json
+            partial(run_sweep, request, own_settings, ranges, fresh=fresh), began, as_json=as_json
         )
 
     # The composed class exists only here, so the annotation is not a name that could be looked up.
@@ -161,6 +173,23 @@ def _check_alone(arguments: list[str]) -> None:
             )
 
 
+def _outline(
+    config: RunConfig, sweep: SweepConfig, space: dict[str, Any], *, as_json: bool
+) -> None:
+    """Print the plan and what would be searched around it."""
+    from patchline.flows.sweeping.search_dry_run import search_dry_run
+
+    with shown(), worker_start.prepared_workers():
+        if config.preset:
+            worker_start.prepare(MODULE)
+        plan, outline = search_dry_run(config, sweep, space, place())
+    if as_json:
+        print(outline.model_dump_json(indent=2))
+        return
+    lines = [*(plan.lines() if plan else ()), *outline.notes, "", *outline.lines()]
+    print(visible("\n".join(lines), lines=True))
+
+
 def _search(search: Callable[[], SweepSummary], began: float, *, as_json: bool) -> None:
     """Search or resume a search, and print its summary."""
     with shown():
@@ -178,6 +207,7 @@ def words(summary: SweepSummary, seconds: float) -> str:
         summary: of the search.
         seconds: duration of the whole command.
     """
+    from patchline.pipeline.browsing.next_steps import address_lines
     from patchline.pipeline.sweeping.search import settings_words
 
     ended = [each for each in summary.trial_table if each.validation is not None]
@@ -213,6 +243,7 @@ def words(summary: SweepSummary, seconds: float) -> str:
             f"What's next{f' (after `{activation}`)' if activation else ''}:",
             f"  {program} serve {model}",
             f"  {program} run --config {pasted_path(summary.config)} --fresh",
+            *address_lines(summary.page, summary.tracking_uri),
         ]
     return "\n".join(lines)
 

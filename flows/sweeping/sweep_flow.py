@@ -56,9 +56,9 @@ from patchline.pipeline.stages.train import TRAIN, TrainInputs
 from patchline.pipeline.sweeping import final_fits, mlflow_pages, search
 from patchline.pipeline.sweeping.config import SweepConfig
 from patchline.pipeline.sweeping.final_fits import PlannedFit, TestedFit
+from patchline.pipeline.sweeping.outline import SearchOutline
 from patchline.pipeline.sweeping.request import COMMAND, SWEEP, SweepRequest
 from patchline.pipeline.sweeping.result import SweepResult
-from patchline.pipeline.sweeping.rungs import rungs
 from patchline.pipeline.sweeping.search import SearchClock, TrialInputs
 from patchline.pipeline.sweeping.space import SearchSpace
 from patchline.pipeline.sweeping.study import (
@@ -70,7 +70,7 @@ from patchline.pipeline.sweeping.study import (
     open_study,
 )
 from patchline.pipeline.sweeping.summary import SweepSummary, best_trial, summary_of
-from patchline.pipeline.sweeping.whole_fit import has_rungs, whole_fit
+from patchline.pipeline.sweeping.whole_fit import whole_fit
 from patchline.pipeline.tracking import nested_runs, provenance, tracked_run
 from patchline.pipeline.tracking.tracked_run import NewRun, TrackedRun
 from patchline.pipeline.training.machine import cached_machine, choose_device
@@ -193,7 +193,10 @@ class _Sweep:
             context.config = start.config
             space = SearchSpace.of(self.given, start.config)
             with self._opened() as run:
-                summary = self._searched(run, space, start.notes)
+                outline = SearchOutline.of(
+                    self.settings, space, start.config, start.seconds_per_epoch, start.notes
+                )
+                summary = self._searched(run, space, outline)
                 write_text(run.folder / SUMMARY_FILE, summary.model_dump_json(indent=2))
         except BaseException as error:
             tell_failure(self.context, error, COMMAND)
@@ -212,20 +215,17 @@ class _Sweep:
     # -- the search ----------------------------------------------------------------------------
 
     def _searched(
-        self, run: TrackedRun, space: SearchSpace, notes: tuple[str, ...]
+        self, run: TrackedRun, space: SearchSpace, outline: SearchOutline
     ) -> SweepSummary:
-        plan, data = self.context.config, self.context.get(IngestedData)
-        steps = rungs(plan.training.epochs, self.settings.reduction, self.settings.first_rung)
-        if not has_rungs(plan):
-            steps = steps[-1:]
+        plan, data, steps = self.context.config, self.context.get(IngestedData), outline.rungs
         study, identity = self._study(run, space, steps, data)
         values = space.plan_values(plan)
         study.begin(values)
         clock = SearchClock(run.folder, self.settings.time_limit)
         inputs = self._trial_inputs(run, space, steps)
         search.settle(study.own_records())
-        for sentence in _introduction(self.settings, space, plan, steps):
-            display().note(sentence)
+        for line in outline.lines():
+            display().note(line)
         display().stage("Searching")
         TrialTasks(
             study, inputs, clock, self.settings.workers, partial(_log_trials, run, study)
@@ -248,7 +248,7 @@ class _Sweep:
             data_fingerprint=data.fingerprint,
             images=data.counts,
             space={key: dimension.text() for key, dimension in space.dimensions.items()},
-            outside=tuple(space.outside(plan)),
+            outside=outline.outside,
             rungs=steps,
             sampler=self.settings.sampler,
             reduction=self.settings.reduction,
@@ -262,7 +262,7 @@ class _Sweep:
             best_test=comparison.best,
             plan_test=comparison.plan,
             optimism=comparison.optimism,
-            notes=notes,
+            notes=outline.notes,
             registered=f"{registered.name}, version {registered.version}",
         )
         page = sweep_pages.publish(run, result, space, plan)
@@ -481,25 +481,6 @@ def _digest(config: RunConfig) -> str:
     """Return a digest of the settings that trials have in common."""
     text = config.model_dump_json(exclude={"launcher", "promotion", "evaluation"})
     return hashlib.sha256(text.encode()).hexdigest()[:32]
-
-
-def _introduction(
-    settings: SweepConfig, space: SearchSpace, plan: RunConfig, steps: tuple[int, ...]
-) -> Iterator[str]:
-    """Yield what is searched, how and how long."""
-    for key, dimension in space.dimensions.items():
-        yield f"{key} from {dimension.text()}"
-    outside = space.outside(plan)
-    if outside:
-        yield (
-            f"the plan's {' and '.join(outside)} {'is' if len(outside) == 1 else 'are'} outside of "
-            "the space, so the plan is no trial; the final fits compare with it all the same"
-        )
-    length = [f"{settings.most_trials} trials"] if settings.most_trials else []
-    length += [f"at most {settings.time_limit}"] if settings.time_limit else []
-    places = ", ".join(map(str, steps[:-1]))
-    stops = f", compared at epoch {places}" if len(steps) > 1 else ""
-    yield f"{' and '.join(length)}, of at most {steps[-1]} epochs each{stops}"
 
 
 def _why_no_best(records: list[TrialRecord], settings: SweepConfig) -> str:

@@ -27,6 +27,7 @@ from patchline.pipeline.sweeping.search import (
     trial_name,
 )
 from patchline.pipeline.sweeping.study import Study, Trial, TrialRecord, best_of
+from patchline.pipeline.training.parts import launching
 from patchline.pipeline.workers import cancellation
 from patchline.pipeline.workers.event_log import Event
 
@@ -115,7 +116,7 @@ class TrialTasks:
 
     def _show(self, event: Event) -> None:
         """Show warnings, and the progress of a trial that trains alone."""
-        if event["kind"] == "warning" and not event["message"].startswith("resuming from step"):
+        if event["kind"] == "warning" and not launching.resumes(event):
             display().note(event["message"])
         elif event["kind"] == "progress" and event["unit"] == "step" and self.workers == 1:
             beside = f"epoch {event['epoch']:,}, {event['images_per_second']:,.0f} images/s"

@@ -39,7 +39,7 @@ def next_steps(summary: RunSummary, seconds: float, plugins: Sequence[Path] = ()
         f"What's next{f' (after `{activation}`)' if activation else ''}:",
         *(f"  {command:<{width}}  {meaning}" for command, meaning in commands),
     ]
-    return "\n".join([*lines, *_address_lines(summary)])
+    return "\n".join([*lines, *address_lines(summary.page, summary.tracking_uri)])
 
 
 def _result_line(summary: RunSummary) -> str:
@@ -81,7 +81,7 @@ def _commands(summary: RunSummary, plugins: Sequence[Path]) -> tuple[str, list[C
         (again, "reproduce this run"),
     ]
     commands = of_classifier if _is_classifier(summary) else of_encoder
-    if not _has_server(summary):
+    if not _has_server(summary.tracking_uri):
         commands.append((f"{pasted_program('mlflow')[0]} ui", "browse the runs in this folder"))
     return activation, commands
 
@@ -95,14 +95,19 @@ def _predicts(summary: RunSummary) -> str:
     return "classify an image" if headline and headline.name == "accuracy" else "label an image"
 
 
-def _has_server(summary: RunSummary) -> bool:
-    return summary.tracking_uri.startswith("http")
+def _has_server(tracking_uri: str) -> bool:
+    return tracking_uri.startswith("http")
 
 
-def _address_lines(summary: RunSummary) -> list[str]:
-    """Return where the MLflow UI shows the run, in its layout for model training."""
-    when = "This run in MLflow" if _has_server(summary) else "This run, while `mlflow ui` runs"
-    return [f"{when}: {summary.page}"] if summary.page else []
+def address_lines(page: str, tracking_uri: str) -> list[str]:
+    """Return where the MLflow UI shows a run, in its layout for model training.
+
+    Args:
+        page: address of the run; empty if there is none.
+        tracking_uri: of the store; without a server, the UI has to be started.
+    """
+    when = "This run in MLflow" if _has_server(tracking_uri) else "This run, while `mlflow ui` runs"
+    return [f"{when}: {page}"] if page else []
 
 
 def _fold_lines(summary: RunSummary) -> list[str]:

@@ -78,8 +78,7 @@ def write_run(run: TrackedRun, result: SweepResult, page: Path) -> None:
     best = {f"best.{key}": shown(value) for key, value in result.best.settings.items()}
     note = description(run, result)
     tracked_run.set_tags(run, {NOTE_TAG: note, "patchline.registered": result.registered, **best})
-    gain = f"{100 * result.gain.value:+.1f} points"
-    store.update_run(run.run_id, name=f"{result.name} sweep {gain}")
+    store.update_run(run.run_id, name=f"{result.name} sweep: {result.gain_words()}")
 
 
 def description(run: TrackedRun, result: SweepResult) -> str:

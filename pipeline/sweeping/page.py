@@ -48,7 +48,6 @@ def write_page(
         "sweep.html.j2",
         result=result,
         tone="good" if result.gain.low > 0 else "bad" if result.gain.high < 0 else "open",
-        points=_points,
         plan={key: shown(value_at(plan, key)) for key in result.space},
         best={key: shown(result.best.settings.get(key)) for key in result.space},
         shares=dict(shares),
@@ -81,7 +80,3 @@ def _pictures(
     if shares:
         figures[IMPORTANCE] = pictures.importance(shares)
     return figures
-
-
-def _points(share: float) -> str:
-    return f"{100 * share:+.1f}".replace("-", "\N{MINUS SIGN}")

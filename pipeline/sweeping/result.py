@@ -77,6 +77,10 @@ class SweepResult(FrozenModel):
         chosen = [each for each in self.finals if each.kind == kind]
         return chosen or list(self.finals)
 
+    def gain_words(self) -> str:
+        """Return the gain in a few words."""
+        return "no gain" if self.is_plan else f"{_points(self.gain.value)} points"
+
     def verdict(self) -> str:
         """Return what the search gained, in one sentence."""
         seeds = len(self.of("best"))

@@ -47,3 +47,25 @@ def continues(value: float, others: Sequence[float], reduction: int) -> bool:
     """
     places = max(1, (len(others) + 1) // reduction)
     return sum(other > value for other in others) < places
+
+
+def expected_epochs(steps: Sequence[int], reduction: int, trials: int) -> float:
+    """Return how many epochs are expected to be trained if the settings made no difference.
+
+    Then each of the trials that have reached a rung is equally likely to be among the best there.
+    The first trial is the plan, which always continues. A search that finds better settings as it
+    goes continues more trials than this.
+
+    Args:
+        steps: the rungs; the last is the end.
+        reduction: one of so many continues.
+        trials: number of trials, the plan included.
+    """
+    reached, epochs, before = float(trials), 0.0, 0
+    for step in steps:
+        epochs += reached * (step - before)
+        before = step
+        whole = int(reached)
+        shares = [max(1, place // reduction) / place for place in range(1, whole + 2)]
+        reached = sum(shares[:whole]) + (reached - whole) * shares[whole]
+    return epochs

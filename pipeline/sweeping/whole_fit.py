@@ -21,6 +21,8 @@ class WholeFit(NamedTuple):
 
     config: RunConfig
     notes: tuple[str, ...]
+    seconds_per_epoch: float | None
+    """As the plan measured or estimated it; None without a plan."""
 
 
 def check_settings(config: RunConfig) -> None:
@@ -90,7 +92,9 @@ def whole_fit(config: RunConfig, plan: Plan | None, data: IngestedData) -> Whole
     if training.average_last is not None:
         update["average_last"] = min(training.average_last, max(2, epochs))
     settings = training.model_copy(update=update)
-    return WholeFit(config.model_copy(update={"training": settings}), tuple(notes))
+    rate = plan.images_per_second if plan else 0.0
+    seconds = data.training_images / rate if rate else None
+    return WholeFit(config.model_copy(update={"training": settings}), tuple(notes), seconds)
 
 
 def has_rungs(config: RunConfig) -> bool:

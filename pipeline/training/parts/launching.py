@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -40,6 +41,7 @@ from patchline.pipeline.workers.worker_process import JOB_FILE, earlier_events, 
 logger = logging.getLogger(__name__)
 
 CONFIG_FILE = "config.yaml"
+_RESUMES = re.compile(r"resuming from step \d+")
 CODE = (f"{MODULE}.__main__", "patchline.pipeline.layers")
 """Where the code begins that decides the weights."""
 OnEvent = Callable[[Event], None]
@@ -179,7 +181,8 @@ def _trained(part: TrainingPart, result_class: type[Result], inputs: TrainingInp
         log.send()
         _log(event, log)
         if event["kind"] == "warning":
-            logger.warning(event["message"])
+            level = logging.INFO if resumes(event) else logging.WARNING
+            logger.log(level, event["message"])
 
     with tracked_run.system_metrics(run):
         resources = resources_of(inputs.config.training)
@@ -188,6 +191,11 @@ def _trained(part: TrainingPart, result_class: type[Result], inputs: TrainingInp
         )
     log.flush()
     return result
+
+
+def resumes(event: Event) -> bool:
+    """Return whether a worker says only that it continues from an intact checkpoint."""
+    return bool(_RESUMES.fullmatch(event.get("message", "")))
 
 
 def _ingredients_of(part: TrainingPart, inputs: TrainingInputs) -> Ingredients:

@@ -128,3 +128,25 @@ def test_what_cannot_be_searched_is_refused_with_one_sentence(
     assert words in sentence
     assert "Traceback" not in done.err
     assert not list(tmp_path.glob(".patchline/runs/*"))
+
+
+@pytest.mark.slow
+def test_a_dry_run_tells_what_would_be_searched_and_trains_nothing(tmp_path: Path) -> None:
+    """Plan, space, rungs and time; neither a run nor a database is left."""
+    arguments = ("sweep", "--dry-run", "--training.epochs", "9", "--sweep.trials", "7")
+    done = patchline(*arguments, cwd=tmp_path)
+    assert done.code == 0, done.err
+    for words in (
+        "model: ",
+        "optimizer.learning_rate",
+        "7 trials",
+        "6 final fits",
+        "training takes",
+    ):
+        assert words in done.out
+    found = patchline(*arguments, "--json", cwd=tmp_path).json
+    assert found["trials"] == 7
+    assert found["rungs"] == [1, 3, 9]
+    assert found["seconds_per_epoch"] > 0
+    assert not (tmp_path / ".patchline/runs").exists()
+    assert not (tmp_path / "mlflow.db").exists()
