@@ -1,4 +1,4 @@
-"""Affine transforms and changes of brightness of whole batches, for small images.
+"""Affine transforms and changes of brightness of whole batches.
 
 Shapes: B batch, H height, W width, C channels.
 """

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any, Self
+from typing import TYPE_CHECKING, Annotated, Self
 
 from pydantic import Field
 
@@ -19,8 +19,6 @@ from patchline.plugin_api import (
 if TYPE_CHECKING:
     import torch
 
-_MOST_BATCHED_PIXELS = 48 * 48
-"""Larger images are transformed one by one, in the data-loader workers."""
 _LARGE_ROTATION = 45.0
 Share = Annotated[float, Field(ge=0, le=0.5)]
 
@@ -51,32 +49,8 @@ class LightConfig(PluginConfig):
         return self.model_copy(update={"horizontal_flip": traits.mirror_symmetric})
 
 
-def build(config: LightConfig, context: AugmentationContext) -> Any:
-    """Build the transform of single images; None for small ones."""
-    if _are_small(context):
-        return None
-    import albumentations
-    import cv2
-
-    return albumentations.Compose(
-        [
-            albumentations.HorizontalFlip(p=0.5 if config.horizontal_flip else 0.0),
-            albumentations.Affine(
-                scale=(1 - config.scale, 1 + config.scale),
-                translate_percent=(-config.shift, config.shift),
-                rotate=(-config.rotation, config.rotation),
-                border_mode=cv2.BORDER_REFLECT_101,
-                p=1.0,
-            ),
-            albumentations.RandomBrightnessContrast(
-                brightness_limit=config.brightness, contrast_limit=config.brightness, p=0.5
-            ),
-        ]
-    )
-
-
-def build_batch(config: LightConfig, context: AugmentationContext) -> BatchTransform:
-    """Build the transform of whole batches of small images; it leaves others as they are."""
+def build_batch(config: LightConfig, _context: AugmentationContext) -> BatchTransform:
+    """Build the transform of whole batches."""
     from patchline.plugins.augmentations.affine_module import as_bytes, as_floats, lit, moved
 
     def transform(images_BHWC: torch.Tensor, random: BatchRandom) -> torch.Tensor:
@@ -90,10 +64,7 @@ def build_batch(config: LightConfig, context: AugmentationContext) -> BatchTrans
         )
         return as_bytes(lit(images_BCHW, random, brightness=config.brightness))
 
-    def unchanged(images_BHWC: torch.Tensor, _random: BatchRandom) -> torch.Tensor:
-        return images_BHWC
-
-    return transform if _are_small(context) else unchanged
+    return transform
 
 
 def assumptions(config: LightConfig) -> Assumptions:
@@ -103,15 +74,10 @@ def assumptions(config: LightConfig) -> Assumptions:
     return Assumptions(changes=(f"rotations of up to {config.rotation:g} degrees",))
 
 
-def _are_small(context: AugmentationContext) -> bool:
-    return context.height * context.width <= _MOST_BATCHED_PIXELS
-
-
 plugin = AugmentationPlugin(
     summary="Small shifts, rotations, changes of scale and brightness, and mirroring",
     paper="",
     config_class=LightConfig,
-    build=build,
     build_batch=build_batch,
     assumptions=assumptions,
 )

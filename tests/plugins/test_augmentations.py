@@ -23,7 +23,6 @@ from patchline.pipeline.config import PluginChoice
 from patchline.pipeline.data.batches.augmentation import SeededAugmentation
 from patchline.pipeline.data.batches.counter_random import CounterRandom
 from patchline.plugin_api import AugmentationContext, DataTraits, ImageSpec, PluginConfig
-from patchline.plugins.augmentations import light
 from patchline.plugins.augmentations.affine_module import lit, moved
 from patchline.plugins.augmentations.batch_module import erase, flip_and_crop
 from patchline.plugins.augmentations.crop_and_flip import CropAndFlipConfig
@@ -103,7 +102,7 @@ def test_settings_reach_the_pixels() -> None:
 
 
 @pytest.mark.parametrize(("height", "width", "channels"), [(24, 24, 3), (16, 40, 1), (1, 8, 1)])
-def test_small_images_are_moved_as_scipy_moves_them(height: int, width: int, channels: int) -> None:
+def test_images_are_moved_as_scipy_moves_them(height: int, width: int, channels: int) -> None:
     """The same shift, angle, scale and mirroring, with linear interpolation and reflection."""
     rows = torch.arange(40)
     images_BCHW = torch.rand(40, channels, height, width) * 255
@@ -132,7 +131,7 @@ def test_small_images_are_moved_as_scipy_moves_them(height: int, width: int, cha
             assert found_BCHW[row, channel].numpy() == pytest.approx(expected, abs=0.05)
 
 
-def test_half_of_small_images_get_another_light() -> None:
+def test_half_of_the_images_get_another_light() -> None:
     """Brightness and contrast change by at most the given fraction, each image by itself."""
     rows = torch.arange(400)
     low, high = (lit(torch.full((400, 1, 2, 2), level), CounterRandom(0, 0, rows), brightness=0.1)
@@ -144,18 +143,6 @@ def test_half_of_small_images_get_another_light() -> None:
     assert float((contrast_B - 1).abs().max()) == pytest.approx(0.1, abs=0.005)
     assert float(added_B.abs().max()) == pytest.approx(25.5, abs=0.5)
     assert not added_B[~changed_B].abs().max() > 1e-3
-
-
-@pytest.mark.parametrize("side", [48, 56])
-def test_light_transforms_small_images_in_batches_and_others_by_themselves(side: int) -> None:
-    """Above 48x48 pixels, albumentations transforms each image; both change every image."""
-    context = AugmentationContext(channels=3, height=side, width=side)
-    assert (light.build(LightConfig(), context) is None) == (side == 48)
-    images = torch.randint(0, 256, (4, side, side, 3), dtype=torch.uint8)
-    changed = light.build_batch(LightConfig(), context)(
-        images, CounterRandom(0, 0, torch.arange(4))
-    )
-    assert torch.equal(changed, images) == (side == 56)
 
 
 @pytest.mark.parametrize("channels", [1, 3])
