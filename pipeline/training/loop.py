@@ -11,6 +11,7 @@ killed and resumes from its last checkpoint reaches the same weights as without 
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator
 from pathlib import Path
@@ -186,7 +187,10 @@ class Training:
         Raises:
             Diverged: if the loss or the gradient of a step is not finite.
         """
+        if self.is_finished:
+            return
         state, batches = self.state, self.batches()
+        batches = itertools.chain([next(batches)], batches)  # starting workers is no training
         self.clock.restart(state.step)
         while not self.is_finished:
             self.thread_plan.before_step(state)

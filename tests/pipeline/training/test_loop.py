@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from patchline.pipeline.data.batches.loader import Batch
 from patchline.pipeline.errors import RunError
 from patchline.pipeline.files.sealed_files import read_tensors
 from patchline.pipeline.models.model_files import load_model
@@ -250,6 +253,25 @@ def test_a_time_limit_records_a_plan_that_replays(make_job: MakeJob, tmp_path: P
     assert again.steps == result.steps > 2
     assert _figures(again) == _figures(result)
     assert _same(_weights(replay), _weights(limited))
+
+
+def test_starting_the_data_loader_workers_is_no_training(
+    make_job: MakeJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A dozen take as long to start as thousands of images; the rate is that of the steps."""
+    batches = Training.batches
+
+    def slowly(training: Training) -> Iterator[Batch]:
+        time.sleep(0.5)
+        yield from batches(training)
+
+    monkeypatch.setattr(Training, "batches", slowly)
+    job = make_job(tmp_path, training={"epochs": 1})
+    training = Training(job, EventWriter(job.folder / "events.jsonl"))
+    result = training.run()
+    assert result.seconds > training.state.training_seconds + 0.5
+    images = training.state.sums.total_images
+    assert result.images_per_second == images / training.state.training_seconds
 
 
 def test_it_learns_the_photos(make_job: MakeJob, tmp_path: Path) -> None:
