@@ -31,6 +31,9 @@ class MeasuringJob(FrozenModel):
     """In the training split."""
     teacher: Path | None = None
     """Folder of the model that predicts the training images, if there is one."""
+    workspace: Path | None = None
+    """Remembers the precisions that were chosen; a choice between two that are nearly as good
+    stays."""
     budget_seconds: float
     """On a GPU, of measured steps alone: loading kernels and warming up come on top."""
 

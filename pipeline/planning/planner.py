@@ -90,6 +90,7 @@ def measured_apart(job: MeasuringJob, workspace: Path) -> Measurement:
     make_folder(workspace)
     with tempfile.TemporaryDirectory(dir=workspace, prefix=".building-") as folder:
         resources = Resources.for_device("auto")
+        job = job.model_copy(update={"workspace": workspace.resolve()})
         return run_worker(MODULE, Path(folder), job, Measurement, lambda _: None, resources)
 
 

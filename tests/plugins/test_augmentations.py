@@ -22,7 +22,7 @@ from torchvision.transforms.v2.functional import (
 from patchline.pipeline.config import PluginChoice
 from patchline.pipeline.data.batches.augmentation import SeededAugmentation
 from patchline.pipeline.data.batches.counter_random import CounterRandom
-from patchline.plugin_api import AugmentationContext, DataTraits, ImageSpec, PluginConfig
+from patchline.plugin_api import DataTraits, ImageSpec, PluginConfig
 from patchline.plugins.augmentations.affine_module import lit, moved
 from patchline.plugins.augmentations.batch_module import erase, flip_and_crop
 from patchline.plugins.augmentations.crop_and_flip import CropAndFlipConfig

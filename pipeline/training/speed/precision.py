@@ -37,9 +37,11 @@ _LONGEST_SECONDS, _SHARE_OF_LIMIT = 10.0, 0.005
 """Of a measurement before a training run with a time limit, on top of the limit."""
 _WORTH_CASTING = 1.15
 """How many times faster bfloat16 has to be; with less, float32 is the more exact choice."""
-_FEWEST_IMAGES, _MOST_IMAGES = 8, 256
-"""Of a measured step."""
-_ROUNDS, _ENLARGED = 3, 2
+_NEAR = 1.1
+"""Factor around that, within which more steps are measured, and an earlier choice stands."""
+_FEWEST_IMAGES, _FEWEST_IMAGES_GPU, _MOST_IMAGES = 8, 64, 256
+"""Of a measured step; a GPU takes as long for fewer, in any precision, to launch the kernels."""
+_ROUNDS, _MOST_ROUNDS, _ENLARGED = 3, 12, 2
 _FIRST_WITH_TENSOR_CORES = (7, 0)
 """Compute capability from which a GPU multiplies float16 several times faster than float32."""
 _X86 = {"x86_64", "amd64"}
@@ -65,6 +67,8 @@ class Chooser:
         model: on its device; it is not changed.
         workspace: remembers what was measured; None measures again.
         is_frozen: whether the model is in evaluation mode and only predicts.
+        again: whether to measure even so; what is remembered then decides where both precisions are
+            nearly worth it, so that the machine's other load does not.
     """
 
     config: RunConfig
@@ -73,6 +77,7 @@ class Chooser:
     model: nn.Module
     workspace: Path | None
     is_frozen: bool = False
+    again: bool = False
 
     def choose(self, seconds: float = MOST_SECONDS) -> Precision:
         """Return the precision that is set, certain, remembered, or else faster."""
@@ -92,8 +97,8 @@ class Chooser:
         memory = StageMemory(self.workspace, shared=chosen.shared())
         key = self._ingredients(device)
         recalled = memory.recall(STAGE, key, Precision)
-        if recalled is None:
-            recalled = self._measured(half, seconds)
+        if recalled is None or self.again:
+            recalled = self._measured(half, seconds, recalled.name if recalled else "")
             memory.remember(STAGE, recalled, self.workspace / STAGE, key)
         return recalled
 
@@ -103,7 +108,7 @@ class Chooser:
             return ""
         return "the calibration on all folds needs the float32 features of all images"
 
-    def _measured(self, half: str, seconds: float) -> Precision:
+    def _measured(self, half: str, seconds: float, earlier: str = "") -> Precision:
         plain = self.config.model_copy(update={"augmentation": PluginChoice(name="none")})
 
         def steps(name: str, batch: int) -> Iterator[float]:
@@ -113,10 +118,12 @@ class Chooser:
             return trial_steps(plain, self.image, self.num_classes, model, name, batch)
 
         most = min(_MOST_IMAGES, max(2, self.config.training.batch_size))
+        fewest = fewest_images(next(self.model.parameters()).device)
         with torch.random.fork_rng():
             while most > 1:
                 try:
-                    return faster(images_per_second(steps, half, most, seconds))
+                    rates = images_per_second(steps, half, most, seconds, fewest)
+                    return faster(rates, earlier)
                 except torch.OutOfMemoryError:
                     most //= 2
         return Precision(name="float32", reason=f"there is not enough memory to measure {half}")
@@ -174,18 +181,31 @@ def half_precision(device: torch.device) -> str:
     return "float16" if fast else ""
 
 
+def fewest_images(device: torch.device) -> int:
+    """Return the images of the smallest step that tells which precision is faster."""
+    return _FEWEST_IMAGES_GPU if device.type == "cuda" else _FEWEST_IMAGES
+
+
 def images_per_second(
-    steps: Callable[[str, int], Iterator[float]], half: str, most: int, seconds: float
+    steps: Callable[[str, int], Iterator[float]],
+    half: str,
+    most: int,
+    seconds: float,
+    fewest: int = _FEWEST_IMAGES,
 ) -> dict[str, float]:
     """Measure both precisions in turn, and return the best rate of each.
+
+    Where the rates are near the decision, more steps are measured, for as long again at most: what
+    else the machine does only makes a step slower, so the fastest of many depends on it least.
 
     Args:
         steps: yields the seconds of steps, for the name of a precision and a number of images.
         half: the precision to compare float32 with.
         most: images of a step, at most; on a slow machine, a step has fewer.
         seconds: how long this should take; a few steps of a few images are always measured.
+        fewest: images of a step, unless `most` is less.
     """
-    began, batch, names = None, min(_FEWEST_IMAGES, most), ("float32", half)
+    began, batch, names = None, min(fewest, most), ("float32", half)
     while True:
         running = {name: steps(name, batch) for name in names}
         for each in running.values():
@@ -201,18 +221,35 @@ def images_per_second(
         # Each new number costs a step to warm up, so the next one is as large as the time allows.
         batch = min(most, batch * 2 ** int(math.log2(room)))
     best = dict.fromkeys(names, float("inf"))
-    for _ in range(_ROUNDS):
+    for done in range(_MOST_ROUNDS):
+        is_late = time.monotonic() - began > 2 * seconds
+        if done >= _ROUNDS and (is_late or not _is_near(best["float32"] / best[half])):
+            break
         for name, each in running.items():
             best[name] = min(best[name], next(each))
     return {name: batch / taken for name, taken in best.items()}
 
 
-def faster(rates: dict[str, float]) -> Precision:
-    """Return the precision of 16 bits if it is clearly faster, with both rates in the reason."""
+def _is_near(ratio: float) -> bool:
+    """Return whether a ratio of rates could be on the other side of the decision next time."""
+    return _WORTH_CASTING / _NEAR < ratio < _WORTH_CASTING * _NEAR
+
+
+def faster(rates: dict[str, float], earlier: str = "") -> Precision:
+    """Return the precision of 16 bits if it is clearly faster, with both rates in the reason.
+
+    Args:
+        rates: images a second in float32 and in a precision of 16 bits.
+        earlier: the choice for the same model on the same machine, which changes only if the rates
+            have clearly changed; empty if there is none.
+    """
     [half] = rates.keys() - {"float32"}
     ratio = rates[half] / rates["float32"]
-    return Precision(
-        name=half if ratio >= _WORTH_CASTING else "float32",
-        reason=f"measured {rates['float32']:,.0f} images/s in float32, {rates[half]:,.0f} in "
-        f"{half}, which must be at least {_WORTH_CASTING:g} times as fast",
+    name = half if ratio >= _WORTH_CASTING else "float32"
+    reason = (
+        f"measured {rates['float32']:,.0f} images/s in float32, {rates[half]:,.0f} in {half}, "
+        f"which must be at least {_WORTH_CASTING:g} times as fast"
     )
+    if earlier in rates and earlier != name and _is_near(ratio):
+        return Precision(name=earlier, reason=f"{reason}; so near, the earlier choice is kept")
+    return Precision(name=name, reason=reason)

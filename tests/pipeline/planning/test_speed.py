@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import cv2
 import pytest
 import torch
 
@@ -105,9 +106,12 @@ def candidate(**settings: Any) -> MeasuredCandidate:
 
 def test_only_the_augmentation_of_single_images_needs_workers() -> None:
     """`standard` changes whole batches on the device; `randaugment` goes through the images."""
+    threads = cv2.getNumThreads()
     alone = loaded_per_second(candidate(augmentation={"name": "randaugment"}))
     assert 50 < alone < 100_000
-    assert loaded_per_second(candidate(augmentation={"name": "standard"})) == 0.0
+    assert cv2.getNumThreads() == threads
+    for batched in ("standard", "light", "resized_crop"):
+        assert loaded_per_second(candidate(augmentation={"name": batched})) == 0.0
 
 
 def test_short_memory_is_measured_with_smaller_batches(
