@@ -1,12 +1,17 @@
 """Kill one process after another while Patchline trains, and check what is left.
 
     python -m benchmarks.kills 60 [--folder FOLDER] [--only KIND]
+    python -m benchmarks.kills 12 --runs teacher|last_blocks|processes
 
 In a fresh folder, with `patchline up`, each turn starts a short training, kills one process of one
 kind with SIGKILL at a random moment, and waits at most a minute until all conditions hold: nothing
 is RUNNING without a process, Prefect and MLflow agree, nothing is half registered, nothing is lost
 that was reported as done, no process is orphaned, no lock is held. With a folder that was used
 before, the benchmark continues there.
+
+`--runs` chooses what the runs do: learn from a teacher, train the last blocks of an earlier version
+from its tokens, or train in two processes. Teacher and version are of a run before the first kill;
+predictions, features and tokens are deleted before each run, so that each computes them.
 """
 
 from __future__ import annotations
@@ -17,6 +22,7 @@ import datetime as dt
 import json
 import os
 import random
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -36,6 +42,7 @@ from patchline.pipeline.files.workspace_folder import WORKSPACE
 from patchline.pipeline.registry import history
 from patchline.pipeline.registry.registered_models import FINGERPRINT_TAG
 from patchline.pipeline.run_memory import live_runs
+from patchline.pipeline.run_memory.cleaning import FEATURES, PREDICTIONS
 from patchline.pipeline.tracking import liveness, tracked_run
 from patchline.pipeline.tracking.liveness import Liveness
 from patchline.pipeline.tracking.tracking_store import client
@@ -60,14 +67,23 @@ WORKERS = {
     "training": "patchline.pipeline.training",
     "evaluation": "patchline.pipeline.evaluation",
     "packaging": "patchline.pipeline.packaging",
+    "teaching": "patchline.pipeline.teaching",
+    "rank": "patchline.pipeline.training.processes.rank",
 }
 KINDS = (
     "command", "flow", "training", "data worker", "evaluation", "packaging", "prepared worker",
     *SERVICES,
 )  # fmt: skip
+KINDS_OF = {
+    "plain": KINDS,
+    "teacher": ("command", "flow", "teaching", "training"),
+    "last_blocks": ("command", "flow", "training"),
+    "processes": ("command", "flow", "training", "rank"),
+}
+"""What is killed, by what the runs do."""
 LATEST_SECONDS = {
-    "training": 3.0, "data worker": 2.0, "evaluation": 0.2, "packaging": 2.0,
-    "prepared worker": 5.0,
+    "training": 3.0, "teaching": 3.0, "rank": 6.0, "data worker": 2.0, "evaluation": 0.2,
+    "packaging": 2.0, "prepared worker": 5.0,
 }  # fmt: skip
 """Maximum time from a worker's start to the kill, by kind."""
 _LONGEST_DELAY = 16.0
@@ -82,7 +98,7 @@ def find_process(kind: str, folder: Path, command: psutil.Process | None) -> psu
     """Return the process of a kind that is running in a folder.
 
     Args:
-        kind: one of `KINDS`.
+        kind: one of `KINDS_OF`.
         folder: the working directory.
         command: the `patchline run` that was started, if one was.
     """
@@ -348,9 +364,18 @@ _SETTINGS = """\
 name: kills
 preset: none
 data: {path: photos, image_size: 32, workers: 2}
-model: {name: vit, embed_dim: 32, depth: 2, num_heads: 2}
-training: {epochs: 3}
 """
+_MODEL = "model: {name: vit, embed_dim: 32, depth: 2, num_heads: 2}\n"
+_SETTINGS_OF = {
+    "plain": f"{_SETTINGS}{_MODEL}training: {{epochs: 3}}\n",
+    "teacher": f"{_SETTINGS}{_MODEL}training: {{epochs: 3, teacher: earlier/1}}\n",
+    "last_blocks": (
+        f"{_SETTINGS}model: {{init: earlier/1}}\n"
+        "training: {epochs: 3, trainable: last_blocks, last_blocks: 1}\n"
+    ),
+    "processes": f"{_SETTINGS}{_MODEL}training: {{epochs: 3, processes: 2}}\n",
+}
+_NEED_EARLIER = {"teacher", "last_blocks"}
 _SCHEDULE = "kills"
 _MINUTE = 60.0
 _APPEAR_SECONDS = 240.0
@@ -383,8 +408,8 @@ class Kill:
 class Harness:
     """A folder with servers, a schedule, and the runs that were done in it."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path, runs: str = "plain") -> None:
+        self.folder, self.runs = folder, runs
         self.log = folder / "kills.jsonl"
         self.done: list[str] = []
         self._deployment: Any = None
@@ -395,7 +420,10 @@ class Harness:
             from tests.conftest import write_photos
 
             write_photos(self.folder / "photos")
-            (self.folder / "run.yaml").write_text(_SETTINGS, encoding="utf-8")
+            (self.folder / "run.yaml").write_text(_SETTINGS_OF[self.runs], encoding="utf-8")
+            (self.folder / "earlier.yaml").write_text(_SETTINGS_OF["plain"], encoding="utf-8")
+            if self.runs in _NEED_EARLIER:
+                self._patchline("run", "--config", "earlier.yaml", "--name", "earlier")
         self.up()
         self._patchline(
             "schedule", "create", _SCHEDULE, "--interval", "1d", "--config", "run.yaml"
@@ -454,6 +482,8 @@ class Harness:
 
     def _killed(self, kill: Kill, seed: int, fraction: float) -> bool:
         """Start a run and kill a process of it; return whether the process existed by then."""
+        for computed in (PREDICTIONS, FEATURES):
+            shutil.rmtree(self.folder / WORKSPACE / computed, ignore_errors=True)
         began = time.monotonic()
         command = self._command(seed) if kill.kind == "command" else None
         if command is None:
@@ -604,19 +634,22 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("kills", type=int, nargs="?", default=60)
     parser.add_argument("--folder", type=Path)
-    parser.add_argument("--only", choices=KINDS)
+    parser.add_argument("--runs", choices=KINDS_OF, default="plain", help="what the runs do")
+    parser.add_argument(
+        "--only", choices=sorted({each for kinds in KINDS_OF.values() for each in kinds})
+    )
     given = parser.parse_args()
     quiet_libraries.apply()
     folder = (given.folder or Path(tempfile.mkdtemp(prefix="patchline-kills-"))).resolve()
     folder.mkdir(parents=True, exist_ok=True)
-    harness = Harness(folder)
+    harness, kinds = Harness(folder, given.runs), KINDS_OF[given.runs]
     kills = _earlier(harness.log)
     print(f"{machine()}\nfolder {folder}, {len(kills)} kills before\n", flush=True)
     harness.prepare()
     for number in range(len(kills), given.kills):
-        kind = given.only or KINDS[number % len(KINDS)]
+        kind = given.only or kinds[number % len(kinds)]
         kill = harness.turn(number, kind)
-        if kind == KINDS[-1]:
+        if kind == kinds[-1]:
             kill.violations += harness.check_next_run()
         kills.append(kill)
         with harness.log.open("a", encoding="utf-8") as log:
