@@ -177,18 +177,23 @@ def image_side(tier: Tier, median_side: int) -> int:
 
 
 _WANTED_TOKENS, _WANTED_TOKENS_LARGE, _LARGE_SIDE = 64, 100, 128
-_WANTED_TOKENS_EARLY, _WANTED_TOKENS_PHOTOGRAPH, _PHOTOGRAPH_SIDE = 12, 49, 64
+_WANTED_TOKENS_EARLY, _SMALL_SIDE = 12, 32
+_WANTED_TOKENS_PHOTOGRAPH, _PHOTOGRAPH_SIDE = 49, 64
 
 
 def halvings(side: int, *, pools_early: bool = False) -> int:
     """Return how often the embedding halves an image.
 
-    So that there are about 64 tokens, and 100 from 128 pixels; if it pools early, 12, and 49 from
-    64 pixels.
+    So that there are about 64 tokens, and 100 from 128 pixels; if it pools early, 12 up to 32
+    pixels, 49 from 64 pixels on, and in between as much more as the image is larger: otherwise one
+    pixel would be worth three times the computation.
     """
-    target = _WANTED_TOKENS_LARGE if side >= _LARGE_SIDE else _WANTED_TOKENS
+    target: float = _WANTED_TOKENS_LARGE if side >= _LARGE_SIDE else _WANTED_TOKENS
     if pools_early:
-        target = _WANTED_TOKENS_PHOTOGRAPH if side >= _PHOTOGRAPH_SIDE else _WANTED_TOKENS_EARLY
+        octaves = math.log2(min(_PHOTOGRAPH_SIDE, max(_SMALL_SIDE, side)) / _SMALL_SIDE)
+        target = (
+            _WANTED_TOKENS_EARLY * (_WANTED_TOKENS_PHOTOGRAPH / _WANTED_TOKENS_EARLY) ** octaves
+        )
     choices = range(1, max(2, (max(side, 5) - 1).bit_length() - 1))
     return min(choices, key=lambda number: _distance(tokens(side, number), target))
 
@@ -198,7 +203,7 @@ def tokens(side: int, number: int) -> int:
     return max(1, (side - 1) >> number) ** 2
 
 
-def _distance(count: int, target: int) -> float:
+def _distance(count: int, target: float) -> float:
     return max(count / target, target / count)
 
 

@@ -16,7 +16,13 @@ from patchline.pipeline.planning.plan import (
     most_epochs,
     plan,
 )
-from patchline.pipeline.planning.tiers import tiers_for, work
+from patchline.pipeline.planning.tiers import (
+    SMALL_IMAGE_TIERS,
+    Tier,
+    image_side,
+    tiers_for,
+    work,
+)
 from patchline.pipeline.presets import PRESETS, PresetName
 
 IMAGES = (
@@ -92,6 +98,13 @@ def test_more_pixels_are_never_shrunk_further() -> None:
             where = (machine.title, images, preset, facts.data.median_side)
             assert more.chosen.side >= fewer.chosen.side, where
             assert place(others, more) >= place(facts, fewer) - 1, where
+
+
+@pytest.mark.parametrize("tier", SMALL_IMAGE_TIERS, ids=lambda each: each.name)
+def test_small_images_cost_more_by_every_pixel(tier: Tier) -> None:
+    """And never twice as much: an image of 60 pixels is no thumbnail beside one of 64."""
+    costs = [work(tier, image_side(tier, pixels), 3) for pixels in range(24, 65)]
+    assert all(before <= after < 1.75 * before for before, after in pairwise(costs))
 
 
 @pytest.mark.parametrize("machine", MACHINES, ids=lambda each: each.title)
