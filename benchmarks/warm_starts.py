@@ -61,6 +61,16 @@ class Trained:
         return f"{self.accuracy:.1%} after {self.result.steps} steps"
 
 
+@dataclass(frozen=True)
+class Kind:
+    """A kind of training run, which is planned once."""
+
+    name: str
+    images: Path
+    epochs: int
+    settings: dict[str, Any]
+
+
 class Comparison:
     """Trains in a folder, and plans each kind of training once.
 
@@ -79,38 +89,36 @@ class Comparison:
     def of_seed(self, seed: int) -> dict[str, Trained]:
         """Train and return the champion, the run from random weights, and the warm starts."""
         epochs, cold = self.given.epochs, nested(self.given.settings)
-        first = self.trained("champion", self.earlier, seed, epochs, cold)
-        runs = {
-            "champion": first,
-            "cold": self.trained("cold", self.everything, seed + 1000, epochs, cold),
-        }
+        first = self.trained(Kind("champion", self.earlier, epochs, cold), seed)
+        again = self.trained(Kind("cold", self.everything, epochs, cold), seed + 1000)
+        runs = {"champion": first, "cold": again}
         shorter = int(epochs * recipe.WARM_SHARE)
         for also in ("", *self.given.also):
             settings, name = nested(also.split()), f"warm {also}".strip()
-            runs[name] = self.trained(
-                name, self.everything, seed + 2000, shorter, settings, first.result.best
-            )
+            kind = Kind(name, self.everything, shorter, settings)
+            runs[name] = self.trained(kind, seed + 2000, first.result.best)
         print(
             f"seed {seed}: {'; '.join(f'{name} {run}' for name, run in runs.items())}", flush=True
         )
         return runs
 
-    def trained(
-        self,
-        name: str,
-        images: Path,
-        seed: int,
-        epochs: int,
-        settings: dict[str, Any],
-        start: Path | None = None,
-    ) -> Trained:
-        """Train as `patchline run` does, and test on the test images."""
+    def trained(self, kind: Kind, seed: int, start: Path | None = None) -> Trained:
+        """Train as `patchline run` does, and test on the test images.
+
+        Args:
+            kind: of the run.
+            seed: of the run.
+            start: folder of the champion's weights; None for random ones.
+        """
+        name = kind.name
         workspace = self.folder / "workspace"
-        length = {"seed": seed, "training": {"epochs": epochs}}
-        flags = config_files.merged(config_files.merged(_COMPUTED, settings), length)
+        length = {"seed": seed, "training": {"epochs": kind.epochs}}
+        flags = config_files.merged(config_files.merged(_COMPUTED, kind.settings), length)
         if start:
             flags = config_files.merged(flags, {"model": {"init": CHAMPION}})
-        config = config_files.requested(str(images), preset_name=self.given.preset, flags=flags)
+        config = config_files.requested(
+            str(kind.images), preset_name=self.given.preset, flags=flags
+        )
         data = ingestion.ingest(config, workspace)
         if start:
             config = _from_champion(config, start, workspace, data.classes)

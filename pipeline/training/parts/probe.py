@@ -203,10 +203,10 @@ def frozen_network(
     precision = ranks.from_first(
         Precision, lambda: choose_for_training(chooser, job.folder, events)
     )
-    head = linear_head(model, len(job.classes), job.image)
-    features_ND, folder, seconds = _features(job, data, model, head, precision.name, events, ranks)
+    store = _feature_store(job, data, model, precision.name, ranks)
+    features_ND, seconds = _computed(job, store, events, ranks)
     return FrozenNetwork(
-        data, model, head, features_ND, folder, seconds, precision, device, threads
+        data, model, store.head, features_ND, store.folder, seconds, precision, device, threads
     )
 
 
@@ -226,31 +226,20 @@ def _saved(job: TrainingJob, frozen: FrozenNetwork, fitted: FittedHead, logits_N
     return folder
 
 
-def _features(
-    job: TrainingJob,
-    data: TrainingData,
-    model: nn.Module,
-    head: nn.Linear,
-    precision: str,
-    events: EventWriter,
-    ranks: Ranks,
-) -> tuple[Array, Path, float]:
-    """Return the features of all images, their folder, and the seconds it took."""
-    rows: Integers = np.arange(len(data.images), dtype=np.int64)
+def _feature_store(
+    job: TrainingJob, data: TrainingData, model: nn.Module, precision: str, ranks: Ranks
+) -> FeatureStore:
+    """Return where the features of all images are kept."""
+    head = linear_head(model, len(job.classes), job.image)
     device = next(model.parameters()).device
     folder, network = _identities(job, model, head)
-    if ranks.is_first:
-        write_text(job.folder / FEATURES_FILE, json.dumps({"folders": [folder]}) + "\n")
-    path = (job.workspace or job.folder) / FEATURES / folder
-    if not ranks.shares_folder and not ranks.is_first:
-        return np.empty((0, 0), np.float32), path, 0.0  # the first computes all of them
-    store = FeatureStore(
+    return FeatureStore(
         model,
         head,
         data.images,
-        rows,
+        np.arange(len(data.images), dtype=np.int64),
         job.image,
-        path,
+        (job.workspace or job.folder) / FEATURES / folder,
         device,
         precision,
         suitable_batch_size(job.image, device),
@@ -258,19 +247,31 @@ def _features(
         network=network,
         group=ranks if ranks.size > 1 and ranks.shares_folder else None,
     )
+
+
+def _computed(
+    job: TrainingJob, store: FeatureStore, events: EventWriter, ranks: Ranks
+) -> tuple[Array, float]:
+    """Return the features of all images, and the seconds it took to compute what was missing."""
+    if ranks.is_first:
+        write_text(job.folder / FEATURES_FILE, json.dumps({"folders": [store.folder.name]}) + "\n")
+    elif not ranks.shares_folder:
+        return np.empty((0, 0), np.float32), 0.0  # the first computes all of them
     began, left = time.monotonic(), store.remaining() if ranks.is_first else 0
     if left:
         images = f"computing the features of {left:,} image{'' if left == 1 else 's'}"
         if left <= _TOO_FEW_TO_MEASURE:
             events.write("note", message=images)
         else:
-            alone = seconds_per_image(model, data.images, rows, job.image, device, precision)
+            alone = seconds_per_image(
+                store.model, store.images, store.rows, job.image, store.device, store.precision
+            )
             each = alone / (ranks.size if ranks.shares_folder else 1)
             events.write("note", message=f"{images} takes about {duration(each * left)}")
             if words := _beyond_limit(job.config.training.time_limit, each * left):
                 events.write("warning", message=words)
     features_ND = store.features(lambda done, of: events.progress(done, of, "features"))
-    return features_ND, path, max(time.monotonic() - began, 1e-9)
+    return features_ND, max(time.monotonic() - began, 1e-9)
 
 
 def _beyond_limit(limit: str | None, seconds: float) -> str:

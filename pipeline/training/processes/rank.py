@@ -146,19 +146,14 @@ def _say_what_happened(events: EventWriter, restarts: int) -> None:
 
 def _ranks(job: TrainingJob) -> Ranks:
     from patchline.pipeline.training.machine import choose_device, detect_machine
-    from patchline.pipeline.training.processes.ranks import Ranks
+    from patchline.pipeline.training.processes.ranks import Place, Ranks
 
     machines, size = Machines.of(job.folder), int(os.environ["WORLD_SIZE"])
     device = choose_device(job.config.training, detect_machine(), len(machines.nodes))
-    return Ranks(
-        own_rank(),
-        size,
-        device,
-        _store(job.folder, machines, size),
-        local_rank=int(os.environ["LOCAL_RANK"]),
-        local_size=int(os.environ["LOCAL_WORLD_SIZE"]),
-        shares_folder=machines.shares_folder,
-    )
+    local = (int(os.environ[name]) for name in ("LOCAL_RANK", "LOCAL_WORLD_SIZE"))
+    store = _store(job.folder, machines, size)
+    place = Place(own_rank(), size, *local)
+    return Ranks(place, device, store, shares_folder=machines.shares_folder)
 
 
 def _store(folder: Path, machines: Machines, size: int) -> Store:

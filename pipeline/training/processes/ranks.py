@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from datetime import timedelta
 from pathlib import Path
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import torch
 from torch import distributed, nn
@@ -33,50 +33,58 @@ LONGEST_WAIT = timedelta(minutes=30)
 Value = TypeVar("Value", bound=FrozenModel)
 
 
+class Place(NamedTuple):
+    """Which of the ranks a process is; by default, it is the only one."""
+
+    rank: int = FIRST
+    size: int = 1
+    """Number of ranks."""
+    local_rank: int = 0
+    """Number of this process on its machine, which is also that of its GPU."""
+    local_size: int = 1
+    """Number of ranks on its machine, which share its threads."""
+
+    @classmethod
+    def on_one_machine(cls, rank: int, size: int) -> Place:
+        """Return the place of a rank where all are on one machine."""
+        return cls(rank, size, rank, size)
+
+
 class Ranks:
-    """This process's place among the ranks of a training run; by default, it is the only one.
+    """The ranks of a training run, as one of them sees them; by default, it is the only one.
 
     Args:
-        rank: of this process.
-        size: number of ranks.
+        place: of this process.
         device: `cpu` or `cuda`.
         store: through which the ranks find each other; not used by a single one.
         longest_wait: for another rank.
-        local_rank: number of this process on its machine, which is also that of its GPU; by
-            default, `rank`.
-        local_size: number of ranks on its machine, which share its threads; by default, `size`.
         shares_folder: whether all ranks see the folder of the training.
     """
 
     def __init__(
         self,
-        rank: int = FIRST,
-        size: int = 1,
+        place: Place | None = None,
         device: str = "cpu",
         store: Store | None = None,
         longest_wait: timedelta = LONGEST_WAIT,
-        local_rank: int | None = None,
-        local_size: int | None = None,
         *,
         shares_folder: bool = True,
     ) -> None:
-        self.rank, self.size = rank, size
-        self._share_threads = local_size or size
-        self._gpu = rank if local_rank is None else local_rank
-        self.is_first, self.shares_folder = rank == FIRST, shares_folder
-        self.writes_files = rank >= self._share_threads and self._gpu == 0
+        self.rank, self.size, self._gpu, self._share_threads = place or Place()
+        self.is_first, self.shares_folder = self.rank == FIRST, shares_folder
+        self.writes_files = self.rank >= self._share_threads and self._gpu == 0
         """Whether it writes what the first rank sends to its machine, which has its own folder."""
-        self._on_cuda = device == "cuda" and size > 1
+        self._on_cuda = device == "cuda" and self.size > 1
         self._separate_batch_norm = False
-        if size == 1:
+        if self.size == 1:
             return
         if self._on_cuda:
             torch.cuda.set_device(self._gpu)
         distributed.init_process_group(
             "cpu:gloo,cuda:nccl" if self._on_cuda else "gloo",
             store=store,
-            rank=rank,
-            world_size=size,
+            rank=self.rank,
+            world_size=self.size,
             timeout=longest_wait,
         )
 

@@ -31,7 +31,7 @@ from patchline.pipeline.training.job import TrainingJob
 from patchline.pipeline.training.loop import Training
 from patchline.pipeline.training.parts import probe
 from patchline.pipeline.training.parts.refit import Refit
-from patchline.pipeline.training.processes.ranks import Ranks, stopped_ranks_named
+from patchline.pipeline.training.processes.ranks import Place, Ranks, stopped_ranks_named
 from patchline.pipeline.workers.event_log import EventWriter
 from patchline.pipeline.workers.worker_process import leave
 
@@ -59,7 +59,7 @@ def main(folder: Path, rank: int, size: int) -> None:
     checkpoint._PAUSE_SECONDS, checkpoint._SHARE = 0.0, float("inf")  # one after each step
     checkpoint._FIRST_PAUSE_SECONDS = 0.0
     store = FileStore(str(folder / "store"), size)
-    ranks = Ranks(rank, size, "cpu", store)
+    ranks = Ranks(Place.on_one_machine(rank, size), "cpu", store)
     for file in sorted(folder.glob("*.json")):
         job = TrainingJob.model_validate_json(file.read_text(encoding="utf-8"))
         if file.stem.startswith("gradients"):
