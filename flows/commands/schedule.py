@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
-from patchline.flows.commands.switches import Json, Switch
+from patchline.flows.commands.switches import Json, Switch, without_needless_negatives
 from patchline.flows.prefect_session import connected
 from patchline.pipeline.automation import (
     event_kinds,
@@ -19,6 +19,7 @@ from patchline.pipeline.automation import (
     schedule_times,
     scheduled_work,
 )
+from patchline.pipeline.data.config import TableColumns
 from patchline.pipeline.errors import ConfigError, OrchestrationError
 
 if TYPE_CHECKING:
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from patchline.pipeline.automation.schedule_times import Times
     from patchline.pipeline.automation.scheduled_work import ScheduledWork
 
+without_needless_negatives(TableColumns)
 ScheduleName = Annotated[str, Parameter(help="Name of the schedule.")]
 
 
@@ -48,6 +50,7 @@ def create(
     paused: Switch = False,
     work_pool: str | None = None,
     as_json: Json = False,
+    table: Annotated[TableColumns | None, Parameter(name="--data")] = None,
 ) -> None:
     """Create or update a schedule that trains, predicts or monitors.
 
@@ -68,7 +71,7 @@ def create(
     monitor
         Check new images with this model instead, as `patchline monitor` does.
     images
-        Folder of images to predict or to check.
+        Folder of images to predict or to check; to check, also a table, or recorded traffic.
     out
         Table for the predictions: a .csv or .parquet file.
     on_drift
@@ -79,11 +82,18 @@ def create(
     work_pool
         Work pool whose workers execute the runs, on any machine; see `patchline worker`. Default:
         the runner of `patchline up` in this folder.
+    table
+        Columns of a table to check, where they cannot be guessed.
     """
     scheduled_work.checked_name(name)
     times = _times(cron, interval, timezone, on_drift)
     work = scheduled_work.scheduled_work(
-        config=config, predict=predict, images=images, out=out, monitor=monitor
+        config=config,
+        predict=predict,
+        images=images,
+        out=out,
+        monitor=monitor,
+        columns=table.model_dump(mode="json", exclude_defaults=True) if table else None,
     )
     if on_drift is not None:
         on_drift = _drifting_model(on_drift, work)

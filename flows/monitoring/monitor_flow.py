@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 from prefect import flow, task
 from prefect.artifacts import create_markdown_artifact
@@ -45,6 +45,7 @@ def monitor_flow(
     least_images: Annotated[int, Field(ge=1)] = 20,
     false_alarms: Annotated[float, Field(gt=0, lt=1)] | None = None,
     checks: Annotated[int, Field(ge=1)] | None = None,
+    columns: dict[str, Any] | None = None,
 ) -> State[MonitorSummary]:
     """Compare the new images of a folder with those that a registered model was tested on.
 
@@ -54,11 +55,12 @@ def monitor_flow(
         least_images: fewest new images of a check; with fewer, nothing is tested.
         false_alarms: probability of any false alarm in a period of checks; by default 0.05.
         checks: number of checks in a period; by default 365.
+        columns: of a table, as the settings of a run name them, such as label_column.
     """
     choices = MonitorChoices(false_alarms=false_alarms, checks=checks, least_images=least_images)
     with live_runs.alive(WORKSPACE.resolve(), str(flow_run.id), "monitor"):
         try:
-            return _ended(compare_images(model, data, choices))
+            return _ended(compare_images(model, data, choices, columns or {}))
         except TooFewImagesError as error:
             return Completed(name=TOO_FEW, message=str(error))
         except Exception as error:  # noqa: BLE001 - raised again if it is not explained
@@ -66,9 +68,11 @@ def monitor_flow(
 
 
 @task(name="Compare the images", cache_policy=NO_CACHE)
-def compare_images(model: str, data: str, choices: MonitorChoices) -> Monitored:
+def compare_images(
+    model: str, data: str, choices: MonitorChoices, columns: dict[str, Any]
+) -> Monitored:
     """Check the images that are new since the last check."""
-    return check_stream(model, data, choices, {})
+    return check_stream(model, data, choices, columns)
 
 
 def _ended(result: Monitored) -> State[MonitorSummary]:

@@ -52,8 +52,17 @@ def scheduled_work(
     images: Path | None,
     out: Path | None,
     monitor: str | None = None,
+    columns: Mapping[str, Any] | None = None,
 ) -> ScheduledWork:
     """Return the work that the options ask for, after checking all of it.
+
+    Args:
+        config: file with the settings to train with.
+        predict: names the model that predicts.
+        images: to predict or to check.
+        out: table for the predictions.
+        monitor: names the model whose images are checked.
+        columns: of a table of images to check, as the settings of a run name them.
 
     Raises:
         ConfigError: if an option is missing or excluded by another, or the config file is wrong.
@@ -72,7 +81,8 @@ def scheduled_work(
             raise ConfigError("--out is for predictions. Leave it out with --monitor.")
         if images is None:
             raise ConfigError(f"--monitor {monitor} also needs --images FOLDER. Add it.")
-        return _monitoring(monitor, images)
+        return _monitoring(monitor, images, columns or {})
+    _check_no_columns(columns or {})
     if predict is None:
         for option, value in (("--images", images), ("--out", out)):
             if value is not None:
@@ -141,13 +151,36 @@ def _prediction(model: str, images: Path, out: Path) -> ScheduledWork:
     return ScheduledWork("predict", parameters)
 
 
-def _monitoring(model: str, images: Path) -> ScheduledWork:
-    from patchline.pipeline.prediction.image_files import check_images, is_empty
+def _monitoring(model: str, images: Path, columns: Mapping[str, Any]) -> ScheduledWork:
+    from patchline.pipeline.prediction.image_files import is_empty
     from patchline.pipeline.registry.registered_models import resolve
 
-    data = of_path(images) or str(images.resolve())
+    data = of_path(images) or str(images.resolve() if images.exists() else images)
     is_inbox = of_path(images) is None and images.is_dir() and is_empty(images)
     if of_path(images) is None and not is_inbox:  # an inbox may start empty
-        check_images([images])
+        _check_stream(images, data, columns)
     resolve(model)
-    return ScheduledWork("monitor", {"model": model, "data": data, "least_images": LEAST_IMAGES})
+    parameters = {"model": model, "data": data, "least_images": LEAST_IMAGES}
+    return ScheduledWork("monitor", {**parameters, **({"columns": columns} if columns else {})})
+
+
+def _check_no_columns(columns: Mapping[str, Any]) -> None:
+    for name in columns:
+        raise ConfigError(
+            f"--data.{name.replace('_', '-')} is for a table of images to check. Add --monitor "
+            "MODEL, or set it in the file of --config."
+        )
+
+
+def _check_stream(images: Path, data: str, columns: Mapping[str, Any]) -> None:
+    """Refuse what holds no images to check."""
+    from patchline.pipeline import config_files
+    from patchline.pipeline.data.manifests.source_listing import listing_with_or_without_labels
+    from patchline.pipeline.prediction.image_files import check_images
+
+    own = config_files.data_settings(data, None)
+    config = config_files.validated(config_files.merged(own, {"data": dict(columns)}))
+    if config.data.source in ("image_folder", "archive"):
+        check_images([images])
+    else:
+        listing_with_or_without_labels(config, WORKSPACE.resolve())

@@ -17,7 +17,10 @@ import pandas as pd
 from patchline.pipeline.config import RunConfig
 from patchline.pipeline.data.manifests import manifest as manifests
 from patchline.pipeline.data.manifests.scan_memory import ScanMemory
-from patchline.pipeline.data.manifests.source_listing import listing_of
+from patchline.pipeline.data.manifests.source_listing import (
+    listing_of,
+    listing_with_or_without_labels,
+)
 from patchline.pipeline.data.reading.decoding import UndecodableImageError
 from patchline.pipeline.data.reading.image_root import root_image_bytes
 from patchline.pipeline.data.value_ranges.model_fit import with_unfit_damaged
@@ -166,10 +169,7 @@ def _listing(config: RunConfig, workspace: Path) -> ImageListing:
     """Return what the source lists, with labels if it is a table that has them."""
     if config.data.source in _FOLDERS:
         return listing_of(config, workspace, labelled=False)
-    try:
-        return listing_of(config, workspace, labelled=True)
-    except DataError:
-        return listing_of(config, workspace, labelled=False)
+    return listing_with_or_without_labels(config, workspace)
 
 
 def _without_copies(rows: pd.DataFrame, notes: list[str]) -> pd.DataFrame:

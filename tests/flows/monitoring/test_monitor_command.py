@@ -6,6 +6,7 @@ import json
 import shutil
 from pathlib import Path
 
+import cv2
 import numpy as np
 import pytest
 from PIL import Image
@@ -83,9 +84,14 @@ def test_a_stream_is_checked_and_a_drift_has_exit_code_3(registry: Registry) -> 
     """
     folder = registry.folder
     write_photos(folder / "inbox", range(60))
+    (folder / "inbox" / "empty").mkdir()
+    (folder / "inbox" / "text.png").write_text("no image")
+    whole = cv2.imencode(".jpg", np.zeros((64, 64, 3), np.uint8))[1].tobytes()
+    (folder / "inbox" / "cut.jpg").write_bytes(whole[: len(whole) // 2])
     done = monitor(folder, "inbox", "--checks", "10")
     assert done.code == 0, done.err
     first = done.json
+    assert first["notes"] == ["2 files left out: no image, or damaged"]
     assert (first["drift"], first["images"], first["check"], first["new"]) == (False, 60, 1, True)
     assert first["tests"]["outputs"]["level"] == pytest.approx(0.0025)
     assert first["unknown"] == {"features": WHY}

@@ -102,7 +102,20 @@ def test_a_schedule_monitors_and_another_one_trains_after_a_drift(
     ]
     made = {deployments.name_of(each): each for each in deployments.deployments()}
     assert str(made["again"].entrypoint).endswith("retrain_when_new")
-    for name in ("again", "daily"):
+    write_new(tmp_path / "inbox", 2)
+    (tmp_path / "seen.csv").write_text("what,file\nup,inbox/1000.png\nup,inbox/1001.png\n")
+    times = ("schedule", "create", "table", "--interval", "1d", "--images", "seen.csv")
+    columns = ("--data.image-column", "file", "--data.label-column", "what")
+    code, _, err = run_here(*times, "--monitor", "photos@champion", *columns)
+    assert code == 0, err
+    made = {deployments.name_of(each): each for each in deployments.deployments()}
+    flow_parameters = made["table"].parameters
+    assert flow_parameters["columns"] == {"image_column": "file", "label_column": "what"}
+    state: State[Any] = monitor_flow(**flow_parameters, return_state=True)
+    assert (state.name, "Only 2 images" in str(state.message)) == (TOO_FEW, True)
+    wrong = ("--monitor", "photos@champion", "--data.image-column", "picture")
+    assert "picture" in run_here(*times, *wrong)[2]
+    for name in ("again", "daily", "table"):
         assert run_here("schedule", "remove", name)[0] == 0
 
 
@@ -114,6 +127,8 @@ def test_a_schedule_monitors_and_another_one_trains_after_a_drift(
         (("--interval", "1d", "--monitor", "photos", "--images", "inbox", "--out", "a.csv"),
          "--out is for predictions"),
         (("--interval", "1d", "--monitor", "photos", "--config", "a.yaml"), "Give only one"),
+        (("--interval", "1d", "--config", "a.yaml", "--data.label-column", "b"),
+         "--data.label-column is for a table of images to check"),
         (("--on-drift", "photos", "--interval", "1d", "--config", "a.yaml"), "mutually exclusive"),
         (("--on-drift", "photos", "--monitor", "photos", "--images", "inbox"), "Add --config"),
     ],
