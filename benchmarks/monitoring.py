@@ -2,6 +2,7 @@
 
     python -m benchmarks.monitoring features PACKAGE IMAGES FILE.npz
     python -m benchmarks.monitoring simulate FILE.npz [--streams 1000] [--checks 30] [--images 100]
+        [--workers 2] [--kept STREAMS.jsonl]
 
 PACKAGE is the folder of a package with `model.onnx`; IMAGES holds a folder for each class, with
 images that the model was not trained on, and may hold further classes. The first command computes
@@ -12,13 +13,19 @@ Without drift, all streams share one reference, as the streams of a model do: 1,
 daily checks each, of images that the reference does not have. A stream counts if any of its checks
 finds a drift. The same for other references shows how much that depends on the reference. With
 drift, it counts the checks that find it.
+
+A stream is the same, whichever process draws it. With `--kept`, a file keeps the streams that are
+done, and a command that was stopped continues there.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
+import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -36,7 +43,7 @@ from patchline.pipeline.monitoring.output_tests import distances
 from patchline.pipeline.packaging.packaged_model import PackagedModel
 
 Array = np.ndarray[Any, Any]
-_DRIFTED, _BATCH = 1500, 100
+_DRIFTED, _BATCH, _TOGETHER = 1500, 100, 10
 _LEVEL = 0.05
 _STRENGTHS = {"noise": (1, 2, 3, 4), "darkness": (0.9, 0.8, 0.65, 0.5), "blur": (1, 2, 3, 4)}
 _SHARES = (0.05, 0.1, 0.2, 0.4)
@@ -60,6 +67,8 @@ def main() -> None:
     simulate.add_argument("--reference", type=int, default=2000)
     simulate.add_argument("--references", type=int, default=8)
     simulate.add_argument("--drifted", type=int, default=100)
+    simulate.add_argument("--workers", type=int, default=1)
+    simulate.add_argument("--kept", type=Path)
     given = parser.parse_args()
     if given.command == "features":
         compute_features(given.package, given.images, given.file)
@@ -187,7 +196,7 @@ def report(given: argparse.Namespace) -> None:
     for number in range(1 + given.references):
         streams = given.streams if number == 0 else max(1, given.streams // 10)
         monitor, pool = _monitor(clean, known, number, period, given)
-        ever = _ever(monitor, clean, pool, streams, given)
+        ever = _ever(monitor, clean.of(pool), streams, number, given)
         cells = [proportion(int(each), streams) for each in ever.sum(axis=0)]
         words = [f"{each.value:.1%} ({each.low:.1%} to {each.high:.1%})" for each in cells]
         print(f"| {number + 1}, {streams:,} streams | " + " | ".join(words) + " |", flush=True)
@@ -212,19 +221,65 @@ def _monitor(
 
 
 def _ever(
-    monitor: Monitor, clean: Computed, pool: Array, streams: int, given: argparse.Namespace
+    monitor: Monitor, others: Computed, streams: int, reference: int, given: argparse.Namespace
 ) -> Array:
-    """Return whether any check of each stream finds a drift, by method."""
-    ever = []
-    for stream in range(streams):
-        rows = np.random.default_rng(stream).permutation(pool)[: given.checks * given.images]
-        checks = rows.reshape(given.checks, given.images)
-        alarms = [
-            monitor.alarms(clean.of(each), stream * given.checks + place)
-            for place, each in enumerate(checks)
+    """Return whether any check of each stream finds a drift, by method.
+
+    Args:
+        monitor: the tests.
+        others: images that the reference does not have.
+        streams: to draw.
+        reference: number of the reference.
+        given: the options.
+    """
+    settings = [str(given.file), reference, given.checks, given.images, given.reference]
+    ever = _kept(given.kept, settings)
+    left = [stream for stream in range(streams) if stream not in ever]
+    groups = [left[start : start + _TOGETHER] for start in range(0, len(left), _TOGETHER)]
+    for stream, alarms in _drawn(monitor, others, groups, given):
+        ever[stream] = alarms
+        if given.kept is not None:
+            with given.kept.open("a", encoding="utf-8") as opened:
+                opened.write(json.dumps([settings, stream, alarms]) + "\n")
+        print(f"\r{len(ever):,} of {streams:,} streams", end="", file=sys.stderr, flush=True)
+    print(file=sys.stderr)
+    return np.array([ever[stream] for stream in range(streams)])
+
+
+def _kept(file: Path | None, settings: Sequence[object]) -> dict[int, list[bool]]:
+    """Return the streams that a command with the same settings has drawn already."""
+    if file is None or not file.exists():
+        return {}
+    rows = map(json.loads, file.read_text(encoding="utf-8").splitlines())
+    return {stream: alarms for known, stream, alarms in rows if known == settings}
+
+
+def _drawn(
+    monitor: Monitor, others: Computed, groups: Sequence[Sequence[int]], given: argparse.Namespace
+) -> Iterator[tuple[int, list[bool]]]:
+    """Yield each stream and what it finds, as they end."""
+    with ProcessPoolExecutor(given.workers) as workers:
+        drawing = [
+            workers.submit(_streams, monitor, others, group, given.checks, given.images)
+            for group in groups
         ]
-        ever.append(np.any(alarms, axis=0))
-    return np.array(ever)
+        for done in as_completed(drawing):
+            yield from done.result()
+
+
+def _streams(
+    monitor: Monitor, others: Computed, streams: Sequence[int], checks: int, images: int
+) -> list[tuple[int, list[bool]]]:
+    """Return some streams, and by which methods any of their checks finds a drift."""
+    found = []
+    for stream in streams:
+        rows = np.random.default_rng(stream).permutation(len(others))[: checks * images]
+        alarms = [
+            monitor.alarms(others.of(each), stream * checks + place)
+            for place, each in enumerate(rows.reshape(checks, images))
+        ]
+        found.append((stream, [bool(each) for each in np.any(alarms, axis=0)]))
+    return found
 
 
 Draw = Callable[[np.random.Generator], Computed]
