@@ -19,6 +19,7 @@ LEAST_AGREEMENT = 0.995
 """Share of images with the package's label that every form must reach."""
 FEWEST_IMAGES = 30
 """Of fewer images, nothing is concluded."""
+_MOST_DECIMALS = 9
 
 
 class Bounds(FrozenModel):
@@ -148,8 +149,16 @@ def _equal(some: Array, others: Array) -> int:
 
 
 def percent(share: float) -> str:
-    """Return a share as per cent that is not rounded up to 100%."""
-    return f"{np.floor(share * 1000) / 10:.1f}%"
+    """Return a share in percent, rounded to one decimal.
+
+    It has more of them if it would otherwise seem to be all, or the least that is allowed.
+    """
+    text = ""
+    for decimals in range(1, _MOST_DECIMALS):
+        text = f"{100 * share:.{decimals}f}"
+        if all((float(text) >= 100 * least) == (share >= least) for least in (LEAST_AGREEMENT, 1)):
+            break
+    return f"{text}%"
 
 
 def _share(estimate: MetricEstimate) -> str:

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from patchline.pipeline.exports.agreement import EXACT, REDUCED, compared
+from patchline.pipeline.exports.agreement import EXACT, REDUCED, compared, percent
 from patchline.pipeline.packaging.processor_check import this_processor
 
 
@@ -42,6 +42,21 @@ def test_one_label_in_two_hundred_may_differ(wrong: int, passes: bool) -> None:
     assert found.passed is passes
     if not passes:
         assert "99.2% of 400 images" in found.failures[0]  # not rounded up
+
+
+@pytest.mark.parametrize(
+    ("share", "text"),
+    [
+        (36 / 37, "97.3%"),
+        (1999 / 2000, "99.95%"),
+        (1, "100.0%"),
+        (0.995, "99.5%"),
+        (0.9947, "99.47%"),
+    ],
+)
+def test_a_share_is_rounded_but_not_to_what_it_is_below(share: float, text: str) -> None:
+    """All images, and the share that is required, are only said of what reaches them."""
+    assert percent(share) == text
 
 
 def test_what_is_not_a_number_does_not_pass() -> None:
