@@ -1,15 +1,13 @@
-"""What a person should know about sets of labels: how many an image has, rare labels and sets."""
+"""What a person should know about sets of labels: how many an image has, and rare labels."""
 
 from __future__ import annotations
 
-from collections import Counter
 from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
 
 from patchline.pipeline.data.manifests.manifest import examples
-from patchline.pipeline.data.splits.split_gaps import SPLITS
 from patchline.pipeline.labels.label_pairs import LabelPairs
 from patchline.pipeline.labels.label_sets import decoded
 from patchline.pipeline.terminal_words import by_number, counted
@@ -20,14 +18,16 @@ _NAMED = 5
 
 
 class Rare(NamedTuple):
-    """Labels or sets that are too rare, and that in a sentence without its full stop."""
+    """Labels that are too rare, or too frequent, and that in a sentence without its full stop."""
 
     names: list[str]
     sentence: str
 
 
 def notes_on_sets(rows: pd.DataFrame, pairs: LabelPairs) -> list[str]:
-    """Return the task, images without labels, labels with few images, and rare sets.
+    """Return the task, images without labels, and labels with few images, or on nearly all.
+
+    That a set of frequent labels is rare is not said: of 6 labels, there are 64 sets.
 
     Args:
         rows: the usable images of multi-label data.
@@ -39,7 +39,6 @@ def notes_on_sets(rows: pd.DataFrame, pairs: LabelPairs) -> list[str]:
     rare = (
         few_positives(pairs, len(rows)),
         few_negatives(pairs, len(rows)),
-        rare_sets(rows["label"]),
     )
     return [task, *_without(sizes, rows["path"]), *(each.sentence for each in rare if each)]
 
@@ -81,23 +80,6 @@ def few_negatives(pairs: LabelPairs, images: int) -> Rare | None:
         few,
         f"{counted(len(few), 'label')} {by_number(len(few), 'is', 'are')} on nearly every "
         f"image, so there is little to tell apart: {named}",
-    )
-
-
-def rare_sets(texts: pd.Series[str]) -> Rare | None:
-    """Return the sets, encoded, that are on fewer images than there are splits."""
-    counts = Counter(texts.tolist())
-    rare = [text for text, count in counts.items() if count < len(SPLITS)]
-    if not rare:
-        return None
-    rare.sort(key=lambda text: (counts[text], text))
-    named = examples([f"{set_words(text)} ({counts[text]})" for text in rare])
-    are = by_number(len(rare), "is", "are")
-    return Rare(
-        rare,
-        f"{len(rare):,} of {counted(len(counts), 'label set')} {are} on fewer than {len(SPLITS)} "
-        "images, so not every split has them (the splits are stratified by label, not by set): "
-        f"{named}",
     )
 
 

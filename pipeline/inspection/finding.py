@@ -52,7 +52,7 @@ TITLES: dict[Kind, str] = {
     "no_label": "Images without labels",
     "frequent_label": "Labels on nearly every image",
     "implied_label": "Labels that never occur alone",
-    "rare_label_set": "Rare label sets",
+    "rare_label_set": "Labels that hardly ever meet",
 }
 
 

@@ -1,4 +1,4 @@
-"""Findings about sets of labels: images without any, labels that hang together, rare sets."""
+"""Findings about sets of labels: images without any, labels that imply or avoid each other."""
 
 from __future__ import annotations
 
@@ -8,13 +8,15 @@ import numpy as np
 import pandas as pd
 
 from patchline.pipeline.data.manifests.manifest import examples
-from patchline.pipeline.data.set_notes import FEW_POSITIVES, few_negatives, rare_sets
+from patchline.pipeline.data.set_notes import FEW_POSITIVES, few_negatives
 from patchline.pipeline.inspection.finding import Finding, finding_on_classes, finding_on_files
 from patchline.pipeline.labels.label_pairs import LabelPairs
 from patchline.pipeline.terminal_words import by_number, counted
 
 Integers = np.ndarray[Any, np.dtype[np.int64]]
 _NAMED = 5
+_FEW_TOGETHER, _MANY_TOGETHER = 3, 15
+"""Images with two labels: of 15 expected ones, chance leaves fewer than 3 once in 25,000."""
 
 
 def findings_on_sets(rows: pd.DataFrame, pairs: LabelPairs) -> list[Finding]:
@@ -28,7 +30,7 @@ def findings_on_sets(rows: pd.DataFrame, pairs: LabelPairs) -> list[Finding]:
         *_without_labels(rows, pairs),
         *_frequent(pairs, len(rows)),
         *_implied(pairs, len(rows)),
-        *_rare(rows),
+        *_rare(rows, pairs),
     ]
 
 
@@ -114,17 +116,34 @@ def _implied(pairs: LabelPairs, images: int) -> list[Finding]:
     ]
 
 
-def _rare(rows: pd.DataFrame) -> list[Finding]:
-    rare = rare_sets(rows["label"])
-    if rare is None:
+def _rare(rows: pd.DataFrame, pairs: LabelPairs) -> list[Finding]:
+    """Return images with two labels that hardly ever meet, although chance would let them.
+
+    A set of several frequent labels may well be rare. Labels that avoid each other, such as indoor
+    and outdoor, are another matter: where they do meet, one of them may be wrong.
+    """
+    together = _together(pairs, len(rows)).tocoo()
+    one, other, both = together.row, together.col, together.data
+    counts = np.bincount(pairs.labels, minlength=len(pairs.names))
+    by_chance = counts[one] * counts[other] / max(1, len(rows))
+    rare = (one < other) & (both < _FEW_TOGETHER) & (by_chance >= _MANY_TOGETHER)
+    if not rare.any():
         return []
-    files = rows.loc[rows["label"].isin(rare.names), "path"]
+    names = pairs.names
+    met = sorted(zip(both[rare].tolist(), one[rare].tolist(), other[rare].tolist(), strict=True))
+    images = [
+        set(pairs.images_of(names[a]).tolist()) & set(pairs.images_of(names[b]).tolist())
+        for _, a, b in met
+    ]
+    named = examples([f"{names[a]} + {names[b]} ({count})" for count, a, b in met], _NAMED)
+    are = by_number(len(met), "is", "are")
     return [
         finding_on_files(
             "rare_label_set",
             "note",
-            files.tolist(),
-            f"{rare.sentence}.",
-            "Trains on them. A set on a single image may be a mistake.",
+            rows["path"].iloc[sorted(set().union(*images))].tolist(),
+            f"{counted(len(met), 'pair')} of labels {are} on fewer than {_FEW_TOGETHER} images, "
+            f"and by chance would be on at least {_MANY_TOGETHER}: {named}.",
+            "Trains on them. Labels that otherwise exclude each other may be a mistake.",
         )
     ]

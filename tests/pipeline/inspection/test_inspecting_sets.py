@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pytest
 
 from patchline.pipeline.config import RunConfig
@@ -15,7 +16,10 @@ from patchline.pipeline.data.manifests import source_listing
 from patchline.pipeline.inspection.finding import Finding
 from patchline.pipeline.inspection.inspecting import Inspected, inspect_data
 from patchline.pipeline.inspection.page import write_page
+from patchline.pipeline.inspection.set_findings import findings_on_sets
 from patchline.pipeline.inspection.terminal_report import terminal_report
+from patchline.pipeline.labels.label_pairs import label_pairs
+from patchline.pipeline.labels.label_sets import MULTI_LABEL, encoded
 from patchline.plugin_api import ImageListing, ListedImage
 from tests.pipeline.inspection.test_inspecting import scene
 
@@ -72,16 +76,28 @@ def test_images_without_labels_are_listed(inspected: Inspect) -> None:
     assert finding.summary == "2 of 32 images have no label."
 
 
-def test_rare_labels_and_rare_sets_are_named(inspected: Inspect) -> None:
+def test_rare_labels_are_named(inspected: Inspect) -> None:
     """A label on few images lowers the quality of the model; a run does not stop for it."""
     found = inspected([*USUAL, ("rare",), ("a", "c")])
     small = _of_kind(found, "small_class")
     assert (small.severity, small.classes, small.files) == ("warning", ("rare",), ("030.png",))
     assert small.summary == "1 label has fewer than 10 images: rare (1)."
-    sets = _of_kind(found, "rare_label_set")
-    assert sets.files == ("030.png", "031.png")
-    assert "a + c (1), rare (1)" in sets.summary
+    assert "rare_label_set" not in {each.kind for each in found.result.findings}
     assert not [note for note in found.result.notes if "would stop" in note]
+
+
+def test_an_image_with_labels_that_avoid_each_other_is_named() -> None:
+    """Of 40 images indoor and 40 outdoor, chance would make 20 both; a set is not rare for that."""
+    sets: Sets = [("indoor", "cat"), ("outdoor",)] * 39 + [("indoor", "outdoor"), ("cat", "dog")]
+    texts = [encoded(each) for each in sets]
+    rows = pd.DataFrame({"path": [f"{n}.png" for n in range(len(sets))], "label": texts})
+    found = findings_on_sets(rows, label_pairs(texts, MULTI_LABEL))
+    [rare] = [each for each in found if each.kind == "rare_label_set"]
+    assert rare.files == ("78.png",)
+    assert rare.summary == (
+        "1 pair of labels is on fewer than 3 images, and by chance would be on at least 15: "
+        "indoor + outdoor (1)."
+    )
 
 
 def test_labels_that_hang_together_are_named(inspected: Inspect) -> None:
