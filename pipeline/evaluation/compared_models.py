@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from typing import ClassVar, NamedTuple
 
 from patchline.pipeline.frozen_model import FrozenModel
@@ -32,7 +33,7 @@ class PairedValues(NamedTuple):
         return "the difference may be due to chance"
 
 
-class ComparedModels(FrozenModel):
+class ComparedModels(FrozenModel, ABC):
     """A champion, a challenger, and the images that they are compared on."""
 
     METRIC: ClassVar[str] = "accuracy"
@@ -49,9 +50,9 @@ class ComparedModels(FrozenModel):
     """Number of test images left out, by reason."""
 
     @property
+    @abstractmethod
     def main(self) -> PairedValues:
         """The metric by which they are compared; each kind of comparison has its own."""
-        raise NotImplementedError
 
     @property
     def unused(self) -> str:

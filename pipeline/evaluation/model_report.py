@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from typing import Self
 
 from pydantic import Field
@@ -16,7 +17,7 @@ from patchline.pipeline.provenance.provenance import UNKNOWN, ProvenanceSummary
 from patchline.pipeline.visual_guide.covering_result import CoveringTest
 
 
-class ModelReport(FrozenModel):
+class ModelReport(FrozenModel, ABC):
     """The result of an evaluation on one split."""
 
     name: str
@@ -62,6 +63,6 @@ class ModelReport(FrozenModel):
         return self.model_copy(update={"metrics": {**self.metrics, **further}})
 
     @property
+    @abstractmethod
     def headline(self) -> Headline:
         """The metric by which models are compared; each kind of report has its own."""
-        raise NotImplementedError
