@@ -2,7 +2,7 @@
 
     python -m benchmarks.multi_label make CIFAR TILES [--images 10000] [--tests 2000] [--seed 0]
     python -m benchmarks.multi_label torch TILES [--minutes 5] [--seeds 3] [--preset balanced]
-                                     [--rate 1e-3]
+                                     [--rate 1e-3] [--sides torch timm unplanned] [--keep DIR]
     python -m benchmarks.multi_label probe TILES WEIGHTS [--images 2000] [--tests 1000] [--keep DIR]
 
 `make` writes a data set of known labels: each image is four images of CIFAR-10 tiled two by two,
@@ -10,12 +10,15 @@ its labels the classes of the four, so that it has one to four of ten. CIFAR hol
 `test` with a folder for each class; TILES gets the images and `labels.csv`. Images of one split are
 tiles of images of that split alone; a tenth of the training images becomes validation tiles.
 
-`torch` trains the same network three times for the same time on the same images: with `patchline
-run`, in a plain PyTorch loop (AdamW, cosine, mirrored and shifted images), and in a loop with
-timm's AdamW, binary cross-entropy, RandAugment and moving average. All learn with binary
-cross-entropy. The network is the one that Patchline's plan has chosen. The loops hold decoded
+`torch` trains for the same minutes on the same images, seed by seed and side by side: with
+`patchline run`; the network that its plan has chosen in a plain PyTorch loop (AdamW, cosine,
+mirrored and shifted images; side `torch`), and in a loop with timm's AdamW, binary cross-entropy,
+RandAugment and moving average (side `timm`, which needs `pip install timm`); and `patchline run
+--preset none` (side `unplanned`). All learn with binary cross-entropy. The loops hold decoded
 images in memory and spend no time on validation. It prints the mean average precision (mAP) on the
-same test images, computed by scikit-learn for all.
+same test images, computed by scikit-learn for all, and the differences of each side from Patchline
+with the same seed. Each result is kept in DIR, and the same command continues after an
+interruption.
 
 `probe` fits heads on the same frozen features: ours as `training.trainable head` does, with C
 chosen by the mAP on validation images, and scikit-learn's OneVsRestClassifier of
@@ -27,7 +30,9 @@ from __future__ import annotations
 
 import argparse
 import csv
+import importlib.util
 import math
+import shutil
 import statistics
 import time
 from collections.abc import Callable, Iterator
@@ -46,6 +51,7 @@ from torch.nn import functional
 
 from benchmarks.frozen_networks import Images, features, network_of
 from benchmarks.measured_runs import machine, measured_run
+from patchline.pipeline.frozen_model import FrozenModel
 from patchline.pipeline.labels import label_sets
 from patchline.pipeline.models.model_building import build_model
 from patchline.pipeline.models.model_files import load_model
@@ -60,6 +66,7 @@ _VALIDATION_SHARE = 0.1
 _BATCH, _DECAY, _SHIFT = 128, 0.05, 4
 _AVERAGE = 0.999
 _SPLITS = ("train", "validation", "test")
+_OWN, _UNPLANNED = "patchline", "unplanned"
 
 
 # -- the data ----------------------------------------------------------------------------------
@@ -136,37 +143,103 @@ def read_tiles(folder: Path, split: str, side: int | None = None) -> tuple[Tiles
 # -- three ways to train -----------------------------------------------------------------------
 
 
+class Trained(FrozenModel):
+    """What one side has reached with one seed."""
+
+    key: dict[str, str | float]
+    """What determines it: side, seed, minutes, preset, rate and tiles."""
+    mAP: float
+    """Of scikit-learn, on the test images."""
+    seconds: float
+    """Of training."""
+    best: str = ""
+    """Weights and description of the network that `patchline run` has trained."""
+
+
 def compare_training(given: argparse.Namespace) -> None:
-    """Train with all sides, with each seed, and print their mAP."""
+    """Train with all sides, seed by seed, and print their mAP; results that are kept count."""
+    if "timm" in given.sides and importlib.util.find_spec("timm") is None:
+        raise SystemExit("timm is not installed. Run `pip install timm`, or choose other --sides.")
     print(machine(), flush=True)
-    maps: dict[str, list[float]] = {"patchline": [], "plain torch": [], "timm": []}
+    given.keep.mkdir(parents=True, exist_ok=True)
+    maps: dict[str, list[float]] = {side: [] for side in (_OWN, *given.sides)}
     for seed in range(given.seeds):
-        limit = f"{given.minutes * 60:g}s"
-        arguments = ["--preset", given.preset, "--seed", str(seed)]
-        table = str((given.tiles / TABLE).resolve())
-        summary = measured_run(table, *arguments, "--training.time-limit", limit)
-        trained = TrainResult.model_validate(summary["training"])
-        model, description = load_model(trained.best)
-        side, mean, std = description.image.width, description.image.mean, description.image.std
-        tests, labels = read_tiles(given.tiles, "test", side)
-        maps["patchline"].append(_map_of(model, tests, mean, std))
-        seconds = trained.seconds
-        print(
-            f"seed {seed}: {trained.parameters:,} parameters, {side} pixels, {seconds:.0f} s of "
-            f"training; patchline's report: {summary['metrics'].get('test/mAP')}",
-            flush=True,
-        )
-        training, _ = read_tiles(given.tiles, "train", side)
-        for name, recipe in (("plain torch", plain_recipe), ("timm", timm_recipe)):
-            torch.manual_seed(seed)
-            peer = build_model(description.model, description.image, len(labels))
-            peer.to(_device())
-            peer = train(peer, training, seconds, recipe(peer, description.image, given.rate))
-            maps[name].append(_map_of(peer, tests, mean, std))
-        print("; ".join(f"{name} {each[-1]:.4f}" for name, each in maps.items()), flush=True)
-    for name, each in maps.items():
+        own = _kept(given, _OWN, seed)
+        turn = seed % max(1, len(given.sides))  # no side is always the last
+        results = {_OWN: own}
+        for side in (*given.sides[turn:], *given.sides[:turn]):
+            results[side] = _kept(given, side, seed, own)
+        for side, result in results.items():
+            maps[side].append(result.mAP)
+    for side, each in maps.items():
         spread = f", from {min(each):.4f} to {max(each):.4f}" if len(each) > 1 else ""
-        print(f"{name}: mAP {statistics.mean(each):.4f}, mean of {len(each)} seeds{spread}")
+        print(f"{side}: mAP {statistics.mean(each):.4f}, mean of {len(each)} seeds{spread}")
+    for side in given.sides:
+        apart = [ours - theirs for ours, theirs in zip(maps[_OWN], maps[side], strict=True)]
+        print(f"{_OWN} - {side}: {', '.join(f'{100 * each:+.1f}' for each in apart)} points")
+
+
+def _kept(given: argparse.Namespace, side: str, seed: int, own: Trained | None = None) -> Trained:
+    """Return a result that is kept, or train and keep it; `own` is that of the planned run."""
+    file = given.keep / "trained.jsonl"
+    lines = file.read_text(encoding="utf-8").splitlines() if file.exists() else []
+    kept = [Trained.model_validate_json(line) for line in lines]
+    result = next((each for each in kept if each.key == _key(given, side, seed)), None)
+    if result is None:
+        if side in _RECIPES and own is not None:
+            result = _trained_loop(given, side, seed, own)
+        else:
+            result = _trained_run(given, side, seed)
+        with file.open("a", encoding="utf-8") as opened:
+            opened.write(f"{result.model_dump_json()}\n")
+    print(f"seed {seed}, {side}: mAP {result.mAP:.4f} in {result.seconds:.0f} s", flush=True)
+    return result
+
+
+def _key(given: argparse.Namespace, side: str, seed: int) -> dict[str, str | float]:
+    own = {"preset": given.preset} if side != _UNPLANNED else {}
+    rate = {"rate": given.rate} if side in _RECIPES else {}
+    tiles = str(given.tiles.resolve())
+    return {"side": side, "seed": seed, "minutes": given.minutes, "tiles": tiles, **own, **rate}
+
+
+def _trained_run(given: argparse.Namespace, side: str, seed: int) -> Trained:
+    """Train with `patchline run`, as planned or without a plan."""
+    folder = given.keep / f"{side}-{seed}-{given.minutes:g}"
+    shutil.rmtree(folder, ignore_errors=True)  # of a run that was interrupted
+    folder.mkdir()
+    preset = "none" if side == _UNPLANNED else given.preset
+    limit = ("--training.time-limit", f"{given.minutes * 60:g}s")
+    table = str((given.tiles / TABLE).resolve())
+    summary = measured_run(table, "--preset", preset, "--seed", str(seed), *limit, folder=folder)
+    trained = TrainResult.model_validate(summary["training"])
+    model, description = load_model(trained.best)
+    image = description.image
+    tests, _ = read_tiles(given.tiles, "test", image.width)
+    print(
+        f"seed {seed}, {side}: {trained.parameters:,} parameters, {image.width} pixels, best of "
+        f"epoch {trained.best_epoch}; its own report: {summary['metrics'].get('test/mAP')}",
+        flush=True,
+    )
+    return Trained(
+        key=_key(given, side, seed),
+        mAP=_map_of(model, tests, image.mean, image.std),
+        seconds=trained.seconds,
+        best=str(Path(trained.best).resolve()),
+    )
+
+
+def _trained_loop(given: argparse.Namespace, side: str, seed: int, own: Trained) -> Trained:
+    """Train the network of a run in a loop of its own, for as long as the run did."""
+    _, description = load_model(Path(own.best))
+    image = description.image
+    training, labels = read_tiles(given.tiles, "train", image.width)
+    tests, _ = read_tiles(given.tiles, "test", image.width)
+    torch.manual_seed(seed)
+    model = build_model(description.model, image, len(labels)).to(_device())
+    model = train(model, training, own.seconds, _RECIPES[side](model, image, given.rate))
+    reached = _map_of(model, tests, image.mean, image.std)
+    return Trained(key=_key(given, side, seed), mAP=reached, seconds=own.seconds)
 
 
 class Recipe(NamedTuple):
@@ -212,6 +285,9 @@ def timm_recipe(model: nn.Module, image: ImageSpec, rate: float) -> Recipe:
         augmented,
         ModelEmaV3(model, decay=_AVERAGE, use_warmup=True),
     )
+
+
+_RECIPES = {"torch": plain_recipe, "timm": timm_recipe}
 
 
 def _shifted(mean: tuple[float, ...], std: tuple[float, ...]) -> Callable[[Array], torch.Tensor]:
@@ -352,6 +428,9 @@ def main() -> None:
     training.add_argument("--seeds", type=int, default=3)
     training.add_argument("--preset", default="balanced")
     training.add_argument("--rate", type=float, default=1e-3, help="learning rate of the loops")
+    sides = (*_RECIPES, _UNPLANNED)
+    training.add_argument("--sides", nargs="*", choices=sides, default=list(_RECIPES))
+    training.add_argument("--keep", type=Path, default=Path("multi-label-training"))
     training.set_defaults(do=compare_training)
     probing = commands.add_parser("probe")
     probing.add_argument("tiles", type=Path)
