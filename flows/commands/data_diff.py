@@ -12,7 +12,7 @@ from cyclopts import Parameter
 from patchline.flows.commands.switches import Json
 from patchline.flows.progress import display, shown
 from patchline.pipeline.config_files import data_settings, merged, validated
-from patchline.pipeline.data.config import TableColumns
+from patchline.pipeline.data.config import TableColumns, TaskChoice
 from patchline.pipeline.errors import ConfigError, DataError, ModelReferenceError
 from patchline.pipeline.files.workspace_folder import WORKSPACE, place
 from patchline.pipeline.labels.label_sets import SINGLE_LABEL, Task
@@ -77,7 +77,11 @@ def _own(columns: Mapping[str, Any], named: str) -> dict[str, Any]:
     if not _is_data(named):
         return {}
     source = data_settings(named, None)["data"]["source"]
-    own_keys = {*config_class("data_source", source).model_fields, *ReadingRules.model_fields}
+    own_keys = {
+        *config_class("data_source", source).model_fields,
+        *TaskChoice.model_fields,
+        *ReadingRules.model_fields,
+    }
     return {key: value for key, value in columns.items() if key in own_keys}
 
 

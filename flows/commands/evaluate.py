@@ -20,7 +20,7 @@ from patchline.pipeline.errors import ConfigError
 from patchline.pipeline.evaluation.config import EvaluationConfig, SplitChoice
 from patchline.pipeline.files.workspace_folder import WORKSPACE
 from patchline.pipeline.metrics.multi_label.names import ALL_METRICS
-from patchline.pipeline.registry.registered_models import ModelReference, resolve
+from patchline.pipeline.registry.registered_models import ModelReference, resolve, task_of
 from patchline.pipeline.terminal_words import counted, short_path, visible
 from patchline.pipeline.tracking import tracked_run
 from patchline.pipeline.tracking.tracked_run import NewRun
@@ -69,7 +69,7 @@ def evaluate(
     out
         Folder for a copy of the report.
     table
-        Columns of a table, where they cannot be guessed.
+        Columns of a table, where they cannot be guessed, and how labels are read.
     evaluation
         Contents of the report.
     """
@@ -122,15 +122,20 @@ def evaluate_model(
         The evaluation, and the MLflow run that holds it.
     """
     from patchline.pipeline.data import ingestion
-    from patchline.pipeline.registry.version_evaluation import choose_images, evaluate_version
+    from patchline.pipeline.registry.version_evaluation import (
+        choose_images,
+        evaluate_version,
+        with_task,
+    )
 
     named = merged(data_settings(data, None), {"data": dict(columns)})
     config = validated(named)
     workspace = WORKSPACE.resolve()
-    ingestion.check_source(config, workspace, to_train=False)
     tell_closed()
     reference = resolve(model)
+    config = with_task(config, reference, task_of(reference))
     config = config.model_copy(update={"name": reference.name})
+    ingestion.check_source(config, workspace, to_train=False)
     new = NewRun(
         experiment=reference.name,
         name=f"evaluate-{reference.name}-{reference.version}",

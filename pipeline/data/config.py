@@ -66,7 +66,15 @@ def _one_or_three(bands: tuple[int, ...]) -> tuple[int, ...]:
     return bands
 
 
-class TableColumns(ReadingRules):
+class TaskChoice(FrozenModel):
+    """How many labels an image has."""
+
+    task: Literal["auto", "single_label", "multi_label"] = "auto"
+    """What the model learns: single_label, one class for each image; multi_label, a set of classes,
+    possibly none; or auto, which is multi_label if the source lists sets of labels."""
+
+
+class TableColumns(TaskChoice, ReadingRules):
     """Which columns of a table are read, and how labels are."""
 
     image_column: str | None = None
@@ -97,12 +105,8 @@ class DataLocation(FrozenModel):
     """Settings of the data source plugin."""
 
 
-class DataConfig(ReadingRules, DataLocation):
+class DataConfig(TaskChoice, ReadingRules, DataLocation):
     """Where images come from, how they are labelled, what size they get, how they are split."""
-
-    task: Literal["auto", "single_label", "multi_label"] = "auto"
-    """What the model learns: single_label, one class for each image; multi_label, a set of classes,
-    possibly none; or auto, which is multi_label if the source lists sets of labels."""
 
     image_size: Annotated[int, Field(ge=4, le=1024)] | None = None
     """Height and width in pixels after resizing; by default derived from the images."""

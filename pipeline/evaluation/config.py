@@ -13,6 +13,12 @@ from patchline.pipeline.frozen_model import FrozenModel
 SplitChoice = Literal["auto", "all", "train", "validation", "test"]
 """Which images to evaluate; auto means the test split if the data has one, otherwise all."""
 
+
+def before_image(split: str) -> str:
+    """Return what stands before the word image for those of a split; nothing for all images."""
+    return "" if split == "all" else f"{split} "
+
+
 SLICE_COLUMNS = {
     "group": "group given by the data source, such as a patient or a camera",
     "folder": "folder of the file",

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from patchline.pipeline.evaluation.config import meaning_of
+from patchline.pipeline.evaluation.config import before_image, meaning_of
 from patchline.pipeline.evaluation.confusion_matrix import confused_pairs, shown_matrix
 from patchline.pipeline.evaluation.galleries import GalleryImage
 from patchline.pipeline.evaluation.html_page import (
@@ -152,7 +152,8 @@ def _metric_rows(report: EvaluationReport) -> list[tuple[str, MetricName, Metric
 def _notes(report: EvaluationReport, page: ReportPage) -> list[str]:
     """Return warnings about the metrics, unless the page already has them."""
     notes = []
-    few = f"only {report.images:,} {report.split} images"
+    kind = before_image(report.split)
+    few = f"only {report.images:,} {kind}images"
     said = any(note.startswith(few) for note in page.notes)
     if report.images < report.config.small_sample and not said:
         notes.append(f"{few}: the metrics are imprecise")
@@ -161,9 +162,7 @@ def _notes(report: EvaluationReport, page: ReportPage) -> list[str]:
         named = ", ".join(absent[:_MOST_NAMED_CLASSES])
         rest = len(absent) - _MOST_NAMED_CLASSES
         more = f" and {rest} more" if rest > 0 else ""
-        notes.append(
-            f"no {report.split} image of {named}{more}: excluded from means over the classes"
-        )
+        notes.append(f"no {kind}image of {named}{more}: excluded from means over the classes")
     return notes
 
 

@@ -92,7 +92,8 @@ class ModelReference(NamedTuple):
     """Where the package is: a `models:/m-…` URI."""
 
 
-_GIVEN: dict[str, str] = {SINGLE_LABEL: "one label", MULTI_LABEL: "any number of labels"}
+GIVEN: dict[str, str] = {SINGLE_LABEL: "one label", MULTI_LABEL: "any number of labels"}
+"""How many labels a version of a task gives an image, in words."""
 
 
 def class_tags(classes: tuple[str, ...]) -> dict[str, str]:
@@ -105,6 +106,14 @@ def class_tags(classes: tuple[str, ...]) -> dict[str, str]:
 def task_tag(task: Task) -> dict[str, str]:
     """Return the tag that tells what a version answers; none for one label for each image."""
     return {} if task == SINGLE_LABEL else {TASK_TAG: task}
+
+
+def task_of(reference: ModelReference) -> Task | None:
+    """Return how many labels a version gives an image; None if its tags do not tell."""
+    tags = client().get_model_version(reference.name, reference.version).tags
+    if DIGEST_TAG not in tags:
+        return None
+    return MULTI_LABEL if tags.get(TASK_TAG) == MULTI_LABEL else SINGLE_LABEL
 
 
 def check_classes(name: str, classes: tuple[str, ...], task: Task = SINGLE_LABEL) -> None:
@@ -121,7 +130,7 @@ def check_classes(name: str, classes: tuple[str, ...], task: Task = SINGLE_LABEL
     if DIGEST_TAG in newest.tags and before != task:
         raise ModelReferenceError(
             f"The registered model '{name}' (version {newest.version}) gives an image "
-            f"{_GIVEN[before]}, but this data has {_GIVEN[task]} for each image. Choose another "
+            f"{GIVEN[before]}, but this data has {GIVEN[task]} for each image. Choose another "
             "name with --name, or set data.task."
         )
     if newest.tags.get(DIGEST_TAG) in (None, class_tags(classes)[DIGEST_TAG]):

@@ -21,7 +21,7 @@ from patchline.pipeline.data.manifests import manifest as manifests
 from patchline.pipeline.data.manifests.own_columns import check_slices, own_columns
 from patchline.pipeline.data.store import prepared_store
 from patchline.pipeline.data.value_ranges.model_fit import notes_on_fit
-from patchline.pipeline.errors import DataError
+from patchline.pipeline.errors import ConfigError, DataError
 from patchline.pipeline.evaluation.answers_report import (
     AnswersReport,
     Measured,
@@ -48,13 +48,14 @@ from patchline.pipeline.evaluation.written_report import ReportContents, write_r
 from patchline.pipeline.files.stored_images import StoredImages
 from patchline.pipeline.frozen_model import FrozenModel
 from patchline.pipeline.labels import label_sets
-from patchline.pipeline.labels.label_sets import MULTI_LABEL, SINGLE_LABEL
+from patchline.pipeline.labels.label_sets import MULTI_LABEL, SINGLE_LABEL, Task
+from patchline.pipeline.labels.reading_rules import AUTO
 from patchline.pipeline.metrics.label_calibration import LabelCalibration
 from patchline.pipeline.metrics.label_thresholds import LabelThresholds
 from patchline.pipeline.metrics.temperature import recorded
 from patchline.pipeline.models.answer_rules import AnswerRules
 from patchline.pipeline.packaging.packaged_model import PackagedModel
-from patchline.pipeline.registry.registered_models import ModelReference
+from patchline.pipeline.registry.registered_models import GIVEN, ModelReference
 from patchline.pipeline.registry.version_records import VersionRecords, available_records
 from patchline.pipeline.terminal_words import counted
 
@@ -128,19 +129,41 @@ def choose_images(
 
     Raises:
         DataError: if no image is left, or the classes differ from the model's.
-        ConfigError: if the images are to be sliced by a column that is not there.
+        ConfigError: if the images are to be sliced by a column that is not there, or `data.task`
+            is not the model's.
         ModelReferenceError: if the version's files are missing.
     """
     records = available_records(reference)
     classes = tuple(records.package.classes)
-    task = MULTI_LABEL if records.package.is_multi_label else SINGLE_LABEL
-    of_model = config.data.model_copy(update={"task": task})
-    data = ingestion.scan(config.model_copy(update={"data": of_model}), workspace, on_progress)
+    task: Task = MULTI_LABEL if records.package.is_multi_label else SINGLE_LABEL
+    data = ingestion.scan(with_task(config, reference, task), workspace, on_progress)
     check_slices(choices.report.slices, data.manifest.columns)
     selection = select(data, records, classes, choices)
     notes = notes_on_fit(selection.rows, records.package.mapping)
     selection = replace(selection, notes=(*selection.notes, *notes))
     return ChosenImages(records, data, selection)
+
+
+def with_task(config: RunConfig, reference: ModelReference, task: Task | None) -> RunConfig:
+    """Return the settings of data for a version, whose task answers what the data leave open.
+
+    Args:
+        config: its section `data` names the source.
+        reference: of the version.
+        task: of the version; None if it is not known yet.
+
+    Raises:
+        ConfigError: if the settings ask for another task.
+    """
+    asked = config.data.task
+    if task is None or asked == task:
+        return config
+    if asked != AUTO:
+        raise ConfigError(
+            f"data.task is {asked}, but {reference.name}, version {reference.version}, gives an "
+            f"image {GIVEN[task]}. Leave --data.task out."
+        )
+    return config.model_copy(update={"data": config.data.model_copy(update={"task": task})})
 
 
 def evaluate_version(

@@ -11,7 +11,7 @@ import numpy as np
 
 from patchline.pipeline.data.manifests.manifest import contents_fingerprint
 from patchline.pipeline.errors import DataError
-from patchline.pipeline.evaluation.config import EvaluationConfig
+from patchline.pipeline.evaluation.config import EvaluationConfig, before_image
 from patchline.pipeline.evaluation.headline import Headline
 from patchline.pipeline.evaluation.model_report import ModelReport
 from patchline.pipeline.evaluation.multi_label import label_set_galleries as galleries
@@ -142,8 +142,8 @@ class MultiLabelReport(ModelReport):
         notes = []
         if self.unknown_labels:
             notes.append(
-                f"no {self.split} image has the label {listed(self.unknown_labels)}: unknown, and "
-                "excluded from means over the labels"
+                f"no {before_image(self.split)}image has the label "
+                f"{listed(self.unknown_labels)}: unknown, and excluded from means over the labels"
             )
         if not self.calibration.is_determined:
             notes.append(f"calibration: {self.calibration.sentence(self.classes)}")
@@ -188,7 +188,9 @@ def evaluate_label_sets(
     probabilities, labels = predictions.probabilities_NK, predictions.labels_NK
     predicted, images = predictions.predicted_NK, len(predictions.labels_NK)
     if images == 0:
-        raise DataError(f"There is no {split} image to report on. Choose a split that has images.")
+        raise DataError(
+            f"There is no {before_image(split)}image to report on. Choose a split that has images."
+        )
     config = config or EvaluationConfig()
     wrong, missed = galleries.false_positives(predictions), galleries.false_negatives(predictions)
     lacking = galleries.missing_labels(predictions)
