@@ -3,16 +3,17 @@
     python -m benchmarks.label_set_peers
 
 Neither is a dependency: install torchmetrics and scikit-multilearn beside Patchline first. It
-prints the largest difference of each metric from torchmetrics' over 20 made-up models, and how far
-the shares of the labels in a split of a fifth deviate from those in all images (mean over the
-labels and 20 seeds, in points), with our iterative stratification, with scikit-multilearn's, and at
-random.
+prints the largest difference of each metric from torchmetrics' over 20 made-up models. Then how far
+a split of a fifth is off with our iterative stratification, with scikit-multilearn's, and at random
+(means over 20 seeds): the share of a label's images that the split has, the worst label in images,
+the size of the split in images, and the share of the split's images that have a label, which is off
+for either reason.
 """
 
 from __future__ import annotations
 
 import argparse
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -61,16 +62,36 @@ def metric_differences() -> dict[str, float]:
     return largest
 
 
-def _deviation(labels: Array, part: Array) -> float:
-    """Return the mean over the labels of how far their shares in a part are off, in points."""
-    return float(100 * np.abs(labels[part].mean(axis=0) - labels.mean(axis=0)).mean())
+class Off(NamedTuple):
+    """How far a part is off, on average over the labels where there are several values."""
+
+    of_label: float
+    """The share of a label's images that the part has, in points."""
+    worst: float
+    """The images of the worst label."""
+    size: float
+    """The images of the part."""
+    of_part: float
+    """The share of the part's images that have a label, in points."""
 
 
-def split_deviations() -> dict[str, float]:
-    """Return the mean deviation of each way to split."""
+def _off(labels: Array, part: Array) -> Off:
+    """Return how far a part (N,) of bool is off."""
+    images = np.abs(labels[part].sum(axis=0) - _SHARE * labels.sum(axis=0))
+    of_part = np.abs(labels[part].mean(axis=0) - labels.mean(axis=0))
+    return Off(
+        float(100 * (images / labels.sum(axis=0)).mean()),
+        float(images.max()),
+        float(abs(part.sum() - _SHARE * len(labels))),
+        float(100 * of_part.mean()),
+    )
+
+
+def split_deviations() -> dict[str, Off]:
+    """Return how far each way to split is off, on average."""
     from skmultilearn.model_selection import IterativeStratification
 
-    found: dict[str, list[float]] = {"patchline": [], "scikit-multilearn": [], "random": []}
+    found: dict[str, list[Off]] = {"patchline": [], "scikit-multilearn": [], "random": []}
     for seed in range(_SEEDS):
         generator = np.random.default_rng(seed)
         labels = _labels(generator)
@@ -85,9 +106,15 @@ def split_deviations() -> dict[str, float]:
         )
         _, theirs = next(peer.split(np.zeros((_IMAGES, 1)), labels))
         drawn = generator.permutation(_IMAGES)[: round(_SHARE * _IMAGES)]
-        for name, part in (("patchline", ours), ("scikit-multilearn", theirs), ("random", drawn)):
-            found[name].append(_deviation(labels, part))
-    return {name: float(np.mean(each)) for name, each in found.items()}
+        numbers = np.arange(_IMAGES)
+        parts = {
+            "patchline": ours,
+            "scikit-multilearn": np.isin(numbers, theirs),
+            "random": np.isin(numbers, drawn),
+        }
+        for name, part in parts.items():
+            found[name].append(_off(labels, part))
+    return {name: Off(*np.mean(each, axis=0).tolist()) for name, each in found.items()}
 
 
 def main() -> None:
@@ -96,8 +123,12 @@ def main() -> None:
     print(machine(), flush=True)
     for name, difference in metric_differences().items():
         print(f"{name}: largest difference from torchmetrics {difference:.1e}", flush=True)
-    for name, deviation in split_deviations().items():
-        print(f"{name}: shares of the labels are off by {deviation:.2f} points on average")
+    for name, off in split_deviations().items():
+        print(
+            f"{name}: off by {off.of_label:.2f} points of a label's images ({off.worst:.1f} images "
+            f"of the worst label), {off.size:.1f} images in size, {off.of_part:.2f} points of the "
+            "part's images"
+        )
 
 
 if __name__ == "__main__":
