@@ -108,7 +108,7 @@ def composed(arguments: list[str]) -> type[BaseModel]:
 
 
 def _resume(reference: str, arguments: list[str], began: float, *, as_json: bool) -> None:
-    _check_alone(arguments)
+    check_alone(arguments, "run")
     _train(partial(resume_training, reference), began, as_json=as_json)
 
 
@@ -124,16 +124,24 @@ def _check_no_switch_value(data: str | None, arguments: list[str]) -> None:
             raise ConfigError(remedy)
 
 
-def _check_alone(arguments: list[str]) -> None:
-    """Refuse arguments that have no meaning beside `--resume`."""
+def check_alone(arguments: list[str], what: str) -> None:
+    """Refuse arguments that have no meaning beside `--resume`.
+
+    Args:
+        arguments: of the command.
+        what: is resumed, such as a run.
+
+    Raises:
+        ConfigError: for the first one.
+    """
     rest = iter(arguments)
     for argument in rest:
         if argument == "--resume":
             next(rest, None)
         elif argument != "--json" and not argument.startswith("--resume="):
             raise ConfigError(
-                f"'{argument}' cannot be combined with --resume: a resumed run keeps the settings "
-                "it was started with. Leave it out, or start a new run."
+                f"'{argument}' cannot be combined with --resume: a resumed {what} keeps the "
+                f"settings it was started with. Leave it out, or start a new {what}."
             )
 
 

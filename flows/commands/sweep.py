@@ -12,14 +12,13 @@ from cyclopts import Parameter
 from pydantic import BaseModel, ConfigDict, ValidationError, create_model
 from pydantic.fields import FieldInfo
 
-from patchline.flows.commands.run import composed
+from patchline.flows.commands.run import check_alone, composed
 from patchline.flows.commands.switches import Json, Switch
 from patchline.flows.progress import shown
 from patchline.flows.sweeping.run_sweep import resume_sweep, run_sweep
 from patchline.pipeline import config_errors, config_files
 from patchline.pipeline.config import RunConfig
 from patchline.pipeline.config_files import merged
-from patchline.pipeline.errors import ConfigError
 from patchline.pipeline.files.workspace_folder import place
 from patchline.pipeline.frozen_model import FrozenModel
 from patchline.pipeline.sweeping.config import SweepConfig
@@ -80,7 +79,7 @@ def build(arguments: list[str]) -> Callable[..., None]:
         """
         began = time.monotonic()
         if resume is not None:
-            _check_alone(arguments)
+            check_alone(arguments, "search")
             _search(partial(resume_sweep, resume), began, as_json=as_json)
             return
         flags = settings.model_dump(exclude_unset=True, mode="json") if settings else {}
@@ -158,19 +157,6 @@ def _checked(own: Mapping[str, Any]) -> SweepConfig:
         return SweepConfig.model_validate(own)
     except ValidationError as error:
         raise config_errors.sentence(error, SweepConfig, "sweep") from error
-
-
-def _check_alone(arguments: list[str]) -> None:
-    """Refuse arguments that have no meaning beside `--resume`."""
-    rest = iter(arguments)
-    for argument in rest:
-        if argument == "--resume":
-            next(rest, None)
-        elif argument != "--json" and not argument.startswith("--resume="):
-            raise ConfigError(
-                f"'{argument}' cannot be combined with --resume: a resumed search keeps the "
-                "settings it was started with. Leave it out, or start a new search."
-            )
 
 
 def _outline(

@@ -219,6 +219,8 @@ class _Sweep:
     ) -> SweepSummary:
         plan, data, steps = self.context.config, self.context.get(IngestedData), outline.rungs
         study, identity = self._study(run, space, steps, data)
+        if identity.parent_run_id != run.run_id:
+            nested_runs.nest(run, identity.parent_run_id)
         values = space.plan_values(plan)
         study.begin(values)
         clock = SearchClock(run.folder, self.settings.time_limit)
@@ -478,8 +480,13 @@ def _threads(config: RunConfig, workers: int) -> int | None:
 
 
 def _digest(config: RunConfig) -> str:
-    """Return a digest of the settings that trials have in common."""
-    text = config.model_dump_json(exclude={"launcher", "promotion", "evaluation"})
+    """Return a digest of the settings that trials have in common, on whichever machine."""
+    own: Any = {
+        **dict.fromkeys(("launcher", "promotion", "evaluation"), True),
+        "data": {"path", "root", "workers"},
+        "training": {"threads", "thread_changes"},
+    }
+    text = config.model_dump_json(exclude=own)
     return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 

@@ -97,7 +97,7 @@ class TrialTasks:
             tags=tags,
         )
         display().note(name)
-        with watched(tags) as begun:
+        with trial.alive(), watched(tags) as begun:
             run(self._function(begun.set))(quote(trial))
         record = self.study.record(number)
         self._check_failures()
@@ -132,9 +132,9 @@ class TrialTasks:
 
 
 def wait_for_others(study: Study) -> None:
-    """Wait for the trials of other machines that still train; one that is gone has none."""
+    """Wait for the trials that other machines still train; one that has fallen silent has none."""
     said = False
-    while any(search.may_be_alive(each) for each in study.unfinished_elsewhere()):
+    while study.alive_elsewhere():
         if not said:
             display().note("waiting for the trials of other machines")
             said = True

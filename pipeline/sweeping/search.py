@@ -29,8 +29,7 @@ from patchline.pipeline.run_memory.stage_memory import StageMemory
 from patchline.pipeline.sweeping.ranges import Value, shown
 from patchline.pipeline.sweeping.space import SearchSpace
 from patchline.pipeline.sweeping.study import Trial, TrialRecord
-from patchline.pipeline.tracking import liveness, nested_runs, tracked_run
-from patchline.pipeline.tracking.liveness import Liveness
+from patchline.pipeline.tracking import nested_runs, tracked_run
 from patchline.pipeline.tracking.nested_runs import NestedRun
 from patchline.pipeline.tracking.tracked_run import TrackedRun
 from patchline.pipeline.tracking.tracking_store import client
@@ -162,14 +161,6 @@ def settle(records: list[TrialRecord]) -> None:
         if run.info.status != ended:
             store.set_tag(record.run_id, STATE_TAG, state_words(record))
             tracked_run.end_run(store, record.run_id, run.info.experiment_id, ended)
-
-
-def may_be_alive(record: TrialRecord) -> bool:
-    """Return whether an unfinished trial of another machine may still be training."""
-    if not record.run_id:
-        return False
-    run = client().get_run(record.run_id)
-    return run.info.status == "RUNNING" and liveness.of_run(run) is not Liveness.DEAD
 
 
 def trial_name(record: TrialRecord) -> str:

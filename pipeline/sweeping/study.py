@@ -10,7 +10,8 @@ from __future__ import annotations
 import logging
 import threading
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -24,7 +25,7 @@ from optuna.distributions import (
 )
 from optuna.pruners import BasePruner
 from optuna.samplers import BaseSampler, RandomSampler, TPESampler
-from optuna.storages import BaseStorage, JournalStorage
+from optuna.storages import BaseStorage, JournalStorage, RDBStorage
 from optuna.storages.journal import JournalFileBackend
 from optuna.storages.journal._file import BaseJournalFileLock
 from optuna.trial import FrozenTrial, TrialState
@@ -41,6 +42,7 @@ from patchline.pipeline.sweeping.space import SearchSpace
 
 logger = logging.getLogger(__name__)
 warnings.filterwarnings("ignore", category=optuna.exceptions.ExperimentalWarning)
+warnings.filterwarnings("ignore", message="Heartbeat of storage is supposed to be used with")
 
 JOURNAL_FILE, STUDY = "study.jsonl", "study"
 """Of the run's folder, and the name of the study in it."""
@@ -49,6 +51,8 @@ _RUN, _SECONDS, _LOSS, _REASON, _EPOCHS, _OWNER, _IS_PLAN = (
     *("run_id", "seconds", "validation_loss", "reason", "epochs"),
     *("owner", "is_plan"),
 )
+_HEARTBEAT_SECONDS, _SILENT_SECONDS = 20, 120
+"""Between two signs of life of a machine in the database; and until one without any is gone."""
 _IDENTITY = "patchline"
 """Attribute of a study: what its trials have in common."""
 _RANDOM_TRIALS = (4, 10)
@@ -145,6 +149,28 @@ class Trial:
         """What the study knows about it."""
         return self._study.record(self._trial.number)
 
+    @contextmanager
+    def alive(self) -> Iterator[None]:
+        """Let other machines see, as long as the block runs, that this process trains it."""
+        storage = self._study.database
+        if storage is None:
+            yield
+            return
+        ended = threading.Event()
+
+        def beat() -> None:
+            while not ended.wait(_HEARTBEAT_SECONDS):
+                with suppress(Exception):  # the next access of the search itself reports it
+                    storage.record_heartbeat(self._trial._trial_id)  # noqa: SLF001
+
+        thread = threading.Thread(target=beat, daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            ended.set()
+            thread.join()
+
     def started(self, run_id: str) -> None:
         """Record its MLflow run."""
         self._trial.set_user_attr(_RUN, run_id)
@@ -235,12 +261,22 @@ class Study:
         """Return the trials of this owner."""
         return [each for each in self.records() if each.owner == self._options.owner]
 
-    def unfinished_elsewhere(self) -> list[TrialRecord]:
-        """Return the unfinished trials of other owners."""
+    @property
+    def database(self) -> RDBStorage | None:
+        """The database that machines share; None for the journal of one run."""
+        storage = getattr(self._study._storage, "_backend", self._study._storage)  # noqa: SLF001
+        return storage if isinstance(storage, RDBStorage) else None
+
+    def alive_elsewhere(self) -> list[TrialRecord]:
+        """Return the unfinished trials of other machines that have not fallen silent."""
+        if self.database is None:
+            return []
+        silent = set(self.database._get_stale_trial_ids(self._study._study_id))  # noqa: SLF001
         return [
-            each
-            for each in self.records()
-            if each.state == "unfinished" and each.owner not in ("", self._options.owner)
+            record_of(each)
+            for each in self._study.get_trials(deepcopy=False, states=(TrialState.RUNNING,))
+            if each._trial_id not in silent  # noqa: SLF001
+            and each.user_attrs.get(_OWNER) not in (None, self._options.owner)
         ]
 
     def record(self, number: int) -> TrialRecord:
@@ -270,6 +306,8 @@ class Study:
         trial_id = self._study.get_trials(deepcopy=False)[number]._trial_id  # noqa: SLF001
         trial = optuna.Trial(self._study, trial_id)
         trial.set_user_attr(_OWNER, self._options.owner)
+        if self.database is not None:
+            self.database.record_heartbeat(trial_id)
         for key, distribution in self._distributions.items():
             trial._suggest(key, distribution)  # noqa: SLF001 - as `Study.ask` does it
         return Trial(trial, self)
@@ -434,8 +472,11 @@ def _database(address: str) -> BaseStorage:
     from sqlalchemy.exc import SQLAlchemyError
 
     try:
-        return optuna.storages.RDBStorage(
-            address, engine_kwargs={"pool_pre_ping": True, "pool_size": 5}
+        return RDBStorage(
+            address,
+            engine_kwargs={"pool_pre_ping": True, "pool_size": 5},
+            heartbeat_interval=_HEARTBEAT_SECONDS,
+            grace_period=_SILENT_SECONDS,
         )
     except ImportError as error:
         raise ConfigError(

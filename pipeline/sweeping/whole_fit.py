@@ -13,6 +13,8 @@ from patchline.pipeline.data.ingested_data import IngestedData
 from patchline.pipeline.errors import ConfigError
 from patchline.pipeline.planning.facts import Plan
 from patchline.pipeline.plugin_system.plugin_loader import load_objective
+from patchline.pipeline.sweeping.ranges import shown
+from patchline.pipeline.terminal_words import by_number
 from patchline.pipeline.training.config import duration_seconds
 
 
@@ -71,11 +73,14 @@ def whole_fit(config: RunConfig, plan: Plan | None, data: IngestedData) -> Whole
     _check_trainable(config)
     training, notes = config.training, []
     several = {"folds": training.folds, "refit": training.refit, "ensemble": training.ensemble}
-    planned = [f"training.{name}" for name, value in several.items() if value]
+    planned = {f"training.{name}": value for name, value in several.items() if value}
     if planned:
+        flags = " ".join(f"--{key} {shown(value)}" for key, value in planned.items())
         notes.append(
-            f"the plan's {' and '.join(planned)} {'is' if len(planned) == 1 else 'are'} left out: "
-            "each trial is one fit that the validation split judges"
+            f"the plan's {' and '.join(planned)} {by_number(len(planned), 'is', 'are')} left out: "
+            "each trial and each final fit is judged by the validation images, so none is trained "
+            f"on them; add {flags} to the `patchline run` that is printed at the end to do so with "
+            "the settings that were found"
         )
     epochs = _epochs(config, plan, data)
     if training.time_limit or training.step_plan:

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from patchline.pipeline.config import RunConfig
 from patchline.pipeline.tracking import liveness, tracked_run
 from patchline.pipeline.tracking.tracked_run import NewRun, TrackedRun
-from patchline.pipeline.tracking.tracking_store import all_runs
+from patchline.pipeline.tracking.tracking_store import all_runs, client
 
 PARENT_TAG, FOLD_TAG = "mlflow.parentRunId", "patchline.fold"
 KEY_TAG = "patchline.nested"
@@ -91,6 +91,24 @@ def nested_run(
     )
     with tracked_run.open_run(opened, runs) as run:
         yield run
+
+
+def nest(run: TrackedRun, parent_run_id: str) -> None:
+    """Nest an open run in another one; if that is in another store, it stays where it is.
+
+    Args:
+        run: that is nested.
+        parent_run_id: id of the other run.
+    """
+    from mlflow.exceptions import MlflowException
+
+    try:
+        client().get_run(parent_run_id)
+    except MlflowException as error:
+        if error.error_code != "RESOURCE_DOES_NOT_EXIST":
+            raise
+        return
+    tracked_run.set_tags(run, {PARENT_TAG: parent_run_id})
 
 
 def finished(parent: TrackedRun, key: str, tag: str, runs: Path) -> TrackedRun | None:

@@ -30,7 +30,11 @@ def server() -> Iterator[PostgresServer]:
 
 
 def _opened(
-    server: PostgresServer, folder: Path, owner: str, high: str = "1e-2"
+    server: PostgresServer,
+    folder: Path,
+    owner: str,
+    high: str = "1e-2",
+    database: str = "sweeps",
 ) -> tuple[Study, StudyIdentity]:
     space = SearchSpace(dimensions={"optimizer.learning_rate": parsed("lr", f"1e-4..{high}")})
     identity = StudyIdentity(
@@ -38,7 +42,7 @@ def _opened(
         parent_run_id=f"run of {owner}",
     )  # fmt: skip
     options = StudyOptions(
-        owner=owner, storage=server.address("sweeps"), reduction=3, most_trials=8, sampler="tpe",
+        owner=owner, storage=server.address(database), reduction=3, most_trials=8, sampler="tpe",
         seed=1,
     )  # fmt: skip
     return open_study(identity, folder, options)
@@ -65,6 +69,27 @@ def test_machines_share_the_trials_of_a_study(server: PostgresServer, tmp_path: 
     records = machines[0][0].records()
     assert len(records) == 8
     assert all(each.state != "unfinished" for each in records)
+
+
+def test_a_machine_that_has_fallen_silent_is_not_waited_for(
+    server: PostgresServer, tmp_path: Path
+) -> None:
+    """Its unfinished trial counts as alive for two minutes, whatever MLflow server it used."""
+    server.sql("CREATE DATABASE silent OWNER " + postgres_server.USER)
+    first, _ = _opened(server, tmp_path, "a:run", database="silent")
+    second, _ = _opened(server, tmp_path, "b:run", database="silent")
+    trial = second.next()
+    assert trial is not None
+    with trial.alive():
+        assert [each.number for each in first.alive_elsewhere()] == [trial.record.number]
+        assert second.alive_elsewhere() == []
+    server.sql("UPDATE trial_heartbeats SET heartbeat = heartbeat - interval '1 hour'", "silent")
+    assert first.alive_elsewhere() == []
+    again, _ = _opened(server, tmp_path, "b:run", database="silent")
+    resumed = again.next()
+    assert resumed is not None
+    assert resumed.record.number == trial.record.number
+    assert len(first.alive_elsewhere()) == 1  # it is back
 
 
 def test_a_machine_with_another_space_cannot_join(server: PostgresServer, tmp_path: Path) -> None:
