@@ -20,6 +20,7 @@ from patchline.pipeline.evaluation.multi_label.judging import calibrated_label_s
 from patchline.pipeline.evaluation.multi_label.label_set_robustness import LabelSetRobustness
 from patchline.pipeline.evaluation.prediction_job import (
     Explanations,
+    HeldOut,
     PredictionJob,
     PredictionResult,
 )
@@ -50,17 +51,19 @@ def predict(job: PredictionJob, events: EventWriter) -> PredictionResult:
     """Predict the chosen splits in float32 and save their logits."""
     devices, images = devices_of(job), open_images(job.store)
     table = manifests.usable(manifests.load(job.manifest_file))
-    parts = [(job.model_folder, np.flatnonzero(table["split"].isin(job.splits)))]
-    parts += [(held_out.model_folder, held_out.rows(table)) for held_out in job.held_out]
+    rows_of_splits = np.flatnonzero(table["split"].isin(job.splits))
+    parts = [(HeldOut(model_folder=job.model_folder), rows_of_splits)]
+    parts += [(held_out, held_out.rows(table)) for held_out in job.held_out]
     total, began = sum(len(rows) for _, rows in parts), time.monotonic()
     tables: list[pd.DataFrame] = []
     kept = [*FROM_MANIFEST, *job.columns]
     features = ChosenFeatures(chosen_rows(table, job.seed))
-    for folder, rows in parts:
+    for model, rows in parts:
         before = sum(len(part) for part in tables)
         report = partial(_report, events, before, total)
-        observed = features if folder == job.model_folder else None
-        logits_NK = logits_of(folder, images, rows, devices, report, observed)
+        observed = features if model.model_folder == job.model_folder else None
+        logits_NK = logits_of(model.model_folder, images, rows, devices, report, observed)
+        logits_NK = model.calibrated(logits_NK)
         tables.append(table.loc[rows, kept].assign(row=rows, logits=list(logits_NK)))
     chosen = pd.concat(tables).sort_values("row", kind="stable")
     averaging, folder = None, job.model_folder

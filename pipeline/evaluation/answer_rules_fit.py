@@ -2,7 +2,9 @@
 
 The distance to the features of seen images needs a reference that the threshold's images are no
 part of. So the held-out images are divided: a random half is the reference, the other half gives
-the threshold, and both guarantees are exact (`patchline.pipeline.metrics.conformal`).
+the threshold, and both guarantees are exact (`patchline.pipeline.metrics.conformal`). If the final
+model was trained on the validation images, its features of them are not those of new images; the
+distance then comes from the test images, whose labels play no part in it.
 
 Shapes: N held-out images, K classes, D features.
 """
@@ -11,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pandas as pd
@@ -64,8 +66,9 @@ class HeldOutImages:
         predictions: of models that were not trained on them.
         basis: which images these are, in words.
         why_none: why there are none, if so.
-        features: of some of them: row of the table of predictions to (D,) features, of the final
-            model, if it was not trained on them.
+        unseen: images that the final model was not trained on: these, or those of the test split.
+        features: of some of `unseen`, by the final model: row of the table of predictions to (D,)
+            features.
         why_no_features: why there are none, if so.
         quality: measures of some of them, as the network takes them.
         side: pixels on the shorter side of the network's input.
@@ -75,11 +78,17 @@ class HeldOutImages:
     predictions: Predictions | LabelSetPredictions
     basis: str
     why_none: str
+    unseen: Predictions | LabelSetPredictions
     features: Mapping[int, Array]
     why_no_features: str
     quality: Quality
     side: int
     seed: int
+
+    @property
+    def unseen_split(self) -> Literal["validation", "test"]:
+        """The split of `unseen`."""
+        return "validation" if self.unseen is self.predictions else "test"
 
 
 def fitted_rules(
@@ -97,7 +106,7 @@ def fitted_rules(
         unknown["dark"] = "more than a fifth of the validation images are dark themselves"
     if limits.blurred is None:
         unknown["blurred"] = _too_few(images, "a usual sharpness", 10, "image")
-    far, reference, why = _far(held, groups_N, config.false_alarms)
+    far, reference, why = _far(held, config.false_alarms)
     if far is None:
         unknown["far"] = why
     if not images:
@@ -116,6 +125,7 @@ def fitted_rules(
         blurred=limits.blurred,
         least_side=_least_side(held),
         far=far,
+        far_split=held.unseen_split,
         unknown=unknown,
     )
     return rules, reference
@@ -173,13 +183,12 @@ def _by_class(
     return tuple(thresholds)
 
 
-def _far(
-    held: HeldOutImages, groups_N: Sequence[str] | None, false_alarms: float
-) -> tuple[float | None, Reference | None, str]:
+def _far(held: HeldOutImages, false_alarms: float) -> tuple[float | None, Reference | None, str]:
     """Return the threshold of the distance, the reference, and why they are not known."""
-    if held.why_none or held.why_no_features:
-        return None, None, held.why_none or held.why_no_features
-    place = {int(row): place for place, row in enumerate(held.predictions.positions)}
+    if held.why_no_features:
+        return None, None, held.why_no_features
+    groups_N = groups_of(held.unseen.table)
+    place = {int(row): place for place, row in enumerate(held.unseen.positions)}
     rows = sorted(row for row in held.features if row in place)
     units = [str(row) if groups_N is None else groups_N[place[row]] for row in rows]
     names = sorted(set(units))
@@ -194,7 +203,8 @@ def _far(
     if few < fewest or not reference:
         unit = "image" if groups_N is None else "group"
         needed = max(2 * fewest - 1, 2)
-        return None, None, _too_few(len(names), f"{false_alarms:.0%} false alarms", needed, unit)
+        what, split = f"{false_alarms:.0%} false alarms", held.unseen_split
+        return None, None, _too_few(len(names), what, needed, unit, split)
     kept = [reference[each] for each in generator.permutation(len(reference))[:_MOST_REFERENCES]]
     known = Reference(
         np.stack([held.features[row] for row in kept]).astype(np.float32),
@@ -216,6 +226,6 @@ def _least_side(held: HeldOutImages) -> float | None:
     return _SIDE_PART * min(held.side, float(np.quantile(sides_N, _SMALLEST_SHARE)))
 
 
-def _too_few(count: int, what: str, fewest: int, unit: str) -> str:
-    units = f"only {count:,} validation {unit}{'' if count == 1 else 's'}"
+def _too_few(count: int, what: str, fewest: int, unit: str, split: str = "validation") -> str:
+    units = f"only {count:,} {split} {unit}{'' if count == 1 else 's'}"
     return f"{units}; {what} needs at least {fewest:,}"

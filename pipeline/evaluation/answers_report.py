@@ -35,6 +35,8 @@ Array = np.ndarray[Any, Any]
 REFERENCE_FILE = "reference_features.npz"
 """In the folder of the report; packages have it beside `model.json`."""
 TOO_SMALL, FAR = "too_small", "far"
+NO_FEATURES = "no features of these images are known"
+SAME_IMAGES = "the limit comes from these images, since the model was trained on all others"
 _MOST_MEASURED = 2000
 _SLACK = 1 - 1e-5
 
@@ -64,17 +66,32 @@ class SetCheck(FrozenModel):
     unknown: str = ""
     """Why there are no sets."""
 
+    @property
+    def is_broken(self) -> bool:
+        """Whether the coverage of these images is below the promised one, beyond chance."""
+        return self.covered is not None and self.covered.high < self.coverage
+
 
 class WarningCheck(FrozenModel):
     """How many images get one warning; an image of the usual kind should get none."""
 
     kind: str
     warned: MetricEstimate | None
-    """None if the warning is not known."""
+    """None if the warning is not known, or if these images cannot tell how often it is given."""
     promised: float | None = None
-    """Share that was chosen; None where a limit has no chosen share."""
+    """Share that was chosen; None where a limit has no chosen share, or is not known."""
     unknown: str = ""
-    """Why the warning is never given."""
+    """Why the warning is never given, or its share not known."""
+
+    @property
+    def without_share(self) -> str:
+        """What is said where the share is not known."""
+        if self.promised is None:
+            return f"not known, so it is never given: {self.unknown}"
+        return (
+            f"given to {self.promised:.1%} of new images like those that its limit comes from, as "
+            f"chosen; its share is not measured here: {self.unknown}"
+        )
 
 
 class AnswersReport(FrozenModel):
@@ -134,8 +151,18 @@ class Measured:
         chosen = positions[_spaced(len(positions))]
         return qualities(self.images[int(self.rows[place])] for place in chosen)
 
-    def of(self, predictions: Predictions, reference: Reference | None) -> MeasuredImages:
-        """Return the measures of some predictions' images."""
+    def of(
+        self, predictions: Predictions, reference: Reference | None, split: str = "test"
+    ) -> MeasuredImages:
+        """Return the measures of some predictions' images.
+
+        Args:
+            predictions: of them.
+            reference: that the distance is measured to; None if there is none.
+            split: that it comes from; that of these images tells nothing about new ones.
+        """
+        if reference is not None and split == "test":
+            return MeasuredImages(self.quality(predictions.positions), None, SAME_IMAGES)
         known = [place for place in predictions.positions.tolist() if place in self.features]
         distances = None
         if reference is not None and known:
@@ -151,10 +178,12 @@ class MeasuredImages:
     Attributes:
         quality: light and sharpness of at most 2,000.
         distances: to the reference features; None if there are none.
+        why_no_distances: why, if so.
     """
 
     quality: Quality
     distances: Array | None
+    why_no_distances: str = NO_FEATURES
 
 
 def qualities(images: Any) -> Quality:
@@ -245,9 +274,11 @@ def _checked_warnings(
         (FAR, rules.far, None if measured.distances is None or rules.far is None
          else measured.distances > rules.far),
     ):  # fmt: skip
-        if limit is None or warned is None:
-            why = rules.unknown.get(kind, "no features of these images are known")
-            checks.append(WarningCheck(kind=kind, warned=None, unknown=why))
+        if limit is None:
+            checks.append(WarningCheck(kind=kind, warned=None, unknown=rules.unknown.get(kind, "")))
+        elif warned is None:
+            why, promised = measured.why_no_distances, rules.false_alarms
+            checks.append(WarningCheck(kind=kind, warned=None, promised=promised, unknown=why))
         else:
             checks.append(_share(kind, warned.tolist(), rules))
     return checks
@@ -270,16 +301,17 @@ def _about_sets(check: SetCheck, images: str) -> str:
         return f"sets with a coverage of {promised} are not known: {check.unknown}"
     own = ", for each class by its own threshold" if check.each_class else ""
     classes = "class" if check.mean_size == 1 else "classes"
+    broken = ", less than promised" if check.is_broken else ""
     return (
         f"sets with a promised coverage of {promised}{own} hold the true class of "
-        f"{_words(check.covered, images)}; they hold {check.mean_size:.2f} {classes} on average, "
-        f"and {check.single.value:.1%} of them a single one"
+        f"{_words(check.covered, images)}{broken}; they hold {check.mean_size:.2f} {classes} on "
+        f"average, and {check.single.value:.1%} of them a single one"
     )
 
 
 def _about_warning(check: WarningCheck, images: str) -> str:
     if check.warned is None:
-        return f"the warning '{check.kind}' is not known, so it is never given: {check.unknown}"
+        return f"the warning '{check.kind}' is {check.without_share}"
     chosen = "" if check.promised is None else f", where {check.promised:.1%} was chosen"
     return f"the warning '{check.kind}' is given to {_words(check.warned, images)}{chosen}"
 

@@ -49,9 +49,7 @@ def corrupted_images(config: RunConfig, data: IngestedData) -> int:
 def predicted_images(data: IngestedData, trained: TrainResult) -> int:
     """Return how many images the evaluation predicts, counted once for each model that does."""
     counts = data.counts
-    if trained.ensemble is not None:
-        return counts["test"] * trained.ensemble.models
     held_out = counts["validation"]
     if trained.folds is not None:  # each image by the fold that was not trained on it
         held_out += counts["train"]
-    return held_out + counts["test"]
+    return held_out + counts["test"] * (trained.ensemble.models if trained.ensemble else 1)

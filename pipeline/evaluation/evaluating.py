@@ -145,7 +145,8 @@ def evaluate_run(run: TrainedRun, folder: Path, on_event: Callable[[Event], None
     images, rows = open_images(run.prepared.store), table["row"].to_numpy()
     measured = Measured(images, rows, _features_by_position(predicted.features_file, rows))
     validated = Predictions.of(table[table["split"] != "test"])
-    held = _held_out_images(run, validated, measured)
+    tested = Predictions.of(table[table["split"] == "test"])
+    held = _held_out_images(run, validated, tested, measured)
     rules, reference = fitted_rules(held, config.evaluation)
     for note in _unknown_rules(rules):
         on_event({"kind": "note", "message": note})
@@ -153,7 +154,6 @@ def evaluate_run(run: TrainedRun, folder: Path, on_event: Callable[[Event], None
         save_reference(reference, folder / REFERENCE_FILE)
     kept = _reference_images(run, table, table["label_index"].to_numpy(np.int64), measured)
     save_reference_images(kept, folder / REFERENCE_IMAGES_FILE)
-    tested = Predictions.of(table[table["split"] == "test"])
     report = evaluate(
         tested,
         name=str(config.name),
@@ -170,7 +170,7 @@ def evaluate_run(run: TrainedRun, folder: Path, on_event: Callable[[Event], None
         "averaging": averaging,
         "provenance": data.seen_before.provenance,
         "answers": checked_answers(
-            rules, tested, measured.of(tested, reference), config.evaluation
+            rules, tested, measured.of(tested, reference, rules.far_split), config.evaluation
         ),
     }
     report = report.model_copy(update=beside)
@@ -190,8 +190,12 @@ def _evaluated_label_sets(
         on_event({"kind": "note", "message": note})
     images, rows = open_images(run.prepared.store), judged.table["row"].to_numpy()
     measured = Measured(images, rows, _features_by_position(predicted.features_file, rows))
-    held_out = judged.table[judged.table["split"] != "test"]
-    held = _held_out_images(run, LabelSetPredictions.of(held_out, run.data.classes), measured)
+    is_test = judged.table["split"] == "test"
+    validated, tested = (
+        LabelSetPredictions.of(part, run.data.classes)
+        for part in (judged.table[~is_test], judged.table[is_test])
+    )
+    held = _held_out_images(run, validated, tested, measured)
     rules, reference = fitted_rules(held, run.config.evaluation)
     for note in _unknown_rules(rules):
         on_event({"kind": "note", "message": note})
@@ -302,17 +306,30 @@ def _unknown_rules(rules: AnswerRules) -> Iterator[str]:
 
 
 def _held_out_images(
-    run: TrainedRun, held: Predictions | LabelSetPredictions, measured: Measured
+    run: TrainedRun,
+    held: Predictions | LabelSetPredictions,
+    tested: Predictions | LabelSetPredictions,
+    measured: Measured,
 ) -> HeldOutImages:
-    """Return what the rules of the package are fitted on."""
+    """Return what the rules of the package are fitted on.
+
+    Args:
+        run: with the final model.
+        held: predictions of all images but the test split, by models not trained on them.
+        tested: those of the test split, by the final model.
+        measured: features of both by the final model, of as many as were kept.
+    """
     config, trained = run.config, run.trained
-    basis, why_none, why_no_features = "the validation images", "", ""
-    if trained.ensemble is not None:
-        why_none = "each validation image was used to train some of the models of the ensemble"
-    elif trained.folds is not None:
+    basis, why_none = "the validation images", ""
+    if trained.folds is not None:
+        final = (
+            "the ensemble averages these models"
+            if trained.ensemble
+            else "the final model was trained on all of them"
+        )
         basis = (
             f"the predictions of {len(trained.folds.folds)} models, one a fold, for images that "
-            "they were not trained on; the final model was trained on all of them"
+            f"they were not trained on; {final}"
         )
     elif trained.selected is not None:
         basis = (
@@ -320,15 +337,17 @@ def _held_out_images(
         )
     elif held.table.empty:
         why_none = "there are no validation images"
-    refitted = trained.folds is not None or trained.selected is not None
-    if not why_none and refitted and trained.probe is None:
-        why_no_features = "the final model was trained on the validation images"
-    if not why_none and not why_no_features and not measured.features:
+    # A fitted head takes the same features from the network as before.
+    refitted = (trained.folds is not None or trained.selected is not None) and trained.probe is None
+    unseen = tested if refitted else held
+    why_no_features = "" if refitted else why_none
+    if not why_no_features and not measured.features:
         why_no_features = _NO_FEATURES
     return HeldOutImages(
         predictions=held,
         basis=basis,
         why_none=why_none,
+        unseen=unseen,
         features=measured.features,
         why_no_features=why_no_features,
         quality=measured.quality(held.positions),
@@ -413,20 +432,25 @@ def _validated(trained: TrainResult, table: pd.DataFrame) -> str:
 
 
 def _held_out(run: TrainedRun) -> tuple[HeldOut, ...]:
-    """Return models for the calibration, if the final one was trained on the validation images.
+    """Return models for the rules, if the final one was trained on the validation images.
 
-    An ensemble needs none: each of its models is calibrated on its own fold.
+    The models of an ensemble are calibrated already, each on its own fold.
     """
     config, trained = run.config, run.trained
     if trained.selected is not None:
         return (HeldOut(model_folder=trained.selected.resolve()),)
-    if trained.folds is None or trained.ensemble is not None:
+    if trained.folds is None:
         return ()
     folds, seed = trained.folds.folds, config.data.split_seed
-    return tuple(
+    models = [
         HeldOut(model_folder=each.best.resolve(), fold=each.fold, folds=len(folds), seed=seed)
         for each in folds
-    )
+    ]
+    if (ensemble := trained.ensemble) is None:
+        return tuple(models)
+    fits: list[dict[str, Any]] = [{"temperature": fit.temperature} for fit in ensemble.calibrations]
+    fits += [{"calibration": fit} for fit in ensemble.label_calibrations]
+    return tuple(model.model_copy(update=fit) for model, fit in zip(models, fits, strict=True))
 
 
 def _job(run: TrainedRun, folder: Path) -> FrozenModel:

@@ -13,6 +13,7 @@ from patchline.pipeline.evaluation.multi_label.label_set_robustness import Label
 from patchline.pipeline.evaluation.robustness import Robustness
 from patchline.pipeline.evaluation.test_time_averaging import TestTimeAveraging
 from patchline.pipeline.frozen_model import FrozenModel
+from patchline.pipeline.metrics.label_calibration import LabelCalibration
 from patchline.pipeline.visual_guide.covering_result import CoveringTest, MapKind
 
 Array = np.ndarray[Any, Any]
@@ -27,6 +28,17 @@ class HeldOut(FrozenModel):
     folds: int = 0
     seed: int = 0
     """The split seed, which decides the folds."""
+    temperature: float = 1.0
+    """Divides its logits: that of a member of an ensemble."""
+    calibration: LabelCalibration | None = None
+    """Of a multi-label member of an ensemble: changes its logits."""
+
+    def calibrated(self, logits_NK: Array) -> Array:
+        """Return the logits as the ensemble averages them."""
+        if self.calibration is None:
+            return logits_NK / np.float32(self.temperature)
+        scales_K = np.array(self.calibration.scales, np.float32)
+        return logits_NK * scales_K + np.array(self.calibration.shifts, np.float32)
 
     def rows(self, table: pd.DataFrame) -> Array:
         """Return the numbers of these images among the usable rows of a manifest."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from pydantic import Field
 
 from patchline.pipeline.frozen_model import FrozenModel
@@ -48,5 +50,8 @@ class AnswerRules(FrozenModel):
     """Pixels on the shorter side below which an image is too small."""
     far: float | None = None
     """Distance to the reference features beyond which an image is unlike those seen."""
+    far_split: Literal["validation", "test"] = "validation"
+    """Split of the run that the reference and the distance come from: the images that the final
+    model was not trained on."""
     unknown: dict[str, str] = Field(default_factory=dict)
     """Why a limit is not known, by the kind of the warning."""

@@ -23,6 +23,8 @@ from patchline.pipeline.data.store import prepared_store
 from patchline.pipeline.data.value_ranges.model_fit import notes_on_fit
 from patchline.pipeline.errors import ConfigError, DataError
 from patchline.pipeline.evaluation.answers_report import (
+    NO_FEATURES,
+    SAME_IMAGES,
     AnswersReport,
     Measured,
     MeasuredImages,
@@ -54,6 +56,7 @@ from patchline.pipeline.metrics.label_calibration import LabelCalibration
 from patchline.pipeline.metrics.label_thresholds import LabelThresholds
 from patchline.pipeline.metrics.temperature import recorded
 from patchline.pipeline.models.answer_rules import AnswerRules
+from patchline.pipeline.models.reference_images import REFERENCE_IMAGES_FILE, load_reference_images
 from patchline.pipeline.packaging.packaged_model import PackagedModel
 from patchline.pipeline.registry.registered_models import GIVEN, ModelReference
 from patchline.pipeline.registry.version_records import VersionRecords, available_records
@@ -478,8 +481,12 @@ def _answers(
         if promised in {each.coverage for each in rules.thresholds}:
             rules = rules.model_copy(update={"coverage": promised})
     rows = np.arange(len(predictions.labels_N))
-    quality = Measured(images, rows, {}).quality(rows)
-    return checked_answers(rules, predictions, MeasuredImages(quality, distances), config)
+    quality, why = Measured(images, rows, {}).quality(rows), NO_FEATURES
+    if distances is not None and rules.far_split == "test":
+        kept = load_reference_images(package.files[1].with_name(REFERENCE_IMAGES_FILE))
+        is_other_N = ~predictions.table["sha256"].isin(kept.sha256 if kept else ()).to_numpy()
+        distances, why = (distances[is_other_N] if is_other_N.any() else None), SAME_IMAGES
+    return checked_answers(rules, predictions, MeasuredImages(quality, distances, why), config)
 
 
 def _page(

@@ -81,7 +81,7 @@ class Evaluate(EvaluateStage[Evaluated]):
         """Return how many images are predicted, and about how long that takes."""
         data, trained = inputs.data, inputs.trained
         images = predicted_images(data, trained)
-        held_out = "" if trained.ensemble is not None else " with validation"
+        held_out = " with validation"
         if corrupted := corrupted_images(context.config, data):
             held_out += f", {corrupted:,} of corrupted ones"
         mirrored = evaluating.mirrored_images(context.config, data, trained)

@@ -32,6 +32,10 @@ def test_an_ensemble_of_label_sets_teaches_a_student(tmp_path: Path, own_store: 
     assert described["members"] == 2
     assert len(described["label_calibration"]["members"]) == 2
     assert "the model that was not trained on it" in described["thresholds"]["basis"]
+    rules = described["answers"]
+    assert rules["basis"].endswith("the ensemble averages these models")
+    assert rules["dark"] is not None
+    assert (rules["far_split"], "far" in rules["unknown"]) == ("test", True)  # of 30 images
     pictures = next((tmp_path / ".patchline" / "sources" / "shapes").iterdir())
     answers = checked_package(package, 1).package.answers([str(pictures / "000001.png")])
     assert next(iter(answers))["error"] is None

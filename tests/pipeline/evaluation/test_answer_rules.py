@@ -9,10 +9,15 @@ import numpy as np
 import pandas as pd
 import pytest
 from scipy import stats
+from scipy.special import softmax
 
 from patchline.pipeline.data.reading.image_quality import Quality
 from patchline.pipeline.evaluation.answer_rules_fit import HeldOutImages, fitted_rules
-from patchline.pipeline.evaluation.answers_report import MeasuredImages, checked_answers
+from patchline.pipeline.evaluation.answers_report import (
+    SAME_IMAGES,
+    MeasuredImages,
+    checked_answers,
+)
 from patchline.pipeline.evaluation.config import EvaluationConfig
 from patchline.pipeline.evaluation.predictions import Predictions
 
@@ -31,6 +36,13 @@ def _predictions(
     logits = generator.standard_normal((count, CLASSES))
     logits[np.arange(count), labels] += np.where((labels == 0) & hard, 0.0, 2.0)
     probabilities = np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)
+    return _of(probabilities, labels, seed, groups)
+
+
+def _of(
+    probabilities: Array, labels: Array, seed: int = 0, groups: Array | None = None
+) -> Predictions:
+    count = len(labels)
     table = pd.DataFrame(
         {
             "path": [f"{seed}/{each}.png" for each in range(count)],
@@ -45,7 +57,9 @@ def _predictions(
 def _held(
     predictions: Predictions, features: Mapping[int, Array] | None = None, **changed: Any
 ) -> HeldOutImages:
-    values = {"why_none": "", "why_no_features": "" if features else "it has no head", **changed}
+    why = "" if features else "it has no head"
+    values: dict[str, Any] = {"why_none": "", "why_no_features": why, "unseen": predictions}
+    values |= changed
     return HeldOutImages(
         predictions=predictions, basis="the validation images", features=features or {},
         quality=NOTHING, side=32, seed=0, **values,
@@ -148,6 +162,68 @@ def test_the_false_alarm_rate_is_the_chosen_one() -> None:
     error = stats.betabinom(images, 201 - rank, rank).std() / images / np.sqrt(draws)
     assert warned / draws / images == pytest.approx(1 - rank / 201, abs=4 * error)
     assert caught / draws / images > 0.9
+
+
+def test_the_distance_of_a_model_trained_on_all_other_images_comes_from_the_test() -> None:
+    """Its false alarms are as chosen, and are not measured on the images that they come from."""
+    held, tested = _predictions(0, 300), _predictions(1, 120)
+    tested.table.index += 300
+    draws, images, warned = 60, 100, 0
+    for seed in range(draws):
+        generator = np.random.default_rng(seed)
+        # The final model's features of what it was trained on lie closer together.
+        own = dict(enumerate(0.3 * generator.standard_normal((300, 8)).astype(np.float32)))
+        new = enumerate(generator.standard_normal((120, 8)).astype(np.float32), start=300)
+        rules, reference = fitted_rules(_held(held, own | dict(new), unseen=tested), CONFIG)
+        assert reference is not None
+        assert rules.far is not None
+        others = reference.neighbours.distances(generator.standard_normal((images, 8)))
+        warned += int((others > rules.far).sum())
+    rank = int(np.ceil(round(61 * 0.95, 9)))
+    error = stats.betabinom(images, 61 - rank, rank).std() / images / np.sqrt(draws)
+    assert warned / draws / images == pytest.approx(1 - rank / 61, abs=4 * error)
+    assert rules.far_split == "test"
+    measured = MeasuredImages(NOTHING, None, SAME_IMAGES)
+    said = " ".join(checked_answers(rules, tested, measured, CONFIG).sentences("test images"))
+    assert "'far' is given to 5.0% of new images like those that its limit comes from" in said
+    few, _ = fitted_rules(_held(held, own, unseen=_predictions(1, 0)), CONFIG)
+    assert few.unknown["far"] == "only 0 test images; 5% false alarms needs at least 37"
+
+
+def test_sets_of_an_ensemble_from_its_members_cover_what_was_promised() -> None:
+    """The threshold of single members' predictions, for the average of them, covers no less."""
+    folds, per_fold, new, draws = 5, 30, 400, 12
+    generator, covered = np.random.default_rng(0), []
+    for _ in range(draws):
+        labels = generator.integers(0, CLASSES, folds * per_fold + new)
+        shared = generator.standard_normal((len(labels), CLASSES))
+        shared[np.arange(len(labels)), labels] += 1.5
+        members = [
+            softmax(2 * (shared + generator.standard_normal(shared.shape)), axis=1)
+            for _ in range(folds)
+        ]
+        own = np.concatenate(
+            [each[k * per_fold : (k + 1) * per_fold] for k, each in enumerate(members)]
+        )
+        held = folds * per_fold
+        rules, _ = fitted_rules(_held(_of(own, labels[:held])), CONFIG)
+        average = _of(np.mean([each[held:] for each in members], axis=0), labels[held:])
+        sets = checked_answers(rules, average, MeasuredImages(NOTHING, None), CONFIG).sets
+        covered.append([each.covered.value for each in sets if each.covered])
+    error = np.std(covered, axis=0) / np.sqrt(draws)
+    assert (np.mean(covered, axis=0) > np.array([0.9, 0.95, 0.99]) - 2 * error).all()
+
+
+def test_a_promise_that_was_not_kept_is_said() -> None:
+    """Where coverage is below the promised one beyond chance, the sentence says so."""
+    rules, _ = fitted_rules(_held(_predictions(0, 400)), CONFIG)
+    kept, broken = (
+        checked_answers(rules, each, MeasuredImages(NOTHING, None), CONFIG)
+        for each in (_predictions(1, 400), _predictions(1, 400, hard=True))
+    )
+    assert not kept.chosen.is_broken
+    assert broken.chosen.is_broken
+    assert "less than promised" in broken.sentences("test images")[0]
 
 
 def test_the_distance_is_scikit_learns() -> None:

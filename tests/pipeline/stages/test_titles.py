@@ -62,15 +62,15 @@ def test_the_data_task_names_the_folder_without_its_way() -> None:
         ),
         ({"folds": object()}, "1,000 images with validation, about 33 s"),
         (
-            {"ensemble": SimpleNamespace(models=5)},
-            "1,000 images, about 33 s",
+            {"folds": object(), "ensemble": SimpleNamespace(models=5)},
+            "1,800 images with validation, about 60 s",
         ),
     ],
 )
 def test_the_evaluation_says_how_many_images_every_model_predicts(
     parts: dict[str, Any], told: str
 ) -> None:
-    """Folds predict their own images; each model of an ensemble predicts the test images."""
+    """Folds predict their own images; each model of an ensemble predicts the test images, too."""
     data: Any = SimpleNamespace(counts={"train": 700, "validation": 100, "test": 200})
     known = {"images_per_second": 10.0, "precision": "float32", "probe": None}
     trained: Any = SimpleNamespace(**{**known, "folds": None, "ensemble": None, **parts})
