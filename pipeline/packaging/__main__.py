@@ -37,6 +37,11 @@ from patchline.pipeline.packaging.package_files import (
     REFERENCE_IMAGES_FILE,
     SERVER_FILE,
 )
+from patchline.pipeline.packaging.package_latency import (
+    BATCH_SIZES,
+    PackageLatency,
+    package_latency,
+)
 from patchline.pipeline.packaging.standalone_file import write_model_server
 from patchline.pipeline.provenance.weights_record import provenance_of
 from patchline.pipeline.workers.event_log import EventWriter
@@ -77,6 +82,7 @@ def package(job: PackagingJob, events: EventWriter) -> Package:
         shutil.copyfile(job.reference_images, job.folder / REFERENCE_IMAGES_FILE)
     write_model_server(job.folder / SERVER_FILE)
     difference, images = _compared(job, whole, onnx_file, events)
+    latency = _latency(job, onnx_file, events)
     outputs = "probabilities" if description.classes else "features"
     others = "the reported ones" if job.reported else "torch's"
     card = model_card(
@@ -86,6 +92,7 @@ def package(job: PackagingJob, events: EventWriter) -> Package:
         provenance=provenance.summary,
         check=f"{outputs} of all {images:,} test images differ from {others} by at most "
         f"{difference:.1g}",
+        latency=latency.sentence() if latency else "",
     )
     write_text(job.folder / CARD_FILE, card)
     write_digests(job.folder, DIGESTED)
@@ -95,8 +102,19 @@ def package(job: PackagingJob, events: EventWriter) -> Package:
         largest_difference=difference,
         checked_images=images,
         bytes=size,
+        latency=latency,
         reported_sha256=digest_of(job.reported).sha256 if job.reported else "",
     )
+
+
+def _latency(job: PackagingJob, onnx_file: Path, events: EventWriter) -> PackageLatency | None:
+    """Return how long batches of the store's images take; None if it has none."""
+    images = open_images(job.store)
+    if not len(images):
+        return None
+    latency = package_latency(onnx_file, np.array(images[: BATCH_SIZES[-1]]))
+    events.write("note", message=latency.sentence())
+    return latency
 
 
 def _check_inner_outputs(

@@ -11,6 +11,7 @@ from patchline.pipeline.metrics.label_thresholds import LabelThresholds
 from patchline.pipeline.metrics.temperature import TemperatureFit
 from patchline.pipeline.models.answer_rules import AnswerRules
 from patchline.pipeline.packaging.model_card import CardFacts
+from patchline.pipeline.packaging.package_latency import PackageLatency
 
 
 class PackagingJob(FrozenModel):
@@ -51,5 +52,7 @@ class Package(FrozenModel):
     """On all test images: in probability, or in an encoder's features."""
     checked_images: int
     bytes: int
+    latency: PackageLatency | None = None
+    """How long batches take on this machine; None without an image to measure with."""
     reported_sha256: str = ""
     """Of the table of predictions that the package was compared with; empty for an encoder."""

@@ -241,6 +241,7 @@ def model_card(
     *,
     parameters: int,
     check: str,
+    latency: str = "",
     provenance: ProvenanceSummary = UNKNOWN,
 ) -> str:
     """Return the card as Markdown, without paths of the machine.
@@ -250,6 +251,7 @@ def model_card(
         facts: facts from the training run.
         parameters: number of parameters.
         check: how closely the package matches what is reported, in words.
+        latency: how long batches took when it was packaged, in words.
         provenance: whether all images that the weights have seen are recorded.
     """
     image, is_calibrated = description.image, _is_calibrated(description)
@@ -275,7 +277,15 @@ def model_card(
         width=image.width,
         channels="RGB" if image.channels == 3 else "greyscale",  # noqa: PLR2004 - R, G, B
         resize=resize[image.resize],
-        facts="\n".join(_facts(description, facts, parameters, check, provenance)),
+        facts="\n".join(
+            f"| {key} | {escaped(value)} |"
+            for key, value in (
+                *_facts(description, facts, parameters, provenance),
+                ("package compared with the report", check),
+                ("latency", latency),
+            )
+            if value
+        ),
         metrics="\n".join(_metrics(facts)),
         answers="\n".join(_answers(facts)),
         seen="".join(f"- {escaped(note[:1].upper() + note[1:])}.\n" for note in facts.seen_before),
@@ -298,13 +308,12 @@ def _facts(
     description: ModelDescription,
     facts: CardFacts,
     parameters: int,
-    check: str,
     provenance: ProvenanceSummary,
-) -> Iterator[str]:
+) -> Iterator[tuple[str, str]]:
     embedding = named_patch_embedding(description.model).name
     plugins = [f"{each.name} ({each.distribution} {each.version})" for each in description.plugins]
     images = ", ".join(f"{count:,} {split}" for split, count in facts.images.items())
-    rows = {
+    yield from {
         "model": description.model.name,
         "patch embedding": "" if embedding == NO_PATCH_EMBEDDING else embedding,
         "plugins": ", ".join(plugins),
@@ -323,11 +332,7 @@ def _facts(
         "data version": description.data_fingerprint,
         "MLflow run": description.run_id,
         "Patchline commit": facts.commit,
-        "package compared with the report": check,
-    }
-    for key, value in rows.items():
-        if value:
-            yield f"| {key} | {escaped(value)} |"
+    }.items()
 
 
 def _is_calibrated(description: ModelDescription) -> bool:

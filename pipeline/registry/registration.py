@@ -113,6 +113,20 @@ def log_answer_metrics(
     _log_estimates(run, model_id, estimates, report.data_fingerprint, dataset_name, alone)
 
 
+def log_package_latency(run: TrackedRun, package: Package) -> None:
+    """Log the milliseconds of each batch size that was measured."""
+    from mlflow.entities import Metric
+
+    if package.latency is None:
+        return
+    moment = int(time.time() * 1000)
+    metrics = [
+        Metric(f"package/milliseconds_batch_{each.batch_size}", each.milliseconds, moment, 0)
+        for each in package.latency.batches
+    ]
+    client().log_batch(run.run_id, metrics=metrics)
+
+
 def _log_estimates(
     run: TrackedRun,
     model_id: str | None,

@@ -25,6 +25,7 @@ from patchline.pipeline.packaging.job import Package
 from patchline.pipeline.packaging.model_card import CardFacts, CardLabel
 from patchline.pipeline.packaging.packaging import MODULE, package_model
 from patchline.pipeline.pretraining.evaluating import PretrainingEvaluated
+from patchline.pipeline.registry import registration
 from patchline.pipeline.run_memory import stage_keys
 from patchline.pipeline.run_memory.stage_memory import Ingredients
 from patchline.pipeline.stages.context import Context
@@ -103,6 +104,10 @@ class PackageStage(Stage[Inputs, Package]):
             context.reporting.event,
         )
 
+    def log(self, context: Context, inputs: Inputs, result: Package, run: TrackedRun) -> None:
+        """Log how long batches take."""
+        registration.log_package_latency(run, result)
+
 
 class PackageModel(PackageStage[PackageInputs]):
     """Leaves the package: ONNX, weights, model card, and a server that needs no torch."""
@@ -141,6 +146,8 @@ def _warning_sentences(rules: AnswerRules | None) -> Iterator[str]:
     limits |= {"too_small": rules.least_side, "far": rules.far}
     given = ["blank", *(kind for kind, limit in limits.items() if limit is not None)]
     yield f"warnings of the kinds {', '.join(given)} have limits from {rules.basis}"
+    if rules.far is not None and rules.far_split == "test":
+        yield "the limit of far comes from the test images, as the model was trained on all others"
     yield "how often test images get a warning was not measured"
     for kind, why in rules.unknown.items():
         yield f"the warning {kind} is never given: {why}"

@@ -162,6 +162,11 @@ def test_packaging_writes_the_card(tmp_path: Path) -> None:
     assert "of all 12 test images differ from the reported ones by at most" in card
     assert "temperature 1.5, fitted on 300 validation images (95% interval 1.10 to 1.40)" in card
     assert "test-time flip" not in card
+    assert made.latency is not None
+    times = made.latency.batches
+    assert [each.batch_size for each in times] == [1, 4, 16]
+    assert all(each.milliseconds > 0 and each.rounds >= 3 for each in times)
+    assert escaped(made.latency.sentence()) in card
     assert str(tmp_path) not in card
 
 
