@@ -26,6 +26,7 @@ from starlette.requests import ClientDisconnect
 from patchline.pipeline.data.reading.decoding import UndecodableImageError, read_header
 from patchline.pipeline.data.reading.jpeg_wholeness import jpeg_frame
 from patchline.pipeline.packaging.packaged_model import PackagedModel
+from patchline.pipeline.serving.checked_package import Checked
 from patchline.pipeline.serving.fair_queue import FairQueue
 from patchline.pipeline.serving.inside_view import inside_views
 from patchline.pipeline.serving.request_options import Options
@@ -91,29 +92,25 @@ class Engine:
     """The threads of one package.
 
     Args:
-        package: opened with the threads that one computation uses.
-        computing: number of threads that compute, each with a batch of its own.
+        checked: the package, how many threads compute a batch each, and its images at most.
         decoding: number of threads that decode.
-        max_batch: images in a batch.
         watch: receives what happens.
         record: receives what is computed; None to record nothing.
     """
 
     def __init__(
         self,
-        package: PackagedModel,
-        computing: int,
+        checked: Checked,
         decoding: int,
-        max_batch: int,
         watch: Watch,
         record: Record | None = None,
     ) -> None:
-        self.package = package
+        self.package = checked.package
         self._record = record
-        package.keeps_outputs = record is not None
+        self.package.keeps_outputs = record is not None
         self.pending = 0
         """Images that were submitted and are not answered; changed in the event loop alone."""
-        self._computing, self._max_batch, self._watch = computing, max_batch, watch
+        self._computing, self._max_batch, self._watch = checked.computing, checked.batch, watch
         self._loop = asyncio.get_running_loop()
         self._retiring = False
         self._small: FairQueue[tuple[Work, int]] = FairQueue()
@@ -122,7 +119,7 @@ class Engine:
         self._threads = [
             *(self._thread(f"decode-{each}", self._decode_small) for each in range(decoding)),
             self._thread("decode-large", self._decode_large),
-            *(self._thread(f"compute-{each}", self._compute) for each in range(computing)),
+            *(self._thread(f"compute-{each}", self._compute) for each in range(self._computing)),
         ]
 
     @staticmethod

@@ -124,11 +124,9 @@ class ModelHost:
 
     def switch_to(self, version: str, checked: Checked) -> None:
         """Answer the next request with another version; the old one answers what it has taken."""
-        batch = min(self.config.max_batch, checked.batch)
+        checked = checked._replace(batch=min(self.config.max_batch, checked.batch))
         record = partial(self.recorder.record, self.name, version) if self.recorder else None
-        engine = Engine(
-            checked.package, checked.computing, self.threads, batch, self.metrics, record
-        )
+        engine = Engine(checked, self.threads, self.metrics, record)
         before, self._served = self._served, Served(version, engine)
         if before is not None:
             self.metrics.switches.inc()
