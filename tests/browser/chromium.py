@@ -226,6 +226,11 @@ class Browser:
         inner = self._driver.execute_script("return [window.innerWidth, window.innerHeight]")
         self._driver.set_window_size(2 * width - inner[0], 2 * height - inner[1])
 
+    def prefer(self, scheme: str) -> None:
+        """Ask pages for a color scheme, `light` or `dark`."""
+        feature = {"name": "prefers-color-scheme", "value": scheme}
+        self._driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [feature]})
+
     def _words(self) -> str:
         script = "return document.body ? document.body.innerText : ''"
         return str(self._driver.execute_script(script))

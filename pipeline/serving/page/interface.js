@@ -9,9 +9,15 @@ function element(name, text, ...children) {
   return made;
 }
 
+function header(scope, text) {
+  const made = element("th", text);
+  made.scope = scope;
+  return made;
+}
+
 function operation(method, path, description) {
   const rows = Object.entries(description.responses || {}).map(([status, response]) =>
-    element("tr", "", element("td", status), element("td", response.description)));
+    element("tr", "", header("row", status), element("td", response.description)));
   const bodies = Object.entries((description.requestBody || {}).content || {}).map(
     ([type, content]) => [element("p", `Body as ${type}:`),
       element("pre", JSON.stringify(content.schema, null, 2))]).flat();
@@ -19,7 +25,9 @@ function operation(method, path, description) {
   return element("section", "",
     element("h2", `${method.toUpperCase()} ${path}`),
     element("p", description.description || description.summary),
-    ...bodies, element("table", "", ...rows));
+    ...bodies,
+    element("table", "",
+      element("tr", "", header("col", "Status"), header("col", "Answer")), ...rows));
 }
 
 async function show() {

@@ -9,6 +9,7 @@ import os
 import shutil
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -128,6 +129,24 @@ def serving(
     log = folder / f"serve-{time.monotonic_ns()}.log"
     with started("serve", model, *arguments, folder=folder, log=log, env=env) as (process, ready):
         yield Serving(process, int(ready["url"].rpartition(":")[2]), ready, log)
+
+
+@contextmanager
+def packaged(folder: Path) -> Iterator[int]:
+    """Serve the package in a folder without a registry; return the port."""
+    process = subprocess.Popen(
+        [sys.executable, "-P", "-m", "patchline.pipeline.serving", "--package", str(folder),
+         "--name", NAME, "--model-version", "1", "--port", "0"],
+        stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    try:
+        assert process.stderr is not None
+        said = next((line for line in process.stderr if "Serving" in line), "")
+        assert said, process.wait(patient(60))
+        yield int(said.rpartition("port ")[2].strip(".\n"))
+    finally:
+        process.terminate()
+        process.wait(patient(60))
 
 
 @contextmanager
