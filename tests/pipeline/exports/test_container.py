@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
 import subprocess
 import sys
+import tempfile
 import urllib.error
 import urllib.request
 from pathlib import Path
 from typing import Any
 
+import cv2
 import numpy as np
 import pytest
 import yaml
@@ -25,6 +29,7 @@ from patchline.pipeline.registry.registered_models import ModelReference
 from tests.patience import patient
 from tests.pipeline.conftest import Exported
 
+Array = np.ndarray[Any, Any]
 SERVED = ServedVersion("Stripes_2.0", "3")
 ABSENT = {"torch", "torchvision", "mlflow", "prefect", "pandas", "scipy", "albumentations"}
 
@@ -161,21 +166,68 @@ def test_a_closure_is_what_a_program_imports(tmp_path: Path) -> None:
     assert closure.libraries == {"numpy"}
 
 
+_CONFINED = """#!/bin/sh
+# As in a cluster: nothing can be written, no home, and a user without any right.
+exec unshare --mount sh -c '
+    mount --make-rprivate /
+    for mounted in $(cut -d" " -f2 /proc/mounts); do
+        mount -o remount,bind,ro "$mounted" 2>/dev/null
+    done
+    touch PUBLIC/written 2>/dev/null && exit 99
+    exec setpriv --reuid 10001 --regid 10001 --clear-groups --no-new-privs --bounding-set=-all \\
+        env -u HOME PYTHON "$@"
+' sh "$@"
+"""
+
+
+def _can_confine() -> bool:
+    """Return whether this process may confine another one as a cluster does."""
+    if os.geteuid() != 0 or not all(map(shutil.which, ("unshare", "setpriv"))):
+        return False
+    return subprocess.run(["unshare", "--mount", "true"], check=False).returncode == 0
+
+
 @pytest.mark.slow
-def test_it_serves_from_an_empty_environment(folder: Path, tmp_path: Path) -> None:
-    """The pinned libraries are all that it needs; without the token it answers nobody."""
-    subprocess.run([sys.executable, "-m", "venv", str(tmp_path / "venv")], check=True)
-    python = tmp_path / "venv" / "bin" / "python"
-    install = ["-m", "pip", "install", "-q", "--no-deps", "-r", str(folder / "requirements.txt")]
-    subprocess.run([str(python), *install], check=True, capture_output=True)
-    subprocess.run([str(python), "-m", "pip", "check"], check=True, capture_output=True)
-    with running_server(folder, SERVED, str(python)) as (address, _):
-        request = urllib.request.Request(f"{address}/predict", data=b"image")
-        with pytest.raises(urllib.error.HTTPError) as refused:
-            urllib.request.urlopen(request, timeout=patient(30))
-        assert refused.value.code == 401
-        with urllib.request.urlopen(f"{address}/healthz", timeout=patient(30)) as answer:
-            assert answer.status == 200
+def test_it_serves_from_an_empty_environment(folder: Path, photos: ComparisonImages) -> None:
+    """The pinned libraries are all that it needs; without the token it answers nobody.
+
+    Where this process is root, the server runs with the rights of the container: as another user,
+    without a home, and without a file system that it can write to.
+    """
+    with tempfile.TemporaryDirectory() as temporary:
+        public = Path(temporary)  # other users cannot reach pytest's own folders
+        public.chmod(0o755)
+        own = public / "out"
+        shutil.copytree(folder, own)
+        subprocess.run([sys.executable, "-m", "venv", str(public / "venv")], check=True)
+        python = public / "venv" / "bin" / "python"
+        install = ["-m", "pip", "install", "-q", "--no-deps", "-r", str(own / "requirements.txt")]
+        subprocess.run([str(python), *install], check=True, capture_output=True)
+        subprocess.run([str(python), "-m", "pip", "check"], check=True, capture_output=True)
+        started = python
+        if _can_confine():
+            started = public / "confined"
+            text = _CONFINED.replace("PYTHON", str(python)).replace("PUBLIC", str(public))
+            started.write_text(text)
+            started.chmod(0o755)
+        with running_server(own, SERVED, str(started)) as (address, token):
+            request = urllib.request.Request(f"{address}/predict", data=_png(photos.images_NHWC[0]))
+            with pytest.raises(urllib.error.HTTPError) as refused:
+                urllib.request.urlopen(request, timeout=patient(30))
+            assert refused.value.code == 401
+            with urllib.request.urlopen(f"{address}/healthz", timeout=patient(30)) as answer:
+                assert answer.status == 200
+            request.add_header("Authorization", f"Bearer {token}")
+            with urllib.request.urlopen(request, timeout=patient(30)) as answer:
+                label = json.loads(answer.read())["label"]
+            artifacts = own / "model" / "artifacts"
+            package = PackagedModel(artifacts / "model.onnx", artifacts / "model.json", 1)
+            best = int(package.probabilities(photos.images_NHWC[:1]).argmax())
+            assert label == package.classes[best]
+
+
+def _png(image_HWC: Array) -> bytes:
+    return cv2.imencode(".png", np.ascontiguousarray(image_HWC[:, :, ::-1]))[1].tobytes()
 
 
 def test_a_package_that_cannot_be_served_says_why(
