@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
+import re
+import socket
 import time
 import urllib.error
 import urllib.request
@@ -48,6 +51,15 @@ class Services(FrozenModel):
     """Versions of the packages when they started."""
     notes: tuple[str, ...] = ()
     """Notes for the user, such as a port that was taken."""
+
+
+def pool_name(folder: Path) -> str:
+    """Return the work pool of a folder on a Prefect server that other machines use, too.
+
+    Their runners must not take its runs, which need this folder.
+    """
+    host = re.sub(r"[^A-Za-z0-9-]", "-", socket.gethostname().partition(".")[0])
+    return f"{POOL}-{host}-{hashlib.sha256(str(folder.resolve()).encode()).hexdigest()[:6]}"
 
 
 def services_folder(folder: Path | None = None) -> Path:

@@ -36,7 +36,7 @@ from prefect.settings import get_current_settings
 from prefect.states import Cancelled, Completed, Crashed, Failed
 
 from patchline.flows.prefect_client import flow_runs
-from patchline.flows.schedules import deployments
+from patchline.flows.schedules import folder_labels
 from patchline.pipeline.run_memory import live_runs
 from patchline.pipeline.run_memory.live_runs import LiveRun
 
@@ -218,7 +218,7 @@ class _Closer:
             deployment = self._client.read_deployment(deployment_id)
         except ObjectNotFound:
             return False
-        return deployment.labels.get(deployments.FOLDER) == str(folder)
+        return folder_labels.are_of(deployment.labels, folder)
 
     def _was_done(self, flow_run: FlowRun) -> bool:
         work = self._work_of(str(flow_run.id))

@@ -71,10 +71,15 @@ def trigger(name: str, folder: str) -> DeploymentEventTrigger:
     """Return the trigger of a watch for other programs: the event `patchline.data.updated`."""
     from prefect.events import DeploymentEventTrigger
 
+    from patchline.flows.schedules import folder_labels
+
+    resources = [f"patchline.watch.{name}", f"patchline.folder.{folder}"]
+    if identity := folder_labels.of(Path()).get(folder_labels.ID):
+        resources.append(f"patchline.watch.{identity}.{name}")
     return DeploymentEventTrigger(
         name=f"Patchline watch: {name}",
         expect={event_kinds.DATA_UPDATED},
-        match={"prefect.resource.id": [f"patchline.watch.{name}", f"patchline.folder.{folder}"]},
+        match={"prefect.resource.id": resources},
     )
 
 

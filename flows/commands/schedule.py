@@ -175,12 +175,14 @@ def _drift_trigger(name: str, model: str) -> DeploymentEventTrigger:
     """Return the trigger of a schedule: a drift of the images of a model, found in this folder."""
     from prefect.events import DeploymentEventTrigger
 
+    from patchline.flows.schedules import folder_labels
+
     return DeploymentEventTrigger(
         name=f"Patchline drift: {name}",
         expect={event_kinds.DRIFT_DETECTED},
         match={
             "prefect.resource.id": f"patchline.model.{model}",
-            "patchline.folder": str(Path.cwd()),
+            **folder_labels.of(Path()),
         },
     )
 
@@ -188,9 +190,16 @@ def _drift_trigger(name: str, model: str) -> DeploymentEventTrigger:
 def list_schedules(*, as_json: Json = False) -> None:
     """List the schedules and watches: what they do, when they run next, how the last run ended."""
     with connected():
-        from patchline.flows.schedules import schedule_listing
+        from patchline.flows.schedules import deployments, schedule_listing
 
         shown = [schedule_listing.summary(each) for each in _named().values()]
+        others = deployments.of_other_workspaces()
+    if others:
+        _note(
+            f"Not listed: {', '.join(others)}. Another workspace with the path of this folder has "
+            "created them, on another machine or before the `.patchline` that is here now. Remove "
+            "in the Prefect UI what no machine needs."
+        )
     if as_json:
         schedules = [each.model_dump(mode="json") for each in shown]
         print(json.dumps({"schedules": schedules}, indent=2))

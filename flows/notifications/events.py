@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
+from patchline.flows.schedules import folder_labels
 from patchline.pipeline import local_login
 from patchline.pipeline.automation import event_kinds
 
@@ -85,7 +86,7 @@ def _send(event: str, resource: str, payload: dict[str, Any]) -> None:
     labels = {
         "prefect.resource.id": resource,
         "prefect.resource.name": str(payload.get("name") or payload.get("service") or resource),
-        "patchline.folder": str(Path.cwd()),
+        **folder_labels.of(Path()),
     }
     emit_event(event, resource=labels, payload=payload)
 

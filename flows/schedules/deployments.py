@@ -1,7 +1,7 @@
 """Patchline's deployments in Prefect: flows that a time, an event or a person may start.
 
 The functions here expect that Prefect's settings name a server; `prefect_session.connected` takes
-care of that. Labels identify a deployment: its kind, its folder and its name.
+care of that. Labels identify a deployment: its kind, its folder (`folder_labels`) and its name.
 """
 
 from __future__ import annotations
@@ -32,13 +32,14 @@ from prefect.exceptions import ObjectNotFound
 from prefect.utilities.urls import url_for
 
 from patchline.flows.prefect_client import all_pages, asking
-from patchline.flows.schedules import flow_run_queries, work_pools
+from patchline.flows.schedules import flow_run_queries, folder_labels, work_pools
 from patchline.pipeline.errors import ConfigError
+from patchline.pipeline.files.atomic_files import storage_errors
+from patchline.pipeline.files.workspace_folder import WORKSPACE, make_folder
 from patchline.pipeline.plugin_system.plugin_loader import FILES_VARIABLE
 
 TAG = "patchline"
 KIND = "patchline.kind"
-FOLDER = "patchline.folder"
 NAME = "patchline.name"
 ON_DRIFT = "patchline.on_drift"
 """Label of a schedule that a drift of the images of this model starts."""
@@ -85,15 +86,18 @@ def deploy(
     Raises:
         ConfigError: if a deployment of another kind has this name.
         OrchestrationError: if the server refuses it.
+        StorageError: if the folder may not be written.
     """
-    folder = str(Path.cwd().resolve())
+    with storage_errors(WORKSPACE):
+        make_folder(WORKSPACE)  # which has an id from then on
+    folder = folder_labels.of(Path())
     pool = work_pool or work_pools.of_folder()
     work_pools.ensure(pool)
     # The workers of a team's pool have the workspace under a path of their own.
-    place = {} if work_pool else {"working_dir": folder}
+    place = {} if work_pool else {"working_dir": folder[folder_labels.FOLDER]}
     with asking() as client:
         flow_id = client.create_flow_from_name(flow.name)
-        existing = _existing(client, name, labels[KIND], folder)
+        existing = _existing(client, name, labels[KIND])
         request = DeploymentCreate(
             name=existing.name if existing else _free_name(client, flow.name, name, folder),
             flow_id=flow_id,
@@ -105,7 +109,7 @@ def deploy(
             parameter_openapi_schema=flow.parameters.model_dump(exclude_none=True),
             parameters=dict(parameters),
             tags=[TAG],
-            labels={**labels, FOLDER: folder, NAME: name},
+            labels={**labels, **folder, NAME: name},
             work_pool_name=pool,
             description=description,
             entrypoint=f"{flow.fn.__module__}.{flow.fn.__name__}",
@@ -137,11 +141,26 @@ def deployments(kind: str | None = None) -> list[DeploymentResponse]:
     Raises:
         OrchestrationError: if the server does not answer.
     """
-    folder = str(Path.cwd().resolve())
     with asking() as client:
-        own = [each for each in _read_all(client) if each.labels.get(FOLDER) == folder]
+        own = [each for each in _read_all(client) if folder_labels.are_of(each.labels, Path())]
     chosen = [each for each in own if kind in (None, each.labels.get(KIND))]
     return sorted(chosen, key=name_of)
+
+
+def of_other_workspaces() -> list[str]:
+    """Return the names of schedules of other workspaces that have the path of this folder.
+
+    Raises:
+        OrchestrationError: if the server does not answer.
+    """
+    path = folder_labels.of(Path())[folder_labels.FOLDER]
+    with asking() as client:
+        here = [
+            each
+            for each in _read_all(client)
+            if each.labels[KIND] in NAMED_KINDS and each.labels.get(folder_labels.FOLDER) == path
+        ]
+    return sorted(name_of(each) for each in here if not folder_labels.are_of(each.labels, Path()))
 
 
 def name_of(deployment: DeploymentResponse) -> str:
@@ -256,17 +275,14 @@ def _read_all(client: SyncPrefectClient) -> list[DeploymentResponse]:
     return [each for each in pages if KIND in each.labels]
 
 
-def _existing(
-    client: SyncPrefectClient, name: str, kind: str, folder: str
-) -> DeploymentResponse | None:
+def _existing(client: SyncPrefectClient, name: str, kind: str) -> DeploymentResponse | None:
     """Return this folder's deployment with that name.
 
     Raises:
         ConfigError: if it is of another kind that the same commands manage.
     """
-    labels = {NAME: name, FOLDER: folder}
     for each in _read_all(client):
-        if not labels.items() <= each.labels.items():
+        if each.labels.get(NAME) != name or not folder_labels.are_of(each.labels, Path()):
             continue
         if each.labels[KIND] == kind:
             return each
@@ -278,13 +294,14 @@ def _existing(
     return None
 
 
-def _free_name(client: SyncPrefectClient, flow_name: str, name: str, folder: str) -> str:
+def _free_name(client: SyncPrefectClient, flow_name: str, name: str, folder: Labels) -> str:
     """Return a name that is free on the server, which other folders may share."""
     try:
         client.read_deployment_by_name(f"{flow_name}/{name}")
     except ObjectNotFound:
         return name
-    return f"{name}-{hashlib.sha256(folder.encode()).hexdigest()[:6]}"
+    place = "".join(folder.values()).encode()
+    return f"{name}-{hashlib.sha256(place).hexdigest()[:6]}"
 
 
 def _environment() -> dict[str, str]:

@@ -9,12 +9,16 @@ from __future__ import annotations
 
 import contextlib
 import re
+from pathlib import Path
 
 from prefect.client.schemas.actions import WorkPoolCreate
+from prefect.client.schemas.filters import WorkPoolFilter, WorkPoolFilterName
 from prefect.client.schemas.objects import WorkPoolStatus
 from prefect.exceptions import ObjectAlreadyExists, ObjectNotFound
 
-from patchline.flows.prefect_client import asking
+from patchline.flows import prefect_session, prefect_settings
+from patchline.flows.prefect_client import all_pages, asking
+from patchline.flows.schedules import folder_labels
 from patchline.pipeline import local_services
 from patchline.pipeline.errors import ConfigError
 
@@ -23,9 +27,37 @@ _TYPE = "process"
 
 
 def of_folder() -> str:
-    """Return the pool whose runs the runner of the working directory's servers executes."""
-    services = local_services.running()
-    return services.pool if services else local_services.POOL
+    """Return the pool whose runs the runner of the working directory's servers executes.
+
+    Raises:
+        OrchestrationError: if the server does not answer.
+    """
+    if services := local_services.running():
+        return services.pool
+    if prefect_settings.server_url() and not prefect_session.is_temporary():
+        return on_shared_server()
+    return local_services.POOL
+
+
+def on_shared_server() -> str:
+    """Return the pool of the working directory on the server that Prefect's settings name.
+
+    Schedules of earlier versions are all in one pool; a folder that has some stays in it. The
+    runner of a folder leaves runs of other folders alone.
+
+    Raises:
+        OrchestrationError: if the server does not answer.
+    """
+    in_common = WorkPoolFilter(name=WorkPoolFilterName(any_=[local_services.POOL]))
+    with asking() as client:
+        pages = all_pages(
+            lambda limit, offset: client.read_deployments(
+                work_pool_filter=in_common, limit=limit, offset=offset
+            )
+        )
+        if any(folder_labels.are_of(each.labels, Path()) for each in pages):
+            return local_services.POOL
+    return local_services.pool_name(Path())
 
 
 def checked_name(pool: str) -> str:

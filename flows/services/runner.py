@@ -15,10 +15,14 @@ import warnings
 from pathlib import Path
 from typing import Any
 
+from prefect.client.schemas.objects import FlowRun
+from prefect.client.schemas.responses import WorkerFlowRunResponse
+from prefect.exceptions import ObjectNotFound
 from prefect.settings import PREFECT_API_URL
 from prefect.utilities.processutils import command_to_string
 from prefect.workers.process import ProcessJobConfiguration, ProcessWorker
 
+from patchline.flows.schedules import folder_labels
 from patchline.flows.services import service_processes, stopping
 from patchline.pipeline.local_services import answers
 from patchline.pipeline.supervision import heartbeat, supervised_main
@@ -44,7 +48,11 @@ class FolderJob(ProcessJobConfiguration):
 
 
 class FolderWorker(ProcessWorker):
-    """A process worker with a heartbeat, which starts no run while `patchline down` waits."""
+    """A process worker with a heartbeat, which starts no run while `patchline down` waits.
+
+    Of a pool that several machines use, it takes the runs of its own folder, and those of
+    deployments that Patchline has not made.
+    """
 
     job_configuration = FolderJob
 
@@ -55,6 +63,19 @@ class FolderWorker(ProcessWorker):
         if stopping.is_draining(folder):
             return []
         return await super().get_and_submit_flow_runs()
+
+    async def _get_scheduled_flow_runs(self) -> list[WorkerFlowRunResponse]:
+        due = await super()._get_scheduled_flow_runs()
+        return [each for each in due if await self._may_take(each.flow_run)]
+
+    async def _may_take(self, flow_run: FlowRun) -> bool:
+        if flow_run.deployment_id is None:
+            return True
+        try:
+            labels = (await self.client.read_deployment(flow_run.deployment_id)).labels
+        except ObjectNotFound:
+            return True
+        return folder_labels.FOLDER not in labels or folder_labels.are_of(labels, Path())
 
 
 async def _work(pool: str, max_concurrent_runs: int) -> None:

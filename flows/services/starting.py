@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import re
-import socket
 import subprocess
 import time
 from collections.abc import Callable
@@ -34,6 +32,7 @@ from patchline.pipeline.local_services import (
     answers,
     is_supervised,
     logs_folder,
+    pool_name,
     running,
     running_soon,
     services_folder,
@@ -197,7 +196,7 @@ def _with_stores(folder: Path, plan: Plan, stores: TeamStores, notes: list[str])
     notes = [*notes, *created, f"MLflow and Prefect use {database.address}, {sizes}."]
     return plan.model_copy(
         update={
-            "pool": _pool(folder),
+            "pool": pool_name(folder),
             "store": database.for_mlflow(),
             "mlflow_environment": {
                 **postgres.mlflow_settings(database, connections.mlflow),
@@ -207,15 +206,6 @@ def _with_stores(folder: Path, plan: Plan, stores: TeamStores, notes: list[str])
             "notes": (*plan.notes, *notes),
         }
     )
-
-
-def _pool(folder: Path) -> str:
-    """Return the work pool of a folder whose Prefect database other machines use, too.
-
-    Their runners must not take its runs, which need this folder.
-    """
-    host = re.sub(r"[^A-Za-z0-9-]", "-", socket.gethostname().partition(".")[0])
-    return f"{POOL}-{host}-{hashlib.sha256(str(folder).encode()).hexdigest()[:6]}"
 
 
 def _check_artifacts(place: str) -> None:
@@ -273,8 +263,10 @@ def _plan(prefect_port: int, mlflow_port: int, max_concurrent_runs: int) -> Plan
     """Decide which servers to start; servers that the user has configured are used instead."""
     notes = []
     prefect = prefect_settings.server_url()
+    pool = POOL
     if prefect:
         prefect_settings.check_server(prefect)
+        pool = _pool_on_shared_server()
         place = prefect_settings.naming_place()
         notes.append(f"Using the Prefect server {redacted(prefect)}, which {place} names.")
     store = absolute_store(os.environ.get(_MLFLOW) or "")
@@ -292,11 +284,18 @@ def _plan(prefect_port: int, mlflow_port: int, max_concurrent_runs: int) -> Plan
         prefect_port=prefect_port,
         mlflow_port=mlflow_port,
         max_concurrent_runs=max_concurrent_runs,
+        pool=pool,
         prefect_api_url=prefect,
         mlflow_url=mlflow,
         store=store,
         notes=tuple(notes),
     )
+
+
+def _pool_on_shared_server() -> str:
+    from patchline.flows.schedules import work_pools
+
+    return work_pools.on_shared_server()
 
 
 def _supervise(folder: Path, plan: Plan, say: Say) -> None:

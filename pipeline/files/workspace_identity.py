@@ -14,6 +14,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 FILE = "workspace.json"
+LABEL = "patchline.workspace_id"
+"""Label of what a Prefect server holds of a workspace: the id."""
 _MOST_FOLDERS = 20
 
 

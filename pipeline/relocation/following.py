@@ -15,7 +15,7 @@ import json
 import os
 import sqlite3
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 from patchline.pipeline import local_services
@@ -88,10 +88,11 @@ def _recorded(workspace: Path) -> str | None:
     A store is followed only if a run of Patchline in the old folder is in it. Another program's
     store may name a folder that exists, but not where this process can see it: in a container.
     """
-    if workspace_identity.read(workspace) is None:
-        workspace_identity.write(workspace, workspace_identity.new(workspace))
     old = _folder_of(workspace.parent / DATABASE)
-    return _moved(old, workspace.parent, _rewrite(workspace, old)) if old else None
+    changed = _rewrite(workspace, old) if old else 0
+    if workspace_identity.read(workspace) is None:
+        _write_new(workspace)
+    return _moved(old, workspace.parent, changed) if old else None
 
 
 def _followed(workspace: Path, identity: Identity) -> str | None:
@@ -108,13 +109,38 @@ def _followed(workspace: Path, identity: Identity) -> str | None:
     changed = _rewrite(workspace, old)
     if is_copy:
         _forget_processes(workspace)
-        workspace_identity.write(workspace, workspace_identity.new(workspace, identity.id))
+        _write_new(workspace, identity.id)
         return (
             f"This workspace is a copy of {visible(str(old))}. Its runs and models now use their "
             f"own files in {visible(str(new))} ({changed} paths); the original is untouched."
         )
     workspace_identity.write(workspace, workspace_identity.followed(identity, workspace))
     return _moved(old, new, changed)
+
+
+def _write_new(workspace: Path, copied_from: str = "") -> None:
+    """Give a workspace a new id, and its own schedules with it."""
+    identity = workspace_identity.new(workspace, copied_from)
+    if (workspace / _PREFECT).is_file():
+        with _rewriting(workspace):
+            path_rewriting.claim_prefect(workspace / _PREFECT, workspace.parent, identity.id)
+    workspace_identity.write(workspace, identity)
+
+
+@contextmanager
+def _rewriting(workspace: Path) -> Iterator[None]:
+    """Turn errors of SQLite into one with a remedy.
+
+    Raises:
+        StorageError: if a database cannot be rewritten.
+    """
+    try:
+        yield
+    except sqlite3.Error as error:
+        raise StorageError(
+            f"The databases in {workspace.parent} cannot be rewritten for their new folder "
+            f"({error}). Stop other programs that use them, and run the command again."
+        ) from error
 
 
 def _moved(old: Path, new: Path, changed: int) -> str:
@@ -183,15 +209,10 @@ def _rewrite(workspace: Path, old: Path) -> int:
     It may be interrupted and repeated: what has been rewritten no longer leads there.
     """
     rewrite = path_rewriting.between(old, workspace.parent)
-    try:
+    with _rewriting(workspace):
         changed = sum(path_rewriting.rewrite_mlflow(each, rewrite) for each in _stores(workspace))
         if (workspace / _PREFECT).is_file():
             path_rewriting.rewrite_prefect(workspace / _PREFECT, rewrite)
-    except sqlite3.Error as error:
-        raise StorageError(
-            f"The databases in {workspace.parent} cannot be rewritten for their new folder "
-            f"({error}). Stop other programs that use them, and run the command again."
-        ) from error
     for file in _files(workspace, _TEXTS):
         if (text := path_rewriting.rewrite_text(file, rewrite)) is not None:
             write_text(file, text)

@@ -16,6 +16,7 @@ from typing import Any
 import yaml
 
 from patchline.pipeline.files.path_uris import artifact_path, artifact_uri, sqlite_path, sqlite_uri
+from patchline.pipeline.files.workspace_identity import LABEL
 from patchline.pipeline.tracking.tracked_run import DATA_ROOT_TAG, FOLDER_TAG
 
 _LOCATIONS = (
@@ -102,6 +103,27 @@ def rewrite_prefect(database: Path, rewrite: Rewrite) -> None:
             unfinished = "state_type IN ('SCHEDULED', 'PAUSED')" if table == "flow_run" else "1"
             for column in set(columns) & set(tables.get(table, ())):
                 _rewrite_column(store, table, column, _of_json(rewrite), unfinished)
+
+
+def claim_prefect(database: Path, folder: Path, identity: str) -> None:
+    """Make the schedules that a Prefect database has for a folder those of one workspace.
+
+    Args:
+        database: copied with the workspace, or used by it alone.
+        folder: the folder of the workspace.
+        identity: the id that the workspace has from now on.
+
+    Raises:
+        sqlite3.Error: if the database is damaged, or stays locked; nothing is changed then.
+    """
+    with closing(sqlite3.connect(database, timeout=_BUSY_SECONDS)) as store, store:
+        if "labels" not in _tables(store).get("deployment", ()):
+            return
+        rows = store.execute("SELECT labels FROM deployment WHERE labels IS NOT NULL").fetchall()
+        labels = [json.loads(row[0]) or {} for row in rows]
+        here = [each for each in labels if str(folder) in each.values()]
+    earlier = {each[LABEL] for each in here if LABEL in each}
+    rewrite_prefect(database, lambda value: identity if value in earlier else value)
 
 
 def rewrite_text(file: Path, rewrite: Rewrite) -> str | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
 import shutil
 import sqlite3
@@ -19,6 +20,7 @@ from patchline.pipeline.errors import OrchestrationError
 from patchline.pipeline.files import workspace_identity
 from patchline.pipeline.files.file_locks import locked
 from patchline.pipeline.files.path_uris import sqlite_uri
+from patchline.pipeline.files.workspace_identity import LABEL
 from patchline.pipeline.frozen_model import FrozenModel
 from patchline.pipeline.initial_weights import finding
 from patchline.pipeline.models.model_description import DESCRIPTION_FILE
@@ -118,6 +120,45 @@ def test_a_copy_follows_its_own_folder(original: Path, name: str, visit: Visit) 
     assert ids[1].copied_from == ids[0].id
     assert visit(copy) is None
     assert visit(original) is None
+
+
+def test_the_schedules_of_a_copy_are_its_own(original: Path, visit: Visit) -> None:
+    """Their labels name the copy's folder and id; so do those of a workspace that lost its id."""
+    _made_schedule(original)
+    copy = original.parent / "second"
+    shutil.copytree(original, copy)
+    before = _labels(original)
+    visit(copy)
+    identity = workspace_identity.read(copy / ".patchline")
+    assert identity
+    assert _labels(copy) == {"patchline.folder": str(copy), LABEL: identity.id, "other": "x"}
+    assert _labels(original) == before
+    (original / ".patchline" / workspace_identity.FILE).unlink()
+    visit(original)
+    anew = workspace_identity.read(original / ".patchline")
+    assert anew
+    assert _labels(original) == {**before, LABEL: anew.id}
+    assert anew.id != before[LABEL]
+
+
+def _made_schedule(folder: Path) -> None:
+    """Write a deployment into a database like Prefect's, and one of another folder."""
+    identity = workspace_identity.read(folder / ".patchline")
+    assert identity
+    labels = {"patchline.folder": str(folder), LABEL: identity.id, "other": "x"}
+    elsewhere = {"patchline.folder": "/elsewhere", LABEL: "another"}
+    with closing(sqlite3.connect(folder / ".patchline" / "prefect.db")) as store, store:
+        store.execute("CREATE TABLE deployment (labels JSON)")
+        rows = [(json.dumps(each),) for each in (labels, elsewhere)]
+        store.executemany("INSERT INTO deployment VALUES (?)", rows)
+
+
+def _labels(folder: Path) -> dict[str, str]:
+    with closing(sqlite3.connect(folder / ".patchline" / "prefect.db")) as store:
+        rows = store.execute("SELECT labels FROM deployment").fetchall()
+    own, elsewhere = (json.loads(row[0]) for row in rows)
+    assert elsewhere == {"patchline.folder": "/elsewhere", LABEL: "another"}
+    return dict(own)
 
 
 def _everything(folder: Path) -> dict[str, bytes]:

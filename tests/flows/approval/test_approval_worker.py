@@ -19,8 +19,7 @@ from prefect.client.orchestration import get_client
 from patchline.flows.approval import approval_form, expiry, opening, requests
 from patchline.flows.approval.requests import ApprovalRequest
 from patchline.flows.failures import was_interrupted
-from patchline.flows.schedules import deployments, retries
-from patchline.pipeline.local_services import POOL
+from patchline.flows.schedules import deployments, retries, work_pools
 from patchline.pipeline.registry.registered_models import ModelReference
 from patchline.pipeline.run_memory import live_runs
 from patchline.pipeline.tracking.tracking_store import client
@@ -56,8 +55,8 @@ def _worker(folder: Path) -> Iterator[subprocess.Popen[bytes]]:
     """Run a worker of the pool, as `patchline up` does."""
     with (folder / "worker.log").open("wb") as log:
         worker = subprocess.Popen(
-            [sys.executable, "-P", "-m", "prefect", "worker", "start", "--pool", POOL, "--type",
-             "process"],
+            [sys.executable, "-P", "-m", "prefect", "worker", "start", "--pool",
+             work_pools.of_folder(), "--type", "process"],
             cwd=folder,
             stdout=log,
             stderr=subprocess.STDOUT,

@@ -27,7 +27,7 @@ from prefect.states import Cancelling, Crashed, Pending, Running, Suspended
 
 from patchline.flows import prefect_session
 from patchline.flows.closing import abandoned_prefect_runs, close_runs
-from patchline.flows.schedules import deployments
+from patchline.flows.schedules import folder_labels
 from patchline.flows.training.training_flow import training_flow
 from patchline.pipeline.files import file_locks
 from patchline.pipeline.run_memory import live_runs
@@ -241,6 +241,12 @@ _CLOSE = (
 # -- runs that never had a process of ours ------------------------------------------------------
 
 
+_OTHERS = {
+    "path": {folder_labels.FOLDER: "/somewhere/else"},
+    "workspace": {folder_labels.ID: "of a folder on another machine"},
+}
+
+
 @pytest.fixture
 def deployed(prefect: SyncPrefectClient) -> Iterator[UUID]:
     """Return a deployment of this folder."""
@@ -248,7 +254,7 @@ def deployed(prefect: SyncPrefectClient) -> Iterator[UUID]:
     request = DeploymentCreate(
         name=f"test-{time.time_ns()}",
         flow_id=flow_id,
-        labels={deployments.FOLDER: str(Path.cwd().resolve())},
+        labels=folder_labels.of(Path()),
     )
     answer = prefect.request("POST", "/deployments/", json=_body(request))
     deployment_id = UUID(answer.json()["id"])
@@ -341,14 +347,15 @@ def test_a_run_that_is_tried_again_is_left_alone(
 
 
 @pytest.mark.usefixtures("impatient")
-def test_runs_of_others_are_left_alone(prefect: SyncPrefectClient) -> None:
-    """A deployment of another folder, and a run whose owner is not known, are none of ours."""
+@pytest.mark.parametrize("other", ["path", "workspace"])
+def test_runs_of_others_are_left_alone(prefect: SyncPrefectClient, other: str) -> None:
+    """Those of another folder, or another workspace at this path, and those without an owner."""
     flow_id = prefect.create_flow_from_name("Train and register")
     ownerless = prefect.create_flow_run(training_flow, state=Running()).id
     request = DeploymentCreate(
         name=f"elsewhere-{time.time_ns()}",
         flow_id=flow_id,
-        labels={deployments.FOLDER: "/somewhere/else"},
+        labels={**folder_labels.of(Path()), **_OTHERS[other]},
     )
     answer = prefect.request("POST", "/deployments/", json=_body(request))
     elsewhere = _served(prefect, UUID(answer.json()["id"]), Running())
