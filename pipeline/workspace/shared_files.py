@@ -219,13 +219,26 @@ class SharedFiles:
     def fetch(self, reference: Reference, folder: Path) -> None:
         """Write the files of a reference into a folder; those that are there already stay.
 
+        All are looked at, so that each damaged content is deleted, and uploaded by whoever computes
+        it again: `uploaded` leaves alone what is there with its size.
+
         Raises:
             DamagedObjectError: if a content is missing or damaged.
             StorageError: if the store does not answer, or the disk is full.
         """
+
+        def damage_of(file: tuple[str, FileDigest]) -> DamagedObjectError | None:
+            try:
+                self._fetch(folder, *file)
+            except DamagedObjectError as error:
+                return error
+            return None
+
         make_folder(folder)
         with ThreadPoolExecutor(_AT_ONCE) as pool:
-            list(pool.map(lambda each: self._fetch(folder, *each), reference.files.items()))
+            for damage in list(pool.map(damage_of, reference.files.items())):
+                if damage:
+                    raise damage
 
     def fetch_folder(self, name: str, folder: Path) -> Reference | None:
         """Write what a name stands for as a new folder, complete or not at all.

@@ -80,20 +80,26 @@ def test_a_kill_between_uploads_leaves_no_name(
     assert second.texts() == {"x": "1", "y": "2", "z": "3"}
 
 
-def test_a_damaged_content_is_seen_and_uploaded_again(
+def test_each_damaged_content_is_seen_and_uploaded_again(
     machines: tuple[Machine, Machine], tmp_path: Path
 ) -> None:
-    """Damage is said and nothing of the folder is used; who has the file repairs the store."""
+    """Damage is said and nothing of the folder is used; who has the files repairs the store.
+
+    That needs a look at every content, also at those behind the first that is damaged.
+    """
     first, second = machines
-    reference = first.files.publish("runs/a", first.folder, first.write(x="1", y="22"))
-    key = content_key(reference.files["y"].sha256)
-    (tmp_path / "store" / key).write_text("2?")
+    texts = {f"y{number:02}": f"{number:02}" for number in range(60)}
+    reference = first.files.publish("runs/a", first.folder, first.write(x="1", **texts))
+    keys = {name: content_key(reference.files[name].sha256) for name in texts}
+    for key in keys.values():
+        (tmp_path / "store" / key).write_text("?!")
     assert second.files.fetch_folder("runs/a", second.folder) is None
     assert not second.folder.exists()
-    assert f"the object {key} (y) in" in second.notes[0]
+    for name, key in keys.items():
+        assert any(f"the object {key} ({name}) in" in note for note in second.notes)
     assert "does not match its checksum" in second.notes[0]
     first_again = Machine(FolderStore(tmp_path / "store"), first.folder)
-    first_again.files.publish("runs/a", first.folder, ["x", "y"])
+    first_again.files.publish("runs/a", first.folder, ["x", *texts])
     assert second.files.fetch_folder("runs/a", second.folder) is not None
 
 
