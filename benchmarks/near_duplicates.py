@@ -31,7 +31,7 @@ from patchline.pipeline import config_files
 from patchline.pipeline.data import ingestion
 from patchline.pipeline.data.manifests import manifest as manifests
 from patchline.pipeline.data.manifests.same_images import content_numbers
-from patchline.pipeline.data.near_duplicates.search import matches
+from patchline.pipeline.data.near_duplicates.matching import matches
 from patchline.pipeline.data.near_duplicates.thumbnails import Thumbnails
 from patchline.pipeline.inspection.measures import ImageMeasures
 

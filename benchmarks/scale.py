@@ -37,7 +37,7 @@ from patchline.pipeline.data import ingestion
 from patchline.pipeline.data.batches.batch_order import BatchOrder
 from patchline.pipeline.data.batches.shuffle_windows import ShuffleWindows
 from patchline.pipeline.data.manifests import manifest as manifests
-from patchline.pipeline.data.near_duplicates.search import matches
+from patchline.pipeline.data.near_duplicates.matching import matches
 from patchline.pipeline.data.near_duplicates.thumbnails import Thumbnails
 from patchline.pipeline.data.splits import split
 from patchline.pipeline.evaluation.comparison import compare

@@ -1,68 +1,41 @@
 """Find images that are crops, mirror images, rescaled or re-encoded versions of one another.
 
-Candidates are found by the vectors of `picture_vectors`: the whole images are indexed, and the
-images, their mirror images and their crops are looked up. A candidate counts if its pixels match
-once the crop is aligned as well as possible.
+They are compared in this process, or, where the launcher of a run has several machines, some views
+of all images on each.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
 
 import numpy as np
 import pandas as pd
 from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
-from threadpoolctl import threadpool_limits
 
 from patchline.pipeline.data.manifests.same_images import FILE, PIXELS, column_of, content_numbers
-from patchline.pipeline.data.near_duplicates.picture_vectors import View, fine_vectors, vectors
+from patchline.pipeline.data.near_duplicates.comparing_job import (
+    FEWEST_IMAGES_OF_PART,
+    MODULE,
+    RESOURCES,
+    ComparingJob,
+    PartCompared,
+)
+from patchline.pipeline.data.near_duplicates.matching import LABEL, SEARCHES, matches
 from patchline.pipeline.data.near_duplicates.search_memory import SearchMemory
 from patchline.pipeline.data.near_duplicates.thumbnails import Thumbnails
-from patchline.pipeline.data.near_duplicates.vector_search import VectorIndex
-from patchline.pipeline.data.reading.child_processes import processors
+from patchline.pipeline.files import workspace_folder
+from patchline.pipeline.workers.event_log import Event
+from patchline.pipeline.workers.worker_parts import Part, number_of_parts, run_parts
 
 Array = np.ndarray[Any, Any]
 Progress = Callable[[str, int, int], None]
-
-
-class Search(NamedTuple):
-    """A view of the images that is looked up, and how similar its candidates have to be."""
-
-    view: View
-    similarity: float
-    shifts: tuple[float, ...]
-    """By how much the aligned part may begin elsewhere, in fractions of a side."""
-    sides: tuple[float, ...]
-    """How long the sides of the aligned part may be."""
-
-
-_FINE = (-0.045, -0.03, -0.015, 0.0, 0.015, 0.03, 0.045)
-SEARCHES = (
-    Search(View(0, 0, 1), 0.86, (0.0,), (1.0,)),
-    Search(View(0, 0, 1, mirrored=True), 0.86, (0.0,), (1.0,)),
-    *(
-        Search(View(top, left, 0.8), 0.76, _FINE, (0.78, 0.8, 0.82))
-        for top in (0.02, 0.1, 0.18)
-        for left in (0.02, 0.1, 0.18)
-    ),
-    *(
-        Search(View(top, left, 0.9), 0.8, _FINE, (0.87, 0.9, 0.93))
-        for top in (0.02, 0.08)
-        for left in (0.02, 0.08)
-    ),
-)
-_MOST_CANDIDATES = 3
 LEAST_SIDE = 16
 """Pixels; different images with fewer on a side, such as scanned digits, look alike."""
-_MATCH = 0.94
-"""Two images whose aligned vectors are at least this similar count as nearly the same."""
-_PROMISING = 0.75
-"""Candidates that match less than this in a few places are not aligned any further."""
-_BLOCK = 2_048
-_LABEL = "Comparing images"
 
 
 def near_duplicates(
@@ -88,8 +61,8 @@ def near_duplicates(
     keys = column_of(rows, PIXELS).where(lambda pixels: pixels != "", rows[FILE]).to_numpy()
     keys = keys[first[large]].astype(np.bytes_)
     new, pairs = memory.recall(keys) if memory else (None, np.zeros((2, 0), np.int64))
-    matched = matches(thumbnails.take(first[large]), on_progress, new=new)
-    pairs = np.concatenate([pairs, *(pair for pair, _ in matched)], axis=1)
+    matched = _matching_pairs(thumbnails.take(first[large]), on_progress, new)
+    pairs = np.concatenate([pairs, matched], axis=1)
     if memory and len(keys):
         memory.keep(keys, pairs)
     a, b = large[pairs]
@@ -99,109 +72,46 @@ def near_duplicates(
     return numbers_N
 
 
-def matches(
-    thumbnails: Thumbnails,
-    on_progress: Progress | None = None,
-    least: float = _MATCH,
-    new: Array | None = None,
-) -> Iterator[tuple[Array, Array]]:
-    """Yield pairs of rows (2, P) that nearly show the same, and how well they match, by view.
-
-    Args:
-        thumbnails: of the images.
-        on_progress: called while the views are looked up.
-        least: how well they have to match.
-        new: rows of the images of which at least one is in each pair; by default all.
-    """
-    everything = np.arange(len(thumbnails.luma_NHW))
-    if len(everything) < 2 or (new is not None and not len(new)):  # noqa: PLR2004 - nothing to do
-        return
-    others = [(np.setdiff1d(everything, new), new)] if new is not None else []
-    with threadpool_limits(1):
-        lookups = [
-            _Lookup(thumbnails, queries, candidates)
-            for queries, candidates in [(everything if new is None else new, everything), *others]
-        ]
-        for number, search in enumerate(SEARCHES):
-            if on_progress:
-                on_progress(_LABEL, number, len(SEARCHES))
-            for lookup in lookups:
-                whole, part = lookup.candidates(search)
-                values = aligned(thumbnails, whole, part, search)
-                good = values >= least
-                yield np.stack([whole[good], part[good]]), values[good]
-    if on_progress:
-        on_progress(_LABEL, len(SEARCHES), len(SEARCHES))
+def _matching_pairs(
+    thumbnails: Thumbnails, on_progress: Progress | None = None, new: Array | None = None
+) -> Array:
+    """Return the pairs of rows (2, P) that nearly show the same; see `matches`."""
+    divided = number_of_parts(RESOURCES, len(thumbnails.luma_NHW), FEWEST_IMAGES_OF_PART)
+    if divided > 1:
+        found = _by_workers(thumbnails, new, min(divided, len(SEARCHES)), on_progress)
+    else:
+        found = [pairs for pairs, _ in matches(thumbnails, on_progress, new=new)]
+    pairs_2P: Array = np.concatenate([np.zeros((2, 0), np.int64), *found], axis=1)
+    return pairs_2P
 
 
-class _Lookup:
-    """Some images, of which views are looked up among some others.
+def _by_workers(
+    thumbnails: Thumbnails, new: Array | None, divided: int, on_progress: Progress | None
+) -> list[Array]:
+    """Return the pairs that workers find, each for some of the views; these differ in cost."""
+    done = [0] * divided
 
-    Args:
-        thumbnails: of all images.
-        asked: rows of the images to look up.
-        held: rows of the images to find, in ascending order.
-    """
+    def tell(number: int, event: Event) -> None:
+        if on_progress and event["kind"] == "progress":
+            done[number] = event["done"]
+            on_progress(LABEL, sum(done), len(SEARCHES))
 
-    def __init__(self, thumbnails: Thumbnails, queries: Array, candidates: Array) -> None:
-        self._thumbnails, self._asked, self._held = thumbnails, queries, candidates
-        self._index = VectorIndex(vectors(thumbnails, SEARCHES[0].view, candidates))
-        places = np.minimum(np.searchsorted(candidates, queries), len(candidates) - 1)
-        self._own = np.where(candidates[places] == queries, places, -1)
-
-    def candidates(self, search: Search) -> tuple[Array, Array]:
-        """Return rows of images, and of those that may show the part of them that is searched."""
-        looked_up = vectors(self._thumbnails, search.view, self._asked)
-        whole, part = self._index.search(
-            looked_up, search.similarity, _MOST_CANDIDATES, own_N=self._own
-        )
-        return self._asked[whole], self._held[part]
-
-
-def aligned(thumbnails: Thumbnails, whole: Array, part: Array, search: Search) -> Array:
-    """Return how well parts of some images match other images: correlation, from -1 to 1.
-
-    Args:
-        thumbnails: of the images.
-        whole: rows of the images that a part is taken of.
-        part: rows of the images that the part is compared with.
-        search: where the part is.
-    """
-    similarity = np.full(len(whole), -1.0, np.float32)
-    coarse = search._replace(shifts=search.shifts[::3], sides=(search.view.side,))
-
-    def align(start: int) -> None:
-        rows = np.arange(start, min(start + _BLOCK, len(whole)))
-        for step in (coarse, search):
-            values = _aligned(thumbnails, whole[rows], part[rows], step)
-            similarity[rows] = np.maximum(similarity[rows], values)
-            rows = rows[similarity[rows] >= _PROMISING]
-
-    with ThreadPoolExecutor(processors()) as pool:
-        for _ in pool.map(align, range(0, len(whole), _BLOCK)):
-            pass
-    return similarity
-
-
-def _aligned(thumbnails: Thumbnails, whole: Array, part: Array, search: Search) -> Array:
-    original = thumbnails.take(whole)
-    originals = fine_vectors(thumbnails.take(part), View(0, 0, 1))
-    similarity = np.full(len(whole), -1.0, np.float32)
-    for side in search.sides:
-        for top, left in _places(search, side):
-            view = View(top, left, side, search.view.mirrored)
-            similarity = np.maximum(
-                similarity, (originals * fine_vectors(original, view)).sum(axis=1)
-            )
-    return similarity
-
-
-def _places(search: Search, side: float) -> Iterator[tuple[float, float]]:
-    """Yield where a part of this size may begin."""
-    room = 1 - side
-    centre = (search.view.side - side) / 2
-    tops, lefts = (
-        sorted({round(min(max(first + centre + shift, 0), room), 4) for shift in search.shifts})
-        for first in (search.view.top, search.view.left)
-    )
-    yield from ((top, left) for top in tops for left in lefts)
+    place = workspace_folder.place()
+    workspace_folder.make_folder(place)
+    with TemporaryDirectory(dir=place, prefix=".building-") as scratch:
+        images = Path(scratch) / "images.npz"
+        luma, chroma = thumbnails
+        if new is None:
+            np.savez(images, luma=luma, chroma=chroma)
+        else:
+            np.savez(images, luma=luma, chroma=chroma, new=new)
+        parts = []
+        for number in range(divided):
+            folder = Path(scratch) / f"part-{number}"
+            views = tuple(range(len(SEARCHES))[number::divided])
+            job = ComparingJob(images=images, views=views, pairs=folder / "pairs.npy")
+            parts.append(Part[PartCompared](folder, job))
+        with closing(run_parts(MODULE, parts, PartCompared, tell, RESOURCES)) as results:
+            for _ in results:
+                pass
+        return [np.load(part.folder / "pairs.npy", allow_pickle=False) for part in parts]

@@ -17,7 +17,8 @@ import numpy as np
 from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
 
-from patchline.pipeline.data.near_duplicates.search import LEAST_SIDE, matches
+from patchline.pipeline.data.near_duplicates.matching import matches
+from patchline.pipeline.data.near_duplicates.search import LEAST_SIDE
 from patchline.pipeline.labelling.answer import REPRESENTATIVE, Suggestion
 from patchline.pipeline.labelling.answers_table import AnswersTable
 from patchline.pipeline.labelling.image_order import ImageOrder

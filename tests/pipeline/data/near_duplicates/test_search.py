@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
 from PIL import Image
 
-from patchline.pipeline.data.near_duplicates import vector_search
+from patchline.pipeline.data.near_duplicates import search, vector_search
+from patchline.pipeline.data.near_duplicates.matching import SEARCHES, Array
 from patchline.pipeline.data.near_duplicates.search import near_duplicates
+from patchline.pipeline.data.near_duplicates.thumbnails import Thumbnails
 from patchline.pipeline.data.near_duplicates.vector_search import VectorIndex
 from patchline.pipeline.inspection.measures import ImageMeasures
+from patchline.pipeline.workers import active_launcher
 from tests.pipeline.inspection.test_inspecting import scene
+from tests.pipeline.workers.wide_launcher import Wide
 
 Change = Callable[[Image.Image], Image.Image]
 IMAGES, SIDE = 40, 32
@@ -46,8 +51,8 @@ def _wide_crop(image: Image.Image) -> Image.Image:
     return image.crop((2, 1, 31, 30))
 
 
-def groups_of(images: list[Image.Image]) -> list[set[int]]:
-    """Return the groups of images that are nearly the same, by their places."""
+def measured(images: list[Image.Image]) -> tuple[Thumbnails, pd.DataFrame]:
+    """Return the thumbnails of images, and their rows of a manifest."""
     measures = ImageMeasures()
     paths = pd.Series([str(number) for number in range(len(images))])
     for path, image in zip(paths, images, strict=True):
@@ -57,7 +62,12 @@ def groups_of(images: list[Image.Image]) -> list[set[int]]:
         "height": [image.height for image in images],
     }
     rows = pd.DataFrame({"path": paths, "sha256": paths, "pixels": paths, **sizes})
-    numbers = pd.Series(near_duplicates(measures.thumbnails(paths), rows))
+    return measures.thumbnails(paths), rows
+
+
+def groups_of(images: list[Image.Image]) -> list[set[int]]:
+    """Return the groups of images that are nearly the same, by their places."""
+    numbers = pd.Series(near_duplicates(*measured(images)))
     return [set(group.index) for _, group in numbers.groupby(numbers) if len(group) > 1]
 
 
@@ -67,6 +77,34 @@ def test_changed_copies_are_found_and_nothing_else(change: Change) -> None:
     images = [scene(number, SIDE) for number in range(IMAGES)]
     copies = [change(images[place]) for place in range(5)]
     assert groups_of([*images, *copies]) == [{place, IMAGES + place} for place in range(5)]
+
+
+@pytest.mark.parametrize(
+    "new",
+    [
+        pytest.param(np.arange(IMAGES, IMAGES + 5), id="new"),
+        pytest.param(None, id="all", marks=pytest.mark.slow),
+    ],
+)
+def test_workers_find_what_one_process_finds(
+    new: Array | None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Each looks up some of the views, of all images or of new ones; nothing of them is left."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(search, "FEWEST_IMAGES_OF_PART", 20)
+    images = [scene(number, SIDE) for number in range(IMAGES)]
+    changes = (_jpeg, _mirror, _corner, _centre, _wide_crop)
+    images += [change(images[place]) for place, change in enumerate(changes)]
+    thumbnails, _ = measured(images)
+    alone = search._matching_pairs(thumbnails, new=new)
+    wide, done = Wide(), list[int]()
+    with active_launcher.using("wide", lambda: wide):
+        divided = search._matching_pairs(thumbnails, lambda *at: done.append(at[1]), new)
+    assert len(wide.parts) == 2
+    assert done[-1] == len(SEARCHES)
+    assert alone.shape[1] >= len(changes)
+    assert {*zip(*divided.tolist(), strict=True)} == {*zip(*alone.tolist(), strict=True)}
+    assert not list(Path(".patchline").glob(".building-*"))
 
 
 def test_one_image_and_exact_copies_need_no_search() -> None:
