@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from patchline.pipeline.config import RunConfig
 from patchline.pipeline.data.ingested_data import IngestedData, PreparedData
@@ -99,10 +100,11 @@ class Train(Stage[TrainInputs, TrainResult]):
         config = context.config.model_copy(update={"training": training.model_copy(update=length)})
         folder = inputs.run.folder / "training"
         own = (config, inputs.data, inputs.prepared, folder, inputs.run.run_id)
-        job = job_of(*own, context.workspace, inputs.predictions)
+        changes: dict[str, Any] = {"teacher": inputs.predictions}
         if training.trainable == "head":
             # Features that are stored there would not say how long it takes to compute them.
-            job = job.model_copy(update={"workspace": None})
+            changes["workspace"] = None
+        job = job_of(*own, context.workspace).model_copy(update=changes)
 
         def show(event: Event) -> None:
             if event["kind"] == "warning":  # the progress of two steps is not worth a line

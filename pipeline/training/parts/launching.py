@@ -59,7 +59,6 @@ class TrainingInputs:
         run: gets metrics and pictures during training.
         memory: may know the weights.
         on_event: called with every event, for a progress display.
-        teacher: what a teacher has predicted for the images, if there is one.
     """
 
     config: RunConfig
@@ -127,9 +126,8 @@ def job_of(
     folder: Path,
     run_id: str,
     workspace: Path | None = None,
-    teacher: TeacherPredictions | None = None,
 ) -> TrainingJob:
-    """Return the job of an ordinary training.
+    """Return the job of an ordinary training, without a teacher.
 
     Args:
         config: resolved.
@@ -160,7 +158,6 @@ def job_of(
         workspace=workspace,
         initial_weights=initial,
         unlabelled=unlabelled,
-        teacher=teacher,
     )
 
 
@@ -168,7 +165,7 @@ def _trained(part: TrainingPart, result_class: type[Result], inputs: TrainingInp
     run = inputs.run
     workspace, folder = inputs.memory.workspace.resolve(), inputs.folder_of(part)
     own = (inputs.config, inputs.data, inputs.prepared, folder, run.run_id)
-    job = job_of(*own, workspace, inputs.teacher)
+    job = job_of(*own, workspace).model_copy(update={"teacher": inputs.teacher})
     extends = extended_run.extended_training(job, run.folder.parent)
     job = job.model_copy(update={"part": part, "extends": extends})
     log = MetricSender(run)
