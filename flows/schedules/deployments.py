@@ -37,6 +37,7 @@ from patchline.pipeline.errors import ConfigError
 from patchline.pipeline.files.atomic_files import storage_errors
 from patchline.pipeline.files.workspace_folder import WORKSPACE, make_folder
 from patchline.pipeline.plugin_system.plugin_loader import FILES_VARIABLE
+from patchline.pipeline.workspace import chosen
 
 TAG = "patchline"
 KIND = "patchline.kind"
@@ -143,8 +144,7 @@ def deployments(kind: str | None = None) -> list[DeploymentResponse]:
     """
     with asking() as client:
         own = [each for each in _read_all(client) if folder_labels.are_of(each.labels, Path())]
-    chosen = [each for each in own if kind in (None, each.labels.get(KIND))]
-    return sorted(chosen, key=name_of)
+    return sorted((each for each in own if kind in (None, each.labels.get(KIND))), key=name_of)
 
 
 def of_other_workspaces() -> list[str]:
@@ -305,9 +305,22 @@ def _free_name(client: SyncPrefectClient, flow_name: str, name: str, folder: Lab
 
 
 def _environment() -> dict[str, str]:
-    """Return a run's variables; a user's own folder `pipeline` or `flows` is not imported."""
-    files = os.environ.get(FILES_VARIABLE)
-    return {"PYTHONSAFEPATH": "1", **({FILES_VARIABLE: files} if files else {})}
+    """Return a run's variables; a user's own folder `pipeline` or `flows` is not imported.
+
+    The runner may have been started without the address of a shared workspace, which is in no file
+    of the folder before something was computed in it.
+
+    Raises:
+        ConfigError: if that workspace cannot be used.
+        StorageError: if its store does not answer.
+    """
+    shared, files = chosen.address(), os.environ.get(FILES_VARIABLE)
+    chosen.shared()  # so that one that cannot be used is seen now
+    return {
+        "PYTHONSAFEPATH": "1",
+        **({FILES_VARIABLE: files} if files else {}),
+        **({chosen.VARIABLE: str(shared)} if shared else {}),
+    }
 
 
 def _resource(deployment_id: UUID) -> str:
