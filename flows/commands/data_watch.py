@@ -74,7 +74,7 @@ def trigger(name: str, folder: str) -> DeploymentEventTrigger:
     from patchline.flows.schedules import folder_labels
 
     resources = [f"patchline.watch.{name}", f"patchline.folder.{folder}"]
-    if identity := folder_labels.of(Path()).get(folder_labels.ID):
+    if identity := folder_labels.with_id(Path()).get(folder_labels.ID):
         resources.append(f"patchline.watch.{identity}.{name}")
     return DeploymentEventTrigger(
         name=f"Patchline watch: {name}",

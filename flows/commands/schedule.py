@@ -182,7 +182,7 @@ def _drift_trigger(name: str, model: str) -> DeploymentEventTrigger:
         expect={event_kinds.DRIFT_DETECTED},
         match={
             "prefect.resource.id": f"patchline.model.{model}",
-            **folder_labels.of(Path()),
+            **folder_labels.with_id(Path()),
         },
     )
 

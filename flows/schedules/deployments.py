@@ -34,8 +34,6 @@ from prefect.utilities.urls import url_for
 from patchline.flows.prefect_client import all_pages, asking
 from patchline.flows.schedules import flow_run_queries, folder_labels, work_pools
 from patchline.pipeline.errors import ConfigError
-from patchline.pipeline.files.atomic_files import storage_errors
-from patchline.pipeline.files.workspace_folder import WORKSPACE, make_folder
 from patchline.pipeline.plugin_system.plugin_loader import FILES_VARIABLE
 from patchline.pipeline.workspace import chosen
 
@@ -89,9 +87,7 @@ def deploy(
         OrchestrationError: if the server refuses it.
         StorageError: if the folder may not be written.
     """
-    with storage_errors(WORKSPACE):
-        make_folder(WORKSPACE)  # which has an id from then on
-    folder = folder_labels.of(Path())
+    folder = folder_labels.with_id(Path())
     pool = work_pool or work_pools.of_folder()
     work_pools.ensure(pool)
     # The workers of a team's pool have the workspace under a path of their own.

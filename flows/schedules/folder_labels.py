@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from patchline.pipeline.files import workspace_identity
-from patchline.pipeline.files.workspace_folder import WORKSPACE
+from patchline.pipeline.files.atomic_files import storage_errors
+from patchline.pipeline.files.workspace_folder import WORKSPACE, make_folder
 
 FOLDER = "patchline.folder"
 ID = workspace_identity.LABEL
@@ -23,6 +24,17 @@ def of(folder: Path) -> dict[str, str]:
     """Return the labels of what belongs to a folder; without an id if it has no workspace."""
     identity = workspace_identity.read(folder / WORKSPACE)
     return {FOLDER: str(folder.resolve()), **({ID: identity.id} if identity else {})}
+
+
+def with_id(folder: Path) -> dict[str, str]:
+    """Return the labels of a folder, whose workspace is created if there is none.
+
+    Raises:
+        StorageError: if it cannot be created.
+    """
+    with storage_errors(folder / WORKSPACE):
+        make_folder(folder / WORKSPACE)
+    return of(folder)
 
 
 def are_of(labels: Mapping[str, Any], folder: Path) -> bool:

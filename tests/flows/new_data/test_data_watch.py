@@ -20,7 +20,7 @@ from prefect.states import Completed, Crashed, Failed, Running
 
 from patchline.flows.new_data import watch_flow, watched_folders
 from patchline.flows.notifications import events
-from patchline.flows.schedules import deployments, retries
+from patchline.flows.schedules import deployments, folder_labels, retries
 from patchline.pipeline.automation import event_kinds, watches
 from patchline.pipeline.config import RunConfig
 from patchline.pipeline.data import ingestion
@@ -219,14 +219,19 @@ def test_other_settings_are_a_reason_to_look_again(
     assert len(_runs(client, watch)) == 2
 
 
-@pytest.mark.parametrize("by", ["watch", "folder"])
+@pytest.mark.parametrize("by", ["watch", "folder", "workspace"])
 def test_an_event_from_outside_starts_a_run(
     client: SyncPrefectClient, run_here: Command, folder: Path, by: str
 ) -> None:
-    """`patchline.data.updated` about the watch or about the folder starts it, others do not."""
+    """`patchline.data.updated` about the watch, by name or id, or about the folder starts it."""
     _, out, _ = run_here("data", "watch", str(folder), "--name", f"by-{by}", "--json")
     watch = UUID(json.loads(out)["deployment_id"])
-    resource = {"watch": "patchline.watch.by-watch", "folder": f"patchline.folder.{folder}"}[by]
+    identity = folder_labels.of(Path())[folder_labels.ID]
+    resource = {
+        "watch": "patchline.watch.by-watch",
+        "folder": f"patchline.folder.{folder}",
+        "workspace": f"patchline.watch.{identity}.by-workspace",
+    }[by]
     sent = 0
     deadline = time.monotonic() + patient(60)
     # The server learns of a new trigger a bit later.
