@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import NamedTuple
 
-from patchline.flows import prefect_settings
+from patchline.flows import prefect_session, prefect_settings
 from patchline.flows.services import (
     artifact_bucket,
     mlflow_server,
@@ -293,9 +293,11 @@ def _plan(prefect_port: int, mlflow_port: int, max_concurrent_runs: int) -> Plan
 
 
 def _pool_on_shared_server() -> str:
+    """Return the pool of the working directory on the server that Prefect's settings name."""
     from patchline.flows.schedules import work_pools
 
-    return work_pools.on_shared_server()
+    with prefect_session.connected():
+        return work_pools.on_shared_server()
 
 
 def _supervise(folder: Path, plan: Plan, say: Say) -> None:
