@@ -136,6 +136,8 @@ def other_server(runs: int, steps: int) -> None:
 def _write(runs: int, steps: int, pause: float) -> None:
     store = client()
     experiment = store.create_experiment("writers")
+    ids = [str(store.create_run(experiment).info.run_id) for _ in range(runs)]
+    senders = [MetricSender(TrackedRun(run_id, experiment, Path())) for run_id in ids]
     ended = threading.Event()
     delays: list[float] = []
 
@@ -149,9 +151,8 @@ def _write(runs: int, steps: int, pause: float) -> None:
                 failed += 1
         return seen, failed
 
-    def write(number: int) -> str:
-        run_id = store.create_run(experiment).info.run_id
-        sender = MetricSender(TrackedRun(run_id, experiment, Path()))
+    def write(number: int) -> None:
+        sender = senders[number]
         time.sleep(pause * number / runs)
         for step in range(steps):
             began = time.monotonic()
@@ -161,13 +162,12 @@ def _write(runs: int, steps: int, pause: float) -> None:
                 time.sleep(0.05)
             delays.append(time.monotonic() - began)
             time.sleep(max(0.0, pause - (time.monotonic() - began)))
-        return str(run_id)
 
     began = time.monotonic()
     with ThreadPoolExecutor(runs + _WATCHERS) as threads:
         watching = [threads.submit(watch, number) for number in range(_WATCHERS)]
         try:
-            ids = list(threads.map(write, range(runs)))
+            list(threads.map(write, range(runs)))
         finally:
             ended.set()
         listings, failed = map(sum, zip(*(each.result() for each in watching), strict=True))
