@@ -111,7 +111,7 @@ def claim_prefect(database: Path, folder: Path, identity: str) -> None:
     Args:
         database: copied with the workspace, or used by it alone.
         folder: the folder of the workspace.
-        identity: the id that the workspace has from now on.
+        identity: the new id of the workspace.
 
     Raises:
         sqlite3.Error: if the database is damaged, or stays locked; nothing is changed then.

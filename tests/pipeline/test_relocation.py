@@ -135,10 +135,10 @@ def test_the_schedules_of_a_copy_are_its_own(original: Path, visit: Visit) -> No
     assert _labels(original) == before
     (original / ".patchline" / workspace_identity.FILE).unlink()
     visit(original)
-    anew = workspace_identity.read(original / ".patchline")
-    assert anew
-    assert _labels(original) == {**before, LABEL: anew.id}
-    assert anew.id != before[LABEL]
+    restored = workspace_identity.read(original / ".patchline")
+    assert restored
+    assert _labels(original) == {**before, LABEL: restored.id}
+    assert restored.id != before[LABEL]
 
 
 def _made_schedule(folder: Path) -> None:
