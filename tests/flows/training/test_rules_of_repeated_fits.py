@@ -42,7 +42,7 @@ def test_a_model_of_folds_has_sets_and_the_warning_far(
     assert rules["unknown"] == {}
     said = "its share is not measured here: the limit comes from these images"
     assert said in (package / "model_card.md").read_text(encoding="utf-8")
-    digits = next((tmp_path / ".patchline" / "sources" / "digits").iterdir())
+    digits = tmp_path / ".patchline" / "sources" / "digits"
     done = patchline_here("evaluate", "team", str(digits), "--json", cwd=tmp_path)
     assert done.code == 0, done.err
     report = Path(tmp_path / json.loads(done.out)["report"]).read_text(encoding="utf-8")
