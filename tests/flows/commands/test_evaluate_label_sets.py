@@ -41,6 +41,7 @@ def table(tmp_path: Path, empty_store: Path, monkeypatch: pytest.MonkeyPatch) ->
     return "photos/rows.csv"
 
 
+@pytest.mark.slow
 def test_the_task_of_the_model_tells_what_several_rows_mean(table: str, run_here: Command) -> None:
     """Where the registry does not know it, the user is asked, and can answer."""
     seen = ("--seen-images", "--evaluation.corruptions", "2", "--json")
