@@ -12,13 +12,14 @@ from cyclopts import Parameter
 
 from patchline.flows.commands.serve import log_to_standard_error, serving_config, url_of
 from patchline.flows.commands.switches import Json, Switch
-from patchline.pipeline.errors import ConfigError
+from patchline.pipeline.errors import ConfigError, UserError
 from patchline.pipeline.labels.label_sets import MULTI_LABEL
 from patchline.pipeline.serving.access_token import check_doors, given_token
 from patchline.pipeline.terminal_words import visible
 
 if TYPE_CHECKING:
     from patchline.pipeline.labelling.answers_table import AnswersTable
+    from patchline.pipeline.labelling.findings import DataLabels
     from patchline.pipeline.labelling.pool import Pool
     from patchline.pipeline.labelling.server.image_features import FeatureSource
     from patchline.pipeline.packaging.packaged_model import PackagedModel
@@ -89,7 +90,6 @@ def label(
     check_doors(config, "label the images")
     from patchline.pipeline.labelling.answers_table import TABLE_NAME, AnswersTable
     from patchline.pipeline.labelling.image_order import ImageOrder
-    from patchline.pipeline.labelling.leases import Leases
     from patchline.pipeline.labelling.pool import Pool
     from patchline.pipeline.labelling.server import running
     from patchline.pipeline.labelling.server.advisor import Advisor
@@ -104,19 +104,22 @@ def label(
     with server.listening_socket(config) as listening:
         url = url_of(config, listening.getsockname()[1])
         several = multi_label or (package is not None and package.is_multi_label)
+        of_data = _data_labels(pool) if findings and not file.exists() else None
+        if of_data is not None:
+            several = several or of_data.task == MULTI_LABEL
         answers = AnswersTable(file, MULTI_LABEL if several else None)
         with answers.open_for_people(url):
             _add_classes(answers, classes)
             if package is not None:
                 answers.add_classes(package.classes)
+            if of_data is not None:
+                answers.begin(of_data.answers, of_data.columns)
             given = _given(pool, findings)
             answers.add_classes(name for labels in given.values() for name in labels)
             order = ImageOrder(list(pool.images), seed, list(given) if findings else None)
             source, without = _source(package, name)
-            advisor = Advisor(pool, answers, order, source, without, seed)
-            session = Session(
-                pool, answers, order, Leases(answers.beside("leases.json")), advisor, given
-            )
+            advisor = Advisor(pool, answers, order, source, without)
+            session = Session(pool, answers, order, advisor, given)
 
             def tell() -> None:
                 _tell(url, answers, len(pool.images), as_json=as_json)
@@ -149,6 +152,24 @@ def _given(pool: Pool, findings: Path | None) -> dict[str, tuple[str, ...]]:
     return given
 
 
+def _data_labels(pool: Pool) -> DataLabels | None:
+    """Return the labels that the folder has as the data of a run; None if it is no such data."""
+    from patchline.pipeline import config_files
+    from patchline.pipeline.data.manifests.source_listing import listing_of
+    from patchline.pipeline.files.workspace_folder import place
+    from patchline.pipeline.labelling.findings import data_labels
+
+    config = config_files.requested(str(pool.folder), preset_name="none", flags={})
+    try:
+        return data_labels(listing_of(config, place()), pool)
+    except UserError as error:
+        print(
+            visible(f"Note: the table will hold the corrected images alone, because {error}"),
+            file=sys.stderr,
+        )
+        return None
+
+
 def _package(model: str | None) -> tuple[PackagedModel | None, str]:
     """Return the model that a person named, and the name of its version."""
     if model is None:
@@ -167,7 +188,7 @@ def _source(package: PackagedModel | None, name: str) -> tuple[FeatureSource | N
     from patchline.pipeline.labelling.server.image_features import PackageFeatures, WeightFeatures
 
     if package is not None:
-        return PackageFeatures(package, name), ""
+        return PackageFeatures(package, name, place()), ""
     weights = at_hand.search("").weights
     if not weights:
         return None, "there is no --model, and no weights are at hand"

@@ -14,7 +14,7 @@ import os
 import re
 import threading
 import uuid
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
@@ -214,6 +214,24 @@ class AnswersTable:
         with self._current():
             self._append({"event": "answers", "answers": [each.to_json() for each in answers]})
             self._write()
+
+    def begin(self, answers: Sequence[Answer], columns: Mapping[str, Sequence[str]]) -> None:
+        """Write what the data says of images that have no answer yet.
+
+        Args:
+            answers: of the data.
+            columns: further columns, with a cell for each answer; only a new table gets them.
+        """
+        with self._current():
+            new = [each for each in answers if each.path not in self._standing.history]
+            if columns and not self._lines and not self._other_columns:
+                self._other_columns = tuple(columns)
+                cells = zip(*columns.values(), strict=True)
+                paths = (each.path for each in answers)
+                self._others = dict(zip(paths, cells, strict=True))
+            if new:
+                self._append({"event": "answers", "answers": [each.to_json() for each in new]})
+                self._write()
 
     def undo(self, batch: Sequence[Answer]) -> None:
         """Take back answers that were given at once; what stood before them stands again."""

@@ -1,14 +1,22 @@
-"""The findings of `patchline data inspect` on labels, to be corrected on the page."""
+"""The findings of `patchline data inspect` on labels, to be corrected on the page.
+
+The table of the corrections begins with the labels of the data, so that a run can train on it.
+"""
 
 from __future__ import annotations
 
 import csv
 from pathlib import Path
+from typing import NamedTuple
 
 from patchline.pipeline.data.manifests.exclusion import PATH, table_of
+from patchline.pipeline.data.manifests.label_task import is_labelled, task_of
 from patchline.pipeline.errors import DataError
 from patchline.pipeline.files.table_cells import plain_cell
-from patchline.pipeline.labelling.answer import labels_in
+from patchline.pipeline.labelling.answer import DATA, Answer, labels_in
+from patchline.pipeline.labelling.pool import Pool
+from patchline.pipeline.labels.label_sets import Task
+from patchline.plugin_api import ImageListing
 
 FILE = "findings.csv"
 KINDS = ("label_error", "label_conflict")
@@ -39,3 +47,36 @@ def label_findings(place: Path) -> dict[str, tuple[str, ...]]:
             "--check-labels MODEL` first."
         )
     return labels
+
+
+class DataLabels(NamedTuple):
+    """What the data says of its images."""
+
+    task: Task
+    answers: list[Answer]
+    columns: dict[str, list[str]]
+    """The splits and the groups of the data, if it has some."""
+
+
+def data_labels(listing: ImageListing, pool: Pool) -> DataLabels:
+    """Return the labels that a source lists for the images of a pool."""
+    images = {image.name: image for image in pool.images.values()}
+    listed = [each for each in listing.images if each.path in images and is_labelled(each)]
+    answers = [
+        Answer(
+            images[each.path].path,
+            "label",
+            (each.label,) if each.labels is None else tuple(sorted(each.labels)),
+            source=DATA,
+        )
+        for each in listed
+    ]
+    columns: dict[str, list[str]] = {
+        "split": [each.split or "" for each in listed],
+        "group": [each.group or "" for each in listed],
+    }
+    return DataLabels(
+        task_of(listing),
+        answers,
+        {name: cells for name, cells in columns.items() if any(cells)},
+    )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Literal, NamedTuple
 
 from patchline.pipeline.labelling.answer import FINDING, RANDOM, REPRESENTATIVE
@@ -30,14 +30,22 @@ class ImageOrder:
         keys: of the images.
         seed: of the random draws.
         listed: the only images to ask about, in this order; None for all, as they are ranked.
+
+    Attributes:
+        listed: likewise, as the keys of a dictionary.
     """
 
     def __init__(self, keys: Sequence[str], seed: int, listed: Sequence[str] | None = None) -> None:
-        self._sample, self._others = drawn_at_random(list(keys), seed)
-        self._listed = listed
+        self.seed = seed
+        self.listed = None if listed is None else dict.fromkeys(listed)
+        self.use(keys)
         self._ranked: list[str] = []
         self._source: Source | None = None
         self._turn = 0
+
+    def use(self, keys: Sequence[str]) -> None:
+        """Use these images from now on; each of those that were there keeps its place."""
+        self._sample, self._others = drawn_at_random(list(keys), self.seed)
 
     @property
     def source(self) -> Source | None:
@@ -63,8 +71,8 @@ class ImageOrder:
         Args:
             is_open: whether an image may be asked about.
         """
-        if self._listed is not None:
-            key = _first(self._listed, is_open)
+        if self.listed is not None:
+            key = _first(self.listed, is_open)
             return Chosen(key, FINDING) if key else None
         turn = self._turn
         self._turn += 1
@@ -78,5 +86,5 @@ class ImageOrder:
         return None
 
 
-def _first(keys: Sequence[str], is_open: IsOpen) -> str:
+def _first(keys: Iterable[str], is_open: IsOpen) -> str:
     return next(filter(is_open, keys), "")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -38,7 +38,8 @@ class Pool:
         table_folder: that the paths of answers are relative to.
 
     Attributes:
-        images: by key.
+        images: by key; `use` replaces the whole table, so that a thread may hold on to it.
+        by_path: the same ones.
         left_out: images whose names no table can hold.
 
     Raises:
@@ -53,26 +54,29 @@ class Pool:
         self.folder = folder.absolute()
         self._table_folder = table_folder.absolute()
         self.images: dict[str, PoolImage] = {}
+        self.by_path: dict[str, PoolImage] = {}
         self.left_out: list[str] = []
-        self.refresh()
+        self.use(self.present())
         if not self.images:
             raise DataError(
                 f"{folder} holds no images to label. Add images, or give another folder."
             )
-        self.by_path = {image.path: image for image in self.images.values()}
 
-    def refresh(self) -> bool:
-        """Look for images that are new or gone; return whether there are any."""
-        found: dict[str, PoolImage] = {}
+    def present(self) -> list[PoolImage]:
+        """Return the images that are in the folder at the moment, which may take a second."""
         left_out: list[str] = []
-        for image in self._present_images(left_out):
-            found[image.key] = image
-        changed = found.keys() != self.images.keys()
-        self.images, self.left_out = found, left_out
-        self.by_path = {image.path: image for image in found.values()}
+        images = list(self._walked(left_out))
+        self.left_out = left_out
+        return images
+
+    def use(self, images: Sequence[PoolImage]) -> bool:
+        """Use these images from now on; return whether they are others than before."""
+        changed = {image.key for image in images} != self.images.keys()
+        self.images = {image.key: image for image in images}
+        self.by_path = {image.path: image for image in images}
         return changed
 
-    def _present_images(self, left_out: list[str]) -> Iterator[PoolImage]:
+    def _walked(self, left_out: list[str]) -> Iterator[PoolImage]:
         inside = self.folder == self._table_folder
         for name, entry in walk_files(self.folder, lambda _path, _error: None):
             if Path(name).suffix.lower() not in IMAGE_SUFFIXES:

@@ -6,6 +6,7 @@ Every method returns when its effect is on the disk.
 from __future__ import annotations
 
 import threading
+import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
@@ -32,6 +33,8 @@ from patchline.pipeline.metrics.intervals import proportion
 MOST_TOGETHER = 24
 """Near duplicates that are shown with an image."""
 _LONGEST_NAME = 80
+LOOK_SECONDS = 60.0
+"""Between two searches of the folder for new images."""
 
 
 class TakenError(Exception):
@@ -47,8 +50,8 @@ class Advice(Protocol):
     def suggestion(self, key: str) -> Suggestion | None:
         """Return what is predicted for an image."""
 
-    def answered(self) -> None:
-        """Learn that there are new answers."""
+    def wake(self) -> None:
+        """Learn that there are new answers, or new images."""
 
     def words(self) -> str:
         """Return how the images are ordered, and what is computed at the moment."""
@@ -79,7 +82,6 @@ class Session:
         pool: the images.
         answers: the table.
         order: of the images.
-        leases: who has which image.
         advice: what else is known about the images.
         given: the labels that images have in the data, by key.
     """
@@ -89,18 +91,39 @@ class Session:
         pool: Pool,
         answers: AnswersTable,
         order: ImageOrder,
-        leases: Leases,
         advice: Advice,
         given: Mapping[str, tuple[str, ...]] | None = None,
     ) -> None:
         self.pool, self.answers, self.order, self.advice = pool, answers, order, advice
-        self._leases = leases
+        self._leases = Leases(answers.beside("leases.json"))
         self._given = dict(given or {})
         self._unreadable: dict[str, str] = {}
         self._offered: dict[str, str] = {}
         self._lock = threading.RLock()
+        self._looking, self._looked_at = threading.Lock(), time.monotonic()
 
     # -- asking --
+
+    def look_for_images(self, *, now: bool) -> None:
+        """Ask about images that were added to the folder since, and no more about removed ones.
+
+        Args:
+            now: also if that was done a short time ago, and try images that could not be read.
+        """
+        is_due = now or time.monotonic() - self._looked_at >= LOOK_SECONDS
+        if not is_due or not self._looking.acquire(blocking=False):
+            return
+        try:
+            present = self.pool.present()
+            with self._lock:
+                if now:
+                    self._unreadable.clear()
+                if self.pool.use(present):
+                    self.order.use(list(self.pool.images))
+                    self.advice.wake()
+            self._looked_at = time.monotonic()
+        finally:
+            self._looking.release()
 
     def next(self, person: Person, holding: Sequence[str], count: int) -> list[Offer]:
         """Return the next images for a person, beside those that are on the screen.
@@ -229,7 +252,7 @@ class Session:
                 )
             self.answers.append(answers)
             self._leases.release(keys, person.client)
-        self.advice.answered()
+        self.advice.wake()
 
     def _labels(self, verdict: Verdict, labels: Sequence[str]) -> tuple[str, ...]:
         if verdict != "label":
@@ -266,7 +289,7 @@ class Session:
             self.answers.undo(batch)
             self._leases.take(keys, person.client)
             self._offered[keys[0]] = batch[0].source
-        self.advice.answered()
+        self.advice.wake()
         return [Offer(key, self._offered[keys[0]], ()) for key in keys]
 
     def add_class(self, name: str) -> str:
@@ -287,9 +310,11 @@ class Session:
 
     # -- telling --
 
-    def image(self, offer: Offer) -> dict[str, Any]:
-        """Return what the page knows of an image."""
-        image = self.pool.images[offer.key]
+    def image(self, offer: Offer) -> dict[str, Any] | None:
+        """Return what the page knows of an image; None if it was removed a moment ago."""
+        image = self.pool.images.get(offer.key)
+        if image is None:
+            return None
         suggestion = self.advice.suggestion(offer.key)
         answer = self.answers.answer(image.path)
         return {
@@ -307,7 +332,12 @@ class Session:
         """Return how far people are."""
         with self._lock:
             standing = self.answers.standing()
-            here = [each for path, each in standing.items() if path in self.pool.by_path]
+            asked = self.order.listed or self.pool.images
+            here = [
+                each
+                for path, each in standing.items()
+                if (image := self.pool.by_path.get(path)) is not None and image.key in asked
+            ]
             verdicts = Counter(each.verdict for each in here if each.source != DATA)
             counts = Counter(label for each in here for label in each.labels)
             by = Counter(each.labeled_by for each in here if each.verdict == "label")
@@ -317,7 +347,7 @@ class Session:
                 "classes": [
                     {"name": name, "images": counts[name]} for name in self.answers.classes
                 ],
-                "images": len(self.pool.images),
+                "images": len(asked),
                 "labeled": verdicts["label"],
                 "unsure": verdicts["unsure"],
                 "skipped": verdicts["skip"],

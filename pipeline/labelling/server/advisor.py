@@ -11,7 +11,6 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Sequence
-from typing import Any, NamedTuple
 
 import numpy as np
 from scipy.sparse import coo_array
@@ -22,23 +21,17 @@ from patchline.pipeline.data.near_duplicates.search import LEAST_SIDE
 from patchline.pipeline.labelling.answer import REPRESENTATIVE, Suggestion
 from patchline.pipeline.labelling.answers_table import AnswersTable
 from patchline.pipeline.labelling.image_order import ImageOrder
-from patchline.pipeline.labelling.pool import Pool
-from patchline.pipeline.labelling.ranking import Ranking, predicted, ranking, suggestions
+from patchline.pipeline.labelling.pool import Pool, PoolImage
+from patchline.pipeline.labelling.ranking import predicted, ranking, suggestions
 from patchline.pipeline.labelling.server.image_features import Described, FeatureSource
 from patchline.pipeline.labels.label_sets import MULTI_LABEL
 
 logger = logging.getLogger(__name__)
-Array = np.ndarray[Any, Any]
 _BATCH = 20
 """Images that are ranked at a time."""
 _GOODBYE_SECONDS = 1.0
 _FEW = 8
 """With fewer ranked images left, others are ranked."""
-
-
-class _Advice(NamedTuple):
-    keys: list[str]
-    features_ND: Array
 
 
 class Advisor:
@@ -50,7 +43,6 @@ class Advisor:
         order: is told which images help most.
         source: of the features; None if there are no weights.
         without: why there are none.
-        seed: of the clusters.
     """
 
     def __init__(
@@ -60,10 +52,9 @@ class Advisor:
         order: ImageOrder,
         source: FeatureSource | None,
         without: str = "",
-        seed: int = 0,
     ) -> None:
         self._pool, self._answers, self._order = pool, answers, order
-        self._source, self._seed = source, seed
+        self._source = source
         self._words = f"random, because {without}" if source is None else "random at first"
         self._suggestions: dict[str, Suggestion] = {}
         self._groups: dict[str, tuple[str, ...]] = {}
@@ -92,8 +83,8 @@ class Advisor:
         """Return what is predicted for an image."""
         return self._suggestions.get(key)
 
-    def answered(self) -> None:
-        """Rank the images again if few are left."""
+    def wake(self) -> None:
+        """Compute what new images need, and rank the images again if few are left."""
         self._changed.set()
 
     def words(self) -> str:
@@ -107,42 +98,54 @@ class Advisor:
     def _advise(self) -> None:
         source = self._source
         assert source is not None  # noqa: S101 - the thread is started with one
+        known: Described | None = None
+        seen: set[str] = set()
         try:
-            described = self._described(source)
-            if described is None:
-                return
-            self._groups = _near(described)
-            advice = _Advice(described.keys, described.features_ND)
             while not self._stopped:
                 self._changed.clear()
-                if self._order.ranked(self._is_unanswered) < _FEW:
-                    self._rank(advice, has_model=bool(described.classes))
+                images = self._pool.images
+                new = [image for key, image in images.items() if key not in seen]
+                if new:
+                    seen.update(image.key for image in new)
+                    known = self._described(source, new, known)
+                    if self._stopped:
+                        return
+                    self._groups = _near(known) if known else {}
+                if known and self._order.ranked(self._is_unanswered) < _FEW:
+                    self._rank(known)
                 self._changed.wait()
         except Exception as error:
             logger.exception("The images cannot be ranked.")
             reason = str(error).splitlines()[0][:200] if str(error) else type(error).__name__
             self._words = f"random, because the images could not be ranked: {reason}"
 
-    def _described(self, source: FeatureSource) -> Described | None:
-        """Return the features of all images that can be read; None if the page was closed."""
-        images = list(self._pool.images.values())
-        parts: list[Described] = []
+    def _described(
+        self, source: FeatureSource, images: Sequence[PoolImage], known: Described | None
+    ) -> Described | None:
+        """Return what is known of all images that can be read, known ones and new ones."""
+        parts = [known] if known else []
         done = 0
         for part in source.described(images):
             if self._stopped:
-                return None
+                return known
             parts.append(part)
             done += part.images
-            self._words = f"random, until {source.name} has seen all images ({done} so far)"
+            if known is None:
+                self._words = (
+                    f"random, until {source.name} has seen all images "
+                    f"({done:,} of {len(images):,} so far)"
+                )
             for key, suggestion in part.suggestions.items():
                 self._suggestions[key] = suggestion
-        return Described.joined(parts)
+        if not parts:
+            self._words = "random, because no image can be read"
+        return Described.joined(parts) if parts else None
 
     def _is_unanswered(self, key: str) -> bool:
         image = self._pool.images.get(key)
         return image is not None and self._answers.answer(image.path) is None
 
-    def _rank(self, advice: _Advice, *, has_model: bool) -> None:
+    def _rank(self, advice: Described) -> None:
         rows = {key: row for row, key in enumerate(advice.keys)}
         standing = self._answers.standing()
         pairs = [
@@ -156,10 +159,9 @@ class Advisor:
         open_rows = [
             row for key, row in rows.items() if key not in sample and self._is_unanswered(key)
         ]
-        found: Ranking = ranking(
-            advice.features_ND, open_rows, labelled, labels, _BATCH, self._seed + len(labelled)
-        )
-        if not has_model and self._answers.task != MULTI_LABEL:
+        seed = self._order.seed + len(labelled)
+        found = ranking(advice.features_ND, open_rows, labelled, labels, _BATCH, seed)
+        if not advice.classes and self._answers.task != MULTI_LABEL:
             own = predicted(advice.features_ND, labelled, labels)
             if own is not None:
                 named = suggestions(*own)

@@ -70,6 +70,8 @@ class ImageRequest(FrozenModel):
     holding: Annotated[tuple[_Key, ...], Field(max_length=64)] = ()
     """Images on the screen, or about to be."""
     count: int = Field(default=1, ge=0, le=8)
+    look_again: bool = False
+    """Whether to look for new images in the folder first."""
     reviewed: Annotated[tuple[_Key, ...], Field(max_length=10_000)] = ()
     """Images that were set aside and that this page has shown again."""
 
@@ -193,6 +195,7 @@ class _Interface:
     def next(self, sent: ImageRequest, usual_name: str) -> dict[str, Any]:
         """Return the next images."""
         person = Person(sent.client, sent.person or usual_name)
+        self._session.look_for_images(now=sent.look_again)
         return self._offers(self._session.next(person, sent.holding, sent.count), usual_name)
 
     @_reads(ImageRequest)
@@ -226,7 +229,7 @@ class _Interface:
         return {"name": self._session.add_class(sent.name), "progress": self._progress(usual_name)}
 
     def _offers(self, offers: Sequence[Offer], usual_name: str) -> dict[str, Any]:
-        images = [self._session.image(offer) for offer in offers]
+        images = [image for offer in offers if (image := self._session.image(offer))]
         return {"images": images, "progress": self._progress(usual_name)}
 
     def _progress(self, usual_name: str) -> dict[str, Any]:

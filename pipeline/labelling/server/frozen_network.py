@@ -1,4 +1,4 @@
-"""A network with weights from a file, whose features are computed once and kept.
+"""A network with weights from a file, for the features of images.
 
 Shapes: N images, H, W and C of an image, D features.
 """
@@ -17,10 +17,10 @@ from patchline.pipeline.errors import DataError
 from patchline.pipeline.initial_weights.loading import load_into
 from patchline.pipeline.initial_weights.record import InitialWeights, weights_folder
 from patchline.pipeline.initial_weights.starting_point import starting_point
+from patchline.pipeline.models.inference import logits_of_batch
 from patchline.pipeline.models.model_building import build_model
 from patchline.pipeline.plugin_system.plugin_settings import resolve_settings
-from patchline.pipeline.probing.features import FeatureStore, suitable_batch_size
-from patchline.pipeline.probing.linear_head import linear_head
+from patchline.pipeline.probing.linear_head import evaluating, linear_head
 from patchline.plugin_api import DataTraits, ImageSpec
 
 Array = np.ndarray[Any, Any]
@@ -33,8 +33,8 @@ class FrozenNetwork(NamedTuple):
 
     model: nn.Module
     image: ImageSpec
-    folder: Path
-    """For features of these weights."""
+    digest: str
+    """Of the weights, and of the size of the images."""
 
     @classmethod
     def of(cls, reference: str, workspace: Path) -> FrozenNetwork:
@@ -65,26 +65,16 @@ class FrozenNetwork(NamedTuple):
         )
         model = build_model(choice, image, _CLASSES)
         load_into(model, weights, weights_folder(workspace.resolve(), weights.sha256), ())
-        folder = workspace.resolve() / "labelling" / weights.sha256[:16]
-        return cls(model.eval(), image, folder)
+        return cls(model.eval(), image, f"{weights.sha256[:32]}-{data.image_size}")
 
-    def features(self, pixels_NHWC: Array, digest: str) -> Array:
-        """Return the features (N, D) of decoded images, computed once.
-
-        Args:
-            pixels_NHWC: the images.
-            digest: of their files.
-        """
-        device = torch.device("cpu")
-        store = FeatureStore(
-            self.model,
-            linear_head(self.model, _CLASSES),
-            pixels_NHWC,
-            np.arange(len(pixels_NHWC)),
-            self.image,
-            self.folder / digest[:16],
-            device,
-            precision="float32",
-            batch_size=suitable_batch_size(self.image, device),
-        )
-        return np.asarray(store.features())
+    def features(self, pixels_NHWC: Array) -> Array:
+        """Return the features (N, D) of decoded images: what the network's head gets."""
+        given: list[torch.Tensor] = []
+        head = linear_head(self.model, _CLASSES)
+        hook = head.register_forward_pre_hook(lambda _, inputs: given.append(inputs[0]))
+        try:
+            with evaluating(self.model):
+                logits_of_batch(self.model, torch.from_numpy(pixels_NHWC), self.image, "float32")
+        finally:
+            hook.remove()
+        return given[0].float().numpy()

@@ -5,11 +5,14 @@ Shapes: N images, B images of a batch, D features, K classes; H, W and C of an i
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import hashlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
+import cv2
 import numpy as np
 import pandas as pd
 
@@ -19,13 +22,18 @@ from patchline.pipeline.data.reading.image_file import image_bytes
 from patchline.pipeline.data.reading.resizing import resize_image
 from patchline.pipeline.labelling.answer import Suggestion
 from patchline.pipeline.labelling.pool import PoolImage
+from patchline.pipeline.labelling.server.kept_features import KeptFeatures
 
 if TYPE_CHECKING:
     from patchline.pipeline.initial_weights.at_hand import WeightsAtHand
+    from patchline.pipeline.labelling.server.frozen_network import FrozenNetwork
     from patchline.pipeline.packaging.packaged_model import PackagedModel
 
 Array = np.ndarray[Any, Any]
-_BATCH, _CHUNK = 32, 64
+_BATCH = 32
+_FOLDER = "labelling"
+"""In the workspace."""
+_UNREADABLE = UndecodableImageError, cv2.error, MemoryError
 
 
 class Described(NamedTuple):
@@ -73,19 +81,21 @@ class FeatureSource(Protocol):
         """Yield what is known of all images that can be read, in parts."""
 
 
-class _Pixels:
+class _Part:
     """Decoded images of a part."""
 
     def __init__(self) -> None:
         self.keys: list[str] = []
-        self.pixels: list[Array] = []
+        self.digests: list[str] = []
+        self.new: dict[str, Array] = {}
+        """As the network takes them, those without results, by digest."""
         self.sides: list[int] = []
         self._collector = ThumbnailCollector()
 
-    def add(self, key: str, decoded_HWC: Array, resized_HWC: Array) -> None:
-        """Add an image as it was decoded, and as the network takes it."""
+    def add(self, key: str, digest: str, decoded_HWC: Array) -> None:
+        """Add an image as it was decoded."""
         self.keys.append(key)
-        self.pixels.append(resized_HWC)
+        self.digests.append(digest)
         self.sides.append(min(decoded_HWC.shape[:2]))
         color_HWC = decoded_HWC if decoded_HWC.shape[2] == 3 else decoded_HWC.repeat(3, 2)  # noqa: PLR2004 - RGB
         self._collector.add(key, b"", color_HWC)
@@ -116,37 +126,36 @@ class PackageFeatures:
     Args:
         package: the model.
         name: of its version.
+        workspace: keeps what was computed.
     """
 
-    def __init__(self, package: PackagedModel, name: str) -> None:
-        self._package, self.name = package, name
-        self._outputs = [package.output_names[0], *(["features"] if self._has_features else [])]
-
-    @property
-    def _has_features(self) -> bool:
-        return "features" in self._package.output_names
+    def __init__(self, package: PackagedModel, name: str, workspace: Path) -> None:
+        self._package, self.name, self._workspace = package, name, workspace
+        last = "features" if "features" in package.output_names else package.output_names[0]
+        self._outputs = [package.output_names[0], last]
 
     def described(self, images: Sequence[PoolImage]) -> Iterator[Described]:
         """Yield what is known of all images that can be read; features, or else probabilities."""
-        for start in range(0, len(images), _BATCH):
-            batch = images[start : start + _BATCH]
-            part = _Pixels()
+        package = self._package
+        own = "".join(_sha256(file.read_bytes()) for file in package.files)
+        folder = self._workspace / _FOLDER / _sha256(own.encode())[:32]
+        kept = KeptFeatures(folder, ("probabilities", "features"))
+        for batch in _batches(images):
+            part = _Part()
             for image in batch:
-                try:
-                    resized_HWC = np.asarray(self._package.pixels(image.file))
-                    with image_bytes(image.file) as data:
-                        part.add(image.key, decode_image(data, 3), resized_HWC)
-                except UndecodableImageError:
-                    continue
+                with contextlib.suppress(*_UNREADABLE), image_bytes(image.file) as data:
+                    digest, decoded_HWC = _sha256(data), decode_image(data, 3)
+                    if digest not in kept:
+                        part.new[digest] = np.asarray(package.pixels(data))
+                    part.add(image.key, digest, decoded_HWC)
             if not part.keys:
                 continue
-            outputs = self._package.named_outputs(np.stack(part.pixels), self._outputs)
-            yield part.described(
-                outputs[-1],
-                [self._suggestion(each) for each in outputs[0]],
-                self._package.classes,
-                len(batch),
-            )
+            if part.new:
+                pixels_BHWC = np.stack(list(part.new.values()))
+                kept.add(list(part.new), package.named_outputs(pixels_BHWC, self._outputs))
+            probabilities_BK, features_BD = kept.of(part.digests)
+            suggested = [self._suggestion(each) for each in probabilities_BK]
+            yield part.described(features_BD, suggested, package.classes, len(batch))
 
     def _suggestion(self, probabilities_K: Array) -> Suggestion:
         package = self._package
@@ -164,7 +173,7 @@ class WeightFeatures:
 
     Args:
         weights: the file.
-        workspace: keeps the features.
+        workspace: keeps what was computed.
     """
 
     def __init__(self, weights: WeightsAtHand, workspace: Path) -> None:
@@ -173,22 +182,35 @@ class WeightFeatures:
 
     def described(self, images: Sequence[PoolImage]) -> Iterator[Described]:
         """Yield what is known of all images that can be read."""
+        network = self._network
+        side = network.image.height, network.image.width
+        kept = KeptFeatures(self._workspace / _FOLDER / network.digest, ("features",))
+        for batch in _batches(images):
+            part = _Part()
+            for image in batch:
+                with contextlib.suppress(*_UNREADABLE), image_bytes(image.file) as data:
+                    digest = _sha256(data)
+                    decoded_HWC = decode_image(data, network.image.channels)
+                    if digest not in kept:
+                        part.new[digest] = resize_image(decoded_HWC, *side, "crop")
+                    part.add(image.key, digest, decoded_HWC)
+            if not part.keys:
+                continue
+            if part.new:
+                kept.add(list(part.new), [network.features(np.stack(list(part.new.values())))])
+            [features_BD] = kept.of(part.digests)
+            yield part.described(features_BD, (), (), len(batch))
+
+    @functools.cached_property
+    def _network(self) -> FrozenNetwork:
         from patchline.pipeline.labelling.server.frozen_network import FrozenNetwork
 
-        network = FrozenNetwork.of(self._weights.reference, self._workspace)
-        for start in range(0, len(images), _CHUNK):
-            chunk = images[start : start + _CHUNK]
-            part = _Pixels()
-            digest = hashlib.sha256()
-            for image in chunk:
-                try:
-                    with image_bytes(image.file) as data:
-                        decoded_HWC = decode_image(data, network.image.channels)
-                        digest.update(hashlib.sha256(data).digest())
-                except UndecodableImageError:
-                    continue
-                side = network.image.height, network.image.width
-                part.add(image.key, decoded_HWC, resize_image(decoded_HWC, *side, "crop"))
-            if part.keys:
-                features_ND = network.features(np.stack(part.pixels), digest.hexdigest())
-                yield part.described(features_ND, (), (), len(chunk))
+        return FrozenNetwork.of(self._weights.reference, self._workspace)
+
+
+def _batches(images: Sequence[PoolImage]) -> Iterator[Sequence[PoolImage]]:
+    return (images[start : start + _BATCH] for start in range(0, len(images), _BATCH))
+
+
+def _sha256(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()

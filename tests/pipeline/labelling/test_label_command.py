@@ -81,6 +81,25 @@ def test_every_image_is_asked_about_once_and_skipped_ones_at_the_end(tmp_path: P
     assert len(rows_of(folder / "labels.csv")) == 12
 
 
+def test_new_images_join_and_broken_ones_are_left_out(tmp_path: Path) -> None:
+    """A file that is no image is named once, and asked about no more."""
+    folder = write_images(tmp_path / "inbox", 1)
+    with labelling(folder, "--classes", "rose") as page:
+        [image] = page.next(ADA)
+        assert page.answer(ADA, [image["id"]], "rose").status == HTTPStatus.OK
+        assert page.next(ADA) == []
+        (folder / "broken.png").write_text("not an image")
+        write_images(folder, 2)
+        new = page.post("/next", client=ADA, count=3, look_again=True).json["images"]
+        assert sorted(each["name"] for each in new) == ["001.png", "broken.png"]
+        [broken] = [each for each in new if each["name"] == "broken.png"]
+        reply = page.ask("GET", f"/image/{broken['id']}")
+        assert reply.status == HTTPStatus.UNPROCESSABLE_ENTITY
+        assert reply.json["error"].startswith("broken.png cannot be read: ")
+        assert page.progress()["unreadable"] == 1
+        assert [each["name"] for each in page.next(ADA, 3)] == ["001.png"]
+
+
 def _refusals(page: Labelling) -> dict[str, int]:
     """Return the status of hostile requests."""
     body = json.dumps({"name": "rose"}).encode()

@@ -13,6 +13,7 @@ let state = null;               // what the server says of all images
 let busy = false;
 let reviewing = false;          // whether images are shown that were set aside
 const seen = new Set();         // those of them that were shown
+let lookAgain = false;          // whether the server looks for new images in the folder
 let token = sessionStorage.getItem("token") || "";
 
 if (location.hash.startsWith("#token=")) {
@@ -76,8 +77,9 @@ function fill() { return filling ||= fillQueue().finally(() => { filling = null;
 async function fillQueue() {
   const count = AHEAD - queue.length;
   if (count < 1) return;
-  const content = { client, person: person(), holding: held(), count, ...(reviewing && { reviewed: [...seen] }) };
+  const content = { client, person: person(), holding: held(), count, look_again: lookAgain, ...(reviewing && { reviewed: [...seen] }) };
   const answered = await ask(reviewing ? "unsure" : "next", content);
+  lookAgain = false;
   learn(answered.progress);
   for (const image of answered.images) {
     try {
@@ -86,7 +88,7 @@ async function fillQueue() {
       queue.push(image);
     } catch (error) {
       if (error.status !== 422) throw error;   // cannot be read: the server offers it no more
-      say(error.message);
+      tell(`${error.message} It is left out.`);
     }
   }
 }
@@ -333,7 +335,7 @@ find("undo").addEventListener("click", undo);
 find("undo-last").addEventListener("click", undo);
 find("accept").addEventListener("click", accept);
 find("save").addEventListener("click", save);
-find("again").addEventListener("click", () => show().catch(error => tell(error.message)));
+find("again").addEventListener("click", () => { lookAgain = true; show().catch(error => tell(error.message)); });
 find("review").addEventListener("click", () => { reviewing = true; seen.clear(); show().catch(error => tell(error.message)); });
 find("show").checked = localStorage.getItem("suggestions") !== "hidden";
 find("show").addEventListener("change", () => {
