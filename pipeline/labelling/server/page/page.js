@@ -54,7 +54,7 @@ async function ask(address, content, options = {}) {
     find("gate").hidden = false;
     find("work").hidden = true;
     find("token").focus();
-    throw new Refused("The token is missing or wrong.", 401);
+    throw new Refused(token ? "The token is wrong." : "", 401);
   }
   if (!answered.ok) {
     const found = await answered.json().catch(() => ({}));
@@ -196,6 +196,7 @@ function learn(progress) {
   document.title = `${state.folder}: ${state.labeled} of ${state.images}`;
   find("folder").textContent = `Label ${state.folder}`;
   find("table").textContent = state.table;
+  find("where").hidden = false;
   find("person").placeholder = state.usual_name;
   find("bar").max = Math.max(1, state.images);
   find("bar").value = state.labeled;
@@ -211,7 +212,8 @@ function learn(progress) {
 
 function finished() {
   const aside = reviewing ? 0 : state.unsure;
-  find("done-title").textContent = aside ? "Every other image has an answer." : "Every image has an answer.";
+  const which = aside ? "Every other image" : state.unreadable ? "Every image that can be read" : "Every image";
+  find("done-title").textContent = `${which} has an answer.`;
   find("done-words").textContent = `${state.labeled} of ${state.images} images are labelled${aside ? `, ${aside} ${aside === 1 ? "is" : "are"} set aside` : ""}.`;
   find("review").hidden = !aside;
   reviewing = false;
