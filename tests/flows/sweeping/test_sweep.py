@@ -9,11 +9,14 @@ import subprocess
 import time
 from collections import Counter
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import psutil
 import pytest
 
-from tests.conftest import PATCHLINE, patchline, patchline_here
+from tests import postgres_server
+from tests.conftest import PATCHLINE, Finished, patchline, patchline_here
 from tests.patience import patient
 
 SETTINGS = [
@@ -37,6 +40,7 @@ def _has(pattern: str, at_least: int = 1) -> Callable[[Path], bool]:
 
 MOMENTS: dict[str, Callable[[Path], bool]] = {
     "in the first trial": _has("trials/*/training/events.jsonl"),
+    "in the second trial": _has("trials/*/training/events.jsonl", 2),
     "in the third trial": _has("trials/*/training/events.jsonl", 3),
     "in a final fit": _has("finals/*/training/events.jsonl"),
     "while the test images are read": _has("finals/*/prediction/job.json"),
@@ -150,3 +154,107 @@ def test_a_dry_run_tells_what_would_be_searched_and_trains_nothing(tmp_path: Pat
     assert found["seconds_per_epoch"] > 0
     assert not (tmp_path / ".patchline/runs").exists()
     assert not (tmp_path / "mlflow.db").exists()
+
+
+def _interrupt(moment: str, folder: Path, number: int, *arguments: str) -> None:
+    """Start `patchline sweep`, send it a signal at a moment, and see that no process is left."""
+    with (folder / "said.txt").open("wb") as said:
+        process = subprocess.Popen(
+            [str(PATCHLINE), "sweep", *arguments],
+            cwd=folder,
+            stdout=said,
+            stderr=said,
+            start_new_session=True,
+            # A shell lets what it starts in the background ignore SIGINT.
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # noqa: PLW1509 - no threads yet
+        )
+    deadline = time.monotonic() + _SECONDS
+    while not ((run := _run_folder(folder)) and MOMENTS[moment](run)):
+        assert process.poll() is None, (folder / "said.txt").read_text("utf-8")
+        assert time.monotonic() < deadline, (folder / "said.txt").read_text("utf-8")
+        time.sleep(0.02)
+    family = psutil.Process(process.pid).children(recursive=True)
+    process.send_signal(number)
+    assert process.wait(_SECONDS) != 0
+    _, alive = psutil.wait_procs(family, timeout=patient(20.0))
+    assert not alive, [each.cmdline() for each in alive]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(patient(1200))
+def test_signals_with_two_workers_lose_nothing_and_leave_nothing_alive(tmp_path: Path) -> None:
+    """SIGTERM while two trials train, SIGINT later; resumed, each trial has one run and one end."""
+    from mlflow import MlflowClient
+
+    _interrupt("in the second trial", tmp_path, signal.SIGTERM, *SETTINGS, "--sweep.workers", "2")
+    _interrupt("in the third trial", tmp_path, signal.SIGINT, "--resume", "last")
+    done = patchline("sweep", "--resume", "last", "--json", cwd=tmp_path, timeout=600)
+    assert done.code == 0, done.err
+    summary = done.json
+    assert [each["number"] for each in summary["trial_table"]] == [0, 1, 2, 3, 4]
+    assert {each["state"] for each in summary["trial_table"]} <= {"complete", "stopped"}
+    client = MlflowClient(f"sqlite:///{tmp_path / 'mlflow.db'}")
+    [experiment] = [e for e in client.search_experiments() if e.name == "digits"]
+    runs = client.search_runs([experiment.experiment_id])
+    assert {run.info.status for run in runs} == {"FINISHED"}
+    keys = Counter(run.data.tags.get("patchline.nested", "search") for run in runs)
+    assert set(keys.values()) == {1}
+    for run in runs:
+        history = client.get_metric_history(run.info.run_id, "validation/accuracy")
+        steps = [metric.step for metric in history]
+        assert steps == sorted(set(steps))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(patient(1200))
+@pytest.mark.skipif(bool(postgres_server.missing()), reason=postgres_server.missing())
+def test_two_machines_search_in_one_study(tmp_path: Path) -> None:
+    """Each trial is trained by one of them; the first does the final fits, the second ends.
+
+    Each has an MLflow store of its own, so the run of the second stays where it is.
+    """
+    from mlflow import MlflowClient
+
+    place = SETTINGS.index("--sweep.trials") + 1
+    first, second = tmp_path / "first", tmp_path / "second"
+    stores = [f"sqlite:///{folder / 'mlflow.db'}" for folder in (first, second)]
+    with postgres_server.postgres_server() as server:
+        server.sql(f"CREATE DATABASE sweeps OWNER {postgres_server.USER}")
+        arguments = [
+            *("sweep", *SETTINGS[:place], "8", *SETTINGS[place + 1 :], "--json"),
+            *("--sweep.study", "digits-may"),
+            *("--sweep.storage", server.address("sweeps")),
+        ]
+
+        def search(folder: Path, store: str) -> Finished:
+            environment = {"PGPASSWORD": postgres_server.PASSWORD, "MLFLOW_TRACKING_URI": store}
+            return patchline(*arguments, cwd=folder, env=environment, timeout=600)
+
+        for folder in (first, second):
+            folder.mkdir()
+        with ThreadPoolExecutor(2) as pool:
+            began = pool.submit(search, first, stores[0])
+            deadline = time.monotonic() + _SECONDS
+            while not list(first.glob(".patchline/runs/*/trials/*")):
+                assert not began.done(), began.result().err
+                assert time.monotonic() < deadline
+                time.sleep(0.1)
+            joined = search(second, stores[1])
+            ended = began.result()
+    assert (ended.code, joined.code) == (0, 0), (ended.err, joined.err)
+    summary, other = ended.json, joined.json
+    table = summary["trial_table"]
+    assert [each["number"] for each in table] == list(range(8))
+    assert "unfinished" not in {each["state"] for each in table}
+    assert len({each["owner"] for each in table}) == 2
+    assert summary["version"] == "1"
+    assert not other["version"]
+    assert other["study"] == summary["study"] == "digits-may"
+    trained = []
+    for store in stores:
+        client = MlflowClient(store)
+        runs = client.search_runs([each.experiment_id for each in client.search_experiments()])
+        trained += [run.data.tags.get("patchline.sweep.trial") for run in runs]
+    assert sorted(each for each in trained if each) == [str(number) for number in range(8)]
+    joining = MlflowClient(stores[1]).get_run(other["run_id"])
+    assert "mlflow.parentRunId" not in joining.data.tags
