@@ -152,12 +152,10 @@ def _prediction(model: str, images: Path, out: Path) -> ScheduledWork:
 
 
 def _monitoring(model: str, images: Path, columns: Mapping[str, Any]) -> ScheduledWork:
-    from patchline.pipeline.prediction.image_files import is_empty
     from patchline.pipeline.registry.registered_models import resolve
 
     data = of_path(images) or str(images.resolve() if images.exists() else images)
-    is_inbox = of_path(images) is None and images.is_dir() and is_empty(images)
-    if of_path(images) is None and not is_inbox:  # an inbox may start empty
+    if not of_path(images) and not images.is_dir():  # a folder may start empty
         _check_stream(images, data, columns)
     resolve(model)
     parameters = {"model": model, "data": data, "least_images": LEAST_IMAGES}
