@@ -104,9 +104,9 @@ def test_a_schedule_monitors_and_another_one_trains_after_a_drift(
     assert str(made["again"].entrypoint).endswith("retrain_when_new")
     write_new(tmp_path / "inbox", 2)
     (tmp_path / "seen.csv").write_text("what,file\nup,inbox/1000.png\nup,inbox/1001.png\n")
-    times = ("schedule", "create", "table", "--interval", "1d", "--images", "seen.csv")
+    table = ("schedule", "create", "table", "--interval", "1d", "--images", "seen.csv")
     columns = ("--data.image-column", "file", "--data.label-column", "what")
-    code, _, err = run_here(*times, "--monitor", "photos@champion", *columns)
+    code, _, err = run_here(*table, "--monitor", "photos@champion", *columns)
     assert code == 0, err
     made = {deployments.name_of(each): each for each in deployments.deployments()}
     flow_parameters = made["table"].parameters
@@ -114,7 +114,7 @@ def test_a_schedule_monitors_and_another_one_trains_after_a_drift(
     state: State[Any] = monitor_flow(**flow_parameters, return_state=True)
     assert (state.name, "Only 2 images" in str(state.message)) == (TOO_FEW, True)
     wrong = ("--monitor", "photos@champion", "--data.image-column", "picture")
-    assert "picture" in run_here(*times, *wrong)[2]
+    assert "picture" in run_here(*table, *wrong)[2]
     for name in ("again", "daily", "table"):
         assert run_here("schedule", "remove", name)[0] == 0
 
