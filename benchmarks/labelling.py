@@ -42,7 +42,7 @@ _SHARE = 0.9
 _RANDOM_EVERY = 10
 _SHOWN = (40, 100, 200, 300, 400, 600)
 _FIRST_DRAW = 100
-"""Lower numbers are for comparing other orders, so that none is chosen on what is reported."""
+"""Lower numbers are for trying other orders: what is reported has not been used for choosing."""
 
 
 class Images(NamedTuple):

@@ -137,8 +137,16 @@ def _own_prefect_home(
     os.chdir(home)  # what fixtures of whole modules leave where they run does not belong here
 
 
+@pytest.fixture
+def _what_libraries_set() -> Iterator[None]:
+    """Forget the variables that libraries have set, last of all: a patch may bring them back."""
+    yield
+    for name in ("MLFLOW_TRACKING_URI", "_MLFLOW_SERVER_ARTIFACT_ROOT", *MLFLOW_VARIABLES):
+        os.environ.pop(name, None)
+
+
 @pytest.fixture(autouse=True)
-def _own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def _own_folder(_what_libraries_set: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Run every test in a folder of its own, with a store and random numbers of its own."""
     if torch := sys.modules.get("torch"):
         torch.default_generator.manual_seed(0)  # the same weights, whatever ran before
@@ -147,13 +155,6 @@ def _own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Non
     monkeypatch.delenv("PATCHLINE_PLUGIN_FILES", raising=False)
     monkeypatch.delenv("PATCHLINE_WEIGHTS", raising=False)
     monkeypatch.setenv("PATCHLINE_WORKSPACE", "")  # so that what a command sets goes with the test
-    yield
-    for name in (
-        "MLFLOW_TRACKING_URI",
-        "_MLFLOW_SERVER_ARTIFACT_ROOT",
-        *MLFLOW_VARIABLES,
-    ):  # what the library has set
-        os.environ.pop(name, None)
 
 
 def draw_photo(label: int, variant: int, side: int = 32) -> np.ndarray[Any, np.dtype[np.uint8]]:

@@ -24,6 +24,7 @@ from patchline.pipeline.registry.registered_models import ModelReference, resolv
 from patchline.pipeline.terminal_words import counted, short_path, visible
 from patchline.pipeline.tracking import tracked_run
 from patchline.pipeline.tracking.tracked_run import NewRun
+from patchline.pipeline.workspace.address import of_path
 
 if TYPE_CHECKING:
     from patchline.pipeline.evaluation.multi_label.label_set_report import MultiLabelReport
@@ -131,6 +132,9 @@ def evaluate_model(
     named = merged(data_settings(data, None), {"data": dict(columns)})
     config = validated(named)
     workspace = WORKSPACE.resolve()
+    path = config.data.path
+    if path is not None and not of_path(path) and not Path(path).exists():
+        ingestion.check_source(config, workspace, to_train=False)  # says so before MLflow is loaded
     tell_closed()
     reference = resolve(model)
     config = with_task(config, reference, task_of(reference))

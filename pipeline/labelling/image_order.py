@@ -44,7 +44,7 @@ class ImageOrder:
         self._turn = 0
 
     def use(self, keys: Sequence[str]) -> None:
-        """Use these images from now on; each of those that were there keeps its place."""
+        """Use these images; each of those that were there before keeps its place."""
         self._sample, self._others = drawn_at_random(list(keys), self.seed)
 
     @property

@@ -70,7 +70,7 @@ class Pool:
         return images
 
     def use(self, images: Sequence[PoolImage]) -> bool:
-        """Use these images from now on; return whether they are others than before."""
+        """Use these images; return whether they are others than before."""
         changed = {image.key for image in images} != self.images.keys()
         self.images = {image.key: image for image in images}
         self.by_path = {image.path: image for image in images}

@@ -120,17 +120,17 @@ class Advisor:
             self._words = f"random, because the images could not be ranked: {reason}"
 
     def _described(
-        self, source: FeatureSource, images: Sequence[PoolImage], known: Described | None
+        self, source: FeatureSource, images: Sequence[PoolImage], before: Described | None
     ) -> Described | None:
         """Return what is known of all images that can be read, known ones and new ones."""
-        parts = [known] if known else []
+        parts = [before] if before else []
         done = 0
         for part in source.described(images):
             if self._stopped:
-                return known
+                return before
             parts.append(part)
             done += part.images
-            if known is None:
+            if before is None:
                 self._words = (
                     f"random, until {source.name} has seen all images "
                     f"({done:,} of {len(images):,} so far)"

@@ -10,6 +10,7 @@ from prefect.client.orchestration import SyncPrefectClient
 from prefect.client.schemas.actions import WorkPoolCreate
 
 from patchline.flows.schedules import work_pools
+from patchline.pipeline import local_services
 from patchline.pipeline.errors import ConfigError
 from tests.conftest import write_photos
 from tests.flows.conftest import Command
@@ -42,7 +43,7 @@ def test_runs_of_a_pool_work_wherever_its_worker_has_the_folder(
     assert code == 0, err
     here = client.read_deployment(json.loads(out)["id"])
     assert here.job_variables["working_dir"] == str(tmp_path)
-    assert here.work_pool_name == "patchline"
+    assert here.work_pool_name == local_services.pool_name(tmp_path)
     code, out, err = run_here("schedule", "create", "there", *common, "--work-pool", "gpu")
     assert code == 0, err
     assert "`patchline worker --work-pool gpu`" in err

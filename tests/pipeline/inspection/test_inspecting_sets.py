@@ -123,7 +123,7 @@ def test_copies_with_other_labels_are_a_conflict(inspected: Inspect) -> None:
 
 def test_page_and_terminal_speak_of_labels(inspected: Inspect, tmp_path: Path) -> None:
     """Pairs are in both, and a set is shown as a person reads it."""
-    found = inspected([*USUAL, ("a", "<b>"), ()])
+    found = inspected([*[("a", "b"), ("<b>", "c")] * 31, ("a", "<b>"), ()])
     write_page(found, tmp_path / "page.html")
     page = (tmp_path / "page.html").read_text()
     assert "with sets of 4 labels" in page
