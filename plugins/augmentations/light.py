@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     import torch
 
 _LARGE_ROTATION = 45.0
+_LARGE_PIXELS = 48 * 48
+"""Beyond it, a CPU moves one image after another faster than all of a batch at once."""
 Share = Annotated[float, Field(ge=0, le=0.5)]
 
 
@@ -49,20 +51,27 @@ class LightConfig(PluginConfig):
         return self.model_copy(update={"horizontal_flip": traits.mirror_symmetric})
 
 
-def build_batch(config: LightConfig, _context: AugmentationContext) -> BatchTransform:
+def build_batch(config: LightConfig, context: AugmentationContext) -> BatchTransform:
     """Build the transform of whole batches."""
-    from patchline.plugins.augmentations.affine_module import as_bytes, as_floats, lit, moved
+    from patchline.plugins.augmentations import affine_module as affine
+
+    size = context.height, context.width
+    are_large = context.height * context.width > _LARGE_PIXELS
 
     def transform(images_BHWC: torch.Tensor, random: BatchRandom) -> torch.Tensor:
-        images_BCHW = moved(
-            as_floats(images_BHWC),
+        placed = affine.placements(
             random,
+            size,
             flip=bool(config.horizontal_flip),
             shift=config.shift,
             scale=config.scale,
             rotation=config.rotation,
         )
-        return as_bytes(lit(images_BCHW, random, brightness=config.brightness))
+        light = affine.lights(random, brightness=config.brightness)
+        if are_large and images_BHWC.device.type == "cpu":
+            return affine.lit_in_turn(affine.moved_in_turn(images_BHWC, placed), light)
+        images_BCHW = affine.moved(affine.as_floats(images_BHWC), placed)
+        return affine.as_bytes(affine.lit(images_BCHW, light))
 
     return transform
 

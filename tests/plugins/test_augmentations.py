@@ -23,7 +23,16 @@ from patchline.pipeline.config import PluginChoice
 from patchline.pipeline.data.batches.augmentation import SeededAugmentation
 from patchline.pipeline.data.batches.counter_random import CounterRandom
 from patchline.plugin_api import DataTraits, ImageSpec, PluginConfig
-from patchline.plugins.augmentations.affine_module import lit, moved
+from patchline.plugins.augmentations.affine_module import (
+    as_bytes,
+    as_floats,
+    lights,
+    lit,
+    lit_in_turn,
+    moved,
+    moved_in_turn,
+    placements,
+)
 from patchline.plugins.augmentations.batch_module import erase, flip_and_crop
 from patchline.plugins.augmentations.crop_and_flip import CropAndFlipConfig
 from patchline.plugins.augmentations.light import LightConfig
@@ -107,7 +116,8 @@ def test_images_are_moved_as_scipy_moves_them(height: int, width: int, channels:
     rows = torch.arange(40)
     images_BCHW = torch.rand(40, channels, height, width) * 255
     settings = {"shift": 0.2, "scale": 0.3, "rotation": 40.0}
-    found_BCHW = moved(images_BCHW, CounterRandom(0, 0, rows), flip=True, **settings)
+    random = CounterRandom(0, 0, rows)
+    found_BCHW = moved(images_BCHW, placements(random, (height, width), flip=True, **settings))
     random = CounterRandom(0, 0, rows)  # the same numbers once more
     angles_B = random.uniform(low=-math.radians(40), high=math.radians(40)).tolist()
     scales_B2 = random.uniform(2, low=0.7, high=1.3).tolist()
@@ -131,11 +141,27 @@ def test_images_are_moved_as_scipy_moves_them(height: int, width: int, channels:
             assert found_BCHW[row, channel].numpy() == pytest.approx(expected, abs=0.05)
 
 
+@pytest.mark.parametrize("channels", [1, 3])
+def test_a_cpu_augments_large_images_in_turn_as_a_batch_at_once(channels: int) -> None:
+    """Both move and light each image in the same way, to one level of 256."""
+    rows, size = torch.arange(12), (64, 80)
+    rough_BCHW = torch.rand(12, channels, 8, 10, generator=torch.Generator().manual_seed(0)) * 255
+    smooth_BCHW = torch.nn.functional.interpolate(rough_BCHW, size, mode="bicubic")
+    images_BHWC = as_bytes(smooth_BCHW)
+    random = CounterRandom(0, 0, rows)
+    placed = placements(random, size, flip=True, shift=0.2, scale=0.3, rotation=40.0)
+    light = lights(random, brightness=0.3)
+    at_once = as_bytes(lit(moved(as_floats(images_BHWC), placed), light))
+    in_turn = lit_in_turn(moved_in_turn(images_BHWC, placed), light)
+    assert (at_once.int() - in_turn.int()).abs().max() <= 2
+    assert (in_turn.int() - images_BHWC.int()).abs().float().mean() > 10
+
+
 def test_half_of_the_images_get_another_light() -> None:
     """Brightness and contrast change by at most the given fraction, each image by itself."""
     rows = torch.arange(400)
-    low, high = (lit(torch.full((400, 1, 2, 2), level), CounterRandom(0, 0, rows), brightness=0.1)
-                 for level in (50.0, 150.0))  # fmt: skip
+    light = lights(CounterRandom(0, 0, rows), brightness=0.1)
+    low, high = (lit(torch.full((400, 1, 2, 2), level), light) for level in (50.0, 150.0))
     contrast_B = ((high - low) / 100)[:, 0, 0, 0]
     added_B = low[:, 0, 0, 0] - 50 * contrast_B
     changed_B = (contrast_B - 1).abs() > 1e-4
