@@ -15,7 +15,7 @@ from optuna.trial import TrialState, create_trial
 from patchline.pipeline.sweeping.space import SearchSpace
 from patchline.pipeline.sweeping.study import TrialRecord, distributions_of
 
-FEWEST_TRIALS = 6
+FEWEST_TRIALS = 10
 """With fewer trials the shares say nothing."""
 
 

@@ -16,6 +16,7 @@ from tests.conftest import PATCHLINE, Finished, patchline, write_photos
 from tests.flows.services.buckets import administrator, keys_in
 from tests.flows.services.local_servers import Servers, ended, own_database, until
 from tests.object_server import ObjectServer
+from tests.pipeline.serving.served import serving as answering
 from tests.postgres_server import PASSWORD, PostgresServer, postgres_server, program
 
 _TRAINING = ("run", "photos", "--preset", "none", "--training.batch_size", "8", "--json")
@@ -57,9 +58,15 @@ def _copied(objects: ObjectServer, source: str, target: str) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_a_team_continues_on_another_machine_from_its_backup(
-    postgres: PostgresServer, objects: ObjectServer, tmp_path: Path
+    postgres: PostgresServer,
+    objects: ObjectServer,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """As docs/how_to/backup.md says: `models`, `predict` and `--resume` work on the new servers."""
+    """As docs/how_to/backup.md says: `models`, `predict` and `--resume` work on the new servers.
+
+    So do `serve` and `export` in the folder of a colleague who knows the address of MLflow alone.
+    """
     folder, restored = tmp_path / "old", tmp_path / "new"
     folder.mkdir()
     write_photos(folder / "photos", images=20)
@@ -79,7 +86,7 @@ def test_a_team_continues_on_another_machine_from_its_backup(
         _psql("pg_restore", "--no-owner", f"--dbname={another.address('backup')}", dump)
         postgres.sql("DROP DATABASE backup")
         moved = ("--database", another.address("backup"), "--artifacts", f"s3://{other_bucket}/art")
-        with serving(restored, *moved, **credentials):
+        with serving(restored, *moved, **credentials) as servers:
             models = _ok(patchline("models", "--json", cwd=restored)).json["models"]
             assert [(each["name"], len(each["versions"])) for each in models] == [("flowers", 1)]
             image = str(next((restored / "photos").rglob("*.png")))
@@ -88,6 +95,17 @@ def test_a_team_continues_on_another_machine_from_its_backup(
             assert resumed["status"] == "FINISHED"
             assert resumed["version"] == "2"
             _ok(patchline("predict", "flowers/2", image, cwd=restored))
+
+            monkeypatch.setenv("MLFLOW_TRACKING_URI", servers.state.mlflow_url)
+            colleague = tmp_path / "colleague"
+            write_photos(colleague / "photos", images=20)
+            for form in ("onnx", "container"):
+                data = ("--data", "photos", "--to", form)
+                _ok(patchline("export", "flowers/2", *data, cwd=colleague))
+            for words in ((), ("--form", "onnx")):
+                with answering(colleague, *words, model="flowers/2") as server:
+                    answer = server.predict(Path(image).read_bytes())
+                    assert (answer.status, answer.json["label"]) == (200, Path(image).parent.name)
 
 
 def _kill_a_run(folder: Path) -> None:
