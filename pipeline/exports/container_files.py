@@ -6,6 +6,7 @@ import json
 import re
 import shutil
 import sys
+from collections.abc import Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -153,6 +154,7 @@ def deployment(served: ServedVersion, model: Path) -> dict[str, Any]:
     """Return a Deployment of two copies, replaced one by one."""
     labels = {"app.kubernetes.io/name": served.resource}
     versioned = {**labels, "app.kubernetes.io/version": served.version}
+    container = _container(served, model, "server", _hosts(served.resource))
     return {
         "apiVersion": "apps/v1",
         "kind": "Deployment",
@@ -166,7 +168,7 @@ def deployment(served: ServedVersion, model: Path) -> dict[str, Any]:
             },
             "template": {
                 "metadata": {"labels": versioned},
-                "spec": {**_pod(), "containers": [_container(served, model, "server")]},
+                "spec": {**_pod(), "containers": [container]},
             },
         },
     }
@@ -187,8 +189,12 @@ def service(served: ServedVersion) -> dict[str, Any]:
 
 
 def inference_service(served: ServedVersion, model: Path) -> dict[str, Any]:
-    """Return KServe's InferenceService, whose clients speak the Open Inference Protocol (v2)."""
-    container = _container(served, model, "kserve-container")
+    """Return KServe's InferenceService, whose clients speak the Open Inference Protocol (v2).
+
+    Its pods are behind a service of the name `NAME-predictor`.
+    """
+    hosts = [*_hosts(served.resource), *_hosts(f"{served.resource}-predictor")]
+    container = _container(served, model, "kserve-container", hosts)
     container["env"].append({"name": "PROTOCOL", "value": "v2"})
     return {
         "apiVersion": "serving.kserve.io/v1beta1",
@@ -211,13 +217,15 @@ def _pod() -> dict[str, Any]:
     }
 
 
-def _container(served: ServedVersion, model: Path, name: str) -> dict[str, Any]:
+def _container(
+    served: ServedVersion, model: Path, name: str, hosts: Sequence[str]
+) -> dict[str, Any]:
     size = sum(file.stat().st_size for file in model.iterdir())
     memory = _LIBRARY_MEMORY_MIB + _MODEL_COPIES * size // 2**20
     return {
         "name": name,
         "image": served.image,
-        "args": [argument for host in _hosts(served) for argument in ("--allowed-host", host)],
+        "args": [argument for host in hosts for argument in ("--allowed-host", host)],
         "ports": [{"name": "http", "containerPort": PORT, "protocol": "TCP"}],
         "env": [
             {
@@ -245,9 +253,8 @@ def _probe(path: str) -> dict[str, Any]:
     return {"httpGet": {"path": path, "port": "http"}, "timeoutSeconds": 5}
 
 
-def _hosts(served: ServedVersion) -> list[str]:
-    """Return the names by which other pods of the namespace `default` call the server."""
-    name = served.resource
+def _hosts(name: str) -> list[str]:
+    """Return what other pods call the service of this name in the namespace `default`."""
     return [name, f"{name}.default", f"{name}.default.svc", f"{name}.default.svc.cluster.local"]
 
 

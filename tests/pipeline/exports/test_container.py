@@ -113,6 +113,8 @@ def test_a_cluster_keeps_it_in_bounds(folder: Path, name: str) -> None:
     assert container["ports"][0]["name"] == "http"
     assert container["env"][0]["valueFrom"]["secretKeyRef"]["name"] == "stripes-2-0-token"
     assert container["image"] == "stripes-2-0:3"
+    service = "stripes-2-0-predictor" if name == "kserve.yaml" else "stripes-2-0"
+    assert f"{service}.default.svc.cluster.local" in container["args"]
 
 
 def test_the_service_leads_to_the_pods(folder: Path) -> None:
