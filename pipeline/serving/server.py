@@ -13,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+import cv2
 import uvicorn
 
 from patchline.pipeline.errors import ConfigError
@@ -108,6 +109,7 @@ def serve(
         PackageRefusedError: if the first version may not be served.
     """
     _allow_many_connections()
+    cv2.setNumThreads(1)  # the engine's threads are the parallelism, and have their priorities
     asyncio.run(_serve(first, config, listening, on_ready, registry))
 
 
