@@ -19,7 +19,7 @@ from patchline.pipeline.terminal_words import visible
 
 if TYPE_CHECKING:
     from patchline.pipeline.labelling.answers_table import AnswersTable
-    from patchline.pipeline.labelling.findings import DataLabels
+    from patchline.pipeline.labelling.findings import DataLabels, LabelFindings
     from patchline.pipeline.labelling.pool import Pool
     from patchline.pipeline.labelling.server.image_features import FeatureSource
     from patchline.pipeline.packaging.packaged_model import PackagedModel
@@ -89,6 +89,7 @@ def label(
     )
     check_doors(config, "label the images")
     from patchline.pipeline.labelling.answers_table import TABLE_NAME, AnswersTable
+    from patchline.pipeline.labelling.findings import label_findings
     from patchline.pipeline.labelling.image_order import ImageOrder
     from patchline.pipeline.labelling.pool import Pool
     from patchline.pipeline.labelling.server import running
@@ -104,9 +105,10 @@ def label(
     with server.listening_socket(config) as listening:
         url = url_of(config, listening.getsockname()[1])
         several = multi_label or (package is not None and package.is_multi_label)
-        of_data = _data_labels(pool) if findings and not file.exists() else None
-        if of_data is not None:
-            several = several or of_data.task == MULTI_LABEL
+        found = label_findings(findings) if findings else None
+        given = _given(pool, found, findings) if found else {}
+        several = several or (found is not None and found.task == MULTI_LABEL)
+        of_data = _data_labels(pool, given, table) if found and not file.exists() else None
         answers = AnswersTable(file, MULTI_LABEL if several else None)
         with answers.open_for_people(url):
             _add_classes(answers, classes)
@@ -114,15 +116,16 @@ def label(
                 answers.add_classes(package.classes)
             if of_data is not None:
                 answers.begin(of_data.answers, of_data.columns)
-            given = _given(pool, findings)
             answers.add_classes(name for labels in given.values() for name in labels)
-            order = ImageOrder(list(pool.images), seed, list(given) if findings else None)
+            if found:
+                answers.begin_round(found.digest)
+            order = ImageOrder(list(pool.images), seed, list(given) if found else None)
             source, without = _source(package, name)
             advisor = Advisor(pool, answers, order, source, without)
             session = Session(pool, answers, order, advisor, given)
 
             def tell() -> None:
-                _tell(url, answers, len(pool.images), as_json=as_json)
+                _tell(url, answers, len(given or pool.images), as_json=as_json)
 
             advisor.start()
             try:
@@ -135,15 +138,9 @@ def label(
     return 0
 
 
-def _given(pool: Pool, findings: Path | None) -> dict[str, tuple[str, ...]]:
+def _given(pool: Pool, found: LabelFindings, findings: Path | None) -> dict[str, tuple[str, ...]]:
     """Return the labels of the images that the findings name, by key."""
-    if findings is None:
-        return {}
-    from patchline.pipeline.labelling.findings import label_findings
-
-    labels = label_findings(findings)
-    images = pool.images.values()
-    given = {image.key: labels[image.name] for image in images if image.name in labels}
+    given = found.of_pool(pool)
     if not given:
         raise ConfigError(
             f"No image that {findings} names is in {pool.folder}. Give the folder that was "
@@ -152,22 +149,41 @@ def _given(pool: Pool, findings: Path | None) -> dict[str, tuple[str, ...]]:
     return given
 
 
-def _data_labels(pool: Pool) -> DataLabels | None:
-    """Return the labels that the folder has as the data of a run; None if it is no such data."""
+def _data_labels(
+    pool: Pool, given: dict[str, tuple[str, ...]], table: Path | None
+) -> DataLabels | None:
+    """Return the labels that the folder has as the data of a run, if they are those of findings.
+
+    Args:
+        pool: the images of the folder.
+        given: the labels of the findings, by key.
+        table: a new table that a person has named.
+
+    Raises:
+        ConfigError: if nobody has named a table, and the labels are elsewhere.
+    """
     from patchline.pipeline import config_files
     from patchline.pipeline.data.manifests.source_listing import listing_of
     from patchline.pipeline.files.workspace_folder import place
-    from patchline.pipeline.labelling.findings import data_labels
+    from patchline.pipeline.labelling.findings import check_same_labels, data_labels
 
     config = config_files.requested(str(pool.folder), preset_name="none", flags={})
     try:
-        return data_labels(listing_of(config, place()), pool)
+        listed = data_labels(listing_of(config, place()), pool)
+        check_same_labels(listed, given, pool)
     except UserError as error:
+        if table is None:
+            raise ConfigError(
+                f"The labels that were inspected are not those of {pool.folder}: {error} If they "
+                "are in a table with the columns path and label, give it as --table. If they are "
+                "elsewhere, give a new file as --table; it will hold the corrected images alone."
+            ) from error
         print(
             visible(f"Note: the table will hold the corrected images alone, because {error}"),
             file=sys.stderr,
         )
         return None
+    return listed
 
 
 def _package(model: str | None) -> tuple[PackagedModel | None, str]:

@@ -17,7 +17,6 @@ import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import NamedTuple
 
 from patchline.pipeline.errors import ConfigError, DataError
 from patchline.pipeline.files.atomic_files import replacing, write_text
@@ -28,9 +27,11 @@ from patchline.pipeline.labelling.answer import (
     Answer,
     label_cell,
     labels_in,
+    looks_like_list,
     now,
 )
 from patchline.pipeline.labelling.journal import Event, Journal
+from patchline.pipeline.labelling.standing import Standing
 from patchline.pipeline.labels.answer_columns import ANSWER_COLUMNS, LABEL, PATH
 from patchline.pipeline.labels.label_sets import MULTI_LABEL, SINGLE_LABEL, Task
 from patchline.pipeline.terminal_words import counted
@@ -39,40 +40,6 @@ TABLE_NAME = "labels.csv"
 _QUOTED = re.compile(r'[",;|\t\r\n]|^\s|\s$|^$')
 """What a cell has quotes for, so that no reader takes a part of it for a delimiter."""
 _LONGEST_FIELD = 1 << 24
-
-
-class _Standing(NamedTuple):
-    """The state that the events of a journal lead to."""
-
-    history: dict[str, list[Answer]]
-    """The answers to each image that were not taken back, the last of which stands."""
-    classes: dict[str, None]
-    task: list[Task]
-    """The last one counts."""
-
-    @classmethod
-    def empty(cls) -> _Standing:
-        return cls({}, {}, [])
-
-    def apply(self, event: Event) -> None:
-        """Change the state by an event; one of a later Patchline changes nothing."""
-        kind = event["event"]
-        if kind == "answers":
-            for content in event["answers"]:
-                answer = Answer.of_json(content)
-                self.history.setdefault(answer.path, []).append(answer)
-                self.classes.update(dict.fromkeys(answer.labels))
-        elif kind == "undo":
-            for path in event["paths"]:
-                history = self.history.get(path, [])
-                self.history[path] = [each for each in history if each.batch != event["batch"]]
-        elif kind == "removed":
-            for path in event["paths"]:
-                self.history.pop(path, None)
-        elif kind == "classes":
-            self.classes.update(dict.fromkeys(event["names"]))
-        elif kind == "task":
-            self.task.append(event["task"])
 
 
 class AnswersTable:
@@ -98,7 +65,7 @@ class AnswersTable:
         self._lock_file = self.beside("lock")
         self._mutex = threading.RLock()
         self._events: list[Event] = []
-        self._standing = _Standing.empty()
+        self._standing = Standing()
         self._lines: dict[str, str] = {}
         self._others: dict[str, tuple[str, ...]] = {}
         self._other_columns: tuple[str, ...] = ()
@@ -106,7 +73,7 @@ class AnswersTable:
         self._written: int | None = None
         """The number of events that the table holds."""
         with self._current():
-            if task is not None and not self._standing.task:
+            if task is not None and not self._standing.tasks:
                 self._append({"event": "task", "task": task})
             self._write()
         if self.journal.damaged:
@@ -149,13 +116,13 @@ class AnswersTable:
     def task(self) -> Task:
         """Whether an image has one class, or any number of labels."""
         with self._mutex:
-            return self._standing.task[-1] if self._standing.task else SINGLE_LABEL
+            return self._standing.tasks[-1] if self._standing.tasks else SINGLE_LABEL
 
     @property
     def has_task(self) -> bool:
         """Whether somebody has said which task it is."""
         with self._mutex:
-            return bool(self._standing.task)
+            return bool(self._standing.tasks)
 
     @property
     def classes(self) -> list[str]:
@@ -166,8 +133,12 @@ class AnswersTable:
     def answer(self, path: str) -> Answer | None:
         """Return the answer that stands for an image; None without one."""
         with self._mutex:
-            history = self._standing.history.get(path)
-            return history[-1] if history else None
+            return self._standing.answer(path)
+
+    def is_of_round(self, path: str) -> bool:
+        """Return whether the answer that stands for an image was given in the last round."""
+        with self._mutex:
+            return self._standing.is_of_round(path)
 
     def standing(self) -> dict[str, Answer]:
         """Return the answer that stands for each image that has one, by path."""
@@ -232,6 +203,16 @@ class AnswersTable:
             if new:
                 self._append({"event": "answers", "answers": [each.to_json() for each in new]})
                 self._write()
+
+    def begin_round(self, findings: str) -> None:
+        """Ask about findings, whatever was answered before; a round that was left is continued.
+
+        Args:
+            findings: their digest.
+        """
+        with self._current():
+            if findings != self._standing.findings:
+                self._append({"event": "findings", "digest": findings, "at": now()})
 
     def undo(self, batch: Sequence[Answer]) -> None:
         """Take back answers that were given at once; what stood before them stands again."""
@@ -334,11 +315,11 @@ class AnswersTable:
         for path in list(self._lines):
             self._lines[path] = self._line(self._standing.history[path][-1])
 
-    def _recent_states(self) -> Iterator[_Standing]:
+    def _recent_states(self) -> Iterator[Standing]:
         """Yield the state, and the one before the last event, after which a process was killed."""
         yield self._standing
         if self._events:
-            before = _Standing.empty()
+            before = Standing()
             for event in self._events[:-1]:
                 before.apply(event)
             yield before
@@ -346,7 +327,7 @@ class AnswersTable:
     def _take(self, rows: list[dict[str, str]]) -> None:
         told = _labels_of(rows)
         known = _labels_of_state(self._standing)
-        if not self._standing.task and any(len(each) != 1 for each in told.values()):
+        if not self._standing.tasks and any(looks_like_list(row[LABEL]) for row in rows):
             self._append({"event": "task", "task": MULTI_LABEL})
         changed = [row for row in rows if known.get(row[PATH]) != told[row[PATH]]]
         last = {row[PATH]: row for row in changed}
@@ -433,7 +414,7 @@ def _labels_of(rows: Iterable[dict[str, str]]) -> dict[str, tuple[str, ...]]:
     return {row[PATH]: labels_in(row[LABEL]) for row in rows}
 
 
-def _labels_of_state(state: _Standing) -> dict[str, tuple[str, ...]]:
+def _labels_of_state(state: Standing) -> dict[str, tuple[str, ...]]:
     return {
         path: tuple(sorted(each[-1].labels))
         for path, each in state.history.items()

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, Protocol
 
 from patchline.pipeline.errors import ConfigError
 from patchline.pipeline.labelling.answer import (
-    DATA,
+    FINDING,
     NEAR_DUPLICATE,
     RANDOM,
     Answer,
@@ -179,10 +179,16 @@ class Session:
         )
 
     def _verdict(self, key: str) -> Verdict | None:
-        answer = self.answers.answer(self.pool.images[key].path)
-        if answer is None or answer.source == DATA:
+        """Return the answer to what is asked: an earlier round is none to a finding."""
+        path = self.pool.images[key].path
+        answer = self.answers.answer(path)
+        if answer is None or (self._asks_findings and not self.answers.is_of_round(path)):
             return None
         return answer.verdict
+
+    @property
+    def _asks_findings(self) -> bool:
+        return self.order.listed is not None
 
     def _offer(self, chosen: Chosen, taken: set[str]) -> Offer:
         near = [
@@ -190,10 +196,14 @@ class Session:
             for key in self.advice.together(chosen.key)
             if key not in taken and key != chosen.key and self._is_open(key)
             if self._verdict(key) in (None, "skip")
+            if self.order.listed is None or key in self.order.listed
         ]
         return Offer(chosen.key, chosen.source, tuple(near[:MOST_TOGETHER]))
 
     def _source_of(self, key: str) -> str:
+        """Return why an image is asked about, or was asked about first."""
+        if self._asks_findings:
+            return FINDING
         answer = self.answers.answer(self.pool.images[key].path)
         return answer.source if answer else self._offered.get(key, "")
 
@@ -288,7 +298,7 @@ class Session:
                 raise TakenError("Somebody else is asked about this image.")
             self.answers.undo(batch)
             self._leases.take(keys, person.client)
-            self._offered[keys[0]] = batch[0].source
+            self._offered[keys[0]] = FINDING if self._asks_findings else batch[0].source
         self.advice.wake()
         return [Offer(key, self._offered[keys[0]], ()) for key in keys]
 
@@ -333,14 +343,16 @@ class Session:
         with self._lock:
             standing = self.answers.standing()
             asked = self.order.listed or self.pool.images
-            here = [
-                each
+            here = {
+                image.key: each
                 for path, each in standing.items()
                 if (image := self.pool.by_path.get(path)) is not None and image.key in asked
-            ]
-            verdicts = Counter(each.verdict for each in here if each.source != DATA)
-            counts = Counter(label for each in here for label in each.labels)
-            by = Counter(each.labeled_by for each in here if each.verdict == "label")
+            }
+            verdicts = Counter(self._verdict(key) for key in here)
+            counts = Counter(label for each in here.values() for label in each.labels)
+            by = Counter(
+                each.labeled_by for key, each in here.items() if self._verdict(key) == "label"
+            )
             return {
                 "task": self.answers.task,
                 "several": self.answers.task == MULTI_LABEL,
@@ -355,7 +367,7 @@ class Session:
                 "people": [{"name": name, "images": number} for name, number in by.most_common(20)],
                 "order": self.advice.words(),
                 "suggests": self.advice.suggests(),
-                "agreement": self._agreement(here),
+                "agreement": self._agreement(list(here.values())),
             }
 
     def _agreement(self, answers: Sequence[Answer]) -> dict[str, Any] | None:

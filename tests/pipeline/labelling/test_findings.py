@@ -6,23 +6,27 @@ from pathlib import Path
 
 import pytest
 
-from patchline.pipeline.errors import DataError
+from patchline.flows.commands.label import label
+from patchline.pipeline.errors import ConfigError, DataError
 from patchline.pipeline.labelling.answer import Answer, now
 from patchline.pipeline.labelling.answers_table import AnswersTable
 from patchline.pipeline.labelling.findings import data_labels, label_findings
 from patchline.pipeline.labelling.image_order import ImageOrder
 from patchline.pipeline.labelling.pool import Pool
+from patchline.pipeline.labelling.server.advisor import Advisor
+from patchline.pipeline.labelling.session import Person, Session
 from patchline.plugin_api import ImageListing, ListedImage
 from tests.pipeline.labelling.labelled import rows_of, write_images
 
 _HEADER = "path,split,label,kind,severity,exclude,detail\n"
+ADA = Person("ada-00000001", "ada")
 
 
 def test_only_findings_on_labels_are_asked_about(tmp_path: Path) -> None:
     """With the label that the data has, and in the order of the table."""
     rows = ["b.png,train,cat,label_error,warning,,x", "a.png,test,dog,blurred,note,,x"]
     (tmp_path / "findings.csv").write_text(_HEADER + "\n".join(rows) + "\n")
-    assert label_findings(tmp_path) == {"b.png": ("cat",)}
+    assert label_findings(tmp_path).labels == {"b.png": ("cat",)}
     order = ImageOrder(["a", "b"], seed=0, listed=["b"])
     chosen = order.next(lambda _: True)
     assert chosen is not None
@@ -59,3 +63,61 @@ def test_the_table_of_corrections_holds_every_label_and_split(tmp_path: Path) ->
     again.undo(again.last_batch("ada"))
     rows = {row["path"]: (row["label"], row["split"]) for row in rows_of(table.file)}
     assert rows["001.png"] == ("rose", "train")
+
+
+def _page(folder: Path, table: Path, findings: Path) -> Session:
+    """Return what a start of the page on some findings asks."""
+    pool = Pool(folder, table.parent)
+    answers = AnswersTable(table)
+    found = label_findings(findings)
+    given = found.of_pool(pool)
+    answers.add_classes(("cat", "dog"))
+    answers.begin_round(found.digest)
+    order = ImageOrder(list(pool.images), 0, list(given))
+    return Session(pool, answers, order, Advisor(pool, answers, order, None), given)
+
+
+def _answer_all(page: Session, label: str) -> list[str]:
+    """Answer every finding, and return the names of the images."""
+    names = []
+    while offers := page.next(ADA, [], 1):
+        names.append(page.pool.images[offers[0].key].name)
+        page.answer(ADA, [offers[0].key], "label", [label], saw_suggestion=False)
+    return names
+
+
+def test_a_finding_is_asked_about_whatever_the_table_says(tmp_path: Path) -> None:
+    """In an own table beside or above the images, and in a later round about the same image."""
+    photos = write_images(tmp_path / "photos", 3)
+    rows = "".join(f"photos/00{number}.png,cat\n" for number in range(3))
+    table = tmp_path / "animals.csv"
+    table.write_text(f"path,label\n{rows}")
+    findings = tmp_path / "findings.csv"
+    findings.write_text(f"{_HEADER}photos/001.png,train,cat,label_error,warning,,\n")
+    page = _page(photos, table, findings)
+    assert page.progress()["labeled"] == 0
+    assert _answer_all(page, "dog") == ["001.png"]
+    assert page.progress()["labeled"] == page.progress()["images"] == 1
+    assert [row["label"] for row in rows_of(table)] == ["cat", "cat", "dog"]
+    assert page.undo(ADA)
+    page = _page(photos, table, findings)  # another start continues the round
+    assert _answer_all(page, "dog") == ["001.png"]
+    assert _answer_all(_page(photos, table, findings), "dog") == []
+    findings.write_text(f"{_HEADER}photos/001.png,train,dog,label_conflict,warning,,\n")
+    assert _answer_all(_page(photos, table, findings), "cat") == ["001.png"]
+    assert {row["label"] for row in rows_of(table)} == {"cat"}
+
+
+@pytest.mark.parametrize("year", ["2024", ""])
+def test_folders_that_are_not_the_classes_of_the_findings_make_no_labels(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, year: str
+) -> None:
+    """The findings are on a table of another name; the sentence says how to name it."""
+    monkeypatch.chdir(tmp_path)
+    write_images(tmp_path / "photos" / year, 2)
+    (tmp_path / "findings.csv").write_text(
+        f"{_HEADER}{Path(year, '001.png')},train,cat,label_error,warning,,\n"
+    )
+    with pytest.raises(ConfigError, match=r"not those of .*photos.*--table"):
+        label(Path("photos"), findings=Path("findings.csv"), port=0)
+    assert not list((tmp_path / "photos").glob("*.csv"))

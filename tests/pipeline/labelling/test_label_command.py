@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import shutil
 import time
 from http import HTTPStatus
 from pathlib import Path
@@ -17,7 +18,7 @@ from patchline.pipeline.labelling.answers_table import AnswersTable
 from patchline.pipeline.labelling.new_class import checked_class
 from patchline.plugin_api import SourceContext
 from patchline.plugins.data_sources.table import ImageTable, TableConfig
-from tests.conftest import patchline
+from tests.conftest import draw_photo, patchline
 from tests.patience import patient
 from tests.pipeline.labelling.labelled import Labelling, labelling, rows_of, write_images
 
@@ -199,3 +200,41 @@ def test_a_run_trains_on_the_table(tmp_path: Path) -> None:
     run = patchline("run", str(folder / "labels.csv"), *flags, cwd=tmp_path)
     assert run.code == 0, run.err
     assert run.json["name"] == "inbox"
+
+
+@pytest.mark.slow
+def test_findings_of_a_table_are_corrected_and_trained_on(tmp_path: Path) -> None:
+    """Train, inspect with the model, correct two of a table's labels, and train on it again."""
+    photos = tmp_path / "photos"
+    photos.mkdir()
+    rows = ["path,label"]
+    for number in range(60):
+        Image.fromarray(draw_photo(number % 3, number)).save(photos / f"{number:03d}.png")
+        rows.append(f"photos/{number:03d}.png,{('across', 'down', 'rising')[number % 3]}")
+    shutil.copy(photos / "000.png", photos / "copy.png")
+    rows.append("photos/copy.png,down")  # the model need not be good to find this
+    table = tmp_path / "stripes.csv"
+    table.write_text("\n".join(rows) + "\n")
+    flags = ("--preset", "none", "--training.epochs", "2", "--json")
+    first = patchline("run", "stripes.csv", *flags, cwd=tmp_path)
+    assert first.code == 0, first.err
+    check = ("--check-labels", "stripes@champion", "--out", "inspected")
+    inspected = patchline("data", "inspect", "stripes.csv", *check, "--json", cwd=tmp_path)
+    assert inspected.code == 0, inspected.err
+    arguments = ("--findings", "inspected", "--table", "stripes.csv")
+    answered = []
+    for _ in range(2):  # the second start continues the round
+        with labelling(photos, *arguments) as page:
+            [image] = page.next(ADA)
+            assert image["labels"], "the label at present is shown"
+            assert page.answer(ADA, [image["id"]], "rising").status == HTTPStatus.OK
+            answered.append(f"photos/{image['name']}")
+            assert page.progress()["labeled"] == len(answered)
+    found = {row["path"]: row for row in rows_of(table)}
+    assert len(found) == 61
+    assert len(set(answered)) == 2
+    corrected = [found[path] for path in answered]
+    assert [(row["label"], row["source"]) for row in corrected] == [("rising", "finding")] * 2
+    assert sum(row["source"] == "table" for row in found.values()) == 59
+    again = patchline("run", "stripes.csv", *flags, cwd=tmp_path)
+    assert again.code == 0, again.err

@@ -1,0 +1,66 @@
+"""The state that the events of a journal lead to: the answers that stand, classes, and rounds.
+
+A round is the work on one list of findings. What was answered before it stands in the table, but
+the findings doubt it, so it is no answer to them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from patchline.pipeline.labelling.answer import Answer
+from patchline.pipeline.labelling.journal import Event
+from patchline.pipeline.labels.label_sets import Task
+
+
+@dataclass
+class Standing:
+    """What stands after some events."""
+
+    history: dict[str, list[Answer]] = field(default_factory=dict)
+    """The answers to each image that were not taken back, the last of which stands."""
+    classes: dict[str, None] = field(default_factory=dict)
+    tasks: list[Task] = field(default_factory=list)
+    """The last one counts."""
+    findings: str = ""
+    """The digest of the findings of the last round; empty if there was none."""
+    earlier: dict[str, int] = field(default_factory=dict)
+    """How many answers of an image's history are older than the last round."""
+
+    def apply(self, event: Event) -> None:
+        """Change the state by an event; one of a later Patchline changes nothing."""
+        kind = event["event"]
+        if kind == "answers":
+            for content in event["answers"]:
+                answer = Answer.of_json(content)
+                self.history.setdefault(answer.path, []).append(answer)
+                self.classes.update(dict.fromkeys(answer.labels))
+        elif kind == "undo":
+            for path in event["paths"]:
+                self._take_back(path, event["batch"])
+        elif kind == "removed":
+            for path in event["paths"]:
+                self.history.pop(path, None)
+                self.earlier.pop(path, None)
+        elif kind == "classes":
+            self.classes.update(dict.fromkeys(event["names"]))
+        elif kind == "task":
+            self.tasks.append(event["task"])
+        elif kind == "findings":
+            self.findings = event["digest"]
+            self.earlier = {path: len(history) for path, history in self.history.items()}
+
+    def answer(self, path: str) -> Answer | None:
+        """Return the answer that stands for an image; None without one."""
+        history = self.history.get(path)
+        return history[-1] if history else None
+
+    def is_of_round(self, path: str) -> bool:
+        """Return whether the answer that stands for an image was given in the last round."""
+        return len(self.history.get(path, ())) > self.earlier.get(path, 0)
+
+    def _take_back(self, path: str, batch: str) -> None:
+        history = self.history.get(path, [])
+        older = history[: self.earlier.get(path, 0)]
+        self.earlier[path] = sum(each.batch != batch for each in older)
+        self.history[path] = [each for each in history if each.batch != batch]
