@@ -95,7 +95,10 @@ def _as_json(result: Monitored) -> dict[str, Any]:
 def _lines(result: Monitored) -> Iterator[str]:
     check, version = result.check, result.reference
     if not result.is_new:
-        yield f"No image is new since check {check.number} of {check.at}, whose result this is."
+        yield (
+            f"No image is new since check {check.number} of {check.at}, whose result this is; only "
+            "the accuracy is that of the labels there are now."
+        )
     yield (
         f"{'Drift' if check.drift else 'No drift found'}: {counted(check.images, 'new image')} of "
         f"{result.stream} compared with the validation and test images of {version.name}, version "

@@ -26,6 +26,7 @@ from patchline.pipeline.data.reading.image_root import root_image_bytes
 from patchline.pipeline.data.value_ranges.model_fit import with_unfit_damaged
 from patchline.pipeline.errors import DataError
 from patchline.pipeline.labels import label_sets
+from patchline.pipeline.models.reference_images import ReferenceImages
 from patchline.pipeline.packaging.packaged_model import PackagedModel
 from patchline.pipeline.registry.version_records import VersionRecords
 from patchline.pipeline.terminal_words import counted
@@ -77,10 +78,11 @@ class ArrivedImages(Protocol):
 
 
 class ImageFiles:
-    """Images that a data source lists; those that the version was trained on are left out.
+    """Images that a data source lists; those that the version was made with are left out.
 
     Args:
         records: of the version.
+        reference: of the version.
         config: its section `data` names the source.
         workspace: the folder `.patchline`.
         on_progress: called while the files are read.
@@ -90,7 +92,12 @@ class ImageFiles:
     """
 
     def __init__(
-        self, records: VersionRecords, config: RunConfig, workspace: Path, on_progress: Progress
+        self,
+        records: VersionRecords,
+        reference: ReferenceImages,
+        config: RunConfig,
+        workspace: Path,
+        on_progress: Progress,
     ) -> None:
         self._package = records.package
         listing = _listing(config, workspace)
@@ -109,6 +116,7 @@ class ImageFiles:
         rows = manifests.usable(manifest)
         rows = _without_copies(rows, notes)
         rows = _unseen(rows, records, notes)
+        rows = _untested(rows, records, reference, notes)
         if rows.empty:
             why = "; ".join(notes) or "it is empty"
             raise DataError(
@@ -196,6 +204,24 @@ def _unseen(rows: pd.DataFrame, records: VersionRecords, notes: list[str]) -> pd
             f"{'it' if seen == 1 else 'them'} for training or model selection"
         )
     return rows[~is_seen]
+
+
+def _untested(
+    rows: pd.DataFrame, records: VersionRecords, reference: ReferenceImages, notes: list[str]
+) -> pd.DataFrame:
+    """Return the images that the version was not tested on.
+
+    Those of the reference would be in both samples, and the accuracy on test images is that of the
+    test, whatever arrives.
+    """
+    is_own = records.has_tested(rows) | rows["sha256"].isin(reference.sha256)
+    own = int(is_own.sum())
+    if own:
+        notes.append(
+            f"{counted(own, 'image')} left out, because {records.label} was validated or tested "
+            f"on {'it' if own == 1 else 'them'}"
+        )
+    return rows[~is_own]
 
 
 def _labels(rows: pd.DataFrame, config: RunConfig, root: Path, package: PackagedModel) -> list[str]:

@@ -21,7 +21,12 @@ from patchline.pipeline.files.file_locks import locked
 from patchline.pipeline.frozen_model import FrozenModel
 from patchline.pipeline.monitoring.drift_tests import DriftTests
 from patchline.pipeline.monitoring.level_spending import Period
-from patchline.pipeline.monitoring.shifts import ConfidenceShift, LabelledAccuracy, LabelShift
+from patchline.pipeline.monitoring.shifts import (
+    ConfidenceShift,
+    LabelledAccuracy,
+    LabelShift,
+    Prediction,
+)
 
 FOLDER = "monitoring"
 """In the workspace."""
@@ -47,11 +52,13 @@ class Check(FrozenModel):
     """How often each class or label is predicted, the largest change first."""
     confidence: ConfidenceShift
     accuracy: LabelledAccuracy | None
-    """Of the images with labels; None if no image has one."""
+    """Of all images of the stream that had a label then; None if none had one."""
     notes: tuple[str, ...]
     page: Path
     keys: tuple[str, ...]
     """Identify the images: SHA-256 of a file, or the number of a recorded request."""
+    predictions: tuple[Prediction, ...] = ()
+    """Of each image, for labels that come later; empty if an earlier Patchline made the check."""
 
     @property
     def drift(self) -> bool:

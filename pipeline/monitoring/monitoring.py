@@ -19,7 +19,6 @@ import numpy as np
 from patchline.pipeline.config import RunConfig
 from patchline.pipeline.errors import DataError, ModelReferenceError
 from patchline.pipeline.frozen_model import FrozenModel
-from patchline.pipeline.labels import label_sets
 from patchline.pipeline.models.reference_images import (
     REFERENCE_IMAGES_FILE,
     ReferenceImages,
@@ -38,14 +37,14 @@ from patchline.pipeline.monitoring.feature_test import FeatureKernel
 from patchline.pipeline.monitoring.recorded_traffic import RecordedTraffic
 from patchline.pipeline.monitoring.shifts import (
     ConfidenceShift,
-    LabelledAccuracy,
     LabelShift,
     confidence,
     label_shifts,
-    labelled_accuracy,
     mean_estimate,
     predicted,
+    predictions_of,
 )
+from patchline.pipeline.monitoring.stream_accuracy import stream_accuracy
 from patchline.pipeline.packaging.packaged_model import PackagedModel
 from patchline.pipeline.registry.registered_models import ModelReference
 from patchline.pipeline.registry.version_records import VersionRecords, available_records
@@ -80,7 +79,8 @@ class Monitored:
         reference: the version.
         stream: what was looked at.
         check: the check.
-        is_new: whether it was made now; otherwise no image is new since then.
+        is_new: whether it was made now; otherwise no image is new since then, and only its
+            accuracy is that of the labels there are now.
     """
 
     reference: ModelReference
@@ -135,11 +135,20 @@ def monitor(
     with journal.alone():
         earlier = journal.checks()
         period = period_of(earlier, choices.false_alarms, choices.checks)
-        arrived = _arrived(records, config, workspace, on_progress)
+        arrived = _arrived(records, reference, config, workspace, on_progress)
         tested = {key for check in earlier for key in check.keys}
         new = [place for place, key in enumerate(arrived.keys) if key not in tested]
+        predictions = {
+            key: prediction
+            for check in earlier
+            for key, prediction in zip(check.keys, check.predictions, strict=False)
+        }
         if not new and earlier:
-            return Monitored(version, stream, earlier[-1], is_new=False)
+            accuracy = stream_accuracy(
+                records.package, reference, arrived, predictions, on_progress
+            )
+            last = earlier[-1].model_copy(update={"accuracy": accuracy})
+            return Monitored(version, stream, last, is_new=False)
         _check_enough(new, earlier, stream, choices.least_images)
         computed = arrived.computed(new, on_progress)
         chosen = [new[place] for place in computed.positions]
@@ -155,7 +164,8 @@ def monitor(
             seed=_seed(keys),
             kernel=kernel,
         )
-        labels = tuple(arrived.labels[place] for place in chosen)
+        own = predictions_of(records.package, computed.probabilities_NK)
+        predictions.update(zip(keys, own, strict=True))
         check = Check(
             number=number,
             at=dt.datetime.now(dt.UTC).isoformat(timespec="seconds"),
@@ -164,10 +174,12 @@ def monitor(
             spent=period.spent(number),
             images=len(chosen),
             tests=tests,
-            **_shifts(records.package, reference, computed, labels),
+            **_shifts(records.package, reference, computed),
+            accuracy=stream_accuracy(records.package, reference, arrived, predictions, on_progress),
             notes=arrived.notes,
             page=journal.file_of(number, ".html"),
             keys=keys,
+            predictions=tuple(own),
         )
         images = PageImages(
             names=[arrived.names[place] for place in chosen],
@@ -181,13 +193,17 @@ def monitor(
 
 
 def _arrived(
-    records: VersionRecords, config: RunConfig, workspace: Path, on_progress: Progress
+    records: VersionRecords,
+    reference: ReferenceImages,
+    config: RunConfig,
+    workspace: Path,
+    on_progress: Progress,
 ) -> ArrivedImages:
     """Return the images of a stream: recorded traffic, or what a data source lists."""
     folder = Path(config.data.path or "")
     if config.data.path is not None and is_traffic(folder):
         return RecordedTraffic(records, folder)
-    return ImageFiles(records, config, workspace, on_progress)
+    return ImageFiles(records, reference, config, workspace, on_progress)
 
 
 def _check_enough(new: Sequence[int], earlier: list[Check], stream: str, least: int) -> None:
@@ -212,7 +228,6 @@ def _shifts(
     package: PackagedModel,
     reference: ReferenceImages,
     computed: Computed,
-    labels: Sequence[str],
 ) -> dict[str, Any]:
     """Return what has shifted, by the fields of `Check`."""
     before_MK = predicted(reference.probabilities_MK, package.thresholds_K)
@@ -226,29 +241,4 @@ def _shifts(
         "confidence": ConfidenceShift(
             before=mean_estimate(certain_M), now=mean_estimate(certain_N)
         ),
-        "accuracy": _accuracy(package, reference, (before_MK, now_NK), certain_N, labels),
     }
-
-
-def _accuracy(
-    package: PackagedModel,
-    reference: ReferenceImages,
-    predictions: tuple[Array, Array],
-    certain_N: Array,
-    labels: Sequence[str],
-) -> LabelledAccuracy | None:
-    known = [place for place, label in enumerate(labels) if label]
-    if not known:
-        return None
-    before_MK, now_NK = predictions
-    texts, classes = [labels[place] for place in known], package.classes
-    if package.is_multi_label:
-        truth_NK = label_sets.matrix(texts, classes).astype(bool)
-        truth_MK = reference.labels.astype(bool)
-    else:
-        index = {name: place for place, name in enumerate(classes)}
-        truth_NK = np.eye(len(classes), dtype=bool)[[index[text] for text in texts]]
-        truth_MK = np.eye(len(classes), dtype=bool)[reference.labels]
-    right_M = (before_MK == truth_MK).all(axis=1)[reference.is_test_M]
-    right_N = (now_NK[known] == truth_NK).all(axis=1)
-    return labelled_accuracy(right_N, certain_N[known], int(right_M.sum()), len(right_M))

@@ -9,15 +9,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from patchline.pipeline.frozen_model import FrozenModel
 from patchline.pipeline.metrics.intervals import MetricEstimate, proportion
+from patchline.pipeline.packaging.packaged_model import PackagedModel
 
 Array = np.ndarray[Any, Any]
 _Z = 1.959963984540054
+_DIGITS = 5
 
 
 class LabelShift(FrozenModel):
@@ -38,7 +40,7 @@ class ConfidenceShift(FrozenModel):
 
 
 class LabelledAccuracy(FrozenModel):
-    """How often predictions are right, for images of a check whose labels are known.
+    """How often predictions are right, for the images of a stream whose labels are known.
 
     With several labels, a prediction is right if all labels of the image are.
     """
@@ -51,6 +53,14 @@ class LabelledAccuracy(FrozenModel):
     beyond_confidence: MetricEstimate
     """Accuracy minus mean confidence on the same images, paired: below 0, the model is
     overconfident about them."""
+
+
+class Prediction(NamedTuple):
+    """What a version predicted for an image."""
+
+    classes: tuple[int, ...]
+    """Indices of the predicted class or labels."""
+    confidence: float
 
 
 def label_shifts(names: Sequence[str], before_MK: Array, now_NK: Array) -> tuple[LabelShift, ...]:
@@ -101,6 +111,16 @@ def confidence(probabilities_NK: Array, predicted_NK: Array, *, is_multi_label: 
     return right_N
 
 
+def predictions_of(package: PackagedModel, probabilities_NK: Array) -> list[Prediction]:
+    """Return the prediction for each image."""
+    chosen_NK = predicted(probabilities_NK, package.thresholds_K)
+    certain_N = confidence(probabilities_NK, chosen_NK, is_multi_label=package.is_multi_label)
+    return [
+        Prediction(tuple(np.flatnonzero(chosen_K).tolist()), round(float(certain), _DIGITS))
+        for chosen_K, certain in zip(chosen_NK, certain_N, strict=True)
+    ]
+
+
 def mean_estimate(values_N: Array, low: float = 0.0, high: float = 1.0) -> MetricEstimate:
     """Return a mean with its interval by the normal distribution, within its possible range."""
     values = np.asarray(values_N, np.float64)
@@ -114,7 +134,7 @@ def mean_estimate(values_N: Array, low: float = 0.0, high: float = 1.0) -> Metri
 def labelled_accuracy(
     right_N: Array, confidence_N: Array, right_before: int, before: int
 ) -> LabelledAccuracy:
-    """Return the accuracy of the labelled images of a check, beside that of the reference.
+    """Return the accuracy of the labelled images of a stream, beside that of the reference.
 
     Args:
         right_N: whether each prediction is right.

@@ -101,6 +101,17 @@ class VersionRecords:
         groups = set(self.manifest.loc[used, "group"]) - {""}
         return is_seen | numbers.isin(of_version[used]) | images["group"].isin(groups)
 
+    def has_tested(self, images: pd.DataFrame) -> pd.Series[bool]:
+        """Return which images are recorded as those that the version was tested on.
+
+        Args:
+            images: rows of a manifest.
+        """
+        if self.manifest is None:
+            return pd.Series(data=False, index=images.index)
+        of_version, numbers = content_numbers(self.manifest, images)
+        return numbers.isin(of_version[self.manifest["split"] == "test"])
+
     @cached_property
     def of_folds(self) -> dict[str, Array]:
         """Probabilities of images by models of folds that were not trained on them, by file digest.

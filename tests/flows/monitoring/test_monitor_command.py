@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import io
 import json
 import shutil
 from pathlib import Path
@@ -39,8 +41,15 @@ def write_photos(folder: Path, seeds: range, brightness: int = 0) -> Path:
     """Write images, and return their folder."""
     folder.mkdir(parents=True, exist_ok=True)
     for seed in seeds:
-        Image.fromarray(photo(seed, brightness)).save(folder / f"{seed}.png")
+        (folder / f"{seed}.png").write_bytes(png(photo(seed, brightness)))
     return folder
+
+
+def png(pixels: np.ndarray) -> bytes:
+    """Return an image as a file."""
+    content = io.BytesIO()
+    Image.fromarray(pixels).save(content, "png")
+    return content.getvalue()
 
 
 @pytest.fixture
@@ -64,8 +73,8 @@ def with_reference(artifacts: Path) -> None:
         features_MD=np.zeros((200, 0)),
         labels=truth.astype(np.uint8) if package.is_multi_label else truth,
         is_test_M=np.arange(200) % 2 == 0,
-        sha256=tuple(f"{seed:064x}" for seed in range(200)),
-        paths=tuple(f"{seed}.png" for seed in range(200)),
+        sha256=tuple(hashlib.sha256(png(photo(seed))).hexdigest() for seed in range(1000, 1200)),
+        paths=tuple(f"{seed}.png" for seed in range(1000, 1200)),
         why_no_features=WHY,
     )
     save_reference_images(reference, artifacts / REFERENCE_IMAGES_FILE)
@@ -110,26 +119,51 @@ def test_a_stream_is_checked_and_a_drift_has_exit_code_3(registry: Registry) -> 
     assert (done.code, done.json["new"], done.json["spent"]) == (3, False, second["spent"])
 
 
-def test_labels_from_folders_and_from_a_table_give_the_accuracy(registry: Registry) -> None:
-    """`labels.csv` overrules the folder; a name that is no class is no label."""
+def test_labels_give_the_accuracy_whenever_they_come(registry: Registry) -> None:
+    """`labels.csv` overrules the folder; what was checked before its label came counts, too."""
     folder, inbox = registry.folder, registry.folder / "inbox"
-    package = registry.package(1)
-    classes = package.classes
+    classes = registry.package(1).classes
+
+    def right(seeds: range, label: int) -> list[bool]:
+        pixels = np.stack([np.asarray(registry.package(1).pixels(photo(seed))) for seed in seeds])
+        return list(registry.package(1).probabilities(pixels).argmax(axis=1) == label)
+
     write_photos(inbox / classes[0], range(30))
     write_photos(inbox / "unsorted", range(100, 110))
-    pixels = np.stack([np.asarray(package.pixels(photo(seed))) for seed in range(30)])
-    right = package.probabilities(pixels).argmax(axis=1) == 0
-    done = monitor(folder, "inbox")
-    assert done.json["accuracy"]["now"]["n"] == 30
-    assert done.json["accuracy"]["now"]["value"] == pytest.approx(right.mean())
-    assert done.json["accuracy"]["before"]["value"] == 1
+    first = monitor(folder, "inbox").json["accuracy"]
+    assert first["now"]["n"] == 30
+    assert first["now"]["value"] == pytest.approx(np.mean(right(range(30), 0)))
+    assert first["before"]["value"] == 1
+    late = [f"unsorted/{seed}.png,{classes[1]}" for seed in range(100, 110)]
+    (inbox / "labels.csv").write_text("\n".join(["path,label", *late]), encoding="utf-8")
+    again = monitor(folder, "inbox").json
+    both = [*right(range(30), 0), *right(range(100, 110), 1)]
+    assert (again["new"], again["check"], again["accuracy"]["now"]["n"]) == (False, 1, 40)
+    assert again["accuracy"]["now"]["value"] == pytest.approx(np.mean(both))
+    [file] = (folder / ".patchline" / "monitoring").rglob("000001.json")
+    kept = {
+        key: each for key, each in json.loads(file.read_bytes()).items() if key != "predictions"
+    }
+    file.write_text(json.dumps(kept), encoding="utf-8")  # as an earlier Patchline wrote it
+    assert monitor(folder, "inbox").json["accuracy"] == again["accuracy"]
     write_photos(inbox / classes[0], range(200, 230))
     others = [f"{classes[0]}/{seed}.png,{classes[1]}" for seed in range(200, 230)]
-    (inbox / "labels.csv").write_text("\n".join(["path,label", *others]), encoding="utf-8")
-    pixels = np.stack([np.asarray(package.pixels(photo(seed))) for seed in range(200, 230)])
-    right = package.probabilities(pixels).argmax(axis=1) == 1
-    value = monitor(folder, "inbox").json["accuracy"]["now"]["value"]
-    assert value == pytest.approx(right.mean())
+    (inbox / "labels.csv").write_text("\n".join(["path,label", *late, *others]), encoding="utf-8")
+    done = monitor(folder, "inbox").json
+    assert (done["images"], done["accuracy"]["now"]["n"]) == (30, 70)
+    expected = np.mean([*both, *right(range(200, 230), 1)])
+    assert done["accuracy"]["now"]["value"] == pytest.approx(expected)
+
+
+def test_the_images_that_a_version_was_tested_on_are_no_arrivals(registry: Registry) -> None:
+    """They are in the reference already, and their accuracy is the test's, whatever arrives."""
+    inbox = write_photos(registry.folder / "inbox", range(60))
+    write_photos(inbox / registry.package(1).classes[0], range(1000, 1030))
+    done = monitor(registry.folder, "inbox").json
+    assert (done["images"], done["accuracy"]) == (60, None)
+    assert done["notes"] == [
+        f"30 images left out, because {NAME}/1 was validated or tested on them"
+    ]
 
 
 def test_a_model_of_several_labels_is_monitored(registry: Registry) -> None:
