@@ -16,12 +16,13 @@ from patchline.pipeline.data.config import TableColumns
 from patchline.pipeline.terminal_words import counted, short_path, visible
 
 if TYPE_CHECKING:
+    from patchline.pipeline.monitoring.check_journal import Check
     from patchline.pipeline.monitoring.monitoring import Monitored
 
 without_needless_negatives(TableColumns)
 DRIFT = 3
 """Exit code if the images differ from the reference."""
-_SHIFTS_SHOWN = 3
+_SHIFTS_SHOWN, _CLASSES_SHOWN = 3, 5
 
 
 def monitor(
@@ -88,6 +89,7 @@ def _as_json(result: Monitored) -> dict[str, Any]:
         "labels": [each.model_dump() for each in check.labels],
         "confidence": check.confidence.model_dump(),
         "accuracy": check.accuracy.model_dump() if check.accuracy else None,
+        "accuracy_unknown": check.accuracy_unknown,
         "notes": list(check.notes),
     }
 
@@ -116,18 +118,31 @@ def _lines(result: Monitored) -> Iterator[str]:
         )
     sure = check.confidence
     yield f"  confidence   {sure.now.value:.1%} on average, before {sure.before.value:.1%}"
-    if check.accuracy is None:
-        yield "  accuracy     not known: no image has a label"
-    else:
-        now, change = check.accuracy.now, check.accuracy.change
-        yield (
-            f"  accuracy     {now.value:.1%} of {counted(now.n, 'labelled image')}, "
-            f"{100 * change.value:+.1f} points ({100 * change.low:+.1f} to "
-            f"{100 * change.high:+.1f}) since the test"
-        )
+    yield from _accuracy_lines(check)
     for note in check.notes:
         yield f"  note: {note}"
     rate = f"at most {check.false_alarms:.3g} in {check.checks:,} checks"
     yield f"  check {check.number}; false alarms: {rate}, {check.spent:.2g} spent"
     if check.page.is_file():
         yield f"  page: {short_path(check.page)}"
+
+
+def _accuracy_lines(check: Check) -> Iterator[str]:
+    accuracy = check.accuracy
+    if accuracy is None:
+        yield f"  accuracy     not known: {check.accuracy_unknown or 'no image has a label'}"
+        return
+    now, change = accuracy.now, accuracy.change
+    yield (
+        f"  accuracy     {now.value:.1%} of {counted(now.n, 'labelled image')}, "
+        f"{100 * change.value:+.1f} points ({100 * change.low:+.1f} to "
+        f"{100 * change.high:+.1f}) since the test"
+    )
+    own, others = accuracy.of_own_classes, accuracy.other_classes
+    if own is not None:
+        names = [f"{name} ({count})" for name, count in list(others.items())[:_CLASSES_SHOWN]]
+        more = len(others) - len(names)
+        yield (
+            f"               {own.value:.1%} of the {own.n:,} of classes that the model has; it "
+            f"lacks {', '.join(names)}{f' and {more} more' if more else ''}"
+        )

@@ -344,6 +344,15 @@ class AnswersTable:
         )
 
 
+def table_labels(file: Path) -> dict[str, tuple[str, ...]]:
+    """Return the labels of each image in a table, by path, without writing anything.
+
+    Raises:
+        DataError: if it is another table, or cannot be read.
+    """
+    return _labels_of(_read(file)[1])
+
+
 def new_batch() -> str:
     """Return what marks the answers that are given at once."""
     return uuid.uuid4().hex[:16]

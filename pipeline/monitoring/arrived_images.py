@@ -5,8 +5,7 @@ Shapes: N images, H, W and C of an image, K classes or labels, D features.
 
 from __future__ import annotations
 
-import csv
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -25,8 +24,13 @@ from patchline.pipeline.data.reading.decoding import UndecodableImageError
 from patchline.pipeline.data.reading.image_root import root_image_bytes
 from patchline.pipeline.data.value_ranges.model_fit import with_unfit_damaged
 from patchline.pipeline.errors import DataError
-from patchline.pipeline.labels import label_sets
 from patchline.pipeline.models.reference_images import ReferenceImages
+from patchline.pipeline.monitoring.given_labels import (
+    Labels,
+    LabelsTable,
+    labels_of,
+    labels_table,
+)
 from patchline.pipeline.packaging.packaged_model import PackagedModel
 from patchline.pipeline.registry.version_records import VersionRecords
 from patchline.pipeline.terminal_words import counted
@@ -34,8 +38,6 @@ from patchline.plugin_api import ImageListing
 
 Array = np.ndarray[Any, Any]
 Progress = Callable[[str, int, int], None]
-LABELS_TABLE = "labels.csv"
-"""In a folder of images: columns path and label; those of images that somebody has labelled."""
 _FOLDERS = ("image_folder", "archive")
 _BATCH = 64
 
@@ -61,13 +63,15 @@ class ArrivedImages(Protocol):
     Attributes:
         keys: identify each image, now and at the next check.
         names: what each is called.
-        labels: of each, as a manifest has them; empty where it is not known.
+        labels: of each, whether the model has them or not; None where they are not known.
+        labels_problem: why the table of labels gives none; empty if it can be read.
         notes: what a person should know, such as images that are left out.
     """
 
     keys: tuple[str, ...]
     names: tuple[str, ...]
-    labels: tuple[str, ...]
+    labels: tuple[Labels | None, ...]
+    labels_problem: str
     notes: tuple[str, ...]
 
     def computed(self, chosen: Sequence[int], on_progress: Progress) -> Computed:
@@ -125,7 +129,11 @@ class ImageFiles:
             )
         self.keys = tuple(rows["sha256"])
         self.names = tuple(rows["path"])
-        self.labels = tuple(_labels(rows, config, self._root, self._package))
+        table = LabelsTable({})
+        if config.data.source in _FOLDERS and self._root.is_dir():
+            table = labels_table(self._root)
+        self.labels = tuple(_labels(rows, config, table, self._package))
+        self.labels_problem = table.problem
         self.notes = tuple(notes)
 
     def computed(self, chosen: Sequence[int], on_progress: Progress) -> Computed:
@@ -224,44 +232,21 @@ def _untested(
     return rows[~is_own]
 
 
-def _labels(rows: pd.DataFrame, config: RunConfig, root: Path, package: PackagedModel) -> list[str]:
-    """Return the label of each image, empty where it is not known.
+def _labels(
+    rows: pd.DataFrame, config: RunConfig, table: LabelsTable, package: PackagedModel
+) -> Iterator[Labels | None]:
+    """Yield the labels of each image; None where they are not known.
 
     A table has labels. In a folder, an image is of the class whose name a folder around it has,
-    unless a table `labels.csv` in it says something else.
+    unless a table `labels.csv` in it says something else. If that cannot be read, what it corrects
+    is not known, so no image has a label.
     """
     if config.data.source not in _FOLDERS:
-        return [text if is_known(text, package) else "" for text in rows["label"]]
-    classes = set(package.classes)
-    answers = labels_in(root / LABELS_TABLE) if root.is_dir() else {}
-    labels = []
+        yield from map(labels_of, rows["label"])
+        return
     for path in rows["path"]:
-        text = answers.get(path, "")
-        if not text and not package.is_multi_label:
-            text = next((part for part in reversed(Path(path).parts[:-1]) if part in classes), "")
-        labels.append(text if is_known(text, package) else "")
-    return labels
-
-
-def is_known(text: str, package: PackagedModel) -> bool:
-    """Return whether a label, or each label of a set, is one of the model's."""
-    classes = set(package.classes)
-    if not package.is_multi_label:
-        return text in classes
-    try:
-        return bool(text) and classes.issuperset(label_sets.decoded(text))
-    except ValueError:
-        return False
-
-
-def labels_in(file: Path) -> dict[str, str]:
-    """Return the labels of a table by path; none if there is no such table, or it has others."""
-    try:
-        with file.open(encoding="utf-8-sig", newline="") as opened:
-            return {
-                row["path"]: row["label"]
-                for row in csv.DictReader(opened)
-                if row.get("path") and row.get("label")
-            }
-    except (OSError, ValueError, csv.Error):
-        return {}
+        labels = table.by_path.get(path)
+        if labels is None and not table.problem and not package.is_multi_label:
+            around = [part for part in Path(path).parts[:-1] if part in package.classes]
+            labels = tuple(around[-1:]) or None
+        yield labels

@@ -52,7 +52,9 @@ class Check(FrozenModel):
     """How often each class or label is predicted, the largest change first."""
     confidence: ConfidenceShift
     accuracy: LabelledAccuracy | None
-    """Of all images of the stream that had a label then; None if none had one."""
+    """Of all images of the stream that had a label then; None if that was not known."""
+    accuracy_unknown: str = ""
+    """Why it was not known."""
     notes: tuple[str, ...]
     page: Path
     keys: tuple[str, ...]

@@ -147,7 +147,8 @@ def monitor(
             accuracy = stream_accuracy(
                 records.package, reference, arrived, predictions, on_progress
             )
-            last = earlier[-1].model_copy(update={"accuracy": accuracy})
+            update = {"accuracy": accuracy.accuracy, "accuracy_unknown": accuracy.unknown}
+            last = earlier[-1].model_copy(update=update)
             return Monitored(version, stream, last, is_new=False)
         _check_enough(new, earlier, stream, choices.least_images)
         computed = arrived.computed(new, on_progress)
@@ -166,6 +167,7 @@ def monitor(
         )
         own = predictions_of(records.package, computed.probabilities_NK)
         predictions.update(zip(keys, own, strict=True))
+        accuracy = stream_accuracy(records.package, reference, arrived, predictions, on_progress)
         check = Check(
             number=number,
             at=dt.datetime.now(dt.UTC).isoformat(timespec="seconds"),
@@ -175,7 +177,8 @@ def monitor(
             images=len(chosen),
             tests=tests,
             **_shifts(records.package, reference, computed),
-            accuracy=stream_accuracy(records.package, reference, arrived, predictions, on_progress),
+            accuracy=accuracy.accuracy,
+            accuracy_unknown=accuracy.unknown,
             notes=arrived.notes,
             page=journal.file_of(number, ".html"),
             keys=keys,

@@ -15,12 +15,10 @@ import numpy as np
 from patchline.pipeline.data.reading.decoding import UndecodableImageError
 from patchline.pipeline.errors import DataError
 from patchline.pipeline.monitoring.arrived_images import (
-    LABELS_TABLE,
     Computed,
     Progress,
-    is_known,
-    labels_in,
 )
+from patchline.pipeline.monitoring.given_labels import labels_table
 from patchline.pipeline.registry.version_records import VersionRecords
 from patchline.pipeline.serving.traffic_recorder import PARTS, features_of, rows_of
 from patchline.pipeline.terminal_words import counted
@@ -64,11 +62,11 @@ class RecordedTraffic:
                 "the version that answered."
             )
         self._rows = own
-        answers = labels_in(folder / LABELS_TABLE)
-        texts = [answers.get(str(row.get("image")), "") for row in own]
+        table = labels_table(folder)
         self.keys = tuple(str(row["id"]) for row in own)
         self.names = tuple(str(row.get("image") or f"request of {row.get('time')}") for row in own)
-        self.labels = tuple(text if is_known(text, self._package) else "" for text in texts)
+        self.labels = tuple(table.by_path.get(str(row.get("image"))) for row in own)
+        self.labels_problem = table.problem
         self.notes = tuple(notes)
 
     def computed(self, chosen: Sequence[int], on_progress: Progress) -> Computed:

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+from pydantic import Field
 
 from patchline.pipeline.frozen_model import FrozenModel
 from patchline.pipeline.metrics.intervals import MetricEstimate, proportion
@@ -42,7 +43,8 @@ class ConfidenceShift(FrozenModel):
 class LabelledAccuracy(FrozenModel):
     """How often predictions are right, for the images of a stream whose labels are known.
 
-    With several labels, a prediction is right if all labels of the image are.
+    With several labels, a prediction is right if all labels of the image are. One for an image of a
+    class that the model lacks is wrong.
     """
 
     now: MetricEstimate
@@ -53,6 +55,10 @@ class LabelledAccuracy(FrozenModel):
     beyond_confidence: MetricEstimate
     """Accuracy minus mean confidence on the same images, paired: below 0, the model is
     overconfident about them."""
+    of_own_classes: MetricEstimate | None = None
+    """Without the images of classes that the model lacks; None if there is none."""
+    other_classes: dict[str, int] = Field(default_factory=dict)
+    """Number of images of each class or label that the model lacks."""
 
 
 class Prediction(NamedTuple):
@@ -132,17 +138,17 @@ def mean_estimate(values_N: Array, low: float = 0.0, high: float = 1.0) -> Metri
 
 
 def labelled_accuracy(
-    right_N: Array, confidence_N: Array, right_before: int, before: int
+    right_N: Array, confidence_N: Array, right_before_M: Array
 ) -> LabelledAccuracy:
     """Return the accuracy of the labelled images of a stream, beside that of the reference.
 
     Args:
         right_N: whether each prediction is right.
         confidence_N: of the same predictions.
-        right_before: reference test images with a right prediction.
-        before: number of reference test images.
+        right_before_M: the same of the test images of the reference.
     """
-    then, now = proportion(right_before, before), proportion(int(right_N.sum()), len(right_N))
+    then = proportion(int(right_before_M.sum()), len(right_before_M))
+    now = proportion(int(right_N.sum()), len(right_N))
     return LabelledAccuracy(
         now=now,
         before=then,

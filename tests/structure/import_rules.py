@@ -128,6 +128,7 @@ PACKAGES: dict[str, set[str]] = {
     "registry": {"packaging", "evaluation", "metrics", "models", "data", "tracking"},
     "exports": {"serving", "registry", "packaging", "metrics", "models", "data", "tracking"},
     "monitoring": {
+        "labelling",
         "serving",
         "registry",
         "packaging",

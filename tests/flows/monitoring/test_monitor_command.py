@@ -155,6 +155,37 @@ def test_labels_give_the_accuracy_whenever_they_come(registry: Registry) -> None
     assert done["accuracy"]["now"]["value"] == pytest.approx(expected)
 
 
+def test_labels_of_classes_that_the_model_lacks_are_counted_as_wrong(registry: Registry) -> None:
+    """Both figures are given; the table may be one that a spreadsheet has saved."""
+    folder, inbox = registry.folder, registry.folder / "inbox"
+    classes = registry.package(1).classes
+    write_photos(inbox / "@x" / classes[0], range(60))  # this name would be a formula
+    pixels = np.stack([np.asarray(registry.package(1).pixels(photo(seed))) for seed in range(60)])
+    answers = registry.package(1).probabilities(pixels).argmax(axis=1)
+
+    def write_labels(labels: list[str]) -> None:
+        rows = [f"'@x/{classes[0]}/{seed}.png;{label}" for seed, label in enumerate(labels)]
+        (inbox / "labels.csv").write_text("\n".join(["path;label", *rows]), encoding="utf-8")
+
+    write_labels(["weed"] * 20 + [classes[k] for k in answers[20:]])
+    done = monitor(folder, "inbox")
+    accuracy = done.json["accuracy"]
+    assert (accuracy["now"]["n"], accuracy["now"]["value"]) == (60, pytest.approx(2 / 3))
+    assert (accuracy["of_own_classes"]["n"], accuracy["of_own_classes"]["value"]) == (40, 1)
+    assert accuracy["other_classes"] == {"weed": 20}
+    said = patchline_here("monitor", NAME, "inbox", cwd=folder).out
+    assert "100.0% of the 40 of classes that the model has; it lacks weed (20)" in said
+    assert "weed (20)" in Path(done.json["page"]).read_text("utf-8")
+    write_labels(["weed"] * 60)
+    done = monitor(folder, "inbox")
+    assert done.json["accuracy"] is None
+    assert "no class of 60 labelled images, such as weed" in done.json["accuracy_unknown"]
+    write_labels(["[weed"] * 59 + ["[1]"])
+    done = monitor(folder, "inbox")
+    assert done.json["accuracy"] is None
+    assert "labels.csv cannot be read as a table" in done.json["accuracy_unknown"]
+
+
 def test_the_images_that_a_version_was_tested_on_are_no_arrivals(registry: Registry) -> None:
     """They are in the reference already, and their accuracy is the test's, whatever arrives."""
     inbox = write_photos(registry.folder / "inbox", range(60))
