@@ -13,7 +13,7 @@ from prefect.states import Completed
 from pydantic import Field
 
 from patchline.flows.failures import failed
-from patchline.flows.monitoring.stream_check import check_stream
+from patchline.flows.monitoring.stream_check import check_stream, tell_earlier_drifts
 from patchline.pipeline.files.workspace_folder import WORKSPACE
 from patchline.pipeline.frozen_model import FrozenModel
 from patchline.pipeline.monitoring.monitoring import MonitorChoices, Monitored, TooFewImagesError
@@ -59,12 +59,22 @@ def monitor_flow(
     """
     choices = MonitorChoices(false_alarms=false_alarms, checks=checks, least_images=least_images)
     with live_runs.alive(WORKSPACE.resolve(), str(flow_run.id), "monitor"):
+        late: list[Monitored] = []
         try:
-            return _ended(compare_images(model, data, choices, columns or {}))
+            late = tell_earlier(model, data, columns or {})
+            return _ended(compare_images(model, data, choices, columns or {}), late)
         except TooFewImagesError as error:
+            if late:
+                return _late_drift(late[-1])
             return Completed(name=TOO_FEW, message=str(error))
         except Exception as error:  # noqa: BLE001 - raised again if it is not explained
             return failed(error)
+
+
+@task(name="Tell earlier drifts", cache_policy=NO_CACHE)
+def tell_earlier(model: str, data: str, columns: dict[str, Any]) -> list[Monitored]:
+    """Send the events of drifts that no server has taken yet."""
+    return tell_earlier_drifts(model, data, columns)
 
 
 @task(name="Compare the images", cache_policy=NO_CACHE)
@@ -75,9 +85,43 @@ def compare_images(
     return check_stream(model, data, choices, columns)
 
 
-def _ended(result: Monitored) -> State[MonitorSummary]:
+def _ended(result: Monitored, late: list[Monitored]) -> State[MonitorSummary]:
+    """Return the final state; a drift that had not been told before is one, whoever found it.
+
+    Args:
+        result: of the check.
+        late: checks whose drift has been told only now.
+    """
+    check = result.check
+    if result.is_new:
+        create_markdown_artifact(
+            key="drift", markdown=_markdown(result), description="The check, its tests and its page"
+        )
+    images = counted(check.images, "new image")
+    words = f"{images} of {result.stream}, p = {check.tests.p_value:.2g}"
+    summary = _summary(result)
+    if result.is_new and check.drift:
+        return Completed(name=DRIFT, message=f"Drift: {words}. See {check.page}", data=summary)
+    if late:
+        return _late_drift(late[-1])
+    if not result.is_new:
+        message = f"No image of {result.stream} is new since check {check.number}."
+        return Completed(name=NOTHING_NEW, message=message, data=summary)
+    return Completed(message=f"No drift found: {words}.", data=summary)
+
+
+def _late_drift(result: Monitored) -> State[MonitorSummary]:
+    check = result.check
+    message = (
+        f"Drift: check {check.number} of {result.stream} found it on {check.at}, but it had not "
+        f"been told before. See {check.page}"
+    )
+    return Completed(name=DRIFT, message=message, data=_summary(result))
+
+
+def _summary(result: Monitored) -> MonitorSummary:
     check, version = result.check, result.reference
-    summary = MonitorSummary(
+    return MonitorSummary(
         model=version.name,
         version=version.version,
         check=check.number,
@@ -86,17 +130,6 @@ def _ended(result: Monitored) -> State[MonitorSummary]:
         images=check.images,
         page=str(check.page),
     )
-    if not result.is_new:
-        message = f"No image of {result.stream} is new since check {check.number}."
-        return Completed(name=NOTHING_NEW, message=message, data=summary)
-    images = counted(check.images, "new image")
-    words = f"{images} of {result.stream}, p = {check.tests.p_value:.2g}"
-    create_markdown_artifact(
-        key="drift", markdown=_markdown(result), description="The check, its tests and its page"
-    )
-    if check.drift:
-        return Completed(name=DRIFT, message=f"Drift: {words}. See {check.page}", data=summary)
-    return Completed(message=f"No drift found: {words}.", data=summary)
 
 
 def _markdown(result: Monitored) -> str:

@@ -22,6 +22,8 @@ from patchline.pipeline import local_login
 from patchline.pipeline.automation import event_kinds
 
 if TYPE_CHECKING:
+    from uuid import UUID
+
     from patchline.pipeline.evaluation.promotion_decision import Decision
 
 logger = logging.getLogger(__name__)
@@ -47,6 +49,29 @@ def emit(event: str, resource: str, payload: Mapping[str, Any]) -> None:
                 _send(event, resource, event_kinds.complete_payload(event, payload))
     except Exception:
         logger.debug("the event %s was not sent", event, exc_info=True)
+
+
+def deliver(event: str, resource: str, payload: Mapping[str, Any], event_id: UUID) -> bool:
+    """Send an event to the server in use, and return whether the server has taken it; never raises.
+
+    What was not taken may be sent again: Prefect stores an id once, and passes it on once in five
+    minutes.
+
+    Args:
+        event: one of the names in `event_kinds`.
+        resource: the id of the resource, such as `patchline.model.flowers`.
+        payload: the keys that `event_kinds.KINDS` lists for the event.
+        event_id: the same whenever this event is sent.
+    """
+    try:
+        with _using_server() as found:
+            if found:
+                complete = event_kinds.complete_payload(event, payload)
+                _post(event, _labels(resource, complete), complete, event_id)
+            return found
+    except Exception:
+        logger.debug("the event %s was not delivered", event, exc_info=True)
+        return False
 
 
 def emit_decision(decision: Decision) -> None:
@@ -83,12 +108,39 @@ def _send(event: str, resource: str, payload: dict[str, Any]) -> None:
     from prefect.events import emit_event
 
     logging.getLogger("EventsWorker").setLevel(logging.ERROR)  # its warnings at each exit are noise
-    labels = {
+    emit_event(event, resource=_labels(resource, payload), payload=payload)
+
+
+def _post(event: str, labels: dict[str, str], payload: dict[str, Any], event_id: UUID) -> None:
+    """Send an event by a request, which the server answers, unlike what a background thread sends.
+
+    Raises:
+        Exception: of Prefect or of the connection, if the server has not taken it.
+    """
+    from prefect.client.orchestration import get_client
+    from prefect.events import Event, RelatedResource, Resource
+    from prefect.runtime import flow_run
+
+    own = {"prefect.resource.id": f"prefect.flow-run.{flow_run.id}"}
+    related = [{**own, "prefect.resource.role": "flow-run"}] if flow_run.id else []
+    whole = Event(
+        event=event,
+        resource=Resource.model_validate(labels),
+        related=[RelatedResource.model_validate(each) for each in related],
+        payload=payload,
+        id=event_id,
+    )
+    with get_client(sync_client=True) as client:
+        client.request("POST", "/events", json=[whole.model_dump(mode="json")])
+
+
+def _labels(resource: str, payload: Mapping[str, Any]) -> dict[str, str]:
+    """Return what identifies the resource of an event."""
+    return {
         "prefect.resource.id": resource,
         "prefect.resource.name": str(payload.get("name") or payload.get("service") or resource),
         **folder_labels.of(Path()),
     }
-    emit_event(event, resource=labels, payload=payload)
 
 
 @contextmanager

@@ -3,6 +3,10 @@
 Each check is a file of its own, written under a temporary name and renamed before anybody is told
 its result. So a check that was killed has told nothing and spent nothing, and one that told
 something has spent its level. A lock lets one process at a time check a stream.
+
+Beside a check that found a drift is a file `….untold` until the server has taken the event of it.
+It is written before the check, so a kill in between leaves a drift to be told, never one that
+nobody hears of.
 """
 
 from __future__ import annotations
@@ -31,6 +35,7 @@ from patchline.pipeline.monitoring.shifts import (
 FOLDER = "monitoring"
 """In the workspace."""
 _DIGITS = 6
+_UNTOLD = ".untold"
 
 
 class Check(FrozenModel):
@@ -122,8 +127,27 @@ class CheckJournal:
         return self.folder / f"{number:0{_DIGITS}}{suffix}"
 
     def write(self, check: Check) -> None:
-        """Keep the next check, whose level is spent then."""
+        """Keep the next check, whose level is spent then, and whose drift is to be told."""
+        untold = self.file_of(check.number, _UNTOLD)
+        if check.drift:
+            write_text(untold, "")
+        else:
+            untold.unlink(missing_ok=True)  # of a process that was killed before its check counted
         write_text(self.file_of(check.number), check.model_dump_json(indent=1) + "\n")
+
+    def untold(self) -> list[Check]:
+        """Return the checks whose drift has not been told, in order.
+
+        Raises:
+            StorageError: if a check is damaged or missing.
+        """
+        waiting = {file.stem for file in self.folder.glob(f"*{_UNTOLD}")}
+        checks = self.checks() if waiting else []
+        return [each for each in checks if each.drift and self.file_of(each.number).stem in waiting]
+
+    def note_told(self, check: Check) -> None:
+        """Note that the drift of a check has been told."""
+        self.file_of(check.number, _UNTOLD).unlink(missing_ok=True)
 
 
 def period_of(earlier: list[Check], false_alarms: float | None, checks: int | None) -> Period:

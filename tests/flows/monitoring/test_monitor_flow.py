@@ -6,6 +6,7 @@ import json
 import shutil
 from pathlib import Path
 from typing import Any
+from uuid import UUID
 
 import cv2
 import numpy as np
@@ -19,9 +20,11 @@ from patchline.flows.monitoring.monitor_flow import (
     TOO_FEW,
     monitor_flow,
 )
+from patchline.flows.monitoring.stream_check import check_stream
 from patchline.flows.notifications import events
 from patchline.flows.schedules import deployments
 from patchline.pipeline.automation import event_kinds
+from patchline.pipeline.monitoring.monitoring import MonitorChoices
 from tests.conftest import Run, draw_photo, write_photos
 from tests.flows.conftest import Command
 
@@ -51,16 +54,18 @@ def ended(folder: Path) -> State[Any]:
 
 
 @pytest.mark.usefixtures("champion")
-def test_each_end_has_a_name_of_its_own_and_only_a_drift_sends_an_event(
+def test_each_end_has_a_name_and_a_drift_is_told_until_the_server_has_taken_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Too few images are no good news; a repeated check tells nobody a second time."""
-    sent: list[tuple[str, str, int]] = []
+    """Too few images are no good news; once delivered, nobody is told a second time."""
+    sent: list[tuple[str, str, int, UUID]] = []
+    is_up = False
 
-    def emit(event: str, resource: str, payload: dict[str, object]) -> None:
-        sent.append((event, resource, int(str(payload["check"]))))
+    def deliver(event: str, resource: str, payload: dict[str, object], event_id: UUID) -> bool:
+        sent.append((event, resource, int(str(payload["check"])), event_id))
+        return is_up
 
-    monkeypatch.setattr(events, "emit", emit)
+    monkeypatch.setattr(events, "deliver", deliver)
     inbox = write_new(tmp_path / "inbox", 5)
     assert ended(inbox).name == TOO_FEW
     write_new(inbox, 40)
@@ -68,12 +73,19 @@ def test_each_end_has_a_name_of_its_own_and_only_a_drift_sends_an_event(
     assert (state.name, sent) == ("Completed", [])
     assert ended(inbox).name == NOTHING_NEW
     write_new(inbox, 60, start=2000, darkness=0.2)
+    check_stream("photos@champion", str(inbox), MonitorChoices(), {})  # by hand, without a server
+    own = (event_kinds.DRIFT_DETECTED, "patchline.model.photos", 2, sent[0][3])
+    assert sent == [own]
+    is_up = True
+    write_new(inbox, 3, start=3000)  # too few for another check
     state = ended(inbox)
     assert state.name == DRIFT
+    assert "check 2" in str(state.message)
     assert str(tmp_path / ".patchline" / "monitoring") in str(state.message)
-    assert sent == [(event_kinds.DRIFT_DETECTED, "patchline.model.photos", 2)]
-    assert ended(inbox).name == NOTHING_NEW
-    assert len(sent) == 1
+    assert sent == [own, own]  # with the same id
+    write_new(inbox, 60, start=4000, darkness=0.2)
+    assert ended(inbox).name == DRIFT
+    assert [number for _, _, number, _ in sent] == [2, 2, 3]
 
 
 @pytest.mark.usefixtures("champion")

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import pytest
 from prefect import flow
@@ -87,6 +88,28 @@ def test_flushed_events_arrive_while_the_process_goes_on(
         events.emit(event_kinds.MODEL_PROMOTED, "patchline.model.flushed", facts)
         events.flush()
     assert len(_arrived(server, "patchline.model.flushed", count=2)) == 2
+
+
+def test_what_is_delivered_twice_arrives_once(server: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The sender knows whether the server has taken it; without one, it has not."""
+    facts, own = {"name": "delivered", "version": "1"}, uuid4()
+
+    def deliver() -> bool:
+        resource = "patchline.model.delivered"
+        return events.deliver(event_kinds.DRIFT_DETECTED, resource, facts, own)
+
+    monkeypatch.setenv("PREFECT_API_URL", "http://127.0.0.1:9/api")
+    assert not deliver()
+    monkeypatch.setenv("PREFECT_API_URL", server)
+    assert deliver()
+    assert deliver()
+    events.emit(event_kinds.MODEL_PROMOTED, "patchline.model.delivered", facts)
+    events.flush()
+    assert len(_arrived(server, "patchline.model.delivered", count=2)) == 2
+    [event] = [
+        each for each in _arrived(server, "patchline.model.delivered") if each["id"] == str(own)
+    ]
+    assert event["resource"]["patchline.folder"] == str(Path.cwd())
 
 
 def _emit_in_a_command(url: str | None) -> str:

@@ -101,6 +101,21 @@ def test_streams_and_versions_have_journals_of_their_own(tmp_path: Path) -> None
     assert [len(each.checks()) for each in journals] == [1, 0, 0]
 
 
+def test_a_drift_waits_to_be_told_from_before_its_check_counts(tmp_path: Path) -> None:
+    """A kill between the two writes leaves no drift that nobody hears of, and none that is not."""
+    journal = CheckJournal(tmp_path, "digits/1", "inbox")
+    journal.write(check_of(1, p_value=1e-9))
+    journal.write(check_of(2))
+    journal.write(check_of(3, p_value=1e-9))
+    assert [each.number for each in journal.untold()] == [1, 3]
+    journal.note_told(check_of(1))
+    assert [each.number for each in journal.untold()] == [3]
+    journal.file_of(3).unlink()  # as if it was killed before the check counted
+    assert journal.untold() == []
+    journal.write(check_of(3))
+    assert list(journal.folder.glob("*.untold")) == []
+
+
 @pytest.mark.parametrize("damage", ["remove", "cut", "other"])
 def test_a_damaged_journal_is_no_empty_one(tmp_path: Path, damage: str) -> None:
     """What is spent is not known then; the error names the remedy."""
