@@ -8,8 +8,8 @@ a person changes in the table counts, too: it becomes an event of the journal.
 
 from __future__ import annotations
 
-import csv
-import io
+import hashlib
+import logging
 import os
 import re
 import threading
@@ -18,28 +18,29 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from patchline.pipeline.errors import ConfigError, DataError
+from patchline.pipeline.errors import ConfigError
 from patchline.pipeline.files.atomic_files import replacing, write_text
 from patchline.pipeline.files.file_locks import locked, try_lock
-from patchline.pipeline.files.table_cells import plain_cell, table_cell
+from patchline.pipeline.files.table_cells import table_cell
 from patchline.pipeline.labelling.answer import (
-    TABLE,
     Answer,
     label_cell,
     labels_in,
     looks_like_list,
     now,
 )
+from patchline.pipeline.labelling.edited_table import Row, merged, paths_of, read_table
 from patchline.pipeline.labelling.journal import Event, Journal
 from patchline.pipeline.labelling.standing import Standing
 from patchline.pipeline.labels.answer_columns import ANSWER_COLUMNS, LABEL, PATH
 from patchline.pipeline.labels.label_sets import MULTI_LABEL, SINGLE_LABEL, Task
 from patchline.pipeline.terminal_words import counted
 
+logger = logging.getLogger(__name__)
+_NAMED = 3
 TABLE_NAME = "labels.csv"
 _QUOTED = re.compile(r'[",;|\t\r\n]|^\s|\s$|^$')
 """What a cell has quotes for, so that no reader takes a part of it for a delimiter."""
-_LONGEST_FIELD = 1 << 24
 
 
 class AnswersTable:
@@ -50,7 +51,8 @@ class AnswersTable:
         task: of a new table.
 
     Attributes:
-        notes: what was read in another way than it is written, for the person who opens it.
+        notes: what was read in another way than it is written, or saved by another program; those
+            after the table was opened are logged, too.
 
     Raises:
         DataError: if the file is another table, or cannot be read.
@@ -63,6 +65,9 @@ class AnswersTable:
         self.journal = Journal(self.file.with_name(f".patchline-{file.stem}.jsonl"))
         self.notes: list[str] = []
         self._lock_file = self.beside("lock")
+        self._written_file = self.beside("written")
+        """The digest of the table as it was written last: a file with another one was edited."""
+        self._is_open = False
         self._mutex = threading.RLock()
         self._events: list[Event] = []
         self._standing = Standing()
@@ -81,6 +86,7 @@ class AnswersTable:
             self.notes.append(
                 f"{self.journal.file.name}: {lines} cannot be read and count for nothing"
             )
+        self._is_open = True
 
     def beside(self, name: str) -> Path:
         """Return the path of a hidden file beside the table."""
@@ -253,8 +259,7 @@ class AnswersTable:
             self._lines.clear()
             changed: Iterable[str] = self._standing.history
         else:
-            listed = [each["path"] for each in event.get("answers", ())]
-            changed = [*listed, *event.get("paths", ())]
+            changed = paths_of(event)
         for path in changed:
             self._lines.pop(path, None)
             history = self._standing.history.get(path)
@@ -273,75 +278,88 @@ class AnswersTable:
         if (stamp is None and not self._lines) or (stamp is not None and is_current):
             return
         header = ",".join(map(_quoted, (*ANSWER_COLUMNS, *self._other_columns))) + "\n"
-        with (
-            replacing(self.file) as temporary,
-            temporary.open("w", encoding="utf-8", newline="") as opened,
-        ):
-            opened.write(header)
-            opened.writelines(self._lines.values())
+        content = "".join((header, *self._lines.values())).encode()
+        with replacing(self.file) as temporary, temporary.open("wb") as opened:
+            opened.write(content)
             opened.flush()
             os.fsync(opened.fileno())
         self._stamp = _stamp_of(self.file)
         self._written = len(self._events)
+        write_text(self._written_file, hashlib.sha256(content).hexdigest())
 
     # -- what a person has changed in the table --
 
     def _take_edits(self, *, first: bool) -> bool:
-        """Take over what the table says otherwise than the journal; return whether it does."""
+        """Take over what a person has changed in the table; return whether it says other things."""
         stamp = _stamp_of(self.file)
         if stamp is None:
             if first and self._lines:
-                self.notes.append(
+                self._note(
                     f"{self.file.name} was missing and is written again from its journal, "
                     f"{self.journal.file.name}; remove both to start over"
                 )
             return False
         if stamp == self._stamp:
             return False
-        columns, rows = _read(self.file)
-        others = tuple(name for name in columns if name not in ANSWER_COLUMNS)
+        table = read_table(self.file)
+        others = tuple(name for name in table.columns if name not in ANSWER_COLUMNS)
         if others != self._other_columns or self._other_columns:
+            if others != self._other_columns:
+                self._others.clear()
             self._other_columns = others
-            self._others = {row[PATH]: tuple(row[name] for name in others) for row in rows}
+            cells = {row[PATH]: tuple(row[name] for name in others) for row in table.rows}
+            self._others.update(cells)
             self._relabel()
-        if any(_labels_of(rows) == _labels_of_state(state) for state in self._recent_states()):
-            self._stamp = stamp
-            return False
-        self._take(rows)
         self._stamp = stamp
-        return True
+        is_of_crash = _text_of(self._written_file) == table.sha256
+        return not is_of_crash and self._take(table.rows)
 
     def _relabel(self) -> None:
         for path in list(self._lines):
             self._lines[path] = self._line(self._standing.history[path][-1])
 
-    def _recent_states(self) -> Iterator[Standing]:
-        """Yield the state, and the one before the last event, after which a process was killed."""
-        yield self._standing
-        if self._events:
-            before = Standing()
-            for event in self._events[:-1]:
-                before.apply(event)
-            yield before
-
-    def _take(self, rows: list[dict[str, str]]) -> None:
-        told = _labels_of(rows)
-        known = _labels_of_state(self._standing)
+    def _take(self, rows: list[Row]) -> bool:
+        found = merged(rows, self._events, self._standing)
         if not self._standing.tasks and any(looks_like_list(row[LABEL]) for row in rows):
             self._append({"event": "task", "task": MULTI_LABEL})
-        changed = [row for row in rows if known.get(row[PATH]) != told[row[PATH]]]
-        last = {row[PATH]: row for row in changed}
-        answers = [_answer(row) for row in last.values()]
-        removed = sorted(known.keys() - told.keys())
-        if answers:
-            self._append({"event": "answers", "answers": [each.to_json() for each in answers]})
-        if removed:
-            self._append({"event": "removed", "paths": removed, "at": now()})
-        number = len(answers) + len(removed)
-        rows_are = "row was" if number == 1 else "rows were"
-        self.notes.append(
-            f"{number:,} {rows_are} changed in {self.file.name} by another program, which counts"
-        )
+        if found.answers:
+            given = [each.to_json() for each in found.answers]
+            self._append({"event": "answers", "answers": given})
+        if found.removed:
+            self._append({"event": "removed", "paths": found.removed, "at": now()})
+        changed = [*(each.path for each in found.answers), *found.removed]
+        if changed:
+            rows_are = "row was" if len(changed) == 1 else "rows were"
+            self._note(
+                f"{len(changed):,} {rows_are} changed in {self.file.name} by another program, "
+                f"which counts: {_some(changed)}"
+            )
+        if found.newer:
+            self._written = None
+            stays = "answer, which stays" if found.newer == 1 else "answers, which stay"
+            also = f" (also for {_some(found.outdated)})" if found.outdated else ""
+            self._note(
+                f"{self.file.name} was saved as it was before the last {found.newer:,} {stays}"
+                f"{also}; open it again before you change more"
+            )
+        return bool(changed or found.newer)
+
+    def _note(self, note: str) -> None:
+        self.notes.append(note)
+        if self._is_open:
+            logger.warning("%s.", note)
+
+
+def _some(paths: Sequence[str]) -> str:
+    more = f" and {len(paths) - _NAMED:,} more" if len(paths) > _NAMED else ""
+    return ", ".join(paths[:_NAMED]) + more
+
+
+def _text_of(file: Path) -> str:
+    try:
+        return file.read_text("utf-8")
+    except (OSError, ValueError):
+        return ""
 
 
 def table_labels(file: Path) -> dict[str, tuple[str, ...]]:
@@ -350,7 +368,7 @@ def table_labels(file: Path) -> dict[str, tuple[str, ...]]:
     Raises:
         DataError: if it is another table, or cannot be read.
     """
-    return _labels_of(_read(file)[1])
+    return {row[PATH]: labels_in(row[LABEL]) for row in read_table(file).rows}
 
 
 def new_batch() -> str:
@@ -379,75 +397,3 @@ def _stamp_of(file: Path) -> tuple[int, ...] | None:
     except FileNotFoundError:
         return None
     return status.st_mtime_ns, status.st_size, status.st_ino
-
-
-def _read(file: Path) -> tuple[list[str], list[dict[str, str]]]:
-    """Return the columns and the rows of a table of answers.
-
-    Raises:
-        DataError: if it is another table, or cannot be read.
-    """
-    remedy = "Choose another file with --table, or move this one away."
-    try:
-        text = file.read_text(encoding="utf-8-sig")
-        csv.field_size_limit(_LONGEST_FIELD)
-        delimiter = max(",;\t", key=text.partition("\n")[0].count)
-        lines = list(csv.reader(io.StringIO(text, newline=""), delimiter=delimiter))
-    except (OSError, ValueError, csv.Error) as error:
-        raise DataError(f"{file} cannot be read as a table ({error}). {remedy}") from error
-    columns = [plain_cell(cell.strip()) for cell in lines[0]] if lines else []
-    missing = [name for name in (PATH, LABEL) if name not in columns]
-    if missing and lines:
-        raise DataError(
-            f"{file} is another table: it has no column '{missing[0]}', and answers would replace "
-            f"it. {remedy}"
-        )
-    rows = []
-    for number, cells in enumerate(lines[1:], 2):
-        if not any(cells):
-            continue
-        row = dict(zip(columns, map(plain_cell, cells), strict=False))
-        row = {name: row.get(name, "") for name in (*ANSWER_COLUMNS, *columns)}
-        try:
-            labels_in(row[LABEL])
-        except ValueError as error:
-            raise DataError(
-                f"Line {number} of {file} cannot be read: {error}. Repair it."
-            ) from error
-        if row[PATH] and row[LABEL].strip():
-            rows.append(row)
-    return columns, rows
-
-
-def _labels_of(rows: Iterable[dict[str, str]]) -> dict[str, tuple[str, ...]]:
-    return {row[PATH]: labels_in(row[LABEL]) for row in rows}
-
-
-def _labels_of_state(state: Standing) -> dict[str, tuple[str, ...]]:
-    return {
-        path: tuple(sorted(each[-1].labels))
-        for path, each in state.history.items()
-        if each and each[-1].verdict == "label"
-    }
-
-
-def _answer(row: dict[str, str]) -> Answer:
-    """Return the answer that a row of an edited table is."""
-    return Answer(
-        row[PATH],
-        "label",
-        labels_in(row[LABEL]),
-        row["labeled_by"],
-        row["labeled_at"] or now(),
-        row["source"] or TABLE,
-        row["suggestion"],
-        _number(row["suggestion_probability"]),
-    )
-
-
-def _number(cell: str) -> float | None:
-    try:
-        value = float(cell)
-    except ValueError:
-        return None
-    return value if 0 <= value <= 1 else None

@@ -99,6 +99,7 @@ class Session:
         self._given = dict(given or {})
         self._unreadable: dict[str, str] = {}
         self._offered: dict[str, str] = {}
+        self._first_note = len(answers.notes)
         self._lock = threading.RLock()
         self._looking, self._looked_at = threading.Lock(), time.monotonic()
 
@@ -133,6 +134,7 @@ class Session:
             holding: images on the screen, whose leases are renewed.
             count: of images.
         """
+        self.answers.refresh()
         with self._lock:
             gone = [key for key in self._leases.of(person.client) if key not in holding]
             self._leases.release(gone, person.client)
@@ -368,6 +370,7 @@ class Session:
                 "order": self.advice.words(),
                 "suggests": self.advice.suggests(),
                 "agreement": self._agreement(list(here.values())),
+                "notes": self.answers.notes[self._first_note :],
             }
 
     def _agreement(self, answers: Sequence[Answer]) -> dict[str, Any] | None:

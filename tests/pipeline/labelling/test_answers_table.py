@@ -54,9 +54,11 @@ def test_a_kill_between_journal_and_table_loses_nothing(tmp_path: Path) -> None:
     """The next one who opens it writes the table again; a half line of a crash is no answer."""
     table = AnswersTable(tmp_path / "labels.csv")
     table.append([_answer("1.png", "rose")])
-    before = table.file.read_bytes()
+    files = (table.file, table.beside("written"))
+    before = [file.read_bytes() for file in files]
     table.append([_answer("2.png", "tulip")])
-    table.file.write_bytes(before)  # killed before the table was replaced
+    for file, content in zip(files, before, strict=True):
+        file.write_bytes(content)  # killed before the table was replaced
     with table.journal.file.open("ab") as opened:
         opened.write(b'{"event":"answers","answers":[{"path":"3.p')  # and within a line
     again = AnswersTable(tmp_path / "labels.csv")
@@ -97,6 +99,72 @@ def test_what_a_person_edits_in_the_table_counts(tmp_path: Path, *, is_open: boo
     assert [rows[path]["patient"] for path in rows] == ["p1", "p2", "p3", ""]
     assert "3 rows were changed" in table.notes[0]
     assert AnswersTable(tmp_path / "labels.csv").notes == []
+
+
+def _at(minute: int, path: str, *labels: str) -> Answer:
+    """Return an answer of a minute of its own, as people give them."""
+    return _answer(path, *labels)._replace(labeled_at=f"2026-01-01T00:{minute:02d}:00Z")
+
+
+@pytest.mark.parametrize("is_open", [True, False])
+def test_a_table_that_was_opened_before_answers_came_does_not_remove_them(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, *, is_open: bool
+) -> None:
+    """A spreadsheet saves what it has read: only what differs from that is an edit."""
+    table = AnswersTable(tmp_path / "labels.csv")
+    for number in range(5):
+        table.append([_at(number, f"{number}.png", "rose")])
+    stale = table.file.read_text()
+    for number in range(4, 44):
+        table.append([_at(number + 5, f"{number}.png", "iris")])
+    edited = stale.replace("1.png,rose", "1.png,tulip").replace("4.png,rose", "4.png,tulip")
+    lines = [line for line in edited.splitlines() if not line.startswith("2.png")]
+    table.file.write_text("\n".join(lines) + "\n")
+    if is_open:
+        table.refresh()
+        assert "before the last 40 answers, which stay (also for 4.png" in caplog.text
+    else:
+        table = AnswersTable(tmp_path / "labels.csv")
+    labels = {row["path"]: row["label"] for row in rows_of(table.file)}
+    expected = {"0.png": "rose", "1.png": "tulip", "3.png": "rose"}
+    assert labels == expected | {f"{number}.png": "iris" for number in range(4, 44)}
+    assert "2 rows were changed" in table.notes[0]
+    table.file.write_text(stale)  # saved once more, from the state of the first five answers
+    table.refresh()
+    assert {row["path"] for row in rows_of(table.file)} == labels.keys()
+
+
+def test_a_table_that_is_saved_unchanged_changes_nothing(tmp_path: Path) -> None:
+    """A state of long ago, an empty file, and a copy that a program has quoted in another way."""
+    table = AnswersTable(tmp_path / "labels.csv")
+    table.append([_at(0, "0.png", "rose")])
+    states = ["", table.file.read_text()]
+    for number in range(1, 5):
+        table.append([_at(number, f"{number}.png", "rose")])
+    current = table.file.read_text()
+    for state in states:
+        table.file.write_text(state)
+        table.refresh()
+        assert table.file.read_text() == current
+        assert "which stay" in table.notes.pop()
+    table.file.write_text(current.replace("rose", '"rose"'))
+    table.refresh()
+    assert table.notes == []
+
+
+@pytest.mark.parametrize("is_open", [True, False])
+def test_an_edit_that_reverts_the_last_answer_counts(tmp_path: Path, *, is_open: bool) -> None:
+    """It is no leftover of a crash, and it can be edited back again."""
+    table = AnswersTable(tmp_path / "labels.csv")
+    table.append([_at(0, "0.png", "rose")])
+    table.append([_at(1, "0.png", "tulip")])
+    for before, after in (("tulip", "rose"), ("rose", "tulip")):
+        table.file.write_text(table.file.read_text().replace(before, after))
+        if not is_open:
+            table = AnswersTable(tmp_path / "labels.csv")
+        table.append([_at(2, "1.png", "iris")])
+        assert [row["label"] for row in rows_of(table.file)] == [after, "iris"]
+        assert "1 row was changed" in table.notes.pop()
 
 
 def test_another_table_is_not_replaced(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ let busy = false;
 let reviewing = false;          // whether images are shown that were set aside
 const seen = new Set();         // those of them that were shown
 let lookAgain = false;          // whether the server looks for new images in the folder
+let understood = 0;             // notes on the table that were read
 let token = sessionStorage.getItem("token") || "";
 
 if (location.hash.startsWith("#token=")) {
@@ -204,6 +205,8 @@ function learn(progress) {
   const more = extra.filter(([count]) => count).map(([count, words]) => `, ${count} ${words}`).join("");
   find("counts").textContent = `${state.labeled} of ${state.images} images labelled${more}`;
   find("order").textContent = `Order: ${state.order}`;
+  find("noted").textContent = state.notes.slice(understood).join(". ");
+  find("note").hidden = understood >= state.notes.length;
   const right = state.agreement;
   find("agreement").textContent = right
     ? `Suggestions were right for ${right.right} of ${right.n} images drawn at random: ${percent(right.value)} (95% interval ${percent(right.low)} to ${percent(right.high)}).` : "";
@@ -337,6 +340,7 @@ find("undo").addEventListener("click", undo);
 find("undo-last").addEventListener("click", undo);
 find("accept").addEventListener("click", accept);
 find("save").addEventListener("click", save);
+find("understood").addEventListener("click", () => { understood = state.notes.length; find("note").hidden = true; });
 find("again").addEventListener("click", () => { lookAgain = true; show().catch(error => tell(error.message)); });
 find("review").addEventListener("click", () => { reviewing = true; seen.clear(); show().catch(error => tell(error.message)); });
 find("show").checked = localStorage.getItem("suggestions") !== "hidden";
