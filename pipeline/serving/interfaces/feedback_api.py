@@ -1,5 +1,8 @@
 """`POST /feedback?label=rose`: an image and its right label, kept for the next training run.
 
+With several labels, `label` is repeated, and `none=true` says that an image has none of them. A
+name that is no class yet needs `new_class=true`, so that a misspelt one makes none.
+
 Off unless the server is started with a table. The image is stored beside the table, in the folder
 `feedback`, under the digest of its content; the answer is a row of the table.
 """
@@ -9,11 +12,13 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import shutil
+from collections.abc import Sequence
 from http import HTTPStatus
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from fastapi import APIRouter
+from starlette.datastructures import QueryParams
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -22,7 +27,7 @@ from patchline.pipeline.files.atomic_files import replacing
 from patchline.pipeline.labelling.answer import FEEDBACK, Answer, Suggestion, now
 from patchline.pipeline.labelling.answers_table import AnswersTable
 from patchline.pipeline.labelling.new_class import checked_class
-from patchline.pipeline.labels.label_sets import MULTI_LABEL, SINGLE_LABEL
+from patchline.pipeline.labels.label_sets import MULTI_LABEL, Task
 from patchline.pipeline.serving.interfaces.answering import json_response, server_of
 from patchline.pipeline.serving.interfaces.given_images import given_images
 from patchline.pipeline.serving.refusal import Refusal, bad_request
@@ -35,6 +40,8 @@ _LEAST_FREE = 1 << 30
 """Bytes of the disk that clients leave."""
 _SUFFIXES = {b"\xff\xd8\xff": ".jpg", b"\x89PNG": ".png", b"GIF8": ".gif", b"BM": ".bmp"}
 _LONGEST_NAME = 80
+_NAMED = 5
+_PARAMETERS = ("label", "none", "new_class", "by")
 
 
 @router.post("/feedback")
@@ -43,9 +50,7 @@ async def feedback(request: Request) -> Response:
     server = server_of(request)
     table: AnswersTable = request.app.state.feedback
     content_type = request.headers.get("content-type", "")
-    by = " ".join(request.query_params.get("by", "").split())
-    if len(by) > _LONGEST_NAME or not by.isprintable():
-        raise bad_request(f"by must have at most {_LONGEST_NAME} characters that can be seen.")
+    given_labels = _given_labels(request.query_params)
     with server.memory.held() as share:
         given = await server.parsed(
             request, share, lambda body: given_images(body, content_type, {})
@@ -57,18 +62,70 @@ async def feedback(request: Request) -> Response:
         if answer["error"] is not None:
             sentence = f"The image cannot be read: {answer['error']}."
             raise Refusal(HTTPStatus.UNPROCESSABLE_ENTITY, sentence)
-        labels = request.query_params.getlist("label")
         try:
-            row = await asyncio.to_thread(_kept, table, given.images[0], labels, answer, by)
+            classes = server.host.served.package.classes
+            row = await asyncio.to_thread(
+                _kept, table, given.images[0], given_labels, classes, answer
+            )
         except ConfigError as error:
             raise bad_request(str(error)) from error
-    return json_response({"path": row.path, "labels": list(row.labels)}, answered.version)
+    new = [label for label in row.labels if label not in classes]
+    said = {"path": row.path, "labels": list(row.labels), "new_classes": new}
+    return json_response(said, answered.version)
+
+
+class _GivenLabels(NamedTuple):
+    """What a request says of an image."""
+
+    labels: list[str]
+    is_none: bool
+    """Whether the image has none of the labels."""
+    may_be_new: bool
+    """Whether a label may be a new class."""
+    by: str
+
+
+def _given_labels(query: QueryParams) -> _GivenLabels:
+    """Return what a request says.
+
+    Raises:
+        Refusal: if a parameter is unknown, or has a wrong value.
+    """
+    unknown = sorted(set(query) - set(_PARAMETERS))
+    if unknown:
+        raise bad_request(
+            f"There is no parameter '{unknown[0][:_LONGEST_NAME]}'. Use {', '.join(_PARAMETERS)}."
+        )
+    by = " ".join(query.get("by", "").split())
+    if len(by) > _LONGEST_NAME or not by.isprintable():
+        raise bad_request(f"by must have at most {_LONGEST_NAME} characters that can be seen.")
+    return _GivenLabels(
+        query.getlist("label"), _truth(query, "none"), _truth(query, "new_class"), by
+    )
+
+
+def _truth(query: QueryParams, name: str) -> bool:
+    text = query.get(name, "false").lower()
+    if text not in ("true", "false"):
+        raise bad_request(f"{name} is '{text[:_LONGEST_NAME]}', but must be true or false.")
+    return text == "true"
 
 
 def _kept(
-    table: AnswersTable, image: bytes, labels: list[str], answer: dict[str, Any], by: str
+    table: AnswersTable,
+    image: bytes,
+    given: _GivenLabels,
+    classes: Sequence[str],
+    answer: dict[str, Any],
 ) -> Answer:
     """Store an image and its labels.
+
+    Args:
+        table: of all feedback.
+        image: the file.
+        given: what the client says of it.
+        classes: of the model.
+        answer: of the model.
 
     Raises:
         ConfigError: if the labels do not fit the task.
@@ -77,11 +134,8 @@ def _kept(
     if shutil.disk_usage(table.folder).free < _LEAST_FREE + len(image):
         sentence = "The disk of the server is nearly full. Free some space on it."
         raise Refusal(HTTPStatus.INSUFFICIENT_STORAGE, sentence)
-    names: list[str] = []
-    for label in labels:
-        names.append(checked_class(label, [*table.classes, *names]))
-    if table.task == SINGLE_LABEL and len(names) != 1:
-        raise ConfigError(f"There are {len(names)} labels. Send one as ?label=NAME.")
+    table.refresh()
+    names = _checked_labels(given, list(dict.fromkeys((*classes, *table.classes))), table.task)
     path = f"{FOLDER}/{hashlib.sha256(image).hexdigest()[:32]}{_suffix(image)}"
     file = table.folder / path
     if not file.exists():
@@ -91,8 +145,8 @@ def _kept(
     row = Answer(
         path,
         "label",
-        tuple(sorted(set(names))),
-        by,
+        tuple(sorted(names)),
+        given.by,
         now(),
         FEEDBACK,
         suggestion.shown(table.task),
@@ -100,6 +154,32 @@ def _kept(
     )
     table.append([row])
     return row
+
+
+def _checked_labels(given: _GivenLabels, classes: list[str], task: Task) -> set[str]:
+    """Return the labels of an image as they are written.
+
+    Raises:
+        ConfigError: if they do not fit the task, or one is a new class that nobody asked for.
+    """
+    names: set[str] = set()
+    for label in given.labels:
+        names.add(checked_class(label, [*classes, *names]))
+    new = sorted(names.difference(classes))
+    if new and not given.may_be_new:
+        more = f" and {len(classes) - _NAMED:,} more" if len(classes) > _NAMED else ""
+        raise ConfigError(
+            f"There is no class '{new[0]}' ({', '.join(classes[:_NAMED])}{more}). Correct the "
+            "label, or add new_class=true if it is a new class."
+        )
+    if task == MULTI_LABEL and given.is_none == bool(names):
+        raise ConfigError(
+            "Send each label as label=NAME, or none=true if the image has none of them."
+        )
+    if task != MULTI_LABEL and (given.is_none or len(names) != 1):
+        said = "none=true" if given.is_none else f"{len(names)} labels"
+        raise ConfigError(f"An image has exactly one class here, not {said}. Send ?label=NAME.")
+    return names
 
 
 def _suggestion(answer: dict[str, Any]) -> Suggestion:

@@ -14,13 +14,25 @@ def test_a_corrected_image_is_kept_with_its_label(registry: Registry) -> None:
     table = registry.folder / "corrections" / "labels.csv"
     table.parent.mkdir()
     with serving(registry.folder, "--feedback", str(table)) as server:
-        kept = server.ask("POST", "/feedback?label=rose&by=ada", png(1))
+        refused = server.ask("POST", "/feedback?label=rose&by=ada", png(1))
+        assert refused.status == HTTPStatus.BAD_REQUEST
+        assert "no class 'rose' (down, rising, up)" in refused.json["error"]
+        assert "new_class=true" in refused.json["error"]
+        kept = server.ask("POST", "/feedback?label=rose&by=ada&new_class=true", png(1))
         assert kept.status == HTTPStatus.OK, kept.body
+        assert kept.json["new_classes"] == ["rose"]
         assert (table.parent / kept.json["path"]).read_bytes() == png(1)
         [row] = rows_of(table)
         assert (row["label"], row["labeled_by"], row["source"]) == ("rose", "ada", "feedback")
         assert row["suggestion"] == server.predict(png(1)).json["label"]
-        assert server.ask("POST", "/feedback", png(2)).status == HTTPStatus.BAD_REQUEST
+        for wrong in (
+            "",
+            "?labels=rose",
+            "?label=up&label=down",
+            "?none=true",
+            "?label=up&new_class=x",
+        ):
+            assert server.ask("POST", f"/feedback{wrong}", png(2)).status == HTTPStatus.BAD_REQUEST
         broken = server.ask("POST", "/feedback?label=rose", b"no image")
         assert broken.status == HTTPStatus.UNPROCESSABLE_ENTITY
     assert len(rows_of(table)) == 1

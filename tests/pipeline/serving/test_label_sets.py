@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import pytest
 from onnx import numpy_helper
 
 from patchline.pipeline.serving.checked_package import PackageRefusedError, checked_package
+from tests.pipeline.labelling.labelled import rows_of
 from tests.pipeline.registry.made_versions import CLASSES, made_package
 from tests.pipeline.serving.served import NAME, Registry, Serving, made_registry, png, serving
 from tests.pipeline.serving.test_predict import b64
@@ -34,7 +36,8 @@ def sets(tmp_path_factory: pytest.TempPathFactory, empty_store: Path) -> Registr
 @pytest.fixture(scope="module")
 def server(sets: Registry) -> Iterator[Serving]:
     store = f"sqlite:///{sets.folder / 'mlflow.db'}"
-    with serving(sets.folder, env={"MLFLOW_TRACKING_URI": store}) as started:
+    feedback = ("--feedback", str(sets.folder / "labels.csv"))
+    with serving(sets.folder, *feedback, env={"MLFLOW_TRACKING_URI": store}) as started:
         yield started
 
 
@@ -119,3 +122,17 @@ def test_probabilities_of_sets_need_not_sum_to_1_but_must_be_probabilities(tmp_p
     onnx.save(network, tmp_path / "model.onnx")
     with pytest.raises(PackageRefusedError, match="no probabilities"):
         checked_package(tmp_path, 1)
+
+
+def test_no_label_is_feedback_only_if_it_is_said(server: Serving, sets: Registry) -> None:
+    """A misspelt parameter would make every label a certain negative."""
+    for wrong in ("", "?labels=up", "?label=up&none=true", "?label=upp", "?none=maybe"):
+        refused = server.ask("POST", f"/feedback{wrong}", png(1))
+        assert refused.status == HTTPStatus.BAD_REQUEST, wrong
+    assert "none=true" in server.ask("POST", "/feedback", png(1)).json["error"]
+    assert not (sets.folder / "labels.csv").exists()
+    for query, cell in (("label=up&label=down", '["down", "up"]'), ("none=true", "[]")):
+        kept = server.ask("POST", f"/feedback?{query}", png(1))
+        assert kept.status == HTTPStatus.OK, kept.body
+        [row] = rows_of(sets.folder / "labels.csv")
+        assert json.loads(row["label"]) == json.loads(cell) == kept.json["labels"]
