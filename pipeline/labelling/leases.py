@@ -15,8 +15,12 @@ from pathlib import Path
 from patchline.pipeline.files.atomic_files import replacing
 
 LEASE_SECONDS = 600.0
-_MOST_EACH = 64
-"""Images that one page may hold."""
+MOST_IMAGES = 8
+"""Images that a page may have on the screen, or load before they are needed."""
+MOST_TOGETHER = 24
+"""Near duplicates that are shown with an image."""
+MOST_EACH = MOST_IMAGES * (1 + MOST_TOGETHER)
+"""Images that one page may hold, near duplicates included: what it may say that it holds, too."""
 
 
 class Leases:
@@ -47,7 +51,7 @@ class Leases:
         """Let a page hold images that are free, in place of what it held, or longer."""
         now = self._clock()
         mine = [key for key in keys if self.is_free(key, client)]
-        for key in mine[:_MOST_EACH]:
+        for key in mine[:MOST_EACH]:
             self._held[key] = (client, now + LEASE_SECONDS)
         self._held = {key: each for key, each in self._held.items() if each[1] > now}
         self._keep()

@@ -24,14 +24,12 @@ from patchline.pipeline.labelling.answer import (
 )
 from patchline.pipeline.labelling.answers_table import AnswersTable, new_batch
 from patchline.pipeline.labelling.image_order import Chosen, ImageOrder
-from patchline.pipeline.labelling.leases import Leases
+from patchline.pipeline.labelling.leases import MOST_EACH, MOST_TOGETHER, Leases
 from patchline.pipeline.labelling.new_class import checked_class
 from patchline.pipeline.labelling.pool import Pool
 from patchline.pipeline.labels.label_sets import MULTI_LABEL, SINGLE_LABEL
 from patchline.pipeline.metrics.intervals import proportion
 
-MOST_TOGETHER = 24
-"""Near duplicates that are shown with an image."""
 _LONGEST_NAME = 80
 LOOK_SECONDS = 60.0
 """Between two searches of the folder for new images."""
@@ -141,7 +139,10 @@ class Session:
             self._leases.take([key for key in holding if key in self.pool.images], person.client)
             offers: list[Offer] = []
             taken = set(holding)
-            while len(offers) < count and (chosen := self._chosen(taken)):
+            while len(offers) < count and len(taken) < MOST_EACH:
+                chosen = self._chosen(taken)
+                if chosen is None:
+                    break
                 offer = self._offer(chosen, taken)
                 offers.append(offer)
                 taken.update((offer.key, *offer.together))
@@ -160,7 +161,8 @@ class Session:
                 for image in self.pool.images.values()
                 if self._verdict(image.key) == "unsure" and image.key not in left_out
             ]
-            free = [key for key in aside if self._leases.holder(key) is None][:count]
+            free = [key for key in aside if self._leases.holder(key) is None]
+            free = free[: min(count, max(0, MOST_EACH - len(holding)))]
             self._leases.take([*holding, *free], person.client)
             return [Offer(key, self._source_of(key), ()) for key in free]
 
@@ -200,7 +202,9 @@ class Session:
             if self._verdict(key) in (None, "skip")
             if self.order.listed is None or key in self.order.listed
         ]
-        return Offer(chosen.key, chosen.source, tuple(near[:MOST_TOGETHER]))
+        return Offer(
+            chosen.key, chosen.source, tuple(near[: min(MOST_TOGETHER, MOST_EACH - len(taken) - 1)])
+        )
 
     def _source_of(self, key: str) -> str:
         """Return why an image is asked about, or was asked about first."""

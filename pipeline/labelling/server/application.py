@@ -36,6 +36,7 @@ from patchline.pipeline.data.reading.decoding import UndecodableImageError
 from patchline.pipeline.errors import ConfigError, PipelineError
 from patchline.pipeline.frozen_model import FrozenModel
 from patchline.pipeline.labelling.answer import Verdict
+from patchline.pipeline.labelling.leases import MOST_EACH, MOST_IMAGES, MOST_TOGETHER
 from patchline.pipeline.labelling.server.picture import LARGEST_SIDE, picture
 from patchline.pipeline.labelling.session import Offer, Person, Session, TakenError
 from patchline.pipeline.serving.access_token import is_loopback
@@ -67,9 +68,9 @@ class ImageRequest(FrozenModel):
     client: str = Field(pattern="^[0-9A-Za-z-]{8,64}$")
     """Made up by the page: two windows are two clients."""
     person: _Name = ""
-    holding: Annotated[tuple[_Key, ...], Field(max_length=64)] = ()
+    holding: Annotated[tuple[_Key, ...], Field(max_length=MOST_EACH)] = ()
     """Images on the screen, or about to be."""
-    count: int = Field(default=1, ge=0, le=8)
+    count: int = Field(default=1, ge=0, le=MOST_IMAGES)
     look_again: bool = False
     """Whether to look for new images in the folder first."""
     reviewed: Annotated[tuple[_Key, ...], Field(max_length=10_000)] = ()
@@ -81,7 +82,7 @@ class AnswerRequest(FrozenModel):
 
     client: str = Field(pattern="^[0-9A-Za-z-]{8,64}$")
     person: _Name = ""
-    ids: Annotated[tuple[_Key, ...], Field(min_length=1, max_length=64)]
+    ids: Annotated[tuple[_Key, ...], Field(min_length=1, max_length=1 + MOST_TOGETHER)]
     verdict: Verdict
     labels: Annotated[tuple[_Name, ...], Field(max_length=1000)] = ()
     saw_suggestion: bool = False

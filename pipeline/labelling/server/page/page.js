@@ -277,6 +277,7 @@ async function undo() {
     image.together = others.map(each => each.id);
     await load(image);
     if (current) queue.unshift(current);
+    for (const left of queue.splice(AHEAD)) URL.revokeObjectURL(left.url);   // the next request lets them go
     current = null;
     tell("");
     await show(image);
@@ -360,7 +361,7 @@ find("gate").addEventListener("submit", event => {
   begin();
 });
 setInterval(() => {   // images stay this person's while they are on the screen
-  if (state && held().length) ask("next", { client, person: person(), holding: held(), count: 0 }).catch(() => {});
+  if (state && held().length) ask("next", { client, person: person(), holding: held(), count: 0 }).catch(error => tell(error.message));
 }, 60_000);
 addEventListener("pagehide", () => {
   if (state) ask("next", { client, person: person(), holding: [], count: 0 }, { keepalive: true }).catch(() => {});
