@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime as dt
 import json
 import re
+import uuid
 from collections.abc import Sequence
 from typing import Any, Final, Literal, NamedTuple, get_args
 
@@ -53,7 +54,7 @@ class Answer(NamedTuple):
     """As the cell of a label."""
     suggestion_probability: float | None = None
     batch: str = ""
-    """Equal for images that were answered at once."""
+    """Equal for images that were answered at once; it begins with the page (see `new_batch`)."""
 
     def to_json(self) -> dict[str, Any]:
         """Return it for a journal, without what is empty."""
@@ -72,6 +73,16 @@ class Answer(NamedTuple):
 def now() -> str:
     """Return the time of an answer."""
     return dt.datetime.now(dt.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def new_batch(client: str = "") -> str:
+    """Return what marks the answers that are given at once on a page."""
+    return f"{client}.{uuid.uuid4().hex[:16]}"
+
+
+def client_of(batch: str) -> str:
+    """Return the page on which answers were given; empty if that is not known."""
+    return batch.rpartition(".")[0]
 
 
 def label_cell(labels: Sequence[str], task: Task) -> str:

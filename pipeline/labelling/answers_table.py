@@ -13,8 +13,7 @@ import logging
 import os
 import re
 import threading
-import uuid
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -24,6 +23,7 @@ from patchline.pipeline.files.file_locks import locked, try_lock
 from patchline.pipeline.files.table_cells import table_cell
 from patchline.pipeline.labelling.answer import (
     Answer,
+    client_of,
     label_cell,
     labels_in,
     looks_like_list,
@@ -87,6 +87,7 @@ class AnswersTable:
                 f"{self.journal.file.name}: {lines} cannot be read and count for nothing"
             )
         self._is_open = True
+        self._events_before = len(self._events)
 
     def beside(self, name: str) -> Path:
         """Return the path of a hidden file beside the table."""
@@ -151,25 +152,37 @@ class AnswersTable:
         with self._mutex:
             return {path: each[-1] for path, each in self._standing.history.items() if each}
 
-    def last_batch(self, person: str) -> list[Answer]:
-        """Return what a person answered last and has not taken back; empty if there is nothing."""
+    def last_batch(self, client: str, person: str) -> list[Answer]:
+        """Return what a page answered last and has not taken back; empty if there is nothing.
+
+        A page that has answered nothing, such as one that was opened after a restart, gets what its
+        person answered before the table was opened: others may have the same name meanwhile.
+
+        Args:
+            client: the page.
+            person: who uses it; empty if that is not known.
+        """
         with self._mutex:
-            for event in reversed(self._events):
-                if event["event"] != "answers":
-                    continue
-                answers = [Answer.of_json(each) for each in event["answers"]]
-                own = [
-                    each
-                    for each in answers
-                    if each.labeled_by == person
-                    and each.batch
-                    and any(
-                        other.batch == each.batch
-                        for other in self._standing.history.get(each.path, ())
-                    )
-                ]
-                if own:
-                    return own
+            own = self._last_answers(self._events, lambda each: client_of(each.batch) == client)
+            before = self._events[: self._events_before]
+            return own or self._last_answers(
+                before, lambda each: each.labeled_by == person and bool(person)
+            )
+
+    def _last_answers(
+        self, events: Sequence[Event], is_own: Callable[[Answer], bool]
+    ) -> list[Answer]:
+        """Return the last own answers of some events that were given at once and still count."""
+        for event in reversed(events):
+            if event["event"] != "answers":
+                continue
+            own = [
+                answer
+                for answer in map(Answer.of_json, event["answers"])
+                if answer.batch and is_own(answer) and self._standing.has(answer)
+            ]
+            if own:
+                return own
         return []
 
     # -- writing --
@@ -369,11 +382,6 @@ def table_labels(file: Path) -> dict[str, tuple[str, ...]]:
         DataError: if it is another table, or cannot be read.
     """
     return {row[PATH]: labels_in(row[LABEL]) for row in read_table(file).rows}
-
-
-def new_batch() -> str:
-    """Return what marks the answers that are given at once."""
-    return uuid.uuid4().hex[:16]
 
 
 def _row(answer: Answer, task: Task) -> tuple[str, ...]:

@@ -19,10 +19,12 @@ from patchline.pipeline.labelling.answer import (
     Answer,
     Suggestion,
     Verdict,
+    client_of,
     label_cell,
+    new_batch,
     now,
 )
-from patchline.pipeline.labelling.answers_table import AnswersTable, new_batch
+from patchline.pipeline.labelling.answers_table import AnswersTable
 from patchline.pipeline.labelling.image_order import Chosen, ImageOrder
 from patchline.pipeline.labelling.leases import MOST_EACH, MOST_TOGETHER, Leases
 from patchline.pipeline.labelling.new_class import checked_class
@@ -33,6 +35,8 @@ from patchline.pipeline.metrics.intervals import proportion
 _LONGEST_NAME = 80
 LOOK_SECONDS = 60.0
 """Between two searches of the folder for new images."""
+SOMEBODY = "somebody"
+"""Anybody on another machine who types no name."""
 
 
 class TakenError(Exception):
@@ -97,6 +101,8 @@ class Session:
         self._given = dict(given or {})
         self._unreadable: dict[str, str] = {}
         self._offered: dict[str, str] = {}
+        self._seen: dict[str, Answer | None] = {}
+        """The answer that stood when an image was given to a page."""
         self._first_note = len(answers.notes)
         self._lock = threading.RLock()
         self._looking, self._looked_at = threading.Lock(), time.monotonic()
@@ -148,6 +154,7 @@ class Session:
                 taken.update((offer.key, *offer.together))
                 self._leases.take((offer.key, *offer.together), person.client)
                 self._offered[offer.key] = offer.source
+                self._see(offer.key, *offer.together)
             return offers
 
     def unsure(
@@ -164,6 +171,7 @@ class Session:
             free = [key for key in aside if self._leases.holder(key) is None]
             free = free[: min(count, max(0, MOST_EACH - len(holding)))]
             self._leases.take([*holding, *free], person.client)
+            self._see(*free)
             return [Offer(key, self._source_of(key), ()) for key in free]
 
     def _chosen(self, taken: set[str]) -> Chosen | None:
@@ -206,6 +214,10 @@ class Session:
             chosen.key, chosen.source, tuple(near[: min(MOST_TOGETHER, MOST_EACH - len(taken) - 1)])
         )
 
+    def _see(self, *keys: str) -> None:
+        for key in keys:
+            self._seen[key] = self.answers.answer(self.pool.images[key].path)
+
     def _source_of(self, key: str) -> str:
         """Return why an image is asked about, or was asked about first."""
         if self._asks_findings:
@@ -243,11 +255,9 @@ class Session:
             for key in keys:
                 if not self._leases.is_free(key, person.client):
                     raise TakenError("Somebody else is asked about this image.")
-                standing = self.answers.answer(self.pool.images[key].path)
-                is_new = self._leases.holder(key) is None
-                if is_new and standing and standing.labeled_by not in ("", name):
-                    raise TakenError(f"{standing.labeled_by} has answered this image meanwhile.")
-            batch, at = new_batch(), now()
+                if self._leases.holder(key) is None:
+                    self._check_unanswered(key, person)
+            batch, at = new_batch(person.client), now()
             answers = []
             for place, key in enumerate(keys):
                 suggestion = self.advice.suggestion(key)
@@ -269,6 +279,18 @@ class Session:
             self.answers.append(answers)
             self._leases.release(keys, person.client)
         self.advice.wake()
+
+    def _check_unanswered(self, key: str, person: Person) -> None:
+        """Raise `TakenError` if another page has answered an image since this one was given it."""
+        standing = self.answers.answer(self.pool.images[key].path)
+        if standing is None or standing == self._seen.get(key):
+            return
+        page, by = client_of(standing.batch), standing.labeled_by
+        has_own_name = by in ("", checked_person(person.name))
+        if page == person.client or (has_own_name and not page):
+            return
+        name = "Somebody else" if has_own_name else by
+        raise TakenError(f"{name} has answered this image meanwhile.")
 
     def _labels(self, verdict: Verdict, labels: Sequence[str]) -> tuple[str, ...]:
         if verdict != "label":
@@ -292,7 +314,9 @@ class Session:
         """
         with self._lock:
             self.answers.refresh()
-            batch = self.answers.last_batch(checked_person(person.name))
+            batch = self.answers.last_batch(
+                person.client, "" if person.name == SOMEBODY else checked_person(person.name)
+            )
             keys = [
                 image.key
                 for answer in batch
@@ -304,6 +328,7 @@ class Session:
                 raise TakenError("Somebody else is asked about this image.")
             self.answers.undo(batch)
             self._leases.take(keys, person.client)
+            self._see(*keys)
             self._offered[keys[0]] = FINDING if self._asks_findings else batch[0].source
         self.advice.wake()
         return [Offer(key, self._offered[keys[0]], ()) for key in keys]

@@ -55,6 +55,10 @@ class Standing:
         history = self.history.get(path)
         return history[-1] if history else None
 
+    def has(self, answer: Answer) -> bool:
+        """Return whether an answer of a batch was not taken back."""
+        return any(each.batch == answer.batch for each in self.history.get(answer.path, ()))
+
     def is_of_round(self, path: str) -> bool:
         """Return whether the answer that stands for an image was given in the last round."""
         return len(self.history.get(path, ())) > self.earlier.get(path, 0)

@@ -38,7 +38,7 @@ from patchline.pipeline.frozen_model import FrozenModel
 from patchline.pipeline.labelling.answer import Verdict
 from patchline.pipeline.labelling.leases import MOST_EACH, MOST_IMAGES, MOST_TOGETHER
 from patchline.pipeline.labelling.server.picture import LARGEST_SIDE, picture
-from patchline.pipeline.labelling.session import Offer, Person, Session, TakenError
+from patchline.pipeline.labelling.session import SOMEBODY, Offer, Person, Session, TakenError
 from patchline.pipeline.serving.access_token import is_loopback
 from patchline.pipeline.serving.config import ServingConfig
 from patchline.pipeline.serving.doors import Doors, left_unread
@@ -55,7 +55,6 @@ PAGE = Path(__file__).parent / "page"
 _MOST_BYTES = 1 << 18
 _MEMORY = 1 << 24
 _CLIENT_CLOSED = 499
-SOMEBODY = "somebody"
 _SMALLEST_SIDE, _USUAL_SIDE = 32, 800
 _Sent = TypeVar("_Sent", bound=FrozenModel)
 _Key = Annotated[str, Field(pattern="^[0-9a-f]{16}$")]
@@ -220,7 +219,7 @@ class _Interface:
 
     @_reads(ImageRequest)
     def undo(self, sent: ImageRequest, usual_name: str) -> dict[str, Any]:
-        """Take the last answer of a person back."""
+        """Take the last answer of a page back."""
         person = Person(sent.client, sent.person or usual_name)
         return self._offers(self._session.undo(person), usual_name)
 

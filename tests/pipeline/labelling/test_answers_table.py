@@ -10,11 +10,13 @@ from pathlib import Path
 import pytest
 
 from patchline.pipeline.errors import ConfigError, DataError
-from patchline.pipeline.labelling.answer import Answer, Verdict, now
-from patchline.pipeline.labelling.answers_table import AnswersTable, new_batch
+from patchline.pipeline.labelling.answer import Answer, Verdict, new_batch, now
+from patchline.pipeline.labelling.answers_table import AnswersTable
 from patchline.pipeline.labels.answer_columns import ANSWER_COLUMNS
 from tests.patience import patient
 from tests.pipeline.labelling.labelled import rows_of
+
+ADA = "window-00001"
 
 
 def _answer(path: str, *labels: str, by: str = "ada", batch: str = "") -> Answer:
@@ -37,17 +39,17 @@ def test_an_answer_that_changes_replaces_its_row_and_the_journal_keeps_both(tmp_
 
 
 def test_what_was_taken_back_leaves_what_stood_before(tmp_path: Path) -> None:
-    """Taking back is for one person at a time, and can be repeated."""
+    """Taking back is for one page at a time, and can be repeated."""
     table = AnswersTable(tmp_path / "labels.csv")
-    table.append([_answer("1.png", "rose")])
-    table.append([_answer(path, "tulip", batch="at once") for path in ("1.png", "2.png")])
-    table.append([_answer("3.png", "rose", by="bob")])
+    table.append([_answer("1.png", "rose", batch=f"{ADA}.0")])
+    table.append([_answer(path, "tulip", batch=f"{ADA}.1") for path in ("1.png", "2.png")])
+    table.append([_answer("3.png", "rose")])
     for expected in ("tulip", "rose"):
-        batch = table.last_batch("ada")
+        batch = table.last_batch(ADA, "ada")
         assert batch[0].labels == (expected,)
         table.undo(batch)
     assert [(row["path"], row["label"]) for row in rows_of(table.file)] == [("3.png", "rose")]
-    assert table.last_batch("ada") == []
+    assert table.last_batch(ADA, "ada") == []
 
 
 def test_a_kill_between_journal_and_table_loses_nothing(tmp_path: Path) -> None:

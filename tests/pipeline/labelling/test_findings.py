@@ -60,7 +60,7 @@ def test_the_table_of_corrections_holds_every_label_and_split(tmp_path: Path) ->
     rows = {row["path"]: (row["label"], row["split"]) for row in rows_of(table.file)}
     assert rows == {"000.png": ("rose", "test"), "001.png": ("tulip", "train")}
     again = AnswersTable(tmp_path / "labels.csv")
-    again.undo(again.last_batch("ada"))
+    again.undo(again.last_batch("another-page", "ada"))
     rows = {row["path"]: (row["label"], row["split"]) for row in rows_of(table.file)}
     assert rows["001.png"] == ("rose", "train")
 

@@ -1,9 +1,11 @@
-"""What several pages may hold at the same time."""
+"""What several pages may hold at the same time, and whose answers each takes back."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+
+import pytest
 
 from patchline.pipeline.labelling.answers_table import AnswersTable
 from patchline.pipeline.labelling.image_order import ImageOrder
@@ -11,9 +13,9 @@ from patchline.pipeline.labelling.leases import MOST_EACH, MOST_IMAGES, MOST_TOG
 from patchline.pipeline.labelling.pool import Pool
 from patchline.pipeline.labelling.server.advisor import Advisor
 from patchline.pipeline.labelling.server.application import ImageRequest
-from patchline.pipeline.labelling.session import Offer, Person, Session
+from patchline.pipeline.labelling.session import SOMEBODY, Offer, Person, Session, TakenError
 
-ONE, OTHER = "window-00001", "window-00002"
+ONE, OTHER, THIRD = "window-00001", "window-00002", "window-00003"
 
 
 class AllAlike(Advisor):
@@ -52,3 +54,50 @@ def test_a_page_may_say_that_it_holds_whatever_it_was_given(tmp_path: Path) -> N
     assert not set(held) & set(_held(session.next(other, [], MOST_IMAGES)))
     session.answer(page, _held(screen[:1]), "label", ["rose"], saw_suggestion=False)
     assert len(session.undo(page)) == 1 + MOST_TOGETHER
+
+
+def _answered(session: Session, client: str, name: str, label: str) -> str:
+    """Answer the next image, and return its key."""
+    [offer] = session.next(Person(client, name), [], 1)
+    session.answer(Person(client, name), [offer.key], "label", [label], saw_suggestion=False)
+    return offer.key
+
+
+def _undone(session: Session, client: str, name: str) -> list[str]:
+    return [offer.key for offer in session.undo(Person(client, name))]
+
+
+def test_a_page_takes_back_its_own_answers_whatever_the_names_are(tmp_path: Path) -> None:
+    """Nobody has typed a name; a page that has answered nothing takes nothing back."""
+    session = _session(tmp_path, 9)
+    first = _answered(session, ONE, SOMEBODY, "rose")
+    second = _answered(session, OTHER, SOMEBODY, "tulip")
+    assert _undone(session, THIRD, SOMEBODY) == []
+    assert _undone(session, ONE, SOMEBODY) == [first]
+    assert _undone(session, ONE, SOMEBODY) == []
+    assert _undone(session, OTHER, "bob, who has typed his name") == [second]
+
+
+def test_a_new_page_takes_back_what_its_person_answered_before_a_restart(tmp_path: Path) -> None:
+    """By name, because the page is another one; a name that nobody typed is nobody's."""
+    before = _session(tmp_path, 9)
+    key = _answered(before, ONE, "ada", "rose")
+    unnamed = _answered(before, OTHER, SOMEBODY, "rose")
+    session = _session(tmp_path, 9)
+    _answered(session, ONE, "ada", "rose")
+    assert _undone(session, THIRD, SOMEBODY) == []
+    assert _undone(session, THIRD, "ada") == [key]
+    assert _undone(session, THIRD, "ada") == []
+    assert _undone(session, OTHER, SOMEBODY) == [unnamed]
+
+
+def test_an_answer_to_an_image_that_another_page_has_answered_is_refused(tmp_path: Path) -> None:
+    """Its lease ended while a computer slept; that both have no name makes no difference."""
+    session = _session(tmp_path, 1)
+    sleeper, other = Person(ONE, SOMEBODY), Person(OTHER, SOMEBODY)
+    [offer] = session.next(sleeper, [], 1)
+    session.next(sleeper, [], 0)  # no longer held
+    assert _answered(session, OTHER, SOMEBODY, "rose") == offer.key
+    with pytest.raises(TakenError, match="Somebody else has answered"):
+        session.answer(sleeper, [offer.key], "label", ["tulip"], saw_suggestion=False)
+    session.answer(other, [offer.key], "label", ["rose"], saw_suggestion=False)  # sent again
