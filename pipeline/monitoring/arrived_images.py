@@ -118,9 +118,8 @@ class ImageFiles:
         if unusable:
             notes.append(f"{counted(unusable, 'file')} left out: no image, or damaged")
         rows = manifests.usable(manifest)
-        rows = _without_copies(rows, notes)
-        rows = _unseen(rows, records, notes)
-        rows = _untested(rows, records, reference, notes)
+        rows = without_copies(rows, notes)
+        rows = since_training(rows, records, reference, notes)
         if rows.empty:
             why = "; ".join(notes) or "it is empty"
             raise DataError(
@@ -188,13 +187,27 @@ def _listing(config: RunConfig, workspace: Path) -> ImageListing:
     return listing_with_or_without_labels(config, workspace)
 
 
-def _without_copies(rows: pd.DataFrame, notes: list[str]) -> pd.DataFrame:
+def without_copies(rows: pd.DataFrame, notes: list[str]) -> pd.DataFrame:
     """Return each file once: copies would count as evidence of their own."""
     is_copy = rows["sha256"].duplicated()
     copies = int(is_copy.sum())
     if copies:
         notes.append(f"{counted(copies, 'exact copy', 'exact copies')} left out")
     return rows[~is_copy]
+
+
+def since_training(
+    rows: pd.DataFrame, records: VersionRecords, reference: ReferenceImages, notes: list[str]
+) -> pd.DataFrame:
+    """Return the images that had no part in the training and the test of a version.
+
+    Args:
+        rows: of a manifest; columns sha256 and group, and pixels where they are known.
+        records: of the version.
+        reference: of the version.
+        notes: receives how many are left out, and why.
+    """
+    return _untested(_unseen(rows, records, notes), records, reference, notes)
 
 
 def _unseen(rows: pd.DataFrame, records: VersionRecords, notes: list[str]) -> pd.DataFrame:

@@ -63,7 +63,7 @@ class Check(FrozenModel):
     notes: tuple[str, ...]
     page: Path
     keys: tuple[str, ...]
-    """Identify the images: SHA-256 of a file, or the number of a recorded request."""
+    """Identify the images: SHA-256 of a file or of an array, or the id of a recorded answer."""
     predictions: tuple[Prediction, ...] = ()
     """Of each image, for labels that come later; empty if an earlier Patchline made the check."""
 

@@ -205,7 +205,7 @@ def _arrived(
     """Return the images of a stream: recorded traffic, or what a data source lists."""
     folder = Path(config.data.path or "")
     if config.data.path is not None and is_traffic(folder):
-        return RecordedTraffic(records, folder)
+        return RecordedTraffic(records, reference, folder)
     return ImageFiles(records, reference, config, workspace, on_progress)
 
 

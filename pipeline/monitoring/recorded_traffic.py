@@ -11,12 +11,16 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 
 from patchline.pipeline.data.reading.decoding import UndecodableImageError
 from patchline.pipeline.errors import DataError
+from patchline.pipeline.models.reference_images import ReferenceImages
 from patchline.pipeline.monitoring.arrived_images import (
     Computed,
     Progress,
+    since_training,
+    without_copies,
 )
 from patchline.pipeline.monitoring.given_labels import labels_table
 from patchline.pipeline.registry.version_records import VersionRecords
@@ -27,20 +31,21 @@ Array = np.ndarray[Any, Any]
 
 
 class RecordedTraffic:
-    """What a version has answered, in a folder of recorded traffic.
+    """What a version has answered, in a folder of recorded traffic; each image counts once.
 
-    Whether the version was trained on some of these images is not known; a server's clients rarely
-    send those.
+    Images that the version was made with are left out, as far as the client has sent the same file:
+    the traffic has no pixels to recognise another one by.
 
     Args:
         records: of the version.
+        reference: of the version.
         folder: that the server writes.
 
     Raises:
-        DataError: if the version has answered nothing in it.
+        DataError: if the version has answered nothing in it, or no image is left.
     """
 
-    def __init__(self, records: VersionRecords, folder: Path) -> None:
+    def __init__(self, records: VersionRecords, reference: ReferenceImages, folder: Path) -> None:
         self._package, self._folder = records.package, folder
         own, others = [], Counter[str]()
         classes = len(self._package.classes)
@@ -61,11 +66,32 @@ class RecordedTraffic:
                 f"({'; '.join(notes) or 'it is empty'}). Serve that version with --record, or name "
                 "the version that answered."
             )
-        self._rows = own
+        keys = [_key(row) for row in own]
         table = labels_table(folder)
-        self.keys = tuple(str(row["id"]) for row in own)
-        self.names = tuple(str(row.get("image") or f"request of {row.get('time')}") for row in own)
-        self.labels = tuple(table.by_path.get(str(row.get("image"))) for row in own)
+        labels = {  # somebody may have labelled another copy than the first
+            key: table.by_path[str(row.get("image"))]
+            for key, row in zip(keys, own, strict=True)
+            if str(row.get("image")) in table.by_path
+        }
+        unknown = sum("digest" not in row for row in own)
+        if unknown:
+            notes.append(
+                f"whether copies of each other are among {counted(unknown, 'image')} is not known, "
+                "because an earlier Patchline has recorded them"
+            )
+        rows = without_copies(pd.DataFrame({"sha256": keys, "group": ""}), notes)
+        rows = since_training(rows, records, reference, notes)
+        if rows.empty:
+            raise DataError(
+                f"No image in the recorded traffic in {folder} is left to compare "
+                f"({'; '.join(notes)}). Wait for other images."
+            )
+        self._rows = [own[place] for place in rows.index]
+        self.keys = tuple(rows["sha256"])
+        self.names = tuple(
+            str(row.get("image") or f"request of {row.get('time')}") for row in self._rows
+        )
+        self.labels = tuple(labels.get(key) for key in self.keys)
         self.labels_problem = table.problem
         self.notes = tuple(notes)
 
@@ -91,3 +117,8 @@ class RecordedTraffic:
             return np.asarray(self._package.pixels((self._folder / str(image)).read_bytes()))
         except (UndecodableImageError, OSError):
             return None
+
+
+def _key(row: dict[str, Any]) -> str:
+    """Return what identifies an image: its digest, or its line if that has none."""
+    return str(row.get("digest") or row["id"])

@@ -189,19 +189,23 @@ class Engine:
             alive = [each for each in batch if not each[0].abandoned]
             answered = self._answered([(work, pixels) for work, _, pixels in alive])
             if self._record is not None:
-                self._note_outputs([work.images[place] for work, place, _ in alive], answered)
+                self._note_outputs([(work, place) for work, place, _ in alive], answered)
             for (work, position, _), answer in zip(alive, answered, strict=True):
                 work.answers[position] = answer
             self._loop.call_soon_threadsafe(self._note, [work for work, _, _ in batch])
 
-    def _note_outputs(self, images: Sequence[Image], answers: Sequence[Answer]) -> None:
-        """Take the outputs out of the answers, and record them with their images."""
+    def _note_outputs(self, batch: Sequence[tuple[Work, int]], answers: Sequence[Answer]) -> None:
+        """Take the outputs out of the answers, and record those of the traffic with its images."""
         outputs = [answer.pop("outputs", None) for answer in answers]
-        computed = [place for place, each in enumerate(outputs) if each is not None]
+        computed = [
+            (work.images[place], output)
+            for (work, place), output in zip(batch, outputs, strict=True)
+            if output is not None and work.options.is_traffic
+        ]
         if self._record is None or not computed:
             return
         try:
-            self._record([images[each] for each in computed], [outputs[each] for each in computed])
+            self._record([image for image, _ in computed], [output for _, output in computed])
         except Exception:  # whoever asked gets the answer all the same
             logger.exception("An answer could not be recorded.")
 

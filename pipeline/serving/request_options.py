@@ -19,3 +19,5 @@ class Options:
     """Probability that the set holds the true class; None for the package's own."""
     with_inside: bool = False
     """Whether an answer has what the server's page shows of each block."""
+    is_traffic: bool = True
+    """Whether the images are recorded, if the server records its traffic."""

@@ -9,6 +9,7 @@ The folder holds parts `part-….jsonl`, one JSON object a line for each image t
 | `model`, `version` | what answered |
 | `probabilities` | one for each class or label |
 | `features` | the input of the head as float16 in base64; null if the package has no such output |
+| `digest` | SHA-256 of the image's file, or of an array's shape and values; equal for copies |
 | `image` | path of the image's file below the folder; null unless images are recorded, too |
 
 A line is written at once, so a killed server leaves at most one that is not whole. When the folder
@@ -20,6 +21,7 @@ from __future__ import annotations
 import base64
 import contextlib
 import datetime as dt
+import hashlib
 import json
 import logging
 import threading
@@ -148,6 +150,7 @@ class TrafficRecorder:
             "version": version,
             "probabilities": [round(float(each), 7) for each in probabilities_K],
             "features": _packed(features_D),
+            "digest": _digest(image),
             "image": self._saved(image, key) if self.with_images else None,
         }
         self._part.write(json.dumps(line, separators=(",", ":")) + "\n")
@@ -209,6 +212,14 @@ def features_of(row: dict[str, Any]) -> np.ndarray[Any, Any] | None:
     """Return the features (D) of a line; None if it has none."""
     packed = row.get("features")
     return None if packed is None else np.frombuffer(base64.b64decode(packed), np.float16)
+
+
+def _digest(image: Image) -> str:
+    if isinstance(image, bytes):
+        return hashlib.sha256(image).hexdigest()
+    digest = hashlib.sha256(f"{image.dtype.str} {image.shape}".encode())
+    digest.update(np.ascontiguousarray(image).data)
+    return digest.hexdigest()
 
 
 def _packed(features_D: np.ndarray[Any, Any] | None) -> str | None:

@@ -57,7 +57,8 @@ async def feedback(request: Request) -> Response:
         )
         if given.is_list:
             raise bad_request("One image at a time has a label. Send one as the body.")
-        answered = await server.host.answers(given.images, Options(), request.scope)
+        options = Options(is_traffic=False)  # the image was answered before
+        answered = await server.host.answers(given.images, options, request.scope)
         [answer] = answered.answers
         if answer["error"] is not None:
             sentence = f"The image cannot be read: {answer['error']}."

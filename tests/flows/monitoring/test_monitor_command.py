@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -219,19 +220,42 @@ def _quoted(labels: list[str]) -> str:
 
 
 def test_recorded_traffic_is_a_stream(registry: Registry) -> None:
-    """What the server has computed counts; the answers of another version are left out."""
+    """What the server has computed counts, once for each image, however often clients send it.
+
+    The answers of another version are left out, and so are images that tested this one. Lines of an
+    earlier Patchline have no digest, so copies are not known.
+    """
     folder, package = registry.folder, registry.package(1)
-    writer = TrafficRecorder(folder / "traffic", with_images=True, most_bytes=1 << 30)
-    for seed in range(40):
-        pixels = photo(seed, brightness=120)
-        row = package.probabilities(np.asarray(package.pixels(pixels))[None])[0]
-        writer.record(NAME, "1", [pixels], [(row, None)])
-        writer.record(NAME, "7", [pixels], [(row, None)])
-    writer.close()
+    traffic = folder / "traffic"
+
+    def record(version: str, images: list[np.ndarray | bytes]) -> None:
+        writer = TrafficRecorder(traffic, with_images=True, most_bytes=1 << 30)
+        for image in images:
+            row = package.probabilities(np.asarray(package.pixels(image))[None])[0]
+            writer.record(NAME, version, [image], [(row, None)])
+        writer.close()
+
+    images: list[np.ndarray | bytes] = [photo(seed, brightness=120) for seed in range(40)]
+    record("1", [*images[:-1], *[png(photo(39, brightness=120))] * 30])
+    record("7", images)
+    record("1", [png(photo(seed)) for seed in range(1000, 1005)])
     done = monitor(folder, "traffic")
     assert (done.code, done.json["images"]) == (3, 40), done.err
-    assert done.json["notes"] == [f"40 images of {NAME}/7 left out: another version answered"]
+    assert done.json["notes"] == [
+        f"40 images of {NAME}/7 left out: another version answered",
+        "29 exact copies left out",
+        f"5 images left out, because {NAME}/1 was validated or tested on them",
+    ]
     assert "data:image/png" in Path(done.json["page"]).read_text("utf-8")
+    record("1", images[:20])
+    assert not monitor(folder, "traffic").json["new"]
+    before = set(traffic.glob("part-*"))
+    record("1", [images[0]] * 25)
+    [part] = set(traffic.glob("part-*")) - before
+    part.write_text(re.sub('"digest":"[0-9a-f]+",', "", part.read_text("utf-8")), encoding="utf-8")
+    done = monitor(folder, "traffic")
+    assert done.json["images"] == 25
+    assert "whether copies of each other are among 25 images is not known" in str(done.json)
 
 
 @pytest.mark.parametrize(

@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import hashlib
 from http import HTTPStatus
 
+from patchline.pipeline.serving.traffic_recorder import PARTS
+from patchline.pipeline.serving.traffic_recorder import rows_of as recorded
 from tests.pipeline.labelling.labelled import rows_of
 from tests.pipeline.serving.served import Registry, png, serving
 
 
 def test_a_corrected_image_is_kept_with_its_label(registry: Registry) -> None:
-    """Off by default; wrong labels and images that cannot be read leave nothing."""
+    """Off by default; wrong labels and images that cannot be read leave nothing.
+
+    The image has been answered before, so it is no traffic.
+    """
     registry.add(0)
     table = registry.folder / "corrections" / "labels.csv"
     table.parent.mkdir()
-    with serving(registry.folder, "--feedback", str(table)) as server:
+    traffic = registry.folder / "traffic"
+    with serving(registry.folder, "--feedback", str(table), "--record", str(traffic)) as server:
         refused = server.ask("POST", "/feedback?label=rose&by=ada", png(1))
         assert refused.status == HTTPStatus.BAD_REQUEST
         assert "no class 'rose' (down, rising, up)" in refused.json["error"]
@@ -36,5 +43,7 @@ def test_a_corrected_image_is_kept_with_its_label(registry: Registry) -> None:
         broken = server.ask("POST", "/feedback?label=rose", b"no image")
         assert broken.status == HTTPStatus.UNPROCESSABLE_ENTITY
     assert len(rows_of(table)) == 1
+    answered = [row for part in traffic.glob(PARTS) for row in recorded(part)]
+    assert [row["digest"] for row in answered] == [hashlib.sha256(png(1)).hexdigest()]
     with serving(registry.folder) as server:
         assert server.ask("POST", "/feedback?label=rose", png(1)).status == HTTPStatus.NOT_FOUND

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import signal
 from pathlib import Path
@@ -43,6 +44,7 @@ def test_a_server_records_what_it_answers_and_a_kill_loses_nothing(
     for row, image, answer in zip(rows, images, answers, strict=True):
         assert (row["model"], row["version"]) == (NAME, "1")
         assert (folder / row["image"]).read_bytes() == image
+        assert row["digest"] == hashlib.sha256(image).hexdigest()
         assert max(row["probabilities"]) == pytest.approx(answer["probability"], abs=1e-6)
         expected = package.probabilities(package.pixels(image)[None])[0]
         np.testing.assert_allclose(row["probabilities"], expected, atol=1e-5)
