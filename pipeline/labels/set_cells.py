@@ -1,10 +1,10 @@
 """Several labels in one cell: lists, and texts with a separator.
 
-A list in JSON or in Python's notation, `["beach", "sunset"]`, is what it looks like. A text such as
-`beach|sunset` may be two labels or the name of one class. The cells themselves tell if they hold
-different numbers of parts, and the parts occur in other cells, too. Spaces are never proof,
-because names have spaces: where parts recur, that is a question. Texts that share no parts are
-names.
+A list in the notation of JSON, Python or NumPy, `["beach", "sunset"]`, is what it looks like. A
+text such as `beach|sunset` may be two labels or the name of one class. The cells themselves tell if
+they hold different numbers of parts, and the parts occur in other cells, too. Spaces are never
+proof, because names have spaces: where parts recur, that is a question. Texts that share no parts
+are names.
 """
 
 from __future__ import annotations
@@ -29,6 +29,9 @@ _MOST_LABELS = 1000
 """Labels in one cell; more are damage."""
 _LONGEST_SHOWN = 60
 _LIST = re.compile(r"\s*\[.*\]\s*", re.DOTALL)
+_TEXT = re.compile(r"'(?:[^'\\\n]|\\.)*+'|\"(?:[^\"\\\n]|\\.)*+\"")
+_ONLY_TEXTS = re.compile(rf"\s*+(?:(?:{_TEXT.pattern})\s*+)++")
+_ONLY_NUMBERS = re.compile(r"\s*+(?:-?[0-9]+\.?[0-9]*+\s*+)++")
 
 
 class SetCells(NamedTuple):
@@ -67,7 +70,7 @@ def read_set_cells(
     counts = Counter(cells)
     place = f"'{visible(column)}'{f' of {visible(table)}' if table else ''}"
     separator, unsplit = rules.label_separator, list[str]()
-    lists = _as_lists(counts) if separator in (AUTO, LIST) else None
+    lists = _as_lists(counts, place) if separator in (AUTO, LIST) else None
     if separator == LIST and lists is None:
         raise DataError(
             f"data.label_separator is {LIST}, but column {place} holds no list: "
@@ -215,26 +218,54 @@ def _in_any_place(cells: Sequence[str]) -> bool:
     return 2 * len(later & first) >= len(later)
 
 
-def _as_lists(cells: Collection[str]) -> dict[str, tuple[str, ...]] | None:
-    """Return the labels of each cell if some are lists; None if none is."""
+def _as_lists(cells: Collection[str], place: str) -> dict[str, tuple[str, ...]] | None:
+    """Return the labels of each cell if some are lists; None if none is.
+
+    Raises:
+        DataError: if one looks like a list beside others, and cannot be read.
+    """
     lists = {cell: _list_in(cell) for cell in cells}
     if all(labels is None for labels in lists.values()):
         return None
+    for cell, labels in lists.items():
+        if labels is None and _LIST.fullmatch(cell):
+            raise DataError(
+                f"Column {place} holds lists, but {_short(cell)} cannot be read as one. Write it "
+                'as ["beach", "sunset"].'
+            )
     return {cell: (cell,) if labels is None else labels for cell, labels in lists.items()}
 
 
 def _list_in(cell: str) -> tuple[str, ...] | None:
-    """Return the texts of a list in JSON or Python's notation; None for any other text."""
+    """Return the items of a list in the notation of JSON, Python or NumPy; None for other text.
+
+    Python would join the texts of NumPy's `['beach' 'sunset']`, which has no commas, to one.
+    """
     if len(cell) > _MOST_CELL or not _LIST.fullmatch(cell):
         return None
+    items = _items_without_commas(cell.strip()[1:-1])
+    if items is not None:
+        return items
     for read in (json.loads, ast.literal_eval):
         try:
             value = read(cell.strip())
         except (ValueError, SyntaxError, RecursionError, MemoryError):
             continue
-        if isinstance(value, list) and all(isinstance(each, str | int) for each in value):
-            return tuple(map(str, value))
+        kinds = str | int | float | None
+        if isinstance(value, list) and all(isinstance(each, kinds) for each in value):
+            return tuple(str(each) for each in value if each is not None)
     return None
+
+
+def _items_without_commas(inside: str) -> tuple[str, ...] | None:
+    """Return texts or numbers that only spaces separate; None unless there are several."""
+    if _ONLY_TEXTS.fullmatch(inside):
+        items = [str(ast.literal_eval(text)) for text in _TEXT.findall(inside)]
+    elif _ONLY_NUMBERS.fullmatch(inside):
+        items = inside.split()
+    else:
+        return None
+    return tuple(items) if len(items) > 1 else None
 
 
 def _in_words(separator: str) -> str:

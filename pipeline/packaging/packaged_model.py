@@ -42,6 +42,8 @@ REFERENCE_FILE = "reference_features.npz"
 """Beside `model.json`: features of images that the model has seen, for the warning `far`."""
 _LONGEST_PATH = 4096
 _SHOWN = 300
+_LINE_ENDS = {ord("\n"): None, ord("\r"): None}
+"""Most programs wrap the lines of base64."""
 
 
 class PackagedModel:
@@ -372,7 +374,7 @@ def _given_bytes(image: object, *, paths: bool) -> bytes:
         return bytes(image)
     if isinstance(image, str):
         try:
-            return base64.b64decode(image, validate=True)
+            return base64.b64decode(image.translate(_LINE_ENDS), validate=True)
         except (binascii.Error, ValueError):
             may_be_path = paths and len(image) <= _LONGEST_PATH
             rule = "neither base64 nor the path of a file" if may_be_path else "not base64"

@@ -14,6 +14,7 @@ from patchline.plugin_api import (
     sample_key,
     split_named,
 )
+from patchline.plugins.data_sources.cell_text import shown
 
 IMAGE, LABEL, SPLIT = "image", "cls", "split"
 _JSON = "json"
@@ -213,5 +214,13 @@ def _class_names(place: Path, rows: list[dict[str, str]]) -> dict[str, list[str]
                 f"{file} has {len(names)} lines, but the shards have class {largest}. "
                 "Write one name for each class number, from 0."
             )
-        return {LABEL: [name.strip() for name in names]}
+        names = [name.strip() for name in names]
+        lines: dict[str, int] = {}
+        for line, name in enumerate(names, start=1):
+            if name and lines.setdefault(name, line) != line:
+                raise DataError(
+                    f"{file} has the name '{shown(name)}' in the lines {lines[name]} and {line}, "
+                    "which would make one class of two. Write another name in one of them."
+                )
+        return {LABEL: names}
     return {}

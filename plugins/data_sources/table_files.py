@@ -171,9 +171,16 @@ def _tails(path: str) -> Iterable[str]:
 
 
 def _unambiguous(table: Path, candidates: dict[str, list[str]]) -> dict[str, str]:
-    """Choose the file in the folder with most other files, or that the table is named for."""
+    """Choose the file in the folder with most other files, or that the table is named for.
+
+    Raises:
+        DataError: if several files may be meant; also if a name is only in another folder than the
+            one that was chosen for names that are in both: the file there may be another image.
+    """
     folders = Counter(_folder(path) for paths in candidates.values() for path in set(paths))
-    places = {}
+    places: dict[str, str] = {}
+    chosen: dict[str, str] = {}
+    """Of the folders in which names were chosen from several files: such a name."""
     for value, paths in candidates.items():
         distinct = sorted(set(paths))
         most = max(folders[_folder(path)] for path in distinct)
@@ -187,6 +194,16 @@ def _unambiguous(table: Path, candidates: dict[str, list[str]]) -> dict[str, str
                 "--data.image-folder to the folder of the images."
             )
         places[value] = best[0]
+        if len({_folder(path) for path in distinct}) > 1:
+            chosen[_folder(best[0])] = value
+    for value, path in places.items():
+        if chosen and _folder(path) not in chosen:
+            folder, other = next(iter(chosen.items()))
+            raise DataError(
+                f"'{shown(value)}' in {table} is only found as {path}, which may be another image: "
+                f"names such as '{shown(other)}' are there too, and were found in "
+                f"'{folder or '.'}'. Set --data.image-folder to the folder of the images."
+            )
     return places
 
 

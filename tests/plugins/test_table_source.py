@@ -211,6 +211,10 @@ def test_same_name_in_two_folders(tmp_path: Path) -> None:
         listed(other)
     found = listed(other, image_folder="test")
     assert (found.root, by_path(found)) == (tmp_path / "test", {"1.jpg": "a", "2.jpg": "b"})
+    (tmp_path / "train" / "2.jpg").unlink()
+    touched(tmp_path, "train/4.jpg")
+    with pytest.raises(DataError, match=r"'2' .* only found as test/2\.jpg, .*may be another"):
+        listed(csv_of(tmp_path / "x.csv", *rows, ("3", "a"), ("4", "a")))
 
 
 def test_files_beside_the_table_s_folder_are_read(tmp_path: Path) -> None:

@@ -160,6 +160,9 @@ def test_class_numbers_get_the_names_beside_the_shards(tmp_path: Path) -> None:
     assert {image.label for image in listed(shard, tmp_path / "work").images} == {
         "oak", "ash", "elm",
     }  # fmt: skip
+    names.write_text("oak\nash\noak\n", encoding="utf-8")
+    with pytest.raises(DataError, match="has the name 'oak' in the lines 1 and 3"):
+        listed(shard, tmp_path / "work")
     names.write_text("oak\n", encoding="utf-8")
     with pytest.raises(DataError, match=r"classnames\.txt has 1 lines, but .* class 2\. Write"):
         listed(shard, tmp_path / "work")

@@ -22,6 +22,8 @@ _MOST_CLASSES = 1_000_000
 _RAW = ("application/octet-stream", "application/x-www-form-urlencoded", "")
 """Types of a raw body beside `image/…`; curl calls one a form unless it is told otherwise."""
 _SHOWN = 60
+_LINE_ENDS = {ord("\n"): None, ord("\r"): None}
+"""Most programs wrap the lines of base64."""
 _YES, _NO = ("true", "1", "yes", "on"), ("false", "0", "no", "off", "")
 
 
@@ -96,7 +98,7 @@ def decoded_base64(text: object) -> bytes:
         if not comma or not head.endswith(";base64"):
             raise ValueError(f"{text[:_SHOWN]!r} is not base64")
     try:
-        return base64.b64decode(encoded, validate=True)
+        return base64.b64decode(encoded.translate(_LINE_ENDS), validate=True)
     except (binascii.Error, ValueError):
         raise ValueError(f"{text[:_SHOWN]!r} is not base64") from None
 
@@ -108,7 +110,9 @@ def json_object(body: bytes) -> dict[str, Any]:
         Refusal: if there is none.
     """
     try:
-        content = json.loads(body)
+        content = json.loads(
+            body, strict=False
+        )  # a shell puts wrapped lines into texts as they are
     except (ValueError, RecursionError):
         raise bad_request("The body is not JSON. Send a JSON object.") from None
     if not isinstance(content, dict):

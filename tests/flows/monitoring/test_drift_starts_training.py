@@ -42,7 +42,7 @@ def servers(tmp_path: Path) -> Iterator[Servers]:
     write_photos(folder / "labelled", images=40)
     (folder / "run.yaml").write_text(json.dumps(_SETTINGS), encoding="utf-8")  # JSON is YAML
     run = patchline(
-        "run", "--config", "run.yaml", "--promotion.approval", "false", "--json", cwd=folder
+        "run", "--config", "run.yaml", "--promotion.approval=false", "--json", cwd=folder
     )
     assert run.code == 0, run.err
     assert "champion" in run.json["aliases"]

@@ -31,3 +31,32 @@ def test_labels_in_any_place_are_several() -> None:
 def test_scientific_names_stay_whole() -> None:
     cells = ("tench, Tinca tinca", "goldfish, Carassius auratus")
     assert read_set_cells(cells, "label", ReadingRules()).several == ""
+
+
+@pytest.mark.parametrize(
+    ("cell", "labels"),
+    [
+        ("['beach' 'sunset']", ("beach", "sunset")),
+        ("['beach'\n \"children's room\"]", ("beach", "children's room")),
+        ("['beach', 'sunset']", ("beach", "sunset")),
+        ("['beach']", ("beach",)),
+        ('["beach", null]', ("beach",)),
+        ("[]", ()),
+    ],
+)
+def test_lists_of_numpy_are_read_as_those_of_python(cell: str, labels: tuple[str, ...]) -> None:
+    """A data frame with arrays in its cells, saved as CSV, has no commas between the texts."""
+    assert read_set_cells((cell, "['tree']"), "label", ReadingRules()).sets[0] == labels
+
+
+@pytest.mark.parametrize(("cell", "labels"), [("[0 3]", ("0", "3")), ("[1. 3.]", ("1", "3"))])
+def test_lists_of_numbers_need_no_commas(cell: str, labels: tuple[str, ...]) -> None:
+    """Nor are whole numbers with a decimal point other classes."""
+    assert read_set_cells((cell, "[1]", "[3]"), "label", ReadingRules()).sets[0] == labels
+
+
+@pytest.mark.parametrize("cell", ["['a' ... 'z']", "['a', b]", "[{}]"])
+def test_a_list_that_cannot_be_read_is_no_label(cell: str) -> None:
+    """Beside other lists, the text in brackets would become a class."""
+    with pytest.raises(DataError, match="holds lists, but .* cannot be read as one"):
+        read_set_cells((cell, "['tree']"), "label", ReadingRules())

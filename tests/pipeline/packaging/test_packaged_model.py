@@ -61,6 +61,7 @@ def test_all_forms_of_an_image_give_the_same_answer(rgb: PackagedModel, tmp_path
     file.write_bytes(data)
     forms: list[object] = [
         *(data, bytearray(data), memoryview(data), base64.b64encode(data).decode()),
+        base64.encodebytes(data).decode(),  # in lines of 76 characters
         *(file, str(file), photo),
     ]
     answers = rgb.answers(forms)

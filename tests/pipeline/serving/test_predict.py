@@ -58,6 +58,7 @@ def test_every_form_of_request_is_answered_alike(server: Serving, registry: Regi
         server.ask("POST", "/predict", body, headers),
         server.ask_json("/predict", {"image": b64(image)}),
         server.ask_json("/predict", {"image": f"data:image/png;base64,{b64(image)}"}),
+        server.ask_json("/predict", {"image": base64.encodebytes(image).decode()}),
     ]
     answer = expected(registry, image)
     for reply in replies:
