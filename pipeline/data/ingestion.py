@@ -38,7 +38,11 @@ from patchline.pipeline.data.near_duplicates.thumbnails import ThumbnailCollecto
 from patchline.pipeline.data.reading.image_root import example_on_disk
 from patchline.pipeline.data.set_notes import notes_on_sets
 from patchline.pipeline.data.splits import split, split_memory
-from patchline.pipeline.data.splits.leakage import check_leakage, notes_on_leakage
+from patchline.pipeline.data.splits.leakage import (
+    check_leakage,
+    notes_on_augmented_copies,
+    notes_on_leakage,
+)
 from patchline.pipeline.data.splits.split_gaps import SPLITS
 from patchline.pipeline.data.store import prepared_store
 from patchline.pipeline.data.store.channel_statistics import channel_statistics
@@ -259,6 +263,7 @@ def _ingested(
             *range_notes,
             *split_notes,
             *notes_on_leakage(rows),
+            *notes_on_augmented_copies(rows),
             *notes_on_size(rows),
             *([assumed] if labelled and (assumed := unmeasured_symmetries(config)) else []),
             *([mirror.note] if mirror.note else []),

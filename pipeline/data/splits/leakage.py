@@ -16,6 +16,10 @@ from patchline.pipeline.data.manifests.same_images import content_numbers, with_
 from patchline.pipeline.data.splits.split import movable_rows
 from patchline.pipeline.errors import DataError
 
+_AUGMENTED = r"^(.+)\.rf\.[0-9A-Za-z]{16,}\.[^.]+$"
+GROUP_OF_COPIES = r"([^/]+)\.rf\.[^/]+$"
+"""A `data.group_pattern` for such names."""
+
 
 def check_leakage(manifest: pd.DataFrame) -> None:
     """Refuse data whose own splits share images or groups.
@@ -56,6 +60,25 @@ def notes_on_leakage(rows: pd.DataFrame) -> list[str]:
         *_note(int(contents[images].nunique()), "image", list(copies.loc[images, "path"])),
         *_note(int(groups.nunique()), "group", sorted(set(groups))),
     ]
+
+
+def notes_on_augmented_copies(rows: pd.DataFrame) -> list[str]:
+    """Say that augmented copies of one photograph lie in more than one split.
+
+    Roboflow writes them before training, and names each after its photograph: `a_jpg.rf.HASH.jpg`.
+    Their pixels differ, and no search for near duplicates finds all of them.
+
+    Args:
+        rows: the usable images of a manifest, with their splits.
+    """
+    names = rows["path"].str.rpartition("/")[2]
+    sources = names.str.extract(_AUGMENTED, expand=False).dropna()
+    several = sources[_in_several_splits(rows.loc[sources.index], sources)]
+    if several.empty:
+        return []
+    [leaking] = _note(int(several.nunique()), "photograph", sorted(set(several)))
+    copies = "the names are those of augmented copies, which --data.group-pattern"
+    return [f"{leaking}; {copies} '{GROUP_OF_COPIES}' keeps in one split"]
 
 
 def _note(count: int, kind: str, names: list[str]) -> list[str]:

@@ -58,5 +58,5 @@ def test_lists_of_numbers_need_no_commas(cell: str, labels: tuple[str, ...]) -> 
 @pytest.mark.parametrize("cell", ["['a' ... 'z']", "['a', b]", "[{}]"])
 def test_a_list_that_cannot_be_read_is_no_label(cell: str) -> None:
     """Beside other lists, the text in brackets would become a class."""
-    with pytest.raises(DataError, match="holds lists, but .* cannot be read as one"):
+    with pytest.raises(DataError, match=r"holds lists, but .* cannot be read as one"):
         read_set_cells((cell, "['tree']"), "label", ReadingRules())
