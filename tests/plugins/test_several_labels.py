@@ -8,6 +8,7 @@ import re
 import time
 import zipfile
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +17,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from patchline.pipeline.config_files import requested
+from patchline.pipeline.data.manifests.label_task import with_task
 from patchline.pipeline.data.manifests.source_listing import listing_of
 from patchline.pipeline.errors import ConfigError, DataError
-from patchline.plugin_api import ImageListing
+from patchline.plugin_api import ImageListing, ListedImage
 
 Labels = Mapping[str, tuple[str, ...] | str]
 
@@ -251,6 +253,26 @@ def test_several_rows_of_an_image_are_a_question(tmp_path: Path) -> None:
     one = listed(table, task="single_label")
     assert labels_of(one) == {"3.jpg": "c"}
     assert {each.path for each in one.left_out} == {"1.jpg", "2.jpg"}
+
+
+def test_one_label_for_each_image_leaves_out_those_without(tmp_path: Path) -> None:
+    """An annotation without a label often means one that is not finished."""
+    several = ImageListing(
+        "x",
+        tmp_path,
+        [
+            ListedImage(f"{n}.jpg", "", labels=labels)
+            for n, labels in enumerate([("a",), (), ("b",)])
+        ],
+        columns={"by": ["ada", "eve", "bob"]},
+    )
+    one = with_task(several, "single_label")
+    assert [(image.path, image.label) for image in one.images] == [("0.jpg", "a"), ("2.jpg", "b")]
+    assert one.columns == {"by": ["ada", "bob"]}
+    assert [(each.path, each.reason) for each in one.left_out] == [("1.jpg", "has no label")]
+    two = replace(several, images=[ListedImage("0.jpg", "", labels=("a", "b"))])
+    with pytest.raises(DataError, match=r"1 of 1 images have several labels \(0\.jpg: a, b\)"):
+        with_task(two, "single_label")
 
 
 @pytest.mark.parametrize("with_names", [False, True])

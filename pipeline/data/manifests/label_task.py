@@ -7,9 +7,10 @@ from typing import Literal
 
 from patchline.pipeline.errors import DataError
 from patchline.pipeline.labels.label_sets import MULTI_LABEL, SINGLE_LABEL, Task
-from patchline.plugin_api import ImageListing, ListedImage
+from patchline.plugin_api import ImageListing, LeftOutFile, ListedImage
 
 AUTO = "auto"
+_NO_LABEL = "has no label"
 _NAMED = 3
 
 
@@ -31,7 +32,8 @@ def with_task(listing: ImageListing, task: Literal["auto"] | Task) -> ImageListi
         task: `data.task`; auto leaves the listing as it is.
 
     Raises:
-        DataError: if one label is asked for, and an image has none or several.
+        DataError: if one label is asked for, and an image has several. One without a label is left
+            out, as in any data of one label.
     """
     if task in (AUTO, task_of(listing)):
         return listing
@@ -41,16 +43,24 @@ def with_task(listing: ImageListing, task: Literal["auto"] | Task) -> ImageListi
             for image in listing.images
         ]
         return replace(listing, images=images)
-    others = [image for image in listing.images if len(image.labels or ()) != 1]
-    if others:
-        first = others[0]
-        labels = ", ".join(first.labels or ()) or "none"
+    several = [image for image in listing.images if len(image.labels or ()) > 1]
+    if several:
+        first = several[0]
+        labels = ", ".join(first.labels or ())
         raise DataError(
-            f"data.task is {SINGLE_LABEL}, but {len(others):,} of {len(listing.images):,} images "
-            f"have no or several labels ({first.path}: {labels}). Leave data.task out, or correct "
-            "the labels."
+            f"data.task is {SINGLE_LABEL}, but {len(several):,} of {len(listing.images):,} images "
+            f"have several labels ({first.path}: {labels}). Leave data.task out, or correct the "
+            "labels."
         )
+    places = [place for place, image in enumerate(listing.images) if image.labels]
     images = [
-        image._replace(label=(image.labels or ("",))[0], labels=None) for image in listing.images
+        image._replace(label="".join(image.labels or ()), labels=None)
+        for image in (listing.images[place] for place in places)
     ]
-    return replace(listing, images=images)
+    without = [image.path for image in listing.images if not image.labels]
+    columns = {name: [of[place] for place in places] for name, of in listing.columns.items()}
+    left_out = [
+        *listing.left_out,
+        *(LeftOutFile(path, _NO_LABEL, "foreign") for path in without),
+    ]
+    return replace(listing, images=images, left_out=left_out, columns=columns)

@@ -250,8 +250,8 @@ def _arrays(tensor: np.ndarray[Any, Any]) -> list[_Image]:
         return [tensor.tobytes()]
     if tensor.ndim == 2:  # noqa: PLR2004 - rows
         rows = [row.tobytes() for row in tensor]
-        are_files = all(format_of(row[:HEAD_BYTES]) is not None for row in rows)
-        return list(rows) if are_files else [tensor]
+        files = sum(format_of(row[:HEAD_BYTES]) is not None for row in rows)
+        return list(rows) if 2 * files > len(rows) else [tensor]  # one of them may be damaged
     if tensor.ndim == 3 and tensor.shape[-1] in _COLORS:  # noqa: PLR2004 - H, W, C
         return [tensor]
     return list(tensor)
