@@ -22,12 +22,11 @@ from patchline.pipeline.metrics.intervals import MetricEstimate
 from patchline.pipeline.sweeping import gain
 from patchline.pipeline.sweeping.result import FinalFit, FinalKind
 from patchline.pipeline.sweeping.search import score_of
-from patchline.pipeline.tracking.nested_runs import NestedRun
+from patchline.pipeline.tracking.nested_runs import FINAL_FIT, NestedRun
 from patchline.pipeline.training.train_result import TrainResult
 
 FINALS_FOLDER = "finals"
 FINAL_TAG = "patchline.sweep.final"
-_COMMAND = "patchline sweep (final fit)"
 _SPARSE = {"explanations": False, "gallery_size": 0, "corruptions": 0, "slices": ()}
 """Contents of the report on a fit that is not registered."""
 _NAMES: dict[FinalKind, str] = {"best": "best settings", "plan": "the plan"}
@@ -53,7 +52,7 @@ class PlannedFit:
         return NestedRun(
             key=f"final {self.kind} {self.seed}",
             folder=FINALS_FOLDER,
-            command=_COMMAND,
+            command=FINAL_FIT,
             experiment=str(self.config.name),
             name=self.name,
         )

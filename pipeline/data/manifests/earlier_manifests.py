@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import pandas as pd
 
 from patchline.pipeline.errors import DataError
+from patchline.pipeline.tracking.nested_runs import FINAL_FIT
 from patchline.pipeline.tracking.tracking_store import client, store_exists
 
 if TYPE_CHECKING:
@@ -16,16 +17,18 @@ if TYPE_CHECKING:
 
 UNLABELLED_FOLDER = "unlabelled"
 """Of a run's artifacts: the manifest of its unlabelled images."""
-_TRAINED_BY = "patchline run"
+_TRAINED_BY = ("patchline run", FINAL_FIT)
 _PAGE = 20
 
 
 def manifest_of_last_run(
     experiment: str, params: Mapping[str, str] | None = None
 ) -> pd.DataFrame | None:
-    """Return the manifest of the newest finished training run of an experiment.
+    """Return the manifest of the newest finished training of an experiment.
 
-    Runs whose manifest is missing from the store are skipped.
+    That is one of `patchline run`, or the final fit of a search that was registered: of the runs of
+    a search, only that one has a manifest. Runs whose manifest is missing from the store are
+    skipped.
 
     Args:
         experiment: its name.
@@ -43,15 +46,35 @@ def manifest_of_last_run(
     stored = store.get_experiment_by_name(experiment)
     if stored is None:
         return None
+    newest = [
+        found
+        for source in _TRAINED_BY
+        if (found := _newest(store, stored.experiment_id, source, params or {})) is not None
+    ]
+    return max(newest, key=lambda found: found.ended).manifest if newest else None
+
+
+class _Trained(NamedTuple):
+    """The manifest of a finished training."""
+
+    ended: int
+    """Milliseconds since 1970."""
+    manifest: pd.DataFrame
+
+
+def _newest(
+    store: MlflowClient, experiment_id: str, source: str, params: Mapping[str, str]
+) -> _Trained | None:
+    """Return the newest finished run of a source that has a manifest."""
     conditions = [
         "attributes.status = 'FINISHED'",
-        f"tags.`mlflow.source.name` = '{_TRAINED_BY}'",
-        *(f"params.`{key}` = '{value}'" for key, value in (params or {}).items()),
+        f"tags.`mlflow.source.name` = '{source}'",
+        *(f"params.`{key}` = '{value}'" for key, value in params.items()),
     ]
     token: str | None = None
     while True:
         page = store.search_runs(
-            [stored.experiment_id],
+            [experiment_id],
             filter_string=" and ".join(conditions),
             order_by=["attributes.end_time DESC"],
             max_results=_PAGE,
@@ -60,7 +83,7 @@ def manifest_of_last_run(
         for run in page:
             manifest = _manifest(store, run.info.run_id)
             if manifest is not None:
-                return manifest
+                return _Trained(int(run.info.end_time or 0), manifest)
         token = page.token
         if not token:
             return None

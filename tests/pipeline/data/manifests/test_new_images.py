@@ -158,6 +158,29 @@ def test_the_last_finished_training_gives_the_manifest(tmp_path: Path) -> None:
     assert manifest_of_last_run("other") is None
 
 
+@pytest.mark.usefixtures("own_store")
+def test_the_registered_final_fit_of_a_search_is_a_training(tmp_path: Path) -> None:
+    """Otherwise a watch would train again on the same images; the search itself is none."""
+
+    def finish(command: str, images: Images) -> None:
+        opened = tracked_run.NewRun("photos", "any", command, {}, {})
+        with tracked_run.open_run(opened, tmp_path / "runs") as run:
+            file = tmp_path / f"{run.run_id}.parquet"
+            manifests.save(_manifest(images), file)
+            tracked_run.log_data(run, "photos", "0" * 32, file)
+
+    finish("patchline sweep", [(1, "a")])
+    assert manifest_of_last_run("photos") is None
+    finish("patchline sweep (final fit)", [(1, "a"), (2, "b")])
+    found = manifest_of_last_run("photos")
+    assert found is not None
+    assert len(found) == 2
+    _finish(RunConfig(name="photos"), _manifest([(3, "a")]), tmp_path)
+    found = manifest_of_last_run("photos")
+    assert found is not None
+    assert len(found) == 1
+
+
 def test_new_images_of_sets_are_counted_by_label() -> None:
     """An image counts for each of its labels, and another set is relabelled."""
     table = pd.DataFrame(
