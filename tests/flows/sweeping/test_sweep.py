@@ -15,6 +15,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from patchline.pipeline.tracking.nested_runs import FINAL_FIT
 from tests import postgres_server
 from tests.conftest import PATCHLINE, Finished, patchline, patchline_here
 from tests.patience import patient
@@ -100,6 +101,13 @@ def test_a_search_that_is_killed_four_times_trains_no_trial_twice(tmp_path: Path
     assert summary["metrics"]["test/accuracy"]["n"] == summary["gain"]["n"]
     [version] = client.search_model_versions("name='digits'")
     assert version.run_id == summary["registered_run_id"]
+    with_data = [
+        run.info.run_id
+        for run in nested
+        if run.data.tags["mlflow.source.name"] == FINAL_FIT
+        and client.list_artifacts(run.info.run_id, "data")
+    ]
+    assert with_data == [version.run_id]  # later data is compared with that of this run
     artifacts = {each.path for each in client.list_artifacts(parent.info.run_id, "report")}
     assert {"report/report.html", "report/history.png", "report/sweep.json"} <= artifacts
     assert "trials.json" in {each.path for each in client.list_artifacts(parent.info.run_id)}
