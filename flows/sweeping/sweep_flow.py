@@ -240,7 +240,9 @@ class _Sweep:
         if best is None:
             raise RunError(_why_no_best(records, self.settings))
         tested, chosen_context = self._final_fits(run, space, best)
-        comparison = final_fits.compared(tested, best.validation or 0.0)
+        comparison = final_fits.compared(
+            tested, best.validation or 0.0, data.counts.get("validation", 0)
+        )
         registered = self._registered(chosen_context)
         report = tested[0].evaluated.report
         result = SweepResult(

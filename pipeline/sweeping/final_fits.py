@@ -142,12 +142,15 @@ def winner(trained: Sequence[tuple[PlannedFit, TrainResult]]) -> int:
     return -max(scores)[2]
 
 
-def compared(fits: Sequence[TestedFit], best_validation: float) -> Comparison:
+def compared(
+    fits: Sequence[TestedFit], best_validation: float, validation_images: int
+) -> Comparison:
     """Compare the final fits of both settings on the test images.
 
     Args:
         fits: all of them; without any of the plan, both settings are the same.
         best_validation: validation metric of the best trial.
+        validation_images: number of images that it is computed on.
     """
     ours = [fit for fit in fits if fit.planned.kind == "best"]
     theirs = [fit for fit in fits if fit.planned.kind == "plan"]
@@ -158,7 +161,7 @@ def compared(fits: Sequence[TestedFit], best_validation: float) -> Comparison:
         gain=_gain(theirs, ours) if theirs else nothing,
         best=_mean(ours, images),
         plan=_mean(theirs or ours, images),
-        optimism=gain.optimism(best_validation, again),
+        optimism=gain.optimism(best_validation, again, validation_images),
     )
 
 

@@ -25,6 +25,8 @@ from patchline.pipeline.metrics.multi_label.label_set_metrics import mean_of_kno
 from patchline.pipeline.metrics.multi_label.resampling import Ranking, drawn_counts, draws_for
 
 Array = np.ndarray[Any, Any]
+_EQUAL_IMAGES = 0.5
+"""Metrics that differ by less than this share of an image are equal."""
 
 
 def gain_of_shares(before_RN: Array, after_RN: Array) -> MetricEstimate:
@@ -101,20 +103,28 @@ def mean_of_seeds(values: Sequence[float], images: int) -> MetricEstimate:
     return MetricEstimate(value=mean, low=low, high=high, n=images)
 
 
-def optimism(best: float, again: Sequence[float]) -> MetricEstimate:
+def optimism(best: float, again: Sequence[float], images: int) -> MetricEstimate:
     """Return by how much the best validation metric exceeds what the same settings reach again.
 
     The best of many trials was partly lucky with its seed. The images are the same, so only the
-    seeds make the difference uncertain.
+    seeds make the difference uncertain. If all reach the same metric, to less than an image, they
+    do not tell how much seeds vary; the interval is then that of the metric on so many images,
+    as if each seed drew them anew, which is too wide rather than too narrow.
 
     Args:
         best: validation metric of the best trial.
         again: of fits with the same settings and other seeds.
+        images: number of validation images.
     """
     from scipy.special import stdtrit
 
     value, count = best - float(np.mean(again)), len(again)
-    half = float(stdtrit(count - 1, 1 - TAIL)) * math.sqrt(_variance(np.array(again)) / count)
+    if float(np.ptp(again)) < _EQUAL_IMAGES / max(1, images):
+        mean = mean_of_seeds([float(np.mean(again))], images)
+        half = max(mean.high - mean.value, mean.value - mean.low)
+    else:
+        variance = _variance(np.array(again)) / count
+        half = float(stdtrit(count - 1, 1 - TAIL)) * math.sqrt(variance)
     return _estimate(value, half, count)
 
 
