@@ -40,5 +40,17 @@ def test_images_are_labelled_by_keys_without_a_barrier(tmp_path: Path) -> None:
             window.assert_shows(f"{done + 2} of 12 images labelled")
         window.type_keys("body", "u")
         window.assert_shows("1 set aside")
+        table = folder / "labels.csv"
+        table.write_text("\n".join(table.read_text().splitlines()[:3]) + "\n")  # an older state
+        window.type_keys("body", "u")
+        window.assert_shows("2 set aside", "before the last 2 answers, which stay")
+        assert window.barriers(axe) == []
+        window.press("OK")
+        for number in range(3, 9):
+            window.type_keys("body", "u")
+            window.assert_shows(f"{number} set aside")
+        shown = window.assert_shows("Every other image has an answer.", "8 are set aside")
+        assert "which stay" not in shown
+        assert window.barriers(axe) == []
         assert window.console() == []
     assert [row["label"] for row in rows_of(folder / "labels.csv")] == ["rose"] * 4
