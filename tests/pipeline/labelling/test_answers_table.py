@@ -209,12 +209,12 @@ def test_only_one_page_is_open_on_a_table(tmp_path: Path) -> None:
 _APPEND_MANY = """
 import sys
 from pathlib import Path
+from patchline.pipeline.labelling.answer import Answer
 from patchline.pipeline.labelling.answers_table import AnswersTable
-from tests.pipeline.labelling.test_answers_table import _answer
 
 table, name = AnswersTable(Path(sys.argv[1])), sys.argv[2]
 for number in range(20):
-    table.append([_answer(f"{name}{number}.png", "rose", by=name)])
+    table.append([Answer(f"{name}{number}.png", "label", ("rose",), name)])
 """
 
 

@@ -99,6 +99,7 @@ def test_a_finding_is_asked_about_whatever_the_table_says(tmp_path: Path) -> Non
     assert _answer_all(page, "dog") == ["001.png"]
     assert page.progress()["labeled"] == page.progress()["images"] == 1
     assert [row["label"] for row in rows_of(table)] == ["cat", "cat", "dog"]
+    assert [row["source"] for row in rows_of(table)] == ["table", "table", "finding"]
     assert page.undo(ADA)
     page = _page(photos, table, findings)  # another start continues the round
     assert _answer_all(page, "dog") == ["001.png"]
