@@ -26,6 +26,7 @@ from patchline.pipeline.data.value_ranges.model_fit import with_unfit_damaged
 from patchline.pipeline.errors import DataError
 from patchline.pipeline.models.reference_images import ReferenceImages
 from patchline.pipeline.monitoring.given_labels import (
+    LABELS_TABLE,
     Labels,
     LabelsTable,
     labels_of,
@@ -114,7 +115,8 @@ class ImageFiles:
         manifest = manifests.scan(listing, reading, labelled=False, memory=memory)
         manifest = with_unfit_damaged(manifest, self._package.mapping)
         notes = []
-        unusable = int((manifest["status"] != "ok").sum())
+        is_other = manifest["path"] == LABELS_TABLE
+        unusable = int(((manifest["status"] != "ok") & ~is_other).sum())
         if unusable:
             notes.append(f"{counted(unusable, 'file')} left out: no image, or damaged")
         rows = manifests.usable(manifest)
