@@ -5,10 +5,12 @@ Shapes: N images, H, W and C of an image, K classes or labels, D features.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
+from unicodedata import normalize
 
 import numpy as np
 import pandas as pd
@@ -16,10 +18,7 @@ import pandas as pd
 from patchline.pipeline.config import RunConfig
 from patchline.pipeline.data.manifests import manifest as manifests
 from patchline.pipeline.data.manifests.scan_memory import ScanMemory
-from patchline.pipeline.data.manifests.source_listing import (
-    listing_of,
-    listing_with_or_without_labels,
-)
+from patchline.pipeline.data.manifests.source_listing import listing_of
 from patchline.pipeline.data.reading.decoding import UndecodableImageError
 from patchline.pipeline.data.reading.image_root import root_image_bytes
 from patchline.pipeline.data.value_ranges.model_fit import with_unfit_damaged
@@ -29,18 +28,19 @@ from patchline.pipeline.monitoring.given_labels import (
     LABELS_TABLE,
     Labels,
     LabelsTable,
-    labels_of,
     labels_table,
+    listed_labels,
+    with_task_of,
 )
 from patchline.pipeline.packaging.packaged_model import PackagedModel
 from patchline.pipeline.registry.version_records import VersionRecords
-from patchline.pipeline.terminal_words import counted
-from patchline.plugin_api import ImageListing
+from patchline.pipeline.terminal_words import counted, visible
 
 Array = np.ndarray[Any, Any]
 Progress = Callable[[str, int, int], None]
 _FOLDERS = ("image_folder", "archive")
 _BATCH = 64
+_NAMED = 3
 
 
 @dataclass(frozen=True)
@@ -105,7 +105,8 @@ class ImageFiles:
         on_progress: Progress,
     ) -> None:
         self._package = records.package
-        listing = _listing(config, workspace)
+        config = with_task_of(self._package, config)
+        listing = listing_of(config, workspace, labelled=False)
         self._root = listing.root
 
         def reading(done: int, total: int) -> None:
@@ -130,12 +131,37 @@ class ImageFiles:
             )
         self.keys = tuple(rows["sha256"])
         self.names = tuple(rows["path"])
-        table = LabelsTable({})
-        if config.data.source in _FOLDERS and self._root.is_dir():
-            table = labels_table(self._root)
-        self.labels = tuple(_labels(rows, config, table, self._package))
-        self.labels_problem = table.problem
+        if config.data.source in _FOLDERS:
+            self._take_folder_labels(notes)
+        else:
+            table = listed_labels(config, workspace)
+            self.labels = tuple(table.by_path.get(f"{self._root}/{path}") for path in self.names)
+            self.labels_problem = table.problem
         self.notes = tuple(notes)
+
+    def _take_folder_labels(self, notes: list[str]) -> None:
+        """Take an image's label from a table in the folder, or from the name of a folder around it.
+
+        If the table cannot be read, what it corrects is not known, so no image has a label.
+        """
+        table = labels_table(self._root) if self._root.is_dir() else LabelsTable({})
+        named: Counter[str] = Counter()
+        labels: list[Labels | None] = []
+        classes = {normalize("NFC", name): name for name in self._package.classes}
+        for path in self.names:
+            given = table.by_path.get(path)
+            if given is None and not table.problem and not self._package.is_multi_label:
+                folders = [normalize("NFC", part) for part in Path(path).parts[:-1]]
+                around = [classes[part] for part in folders if part in classes]
+                named.update(around[-1:])
+                given = tuple(around[-1:]) or None
+            labels.append(given)
+        if named:
+            examples = ", ".join(f"'{visible(name)}'" for name, _ in named.most_common(_NAMED))
+            notes.append(
+                f"{counted(named.total(), 'label')} taken from the names of folders ({examples})"
+            )
+        self.labels, self.labels_problem = tuple(labels), table.problem
 
     def computed(self, chosen: Sequence[int], on_progress: Progress) -> Computed:
         """Decode and predict images."""
@@ -180,13 +206,6 @@ def predicted(package: PackagedModel, pixels_BHWC: Array) -> list[Array]:
     if "features" in package.output_names:
         names.append("features")
     return package.named_outputs(pixels_BHWC, names)
-
-
-def _listing(config: RunConfig, workspace: Path) -> ImageListing:
-    """Return what the source lists, with labels if it is a table that has them."""
-    if config.data.source in _FOLDERS:
-        return listing_of(config, workspace, labelled=False)
-    return listing_with_or_without_labels(config, workspace)
 
 
 def without_copies(rows: pd.DataFrame, notes: list[str]) -> pd.DataFrame:
@@ -245,23 +264,3 @@ def _untested(
             f"on {'it' if own == 1 else 'them'}"
         )
     return rows[~is_own]
-
-
-def _labels(
-    rows: pd.DataFrame, config: RunConfig, table: LabelsTable, package: PackagedModel
-) -> Iterator[Labels | None]:
-    """Yield the labels of each image; None where they are not known.
-
-    A table has labels. In a folder, an image is of the class whose name a folder around it has,
-    unless a table `labels.csv` in it says something else. If that cannot be read, what it corrects
-    is not known, so no image has a label.
-    """
-    if config.data.source not in _FOLDERS:
-        yield from map(labels_of, rows["label"])
-        return
-    for path in rows["path"]:
-        labels = table.by_path.get(path)
-        if labels is None and not table.problem and not package.is_multi_label:
-            around = [part for part in Path(path).parts[:-1] if part in package.classes]
-            labels = tuple(around[-1:]) or None
-        yield labels

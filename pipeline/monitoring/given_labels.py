@@ -5,9 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import NamedTuple
 
+from patchline.pipeline.config import RunConfig
+from patchline.pipeline.data.manifests.label_task import AUTO
+from patchline.pipeline.data.manifests.source_listing import listing_of
 from patchline.pipeline.errors import DataError
-from patchline.pipeline.labelling.answer import labels_in
 from patchline.pipeline.labelling.answers_table import table_labels
+from patchline.pipeline.labels.label_sets import MULTI_LABEL, SINGLE_LABEL
+from patchline.pipeline.packaging.packaged_model import PackagedModel
+from patchline.plugin_api import ImageListing, ListedImage
 
 LABELS_TABLE = "labels.csv"
 """In a folder of images: columns path and label, as `patchline label` writes them."""
@@ -16,9 +21,10 @@ Labels = tuple[str, ...]
 
 
 class LabelsTable(NamedTuple):
-    """The labels in the table of a folder."""
+    """The labels of a table."""
 
     by_path: dict[str, Labels]
+    """Of a table in a folder: by the path in it; of a data source: by the place of the image."""
     problem: str = ""
     """Why there are none; empty if the table can be read, or there is none."""
 
@@ -36,11 +42,33 @@ def labels_table(folder: Path) -> LabelsTable:
         )
 
 
-def labels_of(cell: str) -> Labels | None:
-    """Return the labels that a data source lists for an image; None if it lists none."""
-    if not cell:
-        return None
+def with_task_of(package: PackagedModel, config: RunConfig) -> RunConfig:
+    """Return the settings of a data source, whose labels are read as those of a model."""
+    data, task = config.data, MULTI_LABEL if package.is_multi_label else SINGLE_LABEL
+    if data.task != AUTO:
+        return config
+    return config.model_copy(update={"data": data.model_copy(update={"task": task})})
+
+
+def listed_labels(config: RunConfig, workspace: Path) -> LabelsTable:
+    """Return the labels that a data source lists.
+
+    Args:
+        config: its section `data` names the source.
+        workspace: the folder `.patchline`.
+    """
     try:
-        return labels_in(cell)
-    except ValueError:  # the name of a class may look like a list
-        return (cell,)
+        listing = listing_of(config, workspace, labelled=True)
+    except DataError as error:
+        return LabelsTable({}, str(error).rstrip("."))
+    return LabelsTable(
+        {
+            place_of(listing, image): (image.label,) if image.labels is None else image.labels
+            for image in listing.images
+        }
+    )
+
+
+def place_of(listing: ImageListing, image: ListedImage) -> str:
+    """Return where an image is, whatever folder the listing counts as its root."""
+    return f"{listing.root}/{image.path}"

@@ -110,8 +110,11 @@ def listed_rows(
         if several:
             image = image._replace(label="", labels=united[path])
         first_rows.setdefault(path, row)
-        if images.setdefault(path, image) != image:
-            left_out[path] = LeftOutFile(path, _contradiction(images[path], image))
+        first = images.setdefault(path, image)
+        if not context.needs_labels:  # so several labels contradict nothing
+            image = image._replace(label=first.label)
+        if first != image:
+            left_out[path] = LeftOutFile(path, _contradiction(first, image))
     left_out = {path: each for path, each in left_out.items() if not _is_kept(each, images)}
     kept = [images[path] for path in images if path not in left_out]
     kept_rows = [first_rows[image.path] for image in kept]

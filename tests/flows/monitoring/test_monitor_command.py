@@ -215,6 +215,38 @@ def test_a_model_of_several_labels_is_monitored(registry: Registry) -> None:
     assert monitor(folder, "inbox").code == 3
 
 
+def test_a_table_names_images_and_labels_as_far_as_they_are_known(registry: Registry) -> None:
+    """Images without a label are compared, too; what is not obvious is said, not left out."""
+    folder, classes = registry.folder, registry.package(1).classes
+    write_photos(folder / "inbox", range(60))
+    rows = [f"inbox/{seed}.png,{classes[0] if seed % 2 else ''},x" for seed in range(60)]
+    table = folder / "seen.csv"
+    table.write_text("\n".join(["image,label,class", *rows]), encoding="utf-8")
+    done = monitor(folder, "seen.csv", "--data.label-column", "label").json
+    assert (done["images"], done["accuracy"]["now"]["n"]) == (60, 30)
+    table.write_text("\n".join(["image,kind,colour", *rows]), encoding="utf-8")
+    done = monitor(folder, "seen.csv")
+    assert done.code in (0, 3), done.err
+    assert "--data.label-column" in done.json["accuracy_unknown"]
+    registry.add(2, thresholds=(0.5,) * len(classes))
+    with_reference(folder / "packages" / "2" / "artifacts")
+    rows = [f"inbox/{seed}.png,{name}" for seed in range(60) for name in classes[:2]]
+    table.write_text("\n".join(["image,label", *rows]), encoding="utf-8")
+    done = monitor(folder, "seen.csv")
+    assert done.code in (0, 3), done.err
+    assert done.json["accuracy"]["now"]["n"] == 60
+
+
+def test_labels_from_the_names_of_folders_are_said(registry: Registry) -> None:
+    """A folder of a day may have the name of a class by chance."""
+    inbox = registry.folder / "inbox"
+    name = registry.package(1).classes[0]
+    write_photos(inbox / "2026" / name, range(60))
+    done = monitor(registry.folder, "inbox").json
+    assert done["notes"] == [f"60 labels taken from the names of folders ('{name}')"]
+    assert done["accuracy"]["now"]["n"] == 60
+
+
 def _quoted(labels: list[str]) -> str:
     return label_sets.encoded(labels).replace('"', '""')
 
