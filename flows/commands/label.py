@@ -138,9 +138,9 @@ def label(
     return 0
 
 
-def _given(pool: Pool, found: LabelFindings, findings: Path | None) -> dict[str, tuple[str, ...]]:
+def _given(pool: Pool, listed: LabelFindings, findings: Path | None) -> dict[str, tuple[str, ...]]:
     """Return the labels of the images that the findings name, by key."""
-    given = found.of_pool(pool)
+    given = listed.of_pool(pool)
     if not given:
         raise ConfigError(
             f"No image that {findings} names is in {pool.folder}. Give the folder that was "

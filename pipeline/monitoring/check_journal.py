@@ -5,8 +5,8 @@ its result. So a check that was killed has told nothing and spent nothing, and o
 something has spent its level. A lock lets one process at a time check a stream.
 
 Beside a check that found a drift is a file `….untold` until the server has taken the event of it.
-It is written before the check, so a kill in between leaves a drift to be told, never one that
-nobody hears of.
+It is written before the check, so a kill in between leaves an event that is still to be sent, never
+one that is lost.
 """
 
 from __future__ import annotations
@@ -127,7 +127,7 @@ class CheckJournal:
         return self.folder / f"{number:0{_DIGITS}}{suffix}"
 
     def write(self, check: Check) -> None:
-        """Keep the next check, whose level is spent then, and whose drift is to be told."""
+        """Keep the next check, whose level is spent then; a drift's event is still to be sent."""
         untold = self.file_of(check.number, _UNTOLD)
         if check.drift:
             write_text(untold, "")

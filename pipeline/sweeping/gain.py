@@ -109,7 +109,7 @@ def optimism(best: float, again: Sequence[float], images: int) -> MetricEstimate
     The best of many trials was partly lucky with its seed. The images are the same, so only the
     seeds make the difference uncertain. If all reach the same metric, to less than an image, they
     do not tell how much seeds vary; the interval is then that of the metric on so many images,
-    as if each seed drew them anew, which is too wide rather than too narrow.
+    as if each seed drew them again, which is too wide rather than too narrow.
 
     Args:
         best: validation metric of the best trial.

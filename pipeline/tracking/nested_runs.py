@@ -20,7 +20,7 @@ PARENT_TAG, FOLD_TAG = "mlflow.parentRunId", "patchline.fold"
 KEY_TAG = "patchline.nested"
 """The key of a nested run among those of its parent."""
 FINAL_FIT = "patchline sweep (final fit)"
-"""Source of the runs of a search that may make a version; they are whole trainings."""
+"""Source of the runs of a search that may make a version; they are whole training runs."""
 _FOLDS = "folds"
 
 

@@ -47,11 +47,11 @@ def manifest_of_last_run(
     if stored is None:
         return None
     newest = [
-        found
+        training
         for source in _TRAINED_BY
-        if (found := _newest(store, stored.experiment_id, source, params or {})) is not None
+        if (training := _newest(store, stored.experiment_id, source, params or {})) is not None
     ]
-    return max(newest, key=lambda found: found.ended).manifest if newest else None
+    return max(newest, key=lambda training: training.ended).manifest if newest else None
 
 
 class _Trained(NamedTuple):

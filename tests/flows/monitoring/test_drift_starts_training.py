@@ -96,10 +96,10 @@ def check_now(folder: Path, expected: str) -> None:
     until(has_ended, f"the check did not end as {expected}", seconds=300, pause=2)
 
 
-def test_a_drift_starts_a_run_that_trains_on_new_labels_and_asks_for_approval(
+def test_a_drift_starts_a_run_that_trains_on_new_labels_and_requires_approval(
     servers: Servers,
 ) -> None:
-    """Nothing without a drift; *Skipped* without new labels; with them, a person decides."""
+    """Nothing without a drift, *Skipped* without new labels; a promotion requires approval."""
     folder = servers.folder
     write_dark(folder / "inbox", range(1000, 1060), darkness=1.0)
     daily = ("daily", "--interval", "1d", "--monitor", "photos@champion", "--images", "inbox")
