@@ -151,7 +151,8 @@ def test_labels_give_the_accuracy_whenever_they_come(registry: Registry) -> None
     others = [f"{classes[0]}/{seed}.png,{classes[1]}" for seed in range(200, 230)]
     (inbox / "labels.csv").write_text("\n".join(["path,label", *late, *others]), encoding="utf-8")
     done = monitor(folder, "inbox").json
-    assert (done["images"], done["accuracy"]["now"]["n"], done["notes"]) == (30, 70, [])
+    assert (done["images"], done["accuracy"]["now"]["n"]) == (30, 70)
+    assert done["notes"] == [f"30 labels taken from the names of folders ('{classes[0]}')"]
     expected = np.mean([*both, *right(range(200, 230), 1)])
     assert done["accuracy"]["now"]["value"] == pytest.approx(expected)
 
