@@ -122,7 +122,8 @@ def _errors(number: int) -> str:
 def promotion_sentence(promotion: Promotion | None) -> str:
     """Return the promotion decision, in words that stay true when the champion changes."""
     if promotion is None:
-        return "At the end of the run, it was not promoted: promotion required approval."
+        needed = "`patchline promote` or an approval"
+        return f"At the end of the run, it was not promoted: that takes {needed}."
     decided = "promoted to champion" if promotion.promoted else "not promoted"
     return f"At the end of the run, it was {decided}: {escaped(promotion.reason)}."
 
