@@ -52,6 +52,7 @@ _IN_WORDS = (
     ("NewConnectionError", "nothing listens there"),
     ("Name or service not known", "there is no such host"),
     ("unsupported URI", "MLflow keeps no runs at an address of this kind"),
+    ("requires its secret", "it requires its secret"),
 )
 _REMEDIES = (
     (
@@ -60,6 +61,10 @@ _REMEDIES = (
     ),
     ("is malformed", "Restore the file from a backup, or move it elsewhere to begin a new store."),
     ("unable to open database file", "Move away what is in the place of the file."),
+    (
+        "requires its secret",
+        "Set the variables in .patchline/services/login.env of the folder of `patchline up`.",
+    ),
     ("unsupported URI", "Set {variable} to an http, https, sqlite or postgresql address."),
     (
         "No module named 'psycopg2'",

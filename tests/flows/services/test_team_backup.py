@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 import signal
 import subprocess
@@ -65,7 +66,7 @@ def test_a_team_continues_on_another_machine_from_its_backup(
 ) -> None:
     """As docs/how_to/backup.md says: `models`, `predict` and `--resume` work on the new servers.
 
-    So do `serve` and `export` in the folder of a colleague who knows the address of MLflow alone.
+    So do `serve` and `export` in the folder of a colleague who has what signs in to MLflow alone.
     """
     folder, restored = tmp_path / "old", tmp_path / "new"
     folder.mkdir()
@@ -99,6 +100,12 @@ def test_a_team_continues_on_another_machine_from_its_backup(
             monkeypatch.setenv("MLFLOW_TRACKING_URI", servers.state.mlflow_url)
             colleague = tmp_path / "colleague"
             write_photos(colleague / "photos", images=20)
+            refused = patchline("models", cwd=colleague)
+            assert (refused.code, "login.env" in refused.err) == (1, True), refused.err
+            login = (restored / ".patchline/services/login.env").read_text(encoding="utf-8")
+            for name, _, value in (word.partition("=") for word in shlex.split(login)):
+                if name.startswith("MLFLOW_"):
+                    monkeypatch.setenv(name, value)
             for form in ("onnx", "container"):
                 data = ("--data", "photos", "--to", form)
                 _ok(patchline("export", "flowers/2", *data, cwd=colleague))
