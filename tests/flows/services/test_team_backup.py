@@ -99,7 +99,7 @@ def test_a_team_continues_on_another_machine_from_its_backup(
 
             monkeypatch.setenv("MLFLOW_TRACKING_URI", servers.state.mlflow_url)
             colleague = tmp_path / "colleague"
-            write_photos(colleague / "photos", images=20)
+            write_photos(colleague / "photos", images=40)  # half of them are new
             refused = patchline("models", cwd=colleague)
             assert (refused.code, "login.env" in refused.err) == (1, True), refused.err
             login = (restored / ".patchline/services/login.env").read_text(encoding="utf-8")
@@ -109,10 +109,13 @@ def test_a_team_continues_on_another_machine_from_its_backup(
             for form in ("onnx", "container"):
                 data = ("--data", "photos", "--to", form)
                 _ok(patchline("export", "flowers/2", *data, cwd=colleague))
+            answers = []
             for words in ((), ("--form", "onnx")):
                 with answering(colleague, *words, model="flowers/2") as server:
-                    answer = server.predict(Path(image).read_bytes())
-                    assert (answer.status, answer.json["label"]) == (200, Path(image).parent.name)
+                    answers.append(server.predict(Path(image).read_bytes()).json)
+            assert [each["version"] for each in answers] == ["2", "2"]
+            package, exported = (each["probability"] for each in answers)
+            assert exported == pytest.approx(package, abs=1e-4)
 
 
 def _kill_a_run(folder: Path) -> None:
