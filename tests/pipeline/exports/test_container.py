@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import stat
 import subprocess
 import sys
 import tempfile
@@ -186,6 +187,9 @@ def _can_confine() -> bool:
     """Return whether this process may confine another one as a cluster does."""
     if os.geteuid() != 0 or not all(map(shutil.which, ("unshare", "setpriv"))):
         return False
+    interpreter = Path(sys.executable).resolve()
+    if not all(folder.stat().st_mode & stat.S_IXOTH for folder in interpreter.parents):
+        return False  # another user cannot reach it
     return subprocess.run(["unshare", "--mount", "true"], check=False).returncode == 0
 
 
