@@ -173,7 +173,7 @@ def _check_no_columns(columns: Mapping[str, Any]) -> None:
 def _check_stream(images: Path, data: str, columns: Mapping[str, Any]) -> None:
     """Refuse what holds no images to check."""
     from patchline.pipeline import config_files
-    from patchline.pipeline.data.manifests.source_listing import listing_with_or_without_labels
+    from patchline.pipeline.data.manifests.source_listing import listing_of
     from patchline.pipeline.prediction.image_files import check_images
 
     own = config_files.data_settings(data, None)
@@ -181,4 +181,4 @@ def _check_stream(images: Path, data: str, columns: Mapping[str, Any]) -> None:
     if config.data.source in ("image_folder", "archive"):
         check_images([images])
     else:
-        listing_with_or_without_labels(config, WORKSPACE.resolve())
+        listing_of(config, WORKSPACE.resolve(), labelled=False)  # as the check lists them

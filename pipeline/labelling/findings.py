@@ -64,6 +64,11 @@ def label_findings(place: Path) -> LabelFindings:
         DataError: if it cannot be read, or names no such image.
     """
     file = place / FILE if place.is_dir() else place
+    if not file.is_file():
+        raise DataError(
+            f"There are no findings at {file}. Run `patchline data inspect --check-labels MODEL` "
+            f"first, and give its {FILE}."
+        )
     try:
         _, rows = table_of(file.read_text(encoding="utf-8-sig"))
         found = [row for _, row in rows if row.get("kind") in KINDS]

@@ -30,6 +30,7 @@ from patchline.pipeline.monitoring.given_labels import (
     LabelsTable,
     labels_table,
     listed_labels,
+    place_of,
     with_task_of,
 )
 from patchline.pipeline.packaging.packaged_model import PackagedModel
@@ -135,7 +136,9 @@ class ImageFiles:
             self._take_folder_labels(notes)
         else:
             table = listed_labels(config, workspace)
-            self.labels = tuple(table.by_path.get(f"{self._root}/{path}") for path in self.names)
+            self.labels = tuple(
+                table.by_path.get(place_of(self._root, path)) for path in self.names
+            )
             self.labels_problem = table.problem
         self.notes = tuple(notes)
 
@@ -239,13 +242,9 @@ def _unseen(rows: pd.DataFrame, records: VersionRecords, notes: list[str]) -> pd
             "its training data is no longer recorded"
         )
     is_seen = records.has_seen(rows)
-    seen = int(is_seen.sum())
-    if seen:
-        notes.append(
-            f"{counted(seen, 'image')} left out, because the model used "
-            f"{'it' if seen == 1 else 'them'} for training or model selection"
-        )
-    return rows[~is_seen]
+    them = "it" if is_seen.sum() == 1 else "them"
+    why = f"the model used {them} for training or model selection"
+    return _without(rows, is_seen, why, notes)
 
 
 def _untested(
@@ -257,10 +256,15 @@ def _untested(
     test, whatever arrives.
     """
     is_own = records.has_tested(rows) | rows["sha256"].isin(reference.sha256)
-    own = int(is_own.sum())
-    if own:
-        notes.append(
-            f"{counted(own, 'image')} left out, because {records.label} was validated or tested "
-            f"on {'it' if own == 1 else 'them'}"
-        )
-    return rows[~is_own]
+    them = "it" if is_own.sum() == 1 else "them"
+    return _without(rows, is_own, f"{records.label} was validated or tested on {them}", notes)
+
+
+def _without(
+    rows: pd.DataFrame, is_left_out: pd.Series[bool], why: str, notes: list[str]
+) -> pd.DataFrame:
+    """Return the other rows, and note how many are left out."""
+    count = int(is_left_out.sum())
+    if count:
+        notes.append(f"{counted(count, 'image')} left out, because {why}")
+    return rows[~is_left_out]

@@ -12,7 +12,6 @@ from patchline.pipeline.errors import DataError
 from patchline.pipeline.labelling.answers_table import table_labels
 from patchline.pipeline.labels.label_sets import MULTI_LABEL, SINGLE_LABEL
 from patchline.pipeline.packaging.packaged_model import PackagedModel
-from patchline.plugin_api import ImageListing, ListedImage
 
 LABELS_TABLE = "labels.csv"
 """In a folder of images: columns path and label, as `patchline label` writes them."""
@@ -61,14 +60,13 @@ def listed_labels(config: RunConfig, workspace: Path) -> LabelsTable:
         listing = listing_of(config, workspace, labelled=True)
     except DataError as error:
         return LabelsTable({}, str(error).rstrip("."))
-    return LabelsTable(
-        {
-            place_of(listing, image): (image.label,) if image.labels is None else image.labels
-            for image in listing.images
-        }
-    )
+    by_place: dict[str, Labels] = {}
+    for image in listing.images:
+        labels = (image.label,) if image.labels is None else image.labels
+        by_place[place_of(listing.root, image.path)] = labels
+    return LabelsTable(by_place)
 
 
-def place_of(listing: ImageListing, image: ListedImage) -> str:
-    """Return where an image is, whatever folder the listing counts as its root."""
-    return f"{listing.root}/{image.path}"
+def place_of(root: Path, path: str) -> str:
+    """Return where an image is: two listings of a source may have different roots."""
+    return f"{root}/{path}"

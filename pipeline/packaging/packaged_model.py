@@ -7,7 +7,6 @@ OpenCV: no torch, no plugin.
 from __future__ import annotations
 
 import base64
-import binascii
 import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -369,13 +368,22 @@ def _exists(file: Path) -> bool:
         return False
 
 
+def bytes_of_base64(text: str) -> bytes:
+    """Return what a text encodes in base64, in one line or in several.
+
+    Raises:
+        ValueError: if it is anything else.
+    """
+    return base64.b64decode(text.translate(_LINE_ENDS), validate=True)
+
+
 def _given_bytes(image: object, *, paths: bool) -> bytes:
     if isinstance(image, (bytes, bytearray, memoryview)):
         return bytes(image)
     if isinstance(image, str):
         try:
-            return base64.b64decode(image.translate(_LINE_ENDS), validate=True)
-        except (binascii.Error, ValueError):
+            return bytes_of_base64(image)
+        except ValueError:
             may_be_path = paths and len(image) <= _LONGEST_PATH
             rule = "neither base64 nor the path of a file" if may_be_path else "not base64"
             raise UndecodableImageError(f"{image[:_SHOWN]!r} is {rule}") from None

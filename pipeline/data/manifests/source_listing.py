@@ -9,7 +9,7 @@ from patchline.pipeline.config import RunConfig
 from patchline.pipeline.data.manifests.class_labels import by_rules
 from patchline.pipeline.data.manifests.groups import with_groups
 from patchline.pipeline.data.manifests.label_task import with_task
-from patchline.pipeline.errors import DataError, PluginError
+from patchline.pipeline.errors import PluginError
 from patchline.pipeline.files.atomic_files import storage_errors
 from patchline.pipeline.files.user_folders import expanded
 from patchline.pipeline.files.workspace_folder import make_folder
@@ -76,18 +76,6 @@ def listing_of(config: RunConfig, workspace: Path, *, labelled: bool | None = No
         return listing
     images = [image._replace(label="", labels=None) for image in listing.images]
     return replace(listing, images=images)
-
-
-def listing_with_or_without_labels(config: RunConfig, workspace: Path) -> ImageListing:
-    """Return what a source lists, with labels if it has them; for what needs none.
-
-    Raises:
-        DataError: if the source cannot be read.
-    """
-    try:
-        return listing_of(config, workspace, labelled=True)
-    except DataError:
-        return listing_of(config, workspace, labelled=False)
 
 
 def uses_labels(config: RunConfig) -> bool:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import base64
-import binascii
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any
 
+from patchline.pipeline.packaging.packaged_model import bytes_of_base64
 from patchline.pipeline.serving.interfaces.multipart_form import parts_of
 from patchline.pipeline.serving.refusal import Refusal, bad_request
 from patchline.pipeline.serving.request_options import TOP_K, Options
@@ -22,8 +21,6 @@ _MOST_CLASSES = 1_000_000
 _RAW = ("application/octet-stream", "application/x-www-form-urlencoded", "")
 """Types of a raw body beside `image/…`; curl calls one a form unless it is told otherwise."""
 _SHOWN = 60
-_LINE_ENDS = {ord("\n"): None, ord("\r"): None}
-"""Most programs wrap the lines of base64."""
 _YES, _NO = ("true", "1", "yes", "on"), ("false", "0", "no", "off", "")
 
 
@@ -98,8 +95,8 @@ def decoded_base64(text: object) -> bytes:
         if not comma or not head.endswith(";base64"):
             raise ValueError(f"{text[:_SHOWN]!r} is not base64")
     try:
-        return base64.b64decode(encoded.translate(_LINE_ENDS), validate=True)
-    except (binascii.Error, ValueError):
+        return bytes_of_base64(encoded)
+    except ValueError:
         raise ValueError(f"{text[:_SHOWN]!r} is not base64") from None
 
 
@@ -110,9 +107,7 @@ def json_object(body: bytes) -> dict[str, Any]:
         Refusal: if there is none.
     """
     try:
-        content = json.loads(
-            body, strict=False
-        )  # a shell puts wrapped lines into texts as they are
+        content = json.loads(body, strict=False)  # a shell leaves line ends in texts as they are
     except (ValueError, RecursionError):
         raise bad_request("The body is not JSON. Send a JSON object.") from None
     if not isinstance(content, dict):

@@ -197,8 +197,9 @@ def _can_confine() -> bool:
 def test_it_serves_from_an_empty_environment(folder: Path, photos: ComparisonImages) -> None:
     """The pinned libraries are all that it needs; without the token it answers nobody.
 
-    Where this process is root, the server runs with the rights of the container: as another user,
-    without a home, and without a file system that it can write to.
+    Where this process is root, and another user can reach the interpreter, the server runs with the
+    rights of the container: as another user, without a home, and without a file system that
+    it can write to.
     """
     with tempfile.TemporaryDirectory() as temporary:
         public = Path(temporary)  # other users cannot reach pytest's own folders

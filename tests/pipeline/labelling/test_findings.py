@@ -38,8 +38,11 @@ def test_a_table_without_such_findings_is_refused(tmp_path: Path) -> None:
     (tmp_path / "findings.csv").write_text(_HEADER)
     with pytest.raises(DataError, match="--check-labels MODEL"):
         label_findings(tmp_path)
-    with pytest.raises(DataError, match="cannot be read"):
+    with pytest.raises(DataError, match=r"There are no findings at .*--check-labels MODEL"):
         label_findings(tmp_path / "absent.csv")
+    (tmp_path / "findings.csv").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(DataError, match="cannot be read"):
+        label_findings(tmp_path)
 
 
 def test_the_table_of_corrections_holds_every_label_and_split(tmp_path: Path) -> None:
