@@ -119,7 +119,10 @@ def assemble(*, preset_name: str | None, file: Path | None, flags: Settings) -> 
         chosen[_GIVEN] = sorted(given - _left_open(chosen))
     if reference and name is None:  # else the plan decides
         trainable = _in_section(chosen, "training", "trainable")
-        followed = recipe.settings_for(str(reference), trainable, labelled=_is_labelled(chosen))
+        taught = bool(_in_section(chosen, "training", "teacher"))
+        followed = recipe.settings_for(
+            str(reference), trainable, labelled=_is_labelled(chosen), taught=taught
+        )
         chosen = merged(followed, chosen)
     choice = None if name is None else {"name": name, "keep": sorted(given)}
     return {**chosen, "preset": choice}

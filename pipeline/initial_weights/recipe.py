@@ -35,6 +35,15 @@ WARM_SHARE = 1 / 3
 accuracy (docs/reference/performance.md)."""
 
 
+OF_ALL_WEIGHTS: dict[str, Any] = {
+    "teacher": None,
+    "average_last": None,
+    "ensemble": False,
+    "extends": None,
+}
+"""Settings of the training that only a training run of all weights has, and the values that turn
+them off; `TrainingConfig` refuses them beside a head."""
+
 _NAME = re.compile(r"(timm|torchvision|hf):(.+)")
 
 
@@ -70,7 +79,7 @@ def is_published(reference: str) -> bool:
 
 
 def settings_for(
-    reference: str, trainable: object, *, labelled: bool = True
+    reference: str, trainable: object, *, labelled: bool = True, taught: bool = False
 ) -> dict[str, dict[str, Any]]:
     """Return the settings for initial weights, as nested settings.
 
@@ -78,9 +87,13 @@ def settings_for(
         reference: as in `model.init`.
         trainable: as in `training.trainable`, None if it is not set.
         labelled: the objective uses labels; without them, pre-training continues.
+        taught: by a teacher, whose predictions are targets for images, not for stored features.
     """
     if not labelled or not is_published(reference):
         return {} if trainable == "head" else WARM_START
+    if trainable is None and taught:
+        training = {**FINE_TUNING["training"], "trainable": "all"}
+        return {**FINE_TUNING, "training": training}
     if trainable in (None, "head"):
         return {"training": {"trainable": "head"}}
     return LAST_BLOCKS if trainable == "last_blocks" else FINE_TUNING

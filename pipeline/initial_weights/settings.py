@@ -59,7 +59,8 @@ def with_initial_weights(
     is_frozen = start.kind == "file" or start.head_only
     if trainable is None and (config.preset is None or not is_frozen):
         is_labelled = load_objective(config.objective.name).uses_labels
-        trainable = "head" if is_frozen and is_labelled else "all"
+        is_taught = config.training.teacher is not None
+        trainable = "head" if is_frozen and is_labelled and not is_taught else "all"
     changes = {
         "data": _of_images(config, start),
         "training": {"trainable": trainable, **_last_blocks(config, start)},

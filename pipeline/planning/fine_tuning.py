@@ -19,7 +19,11 @@ from patchline.pipeline.planning.last_blocks import (
     blocks_length,
     suits_blocks,
 )
-from patchline.pipeline.planning.plan import images_by_training
+from patchline.pipeline.planning.plan import (
+    LEAST_BESIDE_TEACHER,
+    images_by_training,
+    time_of_teacher,
+)
 from patchline.pipeline.planning.user_settings import UserSettings
 from patchline.pipeline.presets import PRESETS
 from patchline.pipeline.terminal_words import counted, duration
@@ -84,7 +88,10 @@ def fine_tuning_plan(facts: PlanFacts, user_settings: Mapping[str, Any]) -> Plan
     return Plan(
         settings=user.without_set(training),
         summary=_summary(user, chosen, training),
-        reasons=tuple(_reasons(facts, user, cost, chosen, length, blocks)),
+        reasons=(
+            *_reasons(facts, user, cost, chosen, length, blocks),
+            *time_of_teacher(facts, user),
+        ),
         images_per_second=(speed or 1.0) / (1.0 if chosen == "head" else _STEP),
         facts=facts,
     )
@@ -115,7 +122,8 @@ def _length(facts: PlanFacts, user: UserSettings, cost: _Cost | None) -> _Length
     epochs, is_limited = float(most), False
     if cost is not None and "training.epochs" not in user:
         if not user.seconds:  # a limit of the user is for the training alone
-            seconds = max(0.0, min(seconds - cost.features, _SHARE_OF_TRAINING * seconds))
+            beside = max(LEAST_BESIDE_TEACHER * seconds, seconds - facts.teacher_seconds)
+            seconds = max(0.0, min(beside - cost.features, _SHARE_OF_TRAINING * seconds))
         fits = sum(images_by_training(facts, user)) / max(1, facts.data.training_images)
         fitting = seconds / (cost.epoch * fits)
         is_limited = fitting < most
@@ -146,7 +154,7 @@ def _repeated(user: UserSettings) -> str:
 
 def _needs_all(user: UserSettings) -> str:
     """Return the setting that only a training run of all weights has, if there is one."""
-    settings = ("training.average_last", "training.ensemble")
+    settings = (f"training.{name}" for name in recipe.OF_ALL_WEIGHTS)
     return next((name for name in settings if user.get(name)), "")
 
 

@@ -70,7 +70,7 @@ FEW_FOR_A_CHOICE, _FEW_FOR_A_METRIC = 50, 150
 than the epochs between which the validation chooses differ."""
 _STEPS_OF_A_FIT = 400
 """Updates that each of several fits needs; with fewer, one longer fit is better."""
-_LEAST_BESIDE_TEACHER = 1 / 3
+LEAST_BESIDE_TEACHER = 1 / 3
 """Of a preset's time for the training itself, however slow the teacher is."""
 _ONE_FIT = (
     *("training.folds", "training.refit", "training.ensemble", "training.average_last"),
@@ -136,7 +136,7 @@ def plan(
         _why_length(facts, chosen, length, whole, user),
         *_why_repeated(facts, repeated),
         *_why_averaged(facts) * is_averaged,
-        *_time_of_teacher(facts, user),
+        *time_of_teacher(facts, user),
     ]
     reasons += [why] if user.leaves_augmentation else []
     reasons += _why_mirrored(settings.get("model", {}), facts, user)
@@ -357,7 +357,7 @@ def _length(facts: PlanFacts, candidate: Candidate, user: UserSettings) -> Lengt
     else:
         most = most_epochs(facts, user) * images
         seconds = facts.minutes * 60
-        seconds = max(_LEAST_BESIDE_TEACHER * seconds, seconds - facts.teacher_seconds)
+        seconds = max(LEAST_BESIDE_TEACHER * seconds, seconds - facts.teacher_seconds)
         seen = min(most, rate * seconds * share * TRAINING_SHARE)
     return Length(seen, seen / images, rate)
 
@@ -478,7 +478,8 @@ def _why_averaged(facts: PlanFacts) -> list[str]:
     return [f"{known}: {why} {_AVERAGED} validations are averaged (training.average_last)"]
 
 
-def _time_of_teacher(facts: PlanFacts, user: UserSettings) -> list[str]:
+def time_of_teacher(facts: PlanFacts, user: UserSettings) -> list[str]:
+    """Return how long a teacher predicts, in a sentence; none without one."""
     if not facts.teacher_seconds:
         return []
     counts = "not part of training.time_limit" if user.seconds else "part of the preset's time"

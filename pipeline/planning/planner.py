@@ -490,12 +490,10 @@ def measuring_job(
         return _job(config, data, [MeasuredCandidate(name=OWN, config=whole)])
     if _has_frozen_features(config):
         # What needs all weights does not change the speed of their features.
-        alone = {"trainable": "head", "average_last": None, "ensemble": False}
-        settings = {"training": alone}
-        whole = _resolved(config, data, settings)
-        return _job(
-            config, data, [MeasuredCandidate(name=FEATURES, config=whole, features_only=True)]
-        )
+        alone = {**recipe.OF_ALL_WEIGHTS, "trainable": "head", "teacher_sha256": None}
+        whole = _resolved(config, data, {"training": alone})
+        features = MeasuredCandidate(name=FEATURES, config=whole, features_only=True)
+        return _job(config, data, [features], teacher)
     unmeasured = plan(facts, set_keys).settings
     measured = [
         MeasuredCandidate(

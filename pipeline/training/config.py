@@ -171,7 +171,7 @@ class TrainingConfig(FrozenModel):
     once. After the head, the weights that are kept lie between those with the fitted head and the
     trained ones, as the loss on held-out images decides (arXiv 2109.01903). By default head if
     model.init is a file or published weights, or a model of which only the head was trained; all
-    otherwise."""
+    otherwise, and with a teacher."""
 
     last_blocks: Annotated[int, Field(ge=0, le=1000)] = 4
     """Number of blocks that last_blocks trains, together with the final normalization and the head;

@@ -281,6 +281,18 @@ def test_a_head_is_not_combined_with_what_makes_no_sense(
     assert asked(training={"folds": 5}).training.trainable == "head"
 
 
+@pytest.mark.parametrize("head_only", [False, True])
+def test_a_student_trains_all_weights(*, head_only: bool) -> None:
+    """Of a file and of a version whose head alone was trained: a head has no use for a teacher."""
+    version = {"kind": "version", "reference": "moths/1", "head_only": True} if head_only else {}
+    start = FOUND.model_copy(update=version)
+    taught = asked(model={"init": start.reference}, training={"teacher": "flowers@champion"})
+    config = with_initial_weights(taught, start)
+    assert (config.training.trainable, config.training.epochs) == ("all", 10)
+    assert config.optimizer.learning_rate == 1e-4
+    assert with_initial_weights(config, start) == config
+
+
 @pytest.mark.parametrize("trainable", [None, "last_blocks"])
 @pytest.mark.parametrize("preset", ["none", "quick"])
 def test_more_last_blocks_than_the_model_has_are_refused(

@@ -147,10 +147,15 @@ def test_folds_and_a_refit_share_the_time() -> None:
 
 
 @pytest.mark.parametrize(
-    "needs", [{"training__average_last": 3}, {"training__ensemble": True, "training__folds": 5}]
+    "needs",
+    [
+        {"training__average_last": 3},
+        {"training__ensemble": True, "training__folds": 5},
+        {"training__teacher": "flowers@champion"},
+    ],
 )
 def test_what_needs_all_weights_gets_them(needs: dict[str, Any]) -> None:
-    """A head alone is one fit, without validations to average and without members."""
+    """A head alone is one fit to labels: no validations to average, no members, no teacher."""
     plan = made(10.0, **needs)
     assert plan.settings["training"]["trainable"] == "all"
     assert "needs a training run of all weights" in plan.reasons[0]
@@ -167,7 +172,7 @@ def test_a_file_and_a_preset_are_planned_with_the_real_model(
     save_file(weights, tmp_path / "vit.safetensors")
     photos = write_photos(tmp_path / "photos", images=10)
     model = {"init": str(tmp_path / "vit.safetensors"), "num_heads": 2}
-    flags = {"model": model, "training": {"average_last": 2}}
+    flags = {"model": model, "training": {"average_last": 2, "teacher": "photos/1"}}
     asked = requested(str(photos), preset_name="quick", flags=flags)
     assert asked.training.trainable is None
     memory = StageMemory(tmp_path / "work")
@@ -181,5 +186,6 @@ def test_a_file_and_a_preset_are_planned_with_the_real_model(
     events.close()
     config = planner.with_plan(start.config, plan)
     assert (config.training.trainable, config.training.average_last) == ("all", 2)
+    assert config.training.teacher == "photos/1"
     assert (config.data.image_size, config.model.settings["embed_dim"]) == (32, 32)
     assert config.preset is None
