@@ -80,6 +80,7 @@ CODE = (
 _CROPPED_AWAY = 0.05
 """Of an image; less is not worth another shape."""
 _KEPT_SECTIONS = ("augmentation", "model", "optimizer", "training")
+_KEPT_OF_DATA = ("image_size", "workers", "resize")
 _FOLLOW = ("data.image_size", "training.trainable", "training.last_blocks")
 """Settings besides those of the model that follow from initial weights."""
 OnNote = Callable[[str], None]
@@ -236,18 +237,14 @@ def _with_choice(made: Plan, config: RunConfig, choice: WeightsChoice | None) ->
 def _for_sets(made: Plan, config: RunConfig) -> Plan:
     """Return the plan with what sets of labels need besides, and the reasons."""
     reasons, settings, away = [_why_loss(config)], made.settings, made.facts.data.cropped_away
-    if away >= _CROPPED_AWAY and not _is_warm_start(config) and not _is_set(config, "resize"):
+    is_open = not _is_warm_start(config) and "data.resize" not in user_settings(config)
+    if away >= _CROPPED_AWAY and is_open:
         settings = config_files.merged(settings, {"data": {"resize": "squash"}})
         reasons.append(
             f"the middle square of an image leaves out {away:.0%} of it, and what its labels name "
             "may be there: images are squashed to a square instead (data.resize)"
         )
     return made.model_copy(update={"settings": settings, "reasons": (*made.reasons, *reasons)})
-
-
-def _is_set(config: RunConfig, setting: str) -> bool:
-    """Return whether the user has set a setting of the data."""
-    return setting in config.data.model_fields_set
 
 
 class _SetFacts(NamedTuple):
@@ -367,7 +364,7 @@ def user_settings(config: RunConfig) -> dict[str, Any]:
 def _flat(config: RunConfig) -> dict[str, Any]:
     dump = config.model_dump(mode="json")
     sections = {name: dump[name] for name in _KEPT_SECTIONS}
-    sections["data"] = {key: dump["data"][key] for key in ("image_size", "workers")}
+    sections["data"] = {key: dump["data"][key] for key in _KEPT_OF_DATA}
     return {key: _value(sections, key) for key in config_files.dotted_keys(sections)}
 
 

@@ -134,13 +134,18 @@ def write_wide(folder: Path, width: int) -> Path:
 
 @pytest.mark.parametrize(("width", "share"), [(60, 0.333), (41, 0.0)])
 def test_what_labels_name_is_not_cut_off(tmp_path: Path, width: int, share: float) -> None:
-    """Wide images are squashed, with the reason, unless they are about square or it is set."""
+    """Wide images are squashed, with the reason, unless they are about square or it is set.
+
+    So they are from settings that were stored whole, as those of a watch are.
+    """
     (tmp_path / "data").mkdir()
     table = write_wide(tmp_path / "data", width)
     made = {}
-    for resize in (None, "pad"):
+    for resize in (None, "crop", "pad"):
         settings = {"resize": resize} if resize else {}
         config = requested(str(table), preset_name="quick", flags={"data": settings})
+        config = RunConfig.model_validate(config.model_dump(mode="json"))
+        assert planner.user_settings(config).get("data.resize") == resize
         data = ingest(config, tmp_path / "work")
         facts = planner.plan_facts(config, data)
         assert facts.data.cropped_away == pytest.approx(share, abs=0.03)
@@ -149,7 +154,8 @@ def test_what_labels_name_is_not_cut_off(tmp_path: Path, width: int, share: floa
     squashed = made[None].settings["data"].get("resize") == "squash"
     assert squashed == (share > 0.05)
     assert any("leaves out 33% of it" in each for each in made[None].reasons) == squashed
-    assert "resize" not in made["pad"].settings["data"]
+    for resize in ("crop", "pad"):
+        assert "resize" not in made[resize].settings["data"]
 
 
 def test_rare_labels_choose_an_epoch_as_few_images_do(tmp_path: Path) -> None:
