@@ -7,6 +7,7 @@ are deleted at the end.
 
 from __future__ import annotations
 
+import math
 import tempfile
 import time
 from pathlib import Path
@@ -133,16 +134,16 @@ def _estimated(whole: DryRun, few: IngestedData, context: Context) -> tuple[floa
     trained = context.get(TrainResult)
     rate = whole.plan.images_per_second if whole.plan else trained.images_per_second
     predicted = predicting_seconds(config, data.counts["validation"], rate)
+    epoch = sum(images / rate + predicted for images in images_of_parts(config, data))
     if config.training.trainable == "head":
         training = sum(data.counts.values()) / rate
     elif config.training.time_limit:
         training = duration_seconds(config.training.time_limit)
+        training = min(training, (config.training.max_epochs or math.inf) * epoch)
     elif config.training.step_plan:
         training = config.training.step_plan[-1][2] * config.training.batch_size / rate
     else:
-        training = config.training.epochs * sum(
-            images / rate + predicted for images in images_of_parts(config, data)
-        )
+        training = config.training.epochs * epoch
     decoding = seconds["prepare"] * sum(data.counts.values()) / sum(few.counts.values())
     tested = predicted + predicting_seconds(config, data.counts["test"], rate)
     if config.training.trainable == "head":  # which computes the features of these images, too

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from patchline.pipeline import config_files
 from patchline.pipeline.initial_weights import recipe
 from patchline.pipeline.planning.facts import Plan, PlanFacts
-from patchline.pipeline.planning.fixed_length import length_is_set, shorter
+from patchline.pipeline.planning.fixed_length import length_is_set, longest_set, shorter
 from patchline.pipeline.planning.last_blocks import (
     FEWEST_IMAGES,
     BlocksLength,
@@ -57,8 +57,13 @@ class _Length(NamedTuple):
 
     epochs: float
     updates: float
-    is_limited: bool
-    """Whether the time ends it before all epochs."""
+    most: int
+    """Epochs where there is time for all of them."""
+
+    @property
+    def is_limited(self) -> bool:
+        """Whether the time ends it before all epochs."""
+        return self.epochs < self.most
 
 
 def fine_tuning_plan(facts: PlanFacts, user_settings: Mapping[str, Any]) -> Plan:
@@ -109,31 +114,32 @@ def _seconds(facts: PlanFacts, user: UserSettings) -> float:
     return user.seconds or PRESETS[facts.preset].minutes * 60
 
 
-def _most_epochs(facts: PlanFacts) -> int:
+def _most_epochs(facts: PlanFacts, user: UserSettings) -> int:
     """Return the epochs where there is time: more for few images, which make few updates."""
+    if is_set := user.get("training.epochs") or longest_set(user):
+        return int(is_set)
     updates_of_epoch = math.ceil(max(1, facts.data.training_images) / _BATCH)
     return min(_MOST_EPOCHS, max(_EPOCHS, math.ceil(_UPDATES / updates_of_epoch)))
 
 
 def _length(facts: PlanFacts, user: UserSettings, cost: _Cost | None) -> _Length:
     """Return how long all weights are trained: all epochs, or as many as fit into the time."""
-    most = user.get("training.epochs") or _most_epochs(facts)
-    seconds = _seconds(facts, user)
-    epochs, is_limited = float(most), False
+    most, seconds = _most_epochs(facts, user), _seconds(facts, user)
+    epochs = float(most)
     if cost is not None and "training.epochs" not in user:
         if not user.seconds:  # a limit of the user is for the training alone
             beside = max(LEAST_BESIDE_TEACHER * seconds, seconds - facts.teacher_seconds)
             seconds = max(0.0, min(beside - cost.features, _SHARE_OF_TRAINING * seconds))
         fits = sum(images_by_training(facts, user)) / max(1, facts.data.training_images)
-        fitting = seconds / (cost.epoch * fits)
-        is_limited = fitting < most
-        epochs = min(epochs, fitting)
+        epochs = min(epochs, seconds / (cost.epoch * fits))
     batch = user.get("training.batch_size") or _BATCH
-    return _Length(epochs, epochs * facts.data.training_images / batch, is_limited)
+    return _Length(epochs, epochs * facts.data.training_images / batch, most)
 
 
 def _settings_of(length: _Length, user: UserSettings) -> dict[str, Any]:
-    """Return epochs, or the steps that fit where the time ends them."""
+    """Return epochs, most epochs in a time limit, or the steps where the time ends them."""
+    if user.seconds:
+        return {"max_epochs": length.most}
     if length.is_limited and not length_is_set(user.values):
         return {"step_plan": [[0, 0.0, max(1, round(length.updates))]]}
     return {"epochs": max(1, round(length.epochs))}
@@ -196,7 +202,11 @@ def _summary(user: UserSettings, chosen: str, settings: Mapping[str, Any]) -> tu
     rate = user.get("optimizer.learning_rate", optimizer["learning_rate"])
     decay = user.get("optimizer.layer_decay", optimizer["layer_decay"])
     limit = user.get("training.time_limit")
-    long = f"for {limit}" if limit else _epochs(user.get("training.epochs", training["epochs"]))
+    if limit:
+        most = user.get("training.max_epochs", training["max_epochs"])
+        long = f"for {limit}" + (f", at most {counted(most, 'epoch')}" if most else "")
+    else:
+        long = _epochs(user.get("training.epochs", training["epochs"]))
     if knots := training.get("step_plan"):
         long = f"for {knots[-1][-1]:,} steps"
     last = user.get("training.last_blocks", TrainingConfig().last_blocks)
@@ -236,18 +246,26 @@ def _reasons(
         f"{every:,} images take about {duration(cost.features)}"
     )
     if chosen == "last_blocks":
-        remedy = "" if length_is_set(user.values) else f" ({shorter(facts.preset)})"
-        return [measured, f"{known}: {blocks.sentence()}{remedy}"]
+        ends = _what_ends(facts, user, blocks.most, is_limited=blocks.is_limited)
+        return [measured, f"{known}: {blocks.sentence()}{ends}"]
     return [measured, f"{known}: {_why(facts, user, cost, chosen, length)}"]
+
+
+def _what_ends(facts: PlanFacts, user: UserSettings, most: int, *, is_limited: bool) -> str:
+    """Return what makes a training shorter, or what ends it before the limit that the user sets."""
+    if user.seconds and not is_limited and user.get("training.max_epochs", most):
+        epochs = counted(most, "epoch")
+        return f"; it ends after {epochs} (training.max_epochs), before training.time_limit"
+    return "" if length_is_set(user.values) else f" ({shorter(facts.preset)})"
 
 
 def _why(facts: PlanFacts, user: UserSettings, cost: _Cost, chosen: str, length: _Length) -> str:
     if chosen == "head_then_all":
         took = duration(length.epochs * cost.epoch)
-        remedy = "" if length_is_set(user.values) else f" ({shorter(facts.preset)})"
         return (
             f"training all weights {_epochs(length.epochs)} ({length.updates:,.0f} updates) takes "
-            f"about {took} more, and is kept as far as the validation images allow{remedy}"
+            f"about {took} more, and is kept as far as the validation images allow"
+            f"{_what_ends(facts, user, length.most, is_limited=length.is_limited)}"
         )
     if repeated := _repeated(user):
         return f"with {repeated}, only the head is fitted unless training.trainable is set"

@@ -90,6 +90,12 @@ def length_is_set(settings: Mapping[str, Any]) -> bool:
     return any(settings.get(key) is not None for key in keys)
 
 
+def longest_set(user: UserSettings) -> int | None:
+    """Return the most epochs in a time limit, if the user sets both."""
+    most = user.get("training.max_epochs") if user.seconds else None
+    return int(most) if most else None
+
+
 # -- in words ----------------------------------------------------------------------------------
 
 

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from patchline.pipeline.initial_weights import recipe
 from patchline.pipeline.planning.facts import PlanFacts
-from patchline.pipeline.planning.fixed_length import length_is_set
+from patchline.pipeline.planning.fixed_length import length_is_set, longest_set
 from patchline.pipeline.planning.user_settings import UserSettings
 from patchline.pipeline.presets import PRESETS
 from patchline.pipeline.probing.few_images import FEWEST_VALIDATION, FOLDS_OF_BLOCKS
@@ -54,14 +54,21 @@ class BlocksLength(NamedTuple):
     blocks: int
     epochs: float
     updates: float
-    is_limited: bool
-    """Whether the time ends it before all epochs."""
+    most: int
+    """Epochs where there is time for all of them."""
     token_seconds: float
     seconds: float
     """Of all fits together."""
 
+    @property
+    def is_limited(self) -> bool:
+        """Whether the time ends it before all epochs."""
+        return self.epochs < self.most
+
     def settings(self, user: UserSettings) -> dict[str, Any]:
-        """Return epochs, or the steps that fit where the time ends them."""
+        """Return epochs, most epochs in a time limit, or the steps that fit where the time ends."""
+        if user.seconds:
+            return {"max_epochs": self.most}
         if self.is_limited and not length_is_set(user.values):
             return {"step_plan": [[0, 0.0, max(1, round(self.updates))]]}
         return {"epochs": max(1, round(self.epochs))}
@@ -93,9 +100,9 @@ def blocks_length(facts: PlanFacts, user: UserSettings, speed: float) -> BlocksL
     epoch = fits * max(part, 1 / _DEPTH) * (_STEP * data.training_images + data.validation_images)
     batch = user.get("training.batch_size") or _BATCH
     updates_of_epoch = max(1, data.training_images) / batch
-    most = user.get("training.epochs") or min(
-        _MOST_EPOCHS, max(_EPOCHS, math.ceil(_UPDATES / updates_of_epoch))
-    )
+    most = user.get("training.epochs") or longest_set(user)
+    if not most:
+        most = min(_MOST_EPOCHS, max(_EPOCHS, math.ceil(_UPDATES / updates_of_epoch)))
     epochs, seconds = float(most), float("inf")
     if speed:
         every = data.training_images + data.validation_images + data.test_images
@@ -108,7 +115,7 @@ def blocks_length(facts: PlanFacts, user: UserSettings, speed: float) -> BlocksL
         blocks=blocks,
         epochs=epochs,
         updates=epochs * updates_of_epoch,
-        is_limited=epochs < most,
+        most=int(most),
         token_seconds=tokens / speed if speed else 0.0,
         seconds=epochs * epoch / speed if speed else 0.0,
     )

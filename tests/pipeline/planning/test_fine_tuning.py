@@ -117,7 +117,29 @@ def test_the_time_limit_is_the_time_for_all_weights() -> None:
     longer = made(2.0, training__time_limit="16h")
     assert longer.settings["training"]["trainable"] == "head_then_all"
     assert "time_limit" not in longer.settings["training"]
-    assert "for 16h" in longer.summary[1]
+    assert "for 16h, at most 10 epochs" in longer.summary[1]
+
+
+@pytest.mark.parametrize(("images", "last"), [(200, 15), (40, 20)])
+def test_a_time_limit_does_not_train_few_images_for_longer_than_planned(
+    images: int, last: int
+) -> None:
+    """The loop follows the clock; most epochs end it, those of the plan or of the user."""
+    limited = made(200.0, images=images, training__time_limit="30m")
+    planned = made(200.0, images=images)
+    assert limited.settings["training"]["trainable"] == planned.settings["training"]["trainable"]
+    assert planned.settings["training"]["epochs"] == last
+    assert limited.settings["training"]["max_epochs"] == last
+    assert f"it ends after {last} epochs (training.max_epochs)" in limited.reasons[1]
+    short = made(200.0, images=images, training__time_limit="5s")
+    assert "it ends after" not in short.reasons[1]
+    own = made(200.0, images=images, training__time_limit="30m", training__max_epochs=50)
+    assert "max_epochs" not in own.settings["training"]
+    assert "for 30m, at most 50 epochs" in own.summary[1]
+    assert "it ends after 50 epochs" in own.reasons[1]
+    none = made(200.0, images=images, training__time_limit="30m", training__max_epochs=None)
+    assert "epochs" not in none.summary[1]
+    assert "it ends after" not in none.reasons[1]
 
 
 @pytest.mark.parametrize("trainable", ["all", "head", "head_then_all", "last_blocks"])
