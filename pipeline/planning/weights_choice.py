@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from patchline.pipeline.config import RunConfig
-from patchline.pipeline.data.ingested_data import IngestedData
+from patchline.pipeline.data.ingested_data import IngestedData, SeenBefore
 from patchline.pipeline.errors import ConfigError, PluginError, WorkerError
 from patchline.pipeline.frozen_model import FrozenModel
 from patchline.pipeline.initial_weights import at_hand
@@ -25,7 +25,7 @@ from patchline.pipeline.planning.fine_tuning import FEATURES, fine_tuning_plan
 from patchline.pipeline.planning.measuring_job import Measurement
 from patchline.pipeline.planning.user_settings import UserSettings
 from patchline.pipeline.presets import PRESETS
-from patchline.pipeline.terminal_words import duration
+from patchline.pipeline.terminal_words import counted, duration
 
 FEWEST_PIXELS = 32
 """Median side of images in which the features of photographs find something."""
@@ -179,30 +179,42 @@ def choose(
     won: list[tuple[Weighed, WeightsChoice]] = []
     lost: list[str] = []
     for weights in worth_trying:
-        try:
-            start = _start(request, weights.reference, workspace)
-            measurement = measure(start.config)
-        except (ConfigError, PluginError, WorkerError) as error:
-            lost.append(f"{weights.reference} cannot be used: {error}")
+        outcome = _tried(request, weights, workspace, measure)
+        if isinstance(outcome, str):
+            lost.append(outcome)
             continue
-        weighed = weigh(facts, settings, measurement.speeds[0].images_per_second)
-        if not weighed.wins:
-            lost.append(f"random weights, not {weights.reference}: {weighed.why}")
-            continue
-        choice = WeightsChoice(
-            reference=weights.reference,
-            stamp=weights.stamp,
-            measurement=measurement,
-            reasons=(_why_chosen(weights, start, weighed),),
-        )
-        won.append((weighed, choice))
-        if weighed.features <= _SHARE_FOR_FEATURES * _seconds(facts, settings):
+        won.append(outcome)
+        if outcome[0].features <= _SHARE_FOR_FEATURES * _seconds(facts, settings):
             break
     if not won:
-        own = _registered(request, there, workspace)
+        own = _registered(request, there, workspace, lost)
         without = () if there.weights or own else _what_would_help(facts.data)
         return own or WeightsChoice(reasons=(*lost, *without, *there.passed))
     return min(won, key=lambda each: each[0].features)[1]
+
+
+def _tried(
+    request: WeightsRequest, weights: WeightsAtHand, workspace: Path, measure: Measure
+) -> tuple[Weighed, WeightsChoice] | str:
+    """Return the choice of a file, or why it is not taken."""
+    try:
+        start = _start(request, weights.reference, workspace)
+        if known := _why_known(weights.reference, start.seen_before):
+            return known
+        measurement = measure(start.config)
+    except (ConfigError, PluginError, WorkerError) as error:
+        return f"{weights.reference} cannot be used: {error}"
+    speed = measurement.speeds[0].images_per_second
+    weighed = weigh(request.facts, request.settings, speed)
+    if not weighed.wins:
+        return f"random weights, not {weights.reference}: {weighed.why}"
+    choice = WeightsChoice(
+        reference=weights.reference,
+        stamp=weights.stamp,
+        measurement=measurement,
+        reasons=(_why_chosen(weights, start, weighed),),
+    )
+    return weighed, choice
 
 
 def _start(request: WeightsRequest, reference: str, workspace: Path) -> StartingPoint:
@@ -213,11 +225,18 @@ def _start(request: WeightsRequest, reference: str, workspace: Path) -> Starting
     return starting_point(named, data.name, workspace, data.manifest_file, data.classes)
 
 
-def _registered(request: WeightsRequest, there: Search, workspace: Path) -> WeightsChoice | None:
+def _registered(
+    request: WeightsRequest, there: Search, workspace: Path, lost: list[str]
+) -> WeightsChoice | None:
     """Return a registered version that was trained on many more images, if there is one.
 
-    It has to have seen none of the images that this run validates and tests with, as far as is
-    recorded, and everything that it has seen has to be recorded.
+    Everything that it has seen has to be recorded.
+
+    Args:
+        request: the run.
+        there: has the versions.
+        workspace: the folder `.patchline`.
+        lost: gets the reason where a version has seen images that the run is measured with.
     """
     data = request.facts.data
     if data.images_per_class >= _FEW_FOR_A_CLASS:
@@ -228,7 +247,10 @@ def _registered(request: WeightsRequest, there: Search, workspace: Path) -> Weig
         except (ConfigError, PluginError):  # an ensemble, or a model of a plugin that is not here
             continue
         found, seen = start.weights, start.seen_before
-        if found is None or not seen.provenance.is_known or seen.counts or seen.related:
+        if known := _why_known(reference, seen):
+            lost.append(known)
+            continue
+        if found is None or not seen.provenance.is_known:
             continue
         suitable = found.channels == _CHANNELS and found.image_size <= data.median_side
         recorded = stored_provenance(weights_folder(workspace, found.sha256)).images
@@ -241,6 +263,23 @@ def _registered(request: WeightsRequest, there: Search, workspace: Path) -> Weig
             )
             return WeightsChoice(reference=reference, stamp=found.sha256, reasons=(why,))
     return None
+
+
+def _why_known(reference: str, seen: SeenBefore) -> str:
+    """Return why weights that know images of this run are not taken; empty if they know none.
+
+    Whoever names such weights is told how many there are. A plan has others to choose from, whose
+    metrics are not optimistic.
+    """
+    images = sum(seen.counts.values()) + seen.related
+    if not images:
+        return ""
+    known = counted(images, "validation or test image")
+    groups = ", or others of their groups" if seen.related else ""
+    return (
+        f"{reference} is not used: its weights have seen {known} of this run{groups}, so the "
+        f"metrics would be optimistic; --model.init {reference} uses it"
+    )
 
 
 def _worth_trying(

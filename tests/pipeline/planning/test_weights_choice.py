@@ -10,9 +10,13 @@ import pytest
 from safetensors.torch import save_file
 
 from patchline.pipeline.config import RunConfig
-from patchline.pipeline.config_files import requested
+from patchline.pipeline.config_files import requested, validated
 from patchline.pipeline.data.ingestion import ingest
+from patchline.pipeline.data.manifests import manifest as manifests
 from patchline.pipeline.initial_weights.at_hand import VARIABLE
+from patchline.pipeline.models.model_building import build_model
+from patchline.pipeline.models.model_description import ModelDescription
+from patchline.pipeline.models.model_files import save_model
 from patchline.pipeline.planning import planner
 from patchline.pipeline.planning.facts import DataFacts, MachineFacts, Plan, PlanFacts, Speed
 from patchline.pipeline.planning.fine_tuning import FEATURES
@@ -36,6 +40,7 @@ from patchline.pipeline.stages.context import Context, Reporting
 from patchline.pipeline.stages.initial_weights import INITIAL_WEIGHTS
 from patchline.pipeline.stages.plan import PLAN
 from patchline.pipeline.workers.event_log import EventWriter
+from patchline.plugin_api import ImageSpec
 from tests.conftest import write_photos
 from tests.pipeline.initial_weights.test_at_hand import tiny_vit
 from tests.pipeline.initial_weights.test_finding import registered_encoder
@@ -182,6 +187,29 @@ def test_the_largest_weights_with_time_for_their_features_are_chosen(
     del broken["encoder.ln.weight"]
     save_file(broken, folder / "a_large.safetensors")
     assert chosen(request_, tmp_path).reference == str(folder / "b_small.safetensors")
+
+
+def test_a_file_that_has_seen_images_of_the_test_is_not_chosen(
+    request_: WeightsRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor measured: its metrics would be optimistic. One that has seen other images is."""
+    rows = manifests.usable(manifests.load(request_.data.manifest_file))
+    nothing, folder = rows.iloc[:0], tmp_path / "trained"
+    monkeypatch.setenv(VARIABLE, str(folder))
+    size = {"embed_dim": 24, "depth": 1, "num_heads": 2, "mlp_dim": 24}
+    choice = validated({"model": {**size, "patch_embedding": {"name": "conv"}}}).model
+    image = ImageSpec(
+        channels=3, height=16, width=16, mean=(0.4,) * 3, std=(0.2,) * 3, resize="crop"
+    )
+    description = ModelDescription(model=choice, plugins=(), classes=("a", "b"), image=image)
+    model = build_model(choice, image, 2)
+    for split, is_chosen in (("test", False), ("validation", False), ("train", True)):
+        seen = SeenImages.of(rows[rows["split"] == split].head(3), nothing)
+        save_model(folder, model, description, Provenance(own=seen))
+        choice_made = chosen(request_, tmp_path)
+        assert bool(choice_made.reference) is is_chosen
+        why = "is not used: its weights have seen 3 validation or test images of this run, so"
+        assert (why in choice_made.reasons[0]) is not is_chosen
 
 
 def test_settings_for_a_network_from_scratch_decline(
