@@ -88,7 +88,7 @@ class MachineFacts(FrozenModel):
     vector_instructions: str = ""
     """Of the CPU, as torch names them, such as AVX2."""
     memory_gib: float = 8.0
-    """Main memory; for cuda, that of the accelerator."""
+    """Main memory; for cuda, that of the accelerator once it was measured."""
     host_memory_gib: float = 8.0
     """Main memory, in which the system keeps the files that were read."""
     cache_gib: float | None = None
@@ -128,6 +128,8 @@ class PlanFacts(FrozenModel):
     """CPU cores that other programs used while the speeds were measured."""
     length_share: float = 1.0
     """Share of the preset's epochs and time; a warm start needs less than random weights."""
+    parameters: int = 0
+    """Of the model with published weights; 0 if that is not known."""
     teacher_passes: int = 0
     """Images that a teacher predicts, times their views."""
     teacher_per_second: float = 0.0

@@ -42,7 +42,11 @@ _BATCH: int = recipe.FINE_TUNING["training"]["batch_size"]
 _SHARE_OF_TRAINING = 2 / 3
 """Of the time; the rest is for the features. So more images are never trained for a shorter time
 until their features need more than their share."""
-_MINUTE = 60
+_BYTES_OF_A_PARAMETER = 20
+"""In training: weights, gradients, the optimizer's two moments and the average of the weights, in
+float32."""
+_SHARE_OF_MEMORY = 0.6
+"""For these; the rest is for the images of a step, which are divided where they do not fit."""
 
 
 class _Cost(NamedTuple):
@@ -149,6 +153,15 @@ def _enough_images(facts: PlanFacts) -> bool:
     return facts.data.has_per_class(_FEWEST_IMAGES)
 
 
+def _training_gib(facts: PlanFacts) -> float:
+    """Return the memory that training all weights takes, without images; 0 if it is not known."""
+    return facts.parameters * _BYTES_OF_A_PARAMETER / 2**30
+
+
+def _fits_memory(facts: PlanFacts) -> bool:
+    return _training_gib(facts) <= _SHARE_OF_MEMORY * facts.machine.memory_gib
+
+
 def _repeated(user: UserSettings) -> str:
     """Return the setting that repeats the training, if there is one.
 
@@ -186,7 +199,8 @@ def _chosen(
         enough_time = False
     if "training.epochs" in user and cost is not None:
         enough_time = length.epochs * cost.epoch <= _seconds(facts, user)
-    return "head_then_all" if enough_time and _enough_images(facts) else otherwise
+    suits_all = enough_time and _enough_images(facts) and _fits_memory(facts)
+    return "head_then_all" if suits_all else otherwise
 
 
 # -- in words ----------------------------------------------------------------------------------
@@ -247,8 +261,28 @@ def _reasons(
     )
     if chosen == "last_blocks":
         ends = _what_ends(facts, user, blocks.most, is_limited=blocks.is_limited)
-        return [measured, f"{known}: {blocks.sentence()}{ends}"]
+        reasons = [measured, f"{known}: {blocks.sentence()}{ends}"]
+        return reasons if _fits_memory(facts) else [*reasons, _why_memory(facts)]
     return [measured, f"{known}: {_why(facts, user, cost, chosen, length)}"]
+
+
+def _too_few(facts: PlanFacts) -> str:
+    """Return what the images are too few for, if they are."""
+    per = f"per {facts.data.class_word}"
+    if not facts.data.has_per_class(FEWEST_IMAGES):
+        return f"fewer than {FEWEST_IMAGES} {per}, too few to train more than the head"
+    if not _enough_images(facts):
+        return f"fewer than {_FEWEST_IMAGES} {per}, too few to train all weights"
+    return ""
+
+
+def _why_memory(facts: PlanFacts) -> str:
+    """Return why all weights are not trained where they do not fit."""
+    return (
+        f"training all {facts.parameters / 1e6:,.0f} million weights takes "
+        f"{_training_gib(facts):.2g} GiB besides the images of a step, too much for the "
+        f"{facts.machine.memory_gib:.3g} GiB of memory"
+    )
 
 
 def _what_ends(facts: PlanFacts, user: UserSettings, most: int, *, is_limited: bool) -> str:
@@ -269,11 +303,10 @@ def _why(facts: PlanFacts, user: UserSettings, cost: _Cost, chosen: str, length:
         )
     if repeated := _repeated(user):
         return f"with {repeated}, only the head is fitted unless training.trainable is set"
-    per = f"per {facts.data.class_word}"
-    if not facts.data.has_per_class(FEWEST_IMAGES):
-        return f"fewer than {FEWEST_IMAGES} {per}, too few to train more than the head"
-    if not _enough_images(facts):
-        return f"fewer than {_FEWEST_IMAGES} {per}, too few to train all weights"
+    if few := _too_few(facts):
+        return few
+    if not _fits_memory(facts):
+        return _why_memory(facts)
     budget = user.get("training.time_limit") or f"{PRESETS[facts.preset].minutes:g} minutes"
     if epochs := user.get("training.epochs"):
         took = duration(epochs * cost.epoch)

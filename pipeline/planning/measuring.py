@@ -89,6 +89,7 @@ def measure(job: MeasuringJob, events: EventWriter) -> Measurement:
         busy_cores=others.cores(),
         teacher_per_second=_teacher_per_second(job),
         accelerator_gib=_accelerator_gib(),
+        parameters=step.parameters,
     )
 
 
@@ -139,6 +140,8 @@ class _Step(NamedTuple):
     precision: Precision
     measured: float = 0.0
     """Seconds that the measured steps took."""
+    parameters: int = 0
+    """Of the model, if its features were measured."""
 
 
 def loaded_per_second(candidate: MeasuredCandidate) -> float:
@@ -232,7 +235,8 @@ def _features_seconds(job: MeasuringJob, candidate: MeasuredCandidate) -> _Step:
     images = np.zeros((_BATCH, image.height, image.width, image.channels), np.uint8)
     rows = np.arange(_BATCH, dtype=np.int64)
     each = seconds_per_image(model, images, rows, image, device, precision.name)
-    return _Step(1, each, precision)
+    parameters = sum(parameter.numel() for parameter in model.parameters())
+    return _Step(1, each, precision, parameters=parameters)
 
 
 def _teacher_per_second(job: MeasuringJob) -> float:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from patchline.pipeline.config import RunConfig
 from patchline.pipeline.frozen_model import FrozenModel
-from patchline.pipeline.planning.facts import Speed
+from patchline.pipeline.planning.facts import PlanFacts, Speed
 
 MODULE = "patchline.pipeline.planning"
 """Of the measuring process."""
@@ -52,3 +52,21 @@ class Measurement(FrozenModel):
     """Images that the teacher predicts in a second; 0 without one."""
     accelerator_gib: float | None = None
     """Memory of the first CUDA device."""
+    parameters: int = 0
+    """Of the model whose features were measured; 0 of others."""
+
+    def added_to(self, facts: PlanFacts) -> PlanFacts:
+        """Return the facts with what was measured."""
+        machine = facts.machine
+        if machine.device == "cuda" and self.accelerator_gib:
+            machine = machine.model_copy(update={"memory_gib": self.accelerator_gib})
+        if self.threads:
+            machine = machine.model_copy(update={"threads": self.threads})
+        update = {
+            "speeds": self.speeds,
+            "busy_cores": self.busy_cores,
+            "machine": machine,
+            "parameters": self.parameters,
+            "teacher_per_second": self.teacher_per_second,
+        }
+        return facts.model_copy(update=update)

@@ -171,18 +171,7 @@ def planned(
         on_note(f"the training speed could not be measured and is estimated: {error}")
         estimated = request.decide(request.facts, request.settings)
         return _with_choice(with_assumptions(estimated, config), config, choice)
-    machine = request.facts.machine
-    if machine.device == "cuda" and measured.accelerator_gib:
-        machine = machine.model_copy(update={"memory_gib": measured.accelerator_gib})
-    if measured.threads:
-        machine = machine.model_copy(update={"threads": measured.threads})
-    update = {
-        "speeds": measured.speeds,
-        "busy_cores": measured.busy_cores,
-        "machine": machine,
-        "teacher_per_second": measured.teacher_per_second,
-    }
-    made = request.decide(request.facts.model_copy(update=update), request.settings)
+    made = request.decide(measured.added_to(request.facts), request.settings)
     made = with_assumptions(computed_as_measured(made, measured, request.settings), config)
     return _with_choice(made, config, choice)
 

@@ -60,8 +60,9 @@ _TO_FETCH = {
     False: "torchvision:ViT_B_16_Weights.IMAGENET1K_V1",
 }
 """Whether timm is installed, and what to fetch."""
-_BYTES_OF_A_PARAMETER = 16
-"""Weights, gradients and the optimizer's two moments, in float32."""
+_BYTES_OF_A_PARAMETER = 8
+"""As it is read and in the model, in float32: enough for features. What training needs besides is
+weighed with the memory that was measured."""
 _SHARE_FOR_FEATURES = 1 / 3
 """Of the time; where they take more, a smaller model is tried too."""
 
@@ -205,7 +206,7 @@ def _tried(
     except (ConfigError, PluginError, WorkerError) as error:
         return f"{weights.reference} cannot be used: {error}"
     speed = measurement.speeds[0].images_per_second
-    weighed = weigh(request.facts, request.settings, speed)
+    weighed = weigh(measurement.added_to(request.facts), request.settings, speed)
     if not weighed.wins:
         return f"random weights, not {weights.reference}: {weighed.why}"
     choice = WeightsChoice(

@@ -14,7 +14,7 @@ from patchline.pipeline.config_files import requested
 from patchline.pipeline.data.ingestion import ingest
 from patchline.pipeline.initial_weights.starting_point import starting_point
 from patchline.pipeline.planning import planner
-from patchline.pipeline.planning.facts import DataFacts, Plan, PlanFacts, Speed
+from patchline.pipeline.planning.facts import DataFacts, MachineFacts, Plan, PlanFacts, Speed
 from patchline.pipeline.planning.fine_tuning import FEATURES, fine_tuning_plan
 from patchline.pipeline.planning.measuring import measure
 from patchline.pipeline.run_memory.stage_memory import StageMemory
@@ -68,6 +68,26 @@ def test_few_images_train_the_last_blocks_and_very_few_the_head_alone() -> None:
     alone = made(400.0, images=20)
     assert alone.settings == {"training": {"trainable": "head"}}
     assert "fewer than 5 per class" in alone.reasons[1]
+
+
+@pytest.mark.parametrize(
+    ("gib", "model", "trainable"),
+    [(80, "vit", "head_then_all"), (16, "vit", "last_blocks"), (16, "timm", "head")],
+)
+def test_a_large_model_on_a_small_gpu_trains_what_fits(
+    gib: float, model: str, trainable: str
+) -> None:
+    """Weights, gradients, moments and average of a ViT-H take 12 GiB; the reason says so."""
+    facts = made(4_000.0).facts.model_copy(
+        update={
+            "machine": MachineFacts(device="cuda", memory_gib=gib),
+            "parameters": 632_000_000,
+        }
+    )
+    plan = fine_tuning_plan(facts, {"model.name": model})
+    assert plan.settings["training"]["trainable"] == trainable
+    why = "training all 632 million weights takes 12 GiB besides the images of a step"
+    assert (why in plan.reasons[-1]) is (gib == 16)
 
 
 @pytest.mark.parametrize(
@@ -206,6 +226,7 @@ def test_a_file_and_a_preset_are_planned_with_the_real_model(
     monkeypatch.setattr(planner, "measured_apart", lambda job, _: measure(job, events))
     plan = planner.planned(start.config, data, memory.workspace, lambda _: None)
     events.close()
+    assert plan.facts.parameters > 0
     config = planner.with_plan(start.config, plan)
     assert (config.training.trainable, config.training.average_last) == ("all", 2)
     assert config.training.teacher == "photos/1"

@@ -237,6 +237,25 @@ def test_what_exceeds_the_memory_or_the_time_is_not_even_measured(
     assert "too large for the time or memory" in choice.reasons[0]
 
 
+def test_the_memory_of_the_gpu_decides_what_weights_are_trained_for(
+    request_: WeightsRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not the larger one of the machine, which is all that is known before it is measured."""
+    save_file(tiny_vit(64), tmp_path / "vit.safetensors")
+    monkeypatch.setenv(VARIABLE, str(tmp_path / "vit.safetensors"))
+    data = request_.facts.data.model_copy(update={"training_images": 100})
+    machine = MachineFacts(device="cuda", memory_gib=128)
+    on_gpu = request_.facts.model_copy(update={"data": data, "machine": machine})
+    settings = {"training.compile": True}  # which the last blocks cannot be trained with
+    for gib, words in ((80, "to train more than the head"), (16, "a head on them is better")):
+        measured = features_at(500.0).model_copy(
+            update={"parameters": 632_000_000, "accelerator_gib": gib}
+        )
+        asked = request_._replace(facts=on_gpu, settings=settings)
+        choice = choose(asked, tmp_path / "work", lambda _, measured=measured: measured)
+        assert words in choice.reasons[0]
+
+
 def test_a_run_starts_from_the_choice_as_if_the_user_had_set_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
