@@ -1,11 +1,12 @@
 """Build a streamed store: decode a shard, send it to the object store, and forget it.
 
 So the disk holds one or two shards at a time. A build that was killed continues with the shards
-that are not there yet.
+that are not there yet; those of other splits hold other images, and are not used.
 """
 
 from __future__ import annotations
 
+import hashlib
 import shutil
 import zlib
 from collections.abc import Iterator, Sequence
@@ -43,6 +44,8 @@ class _Sent(FrozenModel):
 
     first: int
     """Its first position."""
+    contents: str
+    """SHA-256 of the digests of its images in their order, which depends on the splits."""
     digest: FileDigest
     sizes: tuple[int, ...]
     checksums: tuple[int, ...]
@@ -105,12 +108,12 @@ class StreamedBuild:
 
     def _send_shards(self, building: Path) -> list[_Sent]:
         """Decode and send the shards; one is sent while the next one is decoded."""
-        earlier = {each.first: each for each in _logged(building / _LOG)}
+        earlier = {each.contents: each for each in _logged(building / _LOG)}
         sent, sending, done = list[_Sent](), list[Future[None]](), 0
         with threads() as pool, ThreadPoolExecutor(1) as sender:
             for first in range(0, len(self._order), self._rows_of_a_shard):
                 rows = self._order[first : first + self._rows_of_a_shard]
-                shard = earlier.get(first)
+                shard = earlier.get(self._digest(rows))
                 if shard is None or not self._is_there(shard):
                     images = list[bytes]()
                     for image in pool.map(self._image, rows.tolist()):
@@ -119,7 +122,7 @@ class StreamedBuild:
                             self.on_progress(done + len(images), len(self.rows))
                     while sending:
                         sending.pop().result()
-                    shard = self._written(building, first, images)
+                    shard = self._written(building, first, rows, images)
                     sending.append(sender.submit(self._send, building, shard))
                 done += len(rows)
                 sent.append(shard)
@@ -135,16 +138,20 @@ class StreamedBuild:
                 return packed(image, keep_file=self.spec.mapping.is_plain)
             return image.resized_HWC.tobytes()
 
-    def _written(self, building: Path, first: int, images: Sequence[bytes]) -> _Sent:
+    def _written(self, building: Path, first: int, rows: Rows, images: Sequence[bytes]) -> _Sent:
         file = _shard_file(building, first)
         with storage_errors(file), file.open("wb") as opened:
             opened.writelines(images)
         return _Sent(
             first=first,
+            contents=self._digest(rows),
             digest=digest_of(file),
             sizes=tuple(map(len, images)),
             checksums=tuple(map(zlib.crc32, images)),
         )
+
+    def _digest(self, rows: Rows) -> str:
+        return hashlib.sha256(self._contents[rows].tobytes()).hexdigest()
 
     def _send(self, building: Path, shard: _Sent) -> None:
         file = _shard_file(building, shard.first)

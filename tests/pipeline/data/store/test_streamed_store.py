@@ -258,6 +258,28 @@ def test_a_build_that_was_killed_continues(
 
 
 @pytest.mark.usefixtures("team")
+def test_a_build_that_was_killed_is_finished_with_other_splits(
+    rows: pd.DataFrame, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The store has the same name, but its shards hold other images; each row keeps its own."""
+    send = StreamedBuild._send
+
+    def killed(self: StreamedBuild, *shard: Any) -> None:
+        send(self, *shard)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as until_killed:
+        until_killed.setattr(StreamedBuild, "_send", killed)
+        with pytest.raises(KeyboardInterrupt):
+            stored(rows)
+    others = rows.assign(split=np.roll(rows["split"], 1))
+    others.attrs = rows.attrs
+    assert np.array_equal(
+        open_images(stored(others))[:], open_images(stored(others, streamed=False))[:]
+    )
+
+
+@pytest.mark.usefixtures("team")
 def test_a_damaged_shard_is_noticed_and_made_again(rows: pd.DataFrame) -> None:
     """The error says what to do, and the next build repairs it."""
     store = stored(rows)
