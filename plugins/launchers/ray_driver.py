@@ -27,6 +27,7 @@ from ray.exceptions import GetTimeoutError, RayActorError, RayError
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
+from patchline.plugins.launchers.ray_environment import environment_of_nodes
 from patchline.plugins.launchers.ray_host import Host, facts
 
 _POLL_SECONDS = 0.1
@@ -36,8 +37,6 @@ _LOST_SECONDS = 30.0
 _STOP_SECONDS = 20.0
 _CONNECT_SECONDS = 30.0
 _REACH_SECONDS = 5.0
-_OF_STORES = ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_REGION", "AWS_DEFAULT_REGION")
-"""Where an object store is; credentials are each node's own."""
 _OPEN_CLUSTER = """
 import sys
 from ray._raylet import GcsClient
@@ -376,13 +375,7 @@ class Driver:
         strategy = "STRICT_SPREAD" if needs.nodes > 1 else "PACK"
         group = placement_group(needs.bundles, strategy=strategy)
         seat = Seat(needs, group)
-        environment = {
-            key: value
-            for key, value in os.environ.items()
-            if key.startswith("PATCHLINE_") or key in _OF_STORES
-        }
-        if self._settings["uri"]:
-            environment["PATCHLINE_WORKSPACE"] = self._settings["uri"]
+        environment = environment_of_nodes(os.environ, self._settings["uri"])
         remote = ray.remote(Host)
         for index in range(needs.nodes):
             host = remote.options(

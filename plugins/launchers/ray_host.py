@@ -51,7 +51,7 @@ class Host:
 
     Args:
         cpus: cores that are reserved for it.
-        environment: variables of Patchline that workers inherit.
+        environment: variables that workers inherit, see `ray_environment`.
         patience_seconds: without a call for so long, it ends.
         uri: address of the shared workspace; empty if it is a folder of one machine.
     """

@@ -15,6 +15,7 @@ from patchline.pipeline.config import PluginChoice
 from patchline.pipeline.errors import ConfigError, PluginError
 from patchline.pipeline.plugin_system.plugin_settings import built_launcher
 from patchline.pipeline.workers.launcher import Resources
+from patchline.plugins.launchers.ray_environment import environment_of_nodes
 
 HAS_RAY = importlib.util.find_spec("ray") is not None
 
@@ -42,3 +43,13 @@ def test_settings_are_checked_when_the_config_is_read(tmp_path: Path) -> None:
         choice = PluginChoice.model_validate({"name": "ray", **wrong})
         with pytest.raises(ConfigError, match=words):
             built_launcher(choice, tmp_path)
+
+
+def test_no_secret_goes_to_the_nodes() -> None:
+    """Only variables that workers read do, and where an object store is."""
+    secrets = ("PATCHLINE_SERVE_TOKEN", "PATCHLINE_WEBHOOK", "PATCHLINE_SERVER_SECRET")
+    needed = {"PATCHLINE_CACHE_LIMIT": "1GB", "AWS_ENDPOINT_URL": "http://store.example:9000"}
+    others = dict.fromkeys((*secrets, "AWS_SECRET_ACCESS_KEY", "PATCHLINE_OTHER"), "secret")
+    assert environment_of_nodes({**needed, **others}, "") == needed
+    uri = "s3://bucket/team"
+    assert environment_of_nodes(needed, uri) == {**needed, "PATCHLINE_WORKSPACE": uri}
