@@ -26,18 +26,19 @@ def export(
     with_caches
         Include decoded images and scans, which the next run makes again from the images.
     """
-    from patchline.pipeline.relocation import exporting
+    from patchline.pipeline.relocation import exporting, runs_elsewhere
 
     with shown():
         display().stage(f"Exporting the workspace {Path.cwd()}")
         contents = exporting.export(
             Path.cwd().resolve(), file.absolute(), _megabytes, caches=with_caches
         )
+        elsewhere = runs_elsewhere.store_elsewhere(Path.cwd().resolve())
     size = file.stat().st_size
     if as_json:
         summary = contents.model_dump(mode="json", exclude={"members", "format"})
         answer = {"file": str(file.resolve()), "bytes": size, "files": len(contents.members)}
-        print(json.dumps({**answer, **summary}, indent=2))
+        print(json.dumps({**answer, **summary, "runs_elsewhere": elsewhere}, indent=2))
         return
     print(
         f"Wrote {visible(str(file))}: {counted(contents.runs, 'run')}, "
@@ -49,6 +50,11 @@ def export(
         print(
             f"The artifacts of {counted(contents.outside, 'run')} lie outside this folder and are "
             "not in it. Back them up as well."
+        )
+    if elsewhere:
+        print(
+            f"Runs and registered models of {elsewhere}, where this folder tracks its runs, are "
+            "not in it. Back up that store as well."
         )
 
 

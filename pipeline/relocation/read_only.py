@@ -85,6 +85,11 @@ def enter() -> str:
     return f"The workspace {here} is read-only: this command records nothing in it."
 
 
+def is_copy(database: Path) -> bool:
+    """Return whether a database is the copy of one that this process may not write."""
+    return any(database.is_relative_to(each.folder) for each in _copies.values())
+
+
 def _copy_folder(source: Path, target: Path) -> None:
     """Copy a folder, but not its modes: a copy without write permission could not be deleted."""
     for folder, _, names in os.walk(source):

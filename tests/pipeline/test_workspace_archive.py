@@ -13,9 +13,18 @@ from pathlib import Path
 
 import pytest
 
+from patchline.flows.commands import workspace as commands
 from patchline.pipeline.errors import ConfigError, DataError
-from patchline.pipeline.relocation import archive_members, exporting, following, importing
-from patchline.pipeline.tracking import tracked_run, tracking_store
+from patchline.pipeline.files.path_uris import sqlite_uri
+from patchline.pipeline.relocation import (
+    archive_members,
+    exporting,
+    following,
+    importing,
+    runs_elsewhere,
+)
+from patchline.pipeline.tracking import team_stores, tracked_run, tracking_store
+from patchline.pipeline.tracking.team_stores import TeamStores
 from patchline.pipeline.tracking.tracked_run import NewRun
 from tests.patience import patient
 
@@ -226,3 +235,24 @@ def test_members_are_checked_by_their_whole_path() -> None:
         assert archive_members.refusal(path) is None
     for path in ("", ".", "..", "a\0b", "mlruns//x", "./mlflow.db", "mlruns\\x", "x/mlflow.db"):
         assert archive_members.refusal(path)
+
+
+def test_runs_of_a_store_elsewhere_are_said_to_be_missing(
+    workspace: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """A server of the user, or a team's database; the folder's own file is not elsewhere."""
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", sqlite_uri(workspace / "mlflow.db"))
+    assert runs_elsewhere.store_elsewhere(workspace) is None
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "https://anna:hunter22@mlflow.example.org")
+    commands.export(tmp_path / "a.tar")
+    said = " ".join(capsys.readouterr().out.split())
+    assert "Runs and registered models of https://mlflow.example.org, where this" in said
+    assert "hunter22" not in said
+    monkeypatch.delenv("MLFLOW_TRACKING_URI")
+    assert runs_elsewhere.store_elsewhere(workspace) is None
+    database = "postgresql://patchline@db.example.org/flowers"
+    team_stores.remember(workspace, TeamStores(database=database))
+    assert runs_elsewhere.store_elsewhere(workspace) == database
