@@ -11,20 +11,17 @@ Of a zip or an uncompressed tar, there is a placeholder instead where the caller
 
 from __future__ import annotations
 
-import json
 import os
 import tempfile
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 
 from patchline.pipeline.errors import DataError, StorageError
-from patchline.pipeline.files.atomic_files import replacing, storage_errors, write_text
+from patchline.pipeline.files.atomic_files import replacing, storage_errors
 from patchline.pipeline.files.data_kinds import DataKind, data_kind
 from patchline.pipeline.files.data_names import TAR_SUFFIXES
-from patchline.pipeline.files.file_locks import locked
 from patchline.pipeline.files.placeholders import (
     FOLDER,
     PARTS_FOLDER,
@@ -41,9 +38,14 @@ from patchline.pipeline.workspace.address import (
     parsed,
 )
 from patchline.pipeline.workspace.object_store import ObjectInfo, ObjectStore
+from patchline.pipeline.workspace.remote_index import (
+    RemoteIndex,
+    file_state,
+    indexed,
+    read_index,
+)
 
 SETTING = "data.path"
-_INDEXES = ".indexes"
 _AT_ONCE = 16
 _SAME_LISTING_SECONDS = 60.0
 """How long a listing is used again, so that one command lists a bucket once."""
@@ -125,18 +127,13 @@ def e_tags(root: Path) -> dict[str, str] | None:
     Returns:
         None if the root was not downloaded by `local_path`.
     """
-    top, root = place() / FOLDER, archive_or_folder(root)
-    if not root.is_relative_to(top) or len(root.relative_to(top).parts) < _SKELETON_DEPTH:
+    root = archive_or_folder(root)
+    index = _index_of(root)
+    if index is None:
         return None
-    folder = root if root.is_dir() else root.parent
-    try:
-        content = json.loads(_index_file(folder).read_text(encoding="utf-8"))
-        known = {str(key): " ".join(str(state).split()[:2]) for key, state in content.items()}
-    except (OSError, ValueError, AttributeError):
-        return None
-    if root.is_dir():
-        return known
-    return {root.name: known[root.name]} if root.name in known else None
+    names = index if root.is_dir() else [root.name]
+    known = {name: " ".join(index[name].split()[:2]) for name in names if name in index}
+    return known if known or root.is_dir() else None
 
 
 def archive_or_folder(root: Path) -> Path:
@@ -299,7 +296,7 @@ def _download(
         objects: which.
         removes: whether what else is in the folder goes.
     """
-    with _indexed(folder) as index:
+    with indexed(folder) as index:
         stale = [each for each in objects if not _is_whole(folder, each, index)]
         store = chosen.opened(address) if stale else None
         size = sum(each.bytes for each in stale)
@@ -316,7 +313,7 @@ def _download(
 
 def _stand_in(file: Path, info: ObjectInfo) -> None:
     """Let a placeholder stand for an object, unless the object itself is there."""
-    with _indexed(file.parent) as index:
+    with indexed(file.parent) as index:
         if not _is_current(file.parent, info, index):
             write_placeholder(file, info.bytes, info.e_tag)
             index[info.key] = _state(info, file)
@@ -327,13 +324,13 @@ def _present(whole: Address, folder: Path, keys: Iterable[str]) -> None:
     store = chosen.opened(whole)
     with ThreadPoolExecutor(_AT_ONCE) as pool:
         infos = [info for info in pool.map(store.info, dict.fromkeys(keys)) if info]
-    with _indexed(folder) as index:
+    with indexed(folder) as index:
         stale = [each for each in infos if not _is_whole(folder, each, index)]
         _fetch(store, folder, stale, index)
 
 
 def _fetch(
-    store: ObjectStore, folder: Path, objects: Sequence[ObjectInfo], index: dict[str, str]
+    store: ObjectStore, folder: Path, objects: Sequence[ObjectInfo], index: RemoteIndex
 ) -> None:
     """Download objects; the index knows each that is complete, whatever happens to the others."""
 
@@ -350,7 +347,7 @@ def _fetch(
                 raise StorageError(
                     f"{store.uri}/{info.key} changed while it was downloaded. Run again."
                 )
-        index[info.key] = _state(info, target)
+        index.note(info.key, _state(info, target))
 
     with ThreadPoolExecutor(_AT_ONCE) as pool:
         for done in [pool.submit(fetch, each) for each in objects]:
@@ -370,11 +367,8 @@ def _is_whole(folder: Path, info: ObjectInfo, index: dict[str, str]) -> bool:
 
 def _state(info: ObjectInfo, file: Path) -> str:
     """Return what identifies an object and its local file; the second may have been changed."""
-    try:
-        status = file.stat()
-    except OSError:
-        return ""
-    return f"{info.e_tag} {info.bytes} {status.st_size} {status.st_mtime_ns}"
+    state = file_state(os.fspath(file))
+    return f"{info.e_tag} {info.bytes} {state}" if state else ""
 
 
 def _remove_others(folder: Path, keys: set[str], index: dict[str, str]) -> None:
@@ -390,26 +384,9 @@ def _remove_others(folder: Path, keys: set[str], index: dict[str, str]) -> None:
         del index[key]
 
 
-def _index_file(folder: Path) -> Path:
+def _index_of(root: Path) -> dict[str, str] | None:
+    """Return what is known about the files of a folder, or those beside an archive."""
     top = place() / FOLDER
-    return top / _INDEXES / f"{folder.relative_to(top).as_posix().replace('/', '%')}.json"
-
-
-@contextmanager
-def _indexed(folder: Path) -> Iterator[dict[str, str]]:
-    """Yield what is known about the files of a folder, under a lock, and save it at the end."""
-    file = _index_file(folder)
-    make_folder(folder)
-    make_folder(file.parent)
-    with locked(file.with_suffix(".lock")):
-        try:
-            content = json.loads(file.read_text(encoding="utf-8"))
-            index = {str(key): str(state) for key, state in content.items()}
-        except (OSError, ValueError, AttributeError):
-            index = {}
-        before = dict(index)
-        try:
-            yield index
-        finally:
-            if index != before:
-                write_text(file, json.dumps(index))
+    if not root.is_relative_to(top) or len(root.relative_to(top).parts) < _SKELETON_DEPTH:
+        return None
+    return read_index(root if root.is_dir() else root.parent)

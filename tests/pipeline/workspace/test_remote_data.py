@@ -7,6 +7,7 @@ import tarfile
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,6 +17,7 @@ from patchline.pipeline.errors import ConfigError, DataError, StorageError
 from patchline.pipeline.files.workspace_folder import WORKSPACE
 from patchline.pipeline.workspace import remote_data
 from patchline.pipeline.workspace.address import parsed
+from patchline.pipeline.workspace.remote_index import RemoteIndex
 from patchline.pipeline.workspace.remote_store import RemoteStore
 from patchline.plugin_api import ImageListing
 from tests.conftest import write_photos
@@ -157,6 +159,38 @@ def test_an_address_with_credentials_is_refused() -> None:
     with pytest.raises(ConfigError, match="holds more than a bucket and a path") as caught:
         requested("s3://key:hunter2@bucket/flowers", preset_name="none")
     assert "hunter2" not in str(caught.value)
+
+
+def test_a_download_that_was_killed_continues(
+    top: RemoteStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What had arrived is not fetched again, whatever the process could still write."""
+    folder = write_photos(tmp_path / "flowers", classes=1, images=4)
+    put(top, folder, "flowers")
+    fetched = list[str]()
+    download = RemoteStore.download
+
+    def counted(self: RemoteStore, key: str, file: Path) -> Any:
+        if len(fetched) == most:
+            raise KeyboardInterrupt
+        fetched.append(key)
+        return download(self, key, file)
+
+    monkeypatch.setattr(RemoteStore, "download", counted)
+    monkeypatch.setattr(remote_data, "_AT_ONCE", 1)
+    most = 3
+    with monkeypatch.context() as until_killed:
+        until_killed.setattr(RemoteIndex, "save", lambda _: None)
+        with pytest.raises(KeyboardInterrupt):
+            remote_data.local_path(f"{top.uri}/flowers")
+    [journal] = (WORKSPACE / "sources/objects/.indexes").glob("*.journal")
+    journal.write_bytes(journal.read_bytes() + b'["across/00')
+    most = 9
+    local = Path(remote_data.local_path(f"{top.uri}/flowers"))
+    assert sorted(fetched) == sorted(
+        each.relative_to(local).as_posix() for each in local.rglob("*.png")
+    )
+    assert not journal.exists()
 
 
 @pytest.mark.slow
