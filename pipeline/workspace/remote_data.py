@@ -119,7 +119,9 @@ def shown_path(path: str) -> str:
 
 
 def e_tags(root: Path) -> dict[str, str] | None:
-    """Return the ETag and size of each object that was downloaded below a folder, by its path.
+    """Return ETag and size of each object, by its path, whose file is still as it was downloaded.
+
+    Of a file that was downloaded again for another address, or was changed here, nothing is known.
 
     Args:
         root: a local folder; or an archive, or a folder in it: of that, the only entry.
@@ -128,12 +130,22 @@ def e_tags(root: Path) -> dict[str, str] | None:
         None if the root was not downloaded by `local_path`.
     """
     root = archive_or_folder(root)
+    folder = root if root.is_dir() else root.parent
     index = _index_of(root)
     if index is None:
         return None
     names = index if root.is_dir() else [root.name]
-    known = {name: " ".join(index[name].split()[:2]) for name in names if name in index}
+    known = {
+        name: " ".join(index[name].split()[:2])
+        for name in names
+        if name in index and index[name].endswith(f" {file_state(f'{folder}/{name}')}")
+    }
     return known if known or root.is_dir() else None
+
+
+def is_downloaded(root: Path) -> bool:
+    """Return whether a folder, an archive, or a folder in one was downloaded by `local_path`."""
+    return _index_of(archive_or_folder(root)) is not None
 
 
 def archive_or_folder(root: Path) -> Path:

@@ -117,7 +117,7 @@ class ScanMemory:
             make_folder(self.file.parent)
             with replacing(self.file) as temporary:
                 table.to_parquet(temporary, index=False)
-        if remote_data.e_tags(self._root) is not None:  # of other files, only this machine knows
+        if remote_data.is_downloaded(self._root):  # of other files, only this machine knows
             kept_files.send_file(self.file)
 
 
