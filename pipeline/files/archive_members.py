@@ -55,6 +55,11 @@ class Archive(Protocol):
         ...
 
     @property
+    def repeated(self) -> list[str]:
+        """The files that are there several times; the last one is read, as unpacking does."""
+        ...
+
+    @property
     def note(self) -> str:
         """How names were read whose encoding is not declared; empty if all of them are."""
         ...

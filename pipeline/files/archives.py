@@ -211,6 +211,15 @@ class ShardedArchive:
         ]
 
     @property
+    def repeated(self) -> list[str]:
+        """The files of all shards that are in theirs several times."""
+        return [
+            f"{name}/{path}"
+            for name, shard in self._shards.items()
+            for path in open_archive(shard).repeated
+        ]
+
+    @property
     def note(self) -> str:
         """How names of the first shard with others than UTF-8 names were read."""
         return next(

@@ -8,12 +8,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, cast
 
+from patchline.pipeline.errors import DataError
 from patchline.pipeline.files.archive_members import Listing, MemberError, check_expansion, damaged
 from patchline.pipeline.files.member_names import read_names
 from patchline.pipeline.files.shared_file import SharedFile
 
 _HEADER_BYTES = 1 << 20
 """The most that is read at once for a header; more is an attempt to fill the memory."""
+_MAGIC_AT = 257
+"""Of a header, where its format is named."""
 HEADER_ERRORS = (
     tarfile.TarError, OSError, ValueError, EOFError, LookupError, ArithmeticError, RecursionError,
 )  # fmt: skip
@@ -59,7 +62,7 @@ class TarArchive:
         self._shared = SharedFile(file)
         self._members: dict[str, _Place] = {}
         listing = Listing(file)
-        unpacked, odd = 0, list[bytes]()
+        unpacked, odd, repeated = 0, list[bytes](), dict[str, None]()
         for info in _infos(file, self._shared):
             name = info.name
             if raw := _undecoded(name):
@@ -71,9 +74,11 @@ class TarArchive:
             if info.offset_data + info.size > self._shared.size:
                 raise damaged(file, f"it ends in the middle of {path}")
             unpacked += info.size
+            if path in self._members:
+                repeated[path] = None
             self._members[path] = _Place(info.offset_data, info.size)
         check_expansion(file, unpacked)
-        self.paths = list(self._members)
+        self.paths, self.repeated = list(self._members), list(repeated)
         self.folders, self.refused = listing.folders, listing.refused
         self.note = _note(file, odd, encoding) if odd else ""
 
@@ -131,6 +136,12 @@ def _infos(file: Path, shared: SharedFile) -> Iterator[tarfile.TarInfo]:
                 yield info
             if archive.offset < shared.size and not _ends(shared, archive.offset):
                 raise damaged(file, f"the header at byte {archive.offset:,} is wrong")
+            if (following := _next_archive(shared, archive.offset)) is not None:
+                raise DataError(
+                    f"{file} holds several archives, one after the other: the next one begins at "
+                    f"byte {following:,}, and only the first would be read. Keep them as separate "
+                    "files, or unpack them with `tar --ignore-zeros -xf` and pass the folder."
+                )
     except HEADER_ERRORS as error:
         raise damaged(file, str(error)) from error
 
@@ -138,6 +149,17 @@ def _infos(file: Path, shared: SharedFile) -> Iterator[tarfile.TarInfo]:
 def _ends(shared: SharedFile, offset: int) -> bool:
     """Return whether the archive ends at a position, with a block of zeros or none."""
     return not shared.read_at(offset, tarfile.BLOCKSIZE).strip(b"\0")
+
+
+def _next_archive(shared: SharedFile, offset: int) -> int | None:
+    """Return where another archive begins after the end of one, as `cat` joins them."""
+    while piece := shared.read_at(offset, _HEADER_BYTES):
+        if rest := piece.lstrip(b"\0"):
+            begin = offset + len(piece) - len(rest)
+            header = shared.read_at(begin, tarfile.BLOCKSIZE)
+            return begin if header[_MAGIC_AT:].startswith(b"ustar") else None
+        offset += len(piece)
+    return None
 
 
 def _refusal(info: tarfile.TarInfo) -> str | None:

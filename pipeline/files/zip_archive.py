@@ -55,6 +55,7 @@ class ZipArchive:
             raise damaged(file, str(error)) from error
         self._members: dict[str, zipfile.ZipInfo] = {}
         packed = unpacked = encrypted = 0
+        repeated = dict[str, None]()
         infos = self._zip.infolist()
         raw = [each for info in infos if (each := _undeclared(info))]
         names, self.note = read_names(file, raw, encoding)
@@ -65,6 +66,8 @@ class ZipArchive:
             is_folder, refusal = name.endswith("/"), _refusal(info)
             path = listing.accepted(name, is_folder=is_folder, refusal=refusal)
             if path is not None:
+                if path in self._members:
+                    repeated[path] = None
                 self._members[path] = info
         if encrypted and not self._members:
             raise DataError(
@@ -74,7 +77,7 @@ class ZipArchive:
         if packed > self._shared.size:
             raise damaged(file, "its members overlap")
         check_expansion(file, unpacked)
-        self.paths = list(self._members)
+        self.paths, self.repeated = list(self._members), list(repeated)
         self.folders, self.refused = listing.folders, listing.refused
 
     def size_of(self, path: str) -> int:

@@ -69,7 +69,7 @@ class ImageArchive:
                 *(LeftOutFile(member.path, member.reason) for member in archive.refused),
                 *(LeftOutFile(path, "is not in a class folder", "foreign") for path in beside),
             ],
-            notes=[archive.note] if archive.note else [],
+            notes=[each for each in (archive.note, _note_on_repeated(archive.repeated)) if each],
             ignored=skipped,
         )
 
@@ -98,6 +98,16 @@ def _unwrapped(content: ClassFolders) -> ClassFolders:
         if inner.has_images_beside() or not inner.filled(inner.top):
             return content
         content = inner
+
+
+def _note_on_repeated(paths: list[str]) -> str:
+    if not paths:
+        return ""
+    are = "name is" if len(paths) == 1 else "names are"
+    return (
+        f"{len(paths):,} {are} in the archive several times, such as {paths[0]}: of each, the last "
+        "file is used, as if it were unpacked"
+    )
 
 
 def _is_in(path: str, folder: str) -> bool:

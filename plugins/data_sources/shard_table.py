@@ -59,7 +59,7 @@ class ShardTable:
         image_kinds: set[str] = set()
         most_images = 0
         for (name, shard), split in zip(shards.items(), splits, strict=True):
-            for key, kinds in _samples(shard).items():
+            for key, kinds in _samples(place, name, shard).items():
                 images = {kind: f"{name}/{path}" for kind, path in kinds.items() if _is_image(kind)}
                 try:
                     facts = _facts(shard, kinds)
@@ -100,13 +100,25 @@ def _is_image(kind: str) -> bool:
     return PurePosixPath(f"x.{kind}").suffix in IMAGE_SUFFIXES
 
 
-def _samples(shard: Path) -> dict[str, dict[str, str]]:
-    """Return the paths of the members of each sample, by their kinds."""
+def _samples(place: Path, name: str, shard: Path) -> dict[str, dict[str, str]]:
+    """Return the paths of the members of each sample, by their kinds.
+
+    Raises:
+        DataError: if a sample has two members of a kind, so that one would be lost.
+    """
+    archive = open_archive(shard)
+    repeated = list(archive.repeated)
     samples: dict[str, dict[str, str]] = {}
-    for path in open_archive(shard).paths:
+    for path in archive.paths:
         key, kind = sample_key(path)
-        if kind:
-            samples.setdefault(key, {})[kind] = path
+        if kind and samples.setdefault(key, {}).setdefault(kind, path) != path:
+            repeated.append(path)
+    if repeated:
+        raise DataError(
+            f"The shard {name} of {place} has {len(repeated):,} members twice, such as "
+            f"{repeated[0]}, so images would be lost. Shards that are each numbered from the start "
+            "cannot be joined: keep them as separate files, or number the samples throughout."
+        )
     return samples
 
 

@@ -16,6 +16,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from patchline.pipeline.config_files import requested
+from patchline.pipeline.data.manifests.source_listing import listing_of
 from patchline.pipeline.errors import DataError
 from patchline.pipeline.files import archive_members
 from patchline.pipeline.files.archive_members import Archive, MemberError
@@ -357,3 +359,35 @@ def test_archive_with_named_encoding_is_read_again_when_it_changes(tmp_path: Pat
     assert open_archive(root).paths == ["M\u00fcller/1.jpg"]
     _zip_of_names(file, "J\u00fcrgen/22.jpg".encode("cp1252"))
     assert open_archive(root).paths == ["J\u00fcrgen/22.jpg"]
+
+
+@pytest.mark.filterwarnings("ignore:Duplicate name")
+@pytest.mark.parametrize("suffix", [".zip", ".tar"])
+def test_names_that_are_there_several_times_are_said(tmp_path: Path, suffix: str) -> None:
+    """The last file is read, as unpacking does; the source says so."""
+    file = tmp_path / f"photos{suffix}"
+    files = [("a/1.png", b"old"), ("b/1.png", b"b"), ("a/1.png", b"new"), ("a/1.png", b"newest")]
+    if suffix == ".zip":
+        with zipfile.ZipFile(file, "w") as packed:
+            for name, data in files:
+                packed.writestr(name, data)
+    else:
+        with tarfile.open(file, "w") as tar:
+            for name, data in files:
+                info = tarfile.TarInfo(name)
+                info.size = len(data)
+                tar.addfile(info, io.BytesIO(data))
+    archive = open_archive(file)
+    assert archive.repeated == ["a/1.png"]
+    assert content(archive, "a/1.png") == b"newest"
+    [note] = listing_of(requested(str(file), preset_name="none"), tmp_path / "work").notes
+    assert note.startswith("1 name is in the archive several times, such as a/1.png: of each, the")
+
+
+def test_archives_that_were_joined_are_refused(tmp_path: Path) -> None:
+    """After the end of the first one, nothing would be read."""
+    one, two = (tar_of(tmp_path / f"{n}.tar", {f"a/{n}.png": b"x"}) for n in range(2))
+    joined = tmp_path / "joined.tar"
+    joined.write_bytes(one.read_bytes() + two.read_bytes())
+    with pytest.raises(DataError, match=r"the next one begins at byte 10,240, .* --ignore-zeros"):
+        open_archive(joined)

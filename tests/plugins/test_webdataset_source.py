@@ -230,7 +230,7 @@ def test_a_sample_whose_label_cannot_be_read_is_left_out_and_named(
 
 
 def test_shards_that_are_damaged_or_do_not_go_together_are_refused(tmp_path: Path) -> None:
-    """A truncated shard, and one without a split among others with one."""
+    """A truncated shard, one without a split among others with one, and shards that were joined."""
     photos = write_photos(tmp_path / "photos", classes=2, images=3)
     first = shard_of(tmp_path / "shards" / "train-0.tar", samples(photos))
     second = shard_of(tmp_path / "shards" / "more-0.tar", samples(photos))
@@ -240,6 +240,10 @@ def test_shards_that_are_damaged_or_do_not_go_together_are_refused(tmp_path: Pat
     first.write_bytes(first.read_bytes()[:-5000])
     with pytest.raises(DataError, match=r"train-0\.tar is damaged"):
         listed(tmp_path / "shards", tmp_path / "work")
+    joined = shard_of(tmp_path / "joined" / "0.tar", {"0001.png": b"a", "0001.cls": b"a"})
+    shard_of(joined, {"0001.png": b"b", "0001.cls": b"b"}, "a")
+    with pytest.raises(DataError, match=r"shard 0\.tar of .* 2 members twice, such as 0001\.png"):
+        listed(joined.parent, tmp_path / "work")
 
 
 def test_archives_of_class_folders_stay_archives(tmp_path: Path) -> None:
