@@ -35,6 +35,8 @@ FEATURES_FILE = "features.json"
 PREVIOUS_CHECKPOINT = "previous.safetensors"
 CHECKPOINTS = (LAST_CHECKPOINT, PREVIOUS_CHECKPOINT, "restart-*.safetensors")
 """In the folder of a training run; a finished one needs them only if it is extended."""
+LAST_WEIGHTS = "last_weights"
+"""Folder in that of a training run: the weights that are averaged at its end."""
 _LOCKS = ".locks"
 _FINISHED = "FINISHED"
 

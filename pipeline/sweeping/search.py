@@ -8,6 +8,7 @@ best. A process that is killed and resumes continues each trial in the same run.
 from __future__ import annotations
 
 import dataclasses
+import shutil
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -25,6 +26,7 @@ from patchline.pipeline.errors import (
     TrackingError,
 )
 from patchline.pipeline.files.atomic_files import write_text
+from patchline.pipeline.run_memory.cleaning import LAST_WEIGHTS
 from patchline.pipeline.run_memory.stage_memory import StageMemory
 from patchline.pipeline.sweeping.ranges import Value, shown
 from patchline.pipeline.sweeping.space import SearchSpace
@@ -249,8 +251,10 @@ def _fit(
 
 def _remove_checkpoints(folder: Path) -> None:
     """Free the disk from the state of a fit that is never continued; its curves are kept."""
-    for file in (folder / TrainingPart().folder).glob("*.safetensors"):
+    training = folder / TrainingPart().folder
+    for file in training.glob("*.safetensors"):
         file.unlink(missing_ok=True)
+    shutil.rmtree(training / LAST_WEIGHTS, ignore_errors=True)
 
 
 def _prepare_next(config: RunConfig) -> None:

@@ -144,11 +144,15 @@ class Training:
     def run(self) -> TrainResult:
         """Train to the end of the plan and return the result.
 
+        A part that ends at an epoch of the plan is continued later, so the last weights stay as
+        they are, and the average is left to the end of the whole plan.
+
         Raises:
             RunError: if no step was done.
         """
         self.train_to_the_end()
-        return self._averaged(self._result())
+        result = self._result()
+        return result if self.job.part.epochs is not None else self._averaged(result)
 
     def train_to_the_end(self) -> None:
         """Do all steps of the plan that are left, and write the last checkpoint."""

@@ -22,13 +22,13 @@ from patchline.pipeline.files.stored_images import StoredImages
 from patchline.pipeline.models.inference import normalised
 from patchline.pipeline.models.model_description import DESCRIPTION_FILE
 from patchline.pipeline.models.model_files import load_model, save_model
+from patchline.pipeline.run_memory.cleaning import LAST_WEIGHTS
 from patchline.pipeline.training.job import TrainingJob
 from patchline.pipeline.training.job_provenance import provenance_of_job
 from patchline.pipeline.training.start.initial_model import description_of
 from patchline.pipeline.training.training_data import TrainingData
 from patchline.plugin_api import ImageSpec
 
-_FOLDER = "last_weights"
 _MOST_IMAGES = 10_000
 """Images on which batch-norm statistics are measured."""
 
@@ -44,7 +44,7 @@ class LastWeights:
     """
 
     def __init__(self, folder: Path, count: int | None) -> None:
-        self._folder, self.count = folder / _FOLDER, count
+        self._folder, self.count = folder / LAST_WEIGHTS, count
         self._checkpoints: tuple[int, ...] = ()  # steps of the last two
 
     def add(self, step: int, model: nn.Module) -> None:

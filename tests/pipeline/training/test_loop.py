@@ -426,3 +426,6 @@ def test_a_fit_that_stops_at_rungs_ends_where_an_uninterrupted_one_does(
     assert ended.step_plan == expected.step_plan
     assert _figures(ended) == _figures(expected)
     assert _same(_weights(job), _weights(whole))
+    assert (ended.averaged is None) == (average is None)
+    assert ended.averaged == expected.averaged
+    assert _same(*(load_file(each.best / "model.safetensors") for each in (ended, expected)))
