@@ -23,6 +23,7 @@ from patchline.pipeline.models.inference import autocast, normalised
 from patchline.pipeline.training.device import DeterministicKernels
 from patchline.pipeline.training.processes.batch_parts import BatchPart
 from patchline.pipeline.training.processes.ranks import Ranks
+from patchline.pipeline.training.recipe.losses import one_hot
 from patchline.pipeline.training.recipe.mixing import (
     dominant_labels,
     draw_mix,
@@ -74,6 +75,12 @@ class TrainStep:
     def counts_correct(self) -> bool:
         """Whether each image has one class, so that its prediction is right or wrong."""
         return bool(self.num_classes) and self.config.data.task != MULTI_LABEL
+
+    def targets_of(self, labels_B: torch.Tensor) -> torch.Tensor:
+        """Return class indices as targets of this run: those of sets have one label (B, K)."""
+        if self.num_classes and self.config.data.task == MULTI_LABEL:
+            return one_hot(labels_B, self.num_classes)
+        return labels_B
 
     def __post_init__(self) -> None:
         """Insist on deterministic kernels; several ranks could not repeat a step together."""

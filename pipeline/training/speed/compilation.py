@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import os
+import re
 from dataclasses import replace
 
 import torch
@@ -26,6 +27,10 @@ _FEWEST_STEPS, _FEWEST_SECONDS = 5_000, 1_200.0
 """Of a training run that repays its compilation on a GPU."""
 _MOST_GRAPHS = 64
 _LONGEST_REASON = 200
+_NO_COMPILER = re.compile(
+    r"no working C\+\+ compiler|Compiler: \S+ is not found|failed to find C compiler", re.IGNORECASE
+)
+"""What torch and Triton say where none is installed."""
 _CACHE = "TORCHINDUCTOR_CACHE_DIR"
 
 
@@ -110,12 +115,18 @@ def _failure(step: TrainStep, order: DividedOrder, dividing: DividingBatches) ->
         raise
     except Exception as error:  # noqa: BLE001 - compilers fail in many ways
         _undo(model)
-        line = " ".join(str(error).split())[:_LONGEST_REASON]
-        return f"{type(error).__name__}: {line}. Install a C++ compiler, such as g++"
+        return reason_of(error)
     finally:
         before.restore()  # batch norm has seen the tried images
     dynamo.suppress_errors = True  # what cannot be compiled from here on runs as it is
     return ""
+
+
+def reason_of(error: Exception) -> str:
+    """Return why a model could not be compiled, and what to install if that is a compiler."""
+    line = " ".join(str(error).split())
+    remedy = ". Install a C++ compiler, such as g++" * bool(_NO_COMPILER.search(line))
+    return f"{type(error).__name__}: {line[:_LONGEST_REASON].rstrip('.')}{remedy}"
 
 
 def _undo(model: nn.Module) -> None:
@@ -136,6 +147,7 @@ def _try_all_shapes(step: TrainStep, order: DividedOrder, dividing: DividingBatc
         part = order.part_of(images)
         loaded = part.stop - part.start + part.has_image_before
         shape = (loaded, image.height, image.width, image.channels)
-        batch = torch.zeros(shape, dtype=torch.uint8), torch.zeros(loaded, dtype=torch.int64)
+        targets = step.targets_of(torch.zeros(loaded, dtype=torch.int64))
+        batch = torch.zeros(shape, dtype=torch.uint8), targets
         for size in {step.size.small_size: step.size, only_full.full_size: only_full}.values():
             dividing.gradients(replace(step, size=size, replica=None), batch, part)

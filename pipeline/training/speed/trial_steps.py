@@ -14,13 +14,11 @@ from torch import nn
 
 from patchline.pipeline.config import RunConfig
 from patchline.pipeline.data.batches.augmentation import SeededAugmentation
-from patchline.pipeline.labels.label_sets import MULTI_LABEL
 from patchline.pipeline.models.inference import logits_of_batch
 from patchline.pipeline.training.device import wait_for
 from patchline.pipeline.training.length.step_plan import StepPlan
 from patchline.pipeline.training.recipe.ema import MovingAverage
 from patchline.pipeline.training.recipe.loss_scale import LossScale
-from patchline.pipeline.training.recipe.losses import one_hot
 from patchline.pipeline.training.recipe.model_schedules import ModelSchedules
 from patchline.pipeline.training.recipe.objectives import build_objective
 from patchline.pipeline.training.recipe.optimizer import build_optimizer
@@ -80,9 +78,8 @@ def trial_steps(
     generator = np.random.default_rng(0)
     shape = (batch, image.height, image.width, image.channels)
     originals = generator.integers(0, 256, shape, dtype=np.uint8)
-    targets = torch.from_numpy(generator.integers(0, max(1, num_classes), batch)).to(device)
-    if config.data.task == MULTI_LABEL and num_classes:
-        targets = one_hot(targets, num_classes)
+    labels_B = torch.from_numpy(generator.integers(0, max(1, num_classes), batch)).to(device)
+    targets = step.targets_of(labels_B)
     rows_B = torch.arange(batch, device=device)
     while True:
         began, epoch = time.monotonic(), state.step

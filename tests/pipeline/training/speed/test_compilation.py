@@ -17,10 +17,11 @@ from patchline.pipeline.training import validation
 from patchline.pipeline.training.checkpoints import checkpoint
 from patchline.pipeline.training.config import TrainingConfig
 from patchline.pipeline.training.loop import Training
-from patchline.pipeline.training.speed.compilation import is_wanted
+from patchline.pipeline.training.speed.compilation import is_wanted, reason_of
 from patchline.pipeline.training.train_result import TrainResult
 from patchline.pipeline.workers.event_log import EventWriter, read_events
 from tests.pipeline.training.conftest import MakeJob
+from tests.pipeline.training.label_set_jobs import label_set_job
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
 COMPILED: dict[str, Any] = {
@@ -73,6 +74,31 @@ def test_a_training_that_cannot_be_compiled_runs_as_it_is(
     assert not tried.compiled
     same = [load_file(result.best / "model.safetensors") for result in (plain, tried)]
     assert all(torch.equal(same[0][name], same[1][name]) for name in same[0])
+
+
+def test_a_training_on_sets_of_labels_is_compiled(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The images that are tried have sets of labels, too."""
+    monkeypatch.setattr(nn.Module, "compile", lambda _, **__: None)  # nothing is compiled
+    result, said = _run(label_set_job(tmp_path / "job", training={"epochs": 1, "compile": True}))
+    assert said == []
+    assert result.compiled
+
+
+@pytest.mark.parametrize(
+    ("error", "asks"),
+    [
+        (RuntimeError("No working C++ compiler found in torch._inductor.config.cpp.cxx"), True),
+        (RuntimeError("Failed to find C compiler. Please specify via CC"), True),
+        (ValueError("Target size (torch.Size([12])) must be the same as input size"), False),
+    ],
+)
+def test_a_compiler_is_asked_for_only_where_there_is_none(error: Exception, *, asks: bool) -> None:
+    """The words are those of torch and Triton."""
+    said = reason_of(error)
+    assert said.startswith(f"{type(error).__name__}: {str(error)[:30]}")
+    assert ("Install a C++ compiler" in said) == asks
 
 
 def test_compiled_code_is_not_kept_where_others_have_prepared_a_folder(
