@@ -83,6 +83,7 @@ def fit_head(
     validation_labels: Labels,
     num_classes: int,
     *,
+    units_N: Labels | None = None,
     class_weights_K: Floats | None = None,
     regularization: float | None = None,
     on_progress: Callable[[int, int], None] | None = None,
@@ -108,6 +109,8 @@ def fit_head(
         validation_features: (M, D); M may be 0.
         validation_labels: (M), or (M, K).
         num_classes: K.
+        units_N: a number for each training image, the same where images belong together, such as
+            those of one group; they are held out together. None if no two do.
         class_weights_K: weight of each class in the training loss, of sets where a label is
             present; None for equal weights.
         regularization: C, if it has been chosen already; validation images are not used then.
@@ -123,7 +126,7 @@ def fit_head(
             path = _Path.of(_problem(*training, num_classes, weights_K))
             return path.fitted_with(regularization)
         validation = _finite(validation_features), _indices(validation_labels)
-        return _fitted(training, validation, num_classes, weights_K, on_progress)
+        return _fitted(training, validation, num_classes, weights_K, units_N, on_progress)
 
 
 def _fitted(
@@ -131,6 +134,7 @@ def _fitted(
     validation_images: tuple[torch.Tensor, torch.Tensor],
     num_classes: int,
     weights_K: torch.Tensor | None,
+    units_N: Labels | None,
     on_progress: Callable[[int, int], None] | None,
 ) -> FittedHead:
     features, labels = training
@@ -139,7 +143,7 @@ def _fitted(
     held_out = []
     if len(validation) < FEWEST_VALIDATION:
         divided_N = strata(labels.numpy()) if _are_sets(labels) else labels.numpy()
-        for part_rows in held_out_folds(divided_N):
+        for part_rows in held_out_folds(divided_N, units_N):
             rows = torch.from_numpy(part_rows)
             fitted = torch.ones(len(labels), dtype=torch.bool)
             fitted[rows] = False
@@ -287,19 +291,49 @@ def _indices(labels: Labels) -> torch.Tensor:
     return torch.from_numpy(np.array(labels, np.int64))
 
 
-def held_out_folds(labels_N: Labels, folds: int = FOLDS) -> list[Labels]:
-    """Return the rows of each fold, with a share of every class; none for a class of one image.
+def held_out_folds(
+    labels_N: Labels, units_N: Labels | None = None, folds: int = FOLDS
+) -> list[Labels]:
+    """Return the rows of each fold, with a share of every class, and none with all of a class.
 
-    Neighbours stay together, because they are often pictures of the same thing.
+    Neighbours stay together, because they are often pictures of the same thing. A class of one
+    image, or of images that belong together, is in no fold.
 
     Args:
         labels_N: class indices.
-        folds: number of folds; there are fewer if no class has as many images.
+        units_N: a number for each image, the same where images belong together; a fold has all of
+            them or none. None if no two do.
+        folds: number of folds; there are fewer if no class has as many images or units.
     """
+    units_N = np.arange(len(labels_N)) if units_N is None else units_N
+    classes_N = _most_frequent(labels_N, units_N)
     fold_N = np.full(len(labels_N), -1)
+    for label in np.unique(classes_N):
+        rows = np.flatnonzero(classes_N == label)
+        _, first, unit_of, sizes = np.unique(
+            units_N[rows], return_index=True, return_inverse=True, return_counts=True
+        )
+        if len(first) == 1:
+            continue
+        in_order = np.argsort(first)
+        before = np.empty_like(sizes)
+        before[in_order] = np.cumsum(sizes[in_order]) - sizes[in_order]
+        # by the middle of each unit: the first and the last one are at least half the images apart
+        fold_N[rows] = ((2 * before + sizes - 1) * folds // (2 * len(rows)))[unit_of]
     for label in np.unique(labels_N):
         rows = np.flatnonzero(labels_N == label)
-        if len(rows) > 1:
-            fold_N[rows] = np.arange(len(rows)) * folds // len(rows)
+        if len(set(fold_N[rows])) == 1:  # a unit of several classes has taken the rest along
+            fold_N[units_N == units_N[rows[0]]] = -1
     parts = [np.flatnonzero(fold_N == fold) for fold in range(folds)]
     return [rows for rows in parts if len(rows)]
+
+
+def _most_frequent(labels_N: Labels, units_N: Labels) -> Labels:
+    """Return for each row the most frequent class of its unit; of equal ones the first."""
+    _, unit_of = np.unique(units_N, return_inverse=True)
+    classes = labels_N.max(initial=0) + 1
+    pairs, counts = np.unique(unit_of * classes + labels_N, return_counts=True)
+    units, labels = np.divmod(pairs, classes)
+    in_order = np.lexsort((labels, -counts, units))
+    _, first = np.unique(units[in_order], return_index=True)
+    return labels[in_order][first][unit_of]

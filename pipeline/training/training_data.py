@@ -25,6 +25,7 @@ from patchline.pipeline.data.batches.shuffle_windows import ShuffleWindows
 from patchline.pipeline.data.batches.streamed_order import StreamedOrder
 from patchline.pipeline.data.batches.token_loader import TokenImages, TrainingTokens
 from patchline.pipeline.data.manifests import manifest as manifests
+from patchline.pipeline.data.manifests.same_images import units_of
 from patchline.pipeline.data.splits import folds
 from patchline.pipeline.data.store.joined_images import JoinedImages, open_stores
 from patchline.pipeline.data.store.local_pages import KeptImages, PagesFolder
@@ -210,7 +211,8 @@ def open_data(job: TrainingJob) -> TrainingData:
     if job.tokens is not None:
         tokens = job.tokens
         if tokens.fold is not None:
-            within = held_out_folds(labels[training_rows], tokens.folds)
+            units_N = units_of(rows)[training_rows]
+            within = held_out_folds(labels[training_rows], units_N, tokens.folds)
             held_out = within[tokens.fold]
             validation_rows = training_rows[held_out]
             training = dataclasses.replace(training, rows=np.delete(training_rows, held_out))
@@ -233,6 +235,12 @@ def open_data(job: TrainingJob) -> TrainingData:
         tokens=training_tokens,
         label_sets_NK=sets_NK,
     )
+
+
+def units_of_rows(job: TrainingJob, rows: Integers) -> Integers:
+    """Return a number for each of some rows of the store, the same where images belong together."""
+    units: Integers = units_of(manifests.usable(manifests.load(job.manifest_file)))[rows]
+    return units
 
 
 def preview_rows(labels: Integers, rows: Integers, limit: int = 8) -> Integers:

@@ -63,6 +63,14 @@ def column_of(manifest: pd.DataFrame, key: str) -> pd.Series[str]:
     return manifest[key].astype(object).fillna("")
 
 
+def units_of(manifest: pd.DataFrame) -> Array:
+    """Return a number for each row, the same for images of one group, one file or the same pixels.
+
+    Such images belong together: what is fitted on one of them has seen the others.
+    """
+    return united(*(column_of(manifest, key) for key in (FILE, PIXELS, GROUP)))
+
+
 def united(*keys: pd.Series[str]) -> Array:
     """Return a number for each row, the same for rows connected by shared keys.
 

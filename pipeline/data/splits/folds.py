@@ -18,7 +18,7 @@ import numpy as np
 import pandas as pd
 
 from patchline.pipeline.data.manifests import manifest as manifests
-from patchline.pipeline.data.manifests.same_images import FILE, GROUP, PIXELS, column_of, united
+from patchline.pipeline.data.manifests.same_images import FILE, GROUP, column_of, units_of
 from patchline.pipeline.data.splits.class_coverage import Demand, Search, Units
 from patchline.pipeline.data.splits.stratification import NEW, Stratum, stratified
 from patchline.pipeline.errors import DataError
@@ -48,7 +48,7 @@ def folds_of(rows: pd.DataFrame, folds: int, seed: int, task: Task | None = None
     """
     used = rows["split"].isin(_USED).to_numpy()
     own = rows[used]
-    units = united(column_of(own, FILE), column_of(own, PIXELS), column_of(own, GROUP))
+    units = units_of(own)
     task = task or manifests.task_of(rows)
     pairs = label_pairs(own["label"], task)
     keys = column_of(own, GROUP).where(column_of(own, GROUP) != "", column_of(own, FILE))

@@ -56,7 +56,7 @@ from patchline.pipeline.training.train_result import (
     RefitResult,
     TrainResult,
 )
-from patchline.pipeline.training.training_data import Integers
+from patchline.pipeline.training.training_data import Integers, units_of_rows
 from patchline.pipeline.training.validation import quality
 from patchline.pipeline.workers.event_log import EventWriter
 from patchline.pipeline.workers.worker_process import EVENTS_FILE
@@ -131,7 +131,7 @@ def train_last_blocks(job: TrainingJob, events: EventWriter) -> TrainResult:
     """
     frozen, fitted = _frozen_with_head(job, events)
     start = _Start(job, frozen, _stored_tokens(job, frozen, events, job.folder / HEAD_FOLDER))
-    parts = _parts_to_hold_out(frozen)
+    parts = _parts_to_hold_out(job, frozen)
     fit = start.fit(events, _share_of_limit(job, len(parts)))
     fit.train_to_the_end()
     logits_SMK = fit.logits_along()
@@ -250,12 +250,12 @@ def _stored_tokens(
 # -- training images that are predicted by fits without them -----------------------------------
 
 
-def _parts_to_hold_out(frozen: FrozenNetwork) -> list[Integers]:
+def _parts_to_hold_out(job: TrainingJob, frozen: FrozenNetwork) -> list[Integers]:
     """Return parts of the training images to predict; none if there are validation images."""
     if len(frozen.data.validation_rows) >= FEWEST_VALIDATION:
         return []
-    labels_N = frozen.data.labels[frozen.data.training.rows]
-    parts = held_out_folds(labels_N, FOLDS_OF_BLOCKS)
+    rows = frozen.data.training.rows
+    parts = held_out_folds(frozen.data.labels[rows], units_of_rows(job, rows), FOLDS_OF_BLOCKS)
     return parts if len(parts) > 1 else []
 
 

@@ -28,6 +28,7 @@ from patchline.pipeline.models.model_files import save_model
 from patchline.pipeline.models.stored_logits import save_logits
 from patchline.pipeline.probing.chosen_features import chosen_rows
 from patchline.pipeline.probing.features import FeatureStore, seconds_per_image, suitable_batch_size
+from patchline.pipeline.probing.few_images import FEWEST_VALIDATION
 from patchline.pipeline.probing.linear_fit import FittedHead, fit_head
 from patchline.pipeline.probing.linear_head import linear_head
 from patchline.pipeline.run_memory import stage_keys
@@ -48,7 +49,12 @@ from patchline.pipeline.training.train_result import (
     RefitResult,
     TrainResult,
 )
-from patchline.pipeline.training.training_data import Integers, TrainingData, open_data
+from patchline.pipeline.training.training_data import (
+    Integers,
+    TrainingData,
+    open_data,
+    units_of_rows,
+)
 from patchline.pipeline.training.validation import quality
 from patchline.pipeline.workers.event_log import EventWriter
 
@@ -315,15 +321,18 @@ def head_of_rows(
     regularization: float | None,
 ) -> FittedHead:
     """Fit a head on some training images, with a C that is given or decided by others."""
-    weights_K, data, features_ND = None, frozen.data, frozen.features_ND
+    weights_K, units_N, data, features_ND = None, None, frozen.data, frozen.features_ND
     if "balanced" in (job.config.training.class_weights, job.config.training.sampling):
         weights_K = data.class_weights_of(training).numpy()
+    if regularization is None and len(validation) < FEWEST_VALIDATION:
+        units_N = units_of_rows(job, training)
     return fit_head(
         np.asarray(features_ND[training]),
         data.truth(training),
         np.asarray(features_ND[validation]),
         data.truth(validation),
         len(job.classes),
+        units_N=units_N,
         class_weights_K=weights_K,
         regularization=regularization,
     )

@@ -17,6 +17,7 @@ from patchline.pipeline.probing.linear_fit import (
     REGULARIZATIONS,
     FittedHead,
     fit_head,
+    held_out_folds,
 )
 
 _Array = np.ndarray[Any, Any]
@@ -206,3 +207,30 @@ def test_features_that_are_no_numbers_are_an_error(broken: float) -> None:
         fit_head(spoilt_ND, labels_N, features_ND, labels_N, 2)
     with pytest.raises(RunError, match="features of 2 of 40 images"):
         fit_head(features_ND, labels_N, spoilt_ND, labels_N, 2)
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_images_that_belong_together_are_held_out_together(seed: int) -> None:
+    """Every fit without a fold sees all classes; without units, each class is cut in order."""
+    random = np.random.default_rng(seed)
+    labels_N = random.integers(0, 4, 60)
+    units_N = random.integers(0, random.integers(2, 40), 60)
+    if seed % 2:  # all images of a unit are of one class
+        units_N = 100 * labels_N + units_N
+    for folds in (2, 5):
+        parts = held_out_folds(labels_N, units_N, folds)
+        assert len(np.unique(np.concatenate([*parts, []]))) == sum(map(len, parts))
+        for rows in parts:
+            fitted = np.delete(np.arange(60), rows)
+            assert not set(units_N[rows]) & set(units_N[fitted])
+            assert set(labels_N[fitted]) == set(labels_N)
+        fold_N = np.zeros(60, np.int64)
+        for label in range(4):
+            rows = np.flatnonzero(labels_N == label)
+            fold_N[rows] = np.arange(len(rows)) * folds // len(rows)
+        cut = [np.flatnonzero(fold_N == fold).tolist() for fold in range(folds)]
+        assert [rows.tolist() for rows in held_out_folds(labels_N, None, folds)] == cut
+    features_ND = random.normal(size=(60, 5)).astype(np.float32)
+    none = features_ND[:0], labels_N[:0]
+    head = fit_head(features_ND, labels_N, *none, 4, units_N=labels_N)
+    assert (head.regularization, head.held_out_images) == (1.0, 0)

@@ -22,11 +22,13 @@ from patchline.pipeline.models.inference import logits_of_batch, predict_logits
 from patchline.pipeline.models.model_building import build_model
 from patchline.pipeline.models.model_files import load_model
 from patchline.pipeline.models.stored_logits import logits_of, save_logits
+from patchline.pipeline.probing import linear_fit
+from patchline.pipeline.probing.linear_fit import held_out_folds
 from patchline.pipeline.probing.linear_head import linear_head
 from patchline.pipeline.run_memory import stage_keys
 from patchline.pipeline.run_memory.cleaning import FEATURES
 from patchline.pipeline.training.__main__ import train
-from patchline.pipeline.training.job import TrainingJob
+from patchline.pipeline.training.job import StoredTokens, TrainingJob
 from patchline.pipeline.training.loop import Training
 from patchline.pipeline.training.part import TrainingPart
 from patchline.pipeline.training.parts.probe import probe
@@ -292,6 +294,38 @@ def test_balanced_sampling_weights_the_classes_of_a_head(make_job: MakeJob, tmp_
         weights.append(load_model(result.best)[0].state_dict()["head.weight"])
     assert torch.equal(weights[1], weights[2])
     assert not torch.allclose(weights[0], weights[1], atol=1e-3)
+
+
+def test_groups_are_not_divided_where_training_images_are_held_out(
+    make_job: MakeJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither where C of a head is chosen, nor where the last blocks are trained twice."""
+    changes: dict[str, Any] = {
+        "model": {"init": "x.safetensors"},
+        "training": {"trainable": "head"},
+        "data": {"group_pattern": r"(.)\.png"},  # of all classes
+    }
+    job = with_weights(make_job(tmp_path / "job", **changes), tmp_path)
+    group_N = manifests.usable(manifests.load(job.manifest_file))["group"].to_numpy()
+    parts: list[Any] = []
+
+    def seen(*arguments: Any) -> list[Any]:
+        parts.extend(held_out_folds(*arguments))
+        return parts
+
+    monkeypatch.setattr(linear_fit, "held_out_folds", seen)
+    probe(job, EventWriter(job.folder / "events.jsonl"))
+    training = open_data(job).training.rows
+    divided = [(training[rows], np.delete(training, rows)) for rows in parts]
+    file = tmp_path / "tokens.npy"
+    np.save(file, np.zeros((2, 1, 3, 4), np.float16))
+    for fold in range(2):
+        tokens = StoredTokens(file=file, blocks=1, head=file, fold=fold, folds=2)
+        data = open_data(job.model_copy(update={"tokens": tokens}))
+        divided.append((data.validation_rows, data.training.rows))
+    for held_out, fitted in divided:
+        assert len(held_out)
+        assert not set(group_N[held_out]) & set(group_N[fitted])
 
 
 def test_features_beyond_the_time_limit_are_announced(make_job: MakeJob, tmp_path: Path) -> None:
