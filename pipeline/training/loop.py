@@ -76,7 +76,7 @@ class Training:
         settings = job.config.training
         self.device = self.ranks.own_device(choose_device(settings, detect_machine()))
         own_threads = make_repeatable(self.ranks.own_threads(settings.threads), self.device)
-        self.threads = own_threads * self.ranks.size
+        self.threads = self.ranks.threads_of_machine(own_threads)
         self.data = open_data(job)
         self.order = self.data.order(settings, job.config.seed)
         with self.ranks.first_before_others(self.job.folder):

@@ -201,7 +201,7 @@ def frozen_network(
     """
     ranks = ranks or Ranks()
     device = ranks.own_device(choose_device(job.config.training, detect_machine()))
-    threads = make_repeatable(ranks.own_threads(job.config.training.threads), device) * ranks.size
+    own_threads = make_repeatable(ranks.own_threads(job.config.training.threads), device)
     data = open_data(job)
     with ranks.first_before_others(job.folder):
         model = initial_model(job, data, events).to(device).eval()
@@ -212,7 +212,15 @@ def frozen_network(
     store = _feature_store(job, data, model, precision.name, ranks)
     features_ND, seconds = _computed(job, store, events, ranks)
     return FrozenNetwork(
-        data, model, store.head, features_ND, store.folder, seconds, precision, device, threads
+        data,
+        model,
+        store.head,
+        features_ND,
+        store.folder,
+        seconds,
+        precision,
+        device,
+        ranks.threads_of_machine(own_threads),
     )
 
 

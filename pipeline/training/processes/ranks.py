@@ -94,6 +94,10 @@ class Ranks:
             return requested
         return max(1, (requested or torch.get_num_threads()) // self._share_threads)
 
+    def threads_of_machine(self, own: int) -> int:
+        """Return the threads of all ranks on this machine; asked for again, each has as many."""
+        return own * self._share_threads
+
     def own_device(self, name: str) -> torch.device:
         """Return this rank's device of a kind: each has a GPU of its own."""
         return torch.device(name, self._gpu) if self._on_cuda else torch.device(name)

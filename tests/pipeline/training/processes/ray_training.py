@@ -42,7 +42,7 @@ def main(file: Path, settings: str) -> int:
         said = {"class": type(error).__name__, "message": str(error)}
         show({"kind": "error", **said})
         return error.exit_code
-    show({"kind": "result", "steps": result.steps})
+    show({"kind": "result", "steps": result.steps, "threads": result.threads})
     return 0
 
 

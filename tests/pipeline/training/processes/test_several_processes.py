@@ -27,6 +27,7 @@ from patchline.pipeline.training.parts import probe
 from patchline.pipeline.training.parts.fine_tuning import between_both
 from patchline.pipeline.training.processes.machines import LOOPBACK, interface_of
 from patchline.pipeline.training.processes.rank import MODULE as RANK
+from patchline.pipeline.training.processes.ranks import Ranks
 from patchline.pipeline.training.train_result import TrainResult
 from patchline.pipeline.training.training_data import open_data
 from patchline.pipeline.workers.event_log import Event, EventWriter, read_events
@@ -337,6 +338,18 @@ def test_too_small_a_batch_is_an_error(make_job: MakeJob, tmp_path: Path) -> Non
     """Each process needs two images of a batch."""
     with pytest.raises(ConfigError, match=r"processes is 8.*batch_size is 12\. Lower training"):
         make_job(tmp_path, training={"processes": 8, "batch_size": 12})
+
+
+@pytest.mark.parametrize(("size", "of_machine"), [(1, 1), (2, 1), (2, 2), (6, 3)])
+def test_a_replay_gives_each_rank_as_many_threads(size: int, of_machine: int) -> None:
+    """The threads that are recorded are those of one machine, however many there are."""
+    ranks = Ranks()
+    ranks.size, ranks._share_threads = size, of_machine
+    own = ranks.own_threads(8)
+    assert own == 8 // of_machine
+    recorded = ranks.threads_of_machine(own)
+    assert recorded <= 8
+    assert ranks.own_threads(recorded) == own
 
 
 def test_more_processes_than_gpus_are_an_error(make_job: MakeJob, tmp_path: Path) -> None:

@@ -134,6 +134,7 @@ def test_two_nodes_give_the_weights_of_two_processes(
 
     code, events = _train(cluster, job, kill=look)
     assert (code, events[-1]["kind"]) == (0, "result")
+    assert events[-1]["threads"] == 1  # of a node, as they were asked for
     assert seen == [1, 1]
     numbered = [event["seq"] for event in events if "seq" in event]
     assert numbered == list(range(len(numbered)))
