@@ -229,7 +229,14 @@ def _features_seconds(job: MeasuringJob, candidate: MeasuredCandidate) -> _Step:
     model = build_model(config.model, image, job.num_classes).to(device).eval()
     seconds = min(MOST_SECONDS, _SHARE_OF_ONE * job.budget_seconds)
     chooser = Chooser(
-        config, image, job.num_classes, model, job.workspace, is_frozen=True, again=True
+        config,
+        image,
+        job.num_classes,
+        model,
+        job.workspace,
+        is_frozen=True,
+        folds=config.training.folds,
+        again=True,
     )
     precision = chooser.choose(seconds)
     images = np.zeros((_BATCH, image.height, image.width, image.channels), np.uint8)

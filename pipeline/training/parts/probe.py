@@ -205,7 +205,15 @@ def frozen_network(
     data = open_data(job)
     with ranks.first_before_others(job.folder):
         model = initial_model(job, data, events).to(device).eval()
-    chooser = Chooser(job.config, job.image, len(job.classes), model, job.workspace, is_frozen=True)
+    chooser = Chooser(
+        job.config,
+        job.image,
+        len(job.classes),
+        model,
+        job.workspace,
+        is_frozen=True,
+        folds=job.part.folds,
+    )
     precision = ranks.from_first(
         Precision, lambda: choose_for_training(chooser, job.folder, events)
     )

@@ -67,6 +67,7 @@ class Chooser:
         model: on its device; it is not changed.
         workspace: remembers what was measured; None measures again.
         is_frozen: whether the model is in evaluation mode and only predicts.
+        folds: number of folds, if each image is predicted by the fit without its fold.
         again: whether to measure even so; what is remembered then decides where both precisions are
             nearly worth it, so that the machine's other load does not.
     """
@@ -77,6 +78,7 @@ class Chooser:
     model: nn.Module
     workspace: Path | None
     is_frozen: bool = False
+    folds: int | None = None
     again: bool = False
 
     def choose(self, seconds: float = MOST_SECONDS) -> Precision:
@@ -104,7 +106,7 @@ class Chooser:
 
     def _reason_of_folds(self) -> str:
         """Return why features are computed in float32 if each image is predicted by a fold."""
-        if not self.is_frozen or self.config.training.folds is None:
+        if not self.is_frozen or self.folds is None:
             return ""
         return "the calibration on all folds needs the float32 features of all images"
 

@@ -13,7 +13,9 @@ import torch
 from patchline.pipeline.config import RunConfig
 from patchline.pipeline.models.model_building import build_model
 from patchline.pipeline.training.loop import Training
+from patchline.pipeline.training.part import TrainingPart
 from patchline.pipeline.training.parts import launching
+from patchline.pipeline.training.parts.probe import frozen_network
 from patchline.pipeline.training.speed import precision
 from patchline.pipeline.training.speed.precision import (
     Chooser,
@@ -24,6 +26,7 @@ from patchline.pipeline.training.speed.precision import (
 from patchline.pipeline.workers.event_log import EventWriter, read_events
 from patchline.plugin_api import ImageSpec
 from tests.pipeline.training.conftest import MakeJob
+from tests.pipeline.training.parts.test_probe import with_weights
 
 IMAGE = ImageSpec(channels=3, height=8, width=8, mean=(0.5,) * 3, std=(0.5,) * 3, resize="crop")
 SETTINGS = {
@@ -61,6 +64,20 @@ def test_a_frozen_model_only_predicts_while_it_is_measured(tmp_path: Path) -> No
     count = len(modes)
     assert frozen.choose(0.01).name in ("float32", "bfloat16")
     assert len(modes) == count  # remembered
+
+
+@pytest.mark.usefixtures("_no_table")
+def test_the_features_of_a_fold_are_float32(make_job: MakeJob, tmp_path: Path) -> None:
+    """The config of a fold says nothing of folds; its part does."""
+    changes = {
+        "model": {"init": "x.safetensors"},
+        "training": {"trainable": "head", "precision": "auto"},
+    }
+    job = with_weights(make_job(tmp_path / "fold", **changes), tmp_path)
+    job = job.model_copy(update={"part": TrainingPart(fold=1, folds=3)})
+    found = frozen_network(job, EventWriter(job.folder / "events.jsonl")).precision
+    assert found.name == "float32"
+    assert "calibration on all folds" in found.reason
 
 
 @pytest.mark.parametrize("asked", ["float32", "bfloat16"])
