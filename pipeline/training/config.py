@@ -178,8 +178,9 @@ class TrainingConfig(FrozenModel):
     more blocks gain more from many images, and cost more."""
 
     token_views: Annotated[int, Field(ge=1, le=100)] = 2
-    """Views of each image whose tokens are kept for last_blocks: the image itself, and augmented
-    ones. Each takes 0.3 MB of disk for an image of a ViT-B/16 at 224 pixels."""
+    """Views of each image whose tokens are kept for last_blocks: the image itself, its mirror image
+    if the model predicts from both (test_time_flip), and augmented ones. Each takes 0.3 MB of disk
+    for an image of a ViT-B/16 at 224 pixels."""
 
     early_stopping: Annotated[int, Field(ge=1)] | None = None
     """Number of validations without improvement after which training stops; null to never stop

@@ -20,6 +20,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from patchline.pipeline.config import RunConfig
 from patchline.pipeline.data.batches.augmentation import SeededAugmentation
 from patchline.pipeline.data.manifests import manifest as manifests
 from patchline.pipeline.data.splits import folds
@@ -64,6 +65,8 @@ from patchline.pipeline.workers.worker_process import EVENTS_FILE
 _HEAD_FILE, _WEIGHTS = "fitted_head.safetensors", "weights"
 _FOLDS_FOLDER = "held_out"
 _TOO_FEW_TO_MEASURE = 16
+_WITH_MIRROR = 2
+"""Views of an image that is predicted together with its mirror image."""
 Array = np.ndarray[Any, Any]
 Tensors = dict[str, torch.Tensor]
 
@@ -131,6 +134,8 @@ def train_last_blocks(job: TrainingJob, events: EventWriter) -> TrainResult:
     """
     frozen, fitted = _frozen_with_head(job, events)
     start = _Start(job, frozen, _stored_tokens(job, frozen, events, job.folder / HEAD_FOLDER))
+    if words := note_on_views(job.config, mirrored=start.tokens.mirrored):
+        events.write("note", message=words)
     parts = _parts_to_hold_out(job, frozen)
     fit = start.fit(events, _share_of_limit(job, len(parts)))
     fit.train_to_the_end()
@@ -244,6 +249,18 @@ def _stored_tokens(
         blocks=settings.last_blocks,
         head=head_folder / _HEAD_FILE,
         mirrored=mirrored,
+    )
+
+
+def note_on_views(config: RunConfig, *, mirrored: bool) -> str:
+    """Return why the augmentation has no effect, although it was asked for; else nothing."""
+    name, views = config.augmentation.name, config.training.token_views
+    if name == "none" or not mirrored or views > _WITH_MIRROR:
+        return ""
+    return (
+        f"augmentation.name {name} has no effect: training.token_views is {views}, and the model "
+        "predicts from an image and its mirror image (test_time_flip), which are two views; "
+        f"training.token_views {2 * _WITH_MIRROR} adds two augmented ones"
     )
 
 

@@ -352,3 +352,25 @@ def test_rare_classes_count_as_they_do_elsewhere(make_job: MakeJob, tmp_path: Pa
     result = trained(blocks_job(make_job, tmp_path, "balanced", sampling="balanced", epochs=1))
     assert result.fine_tuning is not None
     assert np.isfinite(result.best_validation_loss)
+
+
+def test_an_augmentation_without_a_view_is_named(make_job: MakeJob, tmp_path: Path) -> None:
+    """An image and its mirror image are already two views."""
+    job = make_job(
+        tmp_path,
+        model={"init": "x.safetensors", "test_time_flip": True},
+        training={"trainable": "last_blocks", "last_blocks": 1, "epochs": 1},
+        augmentation={"name": "light"},
+    )
+    job = with_weights(job, tmp_path)
+    trained(job)
+    said = "augmentation.name light has no effect: training.token_views is 2"
+    notes = [each["message"] for each in events_of(job, "note")]
+    assert [each.startswith(said) for each in notes].count(True) == 1
+    config = job.config
+    more = config.training.model_copy(update={"token_views": 4})
+    assert last_blocks.note_on_views(config, mirrored=True) in notes
+    assert not last_blocks.note_on_views(config, mirrored=False)
+    assert not last_blocks.note_on_views(
+        config.model_copy(update={"training": more}), mirrored=True
+    )
