@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import importlib.util
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -48,8 +48,14 @@ _SUITABLE = (
     *("training.precision", "training.processes", "training.compile", "data.image_size"),
     *("data.workers", "model.download"),
 )
-"""Settings of the user that mean the same with trained weights; any other asks for a network that
-is trained from scratch."""
+"""Settings of the user that mean the same with trained weights."""
+_OF_MORE_THAN_A_HEAD = (
+    *("training.epochs", "training.max_epochs", "training.batch_size", "training.last_blocks"),
+    *("training.token_views", "optimizer.learning_rate", "optimizer.layer_decay"),
+    "optimizer.weight_decay",
+)
+"""Settings of the user that all weights and the last blocks are trained with, and a head alone is
+not. Any other asks for a network that is trained from scratch."""
 _BROUGHT = (
     "of 823 hidden flower photographs, 82.4% were right after 5 minutes from CLIP's ViT-B/16, and "
     "79.0% after 15 minutes from random weights"
@@ -143,6 +149,12 @@ def weigh(facts: PlanFacts, user_settings: Mapping[str, Any], images_per_second:
     if trainable != "head":
         why = f"{took}, and there are images and time to train more than the head"
         return Weighed(wins=True, features=features, why=why)
+    if unused := _among(user_settings, _OF_MORE_THAN_A_HEAD):
+        why = (
+            f"{took}, and no more than a head would be fitted on them, which ignores {unused}: "
+            f"leave that out to use them, or set model.init{_what_they_bring(data)}"
+        )
+        return Weighed(wins=False, features=features, why=why)
     number = data.images_per_class
     per_class = f"with {number:,.0f} training images per {data.class_word}"
     if number < _FEW_FOR_A_CLASS:
@@ -171,7 +183,7 @@ def choose(
     if asked := _needs_scratch(settings):
         name = there.weights[0].reference if there.weights else there.registered[0]
         why = f"weights at hand are not used, because {asked} is set: --model.init {name} uses them"
-        return WeightsChoice(reasons=(why,))
+        return WeightsChoice(reasons=(f"{why}{_what_they_bring(facts.data)}",))
     worth_trying = _worth_trying(there, facts, settings)
     if there.weights and not worth_trying and not there.registered:
         smallest = there.weights[-1].reference
@@ -303,8 +315,14 @@ def _worth_trying(
 
 def _needs_scratch(user_settings: Mapping[str, Any]) -> str:
     """Return the settings that ask for a network from scratch, if there are any."""
-    keys = [key for key in sorted(user_settings) if key not in _SUITABLE]
-    return ", ".join(key for key in keys if not key.startswith("data."))
+    suitable = {*_SUITABLE, *_OF_MORE_THAN_A_HEAD}
+    keys = [key for key in user_settings if key not in suitable and not key.startswith("data.")]
+    return _among(user_settings, keys)
+
+
+def _among(user_settings: Mapping[str, Any], keys: Collection[str]) -> str:
+    """Return the settings that are among some, in words."""
+    return ", ".join(key for key in sorted(user_settings) if key in keys)
 
 
 def _seconds(facts: PlanFacts, user_settings: Mapping[str, Any]) -> float:
@@ -327,9 +345,18 @@ def _why_chosen(weights: WeightsAtHand, start: StartingPoint, weighed: Weighed) 
     )
 
 
+def _are_few_photographs(data: DataFacts) -> bool:
+    return data.median_side >= _PHOTOGRAPH and data.training_images <= _FEW
+
+
+def _what_they_bring(data: DataFacts) -> str:
+    """Return a warning that belongs to a reason for random weights; empty with many images."""
+    return f". Few photographs gain most from them: {_BROUGHT}" * _are_few_photographs(data)
+
+
 def _what_would_help(data: DataFacts) -> list[str]:
     """Return what weights usually bring, if the images are few photographs."""
-    if data.median_side < _PHOTOGRAPH or data.training_images > _FEW:
+    if not _are_few_photographs(data):
         return []
     name = _TO_FETCH[importlib.util.find_spec("timm") is not None]
     why = "no pre-trained weights are at hand, which few photographs gain most from"

@@ -215,13 +215,25 @@ def test_a_file_that_has_seen_images_of_the_test_is_not_chosen(
 def test_settings_for_a_network_from_scratch_decline(
     request_: WeightsRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A head alone would ignore them; the plan says how to use the weights nevertheless."""
-    save_file(tiny_vit(), tmp_path / "vit.safetensors")
+    """The plan warns, with what weights bring, and says how to use them nevertheless.
+
+    A length, a batch or a rate is taken for training more than a head, where that is planned.
+    """
+    save_file(tiny_vit(64), tmp_path / "vit.safetensors")
     monkeypatch.setenv(VARIABLE, str(tmp_path / "vit.safetensors"))
-    asked = request_._replace(settings={"training.epochs": 3, LIMIT: "1m"})
+    asked = request_._replace(settings={"optimizer.name": "sgd", LIMIT: "1m"})
     choice = chosen(asked, tmp_path)
     assert choice.reference == ""
-    assert "because training.epochs is set: --model.init" in choice.reasons[0]
+    assert "because optimizer.name is set: --model.init" in choice.reasons[0]
+    assert "Few photographs gain most from them: of 823" in choice.reasons[0]
+    length = {"training.epochs": 3, "training.batch_size": 16, "optimizer.learning_rate": 1e-3}
+    long = request_._replace(settings=length)
+    assert chosen(long, tmp_path).reference == str(tmp_path / "vit.safetensors")
+    slow = chosen(long, tmp_path, speed=0.5)
+    assert slow.reference == ""
+    assert "which ignores optimizer.learning_rate, training.batch_size" in slow.reasons[0]
+    assert "Few photographs gain most from them" in slow.reasons[0]
+    assert chosen(request_, tmp_path, speed=0.5).reference
 
 
 def test_what_exceeds_the_memory_or_the_time_is_not_even_measured(
