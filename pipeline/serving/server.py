@@ -133,7 +133,10 @@ async def _serve(
     registry: Registry,
 ) -> None:
     recorder = recorder_of(config)
-    host = ModelHost(first.name, first.alias, config, ServerMetrics(), recorder=recorder)
+    metrics = ServerMetrics()
+    if recorder is not None:
+        metrics.recording(lambda: recorder.problem is None)
+    host = ModelHost(first.name, first.alias, config, metrics, recorder=recorder)
     host.switch_to(first.version, first.load())
     server = _Server(
         host, uvicorn_config(application(host, listening.getsockname()[1]), config), on_ready

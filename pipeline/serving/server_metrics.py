@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
@@ -124,6 +124,15 @@ class ServerMetrics:
         self.rejected.clear()
         if version is not None:
             self.rejected.labels(name, version).set(1)
+
+    def recording(self, works: Callable[[], bool]) -> None:
+        """Tell whether traffic is recorded; without this, the metric does not exist.
+
+        Args:
+            works: asked whenever the metrics are.
+        """
+        up = Gauge("patchline_recording_up", "Whether traffic is recorded.", registry=self.registry)
+        up.set_function(lambda: float(works()))
 
     def text(self) -> bytes:
         """Return all of it."""

@@ -13,7 +13,8 @@ The folder holds parts `part-….jsonl`, one JSON object a line for each image t
 | `image` | path of the image's file below the folder; null unless images are recorded, too |
 
 A line is written at once, so a killed server leaves at most one that is not whole. When the folder
-exceeds its size, the oldest parts and their images are removed. `patchline monitor` reads it.
+has no room for another part, the oldest parts and their images are removed. `patchline monitor`
+reads it.
 """
 
 from __future__ import annotations
@@ -24,16 +25,19 @@ import datetime as dt
 import hashlib
 import json
 import logging
+import os
 import threading
+import time
 import uuid
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, NamedTuple, TextIO
 
 import cv2
 import numpy as np
 
-from patchline.pipeline.errors import ConfigError
+from patchline.pipeline.errors import ConfigError, StorageError
+from patchline.pipeline.files import file_locks
 from patchline.pipeline.files.workspace_folder import make_folder, make_private_file
 
 logger = logging.getLogger(__name__)
@@ -42,17 +46,38 @@ Image = bytes | np.ndarray[Any, Any]
 MARKER = "patchline-traffic.json"
 """In the folder; tells that its parts are recorded traffic."""
 PARTS, IMAGES = "part-*.jsonl", "images"
+_SERVER, _LOCK = ".server-", ".lock"
+"""A file so called, with a key between, is locked while the server with that key writes parts."""
+_PRUNING_LOCK = ".pruning.lock"
 _LARGEST_FEATURE = float(np.finfo(np.float16).max)
 _ROWS = 1000
-"""Lines of a part."""
-_CHECKED_ROWS = 100
-"""After so many lines, the size of the folder is checked."""
+"""Lines of a full part."""
+_LARGEST_PART_SHARE = 0.1
+"""A part that has grown, with its images, to this share of the folder is full, too."""
+_RETRY_SECONDS = 30.0
+"""After so long, a disk that has failed is tried again."""
+_CLOSE_SECONDS = 5.0
 _SUFFIXES = {b"\xff\xd8\xff": ".jpg", b"\x89PNG": ".png", b"RIFF": ".webp", b"GIF8": ".gif"}
 _FOLDER_MODE = 0o700
 
 
+class _Row(NamedTuple):
+    """One image that was answered."""
+
+    line: str
+    """Of a part."""
+    file: Path | None
+    """Of the image, if it is recorded."""
+    bytes: int
+    """Of the line and of the image."""
+
+
 class TrafficRecorder:
     """Writes parts into a folder; called by the threads that compute.
+
+    Those threads wait for each other only while lines are appended. A thread of its own keeps the
+    size of the folder. Several servers may write into one folder: none removes a part that another
+    one still writes.
 
     Args:
         folder: created if it does not exist; only its owner can read what is recorded.
@@ -65,28 +90,50 @@ class TrafficRecorder:
 
     def __init__(self, folder: Path, *, with_images: bool, most_bytes: int) -> None:
         self.folder, self.with_images, self.most_bytes = folder, with_images, most_bytes
+        self.problem: str | None = None
+        """Why nothing is recorded at the moment; None if it is."""
+        self.missed = 0
+        """Images that were answered and could not be recorded."""
+        self._key = uuid.uuid4().hex[:8]
         self._lock = threading.Lock()
         self._part: TextIO | None = None
-        self._rows = self._since_check = 0
-        self._stopped = False
+        self._part_began = dt.datetime.fromtimestamp(0, dt.UTC)
+        self._part_rows = self._part_bytes = 0
+        self._paused_until = 0.0
+        self._part_begins = threading.Event()
+        self._closed = False
         try:
-            if not folder.exists():
-                make_folder(folder)
-                folder.chmod(_FOLDER_MODE)
-            others = [each for each in folder.iterdir() if not _is_own(each)]
-            if others and not (folder / MARKER).exists():
-                raise ConfigError(
-                    f"--record is {folder}, which holds other files, such as {others[0].name}. "
-                    "Name an empty or a new folder."
-                )
-            if with_images:
-                (folder / IMAGES).mkdir(exist_ok=True, mode=_FOLDER_MODE)
-            (folder / MARKER).write_text(json.dumps({"format": 1}) + "\n", encoding="utf-8")
-        except OSError as error:
+            self._prepare()
+            self._bytes = _measured(folder)
+            self._alive = file_locks.acquire(self._lock_file, 0)
+        except (OSError, StorageError) as error:
             raise ConfigError(
-                f"--record is {folder}, which cannot be written ({error.strerror}). Name a folder "
+                f"--record is {folder}, which cannot be written ({_reason(error)}). Name a folder "
                 "that you may write to."
             ) from error
+        self._pruning = threading.Thread(target=self._prune, name="traffic-size", daemon=True)
+        self._pruning.start()
+
+    def _prepare(self) -> None:
+        """Create the folder, or check that it holds nothing else."""
+        folder = self.folder
+        if not folder.exists():
+            make_folder(folder)
+            folder.chmod(_FOLDER_MODE)
+        others = [each for each in folder.iterdir() if not _is_own(each)]
+        if others and not (folder / MARKER).exists():
+            raise ConfigError(
+                f"--record is {folder}, which holds other files, such as {others[0].name}. "
+                "Name an empty or a new folder."
+            )
+        if self.with_images:
+            (folder / IMAGES).mkdir(exist_ok=True, mode=_FOLDER_MODE)
+        (folder / MARKER).write_text(json.dumps({"format": 1}) + "\n", encoding="utf-8")
+
+    @property
+    def _lock_file(self) -> Path:
+        """Held while this recorder may write its newest part."""
+        return self.folder / f"{_SERVER}{self._key}{_LOCK}"
 
     def record(
         self,
@@ -95,7 +142,7 @@ class TrafficRecorder:
         images: Sequence[Image],
         outputs: Sequence[tuple[np.ndarray[Any, Any], np.ndarray[Any, Any] | None]],
     ) -> None:
-        """Write a line for each image; a disk that fails ends the recording, not the server.
+        """Write a line for each image; a disk that fails pauses the recording, not the server.
 
         Args:
             model: that has answered.
@@ -104,46 +151,45 @@ class TrafficRecorder:
             outputs: probabilities (K) and features (D) of each image.
         """
         with self._lock:
-            if self._stopped:
+            if self._closed or time.monotonic() < self._paused_until:
+                self.missed += len(images)
                 return
-            try:
-                for image, (probabilities_K, features_D) in zip(images, outputs, strict=True):
-                    self._write(model, version, image, probabilities_K, features_D)
-                if self._part is not None:
-                    self._part.flush()
-            except OSError as error:
-                self._stopped = True
-                logger.warning(
-                    "Traffic is no longer recorded: %s cannot be written (%s).",
-                    self.folder,
-                    error.strerror,
-                )
+        rows: list[_Row] = []
+        try:
+            for image, (probabilities_K, features_D) in zip(images, outputs, strict=True):
+                rows.append(self._row(model, version, image, probabilities_K, features_D))
+            self._append(rows)
+        except OSError as error:
+            _remove_images(rows)
+            self._pause(error, len(images))
+        except Exception:
+            _remove_images(rows)
+            raise
 
     def close(self) -> None:
-        """Close the part."""
-        with self._lock:
-            self._close()
+        """Close the part, and let other servers remove it."""
+        with self._lock, contextlib.suppress(OSError):
+            self._closed = True
+            self._close_part()
+        self._part_begins.set()
+        self._pruning.join(_CLOSE_SECONDS)
+        if self._alive is not None:
+            with contextlib.suppress(OSError):
+                self._lock_file.unlink(missing_ok=True)
+            self._alive.release()
 
-    def _close(self) -> None:
-        if self._part is not None:
-            self._part.close()
-            self._part = None
-
-    def _write(
+    def _row(
         self,
         model: str,
         version: str,
         image: Image,
         probabilities_K: np.ndarray[Any, Any],
         features_D: np.ndarray[Any, Any] | None,
-    ) -> None:
+    ) -> _Row:
+        """Save an image if images are recorded, and return its line."""
         now, key = dt.datetime.now(dt.UTC), uuid.uuid4().hex
-        if self._part is None or self._rows >= _ROWS:
-            self._close()
-            file = self.folder / f"part-{now:%Y%m%d-%H%M%S.%f}-{key[:8]}.jsonl"
-            make_private_file(file)
-            self._part, self._rows = file.open("a", encoding="utf-8"), 0
-        line = {
+        file, image_bytes = self._named(image, key) if self.with_images else (None, b"")
+        content = {
             "id": key,
             "time": now.isoformat(timespec="milliseconds"),
             "model": model,
@@ -151,30 +197,129 @@ class TrafficRecorder:
             "probabilities": [round(float(each), 7) for each in probabilities_K],
             "features": _packed(features_D),
             "digest": _digest(image),
-            "image": self._saved(image, key) if self.with_images else None,
+            "image": None if file is None else f"{IMAGES}/{file.name}",
         }
-        self._part.write(json.dumps(line, separators=(",", ":")) + "\n")
-        self._rows += 1
-        self._since_check += 1
-        if self._since_check >= _CHECKED_ROWS:
-            self._since_check = 0
-            self._part.flush()
-            self._remove_oldest(Path(self._part.name))
+        line = json.dumps(content, separators=(",", ":")) + "\n"
+        if file is not None:
+            _save(image_bytes, file)
+        return _Row(line, file, len(line) + len(image_bytes))
 
-    def _saved(self, image: Image, key: str) -> str:
+    def _named(self, image: Image, key: str) -> tuple[Path, bytes]:
+        """Return the file that an image is saved as, and its content."""
         content = image if isinstance(image, bytes) else _png(image)
         suffix = next((each for start, each in _SUFFIXES.items() if content.startswith(start)), "")
-        file = self.folder / IMAGES / f"{key}{suffix}"
-        make_private_file(file)
-        file.write_bytes(content)
-        return f"{IMAGES}/{file.name}"
+        return self.folder / IMAGES / f"{key}{suffix}", content
 
-    def _remove_oldest(self, current: Path) -> None:
-        """Remove the oldest parts, with their images, until the folder is small enough."""
-        size = sum(_size(each) for each in self.folder.rglob("*"))
-        for part in sorted(self.folder.glob(PARTS)):
-            if size <= self.most_bytes or part == current:
+    def _append(self, rows: Sequence[_Row]) -> None:
+        """Write lines at the end of the part, or of a new one."""
+        with self._lock:
+            if self._closed:
+                return
+            for row in rows:
+                part = self._unfinished_part()
+                part.write(row.line)
+                self._part_rows += 1
+                self._part_bytes += row.bytes
+                self._bytes += row.bytes
+            if self._part is not None:
+                self._part.flush()
+            if self.problem is not None and time.monotonic() >= self._paused_until:
+                self.problem = None
+                logger.info("Traffic is recorded again; %d images are missing.", self.missed)
+
+    def _unfinished_part(self) -> TextIO:
+        part = self._part
+        is_full = (
+            self._part_rows >= _ROWS or self._part_bytes >= self.most_bytes * _LARGEST_PART_SHARE
+        )
+        if part is None or is_full:
+            self._close_part()
+            next_one = self._part_began + dt.timedelta(microseconds=1)
+            self._part_began = max(dt.datetime.now(dt.UTC), next_one)  # a clock may be set back
+            file = self.folder / f"part-{self._part_began:%Y%m%d-%H%M%S.%f}-{self._key}.jsonl"
+            make_private_file(file)
+            self._part = part = file.open("a", encoding="utf-8")
+            self._part_rows = self._part_bytes = 0
+            self._part_begins.set()
+        return part
+
+    def _close_part(self) -> None:
+        part, self._part = self._part, None
+        if part is not None:
+            part.close()
+
+    def _pause(self, error: Exception, missed: int = 0) -> None:
+        """Record nothing for a while, because the disk has failed."""
+        with self._lock:
+            with contextlib.suppress(OSError):
+                self._close_part()  # its last line may be cut
+            self._paused_until = time.monotonic() + _RETRY_SECONDS
+            self.missed += missed
+            is_new, self.problem = self.problem is None, _reason(error)
+        if is_new:
+            logger.warning(
+                "Traffic is not recorded at the moment: %s cannot be written (%s). It is tried "
+                "again every %.0f s.",
+                self.folder,
+                self.problem,
+                _RETRY_SECONDS,
+            )
+
+    # -- in the thread that keeps the size ---------------------------------------------------------
+
+    def _prune(self) -> None:
+        while self._part_begins.wait() and not self._closed:
+            self._part_begins.clear()
+            try:
+                self._keep_size()
+            except (OSError, StorageError) as error:
+                self._pause(error)
+
+    def _keep_size(self) -> None:
+        """Remove the oldest parts if the folder has no room for another one.
+
+        The folder is measured before anything is removed, and whenever a part begins while other
+        servers write into it, too, because somebody else changes its size then.
+        """
+        with file_locks.try_lock(self.folder / _PRUNING_LOCK) as free:
+            if not free:  # another server is at it
+                return
+            servers = self._servers()
+            room = self.most_bytes * (1 - _LARGEST_PART_SHARE)
+            if self._bytes <= room and servers <= {self._key}:
+                return
+            counted = self._bytes
+            measured = _measured(self.folder)
+            with self._lock:  # what was written meanwhile may count twice, until the next time
+                self._bytes += measured - counted
+            if self._bytes > room:
+                self._remove_oldest(room - self.most_bytes * _LARGEST_PART_SHARE, servers)
+
+    def _servers(self) -> set[str]:
+        """Return the keys of the servers that write into the folder; forget those that ended."""
+        alive = set()
+        for file in self.folder.glob(f"{_SERVER}*{_LOCK}"):
+            if file_locks.is_held(file):
+                alive.add(file.name.removeprefix(_SERVER).removesuffix(_LOCK))
+            else:
+                file.unlink(missing_ok=True)
+        return alive
+
+    def _remove_oldest(self, most: float, servers: set[str]) -> None:
+        """Remove the oldest parts, with their images, until the folder is small enough.
+
+        Args:
+            most: bytes that may remain.
+            servers: keys of those that write; the newest part of each stays.
+        """
+        parts = sorted(self.folder.glob(PARTS))
+        newest = {part.stem.rpartition("-")[2]: part for part in parts}
+        open_parts = {part for key, part in newest.items() if key in servers}
+        for part in parts:
+            if self._bytes <= most or self._closed:
                 break
+            if part in open_parts:
+                continue
             removed = _size(part)
             for row in rows_of(part):
                 if row.get("image"):
@@ -182,7 +327,8 @@ class TrafficRecorder:
                     removed += _size(file)
                     file.unlink(missing_ok=True)
             part.unlink(missing_ok=True)
-            size -= removed
+            with self._lock:
+                self._bytes -= removed
             logger.info("Removed the oldest recorded traffic, %s, to keep the size.", part.name)
 
 
@@ -245,3 +391,39 @@ def _size(file: Path) -> int:
 
 def _is_own(entry: Path) -> bool:
     return entry.name in (MARKER, IMAGES, "labels.csv") or entry.name.startswith(("part-", "."))
+
+
+def _measured(folder: Path) -> int:
+    """Return the bytes of all parts and images."""
+    size = 0
+    for place in (folder, folder / IMAGES):
+        with contextlib.suppress(FileNotFoundError), os.scandir(place) as entries:
+            for entry in entries:
+                with contextlib.suppress(FileNotFoundError):  # removed in the meantime
+                    size += entry.stat().st_size if entry.is_file() else 0
+    return size
+
+
+def _save(content: bytes, file: Path) -> None:
+    """Write the file of an image whole, or not at all."""
+    try:
+        make_private_file(file)
+        file.write_bytes(content)
+    except OSError:
+        with contextlib.suppress(OSError):
+            file.unlink(missing_ok=True)
+        raise
+
+
+def _remove_images(rows: Sequence[_Row]) -> None:
+    """Remove the images of lines that were not written: no part would remove them one day."""
+    for row in rows:
+        if row.file is not None:
+            with contextlib.suppress(OSError):
+                row.file.unlink(missing_ok=True)
+
+
+def _reason(error: Exception) -> str:
+    """Return why the folder cannot be used, without its path: clients see it."""
+    cause = error if isinstance(error, OSError) else error.__cause__
+    return str(getattr(cause, "strerror", None) or type(error).__name__)

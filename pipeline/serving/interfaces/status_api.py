@@ -56,7 +56,7 @@ def thresholds_of(package: PackagedModel) -> list[float] | None:
 
 def described(host: ModelHost) -> dict[str, Any]:
     """Return the state of a server."""
-    served, registry = host.served, host.registry
+    served, registry, recorder = host.served, host.registry, host.recorder
     away = registry.away_since
     since = None if away is None else dt.datetime.fromtimestamp(away, dt.UTC)
     rejected = registry.rejected
@@ -79,6 +79,9 @@ def described(host: ModelHost) -> dict[str, Any]:
         "rejected": None
         if rejected is None
         else dict(zip(("version", "reason"), rejected, strict=True)),
+        "recording": None
+        if recorder is None
+        else {"problem": recorder.problem, "missed_images": recorder.missed},
         "pending_images": host.pending,
         "max_queue": host.config.max_queue,
         "max_request_mib": host.config.max_request_mib,

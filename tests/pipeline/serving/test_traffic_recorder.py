@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import hashlib
-import json
+import logging
 import signal
+import threading
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from patchline.pipeline.errors import ConfigError
+from patchline.pipeline.serving import traffic_recorder
+from patchline.pipeline.serving.server_metrics import ServerMetrics
 from patchline.pipeline.serving.traffic_recorder import (
     PARTS,
     TrafficRecorder,
@@ -18,7 +21,11 @@ from patchline.pipeline.serving.traffic_recorder import (
     is_traffic,
     rows_of,
 )
+from tests.patience import patient, until
 from tests.pipeline.serving.served import NAME, Registry, png, serving
+
+ROW = np.array([0.5, 0.5]), None
+"""Probabilities of an image without features."""
 
 
 def recorder(folder: Path, *, with_images: bool = False, most: int = 1 << 30) -> TrafficRecorder:
@@ -70,21 +77,71 @@ def test_features_and_arrays_are_kept_and_a_cut_line_is_left_out(tmp_path: Path)
     assert not is_traffic(tmp_path)
 
 
-def test_the_oldest_parts_go_with_their_images(tmp_path: Path) -> None:
-    """The folder stays near its size, and what is left is the newest."""
-    writer = recorder(tmp_path / "traffic", with_images=True, most=300_000)
-    row = np.array([0.5, 0.5]), None
-    for number in range(25):
-        image = bytes([number]) * 100
-        writer.record("flowers", str(number), [image] * 100, [row] * 100)
+def test_the_folder_keeps_its_size_and_its_newest_images(tmp_path: Path) -> None:
+    """The oldest parts go with their images, also where many images fill a part."""
+    folder, most = tmp_path / "traffic", 60_000
+    writer = recorder(folder, with_images=True, most=most)
+    for number in range(500):
+        writer.record("flowers", str(number), [bytes([number % 256]) * 100], [ROW])
+
+    def size() -> int:
+        return sum(each.stat().st_size for each in folder.rglob("*") if each.is_file())
+
+    until(lambda: size() <= most, lambda: f"the folder has {size():,} bytes")
     writer.close()
-    folder = tmp_path / "traffic"
     rows = [row for part in sorted(folder.glob(PARTS)) for row in rows_of(part)]
-    assert {int(row["version"]) for row in rows} == set(range(25 - len(rows) // 100, 25))
-    assert len(rows) < 2500
+    assert [int(row["version"]) for row in rows] == list(range(500 - len(rows), 500))
+    assert most / 2 < size() <= most
     assert {row["image"] for row in rows} == {
         f"images/{each.name}" for each in (folder / "images").iterdir()
     }
+
+
+def test_no_answer_waits_while_the_folder_is_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A folder of many images takes seconds to list, and so may a disk."""
+    writer = recorder(tmp_path / "traffic", with_images=True, most=10_000)
+    measuring, go_ahead = threading.Event(), threading.Event()
+
+    def slowly(folder: Path) -> int:
+        del folder
+        measuring.set()
+        go_ahead.wait(patient(60))
+        return 0
+
+    monkeypatch.setattr(traffic_recorder, "_measured", slowly)
+    try:
+        while not measuring.is_set():
+            writer.record("flowers", "1", [b"any"], [ROW])
+        answered = threading.Thread(
+            target=writer.record, args=("flowers", "1", [b"any"], [ROW]), daemon=True
+        )
+        answered.start()
+        answered.join(patient(10))
+        assert not answered.is_alive()
+    finally:
+        go_ahead.set()
+        writer.close()
+
+
+def test_servers_share_a_folder(tmp_path: Path) -> None:
+    """None removes the part that another one writes; what a server that ended has left may go."""
+    folder = tmp_path / "traffic"
+    first, second, ended = (recorder(folder, most=20_000) for _ in range(3))
+    for each in (ended, first):
+        each.record("flowers", "old", [b"any"], [ROW])
+    [own] = [part for part in folder.glob(PARTS) if first._key in part.name]
+    [left] = [part for part in folder.glob(PARTS) if ended._key in part.name]
+    ended.close()
+    for _ in range(200):
+        second.record("flowers", "new", [b"any"], [ROW])
+    until(lambda: not left.exists(), "nothing was removed")
+    first.record("flowers", "old", [b"any"], [ROW])
+    assert len(rows_of(own)) == 2
+    for each in (first, second):
+        each.close()
+    assert not list(folder.glob(".server-*"))
 
 
 def test_a_folder_with_other_files_is_refused(tmp_path: Path) -> None:
@@ -97,16 +154,31 @@ def test_a_folder_with_other_files_is_refused(tmp_path: Path) -> None:
         recorder(tmp_path / "file" / "below")
 
 
-def test_a_disk_that_fails_ends_the_recording_alone(
+def test_a_disk_that_fails_is_tried_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The server goes ahead, and its log says it once."""
-    writer = recorder(tmp_path / "traffic")
+    """The server goes ahead, its log says it once, and its metrics as long as it lasts."""
+    caplog.set_level(logging.INFO)
+    writer = recorder(tmp_path / "traffic", with_images=True)
+    metrics = ServerMetrics()
+    metrics.recording(lambda: writer.problem is None)
+    writer.record("flowers", "1", [b"any"], [ROW])
+    with monkeypatch.context() as patch:
+        patch.setattr(writer, "_unfinished_part", full)
+        for _ in range(3):
+            writer.record("flowers", "1", [b"any"], [ROW])
+    assert caplog.text.count("not recorded at the moment") == 1
+    assert b"patchline_recording_up 0.0" in metrics.text()
+    assert (writer.problem, writer.missed) == ("No space left on device", 3)
+    monkeypatch.setattr(writer, "_paused_until", 0.0)  # the time has passed
+    writer.record("flowers", "1", [b"any"], [ROW])
+    assert b"patchline_recording_up 1.0" in metrics.text()
+    assert "3 images are missing" in caplog.text
+    writer.close()
+    assert sum(len(rows_of(part)) for part in (tmp_path / "traffic").glob(PARTS)) == 2
+    assert len(list((tmp_path / "traffic" / "images").iterdir())) == 2
 
-    def full(*_: object, **__: object) -> str:
-        raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(json, "dumps", full)
-    for _ in range(3):
-        writer.record("flowers", "1", [b"any"], [(np.array([1.0]), None)])
-    assert caplog.text.count("no longer recorded") == 1
+def full(*_: object, **__: object) -> str:
+    """Fail as a full disk does."""
+    raise OSError(28, "No space left on device")
