@@ -7,7 +7,6 @@ call in through `call_soon_threadsafe`.
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -22,10 +21,10 @@ from patchline.pipeline.serving.engine import FAILED, Engine, Image, cores
 from patchline.pipeline.serving.refusal import Refusal, bad_request, busy
 from patchline.pipeline.serving.request_options import Options
 from patchline.pipeline.serving.server_metrics import ServerMetrics
+from patchline.pipeline.serving.throughput import Throughput
 from patchline.pipeline.serving.traffic_recorder import TrafficRecorder
 
 VERSION_HEADER = "patchline-model-version"
-_RATE_SECONDS = 10.0
 
 
 @dataclass(frozen=True)
@@ -83,10 +82,7 @@ class ModelHost:
     """Whether the server ends once it has answered what it has taken."""
     _served: Served | None = None
     _retired: list[Engine] = field(default_factory=list)
-    _rate: float = 50.0
-    """Images that were answered per second lately."""
-    _counted_since: float = field(default_factory=time.monotonic)
-    _counted: int = 0
+    _throughput: Throughput = field(default_factory=Throughput)
 
     @property
     def served(self) -> Served:
@@ -166,9 +162,7 @@ class ModelHost:
         """
         pending = self.pending
         if pending and pending + images > self.config.max_queue:
-            raise busy(
-                f"The queue is full ({pending} images). Try again.", pending / max(1.0, self._rate)
-            )
+            raise self._busy(f"The queue is full ({pending} images). Try again.")
         if images > self.config.max_queue:
             raise bad_request(
                 f"The request has {images} images, but at most {self.config.max_queue} may wait. "
@@ -192,16 +186,14 @@ class ModelHost:
         limit = self.config.time_limit_seconds
         work = served.engine.submit(images, options)
         try:
-            with while_present(scope, work.give_up):
+            with self._throughput.working(), while_present(scope, work.give_up):
                 async with asyncio.timeout(limit):
                     found = await work.done
         except TimeoutError:
-            raise busy(
-                f"The answer took longer than {limit:g} s. Try again.", self.pending / self._rate
-            ) from None
+            raise self._busy(f"The answer took longer than {limit:g} s. Try again.") from None
         finally:
             work.abandoned = True  # if nobody waits any more, nothing more is computed
-        self._count(len(images))
+        self._throughput.answered(len(images))
         if any(answer.get("busy") for answer in found):
             raise busy("Too many large images wait to be decoded. Try again, or send smaller ones.")
         if any(answer.get("failed") for answer in found):
@@ -209,17 +201,17 @@ class ModelHost:
         self._note(served, found)
         return Answers(served.version, found)
 
+    def _busy(self, sentence: str) -> Refusal:
+        """Return a refusal with the time after which what waits now is probably answered.
+
+        That is never longer than the time limit, after which all of it is answered or given up.
+        """
+        seconds = self._throughput.seconds_for(self.pending)
+        return busy(sentence, min(seconds, self.config.time_limit_seconds))
+
     def _note(self, served: Served, answers: list[dict[str, Any]]) -> None:
         for answer in answers:
             if answer.get("error") is None:
                 self.metrics.answered(served.version, answer)
             for warning in answer.get("warnings") or ():
                 self.metrics.warnings.labels(str(warning["kind"])).inc()
-
-    def _count(self, images: int) -> None:
-        """Estimate the rate, from which a full queue tells when to try again."""
-        self._counted += images
-        seconds = time.monotonic() - self._counted_since
-        if seconds > _RATE_SECONDS:
-            self._rate = max(0.1, self._counted / seconds)
-            self._counted, self._counted_since = 0, time.monotonic()
