@@ -96,9 +96,10 @@ def label(
     from patchline.pipeline.labelling.server.advisor import Advisor
     from patchline.pipeline.labelling.session import Session
     from patchline.pipeline.serving import server
+    from patchline.pipeline.serving.certificate import check_certificate
 
     log_to_standard_error("patchline.pipeline.labelling")
-    server.check_certificate(config)
+    check_certificate(config)
     package, name = _package(model)
     file = (table or folder / TABLE_NAME).absolute()
     pool = Pool(folder, file.parent)

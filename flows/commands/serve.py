@@ -118,11 +118,12 @@ def serve_model(model: str, config: ServingConfig, *, as_json: bool) -> int:
     from patchline.pipeline.registry.served_package import served_package
     from patchline.pipeline.serving import server
     from patchline.pipeline.serving.alias_watch import Registry
+    from patchline.pipeline.serving.certificate import check_certificate
     from patchline.pipeline.serving.checked_package import PackageRefusedError, checked_package
     from patchline.pipeline.serving.engine import cores
 
     log_to_standard_error("patchline.pipeline.serving")
-    server.check_certificate(config)
+    check_certificate(config)
     registry = Registry()
     name, alias, version = _resolved(model, registry)
     listening = server.listening_socket(config)

@@ -8,10 +8,8 @@ import gc
 import logging
 import resource
 import socket
-import ssl
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 
 import cv2
 import uvicorn
@@ -19,6 +17,7 @@ import uvicorn
 from patchline.pipeline.errors import ConfigError
 from patchline.pipeline.serving.alias_watch import AliasWatch, Registry
 from patchline.pipeline.serving.application import application
+from patchline.pipeline.serving.certificate import CertificateRenewal
 from patchline.pipeline.serving.checked_package import Checked
 from patchline.pipeline.serving.config import MEBIBYTE, ServingConfig
 from patchline.pipeline.serving.model_host import ModelHost
@@ -48,32 +47,6 @@ def listening_socket(config: ServingConfig) -> socket.socket:
             f"The server cannot listen on {config.host}, port {config.port} ({reason.lower()}). "
             "Choose another --port, or correct --host."
         ) from error
-
-
-def check_certificate(config: ServingConfig) -> None:
-    """Check that the certificate and its key can be used.
-
-    Raises:
-        ConfigError: if one is missing, or they do not belong together.
-    """
-    if config.tls_certificate is None and config.tls_key is None:
-        return
-    if config.tls_certificate is None or config.tls_key is None:
-        raise ConfigError("HTTPS needs both --tls-certificate and --tls-key. Give both files.")
-    try:
-        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(
-            config.tls_certificate, config.tls_key, password=_no_password
-        )
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or str(error)
-        raise ConfigError(
-            f"The certificate {config.tls_certificate} cannot be used with the key "
-            f"{config.tls_key} ({reason[:200]}). Give a certificate and its key as PEM files."
-        ) from error
-
-
-def _no_password() -> str:
-    raise ValueError("the key is encrypted, and nobody can enter its password here")
 
 
 @dataclass(frozen=True)
@@ -177,30 +150,13 @@ class _Server(ReadyServer):
         await super().shutdown(sockets)
 
     async def _renew_certificate(self) -> None:
-        """Read the certificate again when its file has changed: it may have been renewed."""
-        certificate, key = self._host.config.tls_certificate, self._host.config.tls_key
-        if certificate is None or key is None or self.config.ssl is None:
+        """Read the certificate again when its files have changed: it may have been renewed."""
+        if self.config.ssl is None:
             return
-        known = _modified(certificate)
+        renewal = CertificateRenewal(self._host.config, self.config.ssl)
         while True:
             await asyncio.sleep(_CERTIFICATE_CHECK_SECONDS)
-            if (now := _modified(certificate)) == known:
-                continue
-            try:
-                check_certificate(self._host.config)
-                self.config.ssl.load_cert_chain(certificate, key)
-            except (ConfigError, OSError, ValueError) as error:
-                logger.warning("The renewed certificate is not used: %s", error)
-            else:
-                logger.info("The renewed certificate is used for new connections.")
-            known = now
-
-
-def _modified(file: Path) -> float:
-    try:
-        return file.stat().st_mtime
-    except OSError:
-        return 0.0
+            renewal.check()
 
 
 def _allow_many_connections() -> None:
