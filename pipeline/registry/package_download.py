@@ -66,8 +66,13 @@ def open_package(reference: ModelReference, folder: Path) -> PackagedModel:
     return package
 
 
-def package_folder(reference: ModelReference) -> Path:
+def package_folder(reference: ModelReference, into: Path | None = None) -> Path:
     """Return the folder of a package as MLflow stores it, downloaded if necessary.
+
+    Args:
+        reference: of the version.
+        into: an existing folder for a download; by default a new one in the temporary directory,
+            which nobody removes.
 
     Raises:
         ModelReferenceError: if its files are missing.
@@ -80,7 +85,8 @@ def package_folder(reference: ModelReference) -> Path:
         local = artifact_path(place)
         if local is not None and local.is_dir():
             return local  # MLflow would write a note of the download into it
-        return Path(download_artifacts(reference.source))
+        given = None if into is None else str(into)
+        return Path(download_artifacts(reference.source, dst_path=given))
     except (MlflowException, OSError) as error:
         files = f"'{reference.name}' version {reference.version}"
         raise _gone(error, files, "Restore them, or use another version.") from error

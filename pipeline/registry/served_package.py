@@ -15,11 +15,11 @@ import os
 import shutil
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 
 from patchline.pipeline import quiet_libraries, redaction
-from patchline.pipeline.errors import ModelReferenceError, PipelineError, error_class
+from patchline.pipeline.errors import ModelReferenceError, PipelineError, StorageError, error_class
+from patchline.pipeline.files import file_locks
 from patchline.pipeline.files.atomic_files import storage_errors
 from patchline.pipeline.files.path_uris import artifact_path
 from patchline.pipeline.files.workspace_folder import make_folder, place
@@ -35,6 +35,10 @@ EXPORTS_TAG = f"mlflow.{EXPORTS_RECORD}"
 _KEPT = 4
 """Downloaded packages that are kept, so that a rollback needs no download."""
 _SECONDS = 600.0
+"""After so long, a download is given up."""
+_PART, _LOCK = ".part-", ".lock"
+"""A folder so called, with the name of its package behind, is being downloaded into; the process
+that does so locks the file beside it."""
 _SEPARATOR = "\t"
 """Between the class of an error and its text."""
 
@@ -58,7 +62,7 @@ def served_package(
         MissingExportError: if the version has no such export.
         ModelReferenceError: if there is no such version, or its files are missing.
         ServerAwayError: if the registry does not answer.
-        StorageError: if the cache may not be written.
+        StorageError: if the cache may not be written, or the download takes too long.
     """
     stored = reader.place_of(name, version)
     if stored is None:
@@ -129,14 +133,21 @@ def _download(name: str, version: str, target: Path, export: str) -> None:
     with storage_errors(target):
         make_folder(target.parent)
     command = [sys.executable, "-P", "-m", __name__, name, version, str(target), export]
-    done = subprocess.run(
-        command,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=_SECONDS,
-        stdin=subprocess.DEVNULL,
-    )
+    try:
+        done = subprocess.run(
+            command,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=_SECONDS,
+            stdin=subprocess.DEVNULL,
+        )
+    except subprocess.TimeoutExpired as error:
+        _remove_abandoned(target.parent)
+        raise StorageError(
+            f"The files of '{name}' version {version} were not downloaded within {_SECONDS:g} "
+            "seconds. Check the connection to the artifact store, and try again."
+        ) from error
     if done.returncode == 0:
         return
     lines = done.stderr.strip().splitlines() or [""]
@@ -150,10 +161,31 @@ def _download(name: str, version: str, target: Path, export: str) -> None:
 
 
 def _keep_newest(folder: Path) -> None:
-    packages = [each for each in folder.iterdir() if each.is_dir()]
-    packages.sort(key=lambda each: each.stat().st_mtime, reverse=True)
+    """Remove all packages but the newest; what is being downloaded is none yet."""
+    packages = [each for each in folder.iterdir() if each.is_dir() and each.name[0] != "."]
+    packages.sort(key=_modified, reverse=True)
     for old in packages[_KEPT:]:
         shutil.rmtree(old, ignore_errors=True)
+
+
+def _modified(folder: Path) -> float:
+    try:
+        return folder.stat().st_mtime
+    except OSError:  # another server has removed it
+        return 0.0
+
+
+def _remove_abandoned(folder: Path) -> None:
+    """Remove what downloads have left behind whose process was killed."""
+    for part in folder.glob(f"{_PART}*"):
+        if part.is_dir():
+            with file_locks.try_lock(_lock_of(part)) as free:
+                if free:
+                    shutil.rmtree(part, ignore_errors=True)
+
+
+def _lock_of(part: Path) -> Path:
+    return part.with_name(part.name + _LOCK)
 
 
 def _main(name: str, version: str, target: Path, export: str) -> None:
@@ -165,15 +197,23 @@ def _main(name: str, version: str, target: Path, export: str) -> None:
     redaction.install(streams=True)
     try:
         reference = ModelReference(name, version, f"models:/{name}/{version}")
-        with (
-            storage_errors(target),
-            tempfile.TemporaryDirectory(prefix=".part-", dir=target.parent) as part,
-        ):
-            downloaded = Path(part) / "package"
-            given = export_folder(reference, export, part) if export else package_folder(reference)
-            shutil.copytree(given, downloaded)
-            if not target.is_dir():  # another process was faster
-                downloaded.rename(target)
+        part = target.with_name(_PART + target.name)
+        with storage_errors(target), file_locks.locked(_lock_of(part)):
+            if target.is_dir():  # another process was faster
+                return
+            shutil.rmtree(part, ignore_errors=True)
+            _remove_abandoned(target.parent)
+            part.mkdir()
+            try:
+                if export:
+                    given = export_folder(reference, export, str(part))
+                else:
+                    given = package_folder(reference, part)
+                if not given.is_relative_to(part):  # the store is on this machine
+                    given = shutil.copytree(given, part / "package")
+                given.rename(target)
+            finally:
+                shutil.rmtree(part, ignore_errors=True)
     except PipelineError as error:
         sys.stderr.write(f"{type(error).__name__}{_SEPARATOR}{error}\n")
         sys.exit(error.exit_code)

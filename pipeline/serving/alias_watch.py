@@ -19,8 +19,9 @@ from patchline.pipeline.serving.model_host import ModelHost
 
 logger = logging.getLogger(__name__)
 
-_RETRY_SECONDS = 60.0
-"""After so long, a version that was rejected is tried again: its files may have been restored."""
+_RETRY_SECONDS, _LONGEST_RETRY_SECONDS = 60.0, 960.0
+"""After so long, a version that was rejected is tried again: its files may have been restored. If
+they could not be fetched, the pause doubles each time, up to the longest one."""
 _STORE = "MLFLOW_TRACKING_URI"
 
 
@@ -62,6 +63,7 @@ class AliasWatch:
         self._loop = asyncio.get_running_loop()
         self._ended = threading.Event()
         self._rejected_at = 0.0
+        self._pause = _RETRY_SECONDS
         self._has_switched = False
 
     def start(self) -> None:
@@ -102,7 +104,7 @@ class AliasWatch:
     def _is_due(self, version: str) -> bool:
         rejected = self._host.registry.rejected
         is_new = rejected is None or rejected[0] != version
-        return is_new or time.monotonic() - self._rejected_at > _RETRY_SECONDS
+        return is_new or time.monotonic() - self._rejected_at > self._pause
 
     def _take(self, version: str) -> None:
         """Load a version and switch to it; keep the present one if that is refused."""
@@ -119,7 +121,11 @@ class AliasWatch:
             return
         except PipelineError as error:
             logger.warning("Version %s of %s: %s", version, host.name, error)
-            self._reject(version, "its files could not be fetched")
+            self._reject(version, "its files could not be fetched", is_costly=True)
+            return
+        except Exception:  # it is not tried every second, whatever the reason
+            logger.exception("Version %s of %s could not be loaded.", version, host.name)
+            self._reject(version, "it could not be loaded", is_costly=True)
             return
         before = host.served.version
         self._switch(version, checked)
@@ -150,9 +156,12 @@ class AliasWatch:
             with contextlib.suppress(OSError, AttributeError):  # another C library than glibc
                 ctypes.CDLL(None).malloc_trim(0)
 
-    def _reject(self, version: str, reason: str) -> None:
-        self._rejected_at = time.monotonic()
+    def _reject(self, version: str, reason: str, *, is_costly: bool = False) -> None:
+        """Note that a version is not taken; after a costly attempt, wait longer each time."""
         known = self._host.registry.rejected
+        is_again = is_costly and known == (version, reason)
+        self._pause = min(2 * self._pause, _LONGEST_RETRY_SECONDS) if is_again else _RETRY_SECONDS
+        self._rejected_at = time.monotonic()
         self._note_rejected((version, reason))
         if known != (version, reason):
             logger.error(

@@ -126,6 +126,6 @@ def test_a_package_on_an_object_store_is_served_from_the_cache(
     for _ in range(2):
         with serving(tmp_path, "--workspace", shared) as server:
             assert server.predict(png(1)).json["version"] == "1"
-        [cached] = (tmp_path / ".patchline" / "served").iterdir()
+        [cached] = (tmp_path / ".patchline" / "served").glob("[!.]*")
         assert (cached / "artifacts" / "model.onnx").is_file()
         json.loads((cached / "artifacts" / "model.json").read_text())
