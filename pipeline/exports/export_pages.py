@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import re
 import shutil
 import tempfile
 from collections.abc import Mapping
@@ -34,6 +35,15 @@ NOTE_TAG = "mlflow.note.content"
 FORM_TAG = "patchline.export."
 """Of a version and of its run, with the form behind it: what was measured, in a few words."""
 _TITLE = "### Exports"
+_TIMES = "Times of one thread on "
+_SERVE = "`patchline serve MODEL --form "
+_OWN_SECTION = re.compile(
+    rf"^{_TITLE}[ \t\r]*$"
+    r"(?:\n[ \t\r]*$)*(?:\n\|.*$)*(?:\n[ \t\r]*$)*"
+    rf"(?:\n{re.escape(_TIMES)}.*$)?(?:\n{re.escape(_SERVE)}.*$)?",
+    re.MULTILINE,
+)
+"""What `_section` has written: the title, one table and the sentences below it."""
 _DESCRIBING = (RECORD_FILE, "README.md")
 _LONGEST = 4000
 Row = Mapping[str, Any]
@@ -175,11 +185,11 @@ def _section(rows: Mapping[str, Row]) -> str:
     processors = ", ".join(sorted({str(row["processor"]) for row in rows.values()}))
     lines += [
         "",
-        f"Times of one thread on {processors}; in parentheses, those of the package in turn.",
+        f"{_TIMES}{processors}; in parentheses, those of the package in turn.",
     ]
     served = [form for form in SERVED_FORMS if rows.get(form, {}).get("folder")]
     if served:
-        lines.append(f"`patchline serve MODEL --form {served[0]}` serves the export.")
+        lines.append(f"{_SERVE}{served[0]}` serves the export.")
     return "\n".join(lines)
 
 
@@ -190,7 +200,14 @@ def _times(milliseconds: list[float] | None) -> str:
 
 
 def _with_section(text: str, section: str) -> str:
-    """Return a text with the section at its end, in the place of an earlier one."""
-    before = text.partition(_TITLE)[0].rstrip()
-    joined = f"{before}\n\n{section}" if before else section
-    return joined if len(joined) <= _LONGEST else before
+    """Return a text with the section in the place of an earlier one, or at its end.
+
+    What a person has written above or below that stays. If there is no room, the text has no
+    section.
+    """
+    earlier = _OWN_SECTION.search(text)
+    before = text[: earlier.start()] if earlier else text
+    after = text[earlier.end() :] if earlier else ""
+    parts = [before.rstrip(), section, after.strip("\r\n")]
+    joined = "\n\n".join(part for part in parts if part)
+    return joined if len(joined) <= _LONGEST else "\n\n".join(filter(None, parts[::2]))
