@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -10,6 +11,8 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 _IMAGES = (1, 2, 4, 8, 16, 32, 64, 128)
+_KEPT_VERSIONS = 4
+"""A server that follows an alias for years counts the classes of its last versions alone."""
 
 
 class ServerMetrics:
@@ -94,6 +97,8 @@ class ServerMetrics:
             "patchline_registry_up", "Whether the registry answers.", registry=registry
         )
         self.registry_up.set(1)
+        self._labels: dict[str, set[str]] = {}
+        """Those that were counted for each version, the present one last."""
 
     def decoded(self, seconds: float, *, readable: bool) -> None:
         """Note an image that was decoded."""
@@ -106,6 +111,7 @@ class ServerMetrics:
         given = [each["label"] for each in answer.get("labels", [answer])]
         for label in given:
             self.predicted.labels(version, label).inc()
+        self._labels.setdefault(version, set()).update(given)
         if not given:
             self.without_label.labels(version).inc()
 
@@ -115,9 +121,15 @@ class ServerMetrics:
         self.compute_seconds.observe(seconds)
 
     def serving(self, name: str, version: str) -> None:
-        """Note which version answers."""
+        """Note which version answers, and forget the counts of much earlier ones."""
         self.model.clear()
         self.model.labels(name, version).set(1)
+        self._labels[version] = self._labels.pop(version, set())
+        for old in list(self._labels)[:-_KEPT_VERSIONS]:
+            for label in self._labels.pop(old):
+                self.predicted.remove(old, label)
+            with contextlib.suppress(KeyError):  # it gave every image a label
+                self.without_label.remove(old)
 
     def rejecting(self, name: str, version: str | None) -> None:
         """Note which version failed its check, or that none did."""
