@@ -144,7 +144,7 @@ def _shrink_cache() -> None:
     if state.bytes > state.limit:
         display().note(
             f"the cache holds {state.bytes / 1e9:,.3g} GB, more than the limit of "
-            f"{state.limit / 1e9:,.3g} GB, because active runs use it"
+            f"{state.limit / 1e9:,.3g} GB, because active runs and other commands use it"
         )
 
 

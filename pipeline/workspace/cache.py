@@ -1,24 +1,31 @@
 """The size of what this machine keeps of a shared workspace, and of data on object stores.
 
 What is there once more on the store, or can be made again, goes when all of it together is larger
-than the limit: what was used last stays longest, and what a run uses now stays in any case.
+than the limit: what was used last stays longest, and what runs and other processes use now stays.
 """
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
 import re
+import secrets
 import shutil
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from patchline.pipeline.errors import ConfigError
+from patchline.pipeline.errors import ConfigError, StorageError
+from patchline.pipeline.files.file_locks import acquire, is_held, locked
 from patchline.pipeline.files.placeholders import FOLDER, PARTS_FOLDER
-from patchline.pipeline.files.workspace_folder import WORKSPACE
+from patchline.pipeline.files.workspace_folder import WORKSPACE, place
 from patchline.pipeline.workspace import chosen
+
+if TYPE_CHECKING:
+    from filelock import BaseFileLock
 
 VARIABLE = "PATCHLINE_CACHE_LIMIT"
 _DEFAULT_BYTES = 50 * 10**9
@@ -67,8 +74,9 @@ def limit() -> int:
 
 
 def mark_used(folder: Path) -> None:
-    """Note that a folder of the cache is used now."""
-    with contextlib.suppress(OSError):  # a workspace that is read-only
+    """Note that a folder of the cache is used now, and as long as this process runs."""
+    with contextlib.suppress(OSError, StorageError):  # a workspace that is read-only
+        _hold(folder.resolve())
         os.utime(folder)
 
 
@@ -77,18 +85,18 @@ def shrink(in_use_since: float | None = None) -> CacheState:
 
     Args:
         in_use_since: entries that were used since then stay, in seconds since the epoch; None if
-            no run is active.
+            no run is active. Those that another process uses stay, too.
 
     Raises:
         ConfigError: if the limit is no size.
     """
     most, entries = limit(), sorted(_entries())
+    _forget_ended()
     total = sum(each.bytes for each in entries)
     removed = []
     for each in entries:
         in_use = in_use_since is not None and each.used >= in_use_since
-        if total > most and not in_use:
-            _remove(each.path)
+        if total > most and not in_use and _is_removed(each.path):
             total -= each.bytes
             removed.append(each)
     return CacheState(tuple(removed), total, most)
@@ -119,9 +127,66 @@ def _size(file: Path) -> int:
         return 0
 
 
-def _remove(folder: Path) -> None:
-    """Remove a folder under another name, so that nobody finds a part of it."""
+def _is_removed(folder: Path) -> bool:
+    """Remove a folder under another name, so that nobody finds a part of it, unless it is used."""
     gone = folder.with_name(f".{folder.name}.{os.getpid()}.part")
-    with contextlib.suppress(OSError):
-        folder.rename(gone)
-        shutil.rmtree(gone, ignore_errors=True)
+    with locked(_gate()):
+        if _is_used(folder):
+            return False
+        with contextlib.suppress(OSError):
+            folder.rename(gone)
+    shutil.rmtree(gone, ignore_errors=True)
+    return True
+
+
+def _hold(folder: Path) -> None:
+    """Hold a lock that tells other processes that this one uses an entry of the cache.
+
+    The system releases it when the process ends, however it ends.
+    """
+    top = place()
+    inside = folder.relative_to(top) if folder.is_relative_to(top) else Path()
+    is_entry = any(
+        inside.match(each) and len(inside.parts) == len(Path(each).parts)
+        for each in (*_OF_SHARED, *_OF_DATA)
+    )
+    with _holding:
+        if is_entry and folder not in _held:
+            name = f"{_number(folder)}.{os.getpid()}-{secrets.token_hex(4)}.lock"
+            with locked(_gate()):
+                _held[folder] = acquire(_locks() / name, 0)
+
+
+def _is_used(folder: Path) -> bool:
+    """Return whether another process holds a lock for a folder."""
+    own = _held.get(folder)
+    files = map(os.fspath, _locks().glob(f"{_number(folder)}.*.lock"))
+    others = [Path(each) for each in files if own is None or each != own.lock_file]
+    return any(map(is_held, others))
+
+
+def _forget_ended() -> None:
+    """Remove the locks of processes that have ended."""
+    files = list(_locks().glob("*.*.lock"))
+    with locked(_gate()) if files else contextlib.nullcontext():
+        for file in files:
+            if not is_held(file):
+                file.unlink(missing_ok=True)
+
+
+def _number(folder: Path) -> str:
+    return hashlib.sha256(os.fsencode(folder)).hexdigest()[:16]
+
+
+def _gate() -> Path:
+    """Return the lock under which a folder is marked or removed, so that no process does both."""
+    return _locks() / "gate.lock"
+
+
+def _locks() -> Path:
+    return place() / "locks" / "cache"
+
+
+_holding = threading.Lock()
+_held: dict[Path, BaseFileLock | None] = {}
+"""The locks of this process, by the folder that each is for."""

@@ -180,6 +180,7 @@ def local_files(base: Path, values: Sequence[str]) -> dict[str, str]:
     for (scheme, bucket), named in by_bucket.items():
         whole = Address(scheme, bucket, "")
         folder = _folder_of(whole)
+        cache.mark_used(folder)
         _present(whole, folder, [key for _, key in named])
         files |= {value: str(folder / key) for value, key in named}
     return files

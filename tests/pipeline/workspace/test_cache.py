@@ -63,6 +63,25 @@ def test_what_an_active_run_uses_stays(team: str, monkeypatch: pytest.MonkeyPatc
         assert state.bytes > state.limit
 
 
+def test_what_another_process_uses_stays(team: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Such as a prediction, which is no run; once it has ended, the entry may go."""
+    with machine("a", team) as workspace:
+        used = fill(workspace, "sources/objects/s3/bucket", 300)
+        monkeypatch.setenv(cache.VARIABLE, "1kb")
+        with monkeypatch.context() as other:
+            other.setattr(cache, "_held", {})
+            cache.mark_used(used)
+            held = dict(cache._held)
+        state = cache.shrink()
+        assert (state.removed, used.exists()) == ((), True)
+        assert state.bytes > state.limit
+        for lock in held.values():
+            assert lock is not None
+            lock.release()
+        assert [each.path for each in cache.shrink().removed] == [used]
+        assert [each.name for each in (workspace / "locks/cache").iterdir()] == ["gate.lock"]
+
+
 def test_a_local_workspace_keeps_all_but_downloaded_data(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
