@@ -278,17 +278,17 @@ def _registered(
     return None
 
 
-def _why_known(reference: str, seen: SeenBefore) -> str:
+def _why_known(reference: str, before: SeenBefore) -> str:
     """Return why weights that know images of this run are not taken; empty if they know none.
 
     Whoever names such weights is told how many there are. A plan has others to choose from, whose
     metrics are not optimistic.
     """
-    images = sum(seen.counts.values()) + seen.related
+    images = sum(before.counts.values()) + before.related
     if not images:
         return ""
     known = counted(images, "validation or test image")
-    groups = ", or others of their groups" if seen.related else ""
+    groups = ", or others of their groups" if before.related else ""
     return (
         f"{reference} is not used: its weights have seen {known} of this run{groups}, so the "
         f"metrics would be optimistic; --model.init {reference} uses it"
