@@ -16,6 +16,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -49,6 +50,7 @@ class Cluster:
         self.hosts = {"a": "10.78.0.1", "b": "10.78.0.2"}
         self.store_space, self.store_host = f"plrs{os.getpid()}", "10.78.0.9"
         self._store: subprocess.Popen[bytes] | None = None
+        self._sockets = Path(tempfile.mkdtemp(prefix="plr"))  # Ray's names of sockets are long
 
     @property
     def address(self) -> str:
@@ -140,7 +142,7 @@ class Cluster:
     def start(self, node: str, **variables: str) -> None:
         """Start Ray on a node."""
         head = ["--head", "--port", str(PORT), "--include-dashboard", "false"]
-        head += ["--temp-dir", str(self.folder / "ray")]
+        head += ["--temp-dir", str(self._sockets)]
         # Without a shared folder, a worker that reserves two cores runs where files have to travel.
         cores = "1" if self.has_store and node == "a" else "2"
         rest = ["--node-ip-address", self.hosts[node], "--num-cpus", cores, "--disable-usage-stats"]
@@ -223,6 +225,7 @@ class Cluster:
         if self.has_store:
             delete = ["ip", "netns", "delete", self.store_space]
             subprocess.run(delete, capture_output=True, check=False)
+        shutil.rmtree(self._sockets, ignore_errors=True)
 
 
 @contextlib.contextmanager
