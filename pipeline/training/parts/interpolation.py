@@ -10,7 +10,9 @@ change the confidence alone, which the calibration undoes later.
 The accuracy keeps rising a little beyond the point with the smallest loss. So the weights are those
 of the furthest point whose loss is not larger than the smallest one by more than a standard error
 of the difference: many images decide by themselves, and few leave trained weights that show no harm
-as they are.
+nearly as they are. Only nearly: between the ends, both networks are averaged, but a training run of
+few steps may end in weights that are worse than the head, and few images do not show that. So with
+few images, the end itself has to be better than the point before it by more than the error.
 
 Shapes: S points of the line, N images, K classes or labels.
 """
@@ -36,6 +38,8 @@ SHARES = (0.0, 0.25, 0.5, 0.75, 1.0)
 WITHOUT_CHOICE = 0.5
 """The share if there is no image to choose it with, as recommended by the paper."""
 _FEWEST = 2
+_FEW = 200
+"""Images that do not tell weights at the end that are some points worse from equal ones."""
 _TEMPERATURES = np.exp(np.linspace(-1.5, 1.5, 61))
 
 
@@ -77,6 +81,8 @@ def logits_along(
 def choose_share(logits_SNK: Array, truth: Array, *, held_out: int = 0) -> FineTuningRecord:
     """Choose the furthest point of the line with no larger loss than the best, up to its error.
 
+    With few images, it is the point before the trained end, unless the end is clearly better.
+
     Args:
         logits_SNK: at all points, of images that were not used for training: validation images,
             and training images predicted by fits without their fold.
@@ -89,13 +95,23 @@ def choose_share(logits_SNK: Array, truth: Array, *, held_out: int = 0) -> FineT
     losses_SN = np.stack([_losses(each_NK, truth) for each_NK in logits_SNK])
     mean_S = losses_SN.mean(1)
     smallest = int(mean_S.argmin())
-    errors_S = (losses_SN - losses_SN[smallest]).std(1, ddof=1) / images**0.5
-    furthest = int(np.flatnonzero(mean_S - mean_S[smallest] <= errors_S).max())
+    furthest = int(np.flatnonzero(_not_worse(losses_SN, smallest)).max())
+    end = len(SHARES) - 1
+    if images < _FEW and furthest == end and _not_worse(losses_SN, end)[end - 1]:
+        furthest = end - 1
     tried = tuple(
         TriedShare(share=share, loss=float(loss), **_accuracy_or_map(logits_NK, truth))
         for share, logits_NK, loss in zip(SHARES, logits_SNK, mean_S, strict=True)
     )
     return FineTuningRecord(share=SHARES[furthest], tried=tried, images=images, held_out=held_out)
+
+
+def _not_worse(losses_SN: Array, than: int) -> Array:
+    """Return which points (S) have no larger loss than one of them, up to a standard error."""
+    differences_SN = losses_SN - losses_SN[than]
+    errors_S = differences_SN.std(1, ddof=1) / losses_SN.shape[1] ** 0.5
+    smaller: Array = differences_SN.mean(1) <= errors_S
+    return smaller
 
 
 def _accuracy_or_map(logits_NK: Array, truth: Array) -> dict[str, float | None]:

@@ -98,3 +98,19 @@ def test_gains_are_kept_and_losses_avoided_with_few_images() -> None:
     assert mean["rising"] > 0.025
     assert mean["falling"] > -0.01
     assert mean["peaked"] > 0.02
+
+
+@pytest.mark.parametrize(
+    ("images", "gain_of_end", "share"), [(80, 0.0, 0.75), (400, 0.0, 1.0), (80, 1.0, 1.0)]
+)
+def test_few_images_keep_the_trained_end_only_if_it_is_better(
+    images: int, gain_of_end: float, share: float
+) -> None:
+    """Where all points are alike, the last one before the end is kept; many images keep the end."""
+    gains = np.array([0, 0, 0, 0, gain_of_end])
+    random = np.random.default_rng(0)
+    logits_SNK, labels_N = classifiers(random, images, gains)
+    logits_SNK[:4] = logits_SNK[0]
+    if not gain_of_end:
+        logits_SNK[4] = logits_SNK[0]
+    assert choose_share(logits_SNK, labels_N).share == share
