@@ -292,7 +292,10 @@ def _read(
     if earlier is not None:
         checking = _labelled(on_progress, "Checking images")
         rest, more, exclude = exclusion.applied(
-            data.exclude, earlier.manifest, scan_memory.workspace
+            data.exclude,
+            earlier.manifest,
+            scan_memory.workspace,
+            alone=data.unlabelled is None,
         )
         earlier = earlier._replace(manifest=rest)
         manifest, notes = repeated(config, earlier, listing.root, scan_memory.workspace, checking)
@@ -311,7 +314,9 @@ def _read(
         facts=facts,
         draft=draft,
     )
-    manifest, more, exclude = exclusion.applied(data.exclude, manifest, scan_memory.workspace)
+    manifest, more, exclude = exclusion.applied(
+        data.exclude, manifest, scan_memory.workspace, alone=data.unlabelled is None
+    )
     check_images(manifest, listing.root, labelled=labelled, task=task_of(listing))
     values = usable_values(manifest, listing.root, config.data, on_image)
     notes = [*_notes(manifest, listing, labelled=labelled), *more, *values.notes]

@@ -17,8 +17,8 @@ from patchline.pipeline.config import RunConfig
 from patchline.pipeline.data.config import source_of
 from patchline.pipeline.data.ingested_data import UNLABELLED, IngestedData, UnlabelledImages
 from patchline.pipeline.data.ingestion_notes import notes_on_files
+from patchline.pipeline.data.manifests import exclusion, overlap
 from patchline.pipeline.data.manifests import manifest as manifests
-from patchline.pipeline.data.manifests import overlap
 from patchline.pipeline.data.manifests.earlier_manifests import unlabelled_of_run
 from patchline.pipeline.data.manifests.repeated_data import EarlierData, repeated
 from patchline.pipeline.data.manifests.scan_memory import ScanMemory
@@ -90,12 +90,16 @@ def with_unlabelled(
     """
     if config.data.unlabelled is None:
         return data
-    labelled = manifests.usable(manifests.load(data.manifest_file))
+    labelled = manifests.load(data.manifest_file)
     root, manifest, notes = read_unlabelled(
         config, labelled, data.root, data.mapping, workspace, on_progress, fresh=fresh
     )
     before = _of_repeated_run(data, config)
     if before is not None:
+        if config.data.exclude is not None:
+            table = exclusion.read_exclusion(Path(config.data.exclude))
+            rest, _ = exclusion.excluded_unlabelled(before.manifest, labelled, table)
+            before = before._replace(manifest=rest)
         manifest, more = repeated(config, before, root, workspace)
         notes = more[:1] if (manifest["status"] != before.manifest["status"]).any() else []
     rows = manifests.usable(manifest)
@@ -144,11 +148,11 @@ def read_unlabelled(
     *,
     fresh: bool = False,
 ) -> tuple[Path, pd.DataFrame, list[str]]:
-    """Describe every unlabelled file, and leave out copies.
+    """Describe every unlabelled file, and leave out copies and what `data.exclude` names.
 
     Args:
         config: of the run.
-        labelled: the usable labelled images, with their splits.
+        labelled: manifest of the labelled images, with their splits.
         root: of the labelled images.
         mapping: what becomes of their values that are not of 8 bits.
         workspace: the folder `.patchline`.
@@ -167,10 +171,16 @@ def read_unlabelled(
     memory = ScanMemory(listing.root, workspace, fresh=fresh)
     manifest = manifests.scan(listing, reading, labelled=False, memory=memory)
     manifest = with_unfit_damaged(manifest, mapping)
+    if config.data.exclude is not None:
+        table = exclusion.read_exclusion(Path(config.data.exclude))
+        manifest, more = exclusion.excluded_unlabelled(manifest, labelled, table)
+        notes += more
     near = None
     if config.data.group_near_duplicates:
         compared = SearchMemory(listing.root, workspace, fresh=fresh)
-        near = _near(manifest, listing.root, labelled, root, mapping, on_progress, compared)
+        near = _near(
+            manifest, listing.root, manifests.usable(labelled), root, mapping, on_progress, compared
+        )
     manifest = overlap.without_copies(manifest, labelled, near)
     usable = manifest["status"] == "ok"
     manifest = manifest.assign(split=np.where(usable, UNLABELLED, ""))

@@ -103,7 +103,7 @@ def inspect_data(
     data = config.data
     if data.exclude is not None:
         excluded = exclusion.read_exclusion(Path(data.exclude))
-        manifest, more = exclusion.with_exclusion(manifest, excluded)
+        manifest, more = exclusion.with_exclusion(manifest, excluded, alone=data.unlabelled is None)
         notes += more
     rows = manifests.usable(manifest)
     near = np.zeros(0, np.int64)
@@ -120,7 +120,7 @@ def inspect_data(
     if data.unlabelled is not None:
         plain = scanned.pixel_values.mapping
         _, further, of_files = read_unlabelled(
-            config, rows, scanned.root, plain, workspace, on_progress
+            config, assigned, scanned.root, plain, workspace, on_progress
         )
         unlabelled = int((further["status"] == "ok").sum())
         more = [*more, f"data.unlabelled: {counted(unlabelled, 'image')} without labels", *of_files]

@@ -10,7 +10,7 @@ from __future__ import annotations
 import csv
 import hashlib
 import io
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -74,7 +74,7 @@ def read_exclusion(file: Path) -> Exclusion:
 
 
 def applied(
-    setting: str | None, manifest: pd.DataFrame, workspace: Path
+    setting: str | None, manifest: pd.DataFrame, workspace: Path, *, alone: bool
 ) -> tuple[pd.DataFrame, list[str], Path | None]:
     """Return the manifest without the files that `data.exclude` names, notes, and a copy of it.
 
@@ -82,6 +82,8 @@ def applied(
         setting: the value of `data.exclude`; None excludes nothing.
         manifest: of all files.
         workspace: receives the copy of the table.
+        alone: whether there are no unlabelled images, to which `excluded_unlabelled` applies the
+            rest of the table.
 
     Raises:
         DataError: if the table cannot be used.
@@ -89,12 +91,14 @@ def applied(
     if setting is None:
         return manifest, [], None
     excluded = read_exclusion(Path(setting))
-    manifest, notes = with_exclusion(manifest, excluded)
+    manifest, notes = with_exclusion(manifest, excluded, alone=alone)
     return manifest, notes, excluded.kept_copy(workspace)
 
 
-def with_exclusion(manifest: pd.DataFrame, exclusion: Exclusion) -> tuple[pd.DataFrame, list[str]]:
-    """Return the manifest with the files of a table excluded, and notes on them.
+def with_exclusion(
+    manifest: pd.DataFrame, exclusion: Exclusion, *, alone: bool = True
+) -> tuple[pd.DataFrame, list[str]]:
+    """Return the manifest with the files of a table excluded, and notes on them; see `applied`.
 
     Files that an earlier run has excluded stay so.
     """
@@ -107,13 +111,38 @@ def with_exclusion(manifest: pd.DataFrame, exclusion: Exclusion) -> tuple[pd.Dat
     manifest.loc[usable, "status"] = STATUS
     count = int((here & (manifest["status"] == STATUS)).sum())
     notes = [f"{count:,} image{' was' if count == 1 else 's were'} excluded by {exclusion.name}"]
-    absent = sorted(exclusion.reasons.keys() - set(written.values()))
-    if absent:
-        notes.append(
-            f"{len(absent):,} file{'' if len(absent) == 1 else 's'} of {exclusion.name} "
-            f"{'is' if len(absent) == 1 else 'are'} not in the data: {examples(absent)}"
-        )
-    return manifest, notes
+    absent = exclusion.reasons.keys() - set(written.values())
+    return manifest, [*notes, *(_notes_on_absent(exclusion, absent) if alone else [])]
+
+
+def excluded_unlabelled(
+    unlabelled: pd.DataFrame, labelled: pd.DataFrame, exclusion: Exclusion
+) -> tuple[pd.DataFrame, list[str]]:
+    """Return the manifest of the unlabelled images without the files of a table, and notes.
+
+    A path that both manifests have means the labelled image.
+
+    Args:
+        unlabelled: manifest of the unlabelled images.
+        labelled: manifest of the labelled ones.
+        exclusion: the table.
+    """
+    of_labelled = {_written(path, exclusion.reasons) for path in labelled["path"]}
+    others = {path: why for path, why in exclusion.reasons.items() if path not in of_labelled}
+    rest = exclusion._replace(reasons=others)
+    result, [note] = with_exclusion(unlabelled, rest, alone=False)
+    here = {_written(path, others) for path in unlabelled["path"]}
+    notes = [f"data.unlabelled: {note}"] if others.keys() & here else []
+    return result, [*notes, *_notes_on_absent(exclusion, others.keys() - here)]
+
+
+def _notes_on_absent(exclusion: Exclusion, paths: Iterable[str]) -> list[str]:
+    absent = sorted(paths)
+    if not absent:
+        return []
+    files = f"{len(absent):,} file{'' if len(absent) == 1 else 's'} of {exclusion.name}"
+    are = "is" if len(absent) == 1 else "are"
+    return [f"{files} {are} not in the data: {examples(absent)}"]
 
 
 def _written(path: str, reasons: Mapping[str, str]) -> str:

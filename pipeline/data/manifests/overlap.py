@@ -1,7 +1,7 @@
 """Which unlabelled images are copies of labelled ones, or of each other.
 
 A copy of a validation or test image would be leakage, as between splits. A copy of a training image
-says nothing new: its label is known.
+says nothing new: its label is known. A copy of an excluded image is not wanted either.
 """
 
 from __future__ import annotations
@@ -12,18 +12,19 @@ import numpy as np
 import pandas as pd
 
 from patchline.pipeline.data.manifests.exclusion import STATUS
-from patchline.pipeline.data.manifests.manifest import examples
+from patchline.pipeline.data.manifests.manifest import examples, usable
 from patchline.pipeline.data.manifests.same_images import GROUP, column_of, content_numbers
 from patchline.pipeline.terminal_words import by_number, counted
 
 Array = np.ndarray[Any, Any]
 
 _HELD_OUT = ("validation", "test")
-COPY, GROUPED, NEAR, KNOWN, TWICE = (
+COPY, GROUPED, NEAR, KNOWN, EXCLUDED, TWICE = (
     "copies of validation or test images",
     "in groups of validation or test images",
     "near duplicates of validation or test images",
     "copies of training images",
+    "copies of excluded images",
     "copies of other unlabelled images",
 )
 """Why an unlabelled image is left out."""
@@ -32,31 +33,36 @@ _ONE = {
     GROUPED: "is in a group of validation or test images",
     NEAR: "is a near duplicate of a validation or test image",
     KNOWN: "is a copy of a training image",
+    EXCLUDED: "is a copy of an excluded image",
     TWICE: "is a copy of another unlabelled image",
 }
 LEAKING = (COPY, GROUPED, NEAR)
-_REASONS = (*LEAKING, KNOWN, TWICE)
+_REASONS = (*LEAKING, KNOWN, EXCLUDED, TWICE)
 
 
 def without_copies(
-    unlabelled: pd.DataFrame, labelled: pd.DataFrame, near: tuple[Array, Array] | None = None
+    unlabelled: pd.DataFrame, manifest: pd.DataFrame, near: tuple[Array, Array] | None = None
 ) -> pd.DataFrame:
     """Return the manifest of the unlabelled images with all copies excluded, each with its reason.
 
     Args:
         unlabelled: of all files.
-        labelled: the usable rows of the other manifest, with their splits.
-        near: a number for each usable unlabelled image (U,) and for each labelled one (N,), equal
-            for images that nearly show the same; None if that was not searched for.
+        manifest: of the labelled images, with their splits, and of those that are excluded.
+        near: a number for each usable unlabelled image (U,) and for each usable labelled one (N,),
+            equal for images that nearly show the same; None if that was not searched for.
     """
-    rows = unlabelled[unlabelled["status"] == "ok"]
-    numbers_U, numbers_N = (each.to_numpy() for each in content_numbers(rows, labelled))
+    rows, labelled = unlabelled[unlabelled["status"] == "ok"], usable(manifest)
+    excluded = manifest[manifest["status"] == STATUS]
+    numbers_U, numbers_N, numbers_X = (
+        each.to_numpy() for each in content_numbers(rows, labelled, excluded)
+    )
     held_out_N = labelled["split"].isin(_HELD_OUT).to_numpy()
     groups_U, groups_N = column_of(rows, GROUP), column_of(labelled, GROUP)
     groups = set(groups_N[held_out_N]) - {""}
     reasons = np.full(len(rows), "", dtype=object)
     tests = {
         TWICE: pd.Series(numbers_U).duplicated().to_numpy(),
+        EXCLUDED: np.isin(numbers_U, numbers_X),
         KNOWN: np.isin(numbers_U, numbers_N[~held_out_N]),
         NEAR: np.isin(near[0], near[1][held_out_N]) if near else np.zeros(len(rows), np.bool_),
         GROUPED: groups_U.isin(groups).to_numpy(),
@@ -64,11 +70,10 @@ def without_copies(
     }
     for reason, is_so_U in tests.items():  # the last one counts
         reasons[is_so_U] = reason
-    manifest = unlabelled.copy()
-    excluded = rows.index[reasons != ""]
-    manifest.loc[excluded, "reason"] = reasons[reasons != ""]
-    manifest.loc[excluded, "status"] = STATUS
-    return manifest
+    result, left_out = unlabelled.copy(), rows.index[reasons != ""]
+    result.loc[left_out, "reason"] = reasons[reasons != ""]
+    result.loc[left_out, "status"] = STATUS
+    return result
 
 
 def left_out_copies(manifest: pd.DataFrame) -> dict[str, list[str]]:

@@ -99,6 +99,28 @@ def test_copies_are_left_out_and_named_by_reason(both: Path) -> None:
     assert "near duplicates of validation or test images are among its images is not known" in said
 
 
+def test_the_table_of_excluded_images_holds_for_unlabelled_ones(both: Path) -> None:
+    """And for copies of labelled images that it names; a path of both means the labelled one."""
+    rows = manifests.usable(manifests.load(ingested(both).manifest_file))
+    path = rows.loc[rows["split"] == "train", "path"].iloc[0]
+    shutil.copy(both / "photos" / path, both / "more" / "copy.png")
+    (both / "more" / path).parent.mkdir()
+    (both / "more" / "11.png").rename(both / "more" / path)
+    table = both / "bad.csv"
+    table.write_text(f"path,exclude\n{path},yes\n3.png,yes\nnone.png,yes\n")
+    data = ingested(both, exclude=str(table))
+    images, rows = unlabelled(data)
+    assert images.left_out == {"copies of excluded images": 1}
+    assert set(rows["path"]) == {path, *(f"{n}.png" for n in range(FURTHER - 1) if n != 3)}
+    said = [note for note in data.notes if "bad.csv" in note or "excluded image" in note]
+    assert said == [
+        "1 image was excluded by bad.csv",
+        "data.unlabelled: 1 image was excluded by bad.csv",
+        "1 file of bad.csv is not in the data: none.png",
+        "1 unlabelled image is a copy of an excluded image and was left out: copy.png",
+    ]
+
+
 def test_images_of_held_out_groups_are_left_out(both: Path) -> None:
     """A patient in the test split is not learned from through unlabelled images either."""
     pattern = r"(?P<group>\d+)\.png"
