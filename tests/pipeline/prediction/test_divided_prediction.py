@@ -9,13 +9,17 @@ import pandas as pd
 import psutil
 import pytest
 
-from patchline.pipeline.errors import WorkerError
+from patchline.pipeline.errors import DataError, WorkerError
 from patchline.pipeline.packaging.packaged_model import PackagedModel
 from patchline.pipeline.prediction import batch_prediction
+from patchline.pipeline.prediction.__main__ import predict_part
 from patchline.pipeline.prediction.batch_prediction import predict_images
-from patchline.pipeline.prediction.prediction_job import MODULE
+from patchline.pipeline.prediction.image_files import ImageFile
+from patchline.pipeline.prediction.prediction_job import MODULE, PredictionJob
 from patchline.pipeline.workers import active_launcher
+from patchline.pipeline.workers.event_log import EventWriter
 from patchline.pipeline.workers.local_launcher import LocalLauncher
+from patchline.pipeline.workers.part_files import write_lines
 from tests.pipeline.conftest import Exported
 from tests.pipeline.prediction.predicted_photos import write_photos
 from tests.pipeline.workers.wide_launcher import Wide
@@ -75,3 +79,22 @@ def test_finished_parts_are_kept_if_a_later_one_fails(
     assert 0 < table.answered_before < 42
     assert pd.read_parquet(tmp_path / "a.parquet")["image"].is_unique
     assert table.images == 42
+
+
+@pytest.mark.parametrize("archive", ["", "/mnt/photos.zip"])
+def test_a_node_without_the_images_writes_no_rows(tmp_path: Path, archive: str) -> None:
+    """They would be errors, and final; a folder that could not be opened is not an image."""
+    files = [ImageFile(0, "/mnt/a", "a", "the folder cannot be opened: denied")]
+    files += [ImageFile(0, f"/mnt/a/{number}.png", str(number), "", archive) for number in range(2)]
+    job = PredictionJob(
+        onnx_file=tmp_path / "model.onnx",
+        description_file=tmp_path / "model.json",
+        model_id="m/1",
+        files=write_lines(tmp_path / "files.jsonl", files),
+        top_k=1,
+        whole=False,
+        rows=tmp_path / "rows.parquet",
+    )
+    with pytest.raises(DataError, match=rf"has no {archive or '/mnt/a/0.png'}, .* same path"):
+        predict_part(job, EventWriter(tmp_path / "events.jsonl"))
+    assert not job.rows.exists()
