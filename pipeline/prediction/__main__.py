@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from pathlib import Path
 
-from patchline.pipeline.errors import DataError
 from patchline.pipeline.packaging.packaged_model import PackagedModel
 from patchline.pipeline.prediction.batch_prediction import write_rows
 from patchline.pipeline.prediction.image_files import ImageFile
 from patchline.pipeline.prediction.prediction_job import PredictedPart, PredictionJob
 from patchline.pipeline.workers.event_log import EventWriter
+from patchline.pipeline.workers.missing_data import missing_data
 from patchline.pipeline.workers.part_files import read_lines
 from patchline.pipeline.workers.worker_process import worker_main
 
@@ -39,10 +40,7 @@ def _check_data(files: Sequence[ImageFile]) -> None:
     if plain and not any(os.access(each, os.F_OK) for each in plain):
         missing.append(plain[0])
     if missing:
-        raise DataError(
-            f"A node of the cluster has no {missing[0]}, which it should predict. Mount the images "
-            "there at the same path, or set launcher.name to local."
-        )
+        raise missing_data(Path(missing[0]))
 
 
 if __name__ == "__main__":

@@ -12,8 +12,8 @@ from patchline.pipeline.data.manifests.describing import Row
 from patchline.pipeline.data.manifests.describing_job import DescribingJob, PartDescribed
 from patchline.pipeline.data.manifests.describing_processes import KeptImages, rows_in_process
 from patchline.pipeline.data.reading.image_root import exists
-from patchline.pipeline.errors import DataError
 from patchline.pipeline.workers.event_log import EventWriter
+from patchline.pipeline.workers.missing_data import missing_data
 from patchline.pipeline.workers.part_files import read_lines, write_lines
 from patchline.pipeline.workers.worker_process import worker_main
 from patchline.plugin_api import ListedImage
@@ -26,10 +26,7 @@ def describe_part(job: DescribingJob, events: EventWriter) -> PartDescribed:
         DataError: if this machine does not have the data.
     """
     if not exists(job.root):
-        raise DataError(
-            f"A node of the cluster has no {job.root}, where the images are. Mount it there at the "
-            "same path, or set launcher.name to local."
-        )
+        raise missing_data(job.root)
     files = [(ListedImage(*listed), wanted) for listed, wanted in read_lines(job.files)]
     kept = None
     if job.kept and job.shape and job.resize:

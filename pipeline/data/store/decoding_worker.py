@@ -12,8 +12,8 @@ from patchline.pipeline.data.reading.image_root import exists
 from patchline.pipeline.data.store.decoding_job import DecodingJob, PartDecoded
 from patchline.pipeline.data.store.decoding_processes import decoder
 from patchline.pipeline.data.store.store_decoding import StoredImage
-from patchline.pipeline.errors import DataError
 from patchline.pipeline.workers.event_log import EventWriter
+from patchline.pipeline.workers.missing_data import missing_data
 from patchline.pipeline.workers.part_files import read_lines
 from patchline.pipeline.workers.worker_process import worker_main
 
@@ -25,10 +25,7 @@ def decode_part(job: DecodingJob, events: EventWriter) -> PartDecoded:
         DataError: if this machine does not have the data, or a file has changed.
     """
     if not exists(job.root):
-        raise DataError(
-            f"A node of the cluster has no {job.root}, where the images are. Mount it there at the "
-            "same path, or set launcher.name to local."
-        )
+        raise missing_data(job.root)
     images = [StoredImage(row, *each) for row, each in enumerate(read_lines(job.files))]
     shape = (len(images), *job.shape)
     array = np.lib.format.open_memmap(job.images, mode="w+", dtype=np.uint8, shape=shape)
