@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +45,9 @@ def _recorded(reference: ModelReference) -> PromotionConfig:
     store = client()
     run_id = store.get_model_version(reference.name, reference.version).run_id
     try:
-        text = Path(store.download_artifacts(str(run_id), "config.yaml")).read_text("utf-8")
+        with tempfile.TemporaryDirectory(prefix="patchline-") as scratch:
+            file = Path(store.download_artifacts(str(run_id), "config.yaml", scratch))
+            text = file.read_text("utf-8")
         recorded = yaml.safe_load(text).get("promotion", {})
     except (MlflowException, OSError) as error:
         raise ModelReferenceError(

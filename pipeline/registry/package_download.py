@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import atexit
+import shutil
+import tempfile
 from pathlib import Path
 
 from patchline.pipeline.errors import ModelReferenceError, PipelineError, ServerAwayError
@@ -72,7 +75,7 @@ def package_folder(reference: ModelReference, into: Path | None = None) -> Path:
     Args:
         reference: of the version.
         into: an existing folder for a download; by default a new one in the temporary directory,
-            which nobody removes.
+            which is removed when this process ends.
 
     Raises:
         ModelReferenceError: if its files are missing.
@@ -85,11 +88,18 @@ def package_folder(reference: ModelReference, into: Path | None = None) -> Path:
         local = artifact_path(place)
         if local is not None and local.is_dir():
             return local  # MLflow would write a note of the download into it
-        given = None if into is None else str(into)
-        return Path(download_artifacts(reference.source, dst_path=given))
+        given = temporary_folder() if into is None else into
+        return Path(download_artifacts(reference.source, dst_path=str(given)))
     except (MlflowException, OSError) as error:
         files = f"'{reference.name}' version {reference.version}"
         raise _gone(error, files, "Restore them, or use another version.") from error
+
+
+def temporary_folder() -> Path:
+    """Return a new folder in the temporary directory, removed when this process ends."""
+    folder = Path(tempfile.mkdtemp(prefix="patchline-package-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return folder
 
 
 def export_folder(reference: ModelReference, export: str, into: str) -> Path:
