@@ -388,6 +388,7 @@ def _trained_record(
         image_size=image.height,
         mean=image.mean,
         std=image.std,
+        resize=image.resize,
         classes=description.classes,
         run_id="" if tags is None else description.run_id,
         head_only=description.head_only or REGULARIZATION_TAG in (tags or {}),

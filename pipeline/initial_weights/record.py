@@ -39,6 +39,8 @@ class InitialWeights(FrozenModel):
     mean: tuple[float, ...]
     std: tuple[float, ...]
     """The normalisation of these images, on the scale 0 to 1."""
+    resize: Literal["crop", "squash", "pad"] | None = None
+    """How images of another shape were resized; None if that is not known."""
     grid: tuple[int, int] | None = None
     """Rows and columns of the position embeddings; None for a square grid."""
     classes: tuple[str, ...] | None = None

@@ -8,6 +8,7 @@ from typing import Any
 from patchline.pipeline import config_files
 from patchline.pipeline.config import AUTO, RunConfig
 from patchline.pipeline.config_files import Settings
+from patchline.pipeline.data.config import DataConfig
 from patchline.pipeline.errors import ConfigError
 from patchline.pipeline.initial_weights import recipe
 from patchline.pipeline.initial_weights.record import InitialWeights
@@ -21,6 +22,7 @@ _DIMENSIONS = ("embed_dim", "depth", "mlp_dim")
 _DECIDED = ("name", *_DIMENSIONS)
 """Settings that no weights can be adapted to."""
 _LAST_BLOCKS = "training.last_blocks"
+_RESIZE = "data.resize"
 _OF_THE_SIZE = (*_DIMENSIONS, "num_heads")
 """Settings that follow model.size where they are null."""
 
@@ -256,11 +258,13 @@ def _of_images(config: RunConfig, start: InitialWeights) -> Settings:
         )
     channels = data.channels or start.channels
     mean, std = (_for_channels(each, channels) for each in (start.mean, start.std))
+    is_set = _RESIZE in _listed(config) or data.resize != DataConfig.model_fields["resize"].default
     return {
         "image_size": data.image_size or start.image_size,
         "channels": channels,
         "mean": data.mean or mean,
         "std": data.std or std,
+        "resize": data.resize if is_set else start.resize or data.resize,
     }
 
 

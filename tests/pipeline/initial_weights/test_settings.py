@@ -62,6 +62,21 @@ def test_model_and_images_follow_the_weights() -> None:
     assert again == config
 
 
+@pytest.mark.parametrize(
+    ("of_weights", "given", "expected"),
+    [("squash", {}, "squash"), (None, {}, "crop"), ("squash", {"resize": "crop"}, "crop"),
+     ("squash", {"resize": "pad"}, "pad")],
+)  # fmt: skip
+def test_images_of_another_shape_are_resized_as_before(
+    of_weights: str | None, given: dict[str, str], expected: str
+) -> None:
+    """A model that has seen squashed images is not continued with cropped ones, unless asked."""
+    start = FOUND.model_copy(update={"resize": of_weights})
+    config = with_initial_weights(asked(data=given), start)
+    assert config.data.resize == expected
+    assert with_initial_weights(config, start).data.resize == expected
+
+
 def test_what_the_user_sets_stays() -> None:
     """Another patch size, image size, normalization and part to train are kept."""
     config = with_initial_weights(
