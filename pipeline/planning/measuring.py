@@ -21,6 +21,7 @@ from patchline.pipeline.models.model_building import build_model
 from patchline.pipeline.models.model_files import load_model
 from patchline.pipeline.planning.facts import Speed
 from patchline.pipeline.planning.measuring_job import MeasuredCandidate, Measurement, MeasuringJob
+from patchline.pipeline.planning.recipes import batch_of_images
 from patchline.pipeline.probing.features import seconds_per_image
 from patchline.pipeline.training.device import make_repeatable
 from patchline.pipeline.training.machine import choose_device, detect_machine
@@ -38,8 +39,8 @@ from patchline.pipeline.training.speed.trial_steps import trial_steps
 from patchline.pipeline.workers.event_log import EventWriter
 from patchline.plugin_api import ImageSpec
 
-_BATCH, _LARGER_BATCH, _BATCH_ACCELERATOR = 32, 128, 256
-"""Images of a step; on a CPU, the larger number where there is time for it."""
+_BATCH, _LARGER_BATCH = 32, 128
+"""Images of a step on a CPU; the larger number where there is time for it."""
 _FEWEST_STEPS, _MOST_STEPS, _FEWEST_IMAGES = 2, 10, 8
 _SHARE_OF_ONE = 0.3
 """Of the budget, for one candidate."""
@@ -180,8 +181,12 @@ def _one_thread_of_opencv() -> Iterator[None]:
 
 
 def _step_seconds(job: MeasuringJob, candidate: MeasuredCandidate) -> _Step:
-    """Measure training steps, with smaller batches if a GPU's memory is short."""
-    images = _BATCH_ACCELERATOR
+    """Measure training steps, with smaller batches if a GPU's memory is short.
+
+    A GPU takes as long for a small batch as for a large one until it is busy, so it gets the batch
+    that a plan has for so many images.
+    """
+    images = batch_of_images(job.images)
     while True:
         try:
             return _steps_of(job, candidate, images)

@@ -136,9 +136,13 @@ def most_epochs(epochs: int, images: float, fits: int = 1) -> int:
         images: in an epoch.
         fits: of the run; folds make half as many updates each.
     """
-    batch = max((b for b in _BATCHES if images >= b * _STEPS_PER_EPOCH), default=_BATCHES[0])
     steps = _STEPS_FOR_EPOCH * epochs / (_FEWER_IN_FOLDS if fits > _FITS_OF_A_REFIT else 1)
-    return max(epochs, math.ceil(steps / math.ceil(images / batch)))
+    return max(epochs, math.ceil(steps / math.ceil(images / batch_of_images(images))))
+
+
+def batch_of_images(images: float) -> int:
+    """Return the largest usual batch, up to 256, that so many images in an epoch allow."""
+    return max((b for b in _BATCHES if images >= b * _STEPS_PER_EPOCH), default=_BATCHES[0])
 
 
 def optimizer(

@@ -12,6 +12,7 @@ from patchline.pipeline.config_files import dotted_keys, merged, validated
 from patchline.pipeline.planning.facts import DataFacts, MachineFacts, Plan, PlanFacts, Speed
 from patchline.pipeline.planning.plan import candidates, plan
 from patchline.pipeline.planning.planner import with_plan
+from patchline.pipeline.planning.recipes import batch_of_images
 from patchline.pipeline.planning.tiers import (
     PHOTOGRAPH_TIERS,
     SMALL_IMAGE_TIERS,
@@ -238,8 +239,9 @@ def test_thumbnails_get_the_tiny_model_and_fewer_epochs() -> None:
 
 @pytest.mark.parametrize("images", [100, 500, 1_000, 3_000])
 def test_few_images_get_small_batches(images: int) -> None:
-    """An epoch has about 25 steps, or batches have the least size."""
+    """An epoch has about 25 steps, or batches have the least size; GPUs are measured with these."""
     batch = whole(plan(facts(training_images=images), {})).training.batch_size
+    assert batch == batch_of_images(images)
     assert batch == 16 or 23 <= images / batch <= 29
 
 
