@@ -89,10 +89,13 @@ def package_folder(reference: ModelReference, into: Path | None = None) -> Path:
         if local is not None and local.is_dir():
             return local  # MLflow would write a note of the download into it
         given = temporary_folder() if into is None else into
-        return Path(download_artifacts(reference.source, dst_path=str(given)))
+        folder = Path(download_artifacts(reference.source, dst_path=str(given)))
+        if not any(folder.iterdir()):  # of what is not there, MLflow makes an empty folder
+            raise FileNotFoundError("none of them was found")
     except (MlflowException, OSError) as error:
         files = f"'{reference.name}' version {reference.version}"
         raise _gone(error, files, "Restore them, or use another version.") from error
+    return folder
 
 
 def temporary_folder() -> Path:
