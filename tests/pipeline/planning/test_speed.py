@@ -127,7 +127,7 @@ def test_short_memory_is_measured_with_smaller_batches(
         return steps(job, of, images)
 
     monkeypatch.setattr(measuring, "_steps_of", short)
-    job = MeasuringJob(candidates=(candidate(),), num_classes=2, images=8, budget_seconds=0.01)
+    job = MeasuringJob(candidates=(candidate(),), num_classes=2, images=9_000, budget_seconds=0.01)
     events = EventWriter(tmp_path / "events.jsonl")
     most = 64
     assert measure(job, events).speeds[0].images_per_second > 0
