@@ -190,11 +190,7 @@ class ShardedArchive:
     @property
     def paths(self) -> list[str]:
         """The visible files of all shards."""
-        return [
-            f"{name}/{path}"
-            for name, shard in self._shards.items()
-            for path in open_archive(shard).paths
-        ]
+        return self._of_each(lambda archive: archive.paths)
 
     @property
     def folders(self) -> list[str]:
@@ -213,11 +209,7 @@ class ShardedArchive:
     @property
     def repeated(self) -> list[str]:
         """The files of all shards that are in theirs several times."""
-        return [
-            f"{name}/{path}"
-            for name, shard in self._shards.items()
-            for path in open_archive(shard).repeated
-        ]
+        return self._of_each(lambda archive: archive.repeated)
 
     @property
     def note(self) -> str:
@@ -239,6 +231,13 @@ class ShardedArchive:
     def shard_of(self, path: str) -> Path:
         """Return the shard that a file is in; raise `MemberError` if it is in none."""
         return self._member_of(path)[0]
+
+    def _of_each(self, listed: Callable[[Archive], list[str]]) -> list[str]:
+        return [
+            f"{name}/{path}"
+            for name, shard in self._shards.items()
+            for path in listed(open_archive(shard))
+        ]
 
     def _member_of(self, path: str) -> tuple[Path, str]:
         parts = path.split("/")

@@ -299,10 +299,10 @@ class TrafficRecorder:
         """Return the keys of the servers that write into the folder; forget those that ended."""
         alive = set()
         for file in self.folder.glob(f"{_SERVER}*{_LOCK}"):
-            if file_locks.is_held(file):
-                alive.add(file.name.removeprefix(_SERVER).removesuffix(_LOCK))
-            else:
+            if file_locks.state_of(file) is file_locks.LockState.FREE:
                 file.unlink(missing_ok=True)
+            else:  # held, or not to be seen from here
+                alive.add(file.name.removeprefix(_SERVER).removesuffix(_LOCK))
         return alive
 
     def _remove_oldest(self, most: float, servers: set[str]) -> None:

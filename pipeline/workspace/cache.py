@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from patchline.pipeline.errors import ConfigError, StorageError
-from patchline.pipeline.files.file_locks import acquire, is_held, locked
+from patchline.pipeline.files.file_locks import LockState, acquire, locked, state_of
 from patchline.pipeline.files.placeholders import FOLDER, PARTS_FOLDER
 from patchline.pipeline.files.workspace_folder import WORKSPACE, place
 from patchline.pipeline.workspace import chosen
@@ -158,11 +158,11 @@ def _hold(folder: Path) -> None:
 
 
 def _is_used(folder: Path) -> bool:
-    """Return whether another process holds a lock for a folder."""
+    """Return whether another process holds a lock for a folder, or one that cannot be seen."""
     own = _held.get(folder)
     files = map(os.fspath, _locks().glob(f"{_number(folder)}.*.lock"))
     others = [Path(each) for each in files if own is None or each != own.lock_file]
-    return any(map(is_held, others))
+    return any(state_of(each) is not LockState.FREE for each in others)
 
 
 def _forget_ended() -> None:
@@ -170,7 +170,7 @@ def _forget_ended() -> None:
     files = list(_locks().glob("*.*.lock"))
     with locked(_gate()) if files else contextlib.nullcontext():
         for file in files:
-            if not is_held(file):
+            if state_of(file) is LockState.FREE:
                 file.unlink(missing_ok=True)
 
 
