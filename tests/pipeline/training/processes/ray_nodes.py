@@ -10,6 +10,7 @@ There can be one such cluster at a time: Ray would find the processes of another
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib.util
 import os
 import shutil
@@ -30,14 +31,16 @@ _RAY = [sys.executable, "-m", "ray.scripts.scripts"]
 _OURS = ("patchline.pipeline", "patchline.plugins.launchers", "ray_training")
 
 
+@functools.cache
 def why_not() -> str:
     """Return why such a cluster cannot be started here; empty if it can."""
     if importlib.util.find_spec("ray") is None:
         return "Ray is not installed (the extra ray)"
     if shutil.which("ip") is None or not hasattr(os, "geteuid") or os.geteuid() != 0:
         return "network namespaces need root and iproute2"
-    made = subprocess.run(["ip", "netns", "add", "plr-try"], capture_output=True, check=False)
-    subprocess.run(["ip", "netns", "delete", "plr-try"], capture_output=True, check=False)
+    name = f"plr-try{os.getpid()}"  # test processes try at the same time
+    made = subprocess.run(["ip", "netns", "add", name], capture_output=True, check=False)
+    subprocess.run(["ip", "netns", "delete", name], capture_output=True, check=False)
     return "" if made.returncode == 0 else "network namespaces are not permitted here"
 
 
