@@ -8,14 +8,14 @@ import numpy as np
 import pandas as pd
 import torch
 
-from patchline.pipeline.data.manifests import manifest as manifests
 from patchline.pipeline.labels import label_sets
 from patchline.pipeline.metrics.label_calibration import sigmoid
 from patchline.pipeline.metrics.mean_average_precision import mean_average_precision
 from patchline.pipeline.models.class_probabilities import CalibratedLabels, label_calibration_of
 from patchline.pipeline.models.model_files import load_model
 from patchline.pipeline.teaching.class_columns import class_columns
-from patchline.pipeline.teaching.job import ImagesToTeach, Taught, TeachingJob
+from patchline.pipeline.teaching.job import Taught, TeachingJob
+from patchline.pipeline.teaching.listed_images import rows_of
 from patchline.pipeline.teaching.predictions import ImageToTeach, TeacherOutputs
 from patchline.pipeline.teaching.views import views_of
 from patchline.pipeline.training.device import make_repeatable
@@ -31,7 +31,7 @@ def teach(job: TeachingJob, events: EventWriter) -> Taught:
     columns = class_columns(job.name, description.classes, job.classes, job.task).columns
     if (labels := label_calibration_of(description)) is not None:
         model = CalibratedLabels(model, labels)
-    tables = [_rows(each) for each in job.images]
+    tables = [rows_of(each) for each in job.images]
     outputs = TeacherOutputs(
         model=model.to(device).eval(),
         weights=job.sha256,
@@ -62,11 +62,6 @@ def teach(job: TeachingJob, events: EventWriter) -> Taught:
         agreement=_agreement(file, labelled, job),
         images_per_second=rate,
     )
-
-
-def _rows(images: ImagesToTeach) -> pd.DataFrame:
-    rows = manifests.usable(manifests.load(images.manifest_file))
-    return rows[rows["split"].isin(images.splits)]
 
 
 def _agreement(file: Path, labelled: pd.DataFrame, job: TeachingJob) -> float:

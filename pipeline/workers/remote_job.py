@@ -48,6 +48,8 @@ _INSIDE, _OUTSIDE = "workspace", "outside"
 _MARK = "{patchline:%s}"
 _STREAMED = (_EVENTS, LOG_FILE)
 _OF_ONE_MACHINE = frozenset({_JOB, _RESULT, GROUP_FILE, *_STREAMED, "previous.safetensors"})
+_SEVERAL_BUCKETS = "several buckets"
+"""In place of the address of data: the list of the job names its files."""
 _SCRATCH = ("processes", "node-")
 """Folders in a worker's folder for what its processes share while they run."""
 _LOOK_SECONDS, _AGAIN_SECONDS = 0.2, 5.0
@@ -199,9 +201,10 @@ class SentJob:
             "job": self._roots.marked(job),
             "workspace": str(workspace),
             "data": [
-                {"path": self._roots.key_of(each), "address": str(address), "file": file.is_file()}
+                {"path": self._roots.key_of(each), "address": address, "file": file.is_file()}
                 for each in task.same_place
-                if (address := _address_of(file := remote_data.archive_or_folder(each)))
+                if (file := remote_data.archive_or_folder(each)).is_relative_to(_objects())
+                and (address := str(_address_of(file) or _SEVERAL_BUCKETS))
             ],
         }
         digests = _uploaded(self._shared, files)
@@ -328,7 +331,7 @@ class ReceivedJob:
                         bucket = path.parents[len(path.relative_to(_objects()).parts) - 3]
                         keys.setdefault(bucket, []).append(path.relative_to(bucket).as_posix())
         for each in named:
-            if each["file"] or not lists:
+            if each["address"] != _SEVERAL_BUCKETS and (each["file"] or not lists):
                 remote_data.local_path(each["address"], whole=False)
             else:
                 keys.setdefault(self._roots.path_of(each["path"]), []).extend(first)
@@ -536,10 +539,16 @@ def _fetched(shared: SharedFiles, roots: _Roots, files: Mapping[str, FileDigest]
 
 
 def _address_of(path: Path) -> Address | None:
-    """Return the address of data that this machine has downloaded from an object store."""
-    if not path.is_relative_to(_objects()):
+    """Return the address of data that this machine has downloaded from an object store.
+
+    Returns:
+        None for other data, and for the folder of several buckets.
+    """
+    objects = _objects()
+    parts = path.relative_to(objects).parts if path.is_relative_to(objects) else ()
+    if not parts[1:]:  # the folder of several buckets
         return None
-    scheme, bucket, *rest = path.relative_to(_objects()).parts
+    scheme, bucket, *rest = parts
     return Address(scheme, bucket, "/".join(rest))
 
 

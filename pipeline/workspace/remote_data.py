@@ -31,6 +31,7 @@ from patchline.pipeline.files.placeholders import (
 from patchline.pipeline.files.workspace_folder import make_folder, place
 from patchline.pipeline.workspace import cache, chosen, remote_ranges
 from patchline.pipeline.workspace.address import (
+    SCHEMES,
     Address,
     check_spelling,
     is_of_store,
@@ -165,18 +166,18 @@ def local_files(base: Path, values: Sequence[str]) -> dict[str, str]:
     """
     files: dict[str, str] = {}
     by_bucket: dict[tuple[str, str], list[tuple[str, str]]] = {}
-    top = (place() / FOLDER).resolve()
-    inside = base.resolve().relative_to(top).parts if base.resolve().is_relative_to(top) else ()
+    start = _below_objects(base)
     for value in dict.fromkeys(values):
         if is_of_store(value):
             address = parsed(value, "The table's image")
             if address.scheme != "file":
                 place_of = (address.scheme, address.bucket)
                 by_bucket.setdefault(place_of, []).append((value, address.prefix))
-        elif inside and value.strip() and not PurePosixPath(value).is_absolute():
-            key = os.path.normpath("/".join((*inside[2:], value.strip().replace("\\", "/"))))
-            if not key.startswith(".."):
-                by_bucket.setdefault((inside[0], inside[1]), []).append((value, key))
+        elif start is not None and value.strip() and not PurePosixPath(value).is_absolute():
+            joined = os.path.normpath("/".join((*start, value.strip().replace("\\", "/"))))
+            scheme, bucket, key = (*joined.split("/", 2), "", "")[:3]
+            if key and scheme in SCHEMES and (scheme, bucket)[: len(start)] == start[:2]:
+                by_bucket.setdefault((scheme, bucket), []).append((value, key))
     for (scheme, bucket), named in by_bucket.items():
         whole = Address(scheme, bucket, "")
         folder = _folder_of(whole)
@@ -184,6 +185,12 @@ def local_files(base: Path, values: Sequence[str]) -> dict[str, str]:
         _present(whole, folder, [key for _, key in named])
         files |= {value: str(folder / key) for value, key in named}
     return files
+
+
+def is_above_buckets(root: Path) -> bool:
+    """Return whether a root is the folder in which objects of several buckets were downloaded."""
+    start = _below_objects(root)
+    return start is not None and len(start) < _SKELETON_DEPTH
 
 
 def states(path: str) -> dict[str, str]:
@@ -395,6 +402,12 @@ def _remove_others(folder: Path, keys: set[str], index: dict[str, str]) -> None:
                 below.rmdir()
     for key in index.keys() - keys:
         del index[key]
+
+
+def _below_objects(root: Path) -> tuple[str, ...] | None:
+    """Return the scheme, the bucket and the key of a downloaded root, as far as it has them."""
+    top, root = (place() / FOLDER).resolve(), root.resolve()
+    return root.relative_to(top).parts if root.is_relative_to(top) else None
 
 
 def _index_of(root: Path) -> dict[str, str] | None:

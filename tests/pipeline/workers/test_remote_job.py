@@ -21,6 +21,7 @@ from patchline.pipeline.workers.part_files import read_lines, write_lines
 from patchline.pipeline.workers.remote_job import ReceivedJob, SentJob, enter_workspace
 from patchline.pipeline.workspace import chosen, remote_data
 from patchline.pipeline.workspace.address import parsed
+from tests.object_server import ObjectServer
 from tests.patience import until
 
 
@@ -191,6 +192,15 @@ def test_a_node_that_cannot_reach_the_store_says_why(
         enter_workspace((tmp_path / "nowhere").as_uri())
 
 
+def share(bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Work in a workspace on a bucket; the node keeps its caches in `node`."""
+    monkeypatch.setenv(remote_job.NODE_FOLDER_VARIABLE, str(tmp_path / "node"))
+    (tmp_path / "a").mkdir()
+    monkeypatch.chdir(tmp_path / "a")
+    monkeypatch.delenv(chosen.VARIABLE, raising=False)
+    chosen.use(f"s3://{bucket}/team")
+
+
 class Listed(FrozenModel):
     images: Annotated[Path, SAME_PLACE]
     archive: Annotated[Path, SAME_PLACE]
@@ -201,11 +211,7 @@ def test_a_node_downloads_the_listed_images_of_a_bucket(
     bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Relative and absolute ones, and archives as a whole; no others."""
-    monkeypatch.setenv(remote_job.NODE_FOLDER_VARIABLE, str(tmp_path / "node"))
-    (tmp_path / "a").mkdir()
-    monkeypatch.chdir(tmp_path / "a")
-    monkeypatch.delenv(chosen.VARIABLE, raising=False)
-    chosen.use(f"s3://{bucket}/team")
+    share(bucket, tmp_path, monkeypatch)
     store = chosen.opened(parsed(f"s3://{bucket}/data", "-"))
     for key in ("photos/cat/1.png", "photos/cat/2.png", "photos/dog/ü.png", "other/3.png", "a.zip"):
         store.write(key, key.encode())
@@ -228,3 +234,29 @@ def test_a_node_downloads_the_listed_images_of_a_bucket(
         present = {each.relative_to(top).as_posix() for each in top.rglob("*") if each.is_file()}
         assert present == {"photos/cat/2.png", "photos/dog/ü.png", "other/3.png", "a.zip"}
         assert Path(list(read_lines(there.files))[2][0]).read_text() == "other/3.png"
+
+
+def test_a_node_downloads_the_images_of_several_buckets(
+    objects: ObjectServer, bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A table in one names images in another, so their paths begin above both."""
+    share(bucket, tmp_path, monkeypatch)
+    other = objects.new_bucket()
+    for each, key in ((bucket, "photos/1.png"), (bucket, "photos/2.png"), (other, "x/3.png")):
+        chosen.opened(parsed(f"s3://{each}", "-")).write(key, key.encode())
+    root = Path(remote_data.local_path(f"s3://{bucket}/photos")).parents[1]
+    assert remote_data.is_above_buckets(root)
+    folder = WORKSPACE.resolve() / "part-0"
+    lines = [[f"{bucket}/photos/2.png", "cat"], [str(root / other / "x/3.png"), None]]
+    files = write_lines(folder / "files.jsonl", lines)
+    job = Listed(images=root, archive=root, files=files)
+    (folder / "job.json").write_text(job.model_dump_json())
+    named = paths_of(job)
+    sent = SentJob(WorkerTask("m", folder, files=named.files, same_place=named.same_place))
+    with node(f"s3://{bucket}/team") as place:
+        received = ReceivedJob(sent.name)
+        there = Listed.model_validate_json((received.folder / "job.json").read_text())
+        assert there.images == place / "sources/objects/s3"
+        files_there = [each for each in there.images.rglob("*.png") if each.is_file()]
+        present = {each.relative_to(there.images).as_posix() for each in files_there}
+        assert present == {f"{bucket}/photos/2.png", f"{other}/x/3.png"}

@@ -1,0 +1,36 @@
+"""The images that a teacher predicts: rows of manifests, and a list for other machines."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pandas as pd
+
+from patchline.pipeline.data.manifests import manifest as manifests
+from patchline.pipeline.teaching.job import ImagesToTeach, TeachingJob
+from patchline.pipeline.workers.part_files import write_lines
+from patchline.pipeline.workspace import remote_data
+
+LIST_FILE = "images.jsonl"
+
+
+def rows_of(images: ImagesToTeach) -> pd.DataFrame:
+    """Return the rows of the manifest that the teacher predicts."""
+    rows = manifests.usable(manifests.load(images.manifest_file))
+    return rows[rows["split"].isin(images.splits)]
+
+
+def write_list(job: TeachingJob, folder: Path) -> None:
+    """Write the absolute paths of all images if some roots are the folder of several buckets.
+
+    Such a root is no address whose objects another machine could list.
+    """
+    (folder / LIST_FILE).unlink(missing_ok=True)
+    if any(remote_data.is_above_buckets(each.root) for each in job.images):
+        lines = (
+            [os.fspath(each.root.resolve() / path)]
+            for each in job.images
+            for path in rows_of(each)["path"]
+        )
+        write_lines(folder / LIST_FILE, lines)
