@@ -405,6 +405,7 @@ class Driver:
         """Take note of hosts that have started, and tell them that this process is alive."""
         if seat.waiting is not None:
             if ray.wait(seat.waiting, num_returns=len(seat.waiting), timeout=0)[1]:
+                self._pulse(seat)  # the first to start may wait long for the others
                 return
             try:
                 told = ray.get(seat.waiting)
@@ -418,7 +419,12 @@ class Driver:
             seat.sees_workspace = [bool(each["sees_workspace"]) for each in told]
             seat.waiting = None
             self._check_hosts(told)
-        elif time.monotonic() - seat.last > _ALIVE_SECONDS:
+        else:
+            self._pulse(seat)
+
+    def _pulse(self, seat: Seat) -> None:
+        """Tell all hosts of a seat, also those without a task; they end if nobody does."""
+        if time.monotonic() - seat.last > _ALIVE_SECONDS:
             seat.last = time.monotonic()
             for host in seat.hosts:
                 host.pulse.remote()
@@ -543,7 +549,6 @@ class Driver:
         if first.get("grown"):
             say(number=task.number, grown=first["grown"])
         task.polls, task.heard = [], time.monotonic()
-        seat.last = task.heard
         if code is not None:
             self._forget(task)
             if of_others or task.job:
