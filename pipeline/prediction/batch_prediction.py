@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Callable, Container, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing, contextmanager
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
@@ -55,6 +55,7 @@ from patchline.pipeline.prediction.prediction_parts import (
     parts_folder,
 )
 from patchline.pipeline.workers.event_log import Event
+from patchline.pipeline.workers.missing_data import stays_here
 from patchline.pipeline.workers.part_files import read_lines, write_lines
 from patchline.pipeline.workers.worker_parts import Part, number_of_parts, run_parts
 
@@ -167,13 +168,15 @@ def predict_images(
         files = parts.without_done(find_images(images, left_out))
         progress, warnings = _Progress(on_progress, before, total), [""]
         divided = number_of_parts(RESOURCES, total - before, FEWEST_IMAGES)
-        if divided > 1:
+        listed = list(files) if divided > 1 else []
+        archives = dict.fromkeys(Path(each.archive) for each in listed if each.archive)
+        if listed and not any(stays_here(each, ()) for each in archives):
             job = _job(model, model_id, top_k, whole=whole, coverage=coverage).model_copy(
                 update={"spread": spread}
             )
-            warnings = _fill_by_workers(parts, job, list(files), divided, progress)
+            warnings = _fill_by_workers(parts, job, listed, divided, progress)
         else:
-            _fill(parts, model, files, top_k, coverage, progress)
+            _fill(parts, model, chain(listed, files), top_k, coverage, progress)
         totals = parts.merge(out)
         parts.remove()
     return PredictedTable(

@@ -79,13 +79,14 @@ class Teach(Stage[TeachInputs, Taught]):
 
     def compute(self, context: Context, inputs: TeachInputs) -> Taught:
         """Predict what is not stored yet, in a worker process."""
-        from patchline.pipeline.teaching.listed_images import write_list
+        from patchline.pipeline.teaching.listed_images import launcher_for, write_list
 
         folder = inputs.run.folder / "teaching"
         job = _job(context, inputs)
         write_list(job, folder)
         resources = Resources.for_device(context.config.training.device)
-        return run_worker(MODULE, folder, job, Taught, context.reporting.event, resources)
+        with launcher_for(job):
+            return run_worker(MODULE, folder, job, Taught, context.reporting.event, resources)
 
     def reuse(self, config: RunConfig) -> str:
         """Return what is used again."""

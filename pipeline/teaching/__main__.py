@@ -8,6 +8,7 @@ import numpy as np
 import pandas as pd
 import torch
 
+from patchline.pipeline.data.reading.image_root import exists
 from patchline.pipeline.labels import label_sets
 from patchline.pipeline.metrics.label_calibration import sigmoid
 from patchline.pipeline.metrics.mean_average_precision import mean_average_precision
@@ -20,11 +21,19 @@ from patchline.pipeline.teaching.predictions import ImageToTeach, TeacherOutputs
 from patchline.pipeline.teaching.views import views_of
 from patchline.pipeline.training.device import make_repeatable
 from patchline.pipeline.workers.event_log import EventWriter
+from patchline.pipeline.workers.missing_data import missing_data
 from patchline.pipeline.workers.worker_process import worker_main
 
 
 def teach(job: TeachingJob, events: EventWriter) -> Taught:
-    """Predict what is not stored yet."""
+    """Predict what is not stored yet.
+
+    Raises:
+        DataError: if this machine does not have the data.
+    """
+    for each in job.images:
+        if not exists(each.root):
+            raise missing_data(each.root)
     device = torch.device(job.device)
     make_repeatable(job.threads, device)
     model, description = load_model(job.teacher)

@@ -1,14 +1,19 @@
-"""The images that a teacher predicts: rows of manifests, and a list for other machines."""
+"""The images that a teacher predicts: rows of manifests, and which machines can read them."""
 
 from __future__ import annotations
 
 import os
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 
 from patchline.pipeline.data.manifests import manifest as manifests
 from patchline.pipeline.teaching.job import ImagesToTeach, TeachingJob
+from patchline.pipeline.workers import active_launcher
+from patchline.pipeline.workers.local_launcher import LocalLauncher
+from patchline.pipeline.workers.missing_data import missing_data, stays_here
 from patchline.pipeline.workers.part_files import write_lines
 from patchline.pipeline.workspace import remote_data
 
@@ -34,3 +39,15 @@ def write_list(job: TeachingJob, folder: Path) -> None:
             for path in rows_of(each)["path"]
         )
         write_lines(folder / LIST_FILE, lines)
+
+
+def launcher_for(job: TeachingJob) -> AbstractContextManager[Any]:
+    """Return a block in which workers start where the images can be read.
+
+    Raises:
+        DataError: if that is this machine alone, and the teacher needs a GPU of another one.
+    """
+    here = [each.root for each in job.images if stays_here(each.root, rows_of(each)["path"])]
+    if here and job.device != "cpu":
+        raise missing_data(here[0].absolute())
+    return active_launcher.using("images here", LocalLauncher) if here else nullcontext()

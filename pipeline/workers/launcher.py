@@ -102,6 +102,13 @@ class Launcher(Protocol):
         """
         ...
 
+    def shares_workspace(self) -> bool:
+        """Return whether every worker sees the workspace's folder of this machine.
+
+        Otherwise, what only that folder has of the data is read on this machine.
+        """
+        ...
+
     def start(self, task: WorkerTask) -> RunningWorker:
         """Start a worker process, as soon as there are the resources for it."""
         ...

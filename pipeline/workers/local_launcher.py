@@ -38,6 +38,10 @@ class LocalLauncher:
         """Return one, because each worker uses the whole machine."""
         return 1
 
+    def shares_workspace(self) -> bool:
+        """Return true, because workers are processes of this machine."""
+        return True
+
     def start(self, task: WorkerTask) -> LocalWorker:
         """Pass the folder to the prepared worker of the module, or to a new one."""
         return LocalWorker(worker_start.start(task.module, task.folder))

@@ -1,12 +1,17 @@
-"""The error of a worker whose machine does not have the data of its job."""
+"""Data that only the machine of a run has, so that workers on other machines cannot read it."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 
 from patchline.pipeline.errors import DataError
 from patchline.pipeline.files.placeholders import FOLDER
 from patchline.pipeline.files.workspace_folder import WORKSPACE
+from patchline.pipeline.workers import active_launcher
+from patchline.pipeline.workspace import chosen
+
+_said: set[Path] = set()
 
 
 def missing_data(place: Path) -> DataError:
@@ -17,9 +22,7 @@ def missing_data(place: Path) -> DataError:
             workspace, it is what the machine of the run has made of the data: an index of shards,
             an unpacked tar, or the encoding of an archive's names.
     """
-    sources = WORKSPACE / FOLDER.parts[0]
-    tops = [each for each in place.parents if each.parts[-2:] == sources.parts]
-    if tops and not place.is_relative_to(tops[0].parent / FOLDER):
+    if _is_made(place):
         return DataError(
             "A node of the cluster does not have the images: of WebDataset shards, a compressed "
             "tar, and an archive with data.name_encoding, only the machine of the run knows where "
@@ -31,3 +34,40 @@ def missing_data(place: Path) -> DataError:
         f"A node of the cluster has no {place}, where the images are. Mount it there at the same "
         "path, or set launcher.name to local."
     )
+
+
+def stays_here(root: Path, paths: Iterable[str]) -> bool:
+    """Return whether images can be read on this machine alone, and say so once.
+
+    Args:
+        root: the folder or archive that the paths are relative to.
+        paths: of the images.
+    """
+    root = root.absolute()
+    if not _is_only_here(root, paths) or active_launcher.current().shares_workspace():
+        return False
+    if root not in _said:
+        _said.add(root)
+        chosen.say(
+            "the images are read on this machine alone: nodes of the cluster do not see its folder "
+            f"{WORKSPACE}, in which it keeps where each image is (launcher.shared_folder)"
+        )
+    return True
+
+
+def _is_only_here(root: Path, paths: Iterable[str]) -> bool:
+    """Return whether the machine of the run has made a root, or keeps objects below a wider one.
+
+    The second is so for a table on a disk that names images in a bucket.
+    """
+    objects = (WORKSPACE / FOLDER).absolute()
+    if root in objects.parents:
+        below = f"{objects.relative_to(root).as_posix()}/"
+        return any(path.startswith(below) for path in paths)
+    return _is_made(root)
+
+
+def _is_made(place: Path) -> bool:
+    sources = WORKSPACE / FOLDER.parts[0]
+    tops = [each for each in place.parents if each.parts[-2:] == sources.parts]
+    return bool(tops) and not place.is_relative_to(tops[0].parent / FOLDER)

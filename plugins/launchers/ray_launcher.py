@@ -115,6 +115,10 @@ class RayLauncher:
         number = self._ask("start", task.module, task.resources, **more)
         return RayWorker(self, number, sent)
 
+    def shares_workspace(self) -> bool:
+        """Return whether all nodes see the folder of the run."""
+        return not self._travels(self._ready())
+
     def _travels(self, ready: dict[str, Any]) -> bool:
         """Return whether a node may not see the folder of the run."""
         return bool(len(ready["nodes"]) > 1 and self._uri and not self._config.shared_folder)

@@ -35,6 +35,7 @@ from patchline.pipeline.data.reading.child_processes import (
 from patchline.pipeline.data.reading.decoding import Pixels
 from patchline.pipeline.data.reading.resizing import ResizePolicy, resize_image
 from patchline.pipeline.files import workspace_folder
+from patchline.pipeline.workers.missing_data import stays_here
 from patchline.pipeline.workers.part_files import read_lines, write_lines
 from patchline.pipeline.workers.worker_parts import Part, number_of_parts, run_parts
 from patchline.plugin_api import ListedImage
@@ -111,7 +112,8 @@ def rows_of(
         kept: gets each decoded image.
     """
     divided = number_of_parts(RESOURCES, len(files), FEWEST_FILES_OF_PART)
-    if on_image is None and divided > 1:
+    is_divided = on_image is None and divided > 1
+    if is_divided and not stays_here(root, (listed.path for listed, _ in files)):
         return _rows_by_workers(root, files, kept, divided)
     return rows_in_process(root, files, on_image, fewest, kept)
 

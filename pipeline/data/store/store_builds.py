@@ -43,6 +43,7 @@ from patchline.pipeline.data.store.store_shards import Contents, Pixels, StoreSh
 from patchline.pipeline.errors import StorageError
 from patchline.pipeline.files.earlier_rows import EarlierRows
 from patchline.pipeline.files.finished_pieces import Piece
+from patchline.pipeline.workers.missing_data import stays_here
 from patchline.pipeline.workers.part_files import write_lines
 from patchline.pipeline.workers.worker_parts import Part, number_of_parts, run_parts
 
@@ -172,7 +173,8 @@ class DecodedBuild(StoreBuild):
         files.begin(self.contents, incomplete)
         images: Pixels = files.images.opened("r+")
         left = sum(shard.rows for shard in incomplete)
-        if number_of_parts(RESOURCES, left, FEWEST_IMAGES_OF_PART) > 1:
+        divided = number_of_parts(RESOURCES, left, FEWEST_IMAGES_OF_PART) > 1
+        if divided and not stays_here(self.root, self._paths):
             self._write_by_workers(files, images, incomplete, earlier, count)
             return
         with decoder(files.images.file, images, self.root, self.spec, left, self.fewest) as decode:

@@ -7,15 +7,19 @@ from patchline.pipeline.workers.local_launcher import LocalLauncher, LocalWorker
 
 
 class Wide(LocalLauncher):
-    """Two workers at a time; the folder of one part may be broken."""
+    """Two workers at a time, perhaps on nodes far away; the folder of one part may be broken."""
 
     def __init__(self) -> None:
         super().__init__()
         self.parts: list[str] = []
         self.broken = ""
+        self.is_far = False
 
     def slots(self, _resources: Resources) -> int:
         return 2
+
+    def shares_workspace(self) -> bool:
+        return not self.is_far
 
     def start(self, task: WorkerTask) -> LocalWorker:
         self.parts.append(task.folder.name)

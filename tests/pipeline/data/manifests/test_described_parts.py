@@ -11,6 +11,7 @@ from patchline.pipeline.data.manifests import describing_processes
 from patchline.pipeline.data.manifests.describing_processes import KeptImages, rows_of
 from patchline.pipeline.errors import DataError
 from patchline.pipeline.workers import active_launcher
+from patchline.pipeline.workspace import chosen
 from patchline.plugin_api import ListedImage
 from tests.conftest import write_photos
 from tests.pipeline.workers.wide_launcher import Wide
@@ -43,6 +44,29 @@ def test_parts_return_the_rows_of_one_process(tmp_path: Path) -> None:
     assert len(wide.parts) == 4
     assert rows == expected
     assert np.array_equal(np.load(alone.file), np.load(divided.file))
+
+
+@pytest.mark.parametrize(
+    ("root", "photos"),
+    [(".patchline/sources/webdataset/x", ""), (".", ".patchline/sources/objects/s3/b")],
+)
+def test_what_only_this_machine_has_is_described_here(
+    root: str, photos: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it has made of the data, and a bucket's objects beside a table on its disk."""
+    notes: list[str] = []
+    monkeypatch.setattr(chosen, "_on_note", notes.append)
+    folder = write_photos(tmp_path / root / photos, classes=1, images=6)
+    paths = [each.relative_to(tmp_path / root).as_posix() for each in folder.rglob("*.png")]
+    files = [(ListedImage(each, "a"), True) for each in paths]
+    for is_far in (True, False):
+        wide = Wide()
+        wide.is_far = is_far
+        with active_launcher.using("wide", lambda wide=wide: wide):
+            rows = list(rows_of(tmp_path / root, files))
+        assert {row["status"] for row in rows} == {"ok"}
+        assert bool(wide.parts) != is_far
+    assert ["read on this machine alone" in each for each in notes] == [True]
 
 
 def test_a_machine_without_the_data_is_an_error(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -43,6 +44,17 @@ def test_parts_make_the_store_of_one_process(photos: Path, tmp_path: Path) -> No
     assert store.name == alone.name != first.name
     assert np.array_equal(*(np.load(each / IMAGES_FILE) for each in (store, alone)))
     assert not list((tmp_path / "wide").glob(".building-*"))
+
+
+def test_what_only_this_machine_has_is_decoded_here(tmp_path: Path, photos: Path) -> None:
+    """On nodes that do not see the workspace, there would be nothing to read."""
+    root = tmp_path / ".patchline/sources/archive/x"
+    shutil.copytree(photos, root)
+    wide = Wide()
+    wide.is_far = True
+    with active_launcher.using("wide", lambda: wide):
+        prepare(rows_of(root), root, SPEC, tmp_path / "stores")
+    assert wide.parts == []
 
 
 def test_a_machine_without_the_data_is_an_error(photos: Path, tmp_path: Path) -> None:
