@@ -166,13 +166,14 @@ def remove(workspace: Path, cleaning: Cleaning) -> list[Removable | RemovableObj
         StorageError: if something cannot be removed.
     """
     removed: list[Removable | RemovableObject] = []
+    objects = dict[str, RemovableObject]()
     for each in cleaning.removable:
         if isinstance(each, RemovableObject):
-            if shared := chosen.shared():
-                shared.store.delete(each.key)
-                removed.append(each)
+            objects[each.key] = each
         elif _is_removed(workspace.resolve(), each):
             removed.append(each)
+    if objects and (shared := chosen.shared()):
+        removed += [objects[key] for key in unneeded_objects.delete(shared, objects)]
     gone = {
         each.path for each in removed if isinstance(each, Removable) and each.kind == "checkpoint"
     }

@@ -4,7 +4,8 @@ Where machines share a file system, a lock on a file says whether its holder is 
 store has no locks, so the holder writes its lease again every `BEAT_SECONDS`. The age of a lease is
 measured by the clock of the store alone, which dates both the lease and the moment of the question,
 so the clocks of the machines do not matter. A lease that is older than `EXPIRED_SECONDS` has
-expired; a younger one says nothing about a holder that was killed just now.
+expired; a younger one says nothing about a holder that was killed just now. Whoever decodes images
+into the store for a run that has not begun yet holds one, too.
 """
 
 from __future__ import annotations

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Collection, Iterator
+import time
+from collections.abc import Collection, Iterable, Iterator
 from typing import NamedTuple
 
 from patchline.pipeline.workspace import lease
@@ -19,6 +20,7 @@ _JOBS = "jobs/"
 """Names of what workers on other machines read and write; a killed run leaves some."""
 _YOUNG = dt.timedelta(days=1)
 """A machine may be about to name a content that is younger."""
+_LOOK_AGAIN_SECONDS = 5.0
 
 
 class UnneededObject(NamedTuple):
@@ -33,7 +35,7 @@ class Unneeded(NamedTuple):
 
     objects: tuple[UnneededObject, ...]
     leases: tuple[str, ...]
-    """Runs with a lease that has not expired; contents stay while there are any."""
+    """Runs, or who decodes for one, with a lease that has not expired; contents stay meanwhile."""
 
 
 def find(shared: SharedFiles, finished_runs: Collection[str]) -> Unneeded:
@@ -46,8 +48,7 @@ def find(shared: SharedFiles, finished_runs: Collection[str]) -> Unneeded:
     Raises:
         StorageError: if the store does not answer.
     """
-    ages = {name: lease.age_of(name) for name in lease.names()}
-    active = tuple(name for name, age in ages.items() if age and not age.has_expired)
+    active = _active_leases()
     names, needed = [], set[str]()
     before = shared.store.now() - _YOUNG
     for info in shared.store.list(NAMES):
@@ -59,6 +60,28 @@ def find(shared: SharedFiles, finished_runs: Collection[str]) -> Unneeded:
             needed.update(contents_of(named.reference))
     contents = [] if active else list(_unnamed(shared, needed, before))
     return Unneeded((*names, *contents), active)
+
+
+def delete(shared: SharedFiles, keys: Iterable[str]) -> Iterator[str]:
+    """Delete objects, and yield the keys of those that are gone.
+
+    Leases are looked at again: who has begun meanwhile may be about to name a content.
+
+    Raises:
+        StorageError: if the store does not answer.
+    """
+    active, looked = (), float("-inf")
+    for key in keys:
+        if time.monotonic() - looked > _LOOK_AGAIN_SECONDS:
+            active, looked = _active_leases(), time.monotonic()
+        if not active or key.startswith(f"{NAMES}{RUNS}/"):
+            shared.store.delete(key)
+            yield key
+
+
+def _active_leases() -> tuple[str, ...]:
+    ages = {name: lease.age_of(name) for name in lease.names()}
+    return tuple(name for name, age in ages.items() if age and not age.has_expired)
 
 
 def _is_old_checkpoint(name: str, finished_runs: Collection[str]) -> bool:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import shutil
+import socket
 import zlib
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -30,6 +31,7 @@ from patchline.pipeline.files.atomic_files import storage_errors
 from patchline.pipeline.files.file_digest import FileDigest, digest_of
 from patchline.pipeline.files.workspace_folder import make_folder
 from patchline.pipeline.frozen_model import FrozenModel
+from patchline.pipeline.workspace import lease
 from patchline.pipeline.workspace.shared_files import SharedFiles, content_key
 
 SHARD_BYTES = 1 << 24
@@ -79,6 +81,13 @@ class StreamedBuild:
         """Build, continue or repair the store, and return whether nothing had to be done."""
         if not fresh and self.is_intact():
             return True
+        machine = f"{socket.gethostname()} {self.stores.resolve()}"
+        holder = hashlib.sha256(machine.encode()).hexdigest()[:8]
+        with lease.held(f"decode-{self.store.name}-{holder}"):  # the shards have no name yet
+            self._build(fresh=fresh)
+        return False
+
+    def _build(self, *, fresh: bool) -> None:
         building = self.stores / f"{BUILDING}{self.store.name}"
         with storage_errors(building):
             if fresh:
@@ -104,7 +113,6 @@ class StreamedBuild:
             (building / _LOG).unlink()
             shutil.rmtree(self.store, ignore_errors=True)
             building.rename(self.store)
-        return False
 
     def _send_shards(self, building: Path) -> list[_Sent]:
         """Decode and send the shards; one is sent while the next one is decoded."""

@@ -26,7 +26,7 @@ import numpy as np
 from pydantic import ValidationError
 
 from patchline.pipeline.data.reading.resizing import ResizePolicy
-from patchline.pipeline.errors import ConfigError, DataError
+from patchline.pipeline.errors import ConfigError, DataError, StorageError
 from patchline.pipeline.files.atomic_files import write_text
 from patchline.pipeline.files.file_digest import FileDigest
 from patchline.pipeline.frozen_model import FrozenModel
@@ -77,8 +77,18 @@ class StreamedIndex(FrozenModel):
         write_text(folder / STREAMED_FILE, self.model_dump_json() + "\n")
 
     def name_shards(self, shared: SharedFiles, store: str) -> None:
-        """Let the workspace know which contents the store needs, once all of them are there."""
-        shared.publish(f"{_NAME}{store}", Path(), self._by_name())
+        """Let the workspace know which contents the store needs, once all of them are there.
+
+        Raises:
+            StorageError: if one is missing.
+        """
+        try:
+            shared.publish(f"{_NAME}{store}", Path(), self._by_name())
+        except FileNotFoundError as error:
+            raise StorageError(
+                f"Decoded images are missing in {shared.uri}: objects were deleted there while the "
+                "others were decoded. Run again: only what is missing is decoded again."
+            ) from error
 
     def is_on(self, shared: SharedFiles, store: str) -> bool:
         """Return whether the workspace has the shards, as far as it knows."""

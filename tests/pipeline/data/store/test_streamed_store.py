@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import os
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -32,7 +34,7 @@ from patchline.pipeline.errors import DataError, StorageError
 from patchline.pipeline.files.file_digest import digest_of
 from patchline.pipeline.files.workspace_folder import WORKSPACE
 from patchline.pipeline.training.processes.batch_parts import DividedOrder
-from patchline.pipeline.workspace import chosen, remote_store
+from patchline.pipeline.workspace import chosen, lease, remote_store, unneeded_objects
 from tests.conftest import write_photos
 from tests.object_server import FaultyConnection, ObjectServer, faulty_connection
 from tests.pipeline.workspace.machines import machine
@@ -255,6 +257,35 @@ def test_a_build_that_was_killed_continues(
     store = stored(rows)
     assert len(decoded) <= 240 + 40
     assert np.array_equal(open_images(store)[:], open_images(stored(rows, streamed=False))[:])
+
+
+@pytest.mark.usefixtures("team")
+def test_shards_that_are_still_sent_are_not_cleaned(
+    rows: pd.DataFrame, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However long ago the first was sent; if one is missing all the same, a sentence says so."""
+    shared = chosen.shared()
+    assert shared is not None
+    send, seen, lost = StreamedBuild._send, list[int](), True
+
+    def sent(self: StreamedBuild, *shard: Any) -> None:
+        send(self, *shard)
+        old = time.time() - 2 * 86400
+        contents = [each.key for each in shared.store.list("files/")]
+        for key in contents:
+            os.utime(Path(shared.uri.removeprefix("file://")) / key, (old, old))
+        seen.append(len(unneeded_objects.find(shared, ()).objects))
+        seen.append(len(list(unneeded_objects.delete(shared, contents))))
+        if lost:
+            shared.store.delete(contents[0])
+
+    monkeypatch.setattr(StreamedBuild, "_send", sent)
+    with pytest.raises(StorageError, match="Run again: only what is missing"):
+        stored(rows)
+    lost = False
+    assert is_complete(stored(rows))
+    assert set(seen) == {0}
+    assert lease.names() == []
 
 
 @pytest.mark.usefixtures("team")
