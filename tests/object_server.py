@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import socket
 import socketserver
 import subprocess
@@ -99,6 +100,10 @@ class FaultyConnection:
         count: how many of them fail before all pass again.
         seen: the first line of each request.
         received: bytes of the answers of the server, with their heads.
+        rate: bytes a second of an answer or of the body of a request; 0 is as fast as possible.
+        hangs_up_after: so many bytes of an answer pass.
+        stalls_after: so many bytes of answers and of bodies of requests pass in all.
+        most_at_once: the largest number of requests with a body so far at the same time.
     """
 
     target: int
@@ -109,6 +114,14 @@ class FaultyConnection:
     count: int = 1 << 30
     seen: list[str] = field(default_factory=list)
     received: int = 0
+    rate: float = 0.0
+    hangs_up_after: int = 0
+    stalls_after: int = 0
+    most_at_once: int = 0
+    _passed: int = 0
+    _at_once: int = 0
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+    _ends: threading.Event = field(default_factory=threading.Event)
 
     @property
     def environment(self) -> dict[str, str]:
@@ -119,11 +132,43 @@ class FaultyConnection:
         """Yield the pieces of the server's answer; if it is cut, only a part of it."""
         with socket.create_connection(("127.0.0.1", self.target)) as upstream:
             upstream.sendall(request)
+            passed = 0
             while piece := upstream.recv(1 << 16):
                 self.received += len(piece)
+                self._slow_down(len(piece))
                 yield piece[: len(piece) * 3 // 4] if is_cut else piece
-                if is_cut:
+                passed += len(piece)
+                if is_cut or 0 < self.hangs_up_after < passed:
                     return
+
+    def body(self, opened: io.BufferedIOBase, length: int) -> bytes:
+        """Return the body of a request, after receiving it at the rate of the connection."""
+        if not length:
+            return b""
+        with self._lock:
+            self._at_once += 1
+            self.most_at_once = max(self.most_at_once, self._at_once)
+        try:
+            pieces, passed = list[bytes](), 0
+            while passed < length and (piece := opened.read(min(1 << 16, length - passed))):
+                pieces.append(piece)
+                passed += len(piece)
+                self._slow_down(len(piece))
+            return b"".join(pieces)
+        finally:
+            with self._lock:
+                self._at_once -= 1
+
+    def _slow_down(self, size: int) -> None:
+        self._passed += size
+        if self.rate:
+            self._ends.wait(size / self.rate)
+        if 0 < self.stalls_after < self._passed:
+            self._ends.wait()
+
+    def end(self) -> None:
+        """Let go of what waits."""
+        self._ends.set()
 
     def breaks(self, line: str) -> bool:
         """Return whether the request with this first line fails."""
@@ -159,7 +204,7 @@ def faulty_connection(server: ObjectServer) -> Iterator[FaultyConnection]:
             for line in head.splitlines():
                 if line.lower().startswith(b"content-length:"):
                     length = int(line.partition(b":")[2])
-            body = self.rfile.read(length)
+            body = connection.body(self.rfile, length)
             is_broken = connection.breaks(head.split(b"\r\n")[0].decode())
             if is_broken and connection.fault != "cut_short":
                 if connection.fault == "hang_up":
@@ -188,6 +233,7 @@ def faulty_connection(server: ObjectServer) -> Iterator[FaultyConnection]:
         try:
             yield connection
         finally:
+            connection.end()
             proxy.shutdown()
             with contextlib.suppress(RuntimeError):
                 thread.join(5)

@@ -14,6 +14,8 @@ from __future__ import annotations
 import datetime as dt
 import os
 import re
+import threading
+import time
 import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -31,14 +33,26 @@ from patchline.pipeline.workspace.object_store import (
 )
 
 PATIENCE_SECONDS = 60.0
-"""How long a request is repeated before the store counts as unavailable."""
+"""How long nothing arrives, or a request is repeated, before the store counts as unavailable."""
+_LEAST_SECONDS = 10.0
+"""However small the patience is, a server has so long for an answer."""
+_LONGEST_SECONDS = 6 * 3600.0
+"""Of a request that always makes progress: a large object on a slow connection."""
+_UPLOAD_PATIENCE = 5
+"""An upload is seen to progress only when a part is complete, so it gets a multiple of patience."""
+_PART_BYTES = 5 << 20
+_PARTS_AT_ONCE = 8
+"""Of all uploads of this process: 40 MiB in 300 s, which an uplink of 1.2 Mbit/s can send."""
+_MOST_PARTS = 9_000
+"""Of one object; S3 takes 10,000."""
 _BACKOFF = {
     "init_backoff": dt.timedelta(seconds=0.1),
     "max_backoff": dt.timedelta(seconds=8),
     "base": 2.0,
 }
 _RETRIES = 12
-_PIECE_BYTES = 8 << 20
+_PIECE_BYTES = 1 << 20
+"""Of a download; what arrived of an incomplete piece is lost when a connection breaks."""
 _CODE = re.compile(r"<Code>(\w+)</Code>")
 _STATUS = re.compile(r"\b(?:status|code)[^\d]{0,12}([45]\d\d)\b|\b(503) ", re.IGNORECASE)
 _BUCKET_CODES = frozenset({
@@ -96,6 +110,7 @@ class RemoteStore(ObjectStore):
         self._address = address
         self._patience = PATIENCE_SECONDS if patience_seconds is None else patience_seconds
         self._store = _opened(address, self._patience)
+        self._uploads = _opened(address, self._patience, uploads=True)
 
     def read(self, key: str) -> Content | None:
         """Return an object; None if there is none."""
@@ -113,15 +128,12 @@ class RemoteStore(ObjectStore):
         self, key: str, start: int, stop: int, *, if_match: str = ""
     ) -> memoryview | None:
         """Return the bytes of an object from `start` to `stop`; None if there is none."""
-        import obstore
         from obstore.exceptions import PreconditionError
 
         with self._errors("read"):
             try:
-                if not if_match:
-                    return memoryview(obstore.get_range(self._store, key, start=start, end=stop))
-                options: Any = {"range": (start, stop), "if_match": if_match}
-                return memoryview(obstore.get(self._store, key, options=options).bytes())
+                pieces = list(self._pieces(key, start, stop, if_match))
+                return memoryview(pieces[0] if len(pieces) == 1 else b"".join(pieces))
             except PreconditionError as error:
                 raise ConflictError(key) from error
             except FileNotFoundError as error:
@@ -141,18 +153,52 @@ class RemoteStore(ObjectStore):
 
     def download(self, key: str, file: Path) -> bool:
         """Write an object into a file, and return whether there is one."""
-        import obstore
+        from obstore.exceptions import PreconditionError
 
-        with self._errors("read"):
+        with self._errors("read"), storage_errors(file), file.open("wb") as opened:
             try:
-                pieces = obstore.get(self._store, key).stream(min_chunk_size=_PIECE_BYTES)
+                opened.writelines(self._pieces(key))
+            except PreconditionError as error:
+                raise StorageError(
+                    f"{self.uri}/{key} changed while it was downloaded. Run again."
+                ) from error
             except FileNotFoundError as error:
                 self._check_bucket(error)
                 return False
-            with storage_errors(file), file.open("wb") as opened:
-                for piece in pieces:
-                    opened.write(piece)
         return True
+
+    def _pieces(
+        self, key: str, start: int = 0, stop: int | None = None, if_match: str = ""
+    ) -> Iterator[bytes]:
+        """Yield an object, or a range of it.
+
+        obstore resumes a broken connection, but not later than the patience after the first
+        request. Here a new request resumes as long as something has arrived within the patience.
+        """
+        import obstore
+
+        began = at = time.monotonic()
+        pause = 0.1
+        while stop is None or start < stop:
+            options: Any = {"if_match": if_match} if if_match else {}
+            if start or stop is not None:
+                options["range"] = {"offset": start} if stop is None else (start, stop)
+            try:
+                result = obstore.get(self._store, key, options=options)
+                size = int(result.meta["size"])
+                stop = size if stop is None else min(stop, size)
+                if_match = if_match or str(result.meta["e_tag"] or "")
+                for piece in result.stream(min_chunk_size=_PIECE_BYTES):
+                    yield piece
+                    start, at, pause = start + len(piece), time.monotonic(), 0.1
+            except Exception as error:
+                is_stalled = at == began or time.monotonic() - at >= self._patience
+                if is_stalled or not if_match or not _may_pass(error):
+                    raise
+                time.sleep(pause)
+                pause = min(2 * pause, 8.0)
+            else:
+                return
 
     def write(self, key: str, data: bytes, *, if_absent: bool = False, if_match: str = "") -> str:
         """Write an object as a whole, if the conditions hold."""
@@ -180,8 +226,11 @@ class RemoteStore(ObjectStore):
 
         with storage_errors(file), file.open("rb"):
             pass  # a missing file is no error of the store
-        with self._errors("written"):
-            obstore.put(self._store, key, file)
+        size = file.stat().st_size
+        part = max(_PART_BYTES, -(-size // _MOST_PARTS))
+        with self._errors("written"), _parts_on_their_way.taken(-(-size // _PART_BYTES)) as parts:
+            at_once = max(1, parts * _PART_BYTES // part)
+            obstore.put(self._uploads, key, file, chunk_size=part, max_concurrency=at_once)
 
     def list(self, prefix: str) -> Iterator[ObjectInfo]:
         """Yield the objects whose keys begin with a prefix, in the order of their keys."""
@@ -303,7 +352,39 @@ class RemoteStore(ObjectStore):
         )
 
 
-def _opened(address: Address, patience_seconds: float) -> Any:
+class _Budget:
+    """How much may be under way at the same time, in all threads of this process."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self.reset()
+
+    def reset(self) -> None:
+        """Begin without what another process, which was forked, has taken."""
+        self._free = self._most
+        self._changed = threading.Condition()
+
+    @contextmanager
+    def taken(self, amount: int) -> Iterator[int]:
+        """Wait until an amount is free, and yield how much of it this block may use."""
+        amount = max(1, min(amount, self._most))
+        with self._changed:
+            self._changed.wait_for(lambda: self._free >= amount)
+            self._free -= amount
+        try:
+            yield amount
+        finally:
+            with self._changed:
+                self._free += amount
+                self._changed.notify_all()
+
+
+_parts_on_their_way = _Budget(_PARTS_AT_ONCE)
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_parts_on_their_way.reset)
+
+
+def _opened(address: Address, patience_seconds: float, *, uploads: bool = False) -> Any:
     try:
         from obstore.store import from_url
     except ModuleNotFoundError as error:
@@ -313,14 +394,16 @@ def _opened(address: Address, patience_seconds: float) -> Any:
     endpoint = _endpoint(address)
     client: dict[str, Any] = {
         "connect_timeout": dt.timedelta(seconds=min(10.0, patience_seconds)),
-        "timeout": dt.timedelta(seconds=max(30.0, patience_seconds)),
         "allow_http": endpoint.startswith("http://"),
     }
-    retry: dict[str, Any] = {
-        "backoff": _BACKOFF,
-        "max_retries": _RETRIES,
-        "retry_timeout": dt.timedelta(seconds=patience_seconds),
-    }
+    retry: dict[str, Any] = {"backoff": _BACKOFF, "max_retries": _RETRIES}
+    if uploads:  # a read timeout would include the time for sending the body
+        longest = dt.timedelta(seconds=max(_LEAST_SECONDS, _UPLOAD_PATIENCE * patience_seconds))
+        client["timeout"] = retry["retry_timeout"] = longest
+    else:
+        client["timeout"] = dt.timedelta(seconds=_LONGEST_SECONDS)
+        client["read_timeout"] = dt.timedelta(seconds=max(_LEAST_SECONDS, patience_seconds / 2))
+        retry["retry_timeout"] = dt.timedelta(seconds=patience_seconds)
     settings: dict[str, Any] = _s3_settings(address) if address.scheme == "s3" else {}
     if endpoint and address.scheme == "s3":
         settings["endpoint"] = endpoint
@@ -398,6 +481,14 @@ def _is_of_store(error: Exception) -> bool:
     """Return whether an error comes from obstore; it derives some from built-in ones."""
     return type(error).__module__.startswith("obstore") or (
         isinstance(error, (FileNotFoundError, PermissionError, OSError)) and error.errno is None
+    )
+
+
+def _may_pass(error: Exception) -> bool:
+    """Return whether a request may succeed if it is repeated: no answer, or a server's failure."""
+    text = str(error)
+    return not isinstance(error, (FileNotFoundError, PermissionError)) and (
+        not _status(text) or _status(text).startswith("5")
     )
 
 

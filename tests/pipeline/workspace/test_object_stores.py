@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import datetime as dt
 import os
-from collections.abc import Callable
+import random
+import time
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from patchline.pipeline.errors import ConfigError, PipelineError, StorageError
-from patchline.pipeline.workspace import chosen, remote_data
+from patchline.pipeline.workspace import chosen, remote_data, remote_store
 from patchline.pipeline.workspace.address import is_address, parsed
 from patchline.pipeline.workspace.folder_store import FolderStore
 from patchline.pipeline.workspace.object_store import ConflictError, ObjectStore
 from patchline.pipeline.workspace.remote_store import RemoteStore
-from tests.object_server import Fault, ObjectServer, faulty_connection
+from tests.object_server import Fault, FaultyConnection, ObjectServer, faulty_connection
+from tests.patience import patient
 
 
 @pytest.fixture(params=["folder", "server"])
@@ -131,6 +134,68 @@ def test_what_passes_by_itself_is_repeated(
     assert content is not None
     assert content.data == b"1"
     assert connection.count < 0
+
+
+@pytest.fixture
+def slow(
+    objects: ObjectServer, bucket: str, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[tuple[RemoteStore, FaultyConnection]]:
+    """Return a store with a patience of a second, and the connection to it."""
+    monkeypatch.setattr(remote_store, "_LEAST_SECONDS", 0.5)
+    monkeypatch.setattr(remote_store, "_UPLOAD_PATIENCE", 1)
+    with faulty_connection(objects) as connection:
+        for name, value in connection.environment.items():
+            monkeypatch.setenv(name, value)
+        yield RemoteStore(parsed(f"s3://{bucket}", "x"), patience_seconds=1), connection
+
+
+@pytest.mark.slow
+def test_a_long_download_survives_broken_connections(
+    slow: tuple[RemoteStore, FaultyConnection], tmp_path: Path
+) -> None:
+    """What takes longer than the patience arrives, as long as something arrives within it."""
+    store, connection = slow
+    data = random.Random(0).randbytes(6 << 20)  # noqa: S311 - any bytes
+    store.write("large", data)
+    connection.seen.clear()
+    connection.rate, connection.hangs_up_after = 4e6, 13 << 17
+    assert store.download("large", tmp_path / "copy")
+    assert (tmp_path / "copy").read_bytes() == data
+    assert len(connection.seen) >= 4
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("action", ["download", "upload"])
+def test_a_transfer_that_stalls_fails(
+    slow: tuple[RemoteStore, FaultyConnection], tmp_path: Path, action: str
+) -> None:
+    """Once nothing arrives any more, the patience is short, however much has arrived before."""
+    store, connection = slow
+    file = tmp_path / "large"
+    file.write_bytes(bytes(5 << 20))
+    store.upload(file, "large")
+    connection.stalls_after = 13 << 19
+    began = time.monotonic()
+    with pytest.raises(StorageError, match=r"cannot be reached.*timed out"):
+        store.download("large", file) if action == "download" else store.upload(file, "large")
+    assert time.monotonic() - began < patient(10)
+
+
+@pytest.mark.slow
+def test_uploads_share_one_budget(
+    slow: tuple[RemoteStore, FaultyConnection], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However many files are sent at once, they share an uplink that few parts keep busy."""
+    store, connection = slow
+    monkeypatch.setattr(remote_store, "_parts_on_their_way", remote_store._Budget(2))
+    files = [tmp_path / str(number) for number in range(3)]
+    for file in files:
+        file.write_bytes(bytes(11 << 19))
+    connection.most_at_once = 0
+    with ThreadPoolExecutor(3) as pool:
+        list(pool.map(lambda file: store.upload(file, file.name), files))
+    assert connection.most_at_once == 2
+    assert {each.bytes for each in store.list("")} == {11 << 19}
 
 
 @pytest.mark.usefixtures("bucket")
