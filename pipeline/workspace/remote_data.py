@@ -202,7 +202,7 @@ def states(path: str) -> dict[str, str]:
     """
     address = parsed(path, SETTING)
     store = chosen.opened(address, _STATES_PATIENCE_SECONDS)
-    return {each.key: f"{each.bytes} {each.e_tag}" for each in store.list("") if _is_file(each)}
+    return {each.key: f"{each.bytes} {each.e_tag}" for each in _files(store.list(""))}
 
 
 def kind(path: str) -> DataKind:
@@ -240,6 +240,8 @@ def _write_skeleton(top: Path, address: Address, objects: Sequence[ObjectInfo]) 
     seen = set[tuple[str, str]]()
     for each in objects:
         parts = PurePosixPath(each.key).parts
+        if not each.bytes and "." not in parts[-1]:
+            continue  # it may stand for an empty folder
         kind_of = (str(PurePosixPath(*parts[:-1])), PurePosixPath(each.key).suffix)
         if (len(parts) > 1 and kind_of in seen) or len(seen) > _MOST_NAMES:
             continue
@@ -262,26 +264,62 @@ def _listed(address: Address) -> list[ObjectInfo]:
     """Return the objects of an address: itself, with its name, or those below it.
 
     Raises:
-        DataError: if there are none.
+        DataError: if there are none, or one is a folder, too.
     """
     known = _listings.get(str(address))
     if known and time.monotonic() - known[0] < _SAME_LISTING_SECONDS:
         return known[1]
-    objects: list[ObjectInfo] = []
+    info = None
     if address.prefix:
-        name = PurePosixPath(address.prefix).name
-        info = chosen.opened(_parent(address)).info(name)
-        objects = [info] if info else []
+        info = chosen.opened(_parent(address)).info(PurePosixPath(address.prefix).name)
+    objects = [info] if info and info.bytes else []
     if not objects:
-        objects = [each for each in chosen.opened(address).list("") if _is_file(each)]
+        objects = _files(chosen.opened(address).list("")) or ([info] if info else [])
     if not objects:
         raise DataError(f"There is nothing at {address}. Check the address.")
+    _check_folders(address, objects)
     _listings[str(address)] = time.monotonic(), objects
     return objects
 
 
+def _files(listed: Iterable[ObjectInfo]) -> list[ObjectInfo]:
+    """Return the objects that can be files: consoles write empty ones that stand for folders."""
+    objects = [each for each in listed if _is_file(each)]
+    folders = _folders_of(objects)
+    return [each for each in objects if each.bytes or each.key not in folders]
+
+
+def _folders_of(objects: Iterable[ObjectInfo]) -> set[str]:
+    """Return the folders that the keys of objects are in, and those that these are in."""
+    folders = set[str]()
+    for each in objects:
+        folder = each.key.rpartition("/")[0]
+        while folder and folder not in folders:
+            folders.add(folder)
+            folder = folder.rpartition("/")[0]
+    return folders
+
+
+def _check_folders(place_of: object, objects: Sequence[ObjectInfo]) -> None:
+    """Make sure that no object is a folder, too.
+
+    Raises:
+        DataError: if one is.
+    """
+    folders = _folders_of(objects)
+    for each in objects:
+        if each.key in folders:
+            raise _no_file(place_of, each)
+
+
+def _no_file(place_of: object, info: ObjectInfo) -> DataError:
+    return DataError(
+        f"{place_of}/{info.key} is an object and a folder, which no disk can hold. Rename one of "
+        "them."
+    )
+
+
 def _is_file(info: ObjectInfo) -> bool:
-    """Return whether an object can be a file: consoles write empty ones that stand for folders."""
     if any(part in ("", ".", "..") for part in info.key.split("/")):
         return False
     return info.bytes > 0 or not info.key.endswith("_$folder$")
@@ -353,14 +391,14 @@ def _fetch(
     store: ObjectStore, folder: Path, objects: Sequence[ObjectInfo], index: RemoteIndex
 ) -> None:
     """Download objects; the index knows each that is complete, whatever happens to the others."""
+    _check_folders(store.uri, objects)
 
     def fetch(info: ObjectInfo) -> None:
         target = folder / info.key
+        if not info.bytes and store.info(info.key) is None:
+            return  # it stands for an empty folder: the slash at the end of its key is not listed
         if target.is_dir():
-            raise DataError(
-                f"{store.uri}/{info.key} is an object and a folder, which no disk can hold. Rename "
-                "one of them."
-            )
+            raise _no_file(store.uri, info)
         with replacing(target) as temporary:
             there = store.download(info.key, temporary)
             if not there or temporary.stat().st_size != info.bytes:

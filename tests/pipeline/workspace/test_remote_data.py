@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import boto3
 import pytest
 
 from patchline.pipeline.config_files import requested
@@ -100,6 +101,21 @@ def test_nothing_is_downloaded_twice(
         assert not (local / "across/000.png").exists()
         (local / "down/999.png").write_bytes(b"damaged")
         assert fetched() == {"down/999.png"}
+
+
+def test_folders_that_a_console_has_created_are_folders(top: RemoteStore, tmp_path: Path) -> None:
+    """The empty objects that stand for them, with a slash at the end, are no files."""
+    folder = write_photos(tmp_path / "flowers", classes=2, images=2)
+    put(top, folder, "flowers")
+    client = boto3.client("s3")
+    for key in ("flowers/", "flowers/across/", "flowers/empty/", "flowers/empty/below/"):
+        client.put_object(Bucket=top.uri.removeprefix("s3://"), Key=key)
+    there = listed(f"{top.uri}/flowers", "image_folder")
+    assert images(there) == images(listed(str(folder), "image_folder"))
+    listed(f"{top.uri}/flowers", "image_folder")
+    top.write("flowers/down", b"with content")
+    with pytest.raises(DataError, match=r"flowers/down is an object and a folder, which no disk"):
+        listed(f"{top.uri}/flowers", "image_folder")
 
 
 @pytest.mark.parametrize("suffix", [".zip", ".tar"])
