@@ -33,7 +33,8 @@ def measured_run(
 ) -> dict[str, Any]:
     """Run `patchline run`, of this environment or another one, and return its summary.
 
-    It also gets `began`, `wall_seconds`, `first_step_seconds` and the `training`'s result.
+    It also gets `began`, `wall_seconds`, `first_step_seconds` and the `training`'s result, which is
+    that of the first fold where the run has folds.
     """
     quiet_libraries.apply()
     folder = folder or Path(tempfile.mkdtemp(prefix="patchline-benchmark-"))
@@ -49,10 +50,16 @@ def measured_run(
     summary: dict[str, Any] = json.loads(done.stdout)
     summary["began"] = began
     summary["wall_seconds"] = time.time() - began
-    run_folder = Path(summary["config"]).parent
-    result = json.loads((run_folder / "training/result.json").read_text(encoding="utf-8"))
+    training = _first_training(Path(summary["config"]).parent)
+    result = json.loads((training / "result.json").read_text(encoding="utf-8"))
     summary["training"] = result["result"]
-    lines = (run_folder / "training/events.jsonl").read_text(encoding="utf-8").splitlines()
+    lines = (training / "events.jsonl").read_text(encoding="utf-8").splitlines()
     steps = [event for event in map(json.loads, lines) if event["kind"] == "progress"]
     summary["first_step_seconds"] = steps[0]["time"] - began
     return summary
+
+
+def _first_training(run_folder: Path) -> Path:
+    """Return the folder of a run's training, or of its first fold."""
+    folds = sorted(run_folder.glob("folds/*/training"))  # their names begin with the time
+    return folds[0] if folds else run_folder / "training"
