@@ -150,8 +150,8 @@ def _first_line(process: subprocess.Popen[bytes]) -> bytes:
 
 
 def _given(process: subprocess.Popen[bytes], folder: Path) -> bool:
-    """Send a worker its folder, and return whether it was still alive to read it."""
-    line = json.dumps(str(folder.absolute())).encode() + b"\n"
+    """Send a worker its folder, and where relative paths begin; return whether it was alive."""
+    line = json.dumps([str(folder.absolute()), str(Path.cwd())]).encode() + b"\n"
     with contextlib.suppress(BrokenPipeError):
         return process.stdin is not None and process.stdin.write(line) == len(line)
     return False
@@ -184,7 +184,8 @@ def own_folder(introduced: Callable[[], str]) -> Path:
     line = sys.stdin.buffer.readline()
     if not line.endswith(b"\n"):
         sys.exit(0)
-    folder = Path(json.loads(line))
+    folder, working_directory = map(Path, json.loads(line))
+    os.chdir(working_directory)  # the parent may have changed it since
     with (folder / LOG_FILE).open("ab") as log:
         os.dup2(log.fileno(), sys.stdout.fileno())
         os.dup2(log.fileno(), sys.stderr.fileno())

@@ -354,8 +354,17 @@ class Driver:
         each = processes // nodes
         return float(each if sum(e["gpus"] >= each for e in self._nodes) >= nodes else 0)
 
-    def _seat_for(self, needs: Needs, *, may_release: bool) -> Seat | None:
-        """Return a free seat that is large enough, or ask for one."""
+    def _seat_for(
+        self, needs: Needs, module: str, others: str, *, may_release: bool
+    ) -> Seat | None:
+        """Return a free seat that is large enough, or ask for one.
+
+        Args:
+            needs: what has to be free there.
+            module: what the first node of a new seat will work for.
+            others: what its other nodes will.
+            may_release: whether seats that are free may be given back for it.
+        """
         for seat in self._seats:
             if seat.free_for(needs):
                 return seat
@@ -365,13 +374,13 @@ class Driver:
                     self._release(seat)
         if not self._room_for(needs) and (self._seats or not may_release):
             return None  # one of our own workers makes room when it ends
-        return self._reserve(needs)
+        return self._reserve(needs, module, others)
 
     def _room_for(self, needs: Needs) -> bool:
         free = ray.available_resources()
         return bool(free.get("CPU", 0.0) >= needs.cpus * needs.nodes)
 
-    def _reserve(self, needs: Needs) -> Seat:
+    def _reserve(self, needs: Needs, module: str, others: str) -> Seat:
         strategy = "STRICT_SPREAD" if needs.nodes > 1 else "PACK"
         group = placement_group(needs.bundles, strategy=strategy)
         seat = Seat(needs, group)
@@ -387,7 +396,13 @@ class Driver:
                 scheduling_strategy=PlacementGroupSchedulingStrategy(
                     group, placement_group_bundle_index=index
                 ),
-            ).remote(needs.cpus, environment, _LOST_SECONDS, self._settings["uri"])
+            ).remote(
+                needs.cpus,
+                environment,
+                _LOST_SECONDS,
+                self._settings["uri"],
+                others if index else module,
+            )
             seat.hosts.append(host)
         mark = self._mark()
         seat.waiting = [host.introduce.remote(str(mark), mark.read_text()) for host in seat.hosts]
@@ -470,7 +485,7 @@ class Driver:
                 answer = ready[0].hosts[0].prepare.remote(module)
                 self._prepared[number] = (module, needs, answer)
             elif not self._seats:
-                self._seat_for(needs, may_release=False)
+                self._seat_for(needs, module, module, may_release=False)
         elif ray.wait([answer], timeout=0)[0]:
             del self._prepared[number]
             introduction = ""
@@ -481,7 +496,8 @@ class Driver:
     def _advance(self, task: Task) -> None:
         """Take the next step of a task: a seat, its start, a look at its workers."""
         if task.seat is None:
-            task.seat = self._seat_for(task.needs, may_release=True)
+            others = task.member or task.module
+            task.seat = self._seat_for(task.needs, task.module, others, may_release=True)
             if task.seat is not None:
                 task.indices = task.seat.free_for(task.needs)
                 task.seat.tasks |= dict.fromkeys(task.indices, task.number)

@@ -54,10 +54,16 @@ class Host:
         environment: variables that workers inherit, see `ray_environment`.
         patience_seconds: without a call for so long, it ends.
         uri: address of the shared workspace; empty if it is a folder of one machine.
+        module: of its first worker, which imports what it needs while its job is on the way.
     """
 
     def __init__(
-        self, cpus: float, environment: dict[str, str], patience_seconds: float, uri: str
+        self,
+        cpus: float,
+        environment: dict[str, str],
+        patience_seconds: float,
+        uri: str,
+        module: str,
     ) -> None:
         for key, value in environment.items():
             if key.startswith("PATCHLINE_"):
@@ -70,6 +76,7 @@ class Host:
             os.environ["OMP_NUM_THREADS"] = os.environ["PATCHLINE_CORES"] = str(max(1, int(cpus)))
         self._uri, self._sees_workspace = uri, False
         self._launcher = LocalLauncher(keeps_prepared=True)
+        self._launcher.prepare(module, Resources())
         self._workers: dict[int, RunningWorker] = {}
         self._jobs: dict[int, ReceivedJob] = {}
         self._patience, self._last = patience_seconds, time.monotonic()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+from pathlib import Path
 
 from patchline.pipeline.errors import RunError
 from patchline.pipeline.frozen_model import FrozenModel
@@ -28,6 +29,7 @@ class Answer(FrozenModel):
     """Whether garbage was collected while the modules were imported."""
     collects: bool
     """Whether it is collected while the work is done."""
+    working_directory: Path
 
 
 def _echo(job: Question, events: EventWriter) -> Answer:
@@ -42,6 +44,7 @@ def _echo(job: Question, events: EventWriter) -> Answer:
         process=os.getpid(),
         collected_at_import=_COLLECTED,
         collects=gc.isenabled(),
+        working_directory=Path.cwd(),
     )
 
 

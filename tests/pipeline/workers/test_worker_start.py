@@ -67,12 +67,20 @@ def _ask(folder: Path, words: str) -> tuple[Answer, list[Event]]:
 
 
 @pytest.mark.usefixtures("_prepared")
-def test_a_prepared_worker_does_the_job(tmp_path: Path) -> None:
-    """It is the process that was started before; result, events and log are where they belong."""
+def test_a_prepared_worker_does_the_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is the process that was started before; result, events and log are where they belong.
+
+    Relative paths begin where the parent works by then.
+    """
     [waiting] = _children()
+    monkeypatch.chdir(tmp_path)
     answer, events = _ask(tmp_path / "job", "hello")
     assert answer == Answer(
-        words="hello", process=waiting.pid, collected_at_import=False, collects=True
+        words="hello",
+        process=waiting.pid,
+        collected_at_import=False,
+        collects=True,
+        working_directory=tmp_path,
     )
     assert [event["message"] for event in events if event["kind"] == "warning"] == ["hello"]
     assert "said hello" in (tmp_path / "job/worker.log").read_text(encoding="utf-8")
