@@ -103,6 +103,7 @@ class FaultyConnection:
         rate: bytes a second of an answer or of the body of a request; 0 is as fast as possible.
         hangs_up_after: so many bytes of an answer pass.
         stalls_after: so many bytes of answers and of bodies of requests pass in all.
+        drops: names of headers, in lower case, that do not pass: a server that ignores them.
         most_at_once: the largest number of requests with a body so far at the same time.
     """
 
@@ -118,6 +119,7 @@ class FaultyConnection:
     hangs_up_after: int = 0
     stalls_after: int = 0
     most_at_once: int = 0
+    drops: tuple[bytes, ...] = ()
     _passed: int = 0
     _at_once: int = 0
     _lock: threading.Lock = field(default_factory=threading.Lock)
@@ -198,7 +200,7 @@ def faulty_connection(server: ObjectServer) -> Iterator[FaultyConnection]:
         def handle(self) -> None:
             head = self.rfile.readline()
             while (line := self.rfile.readline()) not in (b"\r\n", b""):
-                if not line.lower().startswith((b"connection:", b"expect:")):
+                if not line.lower().startswith((b"connection:", b"expect:", *connection.drops)):
                     head += line
             length = 0
             for line in head.splitlines():

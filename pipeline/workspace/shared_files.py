@@ -32,6 +32,8 @@ from patchline.pipeline.frozen_model import FrozenModel
 from patchline.pipeline.workspace.object_store import ConflictError, ObjectStore
 
 MARKER, FILES, NAMES = "patchline.json", "files/", "names/"
+_PROBES = "probes/"
+"""Objects that are deleted again at once."""
 _FORMAT = 1
 _AT_ONCE = 8
 """Files that are transferred at the same time."""
@@ -99,16 +101,38 @@ class SharedFiles:
             )
 
     def _begun(self) -> bytes:
-        """Write the marker, and see whether the store keeps a conditional write."""
+        """Write the marker, once the store has shown that it keeps conditional writes."""
+        self._check_conditions()
         data = json.dumps({"format": _FORMAT, "id": uuid.uuid4().hex}).encode()
         with suppress(ConflictError):  # another machine was faster
             self.store.write(MARKER, data, if_absent=True)
+        return data
+
+    def _check_conditions(self) -> None:
+        """Try both conditions on an object that nobody else knows.
+
+        Raises:
+            ConfigError: if the store ignores one.
+        """
+        probe = f"{_PROBES}{uuid.uuid4().hex}"
         try:
-            self.store.write(MARKER, data, if_absent=True)
+            first = self.store.write(probe, b"first", if_absent=True)
+            self._check_refused(
+                "If-None-Match", lambda: self.store.write(probe, b"", if_absent=True)
+            )
+            self.store.write(probe, b"second", if_match=first)
+            self._check_refused("If-Match", lambda: self.store.write(probe, b"", if_match=first))
+        finally:
+            with suppress(PipelineError):
+                self.store.delete(probe)
+
+    def _check_refused(self, condition: str, write: Callable[[], object]) -> None:
+        try:
+            write()
         except ConflictError:
-            return data
+            return
         raise ConfigError(
-            f"{self.uri} ignores conditions on writes (If-None-Match), so machines could overwrite "
+            f"{self.uri} ignores conditions on writes ({condition}), so machines could overwrite "
             "each other's results. Choose a store that knows them, as S3 does."
         )
 

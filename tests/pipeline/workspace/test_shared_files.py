@@ -8,9 +8,12 @@ from pathlib import Path
 import pytest
 
 from patchline.pipeline.errors import ConfigError, StorageError
+from patchline.pipeline.workspace.address import parsed
 from patchline.pipeline.workspace.folder_store import FolderStore
 from patchline.pipeline.workspace.object_store import ConflictError
+from patchline.pipeline.workspace.remote_store import RemoteStore
 from patchline.pipeline.workspace.shared_files import MARKER, Reference, SharedFiles, content_key
+from tests.object_server import ObjectServer, faulty_connection
 
 
 class Machine:
@@ -165,12 +168,20 @@ def test_a_workspace_of_another_format_is_refused(tmp_path: Path) -> None:
         SharedFiles(store).open()
 
 
+@pytest.mark.parametrize("condition", ["If-None-Match", "If-Match"])
 def test_a_store_without_conditions_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    objects: ObjectServer, bucket: str, monkeypatch: pytest.MonkeyPatch, condition: str
 ) -> None:
-    """Where If-None-Match has no effect, machines could overwrite each other's splits."""
-    store = FolderStore(tmp_path / "store")
-    write = store.write
-    monkeypatch.setattr(store, "write", lambda key, data, **_conditions: write(key, data))
-    with pytest.raises(ConfigError, match="ignores conditions on writes"):
+    """Where one has no effect, machines could overwrite each other's splits: also next time."""
+    with faulty_connection(objects) as connection:
+        for name, value in connection.environment.items():
+            monkeypatch.setenv(name, value)
+        store = RemoteStore(parsed(f"s3://{bucket}/team", "--workspace"))
+        connection.drops = (f"{condition}:".lower().encode(),)
+        for _ in range(2):
+            with pytest.raises(ConfigError, match=rf"ignores conditions on writes \({condition}\)"):
+                SharedFiles(store).open()
+        assert not list(store.list(""))
+        connection.drops = ()
         SharedFiles(store).open()
+        assert [each.key for each in store.list("")] == [MARKER]
