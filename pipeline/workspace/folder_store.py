@@ -23,6 +23,7 @@ from patchline.pipeline.workspace.object_store import (
     ConflictError,
     Content,
     ObjectInfo,
+    ObjectState,
     ObjectStore,
 )
 
@@ -70,20 +71,27 @@ class FolderStore(ObjectStore):
             return True
         return False
 
-    def write(self, key: str, data: bytes, *, if_absent: bool = False, if_match: str = "") -> str:
+    def write(
+        self,
+        key: str,
+        data: bytes,
+        *,
+        if_absent: bool = False,
+        if_match: ObjectState | None = None,
+    ) -> ObjectState:
         """Write an object as a whole, if the conditions hold."""
         target = self._file(key)
         with storage_errors(target), self._part_of(target) as part:
             part.write_bytes(data)
-            if not if_absent and not if_match:
+            if not if_absent and if_match is None:
                 part.replace(target)
-                return self._e_tag(key)
+                return ObjectState(self._e_tag(key))
             with locked(self._folder / _LOCK):
                 present = self._e_tag(key)
-                if present if if_absent else present != if_match:
+                if present if if_match is None else present != if_match.e_tag:
                     raise ConflictError(key)
                 part.replace(target)
-                return self._e_tag(key)
+                return ObjectState(self._e_tag(key))
 
     def upload(self, file: Path, key: str) -> None:
         """Write the content of a file as an object."""

@@ -17,6 +17,15 @@ class ConflictError(Exception):
     """The object is not, or no longer, what a conditional write requires."""
 
 
+class ObjectState(NamedTuple):
+    """What tells a state of an object from every other one, for conditional writes."""
+
+    e_tag: str
+    """Changes whenever the object does."""
+    version: str = ""
+    """Where the store counts versions. On Google Cloud Storage, conditions need it."""
+
+
 class ObjectInfo(NamedTuple):
     """What a store knows about an object without opening it."""
 
@@ -26,6 +35,13 @@ class ObjectInfo(NamedTuple):
     """Changes whenever the object does."""
     modified: dt.datetime
     """By the clock of the store."""
+    version: str = ""
+    """Empty where the store counts none, or does not list them."""
+
+    @property
+    def state(self) -> ObjectState:
+        """What a write can require to be unchanged."""
+        return ObjectState(self.e_tag, self.version)
 
 
 class Content(NamedTuple):
@@ -78,17 +94,24 @@ class ObjectStore(ABC):
         """Write an object into a file, and return whether there is one."""
 
     @abstractmethod
-    def write(self, key: str, data: bytes, *, if_absent: bool = False, if_match: str = "") -> str:
+    def write(
+        self,
+        key: str,
+        data: bytes,
+        *,
+        if_absent: bool = False,
+        if_match: ObjectState | None = None,
+    ) -> ObjectState:
         """Write an object as a whole.
 
         Args:
             key: of the object.
             data: its content.
             if_absent: only if there is none yet.
-            if_match: only if it still has this ETag.
+            if_match: only if it is still in this state.
 
         Returns:
-            The ETag of the new object.
+            The state of the new object.
 
         Raises:
             ConflictError: if a condition does not hold; nothing is written then.

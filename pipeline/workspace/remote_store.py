@@ -29,6 +29,7 @@ from patchline.pipeline.workspace.object_store import (
     ConflictError,
     Content,
     ObjectInfo,
+    ObjectState,
     ObjectStore,
 )
 
@@ -200,7 +201,14 @@ class RemoteStore(ObjectStore):
             else:
                 return
 
-    def write(self, key: str, data: bytes, *, if_absent: bool = False, if_match: str = "") -> str:
+    def write(
+        self,
+        key: str,
+        data: bytes,
+        *,
+        if_absent: bool = False,
+        if_match: ObjectState | None = None,
+    ) -> ObjectState:
         """Write an object as a whole, if the conditions hold."""
         import obstore
         from obstore.exceptions import AlreadyExistsError, NotFoundError, PreconditionError
@@ -208,8 +216,9 @@ class RemoteStore(ObjectStore):
         mode: Any = "overwrite"
         if if_absent:
             mode = "create"
-        elif if_match:
-            mode = {"e_tag": if_match}
+        elif if_match is not None:
+            named = {"e_tag": if_match.e_tag, "version": if_match.version}
+            mode = {name: value for name, value in named.items() if value}
         with self._errors("written"):
             try:
                 result = obstore.put(self._store, key, data, mode=mode, use_multipart=False)
@@ -218,7 +227,7 @@ class RemoteStore(ObjectStore):
             except NotFoundError as error:
                 self._check_bucket(error)
                 raise ConflictError(key) from error  # the object to replace is gone
-        return str(result["e_tag"] or "")
+        return ObjectState(str(result["e_tag"] or ""), str(result["version"] or ""))
 
     def upload(self, file: Path, key: str) -> None:
         """Write the content of a file, of any size, as an object; a large one in parts."""
@@ -518,4 +527,5 @@ def _info(meta: Mapping[str, Any]) -> ObjectInfo:
         bytes=int(meta["size"]),
         e_tag=str(meta["e_tag"] or ""),
         modified=meta["last_modified"],
+        version=str(meta.get("version") or ""),
     )

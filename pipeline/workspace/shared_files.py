@@ -29,7 +29,7 @@ from patchline.pipeline.files.atomic_files import replacing, storage_errors
 from patchline.pipeline.files.file_digest import FileDigest, digest_of
 from patchline.pipeline.files.workspace_folder import make_folder
 from patchline.pipeline.frozen_model import FrozenModel
-from patchline.pipeline.workspace.object_store import ConflictError, ObjectStore
+from patchline.pipeline.workspace.object_store import ConflictError, ObjectState, ObjectStore
 
 MARKER, FILES, NAMES = "patchline.json", "files/", "names/"
 _PROBES = "probes/"
@@ -52,7 +52,7 @@ class Named(NamedTuple):
     """A reference and the state of the store in which it was read."""
 
     reference: Reference
-    e_tag: str
+    state: ObjectState
 
 
 class DamagedObjectError(Exception):
@@ -164,7 +164,7 @@ class SharedFiles:
         if content is None:
             return None
         try:
-            return Named(_parsed(content.data), content.info.e_tag)
+            return Named(_parsed(content.data), content.info.state)
         except (ValueError, KeyError, TypeError, ValidationError) as error:
             raise DamagedObjectError(f"the object {_key(name)} is damaged") from error
 
@@ -195,7 +195,7 @@ class SharedFiles:
         self.store.write(_key(name), _encoded(reference))
         return reference
 
-    def replace(self, name: str, reference: Reference, before: Named | None) -> str:
+    def replace(self, name: str, reference: Reference, before: Named | None) -> ObjectState:
         """Let a name stand for something else, unless another machine was faster.
 
         Args:
@@ -204,7 +204,7 @@ class SharedFiles:
             before: what `find` has returned.
 
         Returns:
-            The new ETag.
+            The new state of the name.
 
         Raises:
             ConflictError: if the name stands for something else by now.
@@ -213,11 +213,11 @@ class SharedFiles:
         try:
             if before is None:
                 return self.store.write(_key(name), data, if_absent=True)
-            return self.store.write(_key(name), data, if_match=before.e_tag)
+            return self.store.write(_key(name), data, if_match=before.state)
         except ConflictError:
             present = self.store.read(_key(name))
             if present is not None and present.data == data:  # the answer to our write was lost
-                return present.info.e_tag
+                return present.info.state
             if present is None and before is not None:
                 return self.replace(name, reference, None)  # it was damaged, and is gone
             raise

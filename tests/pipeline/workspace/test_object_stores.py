@@ -18,6 +18,7 @@ from patchline.pipeline.workspace.address import is_address, parsed
 from patchline.pipeline.workspace.folder_store import FolderStore
 from patchline.pipeline.workspace.object_store import ConflictError, ObjectStore
 from patchline.pipeline.workspace.remote_store import RemoteStore
+from tests.google_server import google_server
 from tests.object_server import Fault, FaultyConnection, ObjectServer, faulty_connection
 from tests.patience import patient
 
@@ -67,7 +68,17 @@ def test_conditions_are_kept(store: ObjectStore) -> None:
         store.write("gone", b"3", if_match=first)
     content = store.read("split")
     assert content is not None
-    assert (content.data, content.info.e_tag) == (b"2", second)
+    assert (content.data, content.info.state) == (b"2", second)
+
+
+def test_google_takes_conditional_writes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """There, a condition is the number of a version, which comes with what was read or written."""
+    with google_server() as server:
+        for name in [each for each in os.environ if each.startswith("GOOGLE_")]:
+            monkeypatch.delenv(name)
+        monkeypatch.setenv("GOOGLE_SERVICE_ACCOUNT_KEY", server.key)
+        monkeypatch.setattr(remote_store, "_endpoint", lambda _: server.url)
+        test_conditions_are_kept(RemoteStore(parsed("gs://bucket/team", "x"), patience_seconds=3))
 
 
 def test_of_many_writers_one_is_first(store: ObjectStore) -> None:
