@@ -1,6 +1,7 @@
 """The paired test of two classifiers on the same images: McNemar's exact test.
 
-`is_better` decides the promotion gate `better_than_champion` (`pipeline/registry/gates.py`).
+`is_better` decides the promotion gate `better_than_champion`, in
+`pipeline/registry/champion_gates.py`.
 """
 
 from __future__ import annotations

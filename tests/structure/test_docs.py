@@ -19,6 +19,9 @@ from tests.structure.pages import PAGES, ROOT, blocks, commands, execute
 
 _LISTING = re.compile(r"<!-- file: (\S+) -->\n```\w+\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _LINK = re.compile(r"\]\((?!https?:)([^)#]+)\)")
+_FILE = re.compile(r"\b(?:pipeline|flows|plugins|benchmarks|tests|examples)/[\w/]+\.(?:py|j2|md)\b")
+_OF_A_READER = "tests/test_my_stem.py"
+"""A file that the plugin tutorial tells a reader to write."""
 
 
 _TRAINING = (
@@ -146,3 +149,16 @@ def test_listings_are_the_real_files_and_links_lead_somewhere(page: Path) -> Non
         assert listing == (ROOT / name).read_text("utf-8")
     for target in _LINK.findall(text):
         assert (page.parent / target).exists(), target
+
+
+def test_files_that_pages_and_code_name_exist() -> None:
+    """A file that is named by its path from the top is there, so that a reader can open it."""
+    folders = ("pipeline", "flows", "plugins", "benchmarks")
+    sources = [file for folder in folders for file in (ROOT / folder).rglob("*.py")]
+    missing = [
+        f"{source.relative_to(ROOT)}: {name}"
+        for source in [*PAGES, ROOT / ".github" / "CONTRIBUTING.md", *sources]
+        for name in _FILE.findall(source.read_text("utf-8"))
+        if name != _OF_A_READER and not (ROOT / name).exists()
+    ]
+    assert not missing
