@@ -18,7 +18,9 @@ from patchline.pipeline.tracking.tracking_store import client
 def gates_for(
     reference: ModelReference, file: Path | None, flags: GateConfig | None
 ) -> PromotionConfig:
-    """Return the gates for a version: flags override the file, the file overrides its run.
+    """Return the gates for a version: flags override the file, which replaces those of its run.
+
+    A limit on one metric leaves the limits on others as they are.
 
     Raises:
         ConfigError: if the file or a setting in it is invalid.
@@ -26,7 +28,7 @@ def gates_for(
     """
     settings = _recorded(reference) if file is None else _from_file(file)
     given: dict[str, Any] = flags.model_dump(exclude_unset=True) if flags else {}
-    return PromotionConfig.model_validate({**settings.model_dump(), **given})
+    return PromotionConfig.model_validate(config_files.merged(settings.model_dump(), given))
 
 
 def _from_file(file: Path) -> PromotionConfig:

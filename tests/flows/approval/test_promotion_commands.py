@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -97,6 +98,11 @@ def test_gates_come_from_flags_file_and_run_in_this_order(command: Command, tmp_
     code, out, _ = command("promote", "roses", "--config", str(file), *QUICK)
     assert code == 3
     assert "FAILED minimum_accuracy" in " ".join(out.split())
+    other = ("--promotion.minimum.macro_f1", "0.1")
+    _, out, _ = command("promote", "roses", "--config", str(file), *other, *QUICK)
+    assert {"FAILED minimum_accuracy", "FAILED minimum_macro_f1"} <= set(
+        re.findall(r"FAILED \w+", " ".join(out.split()))
+    )
     flag = ("--promotion.minimum.accuracy", "0.8")
     code, out, _ = command("promote", "roses", "--config", str(file), *flag, *QUICK)
     assert code == 0

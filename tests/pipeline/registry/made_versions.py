@@ -169,7 +169,7 @@ def make_version(
         tags={DATA_ROOT_TAG: str(root)} if root else {},
     )
     with tracked_run.open_run(new, folder / "runs") as run:
-        config_files.save(RunConfig(name=name), run.folder / "config.yaml")
+        config_files.save(RunConfig(name=name, promotion=config), run.folder / "config.yaml")
         tracked_run.log_file(run, run.folder / "config.yaml")
         fingerprint = manifests.fingerprint(manifest)
         file = run.folder / "data" / f"{fingerprint}.parquet"
