@@ -84,7 +84,7 @@ def claimed(name: str) -> Iterator[Callable[[], None]]:
         if late or key not in _claims(store, name):
             raise TrackingError(
                 f"The lock on the registered model '{name}' was lost because the server is too "
-                "slow. Nothing was changed; run the command again."
+                "slow. The aliases are as they were; run the command again."
             )
 
     try:

@@ -100,6 +100,7 @@ def promote(
         TrackingError: if the champion keeps changing.
     """
     name, store = request.reference.name, client()
+    place = f"promotion/{dt.datetime.now(dt.UTC):%Y-%m-%dT%H%M%SZ}"
     with machine_lock(name, lambda: on_note(_waiting(name))):
         for _ in range(_ATTEMPTS):
             champion = history.alias_of(store, name, CHAMPION)
@@ -109,11 +110,10 @@ def promote(
             promotion = _decide(request, champion, evaluation, folder)
             if champion == request.reference.version:
                 return promotion, None
-            if not promotion.promoted:
-                _record(store, request.reference, promotion, folder, evaluation.run_id)
-                return promotion, None
-            entry = _make_champion(store, request, promotion, folder, evaluation.run_id)
-            if entry is not None:
+            artifact = _upload(store, evaluation.run_id, folder, place)
+            entry = _make_champion(store, promotion, artifact) if promotion.promoted else None
+            if entry is not None or not promotion.promoted:
+                _record(request.reference, promotion)
                 return promotion, entry
             on_note("the champion changed; comparing again")
     raise _keeps_changing(name)
@@ -323,19 +323,22 @@ def _write(decision: Decision, evaluation: GateEvaluation, folder: Path) -> Path
 
 
 def _make_champion(
-    store: MlflowClient, request: Request, promotion: Promotion, folder: Path, run_id: str | None
+    store: MlflowClient, promotion: Promotion, artifact: str | None
 ) -> AliasChange | None:
-    """Change the alias, unless the champion changed since the comparison."""
-    name, version = request.reference.name, request.reference.version
+    """Change the alias, unless the champion changed since the comparison.
+
+    Nothing slow happens under the claim: the files of the decision are already there, and its
+    record on the version follows. If the process dies before that, the history has the same facts.
+    """
+    name = promotion.name
     with claimed(name) as still_held:
         history.settle(store, name)
         if history.alias_of(store, name, CHAMPION) != promotion.champion:
             return None
-        artifact = _record(store, request.reference, promotion, folder, run_id)
         action: Action = "forced" if promotion.forced else "promoted"
         proposal = Proposal(
             alias=CHAMPION,
-            to_version=version,
+            to_version=promotion.version,
             action=action,
             reason=promotion.reason,
             gates={gate.name: gate.passed for gate in promotion.gates},
@@ -344,20 +347,29 @@ def _make_champion(
         return history.change_alias(store, name, proposal, still_held)
 
 
-def _record(
-    store: MlflowClient,
-    reference: ModelReference,
-    promotion: Promotion,
-    folder: Path,
-    run_id: str | None,
-) -> str | None:
-    """Log the decision's files on the version's run, and its outcome on the version.
+def _upload(store: MlflowClient, run_id: str | None, folder: Path, place: str) -> str | None:
+    """Log the decision's files on the version's run.
+
+    Args:
+        store: the registry.
+        run_id: of the version.
+        folder: of the files.
+        place: among the run's artifacts; a repeated comparison replaces the files there.
 
     Returns:
         The URI of the files; none if the run was deleted.
     """
     from mlflow.exceptions import MlflowException
 
+    if run_id is not None:
+        with contextlib.suppress(MlflowException):  # the run was deleted; the tags remain
+            store.log_artifacts(run_id, str(folder), place)
+            return f"runs:/{run_id}/{place}"
+    return None
+
+
+def _record(reference: ModelReference, promotion: Promotion) -> None:
+    """Record the outcome on the version."""
     brief = {
         "promoted": promotion.promoted,
         "forced": promotion.forced,
@@ -367,11 +379,3 @@ def _record(
         "gates": {gate.name: gate.passed for gate in promotion.gates},
     }
     write_record(reference, DECISION_RECORD, json.dumps(brief))
-    if run_id is None:
-        return None
-    stamp = promotion.decided_at.replace(":", "").replace("+0000", "Z")
-    place = f"promotion/{stamp}"
-    with contextlib.suppress(MlflowException):  # the run was deleted; the tags remain
-        store.log_artifacts(run_id, str(folder), place)
-        return f"runs:/{run_id}/{place}"
-    return None

@@ -331,6 +331,7 @@ def _versions(store: MlflowClient, name: str) -> list[ModelVersion]:
 
 def _summary(store: MlflowClient, name: str) -> ModelSummary:
     aliases: dict[str, str] = dict(store.get_registered_model(name).aliases)
+    changes = history.read(store, name)
     versions = []
     for version in _versions(store, name):
         metrics = _metrics_in(version.tags) or metrics_of_run(store, version.run_id)
@@ -348,13 +349,48 @@ def _summary(store: MlflowClient, name: str) -> ModelSummary:
                 commit=version.tags.get(COMMIT_TAG, ""),
                 flow_run_id=version.tags.get(FLOW_RUN_TAG, ""),
                 created_at=_moment(version.creation_timestamp),
-                decision=_record(version.tags, DECISION_RECORD),
+                decision=_decision(version.tags, _promotion(changes, number, aliases)),
                 approval=_record(version.tags, APPROVAL_RECORD),
             )
         )
-    return ModelSummary(
-        name=name, versions=tuple(versions), history=tuple(history.read(store, name))
-    )
+    return ModelSummary(name=name, versions=tuple(versions), history=tuple(changes))
+
+
+def _promotion(
+    changes: list[AliasChange], version: str, aliases: Mapping[str, str]
+) -> AliasChange | None:
+    """Return the latest change that made a version champion by a decision; None without one."""
+    is_champion = str(aliases.get(CHAMPION)) == version
+    own = [
+        change
+        for change in changes
+        if (change.alias, change.to_version) == (CHAMPION, version)
+        and change.action in {"promoted", "forced"}
+        and (change.state == "done" or is_champion)
+    ]
+    return own[-1] if own else None
+
+
+def _decision(tags: Mapping[str, str], promotion: AliasChange | None) -> dict[str, Any] | None:
+    """Return the latest decision about a version: its record, or a promotion that has none yet.
+
+    The record follows the change of the alias, so a process may have been killed between the two.
+
+    Args:
+        tags: of the version.
+        promotion: the latest change that made it champion by a decision.
+    """
+    record = _record(tags, DECISION_RECORD)
+    if promotion is None:
+        return record
+    if record and (record.get("promoted") or str(record.get("at", "")) >= promotion.at):
+        return record
+    return {
+        "promoted": True,
+        "forced": promotion.action == "forced",
+        "champion": promotion.from_version,
+        **promotion.model_dump(include={"reason", "at", "gates"}),
+    }
 
 
 def _moment(milliseconds: int) -> str:

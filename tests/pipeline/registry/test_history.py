@@ -14,7 +14,7 @@ from mlflow import MlflowClient
 from patchline.pipeline.registry import history
 from patchline.pipeline.registry.history import AliasChange, Proposal
 from patchline.pipeline.registry.promotion import Request, changing, promote, rollback
-from patchline.pipeline.registry.registered_models import ModelReference
+from patchline.pipeline.registry.registered_models import ModelReference, summaries
 from patchline.pipeline.tracking.tracking_store import client
 from tests.pipeline.registry.made_versions import QUICK, make_version
 
@@ -91,7 +91,10 @@ def test_after_a_crash_at_any_write_the_history_explains_the_champion(
     tmp_path: Path,
     done: bool,
 ) -> None:
-    """Whichever write is the last, the entries form a chain that ends at the champion."""
+    """Whichever write is the last, the entries form a chain that ends at the champion.
+
+    A version is said to have been promoted only if it was, and always then.
+    """
     uri, [first, second], _ = versions
     monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
     outcomes = set()
@@ -111,6 +114,9 @@ def test_after_a_crash_at_any_write_the_history_explains_the_champion(
         assert all(b[0] == a[1] for a, b in itertools.pairwise(changes))
         assert {entry.state for entry in entries} == {"done"}
         assert [entry.sequence for entry in entries] == sorted({e.sequence for e in entries})
+        decision = summaries("roses")[0].versions[0].decision
+        assert (decision is not None) == any(to == second.version for _, to in changes)
+        assert decision is None or decision["promoted"]
         if champion == second.version:
             rollback("roses", None) if last % 2 else promote(
                 Request(first, QUICK, force_reason="the next round"), tmp_path / f"{last} back"

@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from mlflow import MlflowClient
 
 from patchline.pipeline.registry import alias_lock, history
 from patchline.pipeline.registry.alias_lock import CLAIM_PREFIX, claimed
@@ -190,6 +191,32 @@ def test_a_claim_that_a_dead_process_left_is_taken_away(
             still_held()
     tags = store.get_registered_model("roses").tags
     assert not [key for key in tags if key.startswith(CLAIM_PREFIX)]
+
+
+def test_a_slow_upload_does_not_cost_the_lock(
+    tmp_path: Path, own_store: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The files of a decision are there before the claim is, so only the change is under it."""
+    del own_store
+    _, second, _ = _three_versions(tmp_path)
+    monkeypatch.setattr(alias_lock, "sqlite_file", lambda: None)
+    log_artifacts, claims = MlflowClient.log_artifacts, []
+
+    def slow(store: MlflowClient, *values: Any) -> None:
+        tags = store.get_registered_model("roses").tags
+        claims.extend(key for key in tags if key.startswith(CLAIM_PREFIX))
+        log_artifacts(store, *values)
+
+    monkeypatch.setattr(MlflowClient, "log_artifacts", slow)
+    decision, entry = promote(Request(second, QUICK), tmp_path / "slow")
+    assert decision is not None
+    assert entry is not None
+    assert (decision.promoted, claims) == (True, [])
+    assert entry.artifact is not None
+    place = entry.artifact.split("/", 2)[2]
+    run_id = str(client().get_model_version("roses", second.version).run_id)
+    files = {Path(item.path).name for item in client().list_artifacts(run_id, place)}
+    assert files == {"comparison.html", "comparison.json", "decision.json"}
 
 
 @contextmanager
