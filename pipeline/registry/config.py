@@ -94,4 +94,5 @@ class PromotionConfig(GateConfig):
     promoted there, and later ones by `patchline promote`."""
 
     approval: bool = False
-    """Request approval at the end of a run; needs `patchline up`."""
+    """Request approval at the end of a run, unless the model never had a champion; needs `patchline
+    up`."""

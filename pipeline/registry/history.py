@@ -85,6 +85,14 @@ def alias_of(store: MlflowClient, name: str, alias: str) -> str | None:
     return None if version is None else str(version)
 
 
+def had_champion(store: MlflowClient, name: str) -> bool:
+    """Return whether a version of the model is or was champion, as far as the history tells."""
+    return any(
+        entry.alias == CHAMPION and entry.to_version is not None and entry.state == "done"
+        for entry in read(store, name)
+    )
+
+
 def settle(store: MlflowClient, name: str) -> list[AliasChange]:
     """Make the history agree with the aliases, and return it.
 

@@ -58,7 +58,7 @@ class Request:
     force_reason: str | None = None
     """Why failed gates are overruled; none if they are respected."""
     only_first: bool = False
-    """Promote only if there is no champion, as a run does unless `automatic` is set."""
+    """Promote only the first champion of a model, as a run does unless `automatic` is set."""
     answer: Answer | None = None
     """Of the approver; a rejection is recorded like a failed gate."""
     answered_against: str | None = None
@@ -105,6 +105,9 @@ def promote(
         for _ in range(_ATTEMPTS):
             champion = history.alias_of(store, name, CHAMPION)
             if not request.holds_against(champion):
+                return None, None
+            if request.only_first and history.had_champion(store, name):
+                on_note(f"'{name}' had a champion before, so `patchline promote` chooses the next")
                 return None, None
             evaluation = _evaluate(request, champion, on_note)
             promotion = _decide(request, champion, evaluation, folder)
@@ -186,8 +189,9 @@ def assign_aliases(
 ) -> Promotion | None:
     """Assign the aliases of a new version: challenger, and champion if the config allows it.
 
-    The first version of a model needs no comparison, but has to pass the limits on its own metrics.
-    Its package was compared with the trained model just before, so it is not checked again.
+    The first champion of a model needs no comparison, but has to pass the limits on its own
+    metrics. After a champion was removed, the next one is chosen like any later version. The
+    package was compared with the trained model just before, so it is not checked again.
 
     Returns:
         The decision; none if the run makes none.

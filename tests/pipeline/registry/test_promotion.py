@@ -17,7 +17,13 @@ from patchline.pipeline.registry import gate_evaluation
 from patchline.pipeline.registry import promotion as promotion_module
 from patchline.pipeline.registry.config import PromotionConfig
 from patchline.pipeline.registry.history import CHAMPION, alias_of
-from patchline.pipeline.registry.promotion import Promotion, Request, promote, rollback
+from patchline.pipeline.registry.promotion import (
+    Promotion,
+    Request,
+    assign_aliases,
+    promote,
+    rollback,
+)
 from patchline.pipeline.registry.registered_models import ModelReference, resolve, summaries
 from patchline.pipeline.tracking.tracking_store import client
 from tests.pipeline.registry.made_versions import (
@@ -280,6 +286,25 @@ def test_automatic_promotion_is_a_setting(tmp_path: Path) -> None:
     assert _champion() == "3"
     make_version("roses", tmp_path, wrong=range(50), config=automatic)
     assert _champion() == "3"
+
+
+@pytest.mark.parametrize("removed", ["the alias", "the version"])
+def test_the_place_of_a_removed_champion_is_not_filled_unasked(
+    tmp_path: Path, removed: str
+) -> None:
+    """Only the first champion needs no request: afterwards a run asks, or leaves it alone."""
+    make_version("roses", tmp_path)
+    if removed == "the alias":
+        client().delete_registered_model_alias("roses", CHAMPION)
+    else:
+        client().delete_model_version("roses", "1")
+    notes: list[str] = []
+    second = make_version("roses", tmp_path)
+    assert assign_aliases(second, QUICK, tmp_path / "again", notes.append) is None
+    assert _champion() is None
+    assert "'roses' had a champion before" in notes[-1]
+    assert promoted(second, tmp_path)
+    assert _champion() == "2"
 
 
 def test_a_package_that_does_not_load_is_refused(tmp_path: Path) -> None:
