@@ -24,7 +24,7 @@ from patchline.pipeline.provenance.provenance import UNKNOWN, ProvenanceSummary
 from patchline.pipeline.registry import promotion_gates
 from patchline.pipeline.registry.champion_gates import champion_gates
 from patchline.pipeline.registry.config import PromotionConfig
-from patchline.pipeline.registry.registered_models import ModelReference, resolve
+from patchline.pipeline.registry.registered_models import ModelReference, few_names, resolve
 from patchline.pipeline.registry.version_records import (
     VersionRecords,
     available_records,
@@ -101,13 +101,11 @@ def compare_versions(
     The images are those of the challenger's test split, with its labels. A version's predictions
     come from its own run; its package predicts the images that are missing there. The packages say
     which images they have seen, so the champion's run may be gone.
+
+    Raises:
+        ModelReferenceError: if they have different classes, or one gives sets of labels.
     """
-    if champion.package.is_multi_label != challenger.package.is_multi_label:
-        kinds = [_kind(each) for each in (challenger, champion)]
-        raise ModelReferenceError(
-            f"{challenger.label} {kinds[0]}, and the champion {champion.label} {kinds[1]}, so they "
-            "cannot be compared. Register one of them under another name."
-        )
+    _check_comparable(champion, challenger)
     empty = pd.DataFrame(columns=manifests.COLUMNS)
     before, now = (
         empty if each.manifest is None else each.manifest for each in (champion, challenger)
@@ -158,6 +156,28 @@ def compare_versions(
         provenance=provenance,
     )
     return comparison, reader
+
+
+def _check_comparable(champion: VersionRecords, challenger: VersionRecords) -> None:
+    """Check that two versions answer the same question."""
+    if champion.package.is_multi_label != challenger.package.is_multi_label:
+        kinds = [_kind(each) for each in (challenger, champion)]
+        raise ModelReferenceError(
+            f"{challenger.label} {kinds[0]}, and the champion {champion.label} {kinds[1]}, so they "
+            "cannot be compared. Register one of them under another name."
+        )
+    before, now = set(champion.package.classes), set(challenger.package.classes)
+    if before != now:
+        differences = [
+            f"only {version.label} has {few_names(sorted(own))}"
+            for version, own in ((challenger, now - before), (champion, before - now))
+            if own
+        ]
+        raise ModelReferenceError(
+            f"{challenger.label} and the champion {champion.label} have different classes "
+            f"({'; '.join(differences)}), so they cannot be compared. Register one of them under "
+            "another name."
+        )
 
 
 def _kind(version: VersionRecords) -> str:

@@ -138,8 +138,8 @@ def check_classes(name: str, classes: tuple[str, ...], task: Task = SINGLE_LABEL
     classes_before = set(json.loads(newest.tags.get(CLASSES_TAG, "[]")))
     added, missing = sorted(set(classes) - classes_before), sorted(classes_before - set(classes))
     parts = [f"{len(classes)} classes here, {len(classes_before)} there"] if classes_before else []
-    parts += [f"only here: {_few(added)}"] if added and classes_before else []
-    parts += [f"only there: {_few(missing)}"] if missing else []
+    parts += [f"only here: {few_names(added)}"] if added and classes_before else []
+    parts += [f"only there: {few_names(missing)}"] if missing else []
     raise ModelReferenceError(
         f"The registered model '{name}' (version {newest.version}) has other classes than this "
         f"data ({'; '.join(parts) or 'too many to list'}). Choose another name with --name. "
@@ -441,6 +441,7 @@ def _unknown(
     return ModelReferenceError(f"{what}{hint} {listed}")
 
 
-def _few(names: list[str], limit: int = 5) -> str:
+def few_names(names: list[str], limit: int = 5) -> str:
+    """Return the first names, and how many more there are."""
     more = f" and {len(names) - limit} more" if len(names) > limit else ""
     return ", ".join(names[:limit]) + more

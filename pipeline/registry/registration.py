@@ -33,6 +33,7 @@ from patchline.pipeline.registry.registered_models import (
     FINGERPRINT_TAG,
     PROVENANCE_TAG,
     ModelReference,
+    check_classes,
     class_tags,
     metrics_of_run,
     metrics_tag,
@@ -187,7 +188,12 @@ def log_evaluated_model(run: TrackedRun, model_id: str) -> None:
 def register(
     run: TrackedRun, model_id: str, name: str, package: Package, tags: dict[str, str]
 ) -> Registered:
-    """Log the package's files and register them as a new version; it has no alias yet."""
+    """Log the package's files and register them as a new version; it has no alias yet.
+
+    Raises:
+        ModelReferenceError: if the model has other classes, because another run has registered a
+            version since this one began.
+    """
     version = _earlier_version(run, name) if run.continued else None
     if version is None:
         version = _new_version(run, model_id, name, package, tags)
@@ -199,12 +205,13 @@ def _new_version(
 ) -> str:
     import mlflow
 
-    store = client()
+    store, description = client(), load_description(package.folder)
+    if description.classes:
+        check_classes(name, description.classes, description.task)
     folder = save_as_mlflow_model(run, model_id, package.folder)
     store.log_model_artifacts(model_id, str(folder))
     shutil.rmtree(folder)  # the store has it now
     store.finalize_logged_model(model_id, "READY")
-    description = load_description(package.folder)
     all_tags = {
         **class_tags(description.classes),
         **task_tag(description.task),

@@ -154,6 +154,7 @@ def make_version(
     config: PromotionConfig = QUICK,
     seed: int = 0,
     provenance: Provenance | None = None,
+    classes: tuple[str, ...] = CLASSES,
 ) -> ModelReference:
     """Register a version as a run does, with predictions that are wrong where they should be.
 
@@ -183,7 +184,7 @@ def make_version(
         for key, value in (metrics or {}).items():
             store.log_metric(run.run_id, f"test/{key}", value)
         model_id = registration.logged_model(run, name)
-        package = made_package(run.folder / "package", seed=seed, provenance=provenance)
+        package = made_package(run.folder / "package", classes, seed, provenance)
         if records_predictions and compared:
             package = package.model_copy(update={"reported_sha256": digest_of(table).sha256})
         registered = registration.register(run, model_id, name, package, {})

@@ -13,7 +13,7 @@ from PIL import Image
 
 from patchline.pipeline.errors import ModelReferenceError
 from patchline.pipeline.provenance.provenance import Provenance, Published
-from patchline.pipeline.registry import gate_evaluation
+from patchline.pipeline.registry import gate_evaluation, registration
 from patchline.pipeline.registry import promotion as promotion_module
 from patchline.pipeline.registry.config import PromotionConfig
 from patchline.pipeline.registry.history import CHAMPION, alias_of
@@ -286,6 +286,28 @@ def test_automatic_promotion_is_a_setting(tmp_path: Path) -> None:
     assert _champion() == "3"
     make_version("roses", tmp_path, wrong=range(50), config=automatic)
     assert _champion() == "3"
+
+
+@pytest.mark.parametrize(
+    ("classes", "difference"),
+    [
+        (("down", "rising"), "only roses/1 has up"),
+        ((*CLASSES, "wavy"), "only roses/2 has wavy"),
+    ],
+)
+def test_versions_with_other_classes_are_neither_registered_nor_compared(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, classes: tuple[str, ...], difference: str
+) -> None:
+    """Two first runs of one name may both have begun when there was no version to compare with."""
+    make_version("roses", tmp_path)
+    with pytest.raises(ModelReferenceError, match="has other classes than this data"):
+        make_version("roses", tmp_path, classes=classes)
+    assert [each.version for each in summaries("roses")[0].versions] == ["1"]
+    monkeypatch.setattr(registration, "check_classes", lambda *_: None)
+    second = make_version("roses", tmp_path, classes=classes)
+    with pytest.raises(ModelReferenceError, match=difference) as caught:
+        promote(Request(second, QUICK), tmp_path / "promotion")
+    assert "another name" in str(caught.value)
 
 
 @pytest.mark.parametrize("removed", ["the alias", "the version"])
