@@ -21,6 +21,7 @@ from patchline.pipeline.data.batches.loader import (
     TrainingImages,
     training_batches,
 )
+from patchline.pipeline.data.batches.one_ahead import endless
 from patchline.pipeline.data.batches.shuffle_windows import ShuffleWindows
 from patchline.pipeline.data.batches.streamed_order import StreamedOrder
 from patchline.pipeline.data.batches.token_loader import TokenImages, TrainingTokens
@@ -98,11 +99,12 @@ class TrainingData:
             last_step: returns the step before which the training ends, as far as it is known. With
                 it, the images of streamed stores are fetched ahead.
         """
+        needed = endless if last_step is None else _steps_left(order, last_step)
         if self.tokens is not None:
-            return self.tokens.batches(order, device)
+            return self.tokens.batches(order, device, needed)
         if last_step is not None and any(map(is_streamed, self.training.stores)):
             return self._streamed_batches(order, workers, device, last_step)
-        return training_batches(order, self.training, workers, device)
+        return training_batches(order, self.training, workers, device, needed)
 
     def _streamed_batches(
         self,
@@ -112,7 +114,7 @@ class TrainingData:
         last_step: Callable[[], int],
     ) -> Iterator[Batch]:
         """Yield the batches of an order; images to validate on stay on this machine once read."""
-        whole = order.order if isinstance(order, DividedOrder) else order
+        whole, needed = _whole(order), _steps_left(order, last_step)
         own = self.images.parts[0] if isinstance(self.images, JoinedImages) else self.images
         pages = PagesFolder()
         try:
@@ -121,7 +123,7 @@ class TrainingData:
                 own.kept = KeptImages(self.validation_rows, own.records, file, pages.page_bytes)
             paged = StreamedOrder(order, whole, self.images, pages, last_step)
             training = dataclasses.replace(self.training, pages=pages.folder)
-            yield from training_batches(paged, training, workers, device)
+            yield from training_batches(paged, training, workers, device, needed)
         finally:
             pages.close()
 
@@ -166,6 +168,18 @@ class TrainingData:
     def preview_rows(self, limit: int = 8) -> Integers:
         """Return up to `limit` training rows, starting with one of each class."""
         return preview_rows(self.labels, self.training.rows, limit)
+
+
+def _whole(order: BatchOrder | DividedOrder) -> BatchOrder:
+    return order.order if isinstance(order, DividedOrder) else order
+
+
+def _steps_left(
+    order: BatchOrder | DividedOrder, last_step: Callable[[], int]
+) -> Callable[[], int]:
+    """Return what tells how many steps there are from the first one of an order to the last."""
+    first_step = _whole(order).first_step
+    return lambda: last_step() - first_step
 
 
 def open_data(job: TrainingJob) -> TrainingData:

@@ -59,6 +59,11 @@ class BuiltAugmentation:
             self._by_image = SeededTransform(built, context, name)
         self.seed = seed
 
+    @property
+    def changes_single_images(self) -> bool:
+        """Whether `by_image` does anything, on the CPU and image by image."""
+        return self._by_image is not None
+
     def __call__(self, image_HWC: Pixels, epoch: int, row: int) -> Pixels:
         """Return one image as augmented in that epoch."""
         images_BHWC = torch.from_numpy(self.by_image(np.array(image_HWC[None]), epoch, [row]))

@@ -11,15 +11,17 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator
-from typing import NamedTuple, Self
+from typing import NamedTuple, Self, TypeVar
 
 import numpy as np
 
 from patchline.pipeline.data.batches.shuffle_windows import Rows, ShuffleWindows
 
+_Draws = TypeVar("_Draws", int, Rows)
 
-def row_of(draw: int, stored: int) -> int:
-    """Return the row of a draw in a store of so many images."""
+
+def row_of(draw: _Draws, stored: int) -> _Draws:
+    """Return the row of a draw, or of several, in a store of so many images."""
     return draw % stored
 
 
@@ -88,7 +90,7 @@ class BatchOrder:
                     elif self.on_window is not None:
                         then = self._epoch(epoch + 1)
                         self._announce(then, 0)
-                yield [(epoch, int(draw)) for draw in now.draws[start:end]]
+                yield [(epoch, draw) for draw in now.draws[start:end].tolist()]
             epoch, skipped, begun = epoch + 1, 0, 0
             now, then = then or self._epoch(epoch), None
 

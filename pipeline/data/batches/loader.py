@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader, Dataset, get_worker_info
 from patchline.pipeline.config import PluginChoice
 from patchline.pipeline.data.batches.augmentation import SeededAugmentation
 from patchline.pipeline.data.batches.batch_order import row_of
+from patchline.pipeline.data.batches.one_ahead import endless, one_ahead
 from patchline.pipeline.data.store.joined_images import open_stores
 from patchline.pipeline.files.stored_images import StoredImages
 from patchline.plugin_api import ImageSpec
@@ -75,6 +76,8 @@ class TrainingImages:
     """Stores whose rows follow those of the first."""
     pages: Path | None = None
     """The folder with images of streamed stores on this machine, if there is one."""
+    in_memory: StoredImages | None = None
+    """The images themselves, if they are in no store."""
 
     @property
     def stores(self) -> tuple[Path, ...]:
@@ -100,19 +103,21 @@ class _StoredImages(Dataset[_LoadedBatch]):
             import cv2
 
             cv2.setNumThreads(0)  # the workers are the parallelism
-            worker = get_worker_info()
-            images = open_stores(source.stores, 1 if worker else None, source.pages)
+            images = source.in_memory
+            if images is None:
+                threads = 1 if get_worker_info() else None
+                images = open_stores(source.stores, threads, source.pages)
             self._images = np.asarray(images) if isinstance(images, np.ndarray) else images
             self._augment = source.augment()
         epoch = keys[0][0]
-        draws = [draw for _, draw in keys]
-        rows = [row_of(draw, len(source.targets)) for draw in draws]
-        images_BHWC = self._augment.by_image(self._images[rows], epoch, draws)
+        draws_B = np.array([draw for _, draw in keys], np.int64)
+        rows_B = row_of(draws_B, len(source.targets))
+        images_BHWC = self._augment.by_image(self._images[rows_B], epoch, draws_B.tolist())
         return _LoadedBatch(
             torch.from_numpy(images_BHWC),
-            torch.from_numpy(source.targets[rows]),
+            torch.from_numpy(source.targets[rows_B]),
             epoch,
-            torch.tensor(draws),
+            torch.from_numpy(draws_B),
         )
 
     def __getitem__(self, key: tuple[int, int]) -> _LoadedBatch:
@@ -124,6 +129,9 @@ def training_batches(
     source: TrainingImages,
     workers: int,
     device: torch.device | None = None,
+    needed: Callable[[], float] = endless,
+    *,
+    ahead: bool | None = None,
 ) -> Iterator[Batch]:
     """Yield the batches of the training split endlessly, starting at the order's first step.
 
@@ -133,6 +141,8 @@ def training_batches(
         workers: number of data-loader workers; 0 loads in this process.
         device: where the batches are needed, and where whole batches are augmented; by default the
             CPU.
+        needed: returns how many batches are needed, as far as it is known.
+        ahead: whether a thread loads the next batch if there are no workers; by default for a GPU.
     """
     device = device or torch.device("cpu")
     loader: DataLoader[_LoadedBatch] = DataLoader(
@@ -143,7 +153,10 @@ def training_batches(
         multiprocessing_context="spawn" if workers else None,
         pin_memory=device.type == "cuda",
     )
-    return _augmented(iter(loader), source.augment(), device)
+    loaded: Iterator[_LoadedBatch] = iter(loader)
+    if not workers and (device.type == "cuda" if ahead is None else ahead):
+        loaded = one_ahead(loaded, device, needed)
+    return _augmented(loaded, source.augment(), device)
 
 
 def _augmented(

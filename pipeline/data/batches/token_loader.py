@@ -5,7 +5,7 @@ Shapes: B images of a batch, M images with tokens, V views of each, N tokens, D 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +14,7 @@ import torch
 
 from patchline.pipeline.data.batches.batch_order import row_of
 from patchline.pipeline.data.batches.loader import Batch, Targets
+from patchline.pipeline.data.batches.one_ahead import endless, one_ahead
 
 Array = np.ndarray[Any, Any]
 Rows = np.ndarray[Any, np.dtype[np.int64]]
@@ -76,14 +77,29 @@ class TrainingTokens:
     seed: int
 
     def batches(
-        self, order: Iterable[list[tuple[int, int]]], device: torch.device
+        self,
+        order: Iterable[list[tuple[int, int]]],
+        device: torch.device,
+        needed: Callable[[], float] = endless,
+        *,
+        ahead: bool | None = None,
     ) -> Iterator[Batch]:
         """Yield batches of float16 tokens (B, N, D) and targets endlessly.
 
         Args:
             order: which images are in which batch, as (epoch, draw); see `batch_order`.
             device: where the batches are needed.
+            needed: returns how many batches are needed, as far as it is known.
+            ahead: whether a thread loads the next batch; by default for a GPU.
         """
+        loaded = self._loaded(order, pinned=device.type == "cuda")
+        if device.type == "cuda" if ahead is None else ahead:
+            loaded = one_ahead(loaded, device, needed)
+        for batch_BND, targets in loaded:
+            moved_BND = batch_BND.to(device, non_blocking=True)
+            yield moved_BND, targets.to(device, non_blocking=True)
+
+    def _loaded(self, order: Iterable[list[tuple[int, int]]], *, pinned: bool) -> Iterator[Batch]:
         tokens_MVND, stored = self.images.tokens_MVND, self.images.stored
         views = tokens_MVND.shape[1]
         first = np.random.default_rng(self.seed).integers(0, views, stored)
@@ -93,7 +109,4 @@ class TrainingTokens:
             shown = (first[rows] + epochs + draws // stored) % views
             batch_BND = torch.from_numpy(tokens_MVND[self.images.positions(rows), shown])
             targets = torch.from_numpy(self.targets[rows])
-            if device.type == "cuda":
-                batch_BND, targets = batch_BND.pin_memory(), targets.pin_memory()
-            moved_BND = batch_BND.to(device, non_blocking=True)
-            yield moved_BND, targets.to(device, non_blocking=True)
+            yield (batch_BND.pin_memory(), targets.pin_memory()) if pinned else (batch_BND, targets)

@@ -156,6 +156,13 @@ def test_resumed_batches_equal_the_uninterrupted_ones(either: TrainingImages) ->
     assert not same(batches(either, 3, first_step=4), whole[5:])
 
 
+def test_batches_loaded_ahead_are_the_same_ones(either: TrainingImages) -> None:
+    """A thread that loads the next batch changes no pixel, from any step on."""
+    order = BatchOrder(either.rows, 4, either.seed, 5)
+    ahead = training_batches(order, either, workers=0, ahead=True)
+    assert same(list(islice(ahead, 6)), batches(either, 6, first_step=5))
+
+
 @settings(max_examples=60, deadline=None)
 @given(
     counts=st.lists(st.integers(1, 30), min_size=1, max_size=6),
