@@ -42,6 +42,8 @@ from patchline.plugin_api import ImageSpec
 _BATCH, _LARGER_BATCH = 32, 128
 """Images of a step on a CPU; the larger number where there is time for it."""
 _FEWEST_STEPS, _MOST_STEPS, _FEWEST_IMAGES = 2, 10, 8
+_TOGETHER_SECONDS, _MOST_TOGETHER = 0.2, 5
+"""On a GPU, how long the steps take that are measured together, and how often they are."""
 _SHARE_OF_ONE = 0.3
 """Of the budget, for one candidate."""
 _NEXT_IS_SLOWER = 3
@@ -206,7 +208,12 @@ def _steps_of(job: MeasuringJob, candidate: MeasuredCandidate, most_images: int)
     seconds = min(MOST_SECONDS, _SHARE_OF_ONE * job.budget_seconds)
     chooser = Chooser(config, image, job.num_classes, model, job.workspace, again=True)
     precision = chooser.choose(seconds)
-    steps = trial_steps(config, image, job.num_classes, model, precision.name, batch)
+
+    def steps_of(images: int) -> Iterator[float]:
+        trained = config, image, job.num_classes, model, precision.name, images
+        return trial_steps(*trained, together_seconds=_TOGETHER_SECONDS)
+
+    steps = steps_of(batch)
     for _ in range(1 if device.type == "cpu" else _WARM_UP_STEPS):
         next(steps)  # the first steps warm up caches, and load and choose kernels
     larger = min(_LARGER_BATCH, job.images)
@@ -214,16 +221,17 @@ def _steps_of(job: MeasuringJob, candidate: MeasuredCandidate, most_images: int)
     if device.type == "cpu" and larger > batch and next(steps) * larger / batch <= affordable:
         # the update of the weights takes the same for any number of images
         batch = larger
-        steps = trial_steps(config, image, job.num_classes, model, precision.name, batch)
+        steps = steps_of(batch)
         next(steps)
     taken: list[float] = []
     began = time.monotonic()
-    while len(taken) < _MOST_STEPS:
+    used, most = 0.0, _MOST_STEPS if device.type == "cpu" else _MOST_TOGETHER
+    while len(taken) < most:
         taken.append(next(steps))
         used = time.monotonic() - began
         if len(taken) >= _FEWEST_STEPS and used > _SHARE_OF_ONE * job.budget_seconds:
             break
-    return _Step(batch, sum(taken) / len(taken), precision, sum(taken))
+    return _Step(batch, sum(taken) / len(taken), precision, used)
 
 
 def _features_seconds(job: MeasuringJob, candidate: MeasuredCandidate) -> _Step:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 from patchline.pipeline.data.batches.loader import Batch
@@ -43,7 +44,6 @@ from patchline.pipeline.training.recipe.model_schedules import ModelSchedules
 from patchline.pipeline.training.recipe.objectives import build_objective, save_trained
 from patchline.pipeline.training.recipe.optimizer import averages_itself, build_optimizer
 from patchline.pipeline.training.recipe.progressive_size import ProgressiveSize
-from patchline.pipeline.training.recipe.schedule import learning_rate
 from patchline.pipeline.training.recipe.weight_averaging import LastWeights
 from patchline.pipeline.training.running_sums import RunningSums
 from patchline.pipeline.training.speed.compilation import compile_model
@@ -58,6 +58,7 @@ from patchline.pipeline.training.train_state import TrainState
 from patchline.pipeline.training.train_step import TrainStep
 from patchline.pipeline.training.training_data import open_data
 from patchline.pipeline.training.validation import Validator
+from patchline.pipeline.training.whole_step import WholeStep
 from patchline.pipeline.workers.event_log import EventWriter
 
 _LONG_RUN_SECONDS = 20.0
@@ -138,6 +139,9 @@ class Training:
             clock=self.clock,
         )
         self.finite, self.recent_rate = FiniteCheck(self.ranks.sum), RecentRate()
+        self.whole_step = WholeStep(
+            self.step, partial(self.dividing.gradients, self.step), self.finite
+        )
         self._share: ComputeShare | None = None
         self.last_weights = LastWeights(job.folder, settings.average_last)
 
@@ -256,14 +260,8 @@ class Training:
         is_planned = not self.planner or state.plan.is_known
         if not is_planned:
             self._count_training_time(self.clock.read())
-        gradients = self.dividing.gradients(self.step, batch, part)
-        if not is_planned:
-            self._plan_first_update()
-        rate = learning_rate(self.config.optimizer, state.plan.progress_of(state.step))
-        self.learning_rate = rate * state.rate_factor
-        self.finite.check(state.step, self.learning_rate, gradients)
-        state.sums.add(gradients.loss, gradients.correct, gradients.images)
-        self.step.update_weights(state, self.learning_rate)
+        plan_first = None if is_planned else self._plan_first_update
+        self.learning_rate = self.whole_step.do(state, batch, part, plan_first)
 
     def _plan_first_update(self) -> None:
         wait_for(self.device)

@@ -56,6 +56,11 @@ class TrainState:
         """All parameters of the model; listing them walks through all its modules."""
         return list(self.model.parameters())
 
+    @cached_property
+    def buffers(self) -> list[torch.Tensor]:
+        """All buffers of the model, such as batch-norm statistics."""
+        return list(self.model.buffers())
+
     @property
     def rate_factor(self) -> float:
         """Factor of the learning rate of the next step."""

@@ -12,9 +12,10 @@ Outside training, batches are halved by `patchline.pipeline.models.fitting_batch
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import torch
@@ -39,28 +40,59 @@ class BeforeGradients:
 
     def __init__(self, state: TrainState) -> None:
         self._state = state
-        self._buffers = [buffer.clone() for buffer in state.model.buffers()]
+        self._copies = [buffer.clone() for buffer in state.buffers]
 
+    @torch.no_grad()
+    def renew(self) -> None:
+        """Take the state as it is now, which is a single operation on a GPU."""
+        if self._copies:
+            torch._foreach_copy_(self._copies, self._state.buffers)
+
+    @torch.no_grad()
     def restore(self) -> None:
         """Restore the buffers, such as batch-norm statistics, and drop the gradients."""
-        for buffer, before in zip(self._state.model.buffers(), self._buffers, strict=True):
-            buffer.copy_(before)
+        if self._copies:
+            torch._foreach_copy_(self._state.buffers, self._copies)
         self._state.optimizer.zero_grad(set_to_none=True)
 
 
-@contextmanager
-def undone_if_it_fails(state: TrainState) -> Iterator[None]:
-    """Undo the gradients that the block computes if it fails.
+@dataclass(frozen=True)
+class UndoneGradients:
+    """Gradients of a state's model; computing them changes nothing where it fails."""
 
-    Raises:
-        RuntimeError: if it does; torch.OutOfMemoryError is one.
-    """
-    before = BeforeGradients(state)
-    try:
-        yield
-    except RuntimeError:
-        before.restore()
-        raise
+    state: TrainState
+
+    @cached_property
+    def _before(self) -> BeforeGradients:
+        return BeforeGradients(self.state)
+
+    def compute(
+        self, step: TrainStep, batch: Batch, part: BatchPart, on_missing: Callable[[str], None]
+    ) -> Gradients:
+        """Compute the gradients of a batch.
+
+        Args:
+            step: computes them; with other kernels once an operation has no deterministic one.
+            batch: what this rank has loaded.
+            part: of the whole batch that this is.
+            on_missing: called with the name of such an operation.
+
+        Raises:
+            RuntimeError: if it fails otherwise; torch.OutOfMemoryError is one.
+        """
+        self._before.renew()
+        while True:
+            try:
+                return step.compute_gradients(self.state, batch, part)
+            except torch.OutOfMemoryError:
+                self._before.restore()
+                raise
+            except RuntimeError as error:
+                self._before.restore()
+                operation = step.kernels.missing(error)
+                if not operation:
+                    raise
+            on_missing(operation)
 
 
 @dataclass(frozen=True)
@@ -73,6 +105,10 @@ class DividingBatches:
     events: EventWriter
     folder: Path
     """Of the training run."""
+
+    @cached_property
+    def _undone(self) -> UndoneGradients:
+        return UndoneGradients(self.state)
 
     def gradients(self, step: TrainStep, batch: Batch, part: BatchPart | None = None) -> Gradients:
         """Compute the gradients of a batch; with smaller micro-batches if memory is short.
@@ -91,20 +127,13 @@ class DividingBatches:
         part = part or BatchPart.whole(len(batch[1]))
         while True:
             try:
-                with undone_if_it_fails(self.state):
-                    return step.compute_gradients(self.state, batch, part)
+                return self._undone.compute(step, batch, part, self._say_not_repeatable)
             except torch.OutOfMemoryError as error:
                 if not step.can_halve(self.state, part):
                     raise RunError(
                         "The device is out of memory even with two images at a time. Choose a "
                         "smaller model or image size."
                     ) from error
-            except RuntimeError as error:
-                operation = step.kernels.missing(error)
-                if not operation:
-                    raise
-                self._say_not_repeatable(operation)
-                continue
             # The error is gone here, and with its traceback what the failed step had computed.
             torch.cuda.empty_cache()
             self._halve(step)

@@ -7,16 +7,21 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import torch
 from torch import nn
 
 from patchline.pipeline.config import RunConfig
-from patchline.pipeline.data.batches.augmentation import SeededAugmentation
+from patchline.pipeline.data.batches.batch_order import BatchOrder
+from patchline.pipeline.data.batches.loader import Batch, TrainingImages, training_batches
 from patchline.pipeline.models.inference import logits_of_batch
 from patchline.pipeline.training.device import wait_for
+from patchline.pipeline.training.faults.divergence import FiniteCheck
+from patchline.pipeline.training.faults.memory import UndoneGradients
 from patchline.pipeline.training.length.step_plan import StepPlan
+from patchline.pipeline.training.processes.batch_parts import BatchPart
 from patchline.pipeline.training.recipe.ema import MovingAverage
 from patchline.pipeline.training.recipe.loss_scale import LossScale
 from patchline.pipeline.training.recipe.model_schedules import ModelSchedules
@@ -24,13 +29,16 @@ from patchline.pipeline.training.recipe.objectives import build_objective
 from patchline.pipeline.training.recipe.optimizer import build_optimizer
 from patchline.pipeline.training.recipe.progressive_size import ProgressiveSize
 from patchline.pipeline.training.train_state import TrainState
-from patchline.pipeline.training.train_step import TrainStep
+from patchline.pipeline.training.train_step import Gradients, TrainStep
+from patchline.pipeline.training.whole_step import WholeStep
 from patchline.plugin_api import ImageSpec
 
 AUGMENTATION = "augmentation"
 """Name of that part of a step in torch's profiler."""
 _PLANNED_STEPS = 11
 """Over these, the schedules of the model go from their start to their end."""
+_MOST_TOGETHER = 8
+_STORED_BATCHES, _MOST_STORED_BYTES = 4, 2**28
 
 
 def trial_steps(
@@ -40,8 +48,14 @@ def trial_steps(
     model: nn.Module,
     precision: str,
     batch: int,
+    *,
+    together_seconds: float = 0.0,
 ) -> Iterator[float]:
     """Train on random images of full size, and yield the seconds of each step.
+
+    A step is that of the training loop, its batch included. On a GPU, whose work overlaps with what
+    prepares the next step, several steps may be measured together; each `next` does them and yields
+    their mean.
 
     Args:
         config: resolved; its augmentation is part of a step.
@@ -50,6 +64,7 @@ def trial_steps(
         model: on its device; it is trained.
         precision: float32, bfloat16 or float16.
         batch: B.
+        together_seconds: how long to let a GPU work, roughly, before it is waited for.
     """
     device = next(model.parameters()).device
     training = config.training.model_copy(update={"initial_image_scale": 1.0})
@@ -74,22 +89,60 @@ def trial_steps(
         plan=StepPlan.of_steps(_PLANNED_STEPS),
         loss_scale=LossScale(precision),
     )
-    augment = SeededAugmentation(config.augmentation, image, 0)
+    finite, undone = _AnyLoss(lambda values: values), UndoneGradients(state)
+
+    def gradients(loaded: Batch, part: BatchPart) -> Gradients:
+        return undone.compute(step, loaded, part, lambda _: None)
+
+    whole, part = WholeStep(step, gradients, finite), BatchPart.whole(batch)
+    batches = _random_batches(config, image, step, num_classes, batch)
+    steps = 1
+    while True:
+        began = time.monotonic()
+        for _ in range(steps):
+            with torch.profiler.record_function(AUGMENTATION):
+                loaded = next(batches)
+            whole.do(state, loaded, part)
+        wait_for(device)
+        seconds = (time.monotonic() - began) / steps
+        yield seconds
+        if device.type == "cuda":
+            steps = max(1, min(_MOST_TOGETHER, round(together_seconds / max(seconds, 1e-9))))
+
+
+class _AnyLoss(FiniteCheck):
+    """Reads loss and norm as a training run does, and accepts any: the images are random."""
+
+    def _check(self, step: int, learning_rate: float, values_2: torch.Tensor) -> None:  # noqa: ARG002 - see above
+        values_2.tolist()
+
+
+def _random_batches(
+    config: RunConfig, image: ImageSpec, step: TrainStep, num_classes: int, batch: int
+) -> Iterator[Batch]:
+    """Yield batches of random images, loaded and augmented as those of a store.
+
+    There are several batches of them, so that a processor does not keep them all in its caches. An
+    augmentation of single images is not done ahead: data-loader workers would do it, whose number
+    follows from how long it takes.
+    """
     generator = np.random.default_rng(0)
     shape = (batch, image.height, image.width, image.channels)
-    originals = generator.integers(0, 256, shape, dtype=np.uint8)
-    labels_B = torch.from_numpy(generator.integers(0, max(1, num_classes), batch)).to(device)
-    targets = step.targets_of(labels_B)
-    rows_B = torch.arange(batch, device=device)
-    while True:
-        began, epoch = time.monotonic(), state.step
-        with torch.profiler.record_function(AUGMENTATION):
-            single = torch.from_numpy(augment.by_image(originals, epoch, range(batch))).to(device)
-            augmented_BHWC = augment.by_batch(single, epoch, rows_B)
-        step.compute_gradients(state, (augmented_BHWC, targets))
-        step.update_weights(state, config.optimizer.learning_rate)
-        wait_for(device)
-        yield time.monotonic() - began
+    one_BHWC = generator.integers(0, 256, shape, dtype=np.uint8)
+    rounds = max(1, min(_STORED_BATCHES, _MOST_STORED_BYTES // one_BHWC.nbytes))
+    labels_N = torch.from_numpy(generator.integers(0, max(1, num_classes), rounds * batch))
+    source = TrainingImages(
+        store=Path(),
+        rows=np.arange(rounds * batch),
+        targets=step.targets_of(labels_N).numpy(),
+        augmentation=config.augmentation,
+        image=image,
+        seed=0,
+        in_memory=np.tile(one_BHWC, (rounds, 1, 1, 1)),
+    )
+    order = BatchOrder(source.rows, batch, source.seed, 0)
+    is_ahead = step.device.type == "cuda" and not source.augment().changes_single_images
+    return training_batches(order, source, 0, step.device, ahead=is_ahead)
 
 
 def trial_predictions(

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch import nn
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from patchline.pipeline.config import RunConfig
 from patchline.pipeline.models.model_building import build_model
+from patchline.pipeline.training.loop import Training
 from patchline.pipeline.training.speed.trial_steps import trial_steps
+from patchline.pipeline.workers.event_log import EventWriter
 from patchline.plugin_api import ImageSpec
+from tests.pipeline.training.conftest import MakeJob
 
 IMAGE = ImageSpec(channels=3, height=16, width=16, mean=(0.5,) * 3, std=(0.5,) * 3, resize="crop")
 WAITING = {"aten::_local_scalar_dense", "aten::nonzero", "aten::masked_select", "aten::equal"}
@@ -71,3 +76,41 @@ def test_a_step_reads_no_value_and_computes_nothing_in_float64(config: RunConfig
         torch.ones(1).double().item()
     assert seen.names & WAITING
     assert torch.float64 in seen.types
+
+
+def test_a_trial_step_does_what_a_step_of_the_loop_does(make_job: MakeJob, tmp_path: Path) -> None:
+    """From the loading of the batch to the update: what is measured is what training takes."""
+    job = make_job(tmp_path, augmentation={"name": "standard"})
+    training = Training(job, EventWriter(tmp_path / "events.jsonl"))
+    model = build_model(job.config.model, job.image, len(job.classes))
+    steps = trial_steps(job.config, job.image, len(job.classes), model, "float32", 12)
+    batches = training.batches()
+    for _ in range(2):  # the first does more
+        with _Operations() as of_loop:
+            training.whole_step.do(training.state, next(batches), training.own_order.at(0))
+        with _Operations() as of_trial:
+            next(steps)
+    assert "aten::stack" in of_loop.names  # loss and norm are checked
+    assert of_trial.names >= of_loop.names
+
+
+class _WithoutKernel(nn.Module):
+    """A model whose first step has an operation without a deterministic kernel."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model, self.calls = model, 0
+
+    def forward(self, images_BCHW: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        if self.calls == 1:
+            raise RuntimeError("cumsum_cuda_kernel does not have a deterministic implementation")
+        logits_BK: torch.Tensor = self.model(images_BCHW)
+        return logits_BK
+
+
+def test_a_trial_step_uses_other_kernels_where_training_does() -> None:
+    """A plan for a model that training can train does not fail where that is measured."""
+    model = _WithoutKernel(build_model(EVERYTHING.model, IMAGE, 3))
+    assert next(trial_steps(EVERYTHING, IMAGE, 3, model, "float32", 6)) > 0
+    assert model.calls > 1
