@@ -44,7 +44,10 @@ from patchline.pipeline.training.recipe.model_schedules import ModelSchedules
 from patchline.pipeline.training.recipe.objectives import build_objective, save_trained
 from patchline.pipeline.training.recipe.optimizer import averages_itself, build_optimizer
 from patchline.pipeline.training.recipe.progressive_size import ProgressiveSize
-from patchline.pipeline.training.recipe.weight_averaging import LastWeights
+from patchline.pipeline.training.recipe.weight_averaging import (
+    LastWeights,
+    measure_batch_norm_often,
+)
 from patchline.pipeline.training.running_sums import RunningSums
 from patchline.pipeline.training.speed.compilation import compile_model
 from patchline.pipeline.training.speed.compute_share import ComputeShare
@@ -319,6 +322,7 @@ class Training:
         self._count_training_time(self.clock.read())
         if averages_itself(state.optimizer):
             state.average.take_averaged(state.model, state.optimizer)
+            measure_batch_norm_often(state.average.model, self.data, self.job)
         images = self._images_to_validate(last=last)
         compared = min(images, self.validations.compared())
         metrics = self.validator.metrics(state.average.model, images, compared)

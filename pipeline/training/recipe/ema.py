@@ -44,8 +44,9 @@ class MovingAverage:
     def take_averaged(self, model: nn.Module, optimizer: Any) -> None:
         """Take the weights that an optimizer such as Schedule-Free AdamW has averaged itself.
 
-        The optimizer converts the model's weights into the average and back, which rounds them, so
-        the model gets back exactly what it had.
+        Batch-norm statistics are those of other weights, at which the gradients were computed, and
+        have to be measured afterwards. The optimizer converts the model's weights into the average
+        and back, which rounds them, so the model gets back exactly what it had.
         """
         weights = [parameter.clone() for parameter in model.parameters()]
         optimizer.eval()

@@ -19,7 +19,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from patchline.pipeline.files.sealed_files import read_tensors, write_tensors
 from patchline.pipeline.files.stored_images import StoredImages
-from patchline.pipeline.models.inference import normalised
+from patchline.pipeline.models.inference import PREDICTED_TOGETHER, normalised
 from patchline.pipeline.models.model_description import DESCRIPTION_FILE
 from patchline.pipeline.models.model_files import load_model, save_model
 from patchline.pipeline.run_memory.cleaning import LAST_WEIGHTS
@@ -29,8 +29,8 @@ from patchline.pipeline.training.start.initial_model import description_of
 from patchline.pipeline.training.training_data import TrainingData
 from patchline.plugin_api import ImageSpec
 
-_MOST_IMAGES = 10_000
-"""Images on which batch-norm statistics are measured."""
+_MOST_IMAGES, _OFTEN = 10_000, 2_048
+"""Images on which batch-norm statistics are measured: once, and in each validation."""
 
 Integers = np.ndarray[Any, np.dtype[np.int64]]
 
@@ -124,6 +124,22 @@ class LastWeights:
         return self._folder / f"{step}.safetensors"
 
 
+def measure_batch_norm_often(model: nn.Module, data: TrainingData, job: TrainingJob) -> None:
+    """Set the statistics of all batch-norm layers to those of some training images.
+
+    The same ones each time: every n-th row, so that all classes of a folder are among them.
+
+    Args:
+        model: about to be validated; without batch norm, nothing is done.
+        data: has the images.
+        job: says how they are normalised.
+    """
+    rows = data.training.rows
+    rows = rows[:: max(1, len(rows) // _OFTEN)]
+    size = min(job.config.training.batch_size, PREDICTED_TOGETHER)
+    measure_batch_norm(model, data.images, rows, job.image, size, job.config.seed)
+
+
 @torch.no_grad()
 def measure_batch_norm(
     model: nn.Module,
@@ -157,7 +173,7 @@ def measure_batch_norm(
         layer.train()
     for start in range(0, max(1, len(chosen) - 1), batch_size):  # one image has no variance
         batch_BHWC = torch.from_numpy(np.array(images[chosen[start : start + batch_size]]))
-        model(normalised(batch_BHWC.to(device), image))
+        model.forward(normalised(batch_BHWC.to(device), image))  # a compiled one, as it is written
     for layer, momentum in zip(layers, momenta, strict=True):
         layer.momentum = momentum
     model.eval()

@@ -26,6 +26,7 @@ from patchline.pipeline.training.part import TrainingPart
 from patchline.pipeline.training.parts import launching
 from patchline.pipeline.training.recipe import loss_scale
 from patchline.pipeline.training.recipe.objectives import save_trained
+from patchline.pipeline.training.recipe.weight_averaging import measure_batch_norm_often
 from patchline.pipeline.training.train_result import EpochRecord, TrainResult
 from patchline.pipeline.workers.event_log import EventWriter, read_events
 from tests.patience import patient
@@ -390,6 +391,24 @@ def test_the_events_tell_the_history(reference: tuple[TrainingJob, TrainResult])
     ]
     last = [event for event in events if event["kind"] == "progress"][-1]
     assert last["done"] == last["total"] == result.steps
+
+
+def test_weights_that_the_optimizer_averages_have_their_own_batch_statistics(
+    make_job: MakeJob, tmp_path: Path
+) -> None:
+    """Schedule-Free computes its gradients at other weights, whose statistics do not fit."""
+    job = make_job(
+        tmp_path,
+        optimizer={"name": "schedule_free", "schedule": "constant"},
+        model={"patch_embedding": {"name": "whitened"}},
+        training={"epochs": 1},
+    )
+    training = Training(job, EventWriter(tmp_path / "events.jsonl"))
+    kept = load_model(training.run().best)[0]
+    before = {name: value.clone() for name, value in kept.state_dict().items()}
+    measure_batch_norm_often(kept, training.data, job)
+    assert any("running_var" in name for name in before)
+    assert all(torch.equal(before[name], value) for name, value in kept.state_dict().items())
 
 
 def test_a_loss_that_is_not_finite_stops_the_training(make_job: MakeJob, tmp_path: Path) -> None:
