@@ -49,9 +49,19 @@ class RestartPoint:
     numbers: Numbers
 
     @classmethod
-    def of(cls, state: TrainState) -> Self:
-        """Copy a state to the CPU's memory; from a GPU, while training continues."""
-        copies = {name: _copy_on_cpu(each.detach()) for name, each in state.tensors().items()}
+    def of(cls, state: TrainState, earlier: RestartPoint | None = None) -> Self:
+        """Copy a state to the CPU's memory; from a GPU, while training continues.
+
+        Args:
+            state: to copy.
+            earlier: a point of the same training that is not needed any more. Its memory is used
+                again: two copies of a large model and its moments may be too much for a machine.
+        """
+        room = earlier.tensors if earlier else {}
+        copies = {
+            name: _copy_on_cpu(each.detach(), room.get(name))
+            for name, each in state.tensors().items()
+        }
         numbers: Numbers = json.loads(json.dumps(state.numbers()))
         return cls(copies, numbers)
 
@@ -91,12 +101,28 @@ class RestartPoint:
         state.elapsed_seconds = elapsed
 
 
-def _copy_on_cpu(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a copy; that of a tensor on a GPU is complete after `_wait_for_copies`."""
-    if not tensor.is_cuda:
-        return tensor.to("cpu", copy=True)
-    copy = torch.empty_like(tensor, device="cpu", pin_memory=True)
-    return copy.copy_(tensor, non_blocking=True)
+def _copy_on_cpu(tensor: torch.Tensor, room: torch.Tensor | None) -> torch.Tensor:
+    """Return a copy; that of a tensor on a GPU is complete after `_wait_for_copies`.
+
+    Args:
+        tensor: on any device.
+        room: memory for the copy, if it fits.
+    """
+    if room is None or not _fits(tensor, room):
+        room = torch.empty_like(tensor, device="cpu", pin_memory=tensor.is_cuda)
+    return room.copy_(tensor, non_blocking=True)
+
+
+def _fits(tensor: torch.Tensor, room: torch.Tensor) -> bool:
+    """Return whether the memory of a copy can be used again for a tensor.
+
+    An optimizer that was restored on a CPU continues with the tensors of the copy.
+    """
+    return (
+        (room.shape, room.stride(), room.dtype) == (tensor.shape, tensor.stride(), tensor.dtype)
+        and room.is_pinned() == tensor.is_cuda
+        and room.untyped_storage().data_ptr() != tensor.untyped_storage().data_ptr()
+    )
 
 
 def _wait_for_copies() -> None:
@@ -146,7 +172,7 @@ class Checkpoints:
     def mark(self, state: TrainState) -> None:
         """Keep a state, which has just been validated or built, in memory as the restart point."""
         if self._restarts:
-            self.restart_point = RestartPoint.of(state)
+            self.restart_point = RestartPoint.of(state, self.restart_point)
 
     def write(self, state: TrainState) -> None:
         """Write the state, and keep the previous checkpoint; all ranks call this together."""

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from patchline.pipeline.errors import DamagedFileError
-from patchline.pipeline.training.checkpoints.checkpoint import load, save
+from patchline.pipeline.training.checkpoints.checkpoint import RestartPoint, load, save
 from patchline.pipeline.training.config import OptimizerConfig
 from patchline.pipeline.training.length.step_plan import StepPlan
 from patchline.pipeline.training.recipe.ema import MovingAverage
@@ -123,3 +123,29 @@ def test_a_failed_write_leaves_the_last_checkpoint(tmp_path: Path) -> None:
         save(file, state)
     assert file.read_bytes() == before
     assert list(tmp_path.iterdir()) == [file]
+
+
+def test_a_restart_point_takes_the_memory_of_the_one_before() -> None:
+    """So there is one copy of the state, and it is that of the newer state."""
+    state = _state(seed=1)
+    _train(state, steps=1)
+    first = RestartPoint.of(state)
+    places = {name: tensor.data_ptr() for name, tensor in first.tensors.items()}
+    _train(state, steps=1)
+    second = RestartPoint.of(state, first)
+    assert {name: tensor.data_ptr() for name, tensor in second.tensors.items()} == places
+    assert second.step == 2
+    assert all(torch.equal(second.tensors[name], each) for name, each in state.tensors().items())
+
+
+def test_a_restart_point_stays_after_a_restart() -> None:
+    """An optimizer that continues with the tensors of the copy leaves the next copy alone."""
+    state, expected = _state(seed=1), _state(seed=1)
+    _train(state, steps=2)
+    _train(expected, steps=2)
+    point = RestartPoint.of(state)
+    for _ in range(2):  # it diverges twice
+        _train(state, steps=2)
+        point.restore(state)
+        assert _same(state, expected)
+        point = RestartPoint.of(state, point)
