@@ -33,7 +33,7 @@ from patchline.pipeline.files.file_locks import locked
 from patchline.pipeline.files.resumable_array import ResumableArray
 from patchline.pipeline.files.workspace_folder import make_folder
 from patchline.pipeline.models.fitting_batches import fitting_batches
-from patchline.pipeline.models.inference import normalised
+from patchline.pipeline.models.inference import Transfers, normalised
 from patchline.pipeline.probing.earlier_features import earlier_features, feature_array, write_index
 from patchline.pipeline.probing.features import suitable_batch_size
 from patchline.pipeline.run_memory.cleaning import PREDICTIONS
@@ -139,29 +139,38 @@ class TeacherOutputs:
         earlier = earlier_features(self.folder, self._computed_with, dimensions)
         stored = EarlierRows(earlier, [self.images[int(place)].sha256 for place in missing])
         done, computed, began = int(finished.sum()), 0, time.monotonic()
-        pending: list[Array] = []
+        transfers = Transfers(self.device)
+        pending: list[_Batch] = []
         first, saved = 0, began
-        for start, rows_BO, new in self._batches(finished, stored):
-            if pending and start != first + sum(map(len, pending)):
-                array.write(first, np.concatenate(pending))
-                pending = []
+
+        def write() -> None:
+            transfers.wait()
+            array.write(first, np.concatenate([batch.rows_BO() for batch in pending]))
+            pending.clear()
+
+        for start, batch in self._batches(finished, stored, transfers):
+            if pending and start != first + sum(each.count for each in pending):
+                write()
             first = first if pending else start
-            pending.append(rows_BO)
-            done, computed = done + len(rows_BO), computed + new
+            pending.append(batch)
+            done, computed = done + batch.count, computed + len(batch.new)
             if time.monotonic() - saved >= self.piece_seconds:
-                array.write(first, np.concatenate(pending))
-                pending, saved = [], time.monotonic()
+                write()
+                saved = time.monotonic()
             if on_progress:
                 rate = computed / max(1e-9, time.monotonic() - began)
                 on_progress(done, len(self.images), rate)
         if pending:
-            array.write(first, np.concatenate(pending))
+            write()
         return computed / max(1e-9, time.monotonic() - began) if computed else 0.0
 
-    def _batches(self, finished: Array, stored: EarlierRows) -> Iterator[tuple[int, Array, int]]:
-        """Yield the first image of each batch, its rows, and how many were computed.
+    def _batches(
+        self, finished: Array, stored: EarlierRows, transfers: Transfers
+    ) -> Iterator[tuple[int, _Batch]]:
+        """Yield the first image of each batch, and its logits.
 
-        The images of the next batch are decoded meanwhile.
+        The images of the next batch are decoded meanwhile, and on a GPU also while the model still
+        computes. An image whose logits can be copied is not decoded.
         """
         size = suitable_batch_size(self.image, self.device)
         starts = [
@@ -170,25 +179,33 @@ class TeacherOutputs:
             if not finished[start : start + size].all()
         ]
         with threads() as pool:
-            decoding = self._decoding(starts[0], size, pool) if starts else []
-            for number, start in enumerate(starts):
-                ready = decoding
-                if number + 1 < len(starts):
-                    decoding = self._decoding(starts[number + 1], size, pool)
-                batch = self.images[start : start + size]
-                rows_BO = np.empty((len(batch), len(self.views) * len(self.columns)), np.float32)
-                copies = dict(stored.copies([image.sha256 for image in batch]))
-                for place, row_O in copies.items():
-                    rows_BO[place] = row_O
-                new = np.delete(np.arange(len(batch)), list(copies))
-                if len(new):
-                    pixels_BHWC = np.stack([ready[place].result() for place in new])
-                    rows_BO[new] = self._logits(pixels_BHWC)
-                yield start, rows_BO, len(new)
+            begun: _Batch | None = None
+            for start, following in zip(starts, [*starts[1:], None], strict=False):
+                batch = begun or self._begun(start, size, stored, pool)
+                begun = None if following is None else self._begun(following, size, stored, pool)
+                yield start, self._predicted(batch, transfers)
 
-    def _decoding(self, start: int, size: int, pool: ThreadPoolExecutor) -> list[Future[Pixels]]:
-        batch = self.images[start : start + size]
-        return [pool.submit(self._decoded, image) for image in batch]
+    def _begun(
+        self, start: int, size: int, stored: EarlierRows, pool: ThreadPoolExecutor
+    ) -> _Batch:
+        """Return a batch whose images are being decoded, except those with logits to copy."""
+        images = self.images[start : start + size]
+        copies = dict(stored.copies([image.sha256 for image in images]))
+        new = [place for place in range(len(images)) if place not in copies]
+        decoding = [pool.submit(self._decoded, images[place]) for place in new]
+        return _Batch(len(images), copies, new, decoding, [])
+
+    def _predicted(self, batch: _Batch, transfers: Transfers) -> _Batch:
+        """Return the batch with its logits, which the device may still compute."""
+        if not batch.new:
+            return batch
+        pixels_BHWC = np.stack([image.result() for image in batch.decoding])
+        parts = fitting_batches(
+            len(pixels_BHWC),
+            len(pixels_BHWC),
+            lambda part: self._of_part(pixels_BHWC[part], transfers),
+        )
+        return batch._replace(decoding=[], parts=[logits_BO for _, logits_BO in parts])
 
     def _decoded(self, image: ImageToTeach) -> Pixels:
         """Return an image as the teacher takes it, uint8 (H, W, C)."""
@@ -198,20 +215,36 @@ class TeacherOutputs:
         with read_image(image.root, StoredImage(0, image.path, image.sha256), stored) as read:
             return read.resized_HWC
 
-    def _logits(self, pixels_BHWC: Pixels) -> Array:
-        """Return the logits (B, V * K); a batch is divided if the device runs out of memory."""
-        parts = fitting_batches(
-            len(pixels_BHWC), len(pixels_BHWC), lambda part: self._of_part(pixels_BHWC[part])
-        )
-        return np.concatenate([rows for _, rows in parts])
-
     @torch.inference_mode()
-    def _of_part(self, pixels_BHWC: Pixels) -> Array:
-        images_BHWC = torch.from_numpy(pixels_BHWC).to(self.device)
-        images_BCHW = normalised(images_BHWC, self.image)
+    def _of_part(self, pixels_BHWC: Pixels, transfers: Transfers) -> torch.Tensor:
+        """Return the logits (B, V * K) of decoded images; they are there after `wait`."""
+        images_BCHW = normalised(transfers.to_device(pixels_BHWC), self.image)
         columns = list(self.columns)
         logits = [self.model(viewed(images_BCHW, view))[:, columns] for view in self.views]
-        rows_BO: Array = torch.stack(logits, 1).flatten(1).float().cpu().numpy()
+        return transfers.to_host(torch.stack(logits, 1).flatten(1).float())
+
+
+class _Batch(NamedTuple):
+    """Some consecutive images, and their logits as far as they are there."""
+
+    count: int
+    copies: dict[int, Array]
+    """By place in the batch: logits that were computed before."""
+    new: list[int]
+    """The places of all others."""
+    decoding: list[Future[Pixels]]
+    """Of the new ones."""
+    parts: list[torch.Tensor]
+    """The logits of the new ones, in order; whole once the device has finished."""
+
+    def rows_BO(self) -> Array:  # noqa: N802 - the shape suffix
+        """Return the logits of all (B, V * K)."""
+        width = len(next(iter(self.copies.values()))) if self.copies else self.parts[0].shape[1]
+        rows_BO = np.empty((self.count, width), np.float32)
+        for place, row_O in self.copies.items():
+            rows_BO[place] = row_O
+        if self.parts:
+            rows_BO[self.new] = np.concatenate([part.numpy() for part in self.parts])
         return rows_BO
 
 

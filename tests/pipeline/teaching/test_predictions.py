@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,8 +14,10 @@ from torch import nn
 from patchline.pipeline.data.manifests import manifest as manifests
 from patchline.pipeline.data.store.prepared_store import StoreSpec, open_images
 from patchline.pipeline.data.store.prepared_store import prepare as prepare_store
+from patchline.pipeline.data.store.store_decoding import StoredImage, read_image
 from patchline.pipeline.errors import DataError
 from patchline.pipeline.models.inference import predict_logits
+from patchline.pipeline.teaching import predictions
 from patchline.pipeline.teaching.predictions import ImageToTeach, TeacherOutputs, viewed
 from patchline.pipeline.teaching.views import VIEWS, View, views_of
 from patchline.plugin_api import ImageListing, ImageSpec, ListedImage
@@ -102,6 +105,24 @@ def test_stored_predictions_are_not_computed_again(outputs: TeacherOutputs) -> N
     assert other.folder != outputs.folder
     assert not np.allclose(stored(other), more)
     assert replace(outputs, columns=(0, 3)).folder != outputs.folder
+
+
+def test_images_whose_predictions_are_stored_are_not_read(
+    outputs: TeacherOutputs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """If images were added, only those are decoded; reading takes longer than a small teacher."""
+    read = list[str]()
+
+    def reading(root: Path, image: StoredImage, spec: StoreSpec) -> Any:
+        read.append(image.path)
+        return read_image(root, image, spec)
+
+    monkeypatch.setattr(predictions, "read_image", reading)
+    stored(replace(outputs, images=outputs.images[3:23]))
+    read.clear()
+    stored(outputs)
+    added = [*outputs.images[:3], *outputs.images[23:]]
+    assert sorted(read) == sorted(image.path for image in added)
 
 
 def test_an_interrupted_computation_resumes_to_the_same_predictions(
