@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 import os
 import tempfile
+import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -172,6 +174,19 @@ def test_the_averaged_weights_are_compiled_in_one_shape(
     ]
     for one, other in zip(compiled.history, plain.history, strict=True):
         assert one.validation_loss == pytest.approx(other.validation_loss, rel=1e-5)
+
+
+def test_a_batch_that_is_filled_up_is_measured_as_what_it_holds(
+    make_job: MakeJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a time limit, the measured speed decides how many images all validations have."""
+    monkeypatch.setattr(validation, "_MOST_IMAGES", 5)
+    monkeypatch.setattr(validation, "_MEASURED", 2)
+    training = Training(make_job(tmp_path), EventWriter(tmp_path / "events.jsonl"))
+    speed = partial(training.validator.speed, training.state.average.model, time.monotonic)
+    assert speed()[0] == 2
+    training.validator.fills_batches = True
+    assert speed()[0] == 5
 
 
 def test_a_ramp_of_stochastic_depth_is_not_compiled(make_job: MakeJob, tmp_path: Path) -> None:
