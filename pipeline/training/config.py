@@ -225,6 +225,11 @@ class TrainingConfig(FrozenModel):
     (arXiv 1710.03740). auto measures float32 and bfloat16, or float16 on a GPU without bfloat16,
     and chooses the latter if it is clearly faster."""
 
+    feature_precision: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    """Precision of the features that a head is fitted on. auto is training.precision if that is
+    set; otherwise it is measured, with a forward pass only. The config of a finished run names
+    it where it may differ: with training.trainable head_then_all."""
+
     compile: bool | None = None
     """Whether to compile the model with torch.compile, which takes a minute or more; by default on
     a GPU for a long training run. Affects the results."""

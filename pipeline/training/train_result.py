@@ -298,6 +298,8 @@ class TrainResult(FrozenModel):
     precision: str
     precision_reason: str = ""
     """Why the precision was chosen; empty if it was set."""
+    feature_precision: str = ""
+    """That of the features that the head was fitted on, before all weights were trained."""
     compiled: bool = False
     """Whether the model was compiled with `torch.compile`."""
     device: str

@@ -103,7 +103,11 @@ def between_both(job: TrainingJob, trained: TrainResult) -> TrainResult:
     events.write("note", message=record.sentence())
     place = interpolation.SHARES.index(record.share)
     kept = quality(torch.from_numpy(logits_SNK[place]), truth)
-    changes = {"fine_tuning": record, **kept.of_result()}
+    changes = {
+        "fine_tuning": record,
+        "feature_precision": fitted.precision,
+        **kept.of_result(),
+    }
     if record.kept_head:
         changes |= {"best": fitted.best, "probe": fitted.probe}
     elif record.share < 1:

@@ -271,9 +271,11 @@ def _part_ingredients(config: RunConfig, part: TrainingPart) -> dict[str, str]:
 def replayable(config: RunConfig, result: TrainResult) -> RunConfig:
     """Return the config with everything that the machine decided, to reproduce the run."""
     planned = config.training.time_limit is not None
+    of_features = result.feature_precision or config.training.feature_precision
     training = config.training.model_copy(
         update={
             "precision": result.precision,
+            "feature_precision": of_features,
             "compile": result.compiled,
             "device": result.device,
             "threads": result.threads,

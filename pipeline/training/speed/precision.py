@@ -81,11 +81,18 @@ class Chooser:
     folds: int | None = None
     again: bool = False
 
+    @property
+    def setting(self) -> str:
+        """What the config says: a precision, or auto."""
+        training = self.config.training
+        if self.is_frozen and training.feature_precision != "auto":
+            return training.feature_precision
+        return training.precision
+
     def choose(self, seconds: float = MOST_SECONDS) -> Precision:
         """Return the precision that is set, certain, remembered, or else faster."""
-        setting = self.config.training.precision
-        if setting != "auto":
-            return Precision(name=setting)
+        if self.setting != "auto":
+            return Precision(name=self.setting)
         device = next(self.model.parameters()).device
         half = half_precision(device)
         if self.is_frozen and half == "float16":
@@ -154,7 +161,7 @@ def choose_for_training(chooser: Chooser, folder: Path, events: EventWriter) -> 
         events: gets the reason.
     """
     file = folder / FILE
-    if chooser.config.training.precision == "auto" and file.exists():
+    if chooser.setting == "auto" and file.exists():
         return Precision.model_validate_json(file.read_text(encoding="utf-8"))
     limit = chooser.config.training.time_limit
     seconds = duration_seconds(limit) * _SHARE_OF_LIMIT if limit else 0.0

@@ -31,7 +31,9 @@ from patchline.pipeline.training.__main__ import train
 from patchline.pipeline.training.job import StoredTokens, TrainingJob
 from patchline.pipeline.training.loop import Training
 from patchline.pipeline.training.part import TrainingPart
+from patchline.pipeline.training.parts.launching import replayable
 from patchline.pipeline.training.parts.probe import probe
+from patchline.pipeline.training.speed.precision import Chooser, Precision
 from patchline.pipeline.training.start.initial_model import TABLE_FILE
 from patchline.pipeline.training.train_result import RefitResult, TrainResult
 from patchline.pipeline.training.training_data import open_data
@@ -270,6 +272,28 @@ def test_all_weights_are_kept_as_far_as_they_are_better(
     again = train(job, EventWriter(job.folder / "events.jsonl"))
     assert isinstance(again, TrainResult)
     assert again.fine_tuning == record
+
+
+def test_a_repeated_run_fits_the_head_on_features_of_the_same_precision(
+    make_job: MakeJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Steps and forward passes are measured apart, so the features may differ from the training."""
+
+    def choose(self: Chooser, _seconds: float = 0.0) -> Precision:
+        setting = "bfloat16" if self.is_frozen else "float32"
+        return Precision(name=setting if self.setting == "auto" else self.setting, reason="fast")
+
+    monkeypatch.setattr(Chooser, "choose", choose)
+    training = {"trainable": "head_then_all", "epochs": 1, "precision": "auto"}
+    job = make_job(tmp_path / "both", model={"init": "x.safetensors"}, training=training)
+    job = with_weights(job, tmp_path)
+    result = train(job, EventWriter(job.folder / "events.jsonl"))
+    assert isinstance(result, TrainResult)
+    replay = replayable(job.config, result)
+    assert replay.training.precision == "float32"
+    model = load_model(result.best)[0]
+    head = Chooser(replay, job.image, len(job.classes), model, None, is_frozen=True)
+    assert head.setting == "bfloat16"
 
 
 def test_balanced_sampling_weights_the_classes_of_a_head(make_job: MakeJob, tmp_path: Path) -> None:
