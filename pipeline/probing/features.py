@@ -6,10 +6,12 @@ Shapes: N images, B images of a batch, H, W and C of an image, D features.
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import logging
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -21,7 +23,7 @@ from torch import nn
 
 from patchline.pipeline.errors import ConfigError
 from patchline.pipeline.files.earlier_rows import EarlierRows
-from patchline.pipeline.files.file_locks import locked
+from patchline.pipeline.files.file_locks import locked, try_lock
 from patchline.pipeline.files.finished_pieces import Piece
 from patchline.pipeline.files.resumable_array import ResumableArray
 from patchline.pipeline.files.stored_images import StoredImages
@@ -48,6 +50,8 @@ _PIECE_SECONDS = 2.0
 _CPU_PIXELS, _ACCELERATOR_PIXELS = 16 * 224**2, 256 * 224**2
 """Of a batch; larger batches are not faster on a CPU, because they leave its caches."""
 _MOST_IMAGES = 256
+_HEARD_SECONDS = 20.0
+"""How often the other processes of a group hear from the first one while it waits."""
 _TRIAL_IMAGES, _TRIAL_SECONDS = 4, 0.25
 
 
@@ -131,7 +135,7 @@ class FeatureStore:
         if self.group and self.group.rank:
             return self._assist(self.group)
         array = self._array()
-        with locked(array.file.with_suffix(".lock"), _on_wait), evaluating(self.model):
+        with self._locked(array.file.with_suffix(".lock")), evaluating(self.model):
             kept_files.fetch_array(array.file)
             intact = array.finished.intact()
             array.begin(intact)
@@ -149,8 +153,30 @@ class FeatureStore:
             kept_files.send_array(array.file)
             return array.opened()
 
+    @contextmanager
+    def _locked(self, file: Path) -> Iterator[None]:
+        """Hold the lock on the features; the first process of a group waits for the whole group.
+
+        The others hear from it all the time. Otherwise they would take it for stopped if another
+        run computes the same features for longer than a group waits for a process.
+        """
+        if self.group is None:
+            with locked(file, _on_wait):
+                yield
+            return
+        for attempt in itertools.count():
+            with try_lock(file, _HEARD_SECONDS if attempt else 0.0) as is_held:
+                self.group.numbers_of_first(is_held)
+                if is_held:
+                    yield
+                    return
+            if not attempt:
+                _on_wait()
+
     def _assist(self, group: Group) -> Floats:
         """Compute this process's share of what the first one lacks, and return no features."""
+        while not all(group.numbers_of_first(0)):
+            pass  # the first one waits for a lock
         with evaluating(self.model):
             for _ in self._together(group, self._agreed([]), None):
                 pass

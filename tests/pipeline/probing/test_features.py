@@ -9,7 +9,10 @@ import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from queue import Queue
+from threading import Event
 from typing import Any
 
 import numpy as np
@@ -274,3 +277,55 @@ def test_large_images_are_computed_in_small_batches() -> None:
     """On a CPU; there is at least one image."""
     sides = {32: 256, 224: 16, 384: 5, 2000: 1}
     assert {side: suitable_batch_size(image_spec(side), CPU) for side in sides} == sides
+
+
+class Pair:
+    """Two threads as a group of processes; the second counts how often it hears from the first."""
+
+    def __init__(self, rank: int, sent: Queue[list[float]], computed: Queue[torch.Tensor]) -> None:
+        self.rank, self.size, self.heard = rank, 2, 0
+        self._sent, self._computed = sent, computed
+
+    def gathered(self, values: torch.Tensor) -> list[torch.Tensor]:
+        """Return the tensors of both to the first one."""
+        if self.rank:
+            self._computed.put(values)
+            return []
+        return [values, self._computed.get(timeout=patient(30))]
+
+    def numbers_of_first(self, *numbers: float) -> list[float]:
+        """Return the numbers of the first to both."""
+        if not self.rank:
+            self._sent.put(list(numbers))
+            return list(numbers)
+        self.heard += 1
+        return self._sent.get(timeout=patient(30))
+
+
+def test_a_group_that_waits_for_another_run_hears_from_its_first_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However long the other run takes, no process of the group seems to have stopped."""
+    monkeypatch.setattr(features, "_HEARD_SECONDS", 0.02)
+    ends, is_computing = Event(), Event()
+
+    def wait(*_: int) -> None:
+        is_computing.set()
+        ends.wait(patient(60))
+
+    queues: tuple[Queue[list[float]], Queue[torch.Tensor]] = Queue(), Queue()
+    first, second = Pair(0, *queues), Pair(1, *queues)
+    with ThreadPoolExecutor(3) as pool:
+        other = pool.submit(store_of(tmp_path, Counted()).features, wait)
+        try:
+            assert is_computing.wait(patient(30))
+            both = [
+                pool.submit(dataclasses.replace(store_of(tmp_path, Counted()), group=each).features)
+                for each in (first, second)
+            ]
+            until(lambda: second.heard > 3, "the second process hears nothing", seconds=10)
+            assert not any(each.done() for each in both)
+        finally:
+            ends.set()
+        assert np.array_equal(both[0].result(), other.result())
+        assert not both[1].result().size
