@@ -14,11 +14,13 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 
 from patchline.pipeline.data.batches.loader import Batch
 from patchline.pipeline.errors import RunError
+from patchline.pipeline.models.model_description import ModelDescription
+from patchline.pipeline.provenance.provenance import Provenance
 from patchline.pipeline.training.checkpoints import best_weights
 from patchline.pipeline.training.checkpoints.checkpoint import Checkpoints
 from patchline.pipeline.training.device import make_repeatable, wait_for
@@ -376,9 +378,13 @@ class Training:
         self.last_weights.add(state.step, state.average.model)
         if is_best:
             folder = best_weights.folder_of(self.job.folder, record.step)
-            described = description_of(self.job), provenance_of_job(self.job)
-            save_trained(folder, self.objective, state.average.model, *described)
+            save_trained(folder, self.objective, state.average.model, *self._described)
             self.checkpoints.keep_best(record.step)
+
+    @cached_property
+    def _described(self) -> tuple[ModelDescription, Provenance]:
+        """What is saved with weights; reading what the initial ones have seen takes a while."""
+        return description_of(self.job), provenance_of_job(self.job)
 
     def _images_to_validate(self, *, last: bool) -> int:
         """Return the number of images of the next validation; measures the speed first."""
@@ -416,7 +422,7 @@ class Training:
                 f"lists the images of the batch. Lower optimizer.learning_rate{other}."
             )
         cuts, halvings = [*state.rate_cuts, point.step], state.halvings
-        point.restore(state)
+        point.restore(state, self.ranks.take_from_first)
         state.rate_cuts, state.halvings = cuts, halvings
         self.checkpoints.mark(state)
         if self.planner:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
@@ -43,31 +44,44 @@ class RestartPoint:
     If training diverges, it restarts from here. Checkpoints are written when the clock says so, but
     validations come after the same steps in every attempt, so an interrupted run restarts from the
     same state. A checkpoint that is written later writes it to a file as well.
+
+    Of several ranks, whose states are equal, the first one has the copy.
     """
 
     tensors: Tensors
+    """Empty on other ranks."""
     numbers: Numbers
+    names: tuple[str, ...]
+    """Of the tensors."""
 
     @classmethod
-    def of(cls, state: TrainState, earlier: RestartPoint | None = None) -> Self:
+    def of(
+        cls, state: TrainState, earlier: RestartPoint | None = None, *, copies: bool = True
+    ) -> Self:
         """Copy a state to the CPU's memory; from a GPU, while training continues.
 
         Args:
             state: to copy.
             earlier: a point of the same training that is not needed any more. Its memory is used
                 again: two copies of a large model and its moments may be too much for a machine.
+            copies: whether this rank has the copy.
         """
-        room = earlier.tensors if earlier else {}
-        copies = {
+        room, tensors = earlier.tensors if earlier else {}, state.tensors()
+        copied = {
             name: _copy_on_cpu(each.detach(), room.get(name))
-            for name, each in state.tensors().items()
+            for name, each in (tensors.items() if copies else ())
         }
         numbers: Numbers = json.loads(json.dumps(state.numbers()))
-        return cls(copies, numbers)
+        return cls(copied, numbers, tuple(tensors))
 
     @classmethod
-    def read(cls, folder: Path, step: int) -> Self:
+    def read(cls, folder: Path, step: int, *, copies: bool = True) -> Self:
         """Read the restart point of a step.
+
+        Args:
+            folder: of the training run.
+            step: after which it was.
+            copies: whether this rank has the copy.
 
         Raises:
             DamagedFileError: if its file is missing or damaged.
@@ -75,7 +89,8 @@ class RestartPoint:
         file = _restart_file(folder, step)
         if not file.exists():
             raise DamagedFileError(f"{file} is missing. Restore it, or train again.")
-        return cls(*_read(file))
+        tensors, numbers = _read(file)
+        return cls(tensors if copies else {}, numbers, tuple(tensors))
 
     @property
     def step(self) -> int:
@@ -93,12 +108,24 @@ class RestartPoint:
         if 0 < self.step < checkpoint_step and not file.exists():
             _write(file, self.tensors, self.numbers)
 
-    def restore(self, state: TrainState) -> None:
-        """Bring a state back here, except for its clock."""
-        elapsed = state.elapsed_seconds
+    def restore(
+        self, state: TrainState, take_from_first: Callable[[torch.Tensor], None] | None = None
+    ) -> None:
+        """Bring a state back here, except for its clock.
+
+        Args:
+            state: is changed.
+            take_from_first: gives a tensor the values that it has on the first of several ranks,
+                which all call this together.
+        """
+        elapsed, own = state.elapsed_seconds, state.tensors()
         _wait_for_copies()
-        state.restore(self.tensors, self.numbers)
+        state.restore(self.tensors or {name: own[name] for name in self.names}, self.numbers)
         state.elapsed_seconds = elapsed
+        if take_from_first is not None:
+            restored = state.tensors()
+            for name in self.names:
+                take_from_first(restored[name])
 
 
 def _copy_on_cpu(tensor: torch.Tensor, room: torch.Tensor | None) -> torch.Tensor:
@@ -172,7 +199,8 @@ class Checkpoints:
     def mark(self, state: TrainState) -> None:
         """Keep a state, which has just been validated or built, in memory as the restart point."""
         if self._restarts:
-            self.restart_point = RestartPoint.of(state, self.restart_point)
+            earlier = self.restart_point
+            self.restart_point = RestartPoint.of(state, earlier, copies=self._writes)
 
     def write(self, state: TrainState) -> None:
         """Write the state, and keep the previous checkpoint; all ranks call this together."""
@@ -237,7 +265,7 @@ class Checkpoints:
         if step == state.step:
             self.mark(state)
         else:
-            self.restart_point = RestartPoint.read(self._folder, step)
+            self.restart_point = RestartPoint.read(self._folder, step, copies=self._writes)
         self._restart_steps = (step,)
 
     def finish(self, best_step: int) -> Path:

@@ -219,6 +219,15 @@ class Ranks:
         distributed.broadcast(packed, FIRST)
         return packed.numpy().tobytes()
 
+    @torch.no_grad()
+    def take_from_first(self, values: torch.Tensor) -> None:
+        """Give a tensor the values that it has on rank 0; all ranks call this together."""
+        if self.size > 1:
+            sent = values.contiguous()
+            distributed.broadcast(sent, FIRST)
+            if sent is not values:
+                values.copy_(sent)
+
     def wait_for_first(self) -> None:
         """Wait until rank 0 calls this too."""
         self.numbers_of_first(0)

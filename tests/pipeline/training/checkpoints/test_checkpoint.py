@@ -149,3 +149,26 @@ def test_a_restart_point_stays_after_a_restart() -> None:
         point.restore(state)
         assert _same(state, expected)
         point = RestartPoint.of(state, point)
+
+
+def test_ranks_without_a_copy_restart_with_that_of_the_first() -> None:
+    """Eight processes of one machine do not each keep the same weights and moments."""
+    first, other = _state(seed=1), _state(seed=1)
+    for state in (first, other):
+        _train(state, steps=2)
+    of_first, of_other = RestartPoint.of(first), RestartPoint.of(other, copies=False)
+    assert not of_other.tensors
+    for state in (first, other):
+        _train(state, steps=3)
+    of_first.restore(first)
+    sent = iter(first.tensors().values())
+
+    def take_from_first(tensor: torch.Tensor) -> None:
+        with torch.no_grad():
+            tensor.copy_(next(sent))
+
+    of_other.restore(other, take_from_first)
+    assert (other.step, other.numbers()) == (2, first.numbers())
+    for state in (first, other):
+        _train(state, steps=2)
+    assert _same(first, other)
