@@ -10,11 +10,13 @@ import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
 import psutil
 import torch
+from torch import nn
 
 from patchline.pipeline.data.batches.augmentation import Pixels, SeededAugmentation
 from patchline.pipeline.models.model_building import build_model
@@ -22,7 +24,7 @@ from patchline.pipeline.models.model_files import load_model
 from patchline.pipeline.planning.facts import Speed
 from patchline.pipeline.planning.measuring_job import MeasuredCandidate, Measurement, MeasuringJob
 from patchline.pipeline.planning.recipes import batch_of_images
-from patchline.pipeline.probing.features import seconds_per_image
+from patchline.pipeline.probing.features import seconds_per_image, suitable_batch_size
 from patchline.pipeline.training.device import make_repeatable
 from patchline.pipeline.training.machine import choose_device, detect_machine
 from patchline.pipeline.training.speed.precision import MOST_SECONDS, Chooser, Precision
@@ -30,12 +32,13 @@ from patchline.pipeline.training.speed.thread_plan import (
     BUSY_CORES,
     WORTH_CHANGING,
     OtherPrograms,
+    Trial,
     measured_rates,
     numbers_of_threads,
     threads_are_set,
     trial_of,
 )
-from patchline.pipeline.training.speed.trial_steps import trial_steps
+from patchline.pipeline.training.speed.trial_steps import trial_predictions, trial_steps
 from patchline.pipeline.workers.event_log import EventWriter
 from patchline.plugin_api import ImageSpec
 
@@ -54,6 +57,10 @@ _LOADED_IMAGES, _LOADED_ROUNDS = 32, 3
 """Augmented to measure how fast one core does it; the fastest round counts."""
 _LOAD_SECONDS = 0.3
 """How long other programs are observed before the number of threads is chosen."""
+_FEWEST_PREDICTED, _BATCH_SECONDS = 4, 0.1
+"""Images of a pass whose time is compared between numbers of threads; as many as take so long, if
+these are more."""
+_CPU = torch.device("cpu")
 _MEAN, _STD = 0.45, 0.25
 
 
@@ -111,18 +118,21 @@ def _choose_threads(job: MeasuringJob, candidate: MeasuredCandidate) -> str:
     make_repeatable(training.threads, torch.device(choose_device(training, detect_machine())))
     most = torch.get_num_threads()
     is_free = _is_on_cpu(candidate) and not threads_are_set(training) and training.processes == 1
-    if most == 1 or not is_free or candidate.features_only:
+    if most == 1 or not is_free:
         return ""
-    trial = trial_of(candidate.config, _image(candidate), job.num_classes, "float32")
-    images = max(2, min(_BATCH, job.images))
+    trial, images = _trial(job, candidate)
+    taken = math.inf
     with torch.random.fork_rng():
         steps, began, others = trial(images), time.monotonic(), _other_programs()
         while time.monotonic() - began < _LOAD_SECONDS:
-            next(steps)
+            taken = min(taken, next(steps))
     busy_cores = others.cores()
     if busy_cores <= BUSY_CORES:
         return ""
     seconds = _SHARE_OF_ONE * job.budget_seconds
+    if candidate.features_only:
+        affordable = int(images * _BATCH_SECONDS / max(taken, 1e-9))
+        images = max(images, min(suitable_batch_size(_image(candidate), _CPU), affordable))
     rates = measured_rates(trial, numbers_of_threads(most), images, seconds, fewest_rounds=1)
     fastest = max(rates, key=lambda number: rates[number])
     if rates[fastest] < WORTH_CHANGING * rates[most]:
@@ -132,6 +142,20 @@ def _choose_threads(job: MeasuringJob, candidate: MeasuredCandidate) -> str:
         f"measured {rates[fastest]:,.0f} images/s against {rates[most]:,.0f} with {most}, while "
         f"other programs use {busy_cores:.1f} CPU cores"
     )
+
+
+def _trial(job: MeasuringJob, candidate: MeasuredCandidate) -> tuple[Trial, int]:
+    """Return what is timed with different numbers of threads, and how many images at first.
+
+    Of weights whose features are measured, that is a pass without gradients. It has few images: one
+    of a large model takes a second on a slow core.
+    """
+    config, image = candidate.config, _image(candidate)
+    if not candidate.features_only:
+        trial = trial_of(config, image, job.num_classes, "float32")
+        return trial, max(2, min(_BATCH, job.images))
+    model = _features_model(job, candidate, _CPU)
+    return partial(trial_predictions, image, model, "float32"), _FEWEST_PREDICTED
 
 
 class _Step(NamedTuple):
@@ -238,8 +262,7 @@ def _features_seconds(job: MeasuringJob, candidate: MeasuredCandidate) -> _Step:
     """Measure an image's pass without gradients."""
     config, image = candidate.config, _image(candidate)
     device = torch.device(choose_device(config.training, detect_machine()))
-    torch.manual_seed(0)
-    model = build_model(config.model, image, job.num_classes).to(device).eval()
+    model = _features_model(job, candidate, device)
     seconds = min(MOST_SECONDS, _SHARE_OF_ONE * job.budget_seconds)
     chooser = Chooser(
         config,
@@ -257,6 +280,15 @@ def _features_seconds(job: MeasuringJob, candidate: MeasuredCandidate) -> _Step:
     each = seconds_per_image(model, images, rows, image, device, precision.name)
     parameters = sum(parameter.numel() for parameter in model.parameters())
     return _Step(1, each, precision, parameters=parameters)
+
+
+def _features_model(
+    job: MeasuringJob, candidate: MeasuredCandidate, device: torch.device
+) -> nn.Module:
+    """Return a model like that whose features are computed, with random weights."""
+    torch.manual_seed(0)
+    config = candidate.config.model
+    return build_model(config, _image(candidate), job.num_classes).to(device).eval()
 
 
 def _teacher_per_second(job: MeasuringJob) -> float:

@@ -18,15 +18,16 @@ from patchline.pipeline.data.manifests import manifest as manifests
 from patchline.pipeline.labels import label_sets
 from patchline.pipeline.planning import measuring, planner
 from patchline.pipeline.planning.facts import DataFacts, Plan, PlanFacts, Speed
+from patchline.pipeline.planning.fine_tuning import FEATURES
 from patchline.pipeline.planning.measuring import measure
-from patchline.pipeline.planning.measuring_job import Measurement
+from patchline.pipeline.planning.measuring_job import MeasuredCandidate, Measurement, MeasuringJob
 from patchline.pipeline.planning.plan import plan
 from patchline.pipeline.run_memory.stage_memory import StageMemory
 from patchline.pipeline.stages import engine
 from patchline.pipeline.stages.context import Context, Reporting
 from patchline.pipeline.stages.plan import PLAN
 from patchline.pipeline.training.speed import precision
-from patchline.pipeline.training.speed.thread_plan import OtherPrograms
+from patchline.pipeline.training.speed.thread_plan import OtherPrograms, Trial
 from patchline.pipeline.workers.event_log import EventWriter
 
 
@@ -253,6 +254,38 @@ def test_fewer_threads_are_planned_where_other_programs_use_the_cores(
         "measured 1,000 images/s against 60 with 2, while other programs use 1.5 CPU cores"
     )
     assert (close.threads, close.threads_reason) == (2, "")
+
+
+def test_fewer_threads_compute_features_where_other_programs_use_the_cores(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The passes of published weights are compared as steps are; no step is taken."""
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.setattr(OtherPrograms, "cores", lambda _: 1.5)
+    monkeypatch.setattr(measuring, "trial_steps", lambda *_: pytest.fail("a step"))
+    images: list[int] = []
+
+    def rates(trial: Trial, _: object, number: int, *__: object, **___: object) -> dict[int, float]:
+        images.append(number)
+        assert next(trial(number)) > 0
+        return {2: 3.0, 1: 30.0}
+
+    monkeypatch.setattr(measuring, "measured_rates", rates)
+    size = {"embed_dim": 24, "depth": 1, "num_heads": 2, "mlp_dim": 24}
+    data = {"image_size": 16}
+    config = RunConfig.model_validate({"model": {"name": "vit", **size}, "data": data})
+    features = MeasuredCandidate(name=FEATURES, config=config, features_only=True)
+    job = MeasuringJob(candidates=(features,), num_classes=2, images=50, budget_seconds=0.01)
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        with closing(EventWriter(tmp_path / "events.jsonl")) as events:
+            found = measure(job, events)
+    finally:
+        torch.set_num_threads(before)
+    assert found.threads == 1
+    assert found.threads_reason.startswith("measured 30 images/s against 3 with 2, while other")
+    assert 4 <= images[0] <= 256
 
 
 _SPEEDS = (
