@@ -83,6 +83,17 @@ class WeightsChoice(FrozenModel):
     measurement: Measurement | None = None
     """Of the features; None for random weights, which are measured when they are planned."""
     reasons: tuple[str, ...] = ()
+    measured: bool = True
+    """Whether all weights that were tried could be measured, so that a later run may take the
+    choice."""
+
+
+class _Declined(NamedTuple):
+    """Weights that are not taken."""
+
+    why: str
+    failed: bool = False
+    """Whether that says nothing about them, because the process that weighs them failed."""
 
 
 class Weighed(NamedTuple):
@@ -191,36 +202,44 @@ def choose(
         return WeightsChoice(reasons=(why,))
     won: list[tuple[Weighed, WeightsChoice]] = []
     lost: list[str] = []
+    measured = True
     for weights in worth_trying:
         outcome = _tried(request, weights, workspace, measure)
-        if isinstance(outcome, str):
-            lost.append(outcome)
+        if isinstance(outcome, _Declined):
+            lost.append(outcome.why)
+            measured = measured and not outcome.failed
             continue
         won.append(outcome)
         if outcome[0].features <= _SHARE_FOR_FEATURES * _seconds(facts, settings):
             break
-    if not won:
-        own = _registered(request, there, workspace, lost)
-        without = () if there.weights or own else _what_would_help(facts.data)
-        return own or WeightsChoice(reasons=(*lost, *without, *there.passed))
-    return min(won, key=lambda each: each[0].features)[1]
+    if won:
+        choice = min(won, key=lambda each: each[0].features)[1]
+    elif own := _registered(request, there, workspace, lost):
+        choice = own
+    else:
+        without = () if there.weights else _what_would_help(facts.data)
+        choice = WeightsChoice(reasons=(*lost, *without, *there.passed))
+    return choice.model_copy(update={"measured": measured})
 
 
 def _tried(
     request: WeightsRequest, weights: WeightsAtHand, workspace: Path, measure: Measure
-) -> tuple[Weighed, WeightsChoice] | str:
+) -> tuple[Weighed, WeightsChoice] | _Declined:
     """Return the choice of a file, or why it is not taken."""
     try:
         start = _start(request, weights.reference, workspace)
         if known := _why_known(weights.reference, start.seen_before):
-            return known
+            return _Declined(known)
         measurement = measure(start.config)
-    except (ConfigError, PluginError, WorkerError) as error:
-        return f"{weights.reference} cannot be used: {error}"
+    except WorkerError as error:
+        why = f"{weights.reference} could not be measured, which the next run tries again: {error}"
+        return _Declined(why, failed=True)
+    except (ConfigError, PluginError) as error:
+        return _Declined(f"{weights.reference} cannot be used: {error}")
     speed = measurement.speeds[0].images_per_second
     weighed = weigh(measurement.added_to(request.facts), request.settings, speed)
     if not weighed.wins:
-        return f"random weights, not {weights.reference}: {weighed.why}"
+        return _Declined(f"random weights, not {weights.reference}: {weighed.why}")
     choice = WeightsChoice(
         reference=weights.reference,
         stamp=weights.stamp,

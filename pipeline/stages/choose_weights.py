@@ -60,6 +60,10 @@ class ChooseWeightsStage(Stage[ChooseWeightsInputs, WeightsChoice]):
         """Search, convert what is worth trying, and measure it in a process of its own."""
         return planner.choose_weights(context.config, inputs.data, context.workspace)
 
+    def lasts(self, result: WeightsChoice) -> bool:
+        """Return whether all weights could be measured; else a later run tries again."""
+        return result.measured
+
     def reuse(self, config: RunConfig) -> str:
         """Return what is used again."""
         return "its choice is used again"
