@@ -15,8 +15,10 @@ from patchline.pipeline.planning.facts import Plan, PlanFacts
 from patchline.pipeline.planning.fixed_length import length_is_set, longest_set, shorter
 from patchline.pipeline.planning.last_blocks import (
     FEWEST_IMAGES,
+    NEEDED,
     BlocksLength,
     blocks_length,
+    forbids_blocks,
     suits_blocks,
 )
 from patchline.pipeline.planning.plan import (
@@ -85,8 +87,7 @@ def fine_tuning_plan(facts: PlanFacts, user_settings: Mapping[str, Any]) -> Plan
     speed = next((each.images_per_second for each in facts.speeds if each.candidate == FEATURES), 0)
     cost = _cost(facts, speed) if speed else None
     length, blocks = _length(facts, user, cost), blocks_length(facts, user, speed)
-    suits = cost is not None and suits_blocks(facts, user, blocks)
-    chosen = user.get("training.trainable") or _chosen(facts, user, cost, length, suits=suits)
+    chosen = user.get("training.trainable") or _chosen(facts, user, cost, length, blocks)
     training = {"training": {"trainable": chosen}}
     if chosen == "last_blocks":
         training = config_files.merged(recipe.LAST_BLOCKS, training)
@@ -99,10 +100,39 @@ def fine_tuning_plan(facts: PlanFacts, user_settings: Mapping[str, Any]) -> Plan
         summary=_summary(user, chosen, training),
         reasons=(
             *_reasons(facts, user, cost, chosen, length, blocks),
+            *filter(None, [why_no_blocks(facts, user_settings)]),
             *time_of_teacher(facts, user),
         ),
         images_per_second=(speed or 1.0) / (1.0 if chosen == "head" else _STEP),
         facts=facts,
+    )
+
+
+def why_no_blocks(facts: PlanFacts, user_settings: Mapping[str, Any]) -> str:
+    """Return which setting keeps the last blocks from being trained; empty if none does.
+
+    Args:
+        facts: as of the plan.
+        user_settings: what the user has set, by dotted key.
+    """
+    user = UserSettings(user_settings)
+    forbidding = forbids_blocks(user)
+    if "training.trainable" in user or forbidding in ("", "training.folds"):  # which has a reason
+        return ""
+    possible = UserSettings({**user.values, "model.name": "vit", **NEEDED})
+    speed = next((each.images_per_second for each in facts.speeds if each.candidate == FEATURES), 0)
+    cost = _cost(facts, speed) if speed else None
+    blocks = blocks_length(facts, possible, speed)
+    if _chosen(facts, possible, cost, _length(facts, user, cost), blocks) != "last_blocks":
+        return ""
+    if forbidding == "model.name":
+        name = user.get("model.name")
+        return f"the last blocks are not trained: those of a {name} model cannot be trained alone"
+    value = str(user.get(forbidding)).lower()
+    return (
+        "the last blocks are not trained, although there are images and time for them: "
+        f"{forbidding} is {value}, and they are trained on stored tokens, without it; leave it out "
+        "to train them"
     )
 
 
@@ -178,7 +208,11 @@ def _needs_all(user: UserSettings) -> str:
 
 
 def _chosen(
-    facts: PlanFacts, user: UserSettings, cost: _Cost | None, length: _Length, *, suits: bool
+    facts: PlanFacts,
+    user: UserSettings,
+    cost: _Cost | None,
+    length: _Length,
+    blocks: BlocksLength,
 ) -> str:
     """Return what is trained; `training.trainable` lists the choices.
 
@@ -187,10 +221,12 @@ def _chosen(
         user: what the user has set.
         cost: None if the speed is not known.
         length: of all weights.
-        suits: whether the last blocks can be trained, in the time that there is.
+        blocks: length of the last blocks.
     """
     if _needs_all(user):
         return "all"
+    is_open = cost is not None and not forbids_blocks(user)
+    suits = is_open and suits_blocks(facts, user, blocks)
     otherwise = "last_blocks" if suits else "head"
     if _repeated(user):
         return otherwise

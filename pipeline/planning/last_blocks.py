@@ -33,7 +33,7 @@ _SHARE_OF_TRAINING = 1 / 4
 a shorter time until these need more."""
 _DIVISIBLE = ("vit", "vit_registers", "simple_vit", "rope_vit", "vit_small_data", "cct")
 """Models whose last blocks can be trained alone."""
-_NEEDED = {
+NEEDED = {
     "training.folds": None,
     "training.mixup": 0.0,
     "training.cutmix": 0.0,
@@ -121,12 +121,15 @@ def blocks_length(facts: PlanFacts, user: UserSettings, speed: float) -> BlocksL
     )
 
 
-def suits_blocks(facts: PlanFacts, user: UserSettings, length: BlocksLength) -> bool:
-    """Return whether there are images and time for the last blocks, and no setting forbids them."""
+def forbids_blocks(user: UserSettings) -> str:
+    """Return the setting with which the last blocks cannot be trained; empty if there is none."""
     if user.get("model.name", "vit") not in _DIVISIBLE:
-        return False
-    if any(user.get(key, value) != value for key, value in _NEEDED.items()):
-        return False
+        return "model.name"
+    return next((key for key, value in NEEDED.items() if user.get(key, value) != value), "")
+
+
+def suits_blocks(facts: PlanFacts, user: UserSettings, length: BlocksLength) -> bool:
+    """Return whether there are images and time for the last blocks, whatever settings forbid."""
     if not facts.data.has_per_class(FEWEST_IMAGES):
         return False
     if "training.epochs" in user and not user.seconds:

@@ -21,7 +21,7 @@ from patchline.pipeline.initial_weights.at_hand import Search, WeightsAtHand
 from patchline.pipeline.initial_weights.record import stored_provenance, weights_folder
 from patchline.pipeline.initial_weights.starting_point import StartingPoint, starting_point
 from patchline.pipeline.planning.facts import DataFacts, PlanFacts, Speed
-from patchline.pipeline.planning.fine_tuning import FEATURES, fine_tuning_plan
+from patchline.pipeline.planning.fine_tuning import FEATURES, fine_tuning_plan, why_no_blocks
 from patchline.pipeline.planning.measuring_job import Measurement
 from patchline.pipeline.planning.user_settings import UserSettings
 from patchline.pipeline.presets import PRESETS
@@ -157,12 +157,14 @@ def weigh(facts: PlanFacts, user_settings: Mapping[str, Any], images_per_second:
     speed = Speed(candidate=FEATURES, images_per_second=images_per_second)
     made = fine_tuning_plan(facts.model_copy(update={"speeds": (speed,)}), user_settings)
     trainable = user.get("training.trainable") or made.settings["training"]["trainable"]
+    without = f" ({dropped})" if (dropped := why_no_blocks(made.facts, user_settings)) else ""
     if trainable != "head":
         why = f"{took}, and there are images and time to train more than the head"
         return Weighed(wins=True, features=features, why=why)
     if unused := _among(user_settings, _OF_MORE_THAN_A_HEAD):
         why = (
-            f"{took}, and no more than a head would be fitted on them, which ignores {unused}: "
+            f"{took}, and no more than a head would be fitted on them, which ignores {unused}"
+            f"{without}: "
             f"leave that out to use them, or set model.init{_what_they_bring(data)}"
         )
         return Weighed(wins=False, features=features, why=why)
@@ -171,7 +173,9 @@ def weigh(facts: PlanFacts, user_settings: Mapping[str, Any], images_per_second:
     if number < _FEW_FOR_A_CLASS:
         why = f"{took}, and {per_class} a head on them is better than a network from scratch"
         return Weighed(wins=True, features=features, why=why)
-    why = f"{took}, and {per_class} a head on them is no better than a network from scratch"
+    why = (
+        f"{took}, and {per_class} a head on them is no better than a network from scratch{without}"
+    )
     return Weighed(wins=False, features=features, why=why)
 
 
