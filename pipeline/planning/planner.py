@@ -27,7 +27,7 @@ from patchline.pipeline.initial_weights.record import InitialWeights
 from patchline.pipeline.labels import label_sets
 from patchline.pipeline.labels.label_sets import MULTI_LABEL
 from patchline.pipeline.metrics.mean_average_precision import certain_positives
-from patchline.pipeline.planning.facts import DataFacts, MachineFacts, Plan, PlanFacts
+from patchline.pipeline.planning.facts import DataFacts, MachineFacts, Plan, PlanFacts, Speed
 from patchline.pipeline.planning.fine_tuning import FEATURES, fine_tuning_plan
 from patchline.pipeline.planning.measuring_job import (
     MODULE,
@@ -183,11 +183,14 @@ def computed_as_measured(
 
     They decide the last bits of the weights, so they are part of the plan, and the training
     measures nothing again. A model that was too slow to be measured has those of the largest one
-    that was, from whose speed its own is estimated.
+    that was, from whose speed its own is estimated. Of published weights, passes without gradients
+    were measured, which do not tell the precision of steps of all weights: that is left to the
+    training, which measures it and remembers it.
     """
     own = [each for each in measured.speeds if each.candidate == made.candidate]
     speed = (own or list(measured.speeds))[-1]
-    measured_in = {"precision": speed.precision, "threads": measured.threads}
+    precision = "" if _has_other_steps(made, speed, user_settings) else speed.precision
+    measured_in = {"precision": precision, "threads": measured.threads}
     settings = {key: value for key, value in measured_in.items() if value}
     left = UserSettings(user_settings).without_set({"training": settings})
     reasons = []
@@ -207,6 +210,13 @@ def computed_as_measured(
             "reasons": (*made.reasons, words),
         }
     )
+
+
+def _has_other_steps(made: Plan, speed: Speed, user_settings: Mapping[str, Any]) -> bool:
+    """Return whether the training has steps of all weights where passes of them were measured."""
+    planned = made.settings.get("training", {}).get("trainable")
+    trainable = user_settings.get("training.trainable") or planned
+    return speed.candidate == FEATURES and trainable in ("head_then_all", "all")
 
 
 def _with_choice(made: Plan, config: RunConfig, choice: WeightsChoice | None) -> Plan:

@@ -319,3 +319,24 @@ def test_the_plan_computes_as_it_measured(
     assert (training.get("precision"), training.get("threads")) == settings
     assert words in whole.text()
     assert bool(whole.reasons) is bool(words)
+
+
+@pytest.mark.parametrize(
+    ("trainable", "precision"),
+    [("head", "float32"), ("last_blocks", "float32"), ("head_then_all", None), ("all", None)],
+)
+def test_steps_of_all_weights_do_not_take_the_precision_of_passes(
+    trainable: str, precision: str | None
+) -> None:
+    """Features are float32 on a GPU that trains in float16, so the training measures its own."""
+    data = DataFacts(training_images=9, classes=2, median_side=32)
+    facts = PlanFacts(preset="quick", data=data)
+    features = Speed(candidate=FEATURES, images_per_second=9.0, precision="float32")
+    measured = Measurement(speeds=(features,))
+    for planned, user in (
+        ({"training": {"trainable": trainable}}, {}),
+        ({}, {"training.trainable": trainable}),
+    ):
+        made = Plan(settings=planned, summary=(), reasons=(), images_per_second=1.0, facts=facts)
+        whole = planner.computed_as_measured(made, measured, user)
+        assert whole.settings.get("training", {}).get("precision") == precision
