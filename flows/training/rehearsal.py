@@ -26,6 +26,7 @@ from patchline.pipeline.files.workspace_folder import WORKSPACE, make_folder
 from patchline.pipeline.frozen_model import FrozenModel
 from patchline.pipeline.labels import label_sets
 from patchline.pipeline.labels.label_sets import MULTI_LABEL
+from patchline.pipeline.planning.fine_tuning import FEATURES
 from patchline.pipeline.run_memory.stage_memory import StageMemory
 from patchline.pipeline.stages import engine
 from patchline.pipeline.stages.context import Context
@@ -133,20 +134,35 @@ def _estimated(whole: DryRun, few: IngestedData, context: Context) -> tuple[floa
     config, data, seconds = whole.config, whole.data, context.seconds
     trained = context.get(TrainResult)
     rate = whole.plan.images_per_second if whole.plan else trained.images_per_second
-    predicted = predicting_seconds(config, data.counts["validation"], rate)
-    epoch = sum(images / rate + predicted for images in images_of_parts(config, data))
-    if config.training.trainable == "head":
-        training = sum(data.counts.values()) / rate
-    elif config.training.time_limit:
-        training = duration_seconds(config.training.time_limit)
-        training = min(training, (config.training.max_epochs or math.inf) * epoch)
-    elif config.training.step_plan:
-        training = config.training.step_plan[-1][2] * config.training.batch_size / rate
-    else:
-        training = config.training.epochs * epoch
+    training = _training_seconds(config, data, rate)
+    training += whole.plan.seconds_before if whole.plan else 0.0
     decoding = seconds["prepare"] * sum(data.counts.values()) / sum(few.counts.values())
-    tested = predicted + predicting_seconds(config, data.counts["test"], rate)
-    if config.training.trainable == "head":  # which computes the features of these images, too
-        tested = 0.0
+    tested = _testing_seconds(whole, rate)
     rest = seconds["read"] + seconds["evaluate"] + 2 * (seconds["package"] + seconds["register"])
     return training, training + decoding + tested + rest
+
+
+def _training_seconds(config: RunConfig, data: IngestedData, rate: float) -> float:
+    """Return how long training and its validation take, at so many training images per second."""
+    predicted = predicting_seconds(config, data.counts["validation"], rate)
+    epoch = sum(images / rate + predicted for images in images_of_parts(config, data))
+    training = config.training
+    if training.trainable == "head":
+        return sum(data.counts.values()) / rate
+    if training.time_limit:
+        return min(duration_seconds(training.time_limit), (training.max_epochs or math.inf) * epoch)
+    if training.step_plan:
+        return training.step_plan[-1][2] * training.batch_size / rate
+    return training.epochs * epoch
+
+
+def _testing_seconds(whole: DryRun, rate: float) -> float:
+    """Return how long the evaluation predicts images."""
+    config, counts = whole.config, whole.data.counts
+    if config.training.trainable == "head":  # whose training computes the features of these, too
+        return 0.0
+    images = counts["validation"] + counts["test"]
+    speeds = whole.plan.facts.speeds if whole.plan else ()
+    if passes := next((each for each in speeds if each.candidate == FEATURES), None):
+        return images / passes.images_per_second
+    return predicting_seconds(config, images, rate)

@@ -156,6 +156,9 @@ class Plan(FrozenModel):
     reasons: tuple[str, ...]
     images_per_second: float
     """Of training, measured or estimated."""
+    seconds_before: float = 0.0
+    """What is computed before the first step: the features of a head that is fitted first, and the
+    tokens of the last blocks. The features of a head alone are its training."""
     facts: PlanFacts
     candidate: str = ""
     """The one that is planned; empty if there was only one."""

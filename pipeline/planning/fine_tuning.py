@@ -103,9 +103,24 @@ def fine_tuning_plan(facts: PlanFacts, user_settings: Mapping[str, Any]) -> Plan
             *filter(None, [why_no_blocks(facts, user_settings)]),
             *time_of_teacher(facts, user),
         ),
-        images_per_second=(speed or 1.0) / (1.0 if chosen == "head" else _STEP),
+        images_per_second=_training_rate(chosen, speed or 1.0, blocks),
+        seconds_before=_seconds_before(chosen, cost, blocks),
         facts=facts,
     )
+
+
+def _training_rate(chosen: str, speed: float, blocks: BlocksLength) -> float:
+    """Return the training images per second; of a head alone, those of the features."""
+    if chosen == "head":
+        return speed
+    return blocks.images_per_second or speed if chosen == "last_blocks" else speed / _STEP
+
+
+def _seconds_before(chosen: str, cost: _Cost | None, blocks: BlocksLength) -> float:
+    """Return how long features and tokens take before the first step."""
+    if cost is None or chosen in ("head", "all"):
+        return 0.0
+    return cost.features + (blocks.token_seconds if chosen == "last_blocks" else 0.0)
 
 
 def why_no_blocks(facts: PlanFacts, user_settings: Mapping[str, Any]) -> str:

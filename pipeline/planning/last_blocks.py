@@ -59,6 +59,8 @@ class BlocksLength(NamedTuple):
     token_seconds: float
     seconds: float
     """Of all fits together."""
+    images_per_second: float
+    """Training images of an epoch, in all fits that share it; 0 if that is not known."""
 
     @property
     def is_limited(self) -> bool:
@@ -95,9 +97,10 @@ def blocks_length(facts: PlanFacts, user: UserSettings, speed: float) -> BlocksL
     part = min(1.0, blocks / user.get("model.depth", _DEPTH))
     views = user.get("training.token_views", default.token_views)
     tokens = (1 - part) * views * (data.training_images + data.validation_images)
-    fits = FOLDS_OF_BLOCKS if data.validation_images < FEWEST_VALIDATION else 1
-    fits += bool(user.get("training.refit"))
-    epoch = fits * max(part, 1 / _DEPTH) * (_STEP * data.training_images + data.validation_images)
+    folds = FOLDS_OF_BLOCKS if data.validation_images < FEWEST_VALIDATION else 1
+    fits = folds + bool(user.get("training.refit"))
+    part_of_pass = max(part, 1 / _DEPTH)
+    epoch = fits * part_of_pass * (_STEP * data.training_images + data.validation_images)
     batch = user.get("training.batch_size") or _BATCH
     updates_of_epoch = max(1, data.training_images) / batch
     most = user.get("training.epochs") or longest_set(user)
@@ -118,6 +121,7 @@ def blocks_length(facts: PlanFacts, user: UserSettings, speed: float) -> BlocksL
         most=int(most),
         token_seconds=tokens / speed if speed else 0.0,
         seconds=epochs * epoch / speed if speed else 0.0,
+        images_per_second=speed / (folds * part_of_pass * _STEP),
     )
 
 

@@ -8,10 +8,16 @@ from pathlib import Path
 import pytest
 
 from patchline.flows.training import rehearsal
+from patchline.flows.training.dry_run import DryRun
 from patchline.pipeline.config_files import requested
 from patchline.pipeline.data.ingestion import ingest
 from patchline.pipeline.data.manifests import manifest as manifests
 from patchline.pipeline.labels import label_sets
+from patchline.pipeline.planning.facts import DataFacts, PlanFacts, Speed
+from patchline.pipeline.planning.fine_tuning import FEATURES, fine_tuning_plan
+from patchline.pipeline.run_memory.stage_memory import StageMemory
+from patchline.pipeline.stages.context import Context, Reporting
+from patchline.pipeline.training.train_result import TrainResult
 from tests.conftest import patchline, patchline_here
 
 
@@ -39,6 +45,40 @@ def test_two_batches_hold_every_label(tmp_path: Path) -> None:
     assert len(training) == 8
     assert set(label_sets.counts_of(training)) == set(data.classes)
     assert "[]" in set(training)
+
+
+def test_the_last_blocks_are_estimated_with_features_and_tokens(
+    photos: Path, tmp_path: Path
+) -> None:
+    """Steps at their own rate, what is computed before them, and predictions at that of passes."""
+    data = ingest(requested(str(photos)), tmp_path / "work", remember=False)
+    counts = {"train": 1_000, "validation": 100, "test": 100}
+    data = data.model_copy(update={"counts": counts})
+    facts = PlanFacts(
+        preset="balanced",
+        data=DataFacts(
+            training_images=1_000, validation_images=100, test_images=100, classes=5,
+            median_side=224,
+        ),
+        speeds=(Speed(candidate=FEATURES, images_per_second=20.0),),
+    )  # fmt: skip
+    plan = fine_tuning_plan(facts, {})
+    assert plan.settings["training"]["trainable"] == "last_blocks"
+    training = {"trainable": "last_blocks", "epochs": 2}
+    flags = {"training": training, "model": {"init": "vit.safetensors"}}
+    config = requested(None, preset_name="none", flags=flags)
+    silent = Reporting(*[lambda *_: None] * 4)
+    context = Context(config, StageMemory(tmp_path), silent, tmp_path)
+    context.put(TrainResult.model_construct(images_per_second=1.0))
+    context.seconds |= {"prepare": 0.0, "read": 0.0, "evaluate": 0.0, "package": 0.0}
+    context.seconds |= {"register": 0.0}
+    few = data.model_copy(update={"counts": {"train": 16}})
+    whole = DryRun(data, config, plan, context)
+    estimated, run = rehearsal._estimated(whole, few, context)
+    steps = 2 * 1_000 * 3.5 / 3 / 20
+    before = 1_200 / 20 + 2 / 3 * 2 * 1_100 / 20
+    assert estimated == pytest.approx(steps + before, rel=0.05)
+    assert run == pytest.approx(estimated + 200 / 20)
 
 
 def test_a_run_that_would_fail_late_fails_in_its_rehearsal(tmp_path: Path, photos: Path) -> None:

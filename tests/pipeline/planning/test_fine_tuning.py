@@ -60,6 +60,25 @@ def test_a_fast_machine_trains_all_weights_as_long_as_the_time_allows() -> None:
     assert "the tokens of the last 4 blocks take about" in blocks.reasons[1]
 
 
+def test_the_rate_of_the_last_blocks_is_that_of_their_own_steps() -> None:
+    """A third of a step of all weights for four of twelve blocks; features and tokens come before.
+
+    A search takes its epochs from that rate, which are those of the run.
+    """
+    blocks, everything, alone = made(50.0), made(400.0), made(2.0)
+    assert blocks.images_per_second == pytest.approx(50 / 3.5 * 3)
+    features, tokens = 3_600 / 50, 2 / 3 * 2 * 3_300 / 50
+    assert blocks.seconds_before == pytest.approx(features + tokens)
+    assert (everything.images_per_second, everything.seconds_before) == (400 / 3.5, 9.0)
+    assert (alone.images_per_second, alone.seconds_before) == (2.0, 0.0)
+    assert made(50.0, training__trainable="all").seconds_before == 0
+    [[_, _, steps]] = blocks.settings["training"]["step_plan"]
+    seconds = steps * 32 / blocks.images_per_second
+    assert seconds == pytest.approx(30 * 60 / 4, rel=0.05)  # validation takes the rest
+    few = made(400.0, images=40)  # too few validation images: two folds beside
+    assert few.images_per_second == pytest.approx(400 / 3.5 * 3 / 2)
+
+
 def test_few_images_train_the_last_blocks_and_very_few_the_head_alone() -> None:
     """With eight images of a class, all weights would learn them by heart."""
     plan = made(400.0, images=40)
