@@ -8,6 +8,10 @@ from patchline.pipeline.frozen_model import FrozenModel
 from patchline.pipeline.presets import PRESETS, PresetName
 from patchline.pipeline.terminal_words import counted
 
+SHARE_OF_EACH = 0.9
+"""Of the speed of one process with a GPU of its own, what each of several reaches. An assumption:
+they wait for each other's gradients in every step."""
+
 
 class DataFacts(FrozenModel):
     """The images to train on."""
@@ -93,13 +97,37 @@ class MachineFacts(FrozenModel):
     """Main memory, in which the system keeps the files that were read."""
     cache_gib: float | None = None
     """Limit of the cache of a shared workspace, above which images stay on the object store."""
+    processes: int = 1
+    """That train together, on all machines."""
+    machines: int = 1
+    """Over which they are spread."""
+
+    @property
+    def local_processes(self) -> int:
+        """Processes of one machine."""
+        return max(1, self.processes // self.machines)
+
+    @property
+    def times_as_fast(self) -> float:
+        """Images per second of all processes, as a multiple of those that were measured.
+
+        On a CPU, the processes of a machine share its cores: 0.99 to 1.06 of one process
+        (docs/reference/performance.md, "Several processes").
+        """
+        together = self.machines if self.device == "cpu" else self.processes
+        return SHARE_OF_EACH * together if together > 1 else 1.0
 
     @property
     def computes_on(self) -> str:
         """The device in words: `cuda`, or `2 CPU threads`."""
-        if self.device != "cpu":
-            return self.device
-        return f"{self.threads} CPU thread{'' if self.threads == 1 else 's'}"
+        threads = f"{self.threads} CPU thread{'' if self.threads == 1 else 's'}"
+        where = threads if self.device == "cpu" else self.device
+        if self.times_as_fast == 1:
+            return where
+        each = "machine" if self.device == "cpu" else "process"
+        number = counted(self.processes, "process", "processes")
+        share = f"{SHARE_OF_EACH:.0%}"
+        return f"{where}, {number}: assumed that each {each} reaches {share} of one alone"
 
 
 class Speed(FrozenModel):

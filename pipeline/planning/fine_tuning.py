@@ -84,7 +84,7 @@ def fine_tuning_plan(facts: PlanFacts, user_settings: Mapping[str, Any]) -> Plan
         user_settings: what the user has set, by dotted key; never changed.
     """
     user = UserSettings(user_settings)
-    speed = next((each.images_per_second for each in facts.speeds if each.candidate == FEATURES), 0)
+    speed = _features_per_second(facts)
     cost = _cost(facts, speed) if speed else None
     length, blocks = _length(facts, user, cost), blocks_length(facts, user, speed)
     chosen = user.get("training.trainable") or _chosen(facts, user, cost, length, blocks)
@@ -123,6 +123,12 @@ def _seconds_before(chosen: str, cost: _Cost | None, blocks: BlocksLength) -> fl
     return cost.features + (blocks.token_seconds if chosen == "last_blocks" else 0.0)
 
 
+def _features_per_second(facts: PlanFacts) -> float:
+    """Return how many features all processes compute in a second; 0 if that is not known."""
+    speeds = (each.images_per_second for each in facts.speeds if each.candidate == FEATURES)
+    return facts.machine.times_as_fast * next(speeds, 0.0)
+
+
 def why_no_blocks(facts: PlanFacts, user_settings: Mapping[str, Any]) -> str:
     """Return which setting keeps the last blocks from being trained; empty if none does.
 
@@ -135,7 +141,7 @@ def why_no_blocks(facts: PlanFacts, user_settings: Mapping[str, Any]) -> str:
     if "training.trainable" in user or forbidding in ("", "training.folds"):  # which has a reason
         return ""
     possible = UserSettings({**user.values, "model.name": "vit", **NEEDED})
-    speed = next((each.images_per_second for each in facts.speeds if each.candidate == FEATURES), 0)
+    speed = _features_per_second(facts)
     cost = _cost(facts, speed) if speed else None
     blocks = blocks_length(facts, possible, speed)
     if _chosen(facts, possible, cost, _length(facts, user, cost), blocks) != "last_blocks":

@@ -210,9 +210,9 @@ def _step_seconds(job: MeasuringJob, candidate: MeasuredCandidate) -> _Step:
     """Measure training steps, with smaller batches if a GPU's memory is short.
 
     A GPU takes as long for a small batch as for a large one until it is busy, so it gets the batch
-    that a plan has for so many images.
+    that a plan has for so many images; of several processes, each has a part of it.
     """
-    images = batch_of_images(job.images)
+    images = max(2, batch_of_images(job.images) // candidate.config.training.processes)
     while True:
         try:
             return _steps_of(job, candidate, images)

@@ -87,7 +87,8 @@ def batch_size(facts: PlanFacts, tier: Tier, side: int, length: Length, images: 
     """
     accelerator = facts.machine.device == "cuda"
     share = _MEMORY_SHARE_ACCELERATOR if accelerator else _MEMORY_SHARE
-    memory = facts.machine.memory_gib * 2**30 * share
+    devices = facts.machine.processes if accelerator else 1
+    memory = devices * facts.machine.memory_gib * 2**30 * share
     fitting = [
         batch
         for batch in (_BATCHES_ACCELERATOR if accelerator else _BATCHES)

@@ -60,18 +60,24 @@ def _between(works: Sequence[float], below: float, above: float) -> float:
 
 
 def reached(machine: MachineFacts, measured: Speed) -> float:
-    """Return the speed that a training run reaches: with data-loader workers, if it needs them."""
+    """Return the speed that a training run reaches: with data-loader workers, if it needs them.
+
+    Args:
+        machine: has the cores, and the processes that train together.
+        measured: of one process.
+    """
     if not measured.loaded_per_second or not measured.images_per_second:
-        return measured.images_per_second
+        return machine.times_as_fast * measured.images_per_second
     with_workers = measured.loaded_per_second * max(1, workers(machine, measured))
-    return max(measured.images_per_second, min(_alone(measured), with_workers))
+    one = max(measured.images_per_second, min(_alone(measured), with_workers))
+    return machine.times_as_fast * one
 
 
 def workers(machine: MachineFacts, measured: Speed) -> int:
-    """Return how many data-loader workers keep up with the training; 0 on a CPU.
+    """Return how many data-loader workers of a process keep up with the training; 0 on a CPU.
 
     Args:
-        machine: has the cores.
+        machine: has the cores, which the processes share.
         measured: of the model; its trial steps augmented their images themselves.
     """
     loaded = measured.loaded_per_second
@@ -80,7 +86,8 @@ def workers(machine: MachineFacts, measured: Speed) -> int:
     needed = _alone(measured) / loaded
     if needed < _NEGLIGIBLE:
         return 0
-    return max(1, min(_MOST_WORKERS, machine.threads - 1, math.ceil(_RESERVE * needed)))
+    cores = machine.threads // machine.local_processes
+    return max(1, min(_MOST_WORKERS, cores - 1, math.ceil(_RESERVE * needed)))
 
 
 def _alone(measured: Speed) -> float:
@@ -97,7 +104,7 @@ def is_measured(facts: PlanFacts, name: str) -> bool:
 def guessed(machine: MachineFacts, tier: Tier, facts: PlanFacts) -> float:
     """Return the speed of a tier on a machine where nothing was measured."""
     flops = _ACCELERATOR_FLOPS.get(machine.device, _THREAD_FLOPS * machine.threads)
-    return flops / (_FLOPS_PER_MAC * _work(tier, facts))
+    return machine.times_as_fast * flops / (_FLOPS_PER_MAC * _work(tier, facts))
 
 
 def _work(tier: Tier, facts: PlanFacts) -> float:

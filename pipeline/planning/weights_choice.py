@@ -145,11 +145,11 @@ def weigh(facts: PlanFacts, user_settings: Mapping[str, Any], images_per_second:
     Args:
         facts: data, machine, preset.
         user_settings: what the user has set, by dotted key.
-        images_per_second: of their features.
+        images_per_second: of their features, in one process.
     """
     data, user, available = facts.data, UserSettings(user_settings), _seconds(facts, user_settings)
     every = data.training_images + data.validation_images + data.test_images
-    features = every / images_per_second
+    features = every / (facts.machine.times_as_fast * images_per_second)
     took = f"the features of {every:,} images take about {duration(features)}"
     if features > available:
         why = f"{took}, more than the {duration(available)} that there are"

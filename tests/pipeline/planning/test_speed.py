@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from patchline.pipeline.planning.measuring_job import MeasuredCandidate, Measuri
 from patchline.pipeline.planning.plan import candidates, measured_first, plan
 from patchline.pipeline.planning.speed import images_per_second, reached, workers
 from patchline.pipeline.planning.tiers import PHOTOGRAPH_TIERS
+from patchline.pipeline.training.speed.precision import Precision
 from patchline.pipeline.workers.event_log import EventWriter
 
 GPU = MachineFacts(device="cuda", threads=16, memory_gib=80)
@@ -87,6 +89,53 @@ def test_the_plan_sets_workers_and_says_why() -> None:
     own = plan(facts(slow), {"data.workers": 2})
     assert "workers" not in own.settings["data"]
     assert "data-loader worker" not in own.text()
+
+
+def test_several_gpus_train_more_images_with_workers_of_their_own() -> None:
+    """Each has its part of the batch; the cores are shared; the assumption is named."""
+    slow = measured("vit_s16", 1_300.0, 1_800.0)
+    eight = GPU.model_copy(update={"processes": 8})
+    one = plan(facts(slow), {})
+    several = plan(facts(slow, machine=eight), {"training.processes": 8})
+    assert several.images_per_second > 0.9 * 8 * 1_300
+    assert several.images_per_second > 2.5 * one.images_per_second
+    assert workers(eight, slow) == 1  # 16 cores for eight processes
+    assert several.settings["data"]["workers"] == 1
+    assert "1 data-loader worker in each process: a core" in several.text()
+    assert (
+        "(cuda, 8 processes: assumed that each process reaches 90% of one alone" in several.text()
+    )
+    on_two = eight.model_copy(update={"machines": 2})
+    assert workers(on_two, slow) == 3
+
+
+def test_processes_on_a_cpu_share_its_cores() -> None:
+    """They are as fast as one, unless they are spread over machines."""
+    machine = MachineFacts(processes=4)
+    assert reached(machine, measured("tiny", 100.0)) == 100.0
+    assert machine.computes_on == "2 CPU threads"
+    spread = machine.model_copy(update={"machines": 2})
+    assert reached(spread, measured("tiny", 100.0)) == pytest.approx(180.0)
+    assert "4 processes: assumed that each machine reaches 90%" in spread.computes_on
+
+
+def test_each_of_several_processes_is_measured_with_its_part_of_a_batch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A GPU takes as long for a small batch as for a large one, so a whole batch tells nothing."""
+    tried = []
+
+    def steps(_: MeasuringJob, __: MeasuredCandidate, images: int) -> Any:
+        tried.append(images)
+        return measuring._Step(images, 1.0, Precision(name="float32"))
+
+    monkeypatch.setattr(measuring, "_steps_of", steps)
+    for processes in (1, 8):
+        each = candidate(training={"processes": processes})
+        job = MeasuringJob(candidates=(each,), num_classes=2, images=9_000, budget_seconds=0.01)
+        with closing(EventWriter(tmp_path / "events.jsonl")) as events:
+            measure(job, events)
+    assert tried == [256, 32]
 
 
 def test_a_model_that_does_not_fit_the_memory_is_not_planned() -> None:
