@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 from patchline.pipeline import config_files
 from patchline.pipeline.initial_weights import recipe
+from patchline.pipeline.planning import speed as rates
 from patchline.pipeline.planning.facts import Plan, PlanFacts
 from patchline.pipeline.planning.fixed_length import length_is_set, longest_set, shorter
 from patchline.pipeline.planning.last_blocks import (
@@ -95,12 +96,15 @@ def fine_tuning_plan(facts: PlanFacts, user_settings: Mapping[str, Any]) -> Plan
     elif chosen != "head":
         training = config_files.merged(recipe.FINE_TUNING, training)
         training["training"] |= _settings_of(length, user)
+    workers, why_workers = _workers(facts, user, chosen)
+    training = config_files.merged(training, workers)
     return Plan(
         settings=user.without_set(training),
         summary=_summary(user, chosen, training),
         reasons=(
             *_reasons(facts, user, cost, chosen, length, blocks),
             *filter(None, [why_no_blocks(facts, user_settings)]),
+            *why_workers,
             *time_of_teacher(facts, user),
         ),
         images_per_second=_training_rate(chosen, speed or 1.0, blocks),
@@ -121,6 +125,23 @@ def _seconds_before(chosen: str, cost: _Cost | None, blocks: BlocksLength) -> fl
     if cost is None or chosen in ("head", "all"):
         return 0.0
     return cost.features + (blocks.token_seconds if chosen == "last_blocks" else 0.0)
+
+
+def _workers(
+    facts: PlanFacts, user: UserSettings, chosen: str
+) -> tuple[dict[str, dict[str, int]], list[str]]:
+    """Return the data-loader workers for steps of all weights, and why; the others load nothing.
+
+    Each image of a head is predicted once, and tokens are computed once too.
+    """
+    features = next((each for each in facts.speeds if each.candidate == FEATURES), None)
+    if features is None or chosen not in ("head_then_all", "all") or "data.workers" in user:
+        return {}, []
+    loaded = features.loaded_per_second
+    number = rates.workers_for(facts.machine, features.images_per_second / _STEP, loaded)
+    if not number:
+        return {}, []
+    return {"data": {"workers": number}}, [rates.why_workers(facts.machine, number, loaded)]
 
 
 def _features_per_second(facts: PlanFacts) -> float:

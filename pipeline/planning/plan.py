@@ -141,11 +141,7 @@ def plan(
     reasons += [why] if user.leaves_augmentation else []
     reasons += _why_mirrored(settings.get("model", {}), facts, user)
     if loaded and "workers" in settings.get("data", {}):
-        each = " in each process" if facts.machine.processes > 1 else ""
-        reasons.append(
-            f"{workers} data-loader worker{'' if workers == 1 else 's'}{each}: a core augments "
-            f"{loaded.loaded_per_second:,.0f} images/s (data.workers)"
-        )
+        reasons.append(speed.why_workers(facts.machine, workers, loaded.loaded_per_second))
     reasons += [why_windows] if "shuffle_window" in settings.get("training", {}) else []
     reasons += _kept(asked.values if given is None else given)
     reasons += [] if follows else _too_short(facts, user, length, batch)

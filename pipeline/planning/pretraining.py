@@ -50,10 +50,16 @@ def pretraining_plan(facts: PlanFacts, user_settings: Mapping[str, Any]) -> Plan
         batch = user.get("training.batch_size") or _DEFAULTS.training.batch_size
         training = fixed_length(facts, user, length, batch=batch, most_epochs=most)
         settings = config_files.merged(settings, {"training": training})
+    reasons = [_why_length(facts, user, length, most)]
+    measured = next((each for each in facts.speeds if each.candidate == OWN), None)
+    workers = speed.workers(facts.machine, measured) if measured else 0
+    if measured and workers and "data.workers" not in user:
+        settings = config_files.merged(settings, {"data": {"workers": workers}})
+        reasons.append(speed.why_workers(facts.machine, workers, measured.loaded_per_second))
     return Plan(
         settings=user.without_set(settings),
         summary=_summary(user, settings, length, starts=starts),
-        reasons=(_why_length(facts, user, length, most),),
+        reasons=tuple(reasons),
         images_per_second=length.images_per_second,
         facts=facts,
     )

@@ -8,6 +8,7 @@ from itertools import pairwise
 
 from patchline.pipeline.planning.facts import MachineFacts, PlanFacts, Speed
 from patchline.pipeline.planning.tiers import OWN, Tier, image_side, work
+from patchline.pipeline.terminal_words import counted
 
 _FLOPS_PER_MAC = 6
 """A forward and a backward pass, two operations each."""
@@ -80,14 +81,35 @@ def workers(machine: MachineFacts, measured: Speed) -> int:
         machine: has the cores, which the processes share.
         measured: of the model; its trial steps augmented their images themselves.
     """
-    loaded = measured.loaded_per_second
-    if machine.device == "cpu" or not loaded or not measured.images_per_second:
+    if not measured.loaded_per_second or not measured.images_per_second:
         return 0
-    needed = _alone(measured) / loaded
+    return workers_for(machine, _alone(measured), measured.loaded_per_second)
+
+
+def workers_for(machine: MachineFacts, rate: float, loaded_per_second: float) -> int:
+    """Return how many data-loader workers of a process keep up with the training; 0 on a CPU.
+
+    Args:
+        machine: has the cores, which the processes share.
+        rate: images that a process trains in a second, without augmenting them.
+        loaded_per_second: images that one core augments; 0 if whole batches are, on the device.
+    """
+    if machine.device == "cpu" or not loaded_per_second:
+        return 0
+    needed = rate / loaded_per_second
     if needed < _NEGLIGIBLE:
         return 0
     cores = machine.threads // machine.local_processes
     return max(1, min(_MOST_WORKERS, cores - 1, math.ceil(_RESERVE * needed)))
+
+
+def why_workers(machine: MachineFacts, number: int, loaded_per_second: float) -> str:
+    """Return the reason for data-loader workers."""
+    each = " in each process" if machine.processes > 1 else ""
+    return (
+        f"{counted(number, 'data-loader worker')}{each}: a core augments "
+        f"{loaded_per_second:,.0f} images/s (data.workers)"
+    )
 
 
 def _alone(measured: Speed) -> float:

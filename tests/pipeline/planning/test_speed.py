@@ -13,11 +13,13 @@ import torch
 from patchline.pipeline.config_files import requested
 from patchline.pipeline.planning import measuring
 from patchline.pipeline.planning.facts import DataFacts, MachineFacts, PlanFacts, Speed
+from patchline.pipeline.planning.fine_tuning import FEATURES, fine_tuning_plan
 from patchline.pipeline.planning.measuring import loaded_per_second, measure
 from patchline.pipeline.planning.measuring_job import MeasuredCandidate, MeasuringJob
 from patchline.pipeline.planning.plan import candidates, measured_first, plan
+from patchline.pipeline.planning.pretraining import pretraining_plan
 from patchline.pipeline.planning.speed import images_per_second, reached, workers
-from patchline.pipeline.planning.tiers import PHOTOGRAPH_TIERS
+from patchline.pipeline.planning.tiers import OWN, PHOTOGRAPH_TIERS
 from patchline.pipeline.training.speed.precision import Precision
 from patchline.pipeline.workers.event_log import EventWriter
 
@@ -91,6 +93,27 @@ def test_the_plan_sets_workers_and_says_why() -> None:
     assert "data-loader worker" not in own.text()
 
 
+def test_fine_tuning_and_pre_training_get_workers_too() -> None:
+    """Steps of all weights wait for the augmentation of single images, as those from scratch do."""
+    features = measured(FEATURES, 7_000.0, 1_000.0)
+    fine = fine_tuning_plan(facts(features, images=20_000), {})
+    assert fine.settings["training"]["trainable"] == "head_then_all"
+    assert fine.settings["data"]["workers"] == 3  # 2,000 images/s are trained
+    assert "3 data-loader workers: a core augments 1,000 images/s" in fine.text()
+    head = fine_tuning_plan(facts(features), {"training.trainable": "head"})
+    assert "data" not in head.settings
+    own = measured(OWN, 500.0, 1_000.0)
+    pretraining = pretraining_plan(facts(own), {})
+    assert pretraining.settings["data"]["workers"] == 2  # 1,000 images/s without augmentation
+    assert "2 data-loader workers: a core augments 1,000 images/s" in pretraining.text()
+    for decide, speed in ((fine_tuning_plan, features), (pretraining_plan, own)):
+        set_by_user = decide(facts(speed, images=20_000), {"data.workers": 7})
+        assert "data" not in set_by_user.settings
+        assert "data-loader" not in set_by_user.text()
+        on_cpu = decide(facts(speed, machine=MachineFacts(), images=20_000), {})
+        assert "data" not in on_cpu.settings
+
+
 def test_several_gpus_train_more_images_with_workers_of_their_own() -> None:
     """Each has its part of the batch; the cores are shared; the assumption is named."""
     slow = measured("vit_s16", 1_300.0, 1_800.0)
@@ -159,6 +182,8 @@ def test_only_the_augmentation_of_single_images_needs_workers() -> None:
     alone = loaded_per_second(candidate(augmentation={"name": "randaugment"}))
     assert 50 < alone < 100_000
     assert cv2.getNumThreads() == threads
+    features = candidate(augmentation={"name": "randaugment"})
+    assert loaded_per_second(features.model_copy(update={"features_only": True})) > 50
     for batched in ("standard", "light", "resized_crop"):
         assert loaded_per_second(candidate(augmentation={"name": batched})) == 0.0
 
