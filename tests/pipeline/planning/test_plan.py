@@ -403,6 +403,20 @@ def test_a_preset_without_a_length_keeps_to_its_minutes_and_epochs() -> None:
         assert ("--preset quick" in text) is (preset != "quick")
 
 
+def test_smaller_images_are_no_cheaper_steps_on_a_gpu() -> None:
+    """A small model's step takes as long as launching its kernels, so fewer steps fit the time."""
+    on_cpu, on_gpu = (
+        plan(facts(rate=100.0, device=device, threads=8), {}) for device in ("cpu", "cuda")
+    )
+    assert whole(on_gpu).training.initial_image_scale == 0.75
+    seen = {
+        name: whole(made).training.step_plan[-1][2] * whole(made).training.batch_size
+        for name, made in (("cpu", on_cpu), ("gpu", on_gpu))
+    }
+    assert seen["gpu"] == pytest.approx(100 * 30 * 60 * 0.9, rel=0.01)
+    assert seen["cpu"] > 1.2 * seen["gpu"]
+
+
 def test_a_validation_split_larger_than_the_training_is_validated_in_parts() -> None:
     """All validations take at most a tenth of the time, and there are some before the last."""
     given = facts(training_images=1_000_000, validation_images=200_000, rate=50.0)
