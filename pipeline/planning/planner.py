@@ -119,6 +119,7 @@ def weights_ingredients(config: RunConfig, data: IngestedData) -> Ingredients:
         "settings": json.dumps(request.settings, sort_keys=True),
         "at_hand": at_hand.search(config.name or data.name).model_dump_json(),
         "code": stage_keys.code(*CODE),
+        **stage_keys.package_versions(),
     }
 
 
@@ -462,10 +463,13 @@ def ingredients(
 
 
 def _measured_with(config: RunConfig) -> Ingredients:
-    """Return what a measured speed depends on beside what the user has set."""
+    """Return what a measured speed depends on beside what the user has set.
+
+    The versions of packages count: another torch trains at another speed, and other weights.
+    """
     kinds: tuple[Kind, ...] = ("augmentation", "objective", "model", "patch_embedding")
     objective = stage_keys.settings(config, "objective")
-    return {**objective, **stage_keys.plugins(config, *kinds)}
+    return {**objective, **stage_keys.software(config, *kinds)}
 
 
 def measuring_job(

@@ -22,6 +22,7 @@ from patchline.pipeline.planning.fine_tuning import FEATURES
 from patchline.pipeline.planning.measuring import measure
 from patchline.pipeline.planning.measuring_job import MeasuredCandidate, Measurement, MeasuringJob
 from patchline.pipeline.planning.plan import plan
+from patchline.pipeline.run_memory import stage_keys
 from patchline.pipeline.run_memory.stage_memory import StageMemory
 from patchline.pipeline.stages import engine
 from patchline.pipeline.stages.context import Context, Reporting
@@ -60,11 +61,14 @@ def test_another_model_is_set_with_its_name_alone(photos: Path) -> None:
 def test_a_plan_is_remembered_and_keeps_the_settings_stable(
     photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A second run takes the plan of the first, even if the machine is slower by then."""
+    """A second run takes the plan of the first, even if the machine is slower by then.
+
+    Only other packages are measured again.
+    """
     work = tmp_path / "work"
     config = asked(photos, training={"time_limit": "1m"})
     data = ingest(config, work)
-    loads = iter([(900.0, 2), (1.0, 1), (5.0, 1)])
+    loads = iter([(900.0, 2), (1.0, 1), (5.0, 1), (700.0, 2)])
 
     def measured(*_: object) -> Measurement:
         rate, threads = next(loads)
@@ -92,6 +96,12 @@ def test_a_plan_is_remembered_and_keeps_the_settings_stable(
     assert measured_again not in (first, other)
     assert planner.with_plan(config, measured_again).training.threads == 1
     assert planned(config) == measured_again
+    choosing = planner.weights_ingredients(config, data)
+    monkeypatch.setattr(stage_keys, "installed_version", lambda _: "9.9")
+    assert planner.weights_ingredients(config, data) != choosing
+    updated = planned(config)  # with another torch, neither the speed nor the precision stands
+    assert updated.images_per_second > measured_again.images_per_second
+    assert planned(config) == updated
 
 
 @pytest.mark.parametrize("loss", [None, "asymmetric"])
