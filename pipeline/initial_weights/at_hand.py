@@ -23,8 +23,8 @@ VARIABLE = "PATCHLINE_WEIGHTS"
 """Environment variable: a file of weights, or a folder of them, that plans may start from."""
 _FILE, _SUFFIX = "model.safetensors", ".safetensors"
 _LARGEST_HEADER = 16 << 20
-_MOST_FILES = 200
-"""In a folder; a folder of so many is no collection of weights."""
+_MOST_FILES, _MOST_FOLDERS = 200, 2_000
+"""In a folder and those below it; more are no collection of weights."""
 _OF_IMAGES = re.compile(r"(?:^|\.)(?:visual|vision_model|image_encoder)\.")
 """In a file that has a text encoder beside, the names of the image encoder's tensors."""
 _PATCHES = re.compile(r"patch|conv_proj|(?:^|\.)conv1\.weight$")
@@ -114,15 +114,15 @@ def _named(passed: list[str]) -> Iterator[_Place]:
         return
     path = Path(named).expanduser().absolute()
     if path.is_dir():
-        files = sorted({*path.glob(f"*{_SUFFIX}"), *path.glob(f"*/*{_SUFFIX}")})
-        if not files:
-            passed.append(f"{VARIABLE} is {named}, which holds no {_SUFFIX} file")
-        if len(files) > _MOST_FILES:
+        files, is_whole = _files_below(path)
+        if not is_whole:
             passed.append(
-                f"{VARIABLE} is {named}, where only the first {_MOST_FILES} of {len(files)} files "
-                "are looked at"
+                f"{VARIABLE} is {named}, where only the first {_MOST_FILES:,} files in the first "
+                f"{_MOST_FOLDERS:,} folders are looked at"
             )
-        for file in files[:_MOST_FILES]:
+        elif not files:
+            passed.append(f"{VARIABLE} is {named}, which holds no {_SUFFIX} file")
+        for file in files:
             yield _Place(file, str(file), VARIABLE)
     elif path.suffix.lower() == _SUFFIX and path.is_file():
         yield _Place(path, str(path), VARIABLE)
@@ -133,6 +133,29 @@ def _named(passed: list[str]) -> Iterator[_Place]:
         )
     else:
         passed.append(f"{VARIABLE} is {named}, which does not exist")
+
+
+def _files_below(folder: Path) -> tuple[list[Path], bool]:
+    """Return the files of weights in a folder and all folders below it, and whether that is all.
+
+    A folder before those below it, each in the order of the names, and none twice, however links
+    lead to it.
+    """
+    files: list[Path] = []
+    visited: set[str] = set()
+    for path, folders, names in os.walk(folder, followlinks=True):
+        real = os.path.realpath(path)
+        if real in visited:
+            folders.clear()
+            continue
+        if len(visited) == _MOST_FOLDERS:
+            return files, False
+        visited.add(real)
+        folders.sort()
+        files += [Path(path, name) for name in sorted(names) if name.endswith(_SUFFIX)]
+        if len(files) > _MOST_FILES:
+            return files[:_MOST_FILES], False
+    return files, True
 
 
 def _of_hub() -> Iterator[_Place]:

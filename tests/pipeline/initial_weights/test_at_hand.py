@@ -99,13 +99,15 @@ def test_what_is_no_vit_or_no_safetensors_is_not_listed(
 def test_the_variable_names_a_file_or_a_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A folder with files and folders of them, a file, and what is said of anything else."""
+    """A folder with files and folders of any depth, a file, and what is said of anything else."""
     folder = tmp_path / "weights"
-    (folder / "vit").mkdir(parents=True)
-    save_file(timm_vit(), folder / "vit" / "model.safetensors")
+    below = folder / "vit" / "snapshots" / "1"
+    below.mkdir(parents=True)
+    (below / "back").symlink_to(folder)
+    save_file(timm_vit(), below / "model.safetensors")
     save_file(tiny_vit(), folder / "own.safetensors")
     monkeypatch.setenv(VARIABLE, str(folder))
-    paths = [str(folder / "own.safetensors"), str(folder / "vit" / "model.safetensors")]
+    paths = [str(folder / "own.safetensors"), str(below / "model.safetensors")]
     assert [each.reference for each in search().weights] == paths
     monkeypatch.setenv(VARIABLE, paths[0])
     assert [each.reference for each in search().weights] == paths[:1]
