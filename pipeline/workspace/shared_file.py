@@ -28,8 +28,13 @@ class SharedFile:
         self._files, self._name = files, name
         self._before: Named | None = None
 
+    @property
+    def is_missing(self) -> bool:
+        """Whether the store had none when it was fetched: it was lost, or never there."""
+        return self._before is None
+
     def fetch(self, file: Path) -> None:
-        """Make a local file that of the store; without one there, there is none here.
+        """Make a local file that of the store; if there is none, the local file stays.
 
         Raises:
             DataError: if what the store has is damaged; the local file is then as it was.
@@ -37,7 +42,6 @@ class SharedFile:
         try:
             self._before = self._files.lasting(self._name)
             if self._before is None:
-                file.unlink(missing_ok=True)
                 return
             [digest] = self._before.reference.files.values()
             make_folder(file.parent)

@@ -7,11 +7,13 @@ import time
 from collections.abc import Collection, Iterable, Iterator
 from typing import NamedTuple
 
+from patchline.pipeline.terminal_words import counted
 from patchline.pipeline.workspace import lease
 from patchline.pipeline.workspace.run_folders import CHECKPOINT, RUNS
 from patchline.pipeline.workspace.shared_files import (
     FILES,
     NAMES,
+    DamagedObjectError,
     SharedFiles,
     contents_of,
 )
@@ -41,6 +43,9 @@ class Unneeded(NamedTuple):
 def find(shared: SharedFiles, finished_runs: Collection[str]) -> Unneeded:
     """Return what no name needs, once the checkpoints of finished runs are gone.
 
+    Nothing is deleted, also not what is damaged. What a damaged name needs is not known, so all
+    contents stay meanwhile.
+
     Args:
         shared: of the workspace.
         finished_runs: names of the folders of runs whose checkpoints are not needed.
@@ -49,16 +54,27 @@ def find(shared: SharedFiles, finished_runs: Collection[str]) -> Unneeded:
         StorageError: if the store does not answer.
     """
     active = _active_leases()
-    names, needed = [], set[str]()
+    names, needed, damaged = [], set[str](), list[str]()
     before = shared.store.now() - _YOUNG
     for info in shared.store.list(NAMES):
         name = info.key.removeprefix(NAMES).removesuffix(".json")
         is_left = name.startswith(_JOBS) and info.modified < before and not active
         if is_left or _is_old_checkpoint(name, finished_runs):
             names.append(UnneededObject(info.key, info.bytes))
-        elif named := shared.find(name):
-            needed.update(contents_of(named.reference))
-    contents = [] if active else list(_unnamed(shared, needed, before))
+            continue
+        try:
+            if named := shared.lasting(name):
+                needed.update(contents_of(named.reference))
+        except DamagedObjectError:
+            damaged.append(info.key)
+    if damaged:
+        number = counted(len(damaged), "name")
+        shared.on_note(
+            f"{number} in {shared.uri} cannot be read, such as {damaged[0]}. "
+            "Their contents are unknown, so none are listed. A run on a machine that still has the "
+            "files repairs them"
+        )
+    contents = [] if active or damaged else list(_unnamed(shared, needed, before))
     return Unneeded((*names, *contents), active)
 
 

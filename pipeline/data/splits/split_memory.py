@@ -8,7 +8,8 @@ atomically, under a lock that dies with its holder; existing entries never chang
 
 In a shared workspace the store has the file, and the lock keeps apart the runs of this machine
 alone. The file is replaced there only if it is still the one that was read; if another machine was
-faster, its entries count, and the images are assigned again beside them (`ConflictError`).
+faster, its entries count, and the images are assigned again beside them (`ConflictError`). If
+the store has lost the file, this machine sends its own again.
 """
 
 from __future__ import annotations
@@ -57,11 +58,12 @@ class SplitMemory:
         Raises:
             ConflictError: if another machine has saved others meanwhile; nothing is saved then.
         """
-        if not self.is_new and split.all_known(rows, self.table, self._scope):
+        is_lost = self._shared is not None and self._shared.is_missing
+        if not self.is_new and not is_lost and split.all_known(rows, self.table, self._scope):
             return False
         before = 0 if self.is_new else len(self.table)
         self._add(split.learned(rows, self._scope))
-        if len(self.table) > before:
+        if len(self.table) > before or is_lost:
             with replacing(self.file) as temporary:
                 self.table.to_parquet(temporary, index=False)
                 if self._shared is not None:

@@ -55,3 +55,22 @@ def test_only_what_nothing_needs_goes(team: str, tmp_path: Path) -> None:
                 "names/runs/done/training/checkpoint.json"
             ]
             assert found.leases == ("killed",)
+
+
+def test_a_damaged_name_stays_with_all_contents(team: str, tmp_path: Path) -> None:
+    """Listing deletes nothing: a damaged name may be that of splits, and need any content."""
+    with machine("a", team):
+        shared = chosen.shared()
+        assert shared is not None
+        keys = publish(shared, "splits/s", "replaced"), publish(shared, "splits/s", "of the splits")
+        name = tmp_path / "team/names/splits/s.json"
+        name.write_text(name.read_text()[:-9])
+        long_ago = time.time() - 2 * 86400
+        for key in keys:
+            os.utime(tmp_path / "team" / key, (long_ago, long_ago))
+        notes = list[str]()
+        shared.on_note = notes.append
+        assert unneeded_objects.find(shared, set()).objects == ()
+        assert name.exists()
+        assert "1 name in" in notes[0]
+        assert "names/splits/s.json" in notes[0]
