@@ -22,7 +22,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from patchline.pipeline.errors import ConfigError, PipelineError, StorageError, StoreAwayError
+from patchline.pipeline.errors import (
+    ConfigError,
+    DataError,
+    PipelineError,
+    StorageError,
+    StoreAwayError,
+)
 from patchline.pipeline.files.atomic_files import storage_errors
 from patchline.pipeline.workspace.address import CREDENTIALS, Address
 from patchline.pipeline.workspace.object_store import (
@@ -55,6 +61,7 @@ _RETRIES = 12
 _PIECE_BYTES = 1 << 20
 """Of a download; what arrived of an incomplete piece is lost when a connection breaks."""
 _CODE = re.compile(r"<Code>(\w+)</Code>")
+_ODD_KEY = re.compile(r'\bPath "(.*)"(?:: | contained )')
 _STATUS = re.compile(r"\b(?:status|code)[^\d]{0,12}([45]\d\d)\b|\b(503) ", re.IGNORECASE)
 _BUCKET_CODES = frozenset({
     "NoSuchBucket", "InvalidBucketName", "PermanentRedirect", "ContainerNotFound",
@@ -315,8 +322,16 @@ class RemoteStore(ObjectStore):
             raise self._sentence(error, action) from error
 
     def _sentence(self, error: Exception, action: str) -> PipelineError:
+        from obstore.exceptions import InvalidPathError
+
         code, text = _code(error), str(error)
         where = f" at {endpoint}" if (endpoint := _endpoint(self._address)) else ""
+        if isinstance(error, InvalidPathError) and (odd := _ODD_KEY.search(text)):
+            return DataError(
+                f"{self.uri} cannot be listed, because the key of the object {odd[1]!r} in the "
+                f"bucket {self._address.bucket} has an empty part or dots, which no file can have. "
+                "Rename or delete the object, or choose an address that it is not below."
+            )
         if code in _BUCKET_CODES:
             return ConfigError(
                 f"{self.uri} names the bucket {self._address.bucket}, which does not exist{where} "

@@ -10,9 +10,10 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import boto3
 import pytest
 
-from patchline.pipeline.errors import ConfigError, PipelineError, StorageError
+from patchline.pipeline.errors import ConfigError, DataError, PipelineError, StorageError
 from patchline.pipeline.workspace import chosen, remote_data, remote_store
 from patchline.pipeline.workspace.address import is_address, parsed
 from patchline.pipeline.workspace.folder_store import FolderStore
@@ -221,6 +222,18 @@ def test_a_bucket_that_does_not_exist_is_named() -> None:
     for action in actions:
         with pytest.raises(ConfigError, match="names the bucket no-such-bucket, which does not"):
             action()
+
+
+@pytest.mark.parametrize("key", ["photos//a.jpg", "photos/./x", 'photos/"a"/../b.png'])
+def test_a_key_that_is_no_path_is_named(bucket: str, key: str) -> None:
+    """It keeps the others from being listed, and is no matter of the network."""
+    boto3.client("s3").put_object(Bucket=bucket, Key=key)
+    store = RemoteStore(parsed(f"s3://{bucket}/photos", "x"), patience_seconds=3)
+    with pytest.raises(DataError) as caught:
+        list(store.list(""))
+    assert f"the object {key!r} in the bucket {bucket} has an empty part or dots" in str(
+        caught.value
+    )
 
 
 @pytest.mark.usefixtures("bucket")
