@@ -207,8 +207,9 @@ def _one_thread_of_opencv() -> Iterator[None]:
 def _step_seconds(job: MeasuringJob, candidate: MeasuredCandidate) -> _Step:
     """Measure training steps, with smaller batches if a GPU's memory is short.
 
-    A GPU takes as long for a small batch as for a large one until it is busy, so it gets the batch
-    that a plan has for so many images; of several processes, each has a part of it.
+    No step has more images than those of a plan for so many images, because a small batch takes
+    longer for each of them: the update of the weights costs the same, and a GPU waits. A GPU gets
+    just that batch; of several processes, each has a part of it.
     """
     images = max(2, batch_of_images(job.images) // candidate.config.training.processes)
     while True:
@@ -224,7 +225,8 @@ def _step_seconds(job: MeasuringJob, candidate: MeasuredCandidate) -> _Step:
 def _steps_of(job: MeasuringJob, candidate: MeasuredCandidate, most_images: int) -> _Step:
     config, image = candidate.config, _image(candidate)
     device = torch.device(choose_device(config.training, detect_machine()))
-    batch = max(2, min(_BATCH if device.type == "cpu" else most_images, job.images))
+    most = min(most_images, job.images)
+    batch = max(2, min(_BATCH, most) if device.type == "cpu" else most)
     torch.manual_seed(0)
     model = build_model(config.model, image, job.num_classes).to(device)
     seconds = min(MOST_SECONDS, _SHARE_OF_ONE * job.budget_seconds)
@@ -238,7 +240,7 @@ def _steps_of(job: MeasuringJob, candidate: MeasuredCandidate, most_images: int)
     steps = steps_of(batch)
     for _ in range(1 if device.type == "cpu" else _WARM_UP_STEPS):
         next(steps)  # the first steps warm up caches, and load and choose kernels
-    larger = min(_LARGER_BATCH, job.images)
+    larger = min(_LARGER_BATCH, most)
     affordable = _SHARE_OF_ONE * job.budget_seconds / (_FEWEST_STEPS + 1)
     if device.type == "cpu" and larger > batch and next(steps) * larger / batch <= affordable:
         # the update of the weights takes the same for any number of images

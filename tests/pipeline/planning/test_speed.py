@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -159,6 +161,25 @@ def test_each_of_several_processes_is_measured_with_its_part_of_a_batch(
         with closing(EventWriter(tmp_path / "events.jsonl")) as events:
             measure(job, events)
     assert tried == [256, 32]
+
+
+@pytest.mark.parametrize(("images", "batch"), [(134, 16), (9_000, 128)])
+def test_few_images_are_measured_with_their_small_batches(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, images: int, batch: int
+) -> None:
+    """An image of a small batch takes longer, because the update of the weights costs the same."""
+    measured_batches = []
+
+    def steps(*of: Any, **_: Any) -> Iterator[float]:
+        measured_batches.append(of[-1])
+        return itertools.repeat(0.001 + 0.0001 * of[-1])
+
+    monkeypatch.setattr(measuring, "trial_steps", steps)
+    job = MeasuringJob(candidates=(candidate(),), num_classes=2, images=images, budget_seconds=4.0)
+    with closing(EventWriter(tmp_path / "events.jsonl")) as events:
+        [speed] = measure(job, events).speeds
+    assert measured_batches[-1] == batch
+    assert speed.images_per_second == pytest.approx(batch / (0.001 + 0.0001 * batch))
 
 
 def test_a_model_that_does_not_fit_the_memory_is_not_planned() -> None:
