@@ -25,6 +25,7 @@ def watch(
     *,
     config: Path | None = None,
     name: str | None = None,
+    quiet_seconds: float | None = None,
     as_json: Json = False,
 ) -> None:
     """Watch a folder and train when it has enough new images; stop with `schedule remove`.
@@ -39,18 +40,23 @@ def watch(
         that starts it.
     name
         Name of the watch. Default: the folder's name.
+    quiet_seconds
+        How long nothing in the folder may change before a run starts, so that no run reads a folder
+        that is still being copied. Default: 60; 3 if its subfolders are those of the last run.
     """
     watched = watches.checked_folder(folder)
     name = watches.checked_name(watched, name)
     settings, notes = watches.run_settings(watched, config)
+    quiet_seconds = watches.checked_quiet_seconds(quiet_seconds)
     with prefect_session.connected():
-        deployment_id = _deploy(name, watched, settings, config)
+        deployment_id = _deploy(name, watched, settings, config, quiet_seconds)
         notes += _missing_services()
     if as_json:
         content = {
             "name": name,
             "folder": watched,
             "min_new_images": settings.data.min_new_images,
+            "quiet_seconds": quiet_seconds,
             "deployment_id": str(deployment_id),
             "notes": notes,
         }
@@ -59,6 +65,7 @@ def watch(
     asked = settings.data.min_new_images
     enough = "one image is" if asked == 1 else f"{asked} images are"
     print(f"{name}: watching {visible(watched)}; trains when at least {enough} new.")
+    print(f"  {watches.quiet_words(quiet_seconds)}")
     for note in notes:
         print(f"  {visible(note)}")
     print(
@@ -83,7 +90,9 @@ def trigger(name: str, folder: str) -> DeploymentEventTrigger:
     )
 
 
-def _deploy(name: str, folder: str, settings: RunConfig, file: Path | None) -> UUID:
+def _deploy(
+    name: str, folder: str, settings: RunConfig, file: Path | None, quiet_seconds: float | None
+) -> UUID:
     from patchline.flows.new_data.watch_flow import retrain_when_new
     from patchline.flows.new_data.watched_folders import KIND
     from patchline.flows.schedules import deployments
@@ -96,6 +105,8 @@ def _deploy(name: str, folder: str, settings: RunConfig, file: Path | None) -> U
                 f"remove that watch with `patchline schedule remove {name}`."
             )
     labels = {deployments.KIND: KIND, deployments.WATCH_FOLDER: folder}
+    if quiet_seconds is not None:
+        labels[deployments.QUIET_SECONDS] = str(quiet_seconds)
     if file is not None:
         labels |= scheduled_work.config_labels(file)
     return deployments.deploy(
@@ -106,7 +117,7 @@ def _deploy(name: str, folder: str, settings: RunConfig, file: Path | None) -> U
         labels=labels,
         description=(
             f"Watches `{folder}` and trains when at least {settings.data.min_new_images} images "
-            "are new."
+            f"are new. {watches.quiet_words(quiet_seconds)}"
         ),
         concurrency="enqueue",
     )

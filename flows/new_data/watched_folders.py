@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 KIND = "watch"
-QUIET_SECONDS = 3.0
-"""How long a folder must stay unchanged before its content counts as complete."""
 _STORE_SECONDS = 30.0
 """How often a folder on an object store is listed, at most: each time costs requests."""
 _CPU_SHARE = 0.05
@@ -39,6 +37,8 @@ class _Observation:
 
     digest: str = ""
     since: float = 0.0
+    waits: bool = False
+    """Whether the log says that the folder has changed and its run waits."""
     not_before: float = 0.0
     trouble: str = ""
     settled: UUID | None = None
@@ -81,7 +81,7 @@ def cancel_waiting(deployment_id: UUID, own: UUID) -> None:
 
 
 def _check_folder(watch: DeploymentResponse, observation: _Observation) -> None:
-    from patchline.flows.schedules.deployments import WATCH_FOLDER, name_of
+    from patchline.flows.schedules.deployments import QUIET_SECONDS, WATCH_FOLDER, name_of
 
     folder, name = str(watch.labels[WATCH_FOLDER]), name_of(watch)
     began = time.monotonic()
@@ -110,7 +110,18 @@ def _check_folder(watch: DeploymentResponse, observation: _Observation) -> None:
         return
     if observation.digest != now.digest:
         observation.digest, observation.since = now.digest, began
-    if began - observation.since >= QUIET_SECONDS and not _has_unfinished_run(watch.id):
+    quiet = watches.quiet_seconds(watch.labels.get(QUIET_SECONDS), state, now.folders)
+    if began - observation.since < quiet:
+        if not observation.waits:
+            observation.waits = True
+            logger.info(
+                "The folder %s of the watch '%s' has changed; its run waits until nothing has "
+                "changed for %g s.",
+                *(folder, name, quiet),
+            )
+        return
+    if not _has_unfinished_run(watch.id):
+        observation.waits = False
         _start(watch, name, folder, now, starts=1 + (state.starts if state else 0))
 
 
@@ -151,6 +162,7 @@ def _start(
         settings=settings,
         digest=now.digest,
         files=now.files,
+        folders=now.folders,
         starts=starts,
         flow_run_id=flow_run_id,
     )

@@ -43,6 +43,8 @@ NAME = "patchline.name"
 ON_DRIFT = "patchline.on_drift"
 """Label of a schedule that a drift of the images of this model starts."""
 WATCH_FOLDER = "patchline.watch_folder"
+QUIET_SECONDS = "patchline.quiet_seconds"
+"""Label of a watch: how long its folder must stay unchanged, if the user has set that."""
 NAMED_KINDS = frozenset({"schedule", "watch"})
 """The kinds that a person has named and that `patchline schedule` manages."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,6 +23,8 @@ class Snapshot:
 
     digest: str
     files: int
+    folders: str
+    """Digest of the paths of the subfolders that hold files."""
 
 
 def snapshot(folder: Path | str, ignored: IgnoredFiles = DEFAULT_IGNORED) -> Snapshot:
@@ -55,7 +58,7 @@ def snapshot(folder: Path | str, ignored: IgnoredFiles = DEFAULT_IGNORED) -> Sna
     digest = hashlib.sha256()
     for path, size, modified in sorted(files):
         digest.update(f"{path}\0{size}\0{modified}\n".encode("utf-8", "surrogateescape"))
-    return Snapshot(digest.hexdigest(), len(files))
+    return Snapshot(digest.hexdigest(), len(files), _folders(path for path, _, _ in files))
 
 
 def _remote_snapshot(address: str, ignored: IgnoredFiles) -> Snapshot:
@@ -71,7 +74,14 @@ def _remote_snapshot(address: str, ignored: IgnoredFiles) -> Snapshot:
     digest = hashlib.sha256()
     for name in names:
         digest.update(f"{name}\0{states[name]}\n".encode("utf-8", "surrogateescape"))
-    return Snapshot(digest.hexdigest(), len(names))
+    return Snapshot(digest.hexdigest(), len(names), _folders(names))
+
+
+def _folders(paths: Iterable[str]) -> str:
+    digest = hashlib.sha256()
+    for folder in sorted({path.rpartition("/")[0] for path in paths}):
+        digest.update(f"{folder}\n".encode("utf-8", "surrogateescape"))
+    return digest.hexdigest()
 
 
 def _status(entry: os.DirEntry[str]) -> os.stat_result | None:

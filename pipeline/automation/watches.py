@@ -24,6 +24,14 @@ from patchline.pipeline.frozen_model import FrozenModel
 from patchline.pipeline.workspace import remote_data
 from patchline.pipeline.workspace.address import check_spelling, of_path, parsed
 
+QUIET_SECONDS = 3.0
+"""How long a folder must stay unchanged before a run starts, if files are in the same subfolders as
+at the last run."""
+NEW_FOLDERS_QUIET_SECONDS = 60.0
+"""The same before the first run, and if files are in other subfolders. A class that is missing then
+is missing from all versions of the model, as they have the same classes."""
+_LONGEST_QUIET_SECONDS = 86_400.0
+
 
 def _now() -> str:
     return dt.datetime.now(dt.UTC).isoformat(timespec="seconds")
@@ -39,6 +47,8 @@ class WatchState(FrozenModel):
     digest: str
     """Digest of the folder."""
     files: int
+    folders: str = ""
+    """Digest of the subfolders that hold files; empty in a state of an earlier version."""
     starts: int
     """How many runs this watch has started."""
     flow_run_id: UUID
@@ -69,6 +79,43 @@ def settings_digest(parameters: Mapping[str, Any]) -> str:
     """Return a digest of the parameters of a watch's run."""
     text = json.dumps(parameters, sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()
+
+
+def quiet_seconds(given: object, before: WatchState | None, folders: str) -> float:
+    """Return how long a folder must stay unchanged before its content counts as complete.
+
+    Args:
+        given: the seconds that the user has set, if any.
+        before: the state at the last run.
+        folders: digest of the current subfolders that hold files.
+    """
+    if given is not None:
+        return float(str(given))
+    same = before is not None and before.folders == folders
+    return QUIET_SECONDS if same else NEW_FOLDERS_QUIET_SECONDS
+
+
+def checked_quiet_seconds(given: float | None) -> float | None:
+    """Return how long a folder must stay unchanged, as the user has set it.
+
+    Raises:
+        ConfigError: unless it is from 0 to 86,400 seconds.
+    """
+    if given is not None and not 0 <= given <= _LONGEST_QUIET_SECONDS:
+        raise ConfigError(
+            f"--quiet-seconds is {given:g}, but must be from 0 to {_LONGEST_QUIET_SECONDS:g}, one "
+            "day. Choose more seconds than a pause within a copy lasts."
+        )
+    return given
+
+
+def quiet_words(given: float | None) -> str:
+    """Return in a sentence how long a watch waits for a folder that changes."""
+    waits = "Waits until nothing in it has changed for"
+    if given is not None:
+        return f"{waits} {given:g} s."
+    same = f"{QUIET_SECONDS:g} s if its subfolders are those of the last run"
+    return f"{waits} {NEW_FOLDERS_QUIET_SECONDS:g} s; {same}."
 
 
 def ignored_files(parameters: Mapping[str, Any]) -> IgnoredFiles:

@@ -48,7 +48,8 @@ def client() -> Iterator[SyncPrefectClient]:
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Take a folder for quiet when it is first seen, and read it whenever asked."""
-    monkeypatch.setattr(watched_folders, "QUIET_SECONDS", 0.0)
+    monkeypatch.setattr(watches, "QUIET_SECONDS", 0.0)
+    monkeypatch.setattr(watches, "NEW_FOLDERS_QUIET_SECONDS", 0.0)
     monkeypatch.setattr(watched_folders, "_CPU_SHARE", 1e9)
 
 
@@ -100,16 +101,47 @@ def test_each_change_starts_one_run(client: SyncPrefectClient, watch: UUID, fold
 def test_nothing_is_started_while_the_folder_still_changes(
     client: SyncPrefectClient, watch: UUID, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Only what stays the same for a while is taken for complete."""
-    monkeypatch.setattr(watched_folders, "QUIET_SECONDS", 3600.0)
+    """Only what stays the same for a while is taken for complete, the first time for a minute."""
+    monkeypatch.setattr(watched_folders, "_CPU_SHARE", 1e9)
+    monkeypatch.setattr(watches, "QUIET_SECONDS", 0.0)
     for number in range(3):
         _add(folder, f"{number}.png")
         watched_folders.check_folders()
     watched_folders.check_folders()
     assert _runs(client, watch) == []
-    monkeypatch.setattr(watched_folders, "QUIET_SECONDS", 0.0)
+    monkeypatch.setattr(watches, "NEW_FOLDERS_QUIET_SECONDS", 0.0)
     watched_folders.check_folders()
     assert len(_runs(client, watch)) == 1
+
+
+@pytest.mark.usefixtures("impatient")
+def test_other_class_folders_wait_longer_than_more_images(
+    client: SyncPrefectClient,
+    watch: UUID,
+    run_here: Command,
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Classes that arrive one after the other start one run, unless the user sets the time."""
+    watched_folders.check_folders()
+    _end(client, _runs(client, watch)[0])
+    monkeypatch.setattr(watches, "NEW_FOLDERS_QUIET_SECONDS", 3600.0)
+    shutil.copytree(folder / "across", folder / "rose")
+    watched_folders.check_folders()
+    watched_folders.check_folders()
+    assert len(_runs(client, watch)) == 1
+    _, out, _ = run_here("data", "watch", str(folder))
+    assert "Waits until nothing in it has changed for 3600 s; 0 s if its subfolders are" in out
+    _, out, _ = run_here("data", "watch", str(folder), "--quiet-seconds", "0")
+    assert "has changed for 0 s.\n" in out
+    watched_folders.check_folders()
+    assert len(_runs(client, watch)) == 2
+    for flow_run in _runs(client, watch):
+        _end(client, flow_run)
+    run_here("data", "watch", str(folder))
+    _add(folder)
+    watched_folders.check_folders()
+    assert len(_runs(client, watch)) == 3
 
 
 @pytest.mark.usefixtures("impatient")
@@ -299,6 +331,7 @@ def test_a_folder_is_watched_as_a_run_would_read_it(
         (("photos", "--config", "none.yaml"), "Config file none.yaml does not exist."),
         (("photos", "--config", "run.yaml"), "Did you mean training.epochs?"),
         (("photos", "--name", "a/b"), "name is 'a/b'"),
+        (("photos", "--quiet-seconds", "90000"), "must be from 0 to 86400"),
     ],
 )
 def test_wrong_input_is_one_sentence(
