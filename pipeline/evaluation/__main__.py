@@ -14,9 +14,7 @@ import torch
 
 from patchline.pipeline.data.manifests import manifest as manifests
 from patchline.pipeline.data.store.prepared_store import open_images
-from patchline.pipeline.evaluation.calibrated_predictions import calibrated
-from patchline.pipeline.evaluation.explanations import explain_predictions
-from patchline.pipeline.evaluation.multi_label.judging import calibrated_label_sets
+from patchline.pipeline.evaluation.explanations import as_packaged, explain_predictions
 from patchline.pipeline.evaluation.multi_label.label_set_robustness import LabelSetRobustness
 from patchline.pipeline.evaluation.prediction_job import (
     Explanations,
@@ -144,13 +142,7 @@ def _explanations(job: PredictionJob, folder: Path, logits: pd.DataFrame) -> Exp
     if job.explained is None:
         return Explanations()
     model, description = load_model(folder)
-    if description.is_multi_label:
-        table, calibration, thresholds = calibrated_label_sets(logits, description.classes)
-        update = {"label_calibration": calibration, "thresholds": thresholds}
-        description = description.model_copy(update=update)
-    else:
-        table, fit = calibrated(logits, job.explained.classes)
-        description = description.model_copy(update={"temperature": fit.temperature})
+    table, description = as_packaged(job.explained, description, logits)
     return explain_predictions(job.explained, model, description, open_images(job.store), table)
 
 

@@ -48,7 +48,6 @@ from patchline.pipeline.initial_weights.recipe import display_name
 from patchline.pipeline.labels import label_sets
 from patchline.pipeline.labels.label_sets import MULTI_LABEL
 from patchline.pipeline.metrics.intervals import proportion
-from patchline.pipeline.metrics.temperature import by_member
 from patchline.pipeline.models.answer_rules import AnswerRules
 from patchline.pipeline.models.reference_images import (
     REFERENCE_IMAGES_FILE,
@@ -135,9 +134,8 @@ def evaluate_run(run: TrainedRun, folder: Path, on_event: Callable[[Event], None
     )
     if config.data.task == MULTI_LABEL:
         return _evaluated_label_sets(run, predicted, folder, on_event)
-    members = trained.ensemble.calibrations if trained.ensemble else ()
-    logits, fits = pd.read_parquet(predicted.file), by_member(members) if members else None
-    table, calibration = calibrated(logits, data.classes, fits)
+    by_members = trained.ensemble.calibration if trained.ensemble else None
+    table, calibration = calibrated(pd.read_parquet(predicted.file), data.classes, by_members)
     if not calibration.is_determined:
         on_event({"kind": "note", "message": f"calibration: {calibration.sentence()}"})
     predicted.file.unlink()  # the table has its logits
@@ -470,9 +468,7 @@ def _job(run: TrainedRun, folder: Path) -> FrozenModel:
         corrupted=_corrupted(run.config, data),
         tries_averaging=run.config.evaluation.test_time_averaging == "auto"
         and not _why_not_averaged(run.config, run.data, run.trained),
-        explained=_explained(run.config, data, folder)
-        if run.config.evaluation.explanations
-        else None,
+        explained=_explained(run, folder) if run.config.evaluation.explanations else None,
     )
 
 
@@ -539,13 +535,14 @@ def _corrupted(config: RunConfig, data: IngestedData) -> CorruptionJob | None:
     return CorruptionJob(images=images, seed=config.seed, classes=data.classes)
 
 
-def _explained(config: RunConfig, data: IngestedData, folder: Path) -> ExplanationJob:
+def _explained(run: TrainedRun, folder: Path) -> ExplanationJob:
     return ExplanationJob(
-        name=str(config.name),
-        classes=data.classes,
-        errors=config.evaluation.gallery_size,
-        seed=config.seed,
+        name=str(run.config.name),
+        classes=run.data.classes,
+        errors=run.config.evaluation.gallery_size,
+        seed=run.config.seed,
         folder=folder / EXPLANATIONS,
+        ensemble=run.trained.ensemble,
     )
 
 

@@ -14,8 +14,10 @@ import numpy as np
 import pandas as pd
 from torch import nn
 
+from patchline.pipeline.evaluation.calibrated_predictions import calibrated
 from patchline.pipeline.evaluation.chosen_images import ChosenImage, choose_images
 from patchline.pipeline.evaluation.galleries import confident_errors
+from patchline.pipeline.evaluation.multi_label.judging import calibrated_label_sets
 from patchline.pipeline.evaluation.multi_label.label_set_galleries import false_positives
 from patchline.pipeline.evaluation.multi_label.label_set_predictions import LabelSetPredictions
 from patchline.pipeline.evaluation.prediction_job import ExplanationJob, Explanations
@@ -35,6 +37,30 @@ _LARGE_MODEL = 3_000_000
 """Parameters from which a model is too slow to be run hundreds of times."""
 _TESTED_IMAGES, _TESTED_IMAGES_LARGE = 64, 12
 _MAPS_FILE = "error_maps.npz"
+
+
+def as_packaged(
+    job: ExplanationJob, description: ModelDescription, logits: pd.DataFrame
+) -> tuple[pd.DataFrame, ModelDescription]:
+    """Return predictions and a description with the calibration that the model is packaged with.
+
+    Args:
+        job: says whether the model is an ensemble, whose members are calibrated already.
+        description: of the model, without a calibration.
+        logits: rows of the manifest with `logits`.
+
+    Raises:
+        RunError: if the model's outputs are not finite numbers.
+    """
+    if description.is_multi_label:
+        table, calibration, thresholds = calibrated_label_sets(
+            logits, description.classes, job.ensemble
+        )
+        update = {"label_calibration": calibration, "thresholds": thresholds}
+        return table, description.model_copy(update=update)
+    by_members = job.ensemble.calibration if job.ensemble else None
+    table, fit = calibrated(logits, job.classes, by_members)
+    return table, description.model_copy(update={"temperature": fit.temperature})
 
 
 def explain_predictions(

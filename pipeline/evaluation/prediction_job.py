@@ -14,6 +14,7 @@ from patchline.pipeline.evaluation.robustness import Robustness
 from patchline.pipeline.evaluation.test_time_averaging import TestTimeAveraging
 from patchline.pipeline.frozen_model import FrozenModel
 from patchline.pipeline.metrics.label_calibration import LabelCalibration
+from patchline.pipeline.training.train_result import EnsembleResult
 from patchline.pipeline.visual_guide.covering_result import CoveringTest, MapKind
 
 Array = np.ndarray[Any, Any]
@@ -75,6 +76,8 @@ class ExplanationJob(FrozenModel):
     """Draws the random parts that the test covers."""
     folder: Path
     """Receives the pages and the maps."""
+    ensemble: EnsembleResult | None = None
+    """What the members of an ensemble are calibrated with, if the model is one."""
 
 
 class CorruptionJob(FrozenModel):

@@ -10,7 +10,7 @@ from patchline.pipeline.frozen_model import FrozenModel
 from patchline.pipeline.metrics.intervals import MetricEstimate
 from patchline.pipeline.metrics.label_calibration import LabelCalibration
 from patchline.pipeline.metrics.label_thresholds import LabelThresholds
-from patchline.pipeline.metrics.temperature import TemperatureFit
+from patchline.pipeline.metrics.temperature import TemperatureFit, by_member
 
 
 class EpochRecord(FrozenModel):
@@ -124,6 +124,11 @@ class EnsembleResult(FrozenModel):
     def models(self) -> int:
         """Number of models whose probabilities are averaged."""
         return len(self.calibrations) or len(self.label_calibrations)
+
+    @property
+    def calibration(self) -> TemperatureFit | None:
+        """The calibration of the average of these models; None of sets of labels."""
+        return by_member(self.calibrations) if self.calibrations else None
 
 
 class AverageRecord(FrozenModel):

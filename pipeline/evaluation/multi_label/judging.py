@@ -70,10 +70,7 @@ def judge(
         RunError: if the model's outputs are not finite numbers.
         DataError: if no test image has a label.
     """
-    if ensemble is None:
-        table, calibration, thresholds = calibrated_label_sets(logits, data.classes)
-    else:
-        table, calibration, thresholds = _of_ensemble(logits, data.classes, ensemble)
+    table, calibration, thresholds = calibrated_label_sets(logits, data.classes, ensemble)
     report = evaluate_label_sets(
         LabelSetPredictions.of(table[table["split"] == "test"], data.classes),
         name=str(config.name),
@@ -106,18 +103,21 @@ def _of_ensemble(
 
 
 def calibrated_label_sets(
-    logits: pd.DataFrame, classes: tuple[str, ...]
+    logits: pd.DataFrame, classes: tuple[str, ...], ensemble: EnsembleResult | None = None
 ) -> tuple[pd.DataFrame, LabelCalibration, LabelThresholds]:
     """Fit calibration and thresholds on all images but the test split; return predictions of all.
 
     Args:
         logits: rows of the manifest with `logits`.
         classes: the model's labels, in the order of its outputs.
+        ensemble: that the logits are of, if the model is one: it has both already.
 
     Raises:
         RunError: if the model's outputs are not finite numbers.
         DataError: if a label is not one of the model.
     """
+    if ensemble is not None:
+        return _of_ensemble(logits, classes, ensemble)
     checked_labels(logits, classes)
     held = logits[logits["split"] != "test"]
     calibration, thresholds = (

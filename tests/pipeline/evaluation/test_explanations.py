@@ -8,15 +8,21 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from scipy.special import expit, softmax
 from torch import nn
 
 from patchline.pipeline.evaluation.calibrated_predictions import calibrated
 from patchline.pipeline.evaluation.chosen_images import choose_images
-from patchline.pipeline.evaluation.explanations import explain_predictions
+from patchline.pipeline.evaluation.explanations import as_packaged, explain_predictions
 from patchline.pipeline.evaluation.galleries import confident_errors
 from patchline.pipeline.evaluation.prediction_job import ExplanationJob
 from patchline.pipeline.evaluation.predictions import Predictions
+from patchline.pipeline.labels.label_sets import MULTI_LABEL
+from patchline.pipeline.metrics.label_calibration import LabelCalibration
+from patchline.pipeline.metrics.label_thresholds import LabelThresholds
+from patchline.pipeline.training.train_result import EnsembleResult
 from tests.pipeline.evaluation.conftest import predicted_rows
+from tests.pipeline.evaluation.multi_label.label_set_data import LABELS, logits_table
 from tests.pipeline.visual_guide.made_guides import CLASSES, SIDE, make_model
 
 
@@ -40,6 +46,46 @@ def test_the_surest_right_and_the_worst_wrong_test_image_are_chosen() -> None:
     assert [(each.page, each.row) for each in right] == [("surest_right", 12)]
 
 
+def _job(folder: Path, ensemble: EnsembleResult | None = None) -> ExplanationJob:
+    return ExplanationJob(
+        name="flowers", classes=CLASSES, errors=5, seed=0, folder=folder, ensemble=ensemble
+    )
+
+
+def test_the_average_of_calibrated_models_is_explained_without_another_temperature(
+    tmp_path: Path,
+) -> None:
+    """As in the package, only the members of an ensemble have temperatures; a model has its own."""
+    rows = predicted_rows(CLASSES, per_class=40)
+    logits_NK = np.stack(list(rows["logits"])).astype(np.float64)
+    _, description = make_model({"name": "vit", "depth": 1})
+    _, alone = as_packaged(_job(tmp_path), description, rows)
+    fit = calibrated(rows, CLASSES)[1]
+    assert alone.temperature == fit.temperature != 1
+    ensemble = EnsembleResult(weights=tmp_path, calibrations=(fit, fit), seconds=1)
+    table, described = as_packaged(_job(tmp_path, ensemble), description, rows)
+    assert described.temperature == 1
+    found = np.stack(list(table["probabilities"]))
+    assert found == pytest.approx(softmax(logits_NK, axis=1), abs=1e-6)
+
+
+def test_an_ensemble_of_sets_of_labels_is_explained_with_its_own_thresholds(tmp_path: Path) -> None:
+    """Neither calibration nor thresholds are fitted on its logits."""
+    rows = logits_table()
+    _, description = make_model({"name": "vit", "depth": 1})
+    description = description.model_copy(update={"task": MULTI_LABEL, "classes": LABELS})
+    fit = LabelCalibration.none(len(LABELS))
+    thresholds = LabelThresholds(values=(0.8,) * 4, fitted=(True,) * 4)
+    ensemble = EnsembleResult(
+        weights=tmp_path, label_calibrations=(fit, fit), thresholds=thresholds, seconds=1
+    )
+    table, described = as_packaged(_job(tmp_path, ensemble), description, rows)
+    assert described.thresholds == thresholds
+    assert described.label_calibration == LabelCalibration.by_member((fit, fit))
+    found = np.stack(list(table["probabilities"]))
+    assert found == pytest.approx(expit(np.stack(list(rows["logits"]))), abs=1e-6)
+
+
 class Broken(nn.Module):
     def forward(self, images_BCHW: torch.Tensor) -> torch.Tensor:
         raise RuntimeError(f"no answer to {len(images_BCHW)} image")
@@ -52,7 +98,7 @@ def test_a_model_that_cannot_be_explained_costs_only_the_explanations(
     table, _ = calibrated(predicted_rows(CLASSES), CLASSES)
     model, description = make_model({"name": "vit", "depth": 1})
     images = np.zeros((len(table), SIDE, SIDE, 3), np.uint8)
-    job = ExplanationJob(name="flowers", classes=CLASSES, errors=5, seed=0, folder=tmp_path / "no")
+    job = _job(tmp_path / "no")
     nothing = explain_predictions(job, Broken(), description, images, table)
     assert (nothing.maps(), nothing.test) == ({}, None)
     assert "The maps of where the model looked could not be computed" in caplog.text
