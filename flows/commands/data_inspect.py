@@ -123,8 +123,10 @@ def inspected(
         folder = below if out is None else out.resolve()
         with storage_errors(folder):
             make_folder(folder)
+        if notes := write_table(result, inspected_data.manifest, folder / TABLE):
+            result = result.model_copy(update={"notes": (*result.notes, *notes)})
+            inspected_data = replace(inspected_data, result=result)
         write_page(inspected_data, folder / PAGE)
-        write_table(result, inspected_data.manifest, folder / TABLE)
     return inspected_data, folder
 
 

@@ -11,6 +11,7 @@ import pytest
 
 from patchline.pipeline.config_files import validated
 from patchline.pipeline.data import ingestion
+from patchline.pipeline.data.manifests.exclusion import read_exclusion
 from patchline.pipeline.data.reading import image_formats
 from patchline.pipeline.errors import DataError
 from patchline.pipeline.inspection.file_findings import findings_on_format, findings_on_status
@@ -137,6 +138,48 @@ def test_what_is_excluded_already_stays_in_the_table(tmp_path: Path, delimiter: 
         assert table.read_text("utf-8") == edited
     write_table(found.result, found.manifest, table)
     assert table.read_text("utf-8") == edited
+
+
+def _excluded(table: Path) -> list[str]:
+    return sorted(read_exclusion(table).reasons)
+
+
+def test_the_last_copy_of_an_image_is_not_excluded(tmp_path: Path) -> None:
+    """A mark goes with the copy that it was made for; what a person has written stays."""
+    folder, table = garden(tmp_path / "garden"), tmp_path / "findings.csv"
+    day = folder / "train/day"
+    for number in (1, 2):
+        shutil.copy(day / "00.png", day / f"copy{number}.png")
+    found = inspected(folder)
+    assert write_table(found.result, found.manifest, table) == []
+    assert _excluded(table) == ["train/day/copy1.png", "train/day/copy2.png"]
+    again = inspected(folder, exclude=str(table))
+    assert write_table(again.result, again.manifest, table) == []
+    assert _excluded(table) == ["train/day/copy1.png", "train/day/copy2.png"]
+
+    (day / "00.png").unlink()
+    write_table((found := inspected(folder)).result, found.manifest, table)
+    assert _excluded(table) == ["train/day/copy2.png"]
+    (day / "copy1.png").unlink()
+    again = inspected(folder, exclude=str(table))
+    assert write_table(again.result, again.manifest, table) == [
+        "1 file is no longer excluded by findings.csv, as the reason is gone: train/day/copy2.png"
+    ]
+    assert _excluded(table) == []
+
+
+def test_a_person_may_exclude_the_other_copy(tmp_path: Path) -> None:
+    """Both answers are kept, that to exclude one copy and that to keep the other."""
+    folder, table = garden(tmp_path / "garden"), tmp_path / "findings.csv"
+    shutil.copy(folder / "train/day/00.png", folder / "train/day/copy.png")
+    write_table((found := inspected(folder)).result, found.manifest, table)
+    answers = pd.read_csv(table, keep_default_na=False)
+    answers["exclude"] = answers["exclude"].map({"yes": "", "": "yes"})
+    answers.to_csv(table, index=False)
+    for exclude in (str(table), None):
+        again = inspected(folder, exclude=exclude)
+        write_table(again.result, again.manifest, table)
+        assert _excluded(table) == ["train/day/00.png"]
 
 
 @pytest.mark.parametrize("content", [b"path,exclude\n\xff,yes\n", b"file,exclude\na.png,yes\n"])
