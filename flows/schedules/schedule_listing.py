@@ -40,7 +40,7 @@ def summary(deployment: DeploymentResponse) -> ScheduleSummary:
         kind=kind,
         what=work_words(kind, deployment.parameters, labels.get(deployments.WATCH_FOLDER)),
         trigger=_trigger(schedule, labels.get(deployments.ON_DRIFT)),
-        timezone=getattr(schedule, "timezone", None),
+        timezone=schedule.timezone if isinstance(schedule, CronSchedule) else None,
         paused=paused,
         next=coming[0].astimezone().isoformat(timespec="seconds") if coming else None,
         last=_last(deployments.last_run(deployment.id)),
@@ -53,7 +53,7 @@ def summary(deployment: DeploymentResponse) -> ScheduleSummary:
 def description(work: ScheduledWork, times: Times | None, drift_of: str | None = None) -> str:
     """Return the text on the deployment's page in the Prefect UI, in markdown."""
     what = work_words(work.kind, work.parameters)
-    when = f"on drift of {drift_of}" if times is None else f"{times.words}, {times.timezone}"
+    when = f"on drift of {drift_of}" if times is None else times.words_with_zone
     lines = [f"{what[0].upper()}{what[1:]}: {when}."]
     if file := work.labels.get(scheduled_work.CONFIG_FILE):
         now = dt.datetime.now().astimezone().strftime("%Y-%m-%d %H:%M %Z")

@@ -34,6 +34,7 @@ class ScheduleSummary(FrozenModel):
     trigger: str
     """A cron expression, an interval such as `every 20m`, or another trigger in words."""
     timezone: str | None
+    """That of a cron expression."""
     paused: bool
     next: str | None
     """When it runs next, in this machine's time zone; ISO 8601. None while it is paused."""
@@ -51,8 +52,7 @@ class ScheduleSummary(FrozenModel):
     @property
     def when(self) -> str:
         """The trigger, with the time zone of a cron expression."""
-        is_cron = self.timezone and not self.trigger.startswith("every")
-        return f"{self.trigger} {self.timezone}" if is_cron else self.trigger
+        return f"{self.trigger} {self.timezone}" if self.timezone else self.trigger
 
     @property
     def next_words(self) -> str:

@@ -35,11 +35,18 @@ class Times:
     cron: str | None
     interval: dt.timedelta | None
     timezone: str
+    """That of the cron expression; UTC for an interval, whose days have 24 hours: in another zone,
+    a scheduler counts its days on the calendar, where one has 23 hours and one 25."""
 
     @property
     def words(self) -> str:
         """The trigger as `schedule list` shows it."""
         return self.cron or f"every {duration_words(self.interval or dt.timedelta())}"
+
+    @property
+    def words_with_zone(self) -> str:
+        """The trigger, with the time zone of a cron expression."""
+        return f"{self.words}, {self.timezone}" if self.cron else self.words
 
 
 def times(cron: str | None, interval: str | None, timezone: str | None) -> Times:
@@ -57,10 +64,10 @@ def times(cron: str | None, interval: str | None, timezone: str | None) -> Times
             f"--timezone {timezone} applies to --cron only: intervals do not depend on time zones. "
             "Remove one of the two."
         )
+    if cron is None:
+        return Times(None, checked_interval(str(interval)), "UTC")
     zone = checked_timezone(timezone) if timezone is not None else own_timezone()
-    if cron is not None:
-        return Times(checked_cron(cron), None, zone)
-    return Times(None, checked_interval(str(interval)), zone)
+    return Times(checked_cron(cron), None, zone)
 
 
 def checked_interval(text: str) -> dt.timedelta:

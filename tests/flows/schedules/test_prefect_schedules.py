@@ -76,12 +76,17 @@ def test_a_daily_schedule_keeps_the_hour_of_the_clock_on_the_wall() -> None:
     assert [moment.astimezone(dt.UTC).hour for moment in fired] == [8, 7, 7, 7]
 
 
-def test_an_interval_stays_even_when_the_clocks_change() -> None:
-    """Every two hours means two hours, also in the night of the change."""
-    start = dt.datetime(2026, 10, 24, 22, tzinfo=_BERLIN)
-    schedule = prefect_schedule(schedule_times.times(None, "2h", None)).model_copy(
-        update={"anchor_date": start, "timezone": "Europe/Berlin"}
+@pytest.mark.parametrize(("interval", "seconds"), [("2h", 7200), ("1d", 86400), ("7d", 604800)])
+@pytest.mark.parametrize("change", [dt.date(2026, 10, 24), dt.date(2027, 3, 27)])
+def test_an_interval_stays_even_when_the_clocks_change(
+    monkeypatch: pytest.MonkeyPatch, change: dt.date, interval: str, seconds: int
+) -> None:
+    """A day means 24 hours, also where the day of the change has 23 or 25 of them."""
+    monkeypatch.setenv("TZ", "Europe/Berlin")
+    start = dt.datetime.combine(change, dt.time(22), _BERLIN)
+    schedule = prefect_schedule(schedule_times.times(None, interval, None)).model_copy(
+        update={"anchor_date": start}
     )
     fired = next_times(schedule, 6, start)
-    seconds = [moment.timestamp() for moment in fired]
-    assert seconds == [start.timestamp() + 7200 * turn for turn in range(6)]
+    moments = [moment.timestamp() for moment in fired]
+    assert moments == [start.timestamp() + seconds * turn for turn in range(6)]
