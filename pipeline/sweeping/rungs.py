@@ -1,8 +1,8 @@
 """Successive halving: at which epochs trials are compared, and which of them continue.
 
 The rule is that of asynchronous successive halving (Li et al. 2020, arXiv 1810.05934, algorithm 2):
-of the trials that have reached a rung so far, the best one in `reduction` continues. It reads the
-reported values alone, so a process that is killed and resumes decides as it would have before.
+of the trials that have reached a rung so far, the best one in `reduction` continues. Each decision
+is stored with its trial: a process that resumes one would judge it against values reported since.
 """
 
 from __future__ import annotations

@@ -47,9 +47,9 @@ warnings.filterwarnings("ignore", message="Heartbeat of storage is supposed to b
 JOURNAL_FILE, STUDY = "study.jsonl", "study"
 """Of the run's folder, and the name of the study in it."""
 State = Literal["complete", "stopped", "failed", "unfinished"]
-_RUN, _SECONDS, _LOSS, _REASON, _EPOCHS, _OWNER, _IS_PLAN = (
+_RUN, _SECONDS, _LOSS, _REASON, _EPOCHS, _OWNER, _IS_PLAN, _DECISIONS = (
     *("run_id", "seconds", "validation_loss", "reason", "epochs"),
-    *("owner", "is_plan"),
+    *("owner", "is_plan", "decisions"),
 )
 _HEARTBEAT_SECONDS, _SILENT_SECONDS = 20, 120
 """Between two signs of life of a machine in the database; and until one without any is gone."""
@@ -179,15 +179,20 @@ class Trial:
         """Record what it has reached at a rung, and return whether it continues.
 
         Args:
-            epoch: the rung; one that was reported before keeps its value.
+            epoch: the rung; one that was reported before keeps its value, and its decision.
             value: of the validation; larger is better.
             seconds: of its training so far.
         """
+        decisions = self._trial.user_attrs.get(_DECISIONS, {})
+        if str(epoch) in decisions:
+            return bool(decisions[str(epoch)])
         if epoch not in self.record.rungs:
             self._trial.set_user_attr(_SECONDS, seconds)
             self._trial.set_user_attr(_EPOCHS, float(epoch))
             self._trial.report(value, epoch)
-        return not self._trial.should_prune()
+        decision = not self._trial.should_prune()
+        self._trial.set_user_attr(_DECISIONS, {**decisions, str(epoch): decision})
+        return decision
 
     def complete(self, value: float, loss: float, epochs: float, seconds: float) -> None:
         """Record the result of a whole fit."""

@@ -146,6 +146,28 @@ def test_a_killed_trial_is_resumed_and_not_repeated(opened: OpenStudy) -> None:
     assert [each.number for each in opened().records()] == [0, 1, 2]
 
 
+def test_a_trial_that_has_passed_a_rung_is_not_judged_again(opened: OpenStudy) -> None:
+    """When its process is killed, trials that have reached the rung since may be better."""
+    study = opened()
+    study.begin(PLAN)
+    _train(study, most=1)
+    trial = study.next()
+    assert trial is not None
+    assert trial.report(1, 0.5, 1.0)
+    for value in (0.9, 0.8):
+        other = study.next()
+        assert other is not None
+        other.report(1, value, 1.0)
+        other.stop("")
+    del study  # killed
+    for _ in range(2):
+        resumed = opened().next()
+        assert resumed is not None
+        assert resumed.record.number == trial.record.number
+        assert resumed.report(1, 0.5, 1.0)
+        assert resumed.report(3, 0.5, 3.0)
+
+
 def test_trials_of_another_owner_are_left_alone(opened: OpenStudy) -> None:
     """Two machines with one database each resume their own."""
     study = opened(owner="a:run")
