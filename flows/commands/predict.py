@@ -26,7 +26,7 @@ from patchline.pipeline.prediction.image_files import (
 )
 from patchline.pipeline.registry.model_reference import parsed
 from patchline.pipeline.registry.registered_models import ModelReference, resolve
-from patchline.pipeline.terminal_words import counted, visible
+from patchline.pipeline.terminal_words import by_number, counted, visible
 
 if TYPE_CHECKING:
     import numpy as np
@@ -217,6 +217,10 @@ def _tell(table: PredictedTable, out: Path) -> None:
         written += f" and {counted(table.unreadable, 'unreadable image')}"
     before = table.answered_before
     kept = f" ({before} of them by an interrupted command)" if before else ""
+    if table.changed:
+        again = by_number(table.changed, "it was", "they were")
+        changed = f"{counted(table.changed, 'image')} changed after the interruption"
+        print(f"{changed}, so {again} predicted again.", file=sys.stderr)
     print(visible(f"Wrote {written}{kept} to {out}"), file=sys.stderr)
 
 

@@ -49,9 +49,11 @@ from patchline.pipeline.prediction.prediction_job import (
 )
 from patchline.pipeline.prediction.prediction_parts import (
     ARGUMENT,
+    VERSION,
     PredictionParts,
     PredictionState,
     open_parts,
+    part_schema,
     parts_folder,
 )
 from patchline.pipeline.workers.event_log import Event
@@ -85,6 +87,8 @@ class PredictedTable(FrozenModel):
     """Names and reasons of the first twenty of them."""
     answered_before: int
     """Images that an interrupted command had predicted."""
+    changed: int = 0
+    """Images that it had predicted as well, whose files have changed since; predicted again."""
     warning: str = ""
     """Which images have values outside of the range that the model was trained with."""
 
@@ -131,7 +135,7 @@ def predict_images(
     a JSON list in its metadata. That of a multi-label model has `labels` (JSON: the names, the most
     probable first), and as CSV a column of probabilities for each label. For an image that cannot
     be read, `error` holds the reason. The predictions of an interrupted call are kept, even of
-    files deleted since; files added since are predicted.
+    files deleted since; files added or changed since are predicted.
 
     Args:
         model: the packaged model.
@@ -177,13 +181,15 @@ def predict_images(
             warnings = _fill_by_workers(parts, job, listed, divided, progress)
         else:
             _fill(parts, model, chain(listed, files), top_k, coverage, progress)
+        changed = parts.changed
         totals = parts.merge(out)
         parts.remove()
     return PredictedTable(
         images=totals.images,
         unreadable=totals.errors,
         first_errors=totals.first_errors,
-        answered_before=before,
+        answered_before=before - changed,
+        changed=changed,
         warning="; ".join(dict.fromkeys(each for each in [*warnings, model.fits.words()] if each)),
     )
 
@@ -266,7 +272,7 @@ def _files_of(job: PredictionJob) -> Iterator[ImageFile]:
 def write_rows(job: PredictionJob, model: PackagedModel, on_done: Callable[[int], None]) -> None:
     """Write the rows of a part's images, in their order, into a Parquet file."""
     own = _schema(model, job.model_id, whole=job.whole, spread=job.spread)
-    schema = pa.schema([ARGUMENT, *own], metadata=own.metadata)
+    schema = part_schema(own)
     done = 0
     with (
         replacing(job.rows) as temporary,
@@ -391,7 +397,8 @@ def _table(batch: _PredictedBatch, schema: pa.Schema, model: PackagedModel, top_
     for row, judged in zip(readable, batch.judged, strict=True):
         said[row] = model.reliability(judged)
     columns: dict[str, Any] = {
-        "argument": [file.argument for file in batch.files],
+        ARGUMENT.name: [file.argument for file in batch.files],
+        VERSION.name: [file.version for file in batch.files],
         "image": [file.name for file in batch.files],
         "label": [each["label"] for each in answers],
         "probability": [each["probability"] for each in answers],

@@ -19,6 +19,7 @@ from patchline.pipeline.files.ignored_files import DEFAULT_IGNORED
 from patchline.pipeline.files.table_cells import printable
 from patchline.pipeline.workspace import remote_data
 from patchline.pipeline.workspace.address import check_spelling
+from patchline.pipeline.workspace.remote_index import file_state
 
 if TYPE_CHECKING:
     import numpy as np
@@ -48,11 +49,17 @@ class ImageFile(NamedTuple):
     """Why a folder could not be opened, or a member is not read."""
     archive: str = ""
     """The archive that `path` is a member of, if it is one."""
+    version: str = ""
+    """Size and modification time of the file or the archive; empty if it cannot be read."""
 
     @property
     def place(self) -> Place:
         """Its position in the order."""
         return place(self.argument, self.name)
+
+    def with_version(self) -> ImageFile:
+        """Return the file with the version that it has now."""
+        return self._replace(version=file_state(self.archive or self.path))
 
 
 class _Entry(NamedTuple):

@@ -12,9 +12,11 @@ import heapq
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.csv
 import pyarrow.parquet
@@ -36,6 +38,9 @@ _ATTEMPT = b"attempt"
 _PART_SECONDS = 15.0
 ARGUMENT = pa.field("argument", pa.int32())
 """The column of a part with the index of the path that an image belongs to."""
+VERSION = pa.field("file_version", pa.string())
+"""The column of a part with size and modification time of the file that was predicted."""
+_OWN = (ARGUMENT, VERSION)
 _LISTED_ERRORS = 20
 
 
@@ -52,6 +57,14 @@ class PredictionState(FrozenModel):
     """Of the prediction sets; None for the package's own."""
 
 
+class _Done(NamedTuple):
+    """A row of a part; compared by place, then by age."""
+
+    place: Place
+    row: int
+    version: str
+
+
 class Totals(NamedTuple):
     """The content of a finished table."""
 
@@ -64,25 +77,28 @@ class Totals(NamedTuple):
 class PredictionParts:
     """The parts of one table, locked by this process; created by `open_parts`.
 
-    A part is a range of rows, in the order in which they were predicted.
+    A part is a range of rows, in the order in which they were predicted. A file that has changed
+    since is predicted again, and only the last of its rows counts.
     """
 
     def __init__(self, folder: Path, schema: pa.Schema, rows: int) -> None:
         self._folder, self._schema, self._rows = folder, schema, rows
         self._finished = FinishedPieces(folder / _LOG_FILE, self._digest, "unfinished predictions")
-        self._parts = self._finished.intact()
+        self._parts = [part for part in self._finished.intact() if self._has_versions(part)]
         self._finished.keep(self._parts)
         _remove_files(folder, but={self._file_of(part).name for part in self._parts})
         self._next = max((part.stop for part in self._parts), default=0)
         self._attempt = str(self._next).encode()
         self._pending: list[pa.Table] = []
         self._last = time.monotonic()
+        self.changed = 0
+        """Files that `without_done` has yielded because they have changed since an earlier call."""
 
     @property
     def schema(self) -> pa.Schema:
-        """The columns of a part: the index of the argument, then those of the table."""
+        """The columns of a part: argument and version of the file, then those of the table."""
         metadata = {**(self._schema.metadata or {}), _ATTEMPT: self._attempt}
-        return pa.schema([ARGUMENT, *self._schema], metadata=metadata)
+        return part_schema(self._schema).with_metadata(metadata)
 
     def add(self, table: pa.Table) -> None:
         """Add rows; they are written as a part every few seconds, or when there are enough."""
@@ -108,20 +124,26 @@ class PredictionParts:
         self._last = time.monotonic()
 
     def without_done(self, files: Iterable[ImageFile]) -> Iterator[ImageFile]:
-        """Yield the files that are in no part; files and parts are in the same order."""
+        """Yield the files that are in no part as they are now, with their versions.
+
+        Args:
+            files: in the same order as those of earlier calls.
+        """
         done = self._done()
         current = next(done, None)
-        for file in files:
-            while current is not None and current < file.place:
+        for file in map(ImageFile.with_version, files):
+            while current is not None and current.place < file.place:
                 current = next(done, None)  # its file was deleted; its prediction is kept
-            if current == file.place:
-                current = next(done, None)
-            else:
+            version = None
+            while current is not None and current.place == file.place:
+                version, current = current.version, next(done, None)
+            if version != file.version:
+                self.changed += version is not None
                 yield file
 
     def count(self) -> int:
         """Return the number of images in the parts."""
-        return sum(part.rows for part in self._parts)
+        return sum(part.rows for part in self._parts) - len(self._outdated())
 
     def merge(self, out: Path) -> Totals:
         """Copy all parts into one table, in the order in which they were written.
@@ -159,28 +181,52 @@ class PredictionParts:
     def _tables(self) -> Iterator[pa.Table]:
         """Yield the rows in tables of one row group each."""
         waiting: list[pa.Table] = []
+        outdated = np.array(sorted(self._outdated()), np.int64)
         for part in self._parts:
+            first = part.first
             for batch in self._opened(part).iter_batches(self._rows, columns=self._schema.names):
-                waiting.append(pa.Table.from_batches([batch]).cast(self._schema))
+                table = pa.Table.from_batches([batch]).cast(self._schema)
+                here = ~np.isin(np.arange(first, first + len(table)), outdated)
+                first += len(table)
+                waiting.append(table if here.all() else table.filter(pa.array(here)))
                 if sum(len(each) for each in waiting) >= self._rows:
                     yield pa.concat_tables(waiting)
                     waiting = []
         if waiting:
             yield pa.concat_tables(waiting)
 
-    def _done(self) -> Iterator[Place]:
-        """Yield the places of all rows in order; the rows of one process are in order already."""
+    def _outdated(self) -> set[int]:
+        """Return the rows whose file was predicted again."""
+        if len(self._attempts()) < 2:  # noqa: PLR2004 - one process predicts no file twice
+            return set()
+        pairs = pairwise(self._done())
+        return {before.row for before, after in pairs if before.place == after.place}
+
+    def _done(self) -> Iterator[_Done]:
+        """Yield all rows in order; those of one process are in order already."""
+        return heapq.merge(*map(self._rows_of, self._attempts()))
+
+    def _attempts(self) -> list[list[Piece]]:
+        """Return the parts of each process."""
         attempts: dict[bytes, list[Piece]] = {}
         for part in self._parts:
             schema = pyarrow.parquet.read_schema(self._file_of(part))
             attempts.setdefault(schema.metadata[_ATTEMPT], []).append(part)
-        return heapq.merge(*(self._places(parts) for parts in attempts.values()))
+        return list(attempts.values())
 
-    def _places(self, parts: Iterable[Piece]) -> Iterator[Place]:
+    def _rows_of(self, parts: Iterable[Piece]) -> Iterator[_Done]:
+        columns = [ARGUMENT.name, "image", VERSION.name]
         for part in parts:
-            for batch in self._opened(part).iter_batches(columns=["argument", "image"]):
-                pairs = zip(batch["argument"].to_pylist(), batch["image"].to_pylist(), strict=True)
-                yield from (place(argument, name) for argument, name in pairs)
+            first = part.first
+            for batch in self._opened(part).iter_batches(columns=columns):
+                cells = zip(*(batch[name].to_pylist() for name in columns), strict=True)
+                for row, (argument, name, version) in enumerate(cells, start=first):
+                    yield _Done(place(argument, name), row, version)
+                first += batch.num_rows
+
+    def _has_versions(self, part: Piece) -> bool:
+        """Return whether a part can be resumed after; earlier Patchlines have noted no versions."""
+        return VERSION.name in pyarrow.parquet.read_schema(self._file_of(part)).names
 
     def _opened(self, part: Piece) -> pyarrow.parquet.ParquetFile:
         return pyarrow.parquet.ParquetFile(self._file_of(part))
@@ -190,6 +236,11 @@ class PredictionParts:
 
     def _file_of(self, part: Piece) -> Path:
         return self._folder / f"{part.first:012}.parquet"
+
+
+def part_schema(table: pa.Schema) -> pa.Schema:
+    """Return the columns of a part of a table."""
+    return pa.schema([*_OWN, *table], metadata=table.metadata)
 
 
 @contextmanager

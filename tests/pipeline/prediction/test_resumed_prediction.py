@@ -100,6 +100,27 @@ def test_files_that_come_and_go_between_attempts(model: PackagedModel, tmp_path:
 
 
 @pytest.mark.usefixtures("small_parts")
+def test_other_images_under_the_same_names_are_predicted_again(
+    model: PackagedModel, tmp_path: Path
+) -> None:
+    """A camera that numbers from the start again; each image has one row, of what is there now."""
+    out, folder = tmp_path / "out.parquet", write_photos(tmp_path / "photos", 60)
+    others = write_photos(tmp_path / "friday", 30, first=100)
+    names = sorted(folder.rglob("*.png"))
+    for attempt in (1, 2):  # the second one has predicted changed files, of which some change again
+        with pytest.raises(RuntimeError):
+            table_of(model, folder, out, on_progress=stop_after(PART * attempt + 1, RuntimeError()))
+        for name, other in zip(names[:10], sorted(others.rglob("*.png")), strict=False):
+            other.replace(name)
+    summary = predict_images(model, "pets/1", [folder], out)
+    assert (summary.images, summary.changed) == (60, 5)
+    table = pd.read_parquet(out).sort_values("image", ignore_index=True)
+    assert "file_version" not in table
+    expected = table_of(model, folder, tmp_path / "one_go.parquet")
+    assert_same(table, expected.sort_values("image", ignore_index=True))
+
+
+@pytest.mark.usefixtures("small_parts")
 @pytest.mark.parametrize(
     ("change", "words"),
     [
