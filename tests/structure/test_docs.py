@@ -18,6 +18,8 @@ from patchline.pipeline.labels.label_cells import NO_LABEL
 from tests.structure.pages import PAGES, ROOT, blocks, commands, execute
 
 _LISTING = re.compile(r"<!-- file: (\S+) -->\n```\w+\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+_NAMED = re.compile(r"(?:[Ff]lows?|[Ss]tates?|[Ee]nd(?:s|ed)? as) \*([^*]+)\*")
+_STATES_OF_PREFECT = {"Completed", "Failed", "Crashed", "Cancelled", "Late"}
 _LINK = re.compile(r"\]\((?!https?:)([^)#]+)\)")
 _FILE = re.compile(r"\b(?:pipeline|flows|plugins|benchmarks|tests|examples)/[\w/]+\.(?:py|j2|md)\b")
 _OF_A_READER = "tests/test_my_stem.py"
@@ -97,6 +99,19 @@ def test_the_default_of_data_ignore_is_listed() -> None:
     cells = re.search(r"in any case; by default (.*?)\. How many", page, re.DOTALL)
     assert cells
     assert re.findall(r"`(.*?)`", cells[1]) == list(NO_LABEL)
+
+
+def test_names_of_flows_and_states_are_those_in_the_code() -> None:
+    """A page calls them as the Prefect UI does."""
+    sources = [file.read_text(encoding="utf-8") for file in (ROOT / "flows").rglob("*.py")]
+    named = [
+        (page.name, name)
+        for page in PAGES
+        for name in _NAMED.findall(" ".join(page.read_text(encoding="utf-8").split()))
+    ]
+    unknown = [each for each in named if not any(f'"{each[1]}"' in text for text in sources)]
+    assert len(named) > 5
+    assert [each for each in unknown if each[1] not in _STATES_OF_PREFECT] == []
 
 
 def test_a_command_that_does_not_exist_is_noticed() -> None:
