@@ -97,7 +97,7 @@ def _result(report: EvaluationReport | MultiLabelReport) -> str:
     main = report.headline.estimate
     interval = f"95% interval {main.low:.1%} to {main.high:.1%}"
     if isinstance(report, MultiLabelReport):
-        known = len(report.classes) - len(report.unknown_labels)
+        known = len(report.classes) - len(report.unknown_labels) - len(report.unranked_labels)
         return (
             f"mAP **{main.value:.1%}** on {main.n:,} test images ({interval}), mean of "
             f"{counted(known, 'label')}: {report.false_positives:,} false positives, "

@@ -1,7 +1,9 @@
 """Mean average precision of labels, without intervals: what training selects its weights by.
 
 The average precision of a label is scikit-learn's `average_precision_score`: the mean over its
-positives of the precision at their scores, where equal scores count together.
+positives of the precision at their scores, where equal scores count together. It says nothing about
+the scores for a label that all images have, or none, and such a label is in no mean: scikit-learn
+counts it as 1 and 0, torchmetrics 1.9 as 1 and not at all.
 
 Shapes: N images, K labels.
 """
@@ -39,20 +41,25 @@ def mean_average_precision(scores_NK: Array, sets_NK: Array) -> MeanAveragePreci
     return MeanAveragePrecision(float(precisions_K[known_K].mean()), certain_positives(sets_NK))
 
 
+def ranked_labels(sets_NK: Array) -> Array:
+    """Return which labels (K) have an average precision: those of some images, but not of all."""
+    positives_K = sets_NK.sum(0, dtype=np.int64)
+    ranked_K: Array = (positives_K > 0) & (positives_K < len(sets_NK))
+    return ranked_K
+
+
 def certain_positives(sets_NK: Array) -> float:
     """Return the positives that a mAP of these images is as certain as; see the class above."""
-    positives_K = sets_NK.sum(0, dtype=np.int64)
-    known_K = (positives_K > 0) & (positives_K < len(sets_NK))
-    labels = int(known_K.sum())
-    return labels**2 / float((1 / positives_K[known_K]).sum()) if labels else 0.0
+    positives_K = sets_NK.sum(0, dtype=np.int64)[ranked_labels(sets_NK)]
+    labels = len(positives_K)
+    return labels**2 / float((1 / positives_K).sum()) if labels else 0.0
 
 
 def average_precisions(scores_NK: Array, sets_NK: Array) -> Array:
     """Return the average precision (K) of each label; nan for one of all images, or of none."""
     precisions_K = np.full(scores_NK.shape[1], np.nan)
-    for label, (scores_N, has_N) in enumerate(zip(scores_NK.T, sets_NK.T, strict=True)):
-        if has_N.any() and not has_N.all():
-            precisions_K[label] = _average_precision(scores_N, has_N)
+    for label in np.flatnonzero(ranked_labels(sets_NK)):
+        precisions_K[label] = _average_precision(scores_NK[:, label], sets_NK[:, label])
     return precisions_K
 
 

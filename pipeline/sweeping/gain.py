@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 
 from patchline.pipeline.metrics.intervals import TAIL, MetricEstimate
+from patchline.pipeline.metrics.mean_average_precision import ranked_labels
 from patchline.pipeline.metrics.multi_label.label_set_metrics import mean_of_known
 from patchline.pipeline.metrics.multi_label.resampling import Ranking, drawn_counts, draws_for
 
@@ -66,13 +67,11 @@ def gain_of_map(
     """
     images, labels = labels_NK.shape
     seeds = len(before_RNK)
-    present = [
-        k for k in range(labels) if 0 < labels_NK[:, k].sum() < images
-    ]  # average precision of the others says nothing
-    if not present:
+    ranked = np.flatnonzero(ranked_labels(labels_NK))
+    if not len(ranked):
         return MetricEstimate(value=0.0, low=-1.0, high=1.0, n=images)
     rankings = [
-        [[Ranking.of(each_NK[:, k], labels_NK[:, k]) for k in present] for each_NK in fits]
+        [[Ranking.of(each_NK[:, k], labels_NK[:, k]) for k in ranked] for each_NK in fits]
         for fits in (before_RNK, after_RNK)
     ]
     whole = np.ones((images, 1), np.uint8)

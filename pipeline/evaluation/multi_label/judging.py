@@ -22,6 +22,7 @@ from patchline.pipeline.labels import label_sets
 from patchline.pipeline.metrics.intervals import MetricEstimate
 from patchline.pipeline.metrics.label_calibration import LabelCalibration, fit_label_calibration
 from patchline.pipeline.metrics.label_thresholds import LabelThresholds, fit_label_thresholds
+from patchline.pipeline.metrics.mean_average_precision import ranked_labels
 from patchline.pipeline.metrics.multi_label.label_set_metrics import label_set_map
 from patchline.pipeline.training.train_result import EnsembleResult
 
@@ -33,13 +34,13 @@ class Judged:
     report: MultiLabelReport
     table: pd.DataFrame
     validation: MetricEstimate | None
-    """MAP on the validation images; None if there are none, or none of them has a label."""
+    """MAP on the validation images; None if no label is on some of them and not on others."""
 
     @property
     def validated(self) -> str:
         """MAP on the validation images, in words."""
         if self.validation is None:
-            return "validation mAP unknown: no validation image has a label"
+            return "validation mAP unknown: no label is on some validation images and not on others"
         found = self.validation
         return (
             f"validation mAP {found.value:.1%} of {found.n:,} images in float32 (95% interval "
@@ -85,7 +86,7 @@ def judge(
     validated = LabelSetPredictions.of(table[table["split"] == "validation"], data.classes)
     validation = (
         label_set_map(validated.probabilities_NK, validated.labels_NK)
-        if validated.labels_NK.any()
+        if ranked_labels(validated.labels_NK).any()
         else None
     )
     return Judged(report, table, validation)

@@ -11,8 +11,8 @@ import numpy as np
 
 from patchline.pipeline.evaluation.compared_models import ComparedModels, PairedValues
 from patchline.pipeline.frozen_model import FrozenModel
+from patchline.pipeline.metrics import ranking
 from patchline.pipeline.metrics.intervals import MetricEstimate
-from patchline.pipeline.metrics.multi_label.label_set_metrics import average_precision
 from patchline.pipeline.metrics.multi_label.names import MAIN
 from patchline.pipeline.metrics.multi_label.paired_bootstrap import (
     Answers,
@@ -94,8 +94,12 @@ def compare_label_sets(
             LabelChange(
                 name=name,
                 images=int(labels_NK[:, k].sum()),
-                champion=average_precision(before.probabilities_NK[:, k], labels_NK[:, k]),
-                challenger=average_precision(now.probabilities_NK[:, k], labels_NK[:, k]),
+                champion=ranking.average_precision(
+                    before.probabilities_NK[:, k], labels_NK[:, k] > 0
+                ),
+                challenger=ranking.average_precision(
+                    now.probabilities_NK[:, k], labels_NK[:, k] > 0
+                ),
             )
             for k, name in enumerate(classes)
         ),

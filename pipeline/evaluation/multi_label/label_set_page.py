@@ -145,7 +145,7 @@ def write_label_set_html(
 
 
 def _worst_first(row: LabelMetrics) -> tuple[bool, float]:
-    """Sort by average precision; labels without images last."""
+    """Sort by average precision; labels of all images, or of none, last."""
     return row.average_precision is None, (
         row.average_precision.value if row.average_precision else 0.0
     )

@@ -117,6 +117,11 @@ class MultiLabelReport(ModelReport):
         return tuple(row.name for row in self.by_label if not row.images)
 
     @property
+    def unranked_labels(self) -> tuple[str, ...]:
+        """The labels that all images have, so that nothing tells how they are ranked."""
+        return tuple(row.name for row in self.by_label if row.images == self.images)
+
+    @property
     def never_predicted(self) -> tuple[str, ...]:
         """The labels that images have, and that none of them is given."""
         return tuple(row.name for row in self.by_label if row.images and not row.predicted)
@@ -124,7 +129,8 @@ class MultiLabelReport(ModelReport):
     @property
     def chance(self) -> float:
         """The mAP of random ranking: the mean share of the images that have a label."""
-        return float(np.mean([row.images / self.images for row in self.by_label if row.images]))
+        shares = [row.images / self.images for row in self.by_label]
+        return float(np.mean([share for share in shares if 0 < share < 1]))
 
     @property
     def warning(self) -> str:
@@ -144,6 +150,11 @@ class MultiLabelReport(ModelReport):
             notes.append(
                 f"no {before_image(self.split)}image has the label "
                 f"{listed(self.unknown_labels)}: unknown, and excluded from means over the labels"
+            )
+        if self.unranked_labels:
+            notes.append(
+                f"every {before_image(self.split)}image has the label "
+                f"{listed(self.unranked_labels)}: its average precision is unknown, and not in mAP"
             )
         if not self.calibration.is_determined:
             notes.append(f"calibration: {self.calibration.sentence(self.classes)}")
@@ -183,7 +194,7 @@ def evaluate_label_sets(
         config: contents of the report besides the metrics.
 
     Raises:
-        DataError: if there are no images, or none has a label of the model.
+        DataError: if there are no images, or their labels are all the same.
     """
     probabilities, labels = predictions.probabilities_NK, predictions.labels_NK
     predicted, images = predictions.predicted_NK, len(predictions.labels_NK)

@@ -18,6 +18,7 @@ from patchline.pipeline.evaluation.corruptions.catalogue import CORRUPTIONS, SEV
 from patchline.pipeline.evaluation.robustness import Scores, scores_of_versions
 from patchline.pipeline.frozen_model import FrozenModel
 from patchline.pipeline.metrics.intervals import TAIL, MetricEstimate
+from patchline.pipeline.metrics.mean_average_precision import ranked_labels
 from patchline.pipeline.metrics.multi_label.label_set_metrics import label_set_map, mean_of_known
 from patchline.pipeline.metrics.multi_label.paired_bootstrap import two_sided
 from patchline.pipeline.metrics.multi_label.resampling import Ranking, drawn_counts, draws_for
@@ -79,18 +80,18 @@ def label_set_robustness(
         on_progress: called with the number of predicted images, and of all.
 
     Raises:
-        DataError: if none of the images has a label.
+        DataError: if no label is on some of the images and not on others.
     """
     count, num_labels = labels_NK.shape
-    present = np.flatnonzero(labels_NK.any(axis=0))
-    if not len(present):
+    ranked = np.flatnonzero(ranked_labels(labels_NK))
+    if not len(ranked):
         raise DataError(
-            f"None of the {count:,} images to corrupt has a label, so their mAP is unknown. Raise "
-            "evaluation.corruptions."
+            f"No label is on some of the {count:,} images to corrupt and not on others, so their "
+            "mAP is unknown. Raise evaluation.corruptions."
         )
     versions = list(scores_of_versions(scores, images_NHWC, seed, on_progress))
     rankings = [
-        [Ranking.of(version_NK[:, k], labels_NK[:, k]) for k in present] for version_NK in versions
+        [Ranking.of(version_NK[:, k], labels_NK[:, k]) for k in ranked] for version_NK in versions
     ]
     draws = draws_for(count, num_labels * len(versions))
     drawn_VR = np.concatenate(

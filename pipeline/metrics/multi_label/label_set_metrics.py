@@ -24,6 +24,7 @@ from patchline.pipeline.metrics.intervals import (
     with_effective_size,
 )
 from patchline.pipeline.metrics.losses import gamma_bounds
+from patchline.pipeline.metrics.mean_average_precision import ranked_labels
 from patchline.pipeline.metrics.multi_label import image_metrics
 from patchline.pipeline.metrics.multi_label.names import MULTI_LABEL_METRICS
 from patchline.pipeline.metrics.multi_label.resampling import (
@@ -96,10 +97,11 @@ def multi_label_metrics(
 ) -> dict[str, MetricEstimate]:
     """Return the metrics with their intervals, by the keys of `MULTI_LABEL_METRICS`.
 
-    Values are those of scikit-learn, but for its zeros of labels without images, which are left
-    out here. Variances are those of 1,000 bootstrap draws of images, fewer where these are many
-    (`draws_for`), which near the ends and for few images are joined by that of a proportion; the
-    interval is that of a proportion with this variance.
+    Values are those of scikit-learn, but for labels without images, which it counts as 0 in means,
+    and for the average precision of labels of all images, which it counts as 1 (`ranked_labels`):
+    these are left out here. Variances are those of 1,000 bootstrap draws of images, fewer where
+    these are many (`draws_for`), which near the ends and for few images are joined by that of a
+    proportion; the interval is that of a proportion with this variance.
 
     Args:
         probabilities_NK: calibrated probabilities.
@@ -108,19 +110,25 @@ def multi_label_metrics(
         seed: of the draws.
 
     Raises:
-        DataError: if there are no images, or none of them has a label.
+        DataError: if there are no images, none of them has a label, or no label is on some of them
+            and not on others.
     """
     n, num_labels = labels_NK.shape
     if n == 0:
         raise DataError("There are 0 images to evaluate. Choose a split that has images.")
-    present = np.flatnonzero(labels_NK.any(axis=0))
-    if not len(present):
+    if not labels_NK.any():
         raise DataError(
             f"None of the {n:,} images to evaluate has a label of the model, so mAP and F1 are "
             "unknown. Choose images that have some."
         )
+    ranked = np.flatnonzero(ranked_labels(labels_NK))
+    if not len(ranked):
+        raise DataError(
+            f"The labels of the {n:,} images to evaluate are all the same, so mAP is unknown. Add "
+            "images with other labels."
+        )
     labels_NK, predicted_NK = labels_NK.astype(np.uint8), predicted_NK.astype(np.uint8)
-    rankings = [Ranking.of(probabilities_NK[:, k], labels_NK[:, k]) for k in present]
+    rankings = [Ranking.of(probabilities_NK[:, k], labels_NK[:, k]) for k in ranked]
     counts = _Counts(
         *(each.sum(axis=0, dtype=np.int64) for each in _parts(labels_NK, predicted_NK))
     )
@@ -134,7 +142,7 @@ def multi_label_metrics(
         **{key: float(values_N.mean()) for key, values_N in by_image.items()},
     }
     drawn, precisions_R = _drawn(rankings, labels_NK, predicted_NK, by_image, seed)
-    areas = _areas(probabilities_NK, labels_NK, present)
+    areas = _areas(probabilities_NK, labels_NK, ranked)
     found = {
         "mAP": _mean_average_precision(rankings, areas, precisions_R, n),
         "micro_mAP": _micro(probabilities_NK, labels_NK, seed),
@@ -174,7 +182,9 @@ def by_label(
             images=int(images[k]),
             predicted=int(predicted[k]),
             threshold=float(thresholds[k]),
-            average_precision=average_precision(probabilities_NK[:, k], labels_NK[:, k]),
+            average_precision=ranking.average_precision(
+                probabilities_NK[:, k], labels_NK[:, k] > 0
+            ),
             roc_auc=ranking.roc_auc(probabilities_NK[:, k], labels_NK[:, k] > 0),
             precision=precision if predicted[k] else None,
             recall=recall if images[k] else None,
@@ -184,39 +194,23 @@ def by_label(
     )
 
 
-def average_precision(scores_N: Array, labels_N: Array) -> MetricEstimate | None:
-    """Return one label's average precision; 1 if all images have it, None if none has."""
-    if not labels_N.any():
-        return None
-    if labels_N.all():
-        return MetricEstimate(value=1.0, low=1.0, high=1.0, n=len(labels_N))
-    return ranking.average_precision(scores_N, labels_N > 0)
-
-
 def label_set_map(probabilities_NK: Array, labels_NK: Array, *, seed: int = 0) -> MetricEstimate:
     """Return mAP with its interval alone, which `multi_label_metrics` returns among others.
 
     Args:
         probabilities_NK: or other scores.
-        labels_NK: 1 where an image has a label, else 0; some image has one.
+        labels_NK: 1 where an image has a label, else 0; one of them is ranked (`ranked_labels`).
         seed: of the draws.
     """
     n, num_labels = labels_NK.shape
-    present = np.flatnonzero(labels_NK.any(axis=0))
-    rankings = [Ranking.of(probabilities_NK[:, k], labels_NK[:, k]) for k in present]
+    ranked = np.flatnonzero(ranked_labels(labels_NK))
+    rankings = [Ranking.of(probabilities_NK[:, k], labels_NK[:, k]) for k in ranked]
     drawn = [
         mean_of_known(np.array([each.drawn(counts_NR) for each in rankings]), axis=0)
         for counts_NR in drawn_counts(n, draws_for(n, num_labels), seed)
     ]
-    areas = _areas(probabilities_NK, labels_NK, present)
+    areas = _areas(probabilities_NK, labels_NK, ranked)
     return _mean_average_precision(rankings, areas, np.concatenate(drawn), n)
-
-
-def mean_average_precision(scores_NK: Array, labels_NK: Array) -> float:
-    """Return the mean over the labels that some image has; NaN if none has a label."""
-    present = np.flatnonzero(labels_NK.any(axis=0))
-    values = [Ranking.of(scores_NK[:, k], labels_NK[:, k]).average_precision for k in present]
-    return float(np.mean(values)) if values else float("nan")
 
 
 def macro_f1(labels_NK: Array, predicted_NK: Array) -> float:
@@ -297,13 +291,13 @@ def _drawn(
     return together, np.concatenate(precisions)
 
 
-def _areas(probabilities_NK: Array, labels_NK: Array, present: Array) -> list[ranking.AreaSummary]:
+def _areas(probabilities_NK: Array, labels_NK: Array, ranked: Array) -> list[ranking.AreaSummary]:
     """Return what is known of the average precision of each label without draws."""
     return [
         ranking.precision_area(
             probabilities_NK[:, k].astype(np.float64), labels_NK[:, k] > 0
         ).summary
-        for k in present
+        for k in ranked
     ]
 
 

@@ -16,10 +16,10 @@ import numpy as np
 
 from patchline.pipeline.frozen_model import FrozenModel
 from patchline.pipeline.metrics.intervals import TAIL, MetricEstimate
+from patchline.pipeline.metrics.mean_average_precision import mean_average_precision, ranked_labels
 from patchline.pipeline.metrics.multi_label.label_set_metrics import (
     drawn_macro_f1,
     macro_f1,
-    mean_average_precision,
     mean_of_known,
 )
 from patchline.pipeline.metrics.multi_label.resampling import Ranking, drawn_counts, draws_for
@@ -55,7 +55,8 @@ def paired_metrics(
 ) -> dict[str, PairedMetric]:
     """Compare two classifiers, by the names of `PAIRED`.
 
-    Without images, or if none has a label, intervals span their whole range and p-values are 1.
+    Of what is unknown, the interval spans its whole range and the p-value is 1: without images, if
+    none has a label, and for mAP if no label is on some images and not on others.
 
     Args:
         labels_NK: 1 where an image has a label, else 0.
@@ -67,8 +68,6 @@ def paired_metrics(
     n, num_labels = labels_NK.shape
     if not labels_NK.any():
         return dict.fromkeys(PAIRED, _unknown(n))
-    scores = [each.probabilities_NK for each in (a, b)]
-    changes = _drawn_changes(labels_NK, *scores, draws=draws, seed=seed)
     of_f1: list[Array] = []
     for counts_NR in drawn_counts(n, draws or draws_for(n, num_labels), seed):
         weights_RN = np.ascontiguousarray(counts_NR.T, dtype=np.float32)
@@ -76,10 +75,10 @@ def paired_metrics(
             drawn_macro_f1(weights_RN, labels_NK, each.predicted_NK) for each in (a, b)
         )
         of_f1.append(now_R - before_R)
-    maps = [mean_average_precision(each, labels_NK) for each in scores]
+    scores = [each.probabilities_NK for each in (a, b)]
     f1 = [macro_f1(labels_NK, each.predicted_NK) for each in (a, b)]
     return {
-        "mAP": _paired(maps[0], maps[1], changes, n),
+        "mAP": paired_map(labels_NK, *scores, draws=draws, seed=seed),
         "macro_f1": _paired(f1[0], f1[1], np.concatenate(of_f1), n),
     }
 
@@ -96,10 +95,10 @@ def paired_map(
         draws: R; by default 1,000, fewer with many images and labels.
         seed: of the draws.
     """
-    if not labels_NK.any():
+    a, b = (mean_average_precision(each, labels_NK).value for each in (a_NK, b_NK))
+    if a is None or b is None:
         return _unknown(len(labels_NK))
     changes = _drawn_changes(labels_NK, a_NK, b_NK, draws=draws, seed=seed)
-    a, b = (mean_average_precision(each, labels_NK) for each in (a_NK, b_NK))
     return _paired(a, b, changes, len(labels_NK))
 
 
@@ -113,8 +112,8 @@ def _drawn_changes(
 ) -> Array:
     """Return the difference in mAP of each draw (R)."""
     n, num_labels = labels_NK.shape
-    present = np.flatnonzero(labels_NK.any(axis=0))
-    a, b = ([Ranking.of(each[:, k], labels_NK[:, k]) for k in present] for each in (a_NK, b_NK))
+    ranked = np.flatnonzero(ranked_labels(labels_NK))
+    a, b = ([Ranking.of(each[:, k], labels_NK[:, k]) for k in ranked] for each in (a_NK, b_NK))
     changes = []
     for counts_NR in drawn_counts(n, draws or draws_for(n, num_labels), seed):
         before_R, now_R = (

@@ -10,13 +10,15 @@ import pytest
 from sklearn import metrics as reference
 
 from patchline.pipeline.errors import DataError
+from patchline.pipeline.metrics.mean_average_precision import mean_average_precision
 from patchline.pipeline.metrics.multi_label.label_set_metrics import (
     by_label,
+    label_set_map,
     macro_f1,
-    mean_average_precision,
     multi_label_metrics,
 )
 from patchline.pipeline.metrics.multi_label.names import MULTI_LABEL_METRICS
+from patchline.pipeline.metrics.multi_label.paired_bootstrap import paired_map
 
 Array = np.ndarray[Any, Any]
 
@@ -55,7 +57,7 @@ def test_values_are_those_of_scikit_learn(digits: int, labels: int) -> None:
     for key, value in expected.items():
         assert found[key].value == pytest.approx(value, abs=1e-9), key
         assert found[key].low <= found[key].value <= found[key].high
-    assert mean_average_precision(scores, truth) == pytest.approx(expected["mAP"], abs=1e-12)
+    assert label_set_map(scores, truth) == found["mAP"]
     assert macro_f1(truth, predicted) == pytest.approx(expected["macro_f1"], abs=1e-12)
 
 
@@ -92,6 +94,26 @@ def test_a_label_that_no_image_has_is_unknown_and_in_no_mean() -> None:
     assert (row.average_precision, row.roc_auc, row.recall, row.f1) == (None, None, None, None)
     assert row.precision is not None  # of what was predicted, nothing is right
     assert row.precision.value == 0
+
+
+def test_a_label_of_all_images_has_no_average_precision_and_is_in_no_map() -> None:
+    """Nor in that of training and of paired tests; scikit-learn counts it as 1."""
+    scores, truth = draw(150, 3, seed=4)
+    truth[:, 1] = 1
+    predicted = (scores >= 0.5).astype(np.uint8)
+    expected = reference.average_precision_score(truth[:, [0, 2]], scores[:, [0, 2]])
+    assert reference.average_precision_score(truth, scores) > expected + 0.01
+    found = multi_label_metrics(scores, truth, predicted)
+    paired = paired_map(truth, scores, scores, draws=2)
+    trained = mean_average_precision(scores, truth).value
+    for value in (found["mAP"].value, label_set_map(scores, truth).value, paired.b, trained):
+        assert value == pytest.approx(expected, abs=1e-12)
+    row = by_label(scores, truth, predicted, list("abc"), [0.5] * 3)[1]
+    assert (row.average_precision, row.roc_auc) == (None, None)
+    assert row.f1 is not None
+    with pytest.raises(DataError, match="labels of the 150 images to evaluate are all the same"):
+        multi_label_metrics(scores[:, 1:2], truth[:, 1:2], predicted[:, 1:2])
+    assert paired_map(truth[:, 1:2], scores[:, 1:2], scores[:, 1:2]).p_value == 1
 
 
 def test_images_without_any_label_tell_no_map() -> None:
