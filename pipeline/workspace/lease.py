@@ -11,6 +11,7 @@ into the store for a run that has not begun yet holds one, too.
 from __future__ import annotations
 
 import contextlib
+import datetime as dt
 import json
 import logging
 import socket
@@ -21,6 +22,7 @@ from typing import NamedTuple
 
 from patchline.pipeline.errors import PipelineError
 from patchline.pipeline.workspace import chosen
+from patchline.pipeline.workspace.object_store import ObjectStore
 
 logger = logging.getLogger(__name__)
 
@@ -74,14 +76,31 @@ def age_of(name: str) -> LeaseAge | None:
         StorageError: if the store does not answer.
     """
     shared = chosen.shared()
-    content = shared.store.read(_key(name)) if shared else None
-    if shared is None or content is None:
+    return _age(shared.store, name) if shared else None
+
+
+def ages() -> dict[str, LeaseAge]:
+    """Return the age of each lease, expired or not, by its name.
+
+    Raises:
+        StorageError: if the store does not answer.
+    """
+    listed, shared = names(), chosen.shared()
+    if shared is None or not listed:
+        return {}
+    now = shared.store.now()
+    return {name: age for name in listed if (age := _age(shared.store, name, now))}
+
+
+def _age(store: ObjectStore, name: str, now: dt.datetime | None = None) -> LeaseAge | None:
+    content = store.read(_key(name))
+    if content is None:
         return None
     try:
         host = str(json.loads(content.data)["host"])
     except (ValueError, KeyError, TypeError):
         host = ""
-    age = (shared.store.now() - content.info.modified).total_seconds()
+    age = ((now or store.now()) - content.info.modified).total_seconds()
     return LeaseAge(max(0.0, age), host)
 
 

@@ -142,7 +142,9 @@ class SharedFiles:
         Raises:
             StorageError: if that fails.
         """
-        self.store.now()
+        probe = f"{_PROBES}{uuid.uuid4().hex}"
+        self.store.write(probe, b"")
+        self.store.delete(probe)
 
     # -- names -----------------------------------------------------------------------------------
 

@@ -96,8 +96,7 @@ def delete(shared: SharedFiles, keys: Iterable[str]) -> Iterator[str]:
 
 
 def _active_leases() -> tuple[str, ...]:
-    ages = {name: lease.age_of(name) for name in lease.names()}
-    return tuple(name for name, age in ages.items() if age and not age.has_expired)
+    return tuple(name for name, age in lease.ages().items() if not age.has_expired)
 
 
 def _is_old_checkpoint(name: str, finished_runs: Collection[str]) -> bool:
