@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import shutil
+import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -123,6 +124,7 @@ def find_removable(workspace: Path) -> Cleaning:
             _add(needed, folder)
     for folder in newest.values():
         _add(needed, folder, is_finished=True)
+    needed.extended |= _extended_elsewhere(workspace, states)
     paths = [("checkpoint", each) for each in _checkpoints(finished, needed)]
     if not active:
         paths += [("store", each) for each in _unused(workspace / STORES, needed.stores)]
@@ -137,6 +139,27 @@ def find_removable(workspace: Path) -> Cleaning:
         active_runs=active,
         leases=leases,
     )
+
+
+def _extended_elsewhere(workspace: Path, states: Mapping[Path, tuple[str, str]]) -> set[str]:
+    """Return what unfinished runs extend of which the store alone has the request."""
+    shared, extended = chosen.shared(), set[str]()
+    for name in shared.names(f"{RUNS}/") if shared else ():
+        folder = workspace / name.rpartition("/")[0]
+        _, status = states.get(folder, ("", ""))
+        is_request = name.endswith(f"/{Path(REQUEST_FILE).stem}")
+        if is_request and status != _FINISHED and not (folder / REQUEST_FILE).is_file():
+            with tempfile.TemporaryDirectory() as scratch:
+                if shared and shared.fetch_folder(name, Path(scratch) / RUNS):
+                    extended |= _extended_by(Path(scratch) / RUNS)
+    return extended
+
+
+def _extended_by(folder: Path) -> set[str]:
+    """Return the id of the run that a run extends, if it does."""
+    request = _json(folder / REQUEST_FILE)
+    extends = request.get("config", {}).get("training", {}).get("extends")
+    return {str(extends)} if extends else set()
 
 
 def _objects(
@@ -219,9 +242,8 @@ def _add(needed: _Needed, folder: Path, *, is_finished: bool = False) -> None:
     needed.predictions |= _names(_json(folder / "stages" / "teach.json").get("folder"))
     for file in folder.rglob(FEATURES_FILE):
         needed.features.update(map(str, _json(file).get("folders", ())))
-    extends = _json(folder / REQUEST_FILE).get("config", {}).get("training", {}).get("extends")
-    if extends and not is_finished:
-        needed.extended.add(str(extends))
+    if not is_finished:
+        needed.extended |= _extended_by(folder)
 
 
 def _names(*paths: object) -> set[str]:

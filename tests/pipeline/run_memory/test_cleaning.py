@@ -18,6 +18,8 @@ from patchline.pipeline.run_memory.cleaning import FEATURES_FILE, Cleaning, find
 from patchline.pipeline.run_memory.stage_memory import StageMemory
 from patchline.pipeline.tracking.tracked_run import FOLDER_TAG, REQUEST_FILE
 from patchline.pipeline.tracking.tracking_store import client
+from patchline.pipeline.workspace import chosen, run_folders
+from tests.pipeline.workspace.machines import machine
 
 CHECKPOINT, BEST = "training/last.safetensors", "training/best/model.safetensors"
 
@@ -229,3 +231,28 @@ def test_a_repeated_run_still_takes_the_weights(workspace: Workspace) -> None:
     assert not notes
     (folder / BEST).write_bytes(b"damaged")
     assert StageMemory(workspace.folder).recall("train", ingredients, Trained) is None
+
+
+def test_checkpoints_stay_that_a_run_on_another_machine_extends(
+    own_store: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its folder is not here, but its request is on the store."""
+    del own_store
+    monkeypatch.delenv(chosen.VARIABLE, raising=False)
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/mlflow.db")
+    (tmp_path / "team").mkdir()
+    uri, checkpoint = (tmp_path / "team").as_uri(), "runs/1/training/checkpoint"
+    with machine("a", uri) as folder:
+        workspace, shared = Workspace(folder, client()), chosen.shared()
+        finished = workspace.run("1", "FINISHED")
+        assert shared is not None
+        shared.publish(checkpoint, finished / "training", [Path(CHECKPOINT).name])
+        kinds = [each.kind for each in workspace.look().removable]
+        assert kinds == ["checkpoint", "object"]
+    with machine("b", uri) as other:
+        request = {"config": {"training": {"extends": (finished / "id").read_text()}}}
+        (other / "runs/2").mkdir(parents=True)
+        (other / "runs/2" / REQUEST_FILE).write_text(json.dumps(request))
+        run_folders.send_file(other / "runs/2" / REQUEST_FILE)
+    with machine("a", uri):
+        assert workspace.look().removable == ()
