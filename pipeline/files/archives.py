@@ -111,6 +111,13 @@ def _opened(
     return TarArchive(file, encoding)
 
 
+def archives_of(file: Path) -> list[Path]:
+    """Return the archives that a file stands for: itself, a named one, or the shards it lists."""
+    named, _ = named_encoding(file)
+    archive = open_archive(named) if named.suffix == INDEX_SUFFIX else None
+    return archive.shards if isinstance(archive, ShardedArchive) else [named]
+
+
 def named_archive(archive: Path, encoding: str, folder: Path) -> Path:
     """Write the file that stands for an archive whose names are in an encoding, and return it."""
     text = json.dumps({"archive": str(archive.resolve()), "encoding": encoding}, indent=1)
@@ -186,6 +193,11 @@ class ShardedArchive:
         if content.get("format") != _INDEX_FORMAT:
             raise DataError(f"{index} is not an index of shards. Delete it; it is written again.")
         self._shards = {name: Path(shard) for name, shard in content["shards"].items()}
+
+    @property
+    def shards(self) -> list[Path]:
+        """The files of all shards."""
+        return list(self._shards.values())
 
     @property
     def paths(self) -> list[str]:

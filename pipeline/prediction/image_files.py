@@ -17,7 +17,7 @@ from patchline.pipeline.files.data_kinds import DataKind, data_kind, table_parts
 from patchline.pipeline.files.data_names import ARCHIVE_SUFFIXES, may_be_image
 from patchline.pipeline.files.ignored_files import DEFAULT_IGNORED
 from patchline.pipeline.files.table_cells import printable
-from patchline.pipeline.workspace import remote_data
+from patchline.pipeline.workspace import cache, remote_data
 from patchline.pipeline.workspace.address import check_spelling
 from patchline.pipeline.workspace.remote_index import file_state
 
@@ -218,6 +218,7 @@ def _opened_archive(path: Path) -> tuple[Path, Archive]:
     from patchline.pipeline.files.archives import open_archive, readable_archive
 
     file = readable_archive(path, workspace_folder.place() / "sources" / "archive")
+    cache.mark_used(file)
     return file, open_archive(file)
 
 

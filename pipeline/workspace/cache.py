@@ -35,11 +35,15 @@ PAGES_SHARE, PAGE_SHARE = 1 / 2, 1 / 8
 """Of the limit: what images of a store that is larger than that take while a training run uses
 them, and a page of them, where one process trains on the machine."""
 _OF_SHARED = ("prepared/*", "features/*", "initial_weights/*")
-_OF_DATA = (f"{FOLDER}/*/*", f"{PARTS_FOLDER}/*/*")
+_UNPACKED = f"{FOLDER.parts[0]}/*/{'[0-9a-f]' * 32}.tar"
+"""Compressed tars that were decompressed, named after their digest (`files.archives`)."""
+_OF_DATA = (f"{FOLDER}/*/*", f"{PARTS_FOLDER}/*/*", _UNPACKED)
+_MARK = ".used"
+"""Suffix of a file whose time says when a tar was last used; its own tells whether it changed."""
 
 
 class CacheEntry(NamedTuple):
-    """A folder that may go as a whole."""
+    """A folder or an unpacked archive that may go as a whole."""
 
     used: float
     """When it was last used, in seconds since the epoch."""
@@ -73,11 +77,18 @@ def limit() -> int:
     return int(float(match[1]) * _UNITS[(match[2] or "").lower()])
 
 
-def mark_used(folder: Path) -> None:
-    """Note that a folder of the cache is used now, and as long as this process runs."""
+def mark_used(path: Path) -> None:
+    """Note that an entry of the cache is used now, and as long as this process runs.
+
+    Args:
+        path: a folder; or an archive, of which nothing is noted unless it was unpacked here.
+    """
     with contextlib.suppress(OSError, StorageError):  # a workspace that is read-only
-        _hold(folder.resolve())
-        os.utime(folder)
+        is_entry = _hold(path.resolve())
+        if path.is_dir():
+            os.utime(path)
+        elif is_entry:
+            _mark_of(path).touch()
 
 
 def shrink(in_use_since: float | None = None) -> CacheState:
@@ -108,16 +119,22 @@ def _entries() -> Iterator[CacheEntry]:
     patterns = _OF_DATA if chosen.address() is None else (*_OF_SHARED, *_OF_DATA)
     for pattern in patterns:
         for folder in workspace.glob(pattern):
-            if folder.is_dir() and not any(part.startswith(".") for part in folder.parts[-2:]):
-                size = sum(_size(file) for file in folder.rglob("*"))
+            is_entry = folder.is_dir() or pattern == _UNPACKED
+            if is_entry and not any(part.startswith(".") for part in folder.parts[-2:]):
+                size = sum(_size(file) for file in folder.rglob("*")) or _size(folder)
                 yield CacheEntry(_used(folder), folder, size)
 
 
-def _used(folder: Path) -> float:
+def _used(path: Path) -> float:
+    mark = _mark_of(path)
     try:
-        return folder.stat().st_mtime
+        return (mark if mark.exists() else path).stat().st_mtime
     except OSError:
         return time.time()
+
+
+def _mark_of(path: Path) -> Path:
+    return path.with_name(f"{path.name}{_MARK}")
 
 
 def _size(file: Path) -> int:
@@ -128,21 +145,28 @@ def _size(file: Path) -> int:
 
 
 def _is_removed(folder: Path) -> bool:
-    """Remove a folder under another name, so that nobody finds a part of it, unless it is used."""
+    """Remove an entry under another name, so that nobody finds a part of it, unless it is used."""
     gone = folder.with_name(f".{folder.name}.{os.getpid()}.part")
     with locked(_gate()):
         if _is_used(folder):
             return False
         with contextlib.suppress(OSError):
             folder.rename(gone)
-    shutil.rmtree(gone, ignore_errors=True)
+    if gone.is_dir():
+        shutil.rmtree(gone, ignore_errors=True)
+    else:
+        gone.unlink(missing_ok=True)
+        _mark_of(folder).unlink(missing_ok=True)
     return True
 
 
-def _hold(folder: Path) -> None:
+def _hold(folder: Path) -> bool:
     """Hold a lock that tells other processes that this one uses an entry of the cache.
 
     The system releases it when the process ends, however it ends.
+
+    Returns:
+        Whether it is an entry.
     """
     top = place()
     inside = folder.relative_to(top) if folder.is_relative_to(top) else Path()
@@ -155,6 +179,7 @@ def _hold(folder: Path) -> None:
             name = f"{_number(folder)}.{os.getpid()}-{secrets.token_hex(4)}.lock"
             with locked(_gate()):
                 _held[folder] = acquire(_locks() / name, 0)
+    return is_entry
 
 
 def _is_used(folder: Path) -> bool:

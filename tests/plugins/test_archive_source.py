@@ -18,6 +18,7 @@ from patchline.pipeline.data.ingestion import check_source, ingest, prepare, res
 from patchline.pipeline.data.manifests import manifest as manifests
 from patchline.pipeline.data.store.prepared_store import open_images
 from patchline.pipeline.errors import DataError
+from patchline.pipeline.files.workspace_folder import place
 from patchline.pipeline.registry.version_records import image_reader
 from tests.conftest import write_photos
 
@@ -57,6 +58,15 @@ def test_archive_is_the_same_data_as_its_folder(
     assert np.array_equal(pixels, decoded(photos, expected, tmp_path / "one"))
     example = np.asarray(Image.open(found.example_image))
     assert np.array_equal(example, np.asarray(Image.open(expected.example_image)))
+
+
+def test_an_unpacked_tar_counts_as_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So what was not used for longest goes first, once the cache is larger than its limit."""
+    monkeypatch.chdir(tmp_path)
+    photos = write_photos(tmp_path / "photos", classes=2, images=1)
+    archive = shutil.make_archive(str(tmp_path / "packed"), "gztar", photos)
+    check_source(requested(archive, preset_name=None, file=None, flags={}), place())
+    assert len(list(place().glob("sources/archive/*.tar.used"))) == 1
 
 
 def test_images_can_be_read_again_by_root_and_path(tmp_path: Path) -> None:

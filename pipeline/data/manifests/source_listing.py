@@ -9,13 +9,15 @@ from patchline.pipeline.config import RunConfig
 from patchline.pipeline.data.manifests.class_labels import by_rules
 from patchline.pipeline.data.manifests.groups import with_groups
 from patchline.pipeline.data.manifests.label_task import with_task
+from patchline.pipeline.data.reading.image_root import archive_of
 from patchline.pipeline.errors import PluginError
+from patchline.pipeline.files.archives import archives_of
 from patchline.pipeline.files.atomic_files import storage_errors
 from patchline.pipeline.files.user_folders import expanded
 from patchline.pipeline.files.workspace_folder import make_folder
 from patchline.pipeline.labels.reading_rules import AUTO
 from patchline.pipeline.plugin_system import plugin_loader
-from patchline.pipeline.workspace import remote_data
+from patchline.pipeline.workspace import cache, remote_data
 from patchline.plugin_api import ImageListing, ReadingRules, SourceContext
 
 
@@ -60,6 +62,9 @@ def listing_of(config: RunConfig, workspace: Path, *, labelled: bool | None = No
             f"The data source '{config.data.source}' returned a {type(listing).__name__}, not an "
             "ImageListing. Repair the plugin."
         )
+    archive = archive_of(listing.root)
+    for each in archives_of(archive) if archive else ():
+        cache.mark_used(each)
     try:
         RunConfig(name=listing.name)
     except ValueError as error:

@@ -51,6 +51,25 @@ def test_what_was_not_used_for_longest_goes(team: str, monkeypatch: pytest.Monke
         assert not list(workspace.rglob("*.part"))
 
 
+def test_unpacked_tars_go_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was used last stays, unchanged; what a data source has downloaded itself is no copy."""
+    folder = tmp_path / ".patchline/sources/archive"
+    tars = [folder / f"{digit * 32}.tar" for digit in "0f"]
+    for file in (*tars, folder / "downloaded.tar"):
+        folder.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(os.urandom(_BYTES))
+        os.utime(file, (1e9, 1e9))
+    before = tars[0].stat()
+    for file in (tars[1], tars[0], folder / "downloaded.tar"):
+        cache.mark_used(file)
+        time.sleep(0.01)
+    assert tars[0].stat() == before
+    monkeypatch.setenv(cache.VARIABLE, f"{1.5 * _BYTES / 1000:.0f}kB")
+    assert [each.path for each in cache.shrink().removed] == [tars[1]]
+    names = {each.name for each in folder.iterdir()}
+    assert names == {"downloaded.tar", tars[0].name, f"{tars[0].name}.used"}
+
+
 def test_what_an_active_run_uses_stays(team: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Then the cache is larger than its limit, and says so."""
     with machine("a", team) as workspace:
