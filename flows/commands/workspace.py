@@ -11,7 +11,9 @@ from cyclopts import Parameter
 
 from patchline.flows.commands.switches import Json, Switch
 from patchline.flows.progress import display, shown
+from patchline.pipeline.files.workspace_folder import WORKSPACE
 from patchline.pipeline.terminal_words import counted, visible
+from patchline.pipeline.workspace import chosen
 
 
 def export(
@@ -34,11 +36,13 @@ def export(
             Path.cwd().resolve(), file.absolute(), _megabytes, caches=with_caches
         )
         elsewhere = runs_elsewhere.store_elsewhere(Path.cwd().resolve())
+        cached = chosen.cached_address(WORKSPACE)
     size = file.stat().st_size
     if as_json:
         summary = contents.model_dump(mode="json", exclude={"members", "format"})
         answer = {"file": str(file.resolve()), "bytes": size, "files": len(contents.members)}
-        print(json.dumps({**answer, **summary, "runs_elsewhere": elsewhere}, indent=2))
+        answer |= {"runs_elsewhere": elsewhere, "cache_of": str(cached) if cached else ""}
+        print(json.dumps({**answer, **summary}, indent=2))
         return
     print(
         f"Wrote {visible(str(file))}: {counted(contents.runs, 'run')}, "
@@ -55,6 +59,11 @@ def export(
         print(
             f"Runs and registered models of {elsewhere}, where this folder tracks its runs, are "
             "not in it. Back up that store as well."
+        )
+    if cached:
+        print(
+            f"This folder caches the workspace {cached}: splits, checkpoints and results that only "
+            "that store has are not in it. Back up the store as well, its names/ before its files/."
         )
 
 

@@ -48,6 +48,8 @@ LOCK_TAG = "patchline.lock"
 """Identity of the lock that the owner holds; see `lock_identity`."""
 WORKSPACE_TAG = "patchline.workspace"
 """Address of the shared workspace that a run belongs to."""
+WORKSPACE_ID_TAG = "patchline.shared_workspace_id"
+"""Its id, which a copy at another address has, too."""
 LOCK_FILE = "owner.lock"
 BEAT_SECONDS = 10.0
 """Time between two heartbeats of an owner."""
@@ -110,8 +112,11 @@ def _lease_has_expired(run: Run) -> bool:
 
 def _is_of_this_workspace(run: Run) -> bool:
     """Return whether a run belongs to the shared workspace that this process works with."""
-    uri, shared = run.data.tags.get(WORKSPACE_TAG), chosen.address()
-    return shared is not None and uri == str(shared)
+    tags, shared = run.data.tags, chosen.address()
+    if shared is None:
+        return False
+    is_copy = bool(own := tags.get(WORKSPACE_ID_TAG)) and own == chosen.cached_id()
+    return is_copy or tags.get(WORKSPACE_TAG) == str(shared)
 
 
 def of_lock_of(run: Run) -> Liveness:

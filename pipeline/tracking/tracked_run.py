@@ -365,10 +365,14 @@ def _log_params(store: MlflowClient, run_id: str, params: Mapping[str, str]) -> 
 
 def _owner_tags(folder: Path) -> dict[str, str]:
     """Return the tags by which others recognise whether this process, the owner, is alive."""
+    workspace = {}
+    if shared := chosen.address():
+        workspace[liveness.WORKSPACE_TAG] = str(shared)
+        workspace[liveness.WORKSPACE_ID_TAG] = chosen.cached_id()
     return {
         HOST_TAG: socket.gethostname(),
         FOLDER_TAG: str(folder),
         liveness.LOCK_TAG: liveness.lock_identity(owner_lock(folder)),
         liveness.HEARTBEAT_TAG: run_owner.beat(),
-        **({liveness.WORKSPACE_TAG: str(shared)} if (shared := chosen.address()) else {}),
+        **workspace,
     }

@@ -84,12 +84,27 @@ def address() -> Address | None:
 
 def cached_address(workspace: Path) -> Address | None:
     """Return the address of the workspace that a folder caches; None if it caches none."""
+    cached = _cached(workspace)
+    return _address(cached[0], str(workspace / CACHE_FILE)) if cached else None
+
+
+def cached_id() -> str:
+    """Return the id of the shared workspace that the folder here caches; empty if there is none.
+
+    A copy of a workspace, such as one that was restored from a backup, has the same id.
+    """
+    cached = _cached(WORKSPACE)
+    return cached[1] if cached else ""
+
+
+def _cached(workspace: Path) -> tuple[str, str] | None:
+    """Return address and id of the workspace that a folder caches."""
     try:
         content = json.loads((workspace / CACHE_FILE).read_text(encoding="utf-8"))
-        return _address(str(content["uri"]), str(workspace / CACHE_FILE))
+        return str(content["uri"]), str(content.get("id", ""))
     except FileNotFoundError:
         return None
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ConfigError(
             f"{workspace / CACHE_FILE}, which names the workspace that is cached here, cannot be "
             "read. Restore it, or delete the folder, which is a cache."
@@ -122,10 +137,9 @@ def shared() -> SharedFiles | None:
         if key not in _opened:
             files = SharedFiles(opened(chosen), say)
             files.open()
-            if cached_address(WORKSPACE) is None:
-                write_text(
-                    WORKSPACE.resolve() / CACHE_FILE, json.dumps({"uri": str(chosen)}) + "\n"
-                )
+            if cached_id() != files.id:
+                content = json.dumps({"uri": str(chosen), "id": files.id})
+                write_text(WORKSPACE.resolve() / CACHE_FILE, content + "\n")
             _opened[key] = files
     return _opened[key]
 

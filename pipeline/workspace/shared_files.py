@@ -69,6 +69,8 @@ class SharedFiles:
 
     def __init__(self, store: ObjectStore, on_note: Callable[[str], None] = lambda _: None) -> None:
         self.store, self.on_note = store, on_note
+        self.id = ""
+        """Of the workspace, also where its objects were copied to; known once it is open."""
         self._present = set[str]()
         """Digests of contents that this process knows to be in the store."""
 
@@ -89,8 +91,9 @@ class SharedFiles:
         content = self.store.read(MARKER)
         data = self._begun() if content is None else content.data
         try:
-            version = json.loads(data)["format"]
-        except (ValueError, KeyError, TypeError) as error:
+            marker = json.loads(data)
+            version, self.id = marker["format"], str(marker.get("id", ""))
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise ConfigError(
                 f"{self.uri}/{MARKER} was not written by Patchline. Choose another --workspace."
             ) from error
@@ -106,7 +109,8 @@ class SharedFiles:
         data = json.dumps({"format": _FORMAT, "id": uuid.uuid4().hex}).encode()
         with suppress(ConflictError):  # another machine was faster
             self.store.write(MARKER, data, if_absent=True)
-        return data
+        present = self.store.read(MARKER)
+        return present.data if present else data
 
     def _check_conditions(self) -> None:
         """Try both conditions on an object that nobody else knows.

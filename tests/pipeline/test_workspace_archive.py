@@ -26,6 +26,7 @@ from patchline.pipeline.relocation import (
 from patchline.pipeline.tracking import team_stores, tracked_run, tracking_store
 from patchline.pipeline.tracking.team_stores import TeamStores
 from patchline.pipeline.tracking.tracked_run import NewRun
+from patchline.pipeline.workspace import chosen
 from tests.patience import patient
 
 NEW = NewRun(experiment="roses", name="one", command="patchline run", params={}, tags={})
@@ -243,13 +244,19 @@ def test_runs_of_a_store_elsewhere_are_said_to_be_missing(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """A server of the user, or a team's database; the folder's own file is not elsewhere."""
+    """A server of the user, or a team's database; the folder's own file is not elsewhere.
+
+    So are results that are on an object store alone.
+    """
     monkeypatch.setenv("MLFLOW_TRACKING_URI", sqlite_uri(workspace / "mlflow.db"))
     assert runs_elsewhere.store_elsewhere(workspace) is None
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "https://anna:hunter22@mlflow.example.org")
+    cache = workspace / ".patchline" / chosen.CACHE_FILE
+    cache.write_text('{"uri": "s3://flowers/team"}', encoding="utf-8")
     commands.export(tmp_path / "a.tar")
     said = " ".join(capsys.readouterr().out.split())
     assert "Runs and registered models of https://mlflow.example.org, where this" in said
+    assert "caches the workspace s3://flowers/team: splits, checkpoints and results" in said
     assert "hunter22" not in said
     monkeypatch.delenv("MLFLOW_TRACKING_URI")
     assert runs_elsewhere.store_elsewhere(workspace) is None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import time
@@ -10,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from patchline.pipeline.workspace import chosen
+from patchline.pipeline.workspace.address import parsed
 from tests.conftest import PATCHLINE, patchline, write_photos
 from tests.object_server import ObjectServer, faulty_connection
 from tests.patience import patient
@@ -51,14 +54,30 @@ def killed_run(machine: Path, data: Path, env: dict[str, str]) -> None:
     process.wait()
 
 
+def copied(objects: ObjectServer, bucket: str) -> str:
+    """Copy the objects of a bucket into a new one, names first, and return its name."""
+    target = objects.new_bucket()
+    source, copy = (chosen.opened(parsed(f"s3://{each}", "-")) for each in (bucket, target))
+    keys = [info.key for info in source.list("")]
+    for key in sorted(keys, key=lambda each: not each.startswith("team/names/")):
+        content = source.read(key)
+        assert content is not None
+        copy.write(key, content.data)
+    return target
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(1500)
 def test_another_machine_finishes_a_killed_run(
     objects: ObjectServer, bucket: str, data: Path, tmp_path: Path
 ) -> None:
-    """It has the weights of a run that was never killed, and a repetition computes nothing."""
+    """It has the weights of a run that was never killed, and a repetition computes nothing.
+
+    So does a machine with a backup, in another bucket and with another database of runs.
+    """
     first, second, alone = tmp_path / "first", tmp_path / "second", tmp_path / "alone"
-    for machine in (first, second, alone):
+    restored = tmp_path / "restored"
+    for machine in (first, second, alone, restored):
         machine.mkdir()
     env = {
         **objects.environment,
@@ -66,9 +85,15 @@ def test_another_machine_finishes_a_killed_run(
         "MLFLOW_TRACKING_URI": f"sqlite:///{tmp_path / 'team.db'}",
     }
     killed_run(first, data, env)
-    done = patchline("run", "--resume", "last", cwd=second, env=env, timeout=600)
-    assert done.code == 0, done.err
-    assert "resuming from step" in done.err
+    of_backup = {
+        **objects.environment,
+        "PATCHLINE_WORKSPACE": f"s3://{copied(objects, bucket)}/team",
+        "MLFLOW_TRACKING_URI": f"sqlite:///{shutil.copy(tmp_path / 'team.db', restored)}",
+    }
+    for machine, variables in ((second, env), (restored, of_backup)):
+        done = patchline("run", "--resume", "last", cwd=machine, env=variables, timeout=600)
+        assert done.code == 0, done.err
+        assert "resuming from step" in done.err
     again = patchline("run", data, *_SETTINGS, "--json", cwd=second, env=env)
     assert again.code == 0, again.err
     for words in ("its images are used", "its training is used", "its result is used"):
@@ -79,7 +104,7 @@ def test_another_machine_finishes_a_killed_run(
         file.read_bytes()
         for file in second.glob(".patchline/runs/*/training/best/model.safetensors")
     }
-    assert resumed == weights(alone)
+    assert resumed == weights(alone) == weights(restored)
 
 
 @pytest.mark.slow

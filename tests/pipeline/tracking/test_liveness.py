@@ -21,7 +21,9 @@ from patchline.pipeline.files.file_locks import LockState, locked
 from patchline.pipeline.tracking import abandoned_mlflow_runs, liveness, run_owner, tracked_run
 from patchline.pipeline.tracking.liveness import Liveness, of_heartbeat, of_lock
 from patchline.pipeline.tracking.tracking_store import client
+from patchline.pipeline.workspace import chosen
 from tests.patience import patient
+from tests.pipeline.workspace.machines import machine
 
 CONFIG = RunConfig(name="roses")
 AS_ROOT = pytest.mark.skipif(
@@ -308,3 +310,22 @@ def test_a_container_beside_it_sees_a_run_live_and_die(tmp_path: Path, short: fl
         process.wait()
         assert observed(20 * short) == run_id
         assert _status(run_id) == "KILLED"
+
+
+def test_a_run_belongs_to_a_copy_of_its_workspace(
+    own_store: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such as a restored backup, whatever its address; and to no other workspace."""
+    del own_store
+    monkeypatch.delenv(chosen.VARIABLE, raising=False)
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/mlflow.db")
+    for name in ("team", "other"):
+        (tmp_path / name).mkdir()
+    with machine("a", (tmp_path / "team").as_uri()) as here:
+        with tracked_run.owned_run(CONFIG, here / "runs", {}) as opened:
+            name = opened.folder.name
+        run = client().get_run(opened.run_id)
+    shutil.copytree(tmp_path / "team", tmp_path / "copy")
+    for folder, belongs in (("copy", True), ("other", False)):
+        with machine(f"b-{folder}", (tmp_path / folder).as_uri()) as there:
+            assert (liveness.folder_of(run) == there / "runs" / name) == belongs
