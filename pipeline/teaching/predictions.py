@@ -149,11 +149,11 @@ class TeacherOutputs:
             pending.clear()
 
         for start, batch in self._batches(finished, stored, transfers):
-            if pending and start != first + sum(each.count for each in pending):
+            if pending and start != first + sum(each.images for each in pending):
                 write()
             first = first if pending else start
             pending.append(batch)
-            done, computed = done + batch.count, computed + len(batch.new)
+            done, computed = done + batch.images, computed + len(batch.new)
             if time.monotonic() - saved >= self.piece_seconds:
                 write()
                 saved = time.monotonic()
@@ -227,7 +227,7 @@ class TeacherOutputs:
 class _Batch(NamedTuple):
     """Some consecutive images, and their logits as far as they are there."""
 
-    count: int
+    images: int
     copies: dict[int, Array]
     """By place in the batch: logits that were computed before."""
     new: list[int]
@@ -240,7 +240,7 @@ class _Batch(NamedTuple):
     def rows_BO(self) -> Array:  # noqa: N802 - the shape suffix
         """Return the logits of all (B, V * K)."""
         width = len(next(iter(self.copies.values()))) if self.copies else self.parts[0].shape[1]
-        rows_BO = np.empty((self.count, width), np.float32)
+        rows_BO = np.empty((self.images, width), np.float32)
         for place, row_O in self.copies.items():
             rows_BO[place] = row_O
         if self.parts:
