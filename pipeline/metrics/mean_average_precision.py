@@ -2,8 +2,8 @@
 
 The average precision of a label is scikit-learn's `average_precision_score`: the mean over its
 positives of the precision at their scores, where equal scores count together. It says nothing about
-the scores for a label that all images have, or none, and such a label is in no mean: scikit-learn
-counts it as 1 and 0, torchmetrics 1.9 as 1 and not at all.
+the scores for a label that all images have, or none, and such a label is in no mean; scikit-learn
+and torchmetrics 1.9 count it as 1 and 0.
 
 Shapes: N images, K labels.
 """
