@@ -144,6 +144,19 @@ def e_tags(root: Path) -> dict[str, str] | None:
     return known if known or root.is_dir() else None
 
 
+def forget(file: Path) -> bool:
+    """Remove a downloaded file that is not what it was, so that it is downloaded again.
+
+    Returns:
+        Whether it was downloaded; another file stays.
+    """
+    if not file.is_relative_to(place() / FOLDER) or not file.is_file():
+        return False
+    with storage_errors(file):
+        file.unlink(missing_ok=True)
+    return True
+
+
 def is_downloaded(root: Path) -> bool:
     """Return whether a folder, an archive, or a folder in one was downloaded by `local_path`."""
     return _index_of(archive_or_folder(root)) is not None

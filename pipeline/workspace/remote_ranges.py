@@ -1,8 +1,9 @@
 """Archives on an object store, read by ranges: the directory of a zip, and the members in use.
 
 An object is divided into parts of 1 MiB. What is read of one is kept in the workspace's folder
-`sources/object_parts/`, so each is fetched at most once by a machine while its cache lasts. Whoever
-reads on gets the next parts in one request, up to 8 MiB, as an operating system reads ahead.
+`sources/object_parts/` with a checksum, so each is fetched at most once by a machine while its
+cache lasts, and again if its file is damaged. Whoever reads on gets the next parts in one request,
+up to 8 MiB, as an operating system reads ahead.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import os
 import threading
+import zlib
 from collections import OrderedDict
 from pathlib import Path
 
@@ -28,6 +30,8 @@ _MOST_AHEAD = 8
 _IN_MEMORY = 4
 """Parts, so that the small reads of an archive's headers open no file each."""
 _WHOLE = "whole"
+_CHECKSUM_BYTES = 4
+"""Of a CRC-32 behind each part in its file."""
 
 
 class ObjectRanges:
@@ -39,6 +43,8 @@ class ObjectRanges:
         self._folder = ranged.parts / hashlib.sha256(state.encode()).hexdigest()[:32]
         self._kept: OrderedDict[int, bytes] = OrderedDict()
         self._ahead, self._next = 1, -1
+        self._verified = set[int]()
+        """Parts whose file has had its checksum in this process."""
         self._lock = threading.Lock()
         self._store: tuple[int, ObjectStore] | None = None
 
@@ -93,12 +99,23 @@ class ObjectRanges:
             self._kept.popitem(last=False)
 
     def _read(self, number: int) -> bytes | None:
-        """Return a part that was fetched before; None if it was not, or is not whole."""
+        """Return a part that was fetched before; None if it was not, or its file is damaged.
+
+        Its checksum is compared when this process reads it first: it costs about what the reading
+        does, and an image is read from the same part as its neighbours.
+        """
         try:
-            data = self._file(number).read_bytes()
+            content = self._file(number).read_bytes()
         except OSError:
             return None
-        return data if len(data) == self._length(number) else None
+        data, checksum = content[:-_CHECKSUM_BYTES], content[-_CHECKSUM_BYTES:]
+        if len(data) != self._length(number):
+            return None
+        if number not in self._verified:
+            if _checksum(data) != checksum:
+                return None
+            self._verified.add(number)
+        return data
 
     def _fetch(self, number: int, last: int) -> bytes:
         """Fetch a part, and those after it that are missing, in one request."""
@@ -111,9 +128,9 @@ class ObjectRanges:
         start, stop = number * PART_BYTES, min(end * PART_BYTES, self._object.bytes)
         data = self._range(start, stop)
         for each in range(number, end):
-            piece = data[(each - number) * PART_BYTES :][:PART_BYTES]
+            piece = bytes(data[(each - number) * PART_BYTES :][:PART_BYTES])
             with replacing(self._file(each)) as temporary:
-                temporary.write_bytes(piece)
+                temporary.write_bytes(piece + _checksum(piece))
         return bytes(data[:PART_BYTES])
 
     def _range(self, start: int, stop: int) -> memoryview:
@@ -136,6 +153,10 @@ class ObjectRanges:
 
     def _file(self, number: int) -> Path:
         return self._folder / f"{number:08d}"
+
+
+def _checksum(data: bytes) -> bytes:
+    return zlib.crc32(data).to_bytes(_CHECKSUM_BYTES)
 
 
 def enable() -> None:

@@ -15,6 +15,7 @@ from patchline.pipeline.data.reading.image_root import root_image_bytes
 from patchline.pipeline.data.reading.jpeg_decoding import decode_jpeg
 from patchline.pipeline.data.reading.resizing import Pixels, ResizePolicy, resize_image
 from patchline.pipeline.errors import DataError
+from patchline.pipeline.workspace import remote_data
 
 
 @dataclass(frozen=True)
@@ -76,6 +77,7 @@ def read_image(
     try:
         with root_image_bytes(root, image.path) as data:
             if hashlib.sha256(data).hexdigest() != image.sha256:
+                remote_data.forget(root / image.path)  # so that the next run downloads it again
                 raise DataError(f"{image.path} changed while it was being read. Run again.")
             with decoded(
                 data,

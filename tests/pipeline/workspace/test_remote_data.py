@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import tarfile
 import zipfile
@@ -16,6 +17,7 @@ from patchline.pipeline.config_files import requested
 from patchline.pipeline.data.manifests.manifest import scan
 from patchline.pipeline.data.manifests.scan_memory import ScanMemory
 from patchline.pipeline.data.manifests.source_listing import listing_of
+from patchline.pipeline.data.store.store_decoding import StoredImage, StoreSpec, read_image
 from patchline.pipeline.errors import ConfigError, DataError, StorageError
 from patchline.pipeline.files.workspace_folder import WORKSPACE
 from patchline.pipeline.workspace import remote_data
@@ -196,6 +198,23 @@ def test_an_image_that_was_replaced_is_described_again(top: RemoteStore, tmp_pat
     after = described(f"{top.uri}/flowers/labels.csv", "table")
     assert after["down/000.png"] == before["down/000.png"]
     assert after["across/000.png"] == before["down/001.png"] != before["across/000.png"]
+
+
+def test_a_file_that_was_damaged_here_is_downloaded_again(top: RemoteStore, tmp_path: Path) -> None:
+    """Its size and time are as before, so only its digest tells; the next run repairs it."""
+    put(top, write_photos(tmp_path / "flowers", classes=2, images=2), "flowers")
+    digests = described(f"{top.uri}/flowers", "image_folder")
+    root = Path(remote_data.local_path(f"{top.uri}/flowers"))
+    file, times = root / "down/001.png", (root / "down/001.png").stat()
+    whole = file.read_bytes()
+    file.write_bytes(bytes([whole[0] ^ 1]) + whole[1:])
+    os.utime(file, ns=(times.st_atime_ns, times.st_mtime_ns))
+    assert described(f"{top.uri}/flowers", "image_folder") == digests
+    image = StoredImage(0, "down/001.png", digests["down/001.png"])
+    with pytest.raises(DataError), read_image(root, image, StoreSpec(3, 8, 8, "squash")):
+        pass
+    assert described(f"{top.uri}/flowers", "image_folder") == digests
+    assert file.read_bytes() == whole
 
 
 def test_a_download_that_was_killed_continues(
