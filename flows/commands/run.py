@@ -33,6 +33,9 @@ from patchline.pipeline.workers import worker_start
 if TYPE_CHECKING:
     from patchline.pipeline.browsing.run_summary import RunSummary
 
+_PROCESSES = "--training.processes"
+"""Decides how batches are divided, not what is trained, so a resumed run may have another."""
+
 
 def build(arguments: list[str]) -> Callable[..., None]:
     """Return the command, typed for the plugins that the arguments choose."""
@@ -74,6 +77,7 @@ def build(arguments: list[str]) -> Callable[..., None]:
             Recompute every stage instead of reusing results of earlier runs.
         resume
             Resume an interrupted run with its own settings: its MLflow id, its name, or `last`.
+            Only --training.processes may change.
         extend
             Train a finished run for longer (--training.epochs), as a new run: its id or `last`.
         settings
@@ -84,7 +88,7 @@ def build(arguments: list[str]) -> Callable[..., None]:
             print(json.dumps(chosen.model_json_schema(), indent=2))
             return
         if resume is not None:
-            _resume(resume, arguments, began, as_json=as_json)
+            _resume(resume, arguments, settings, began, as_json=as_json)
             return
         given = {"DATA": data, "--config": config, "--preset": preset, "--rehearse": rehearse}
         request = _requested(arguments, extend, settings, given)
@@ -107,9 +111,18 @@ def composed(arguments: list[str]) -> type[BaseModel]:
     return without_needless_negatives(composed_config(arguments, weaker))
 
 
-def _resume(reference: str, arguments: list[str], began: float, *, as_json: bool) -> None:
-    check_alone(arguments, "run")
-    _train(partial(resume_training, reference), began, as_json=as_json)
+def _resume(
+    reference: str,
+    arguments: list[str],
+    settings: BaseModel | None,
+    began: float,
+    *,
+    as_json: bool,
+) -> None:
+    check_alone(arguments, "run", but=_PROCESSES)
+    flags = settings.model_dump(exclude_unset=True, mode="json") if settings else {}
+    processes = flags.get("training", {}).get("processes")
+    _train(partial(resume_training, reference, processes), began, as_json=as_json)
 
 
 def _check_no_switch_value(data: str | None, arguments: list[str]) -> None:
@@ -124,24 +137,28 @@ def _check_no_switch_value(data: str | None, arguments: list[str]) -> None:
             raise ConfigError(remedy)
 
 
-def check_alone(arguments: list[str], what: str) -> None:
+def check_alone(arguments: list[str], what: str, but: str = "") -> None:
     """Refuse arguments that have no meaning beside `--resume`.
 
     Args:
         arguments: of the command.
         what: is resumed, such as a run.
+        but: the flag of a setting that may change; empty for none.
 
     Raises:
         ConfigError: for the first one.
     """
     rest = iter(arguments)
     for argument in rest:
-        if argument == "--resume":
-            next(rest, None)
-        elif argument != "--json" and not argument.startswith("--resume="):
+        name, _, value = argument.partition("=")
+        if name == "--resume" or (but and name == but):
+            if not value:
+                next(rest, None)
+        elif argument != "--json":
+            except_for = f", except for {but}" if but else ""
             raise ConfigError(
                 f"'{argument}' cannot be combined with --resume: a resumed {what} keeps the "
-                f"settings it was started with. Leave it out, or start a new {what}."
+                f"settings it was started with{except_for}. Leave it out, or start a new {what}."
             )
 
 

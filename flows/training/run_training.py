@@ -58,11 +58,12 @@ def run_training(config: RunConfig, *, fresh: bool = False) -> RunSummary:
         return _in_prefect(config, fresh=fresh)
 
 
-def resume_training(reference: str) -> RunSummary:
+def resume_training(reference: str, processes: int | None = None) -> RunSummary:
     """Continue a training run that failed or was killed, with the settings it was started with.
 
     Args:
         reference: the MLflow run's id, the first characters of the id, its name, or `last`.
+        processes: that train together; None for as many as before.
 
     Raises:
         ConfigError: if there is no such run, or it cannot be continued.
@@ -72,6 +73,14 @@ def resume_training(reference: str) -> RunSummary:
 
     enter_workspace()
     interrupted = interrupted_runs.find(reference, WORKSPACE.resolve() / "runs", display().note)
+    before = interrupted.request.config.training.processes
+    if processes is not None and processes != before:
+        interrupted = interrupted_runs.with_processes(interrupted, processes)
+        display().note(
+            f"resuming with {counted(processes, 'process', 'processes')} instead of {before}: the "
+            "batches are the same, but the last bits of the weights are not those of either "
+            "number, so other runs do not reuse them"
+        )
     files = [*map(Path, interrupted.request.plugin_files), *plugin_files()]
     use_plugin_files(list(dict.fromkeys(files)))
     choice = interrupted.request.config.launcher

@@ -46,6 +46,9 @@ from patchline.pipeline.training.parts import launching
 from patchline.pipeline.workers import prewarm, worker_start
 from patchline.pipeline.workspace import chosen, run_folders
 
+_PROCESSES_TAG = "patchline.processes"
+"""Of a run that was resumed with another number: all of them, in their order."""
+
 
 @flow(
     name="Train and register",
@@ -103,6 +106,7 @@ def _continued(interrupted: InterruptedRun, new: _Run, *, by_hand: bool) -> _Run
             "the code has changed since it started; the remaining stages use the new code"
         )
     run.context.memory.enter(interrupted.run_id, interrupted.folder)
+    run.context.memory.private = bool(interrupted.request.processes_before)
     if interrupted.request.plan:
         run.context.put(Plan.model_validate(interrupted.request.plan))
     return replace(run, interrupted=interrupted, fallback=None if by_hand else new)
@@ -198,6 +202,9 @@ class _Run:
     def _reopened(self, interrupted: InterruptedRun) -> AbstractContextManager[TrackedRun]:
         flow_runs = {tracked_run.FLOW_RUNS_TAG: f"{interrupted.flow_runs},{flow_run.id}"}
         tags = {**engine.early_tags(self.line.before_run, self.context), **flow_runs}
+        if before := interrupted.request.processes_before:
+            numbers = (*before, interrupted.request.config.training.processes)
+            tags[_PROCESSES_TAG] = ", ".join(map(str, numbers))
         params = self.context.config.flat()
         return tracked_run.continued_run(interrupted.run_id, interrupted.folder, params, tags)
 

@@ -6,15 +6,17 @@ import re
 import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
+from patchline.pipeline import config_files
 from patchline.pipeline.config import RunConfig
 from patchline.pipeline.errors import ConfigError, RunError
 from patchline.pipeline.files.access import is_readable
+from patchline.pipeline.files.atomic_files import write_text
 from patchline.pipeline.files.file_locks import LockState, state_of, try_lock
 from patchline.pipeline.frozen_model import FrozenModel
 from patchline.pipeline.redaction import redacted
@@ -57,6 +59,8 @@ class RunRequest(FrozenModel):
     """Whether the run may not use results of earlier runs."""
     code: str = ""
     """Digest of the code of its stages."""
+    processes_before: tuple[int, ...] = ()
+    """Numbers of processes that it was resumed from with another one, in their order."""
 
 
 @dataclass(frozen=True)
@@ -117,6 +121,31 @@ def find(
     if owner is not Liveness.DEAD:
         raise ConfigError(not_resumable(run, owner))
     return interrupted
+
+
+def with_processes(run: InterruptedRun, processes: int) -> InterruptedRun:
+    """Return a run that is resumed with another number of processes; its request keeps it.
+
+    Args:
+        run: of training, which nobody works on.
+        processes: that train together.
+
+    Raises:
+        ConfigError: if the other settings do not allow so many.
+        RunError: if another process resumes the run.
+    """
+    before = run.request.config.training.processes
+    settings = {"training": {"processes": processes}}
+    config = run.request.config.model_dump(mode="json")
+    changes = {
+        "config": config_files.validated(config_files.merged(config, settings)),
+        "processes_before": (*run.request.processes_before, before),
+    }
+    request = run.request.model_copy(update=changes)
+    with resuming(run):
+        write_text(run.folder / REQUEST_FILE, request.model_dump_json(indent=2))
+        run_folders.send_file(run.folder / REQUEST_FILE)
+    return replace(run, request=request)
 
 
 def _say(run: Run, on_wait: Callable[[str], None] | None) -> Callable[[float], None]:

@@ -88,6 +88,9 @@ class StageMemory:
     """The id of the run whose result was reused, by stage."""
     recalled: set[str] = field(default_factory=set)
     """Stages that were not computed again: by another run, or before an interruption."""
+    private: bool = False
+    """Whether no other run may use the results, because its settings do not say how they came
+    about."""
 
     def enter(self, run_id: str, folder: Path) -> None:
         """Set the current run; its results are recorded in its own folder, too."""
@@ -274,7 +277,8 @@ class StageMemory:
 
     def _keep(self, record: StageRecord) -> None:
         text = record.model_dump_json(indent=2) + "\n"
-        write_text(self._shared_file(record.stage, record.key), text)
+        if not self.private:
+            write_text(self._shared_file(record.stage, record.key), text)
         if self.run_folder is not None:
             write_text(self._own_file(self.run_folder, record.stage), text)
 
@@ -289,7 +293,7 @@ class StageMemory:
             return
         folder = record.folder.relative_to(self.workspace.resolve()).as_posix()
         value = {**record.model_dump(mode="json", exclude={"files"}), "folder": folder}
-        for file in self._records(record.stage, record.key, own_only=False):
+        for file in self._records(record.stage, record.key, own_only=self.private):
             name = self._name(file)
             if not (if_missing and self.shared.find(name)):
                 self.shared.publish(name, record.folder, record.files, value)

@@ -99,7 +99,14 @@ class Training:
                 events.write("note", message=note)
         trial = trial_of(job.config, job.image, len(job.classes), self.precision.name)
         alone = self.ranks.size == 1
-        self.thread_plan = ThreadPlan(job.config, self.device, trial, events, alone=alone)
+        self.thread_plan = ThreadPlan(
+            job.config,
+            self.device,
+            trial,
+            events,
+            alone=alone,
+            own_threads=self.ranks.own_threads,
+        )
         self.objective = build_objective(job.config, job.image, len(job.classes), weights_K)
         self.sizes = ProgressiveSize(settings, job.image, model)
         model = self.objective.training_module(model).to(self.device)

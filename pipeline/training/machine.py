@@ -126,7 +126,8 @@ def choose_device(config: TrainingConfig, machine: Machine, machines: int = 1) -
         have = "this machine has" if machines == 1 else f"{machines} nodes have"
         raise ConfigError(
             f"training.processes is {config.processes}, but each process needs a CUDA device of "
-            f"its own, and {have} {gpus}. Lower training.processes, or set "
-            "training.device to cpu."
+            f"its own, and {have} {gpus}. Lower training.processes (`patchline "
+            f"run --resume RUN --training.processes {max(1, gpus)}` continues an interrupted run "
+            "with fewer), or set training.device to cpu."
         )
     return name

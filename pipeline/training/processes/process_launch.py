@@ -183,6 +183,7 @@ def _how_it_ended(job: TrainingJob, rank: int, code: int) -> str:
     log = job.folder / LOG_FILE
     return (
         f"Training process {rank + 1} of {job.config.training.processes} {how} before it "
-        f"finished, even after {_RESTARTS} restarts.{hint} Lower training.processes, or start the "
-        f"run again to resume training. Its last log line: {last_line(log)!r}. See {log}."
+        f"finished, even after {_RESTARTS} restarts.{hint} `patchline run --resume last` continues "
+        "the run, in fewer processes with --training.processes. "
+        f"Its last log line: {last_line(log)!r}. See {log}."
     )

@@ -50,6 +50,8 @@ class ThreadPlan:
         device: only a CPU has threads to choose.
         trial: does steps like those of the training.
         alone: whether no other process trains with this one.
+        own_threads: returns the part of a machine's threads that this process has; one that resumes
+            what fewer processes have begun has a part of the threads that they have chosen.
         busy_cores: returns how many CPU cores other programs have used since the last call.
         events: gets a note on every change.
     """
@@ -62,11 +64,13 @@ class ThreadPlan:
         events: EventWriter,
         *,
         alone: bool,
+        own_threads: Callable[[int], int | None] = lambda threads: threads,
         busy_cores: Callable[[], float] | None = None,
     ) -> None:
         self._first = self._current = torch.get_num_threads()
         self._trial, self._events = trial, events
         is_free = alone and device.type == "cpu" and not threads_are_set(config.training)
+        self._own_threads = own_threads
         self._may_change = is_free and self._first > 1
         self._batch_size = config.training.batch_size
         self._busy_cores = busy_cores or OtherPrograms().cores
@@ -76,7 +80,8 @@ class ThreadPlan:
 
     def before_step(self, state: TrainState) -> None:
         """Use the number of threads that is in force at the next step."""
-        threads = in_force(state.thread_changes, state.step, self._first)
+        of_machine = in_force(state.thread_changes, state.step, 0)
+        threads = (self._own_threads(of_machine) if of_machine else None) or self._first
         if threads != self._current:
             torch.set_num_threads(threads)
             self._current = threads

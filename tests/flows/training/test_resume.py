@@ -125,6 +125,37 @@ def test_a_run_that_is_killed_in_every_stage_ends_as_if_nothing_had_happened(
 
 
 @pytest.mark.slow
+def test_a_run_of_two_processes_resumes_in_one(tmp_path: Path) -> None:
+    """With the batches of two, for which its losses speak; what it says, and who may reuse it.
+
+    More processes than a batch has images for are refused before anything is changed.
+    """
+    from mlflow import MlflowClient
+
+    write_photos(tmp_path / "photos", images=12)
+    two = [*SETTINGS, "--training.processes", "2"]
+    kill_in("train", tmp_path, "photos", *two)
+    refused = patchline("run", "--resume", "last", "--training.processes=8", cwd=tmp_path)
+    assert refused.code == 2
+    assert "training.processes is 8, but each process needs at least two" in refused.err
+    resumed = ("run", "--resume", "last", "--training.processes", "1", "--json")
+    done = patchline(*resumed, cwd=tmp_path)
+    assert done.code == 0, done.err
+    assert "resuming with 1 process instead of 2: the batches are the same" in done.err
+    assert "resuming from step" in done.err
+    client = MlflowClient(f"sqlite:///{tmp_path / 'mlflow.db'}")
+    assert client.get_run(done.json["run_id"]).data.tags["patchline.processes"] == "2, 1"
+    whole = patchline("run", "photos", *SETTINGS, "--json", cwd=tmp_path)
+    assert whole.code == 0, whole.err
+    assert "train" not in whole.json["reused"]
+    mixed, alone = (
+        histories(tmp_path, each.json["run_id"])["train/loss"] for each in (done, whole)
+    )
+    assert [step for step, _ in mixed] == [step for step, _ in alone]
+    assert [loss for _, loss in mixed] == pytest.approx([loss for _, loss in alone], rel=0.02)
+
+
+@pytest.mark.slow
 def test_an_interrupted_run_says_how_to_continue_it_and_refuses_other_data(
     tmp_path: Path,
 ) -> None:
@@ -307,6 +338,7 @@ def test_settings_beside_resume_are_refused(beside: list[str], run_here: Command
     code, _, err = run_here("run", "--resume", "last", *beside)
     assert code == 2
     assert f"'{beside[0]}' cannot be combined with --resume" in err
+    assert "keeps the settings it was started with, except for --training.processes." in err
 
 
 # -- the training alone, without Prefect -------------------------------------------------------

@@ -61,6 +61,15 @@ def recall(memory: StageMemory, ingredients: dict[str, str] | None = None) -> Ma
     return memory.recall("bake", ingredients or SAME, Made, memory.run_folder / "bake")
 
 
+def test_what_settings_do_not_tell_stays_with_its_run(tmp_path: Path) -> None:
+    """A run that changed its number of processes recalls its own results; no other run does."""
+    mixed = a_run(tmp_path, "mixed")
+    mixed.private = True
+    made = work(mixed)
+    assert recall(mixed) == made
+    assert recall(a_run(tmp_path, "other")) is None
+
+
 # -- the key -----------------------------------------------------------------------------------
 
 

@@ -80,6 +80,26 @@ class Machine:
         return torch.get_num_threads()
 
 
+def test_one_of_two_processes_has_half_of_the_threads_that_a_single_one_chose(
+    machine: Machine,
+) -> None:
+    """A run may be resumed with more processes, which share the cores of the machine."""
+    machine.state.thread_changes = [(100, 2)]
+    torch.set_num_threads(2)
+    half = ThreadPlan(
+        RunConfig(),
+        CPU,
+        machine.steps,
+        EventWriter(machine.events),
+        alone=False,
+        own_threads=lambda threads: threads // 2,
+    )
+    for step, threads in ((0, 2), (100, 1)):
+        machine.state.step = step
+        half.before_step(machine.state)
+        assert torch.get_num_threads() == threads
+
+
 @pytest.fixture
 def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
     """Return an idle machine whose user has set nothing."""
