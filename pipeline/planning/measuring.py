@@ -209,9 +209,11 @@ def _step_seconds(job: MeasuringJob, candidate: MeasuredCandidate) -> _Step:
 
     No step has more images than those of a plan for so many images, because a small batch takes
     longer for each of them: the update of the weights costs the same, and a GPU waits. A GPU gets
-    just that batch; of several processes, each has a part of it.
+    just that batch; of several processes with a GPU each, one has a part of it. On a CPU they share
+    the cores, and one that has all of them, and the whole batch, stands for all.
     """
-    images = max(2, batch_of_images(job.images) // candidate.config.training.processes)
+    devices = 1 if _is_on_cpu(candidate) else candidate.config.training.processes
+    images = max(2, batch_of_images(job.images) // devices)
     while True:
         try:
             return _steps_of(job, candidate, images)

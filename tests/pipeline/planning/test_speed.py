@@ -147,7 +147,10 @@ def test_processes_on_a_cpu_share_its_cores() -> None:
 def test_each_of_several_processes_is_measured_with_its_part_of_a_batch(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A GPU takes as long for a small batch as for a large one, so a whole batch tells nothing."""
+    """A GPU takes as long for a small batch as for a large one, so a whole batch tells nothing.
+
+    On a CPU, one process with all cores and the whole batch stands for those that share them.
+    """
     tried = []
 
     def steps(_: MeasuringJob, __: MeasuredCandidate, images: int) -> Any:
@@ -155,12 +158,13 @@ def test_each_of_several_processes_is_measured_with_its_part_of_a_batch(
         return measuring._Step(images, 1.0, Precision(name="float32"))
 
     monkeypatch.setattr(measuring, "_steps_of", steps)
-    for processes in (1, 8):
+    for processes, on_cpu in ((1, False), (8, False), (8, True)):
+        monkeypatch.setattr(measuring, "_is_on_cpu", lambda _, answer=on_cpu: answer)
         each = candidate(training={"processes": processes})
         job = MeasuringJob(candidates=(each,), num_classes=2, images=9_000, budget_seconds=0.01)
         with closing(EventWriter(tmp_path / "events.jsonl")) as events:
             measure(job, events)
-    assert tried == [256, 32]
+    assert tried == [256, 32, 256]
 
 
 @pytest.mark.parametrize(("images", "batch"), [(134, 16), (9_000, 128)])
