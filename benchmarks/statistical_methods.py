@@ -4,6 +4,7 @@
     python -m benchmarks.statistical_methods calibration [SIMULATIONS]
     python -m benchmarks.statistical_methods gate
     python -m benchmarks.statistical_methods label_sets [TRIALS]
+    python -m benchmarks.statistical_methods groups [TRIALS]
 
 `intervals` prints how often the 95% intervals contain the true value, by metric and number of
 images (about ten minutes on two cores; 1,000 simulations unless given). A population of 60,000
@@ -24,11 +25,19 @@ less.
 `label_sets` prints the same of the gate for sets of labels, a paired bootstrap of mAP, and of macro
 F1 (400 pairs of models a setting unless given). Scores are normal, with an error that both models
 have in common; the labels have different shares of the images.
+
+`groups` prints the same of both gates for images in groups, such as patients, beside what the tests
+of single images would do, and how often the interval of the difference holds the true one (1,000
+pairs of models a setting unless given; a quarter of them for sets of labels, with at most 300
+images). In each group the
+images on which just one model is right prefer one of the two, by a normal deviate of the group; a
+quarter of the groups have as many images as the other three quarters.
 """
 
 from __future__ import annotations
 
 import argparse
+import math
 import os
 from collections import defaultdict
 from collections.abc import Callable, Iterator
@@ -39,9 +48,11 @@ from multiprocessing import get_context
 from typing import Any, NamedTuple
 
 import numpy as np
+from scipy.stats import norm
 
 from benchmarks.measured_runs import machine
 from patchline.pipeline.metrics.classification import metrics, softmax
+from patchline.pipeline.metrics.image_groups import ImageGroups
 from patchline.pipeline.metrics.intervals import MetricEstimate, f1_scores, proportion
 from patchline.pipeline.metrics.multi_label.paired_bootstrap import PAIRED, paired_metrics
 from patchline.pipeline.metrics.multi_label.paired_bootstrap import Answers as SetAnswers
@@ -493,6 +504,105 @@ def print_label_sets(given: argparse.Namespace) -> None:
             )
 
 
+class GroupSetting(NamedTuple):
+    """A pair of models whose images form groups."""
+
+    groups: int
+    images: int
+    spread: float
+    """Of the groups' preferences; 0 for images that are independent."""
+    shift: float = 0.0
+    """Mean preference for the second model, of equally good ones 0."""
+
+
+_GROUP_SETTINGS = tuple(
+    GroupSetting(groups, images, spread, shift)
+    for shift in (0.0, 1.0)
+    for groups, images in ((10, 200), (30, 300), (50, 2000), (200, 2000))
+    for spread in (0.0, 1.0, 3.0)
+)
+_DISCORDANT, _MOST_OF_SETS = 0.15, 300
+
+
+def _grouped_images(setting: GroupSetting) -> Array:
+    """Return the group of each image; the first quarter of the groups has half of the images."""
+    large = max(1, setting.groups // 4)
+    weights = np.where(np.arange(setting.groups) < large, 0.5 / large, 0.0)
+    weights[large:] = 0.5 / (setting.groups - large)
+    extra = np.round(weights * (setting.images - setting.groups)).astype(int)
+    return np.repeat(np.arange(setting.groups), 1 + extra)
+
+
+def grouped_pairs(setting: GroupSetting, trials: int) -> tuple[int, int, int]:
+    """Return in how many trials b passes the test of images and that of groups, and is covered."""
+    generator = np.random.default_rng(11)
+    groups_N = _grouped_images(setting)
+    groups = ImageGroups.of(groups_N)
+    deviation = math.sqrt(1 + setting.spread**2)
+    true = _DISCORDANT * (2 * float(norm.cdf(setting.shift / deviation)) - 1)
+    of_images = of_groups = covered = 0
+    for _ in range(trials):
+        preference_G = generator.normal(setting.shift, max(setting.spread, 1e-9), setting.groups)
+        differs = generator.random(len(groups_N)) < _DISCORDANT
+        b_wins = generator.random(len(groups_N)) < norm.cdf(preference_G)[groups_N]
+        shared = generator.random(len(groups_N)) < 0.8  # noqa: PLR2004 - accuracy where they agree
+        a, b = np.where(differs, ~b_wins, shared), np.where(differs, b_wins, shared)
+        of_images += is_better(paired_difference(a, b))
+        pair = paired_difference(a, b, groups)
+        of_groups += is_better(pair)
+        covered += pair.difference.low <= true <= pair.difference.high
+    return of_images, of_groups, covered
+
+
+def grouped_label_set_pairs(setting: GroupSetting, trials: int) -> tuple[int, int]:
+    """Return in how many trials the mAP of b passes the test of images and that of groups.
+
+    The labels and the errors of a model are partly those of the group.
+    """
+    generator = np.random.default_rng(13)
+    groups_N = _grouped_images(setting)
+    groups = ImageGroups.of(groups_N)
+    share = setting.spread**2 / (1 + setting.spread**2)
+    shape_G, shape_N = (setting.groups, 5), (len(groups_N), 5)
+    of_images = of_groups = 0
+    for seed in range(trials):
+        labels = (generator.random(shape_N) < 0.2).astype(np.uint8)  # noqa: PLR2004 - of the images
+        answers = []
+        for skill in (1.0, 1.0 + 0.5 * setting.shift):
+            of_group = generator.normal(size=shape_G)[groups_N] * math.sqrt(share)
+            own = generator.normal(size=shape_N) * math.sqrt(1 - share)
+            scores = skill * labels + of_group + own
+            answers.append(SetAnswers(scores, (scores >= 1.0).astype(np.uint8)))
+        a, b = answers
+        of_images += label_sets_better(paired_metrics(labels, a, b, seed=seed)["mAP"])
+        grouped = paired_metrics(labels, a, b, groups=groups, seed=seed)
+        of_groups += label_sets_better(grouped["mAP"])
+    return of_images, of_groups
+
+
+def print_groups(given: argparse.Namespace) -> None:
+    """Print how often the second model passes either test, and the coverage of the interval."""
+    trials = given.simulations or 1000
+    print(f"{trials} pairs of models in each setting, {_DISCORDANT:.0%} of the images discordant")
+    print(
+        "| models | groups | images | spread | of images | of groups | coverage "
+        "| mAP, of images | mAP, of groups |"
+    )
+    print("|---" * 9 + "|")
+    for setting in _GROUP_SETTINGS:
+        counts = grouped_pairs(setting, trials)
+        cells = [f"{count / trials:.1%}" for count in counts] + ["not run", "not run"]
+        if setting.images <= _MOST_OF_SETS:
+            sets = grouped_label_set_pairs(setting, trials // 4)
+            cells[-2:] = [f"{count / (trials // 4):.1%}" for count in sets]
+        print(
+            f"| {'better' if setting.shift else 'equal'} | {setting.groups} "
+            f"| {setting.images:,} | {setting.spread:g} "
+            f"| {' | '.join(cells)} |",
+            flush=True,
+        )
+
+
 def main() -> None:
     """Simulate what the command names."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
@@ -501,6 +611,7 @@ def main() -> None:
         ("intervals", print_coverage),
         ("calibration", print_calibration),
         ("label_sets", print_label_sets),
+        ("groups", print_groups),
     ):
         command = commands.add_parser(name)
         command.add_argument("simulations", type=int, nargs="?")

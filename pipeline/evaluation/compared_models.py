@@ -33,7 +33,27 @@ class PairedValues(NamedTuple):
         return "the difference may be due to chance"
 
 
-class ComparedModels(FrozenModel, ABC):
+class ComparedImages(FrozenModel):
+    """How many images are compared, and how many of these are independent."""
+
+    images: int
+    groups: int | None = None
+    """Number of groups that the images form, such as patients; an image without a group is one of
+    its own. None if no two images are of one group."""
+
+    @property
+    def units(self) -> int:
+        """The number of independent units: groups if there are any, otherwise images."""
+        return self.images if self.groups is None else self.groups
+
+    @property
+    def counted_images(self) -> str:
+        """The number of images, and of the groups that they form: `200 images in 10 groups`."""
+        images = counted(self.images, "image")
+        return images if self.groups is None else f"{images} in {counted(self.groups, 'group')}"
+
+
+class ComparedModels(ComparedImages, ABC):
     """A champion, a challenger, and the images that they are compared on."""
 
     METRIC: ClassVar[str] = "accuracy"
@@ -45,7 +65,6 @@ class ComparedModels(FrozenModel, ABC):
     """Whether all images that the champion has seen are recorded."""
     challenger_provenance: ProvenanceSummary = UNKNOWN
     """Whether all images that the challenger has seen are recorded."""
-    images: int
     left_out: dict[str, int]
     """Number of test images left out, by reason."""
 
@@ -72,6 +91,11 @@ class ComparedModels(FrozenModel, ABC):
         return "; ".join(each for each in (of_champion, of_challenger) if each)
 
     @property
+    def test_unit(self) -> str:
+        """What the paired test takes as a unit, as a clause; empty if that is an image."""
+        return "" if self.groups is None else ", testing whole groups"
+
+    @property
     def sentence(self) -> str:
         """The result in one sentence, with the difference and its interval."""
         if not self.images:
@@ -82,11 +106,11 @@ class ComparedModels(FrozenModel, ABC):
         main, change = self.main, self.main.difference
         caveat = f" Note that {self.caveat}." if self.caveat else ""
         return (
-            f"On {counted(self.images, 'image')} {self.unused} by either, challenger "
+            f"On {self.counted_images} {self.unused} by either, challenger "
             f"{self.challenger} has an {self.METRIC} of {100 * main.challenger:.1f}% and champion "
             f"{self.champion} {100 * main.champion:.1f}%: {points(change.value)} points "
             f"(95% confidence interval {points(change.low)} to {points(change.high)}; "
-            f"{p_value_text(main.p_value)}); {main.meaning}.{caveat}"
+            f"{p_value_text(main.p_value)}{self.test_unit}); {main.meaning}.{caveat}"
         )
 
 

@@ -11,10 +11,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from patchline.pipeline.data.manifests.same_images import content_numbers
-from patchline.pipeline.evaluation.compared_models import ComparedModels, PairedValues
+from patchline.pipeline.data.manifests.same_images import content_numbers, united
+from patchline.pipeline.evaluation.compared_models import (
+    ComparedImages,
+    ComparedModels,
+    PairedValues,
+)
 from patchline.pipeline.frozen_model import FrozenModel
-from patchline.pipeline.metrics.intervals import MetricEstimate, proportion, proportions
+from patchline.pipeline.metrics.image_groups import ImageGroups, share
+from patchline.pipeline.metrics.intervals import MetricEstimate, proportions
 from patchline.pipeline.metrics.paired_test import PairedDifference, difference, paired_difference
 from patchline.pipeline.provenance.provenance import UNKNOWN, ProvenanceSummary
 from patchline.pipeline.provenance.seen_images import CONTENT, SeenImages
@@ -41,13 +46,14 @@ class ComparableImages:
     """Rows of the challenger's manifest with their index there, one for each distinct image."""
     left_out: dict[str, int]
     """Number of test images left out, by the first reason that applies; zeros are omitted."""
+    groups_N: Array
+    """Number of each image's group, equal for images that either manifest puts in one group."""
 
 
-class ClassChange(FrozenModel):
+class ClassChange(ComparedImages):
     """The change in one class's recall."""
 
     name: str
-    images: int
     champion: MetricEstimate
     """Recall of the champion."""
     challenger: MetricEstimate
@@ -166,7 +172,27 @@ def comparable_images(
         if count:
             left_out[reason] = count
         remaining &= ~applies
-    return ComparableImages(images=tests[remaining], left_out=left_out)
+    compared = content[remaining]
+    groups_N = _common_groups(numbers, groups, compared)
+    return ComparableImages(images=tests[remaining], left_out=left_out, groups_N=groups_N)
+
+
+def _common_groups(
+    numbers: pd.Series[int], groups: pd.Series[str], compared: pd.Series[int]
+) -> Array:
+    """Return the number of the group of each compared image.
+
+    Args:
+        numbers: the content of each row of both manifests.
+        groups: its group; empty without one.
+        compared: the contents of the compared images.
+    """
+    if compared.empty:
+        return np.empty(0, np.int64)
+    there = numbers.isin(compared)
+    united_M = united(numbers[there].astype(str), groups[there])
+    group_of = dict(zip(numbers[there], united_M, strict=True))
+    return np.array([group_of[number] for number in compared], np.int64)
 
 
 def _was_seen(usable: pd.DataFrame) -> pd.Series[bool]:
@@ -184,6 +210,7 @@ def compare(
     champion_NK: Array,
     challenger_NK: Array,
     left_out: dict[str, int],
+    groups_N: Sequence[Any] | Array | None = None,
     provenance: tuple[ProvenanceSummary, ProvenanceSummary] = (UNKNOWN, UNKNOWN),
 ) -> Comparison:
     """Compare two models on the same N images.
@@ -199,24 +226,29 @@ def compare(
         champion_NK: calibrated probabilities of the champion.
         challenger_NK: calibrated probabilities of the challenger.
         left_out: number of test images left out, by reason.
+        groups_N: a value for each image, equal for images that are not independent, such as those
+            of a patient; the test then takes whole groups.
         provenance: whether all images that the champion and the challenger have seen are recorded.
     """
     shape = (len(paths), len(classes))
     labels = np.asarray(labels_N).reshape(len(paths)).astype(np.int64)
     a, b = (_answers(array.reshape(shape), labels) for array in (champion_NK, challenger_NK))
     images = _Images(paths, labels, classes)
-    class_changes = _class_changes(classes, labels, a.right_N, b.right_N)
+    groups = ImageGroups.of(groups_N)
     return Comparison(
         champion=champion,
         challenger=challenger,
         champion_provenance=provenance[0],
         challenger_provenance=provenance[1],
         images=len(paths),
+        groups=groups.count if groups else None,
         left_out=left_out,
-        champion_accuracy=proportion(int(a.right_N.sum()), len(paths)),
-        challenger_accuracy=proportion(int(b.right_N.sum()), len(paths)),
-        paired=paired_difference(a.right_N, b.right_N),
-        by_class=class_changes,
+        champion_accuracy=share(a.right_N, groups),
+        challenger_accuracy=share(b.right_N, groups),
+        paired=paired_difference(a.right_N, b.right_N, groups),
+        by_class=_grouped_changes(images, a, b, groups)
+        if groups
+        else _class_changes(classes, labels, a.right_N, b.right_N),
         newly_right=_flips(images, a, b, b.right_N & ~a.right_N),
         newly_wrong=_flips(images, a, b, a.right_N & ~b.right_N),
     )
@@ -291,3 +323,26 @@ def _class_changes(
         )
         for k, (name, champion, challenger) in enumerate(zip(classes, *shares, strict=True))
     )
+
+
+def _grouped_changes(
+    images: _Images, champion: _Answers, challenger: _Answers, groups: ImageGroups
+) -> tuple[ClassChange, ...]:
+    """Return the change of every class, some of whose images may be of one group."""
+    ends = np.bincount(images.labels_N, minlength=len(images.classes)).cumsum()[:-1]
+    by_class = np.split(np.argsort(images.labels_N, kind="stable"), ends)
+    changes = []
+    for name, rows in zip(images.classes, by_class, strict=True):
+        own = groups.among(rows)
+        before, now = champion.right_N[rows], challenger.right_N[rows]
+        changes.append(
+            ClassChange(
+                name=name,
+                images=len(rows),
+                groups=own.count if own else None,
+                champion=share(before, own),
+                challenger=share(now, own),
+                difference=paired_difference(before, now, own).difference,
+            )
+        )
+    return tuple(changes)

@@ -2,7 +2,8 @@
 
 The test is McNemar's exact test of the accuracy (`patchline.pipeline.metrics.paired_test`), or with
 sets of labels a paired bootstrap of mAP, of macro F1, or of both
-(`patchline.pipeline.metrics.multi_label.paired_bootstrap`).
+(`patchline.pipeline.metrics.multi_label.paired_bootstrap`). Where images form groups, such as
+patients, both test whole groups, and least numbers of images are numbers of groups.
 """
 
 from __future__ import annotations
@@ -53,13 +54,14 @@ def _better_than_champion(
     config: PromotionConfig, comparison: Comparison | LabelSetComparison
 ) -> GateResult:
     """Run the paired test: a higher metric on the common images, and significantly so."""
-    if comparison.images < config.min_images:
+    if comparison.units < config.min_images:
+        more = "test images" if comparison.groups is None else "test images of other groups"
         return GateResult(
             name="better_than_champion",
             passed=False,
             value=None,
             threshold=0.0,
-            sentence=f"{_too_few(config, comparison)}; add test images",
+            sentence=f"{_too_few(config, comparison)}; add {more}",
         )
     verdict = (
         _by_label_sets(config, comparison)
@@ -77,9 +79,14 @@ def _better_than_champion(
 
 
 def _too_few(config: PromotionConfig, comparison: Comparison | LabelSetComparison) -> str:
+    compared = counted(comparison.images, "image was", "images were")
+    limit = f"promotion.min_images {config.min_images}"
+    if comparison.groups is not None:
+        groups = counted(comparison.groups, "group")
+        compared = f"{groups} of images ({counted(comparison.images, 'image')}) were"
+        limit = f"{limit}, for which a group counts once"
     return (
-        f"only {counted(comparison.images, 'image was', 'images were')} {comparison.unused} by "
-        f"either model, fewer than promotion.min_images {config.min_images}, so the versions "
+        f"only {compared} {comparison.unused} by either model, fewer than {limit}, so the versions "
         "cannot be compared"
     )
 
@@ -89,9 +96,10 @@ def _by_accuracy(config: PromotionConfig, comparison: Comparison) -> _Verdict:
     return _Verdict(
         paired_test.is_better(pair, config.significance),
         pair.difference.value,
-        f"of {comparison.images:,} images {comparison.unused} by either model, "
+        f"of {comparison.counted_images} {comparison.unused} by either model, "
         f"{pair.only_b_right} are correct only now and {pair.only_a_right} were correct only "
-        f"before: {_change(pair.difference, pair.p_value)}; maximum {config.significance:g}",
+        f"before: {_change(pair.difference, pair.p_value)}{comparison.test_unit}; maximum "
+        f"{config.significance:g}",
     )
 
 
@@ -112,8 +120,9 @@ def _by_label_sets(config: PromotionConfig, comparison: LabelSetComparison) -> _
     return _Verdict(
         all(paired_bootstrap.is_better(pairs[key], config.significance) for key in deciding),
         min(pairs[key].difference.value for key in deciding),
-        f"on {comparison.images:,} images {comparison.unused} by either model, {compared}; "
-        f"maximum {config.significance:g}" + (f" ({', '.join(beside)})" if beside else ""),
+        f"on {comparison.counted_images} {comparison.unused} by either model, {compared}"
+        f"{comparison.test_unit}; maximum {config.significance:g}"
+        + (f" ({', '.join(beside)})" if beside else ""),
     )
 
 
@@ -134,12 +143,14 @@ def _no_class_worse(
         noun, metric, changes = "label", "average precision", comparison.by_label
     else:
         noun, metric, changes = "class", "recall", comparison.by_class
-    checked = [each for each in changes if each.images >= config.class_min_images]
-    small = [each for each in changes if each.images < config.class_min_images]
-    if comparison.images < config.min_images:
+    checked = [each for each in changes if each.units >= config.class_min_images]
+    small = [each for each in changes if each.units < config.class_min_images]
+    if comparison.units < config.min_images:
         return _unchecked(max_drop, _too_few(config, comparison))
     if not checked:
-        least = counted(config.class_min_images, "comparable image")
+        unit = "comparable image" if comparison.groups is None else "group of comparable images"
+        units = "" if comparison.groups is None else "groups of comparable images"
+        least = counted(config.class_min_images, unit, units)
         return _unchecked(
             max_drop,
             f"whether a {noun} loses {metric} is not known: no {noun} has {least} "
@@ -151,7 +162,7 @@ def _no_class_worse(
     if drop > 0 and worst.champion is not None and worst.challenger is not None:
         lost = (
             f"'{worst.name}' has the largest loss: {metric} {worst.champion.value:.1%} before, "
-            f"{worst.challenger.value:.1%} now, on {counted(worst.images, 'image')}"
+            f"{worst.challenger.value:.1%} now, on {worst.counted_images}"
         )
     beside = f"; too few images to check: {_names(small)}" if small else ""
     return GateResult(
@@ -170,6 +181,10 @@ def _unchecked(max_drop: float, sentence: str) -> GateResult:
 
 
 def _names(changes: Sequence[ClassChange | LabelChange]) -> str:
-    shown = [f"'{change.name}' ({change.images})" for change in changes[:_NAMED]]
+    shown = [f"'{change.name}' ({_size(change)})" for change in changes[:_NAMED]]
     more = f" and {len(changes) - _NAMED} more" if len(changes) > _NAMED else ""
     return ", ".join(shown) + more
+
+
+def _size(change: ClassChange | LabelChange) -> str:
+    return f"{change.images}" if change.groups is None else change.counted_images

@@ -60,7 +60,8 @@ class GateConfig(FrozenModel):
 
     significance: Annotated[float, Field(gt=0, lt=0.5)] = 0.05
     """Maximum p-value of the paired test for a version to count as better: McNemar's exact test of
-    the accuracy; with sets of labels, a paired bootstrap of promotion.label_set_metric."""
+    the accuracy; with sets of labels, a paired bootstrap of promotion.label_set_metric. Images of
+    one group, such as a patient, are tested as a whole."""
 
     label_set_metric: Literal["mAP", "macro_f1", "both"] = "mAP"
     """With sets of labels, the metric that has to be significantly higher than the champion's: mAP
@@ -69,7 +70,7 @@ class GateConfig(FrozenModel):
 
     min_images: Annotated[int, Field(ge=1)] = 50
     """Minimum number of images that neither model used for training or model selection; with fewer,
-    the version does not count as better."""
+    the version does not count as better. Images of one group, such as a patient, count once."""
 
     max_class_drop: Annotated[float, Field(gt=0, le=1)] | None = 0.1
     """Maximum loss of recall in any class compared with the champion (of average precision in any
@@ -77,7 +78,8 @@ class GateConfig(FrozenModel):
     gate says that it was not checked, and the promotion does not depend on it."""
 
     class_min_images: Annotated[int, Field(ge=1)] = 20
-    """Minimum number of compared images of a class for its loss of recall to be checked."""
+    """Minimum number of compared images of a class for its loss of recall to be checked. Images of
+    one group count once."""
 
     max_latency_ms: Annotated[float, Field(gt=0)] | None = None
     """Maximum median time for one image on this machine, in milliseconds; null for no limit."""

@@ -127,7 +127,7 @@ def compare_versions(
     left_out = dict(chosen.left_out)
     if not there.all():
         left_out["gone, and without a recorded prediction"] = int((~there).sum())
-    images = images[there].reset_index(drop=True)
+    images, groups_N = images[there].reset_index(drop=True), chosen.groups_N[there]
     reader = image_reader(images, root, challenger.package.mapping)
     provenance = champion.provenance.summary, challenger.provenance.summary
     if challenger.package.is_multi_label:
@@ -141,6 +141,7 @@ def compare_versions(
                 _answers(challenger, challenger_NK[there], classes),
             ),
             left_out=left_out,
+            groups_N=groups_N,
             provenance=provenance,
         ), reader
     index = {label: position for position, label in enumerate(classes)}
@@ -153,6 +154,7 @@ def compare_versions(
         champion_NK=champion_NK[there],
         challenger_NK=challenger_NK[there],
         left_out=left_out,
+        groups_N=groups_N,
         provenance=provenance,
     )
     return comparison, reader

@@ -5,13 +5,18 @@ Shapes: N images, K labels; both models have the same labels in the same order.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, ClassVar, Literal
 
 import numpy as np
 
-from patchline.pipeline.evaluation.compared_models import ComparedModels, PairedValues
-from patchline.pipeline.frozen_model import FrozenModel
+from patchline.pipeline.evaluation.compared_models import (
+    ComparedImages,
+    ComparedModels,
+    PairedValues,
+)
 from patchline.pipeline.metrics import ranking
+from patchline.pipeline.metrics.image_groups import ImageGroups
 from patchline.pipeline.metrics.intervals import MetricEstimate
 from patchline.pipeline.metrics.multi_label.names import MAIN
 from patchline.pipeline.metrics.multi_label.paired_bootstrap import (
@@ -24,12 +29,10 @@ from patchline.pipeline.provenance.provenance import UNKNOWN, ProvenanceSummary
 Array = np.ndarray[Any, Any]
 
 
-class LabelChange(FrozenModel):
-    """The change in one label's average precision."""
+class LabelChange(ComparedImages):
+    """The change in one label's average precision, and the images that have the label."""
 
     name: str
-    images: int
-    """Number of images that have it."""
     champion: MetricEstimate | None
     """Average precision of the champion; None if no image has the label."""
     challenger: MetricEstimate | None
@@ -68,6 +71,7 @@ def compare_label_sets(
     labels_NK: Array,
     answers: tuple[Answers, Answers],
     left_out: dict[str, int],
+    groups_N: Sequence[Any] | Array | None = None,
     provenance: tuple[ProvenanceSummary, ProvenanceSummary] = (UNKNOWN, UNKNOWN),
 ) -> LabelSetComparison:
     """Compare two models on the same N images.
@@ -79,21 +83,26 @@ def compare_label_sets(
         labels_NK: 1 where an image has a label, else 0.
         answers: of the champion and of the challenger.
         left_out: number of test images left out, by reason.
+        groups_N: a value for each image, equal for images that are not independent, such as those
+            of a patient; the test then takes whole groups.
         provenance: whether all images that the champion and the challenger have seen are recorded.
     """
     before, now = answers
+    groups = ImageGroups.of(groups_N)
     return LabelSetComparison(
         champion=champion,
         challenger=challenger,
         champion_provenance=provenance[0],
         challenger_provenance=provenance[1],
         images=len(labels_NK),
+        groups=groups.count if groups else None,
         left_out=left_out,
-        paired=paired_metrics(labels_NK, before, now),
+        paired=paired_metrics(labels_NK, before, now, groups=groups),
         by_label=tuple(
             LabelChange(
                 name=name,
                 images=int(labels_NK[:, k].sum()),
+                groups=_groups_with(labels_NK[:, k], groups),
                 champion=ranking.average_precision(
                     before.probabilities_NK[:, k], labels_NK[:, k] > 0
                 ),
@@ -104,3 +113,9 @@ def compare_label_sets(
             for k, name in enumerate(classes)
         ),
     )
+
+
+def _groups_with(label_N: Array, groups: ImageGroups | None) -> int | None:
+    """Return the number of groups that the images with a label form; None if none has several."""
+    own = groups.among(np.flatnonzero(label_N)) if groups else None
+    return own.count if own else None

@@ -2,19 +2,25 @@
 
 Each draw takes images with replacement, with the labels and the answers of both models, and has a
 difference of the metric (Efron and Tibshirani 1993, An Introduction to the Bootstrap, chapters 13
-and 16). `python -m benchmarks.statistical_methods label_sets` simulates how often equal
-models pass, and the power.
+and 16). Images of one group are drawn together, and the standard deviation of the draws has as many
+degrees of freedom as there are groups, less one: of few groups the draws themselves vary too little
+(Cameron, Gelbach and Miller 2008, Review of Economics and Statistics 90). `python -m
+benchmarks.statistical_methods label_sets`, and `groups`, simulate how often equal models pass, and
+the power.
 
 Shapes: N images, K labels, R draws.
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from patchline.pipeline.frozen_model import FrozenModel
+from patchline.pipeline.metrics.image_groups import ImageGroups
 from patchline.pipeline.metrics.intervals import TAIL, MetricEstimate
 from patchline.pipeline.metrics.mean_average_precision import mean_average_precision, ranked_labels
 from patchline.pipeline.metrics.multi_label.label_set_metrics import (
@@ -35,11 +41,15 @@ class PairedMetric(FrozenModel):
     a: float
     b: float
     difference: MetricEstimate
-    """The metric of b minus that of a, with the bootstrap's 95% percentile interval."""
+    """The metric of b minus that of a, with the bootstrap's 95% percentile interval; with groups,
+    its t interval."""
     p_value: float
-    """Two-sided: twice the share of the draws on the other side of 0, or at it."""
+    """Two-sided: twice the share of the draws on the other side of 0, or at it; with groups, of a t
+    test with their standard deviation."""
     draws: int
-    """Number of draws; the p-value is at least 2 / (draws + 1)."""
+    """Number of draws; without groups, the p-value is at least 2 / (draws + 1)."""
+    groups: int | None = None
+    """Number of groups that the images form; None if these are independent."""
 
 
 class Answers(NamedTuple):
@@ -51,7 +61,13 @@ class Answers(NamedTuple):
 
 
 def paired_metrics(
-    labels_NK: Array, a: Answers, b: Answers, *, draws: int | None = None, seed: int = 0
+    labels_NK: Array,
+    a: Answers,
+    b: Answers,
+    *,
+    groups: ImageGroups | None = None,
+    draws: int | None = None,
+    seed: int = 0,
 ) -> dict[str, PairedMetric]:
     """Compare two classifiers, by the names of `PAIRED`.
 
@@ -62,14 +78,15 @@ def paired_metrics(
         labels_NK: 1 where an image has a label, else 0.
         a: the answers of one classifier.
         b: those of the other, about the same images.
+        groups: of the images; None if these are independent.
         draws: R; by default 1,000, fewer with many images and labels.
         seed: of the draws.
     """
-    n, num_labels = labels_NK.shape
     if not labels_NK.any():
-        return dict.fromkeys(PAIRED, _unknown(n))
+        return dict.fromkeys(PAIRED, _unknown(labels_NK, groups))
+    sample = _Sample(groups, draws or draws_for(*labels_NK.shape), seed)
     of_f1: list[Array] = []
-    for counts_NR in drawn_counts(n, draws or draws_for(n, num_labels), seed):
+    for counts_NR in sample.drawn(len(labels_NK)):
         weights_RN = np.ascontiguousarray(counts_NR.T, dtype=np.float32)
         before_R, now_R = (
             drawn_macro_f1(weights_RN, labels_NK, each.predicted_NK) for each in (a, b)
@@ -78,13 +95,19 @@ def paired_metrics(
     scores = [each.probabilities_NK for each in (a, b)]
     f1 = [macro_f1(labels_NK, each.predicted_NK) for each in (a, b)]
     return {
-        "mAP": paired_map(labels_NK, *scores, draws=draws, seed=seed),
-        "macro_f1": _paired(f1[0], f1[1], np.concatenate(of_f1), n),
+        "mAP": paired_map(labels_NK, *scores, groups=groups, draws=draws, seed=seed),
+        "macro_f1": sample.paired(f1[0], f1[1], np.concatenate(of_f1), len(labels_NK)),
     }
 
 
 def paired_map(
-    labels_NK: Array, a_NK: Array, b_NK: Array, *, draws: int | None = None, seed: int = 0
+    labels_NK: Array,
+    a_NK: Array,
+    b_NK: Array,
+    *,
+    groups: ImageGroups | None = None,
+    draws: int | None = None,
+    seed: int = 0,
 ) -> PairedMetric:
     """Compare the mAP of two classifiers by their scores, as `paired_metrics` does.
 
@@ -92,30 +115,84 @@ def paired_map(
         labels_NK: 1 where an image has a label, else 0.
         a_NK: scores of one classifier.
         b_NK: those of the other, for the same images.
+        groups: of the images; None if these are independent.
         draws: R; by default 1,000, fewer with many images and labels.
         seed: of the draws.
     """
     a, b = (mean_average_precision(each, labels_NK).value for each in (a_NK, b_NK))
     if a is None or b is None:
-        return _unknown(len(labels_NK))
-    changes = _drawn_changes(labels_NK, a_NK, b_NK, draws=draws, seed=seed)
-    return _paired(a, b, changes, len(labels_NK))
+        return _unknown(labels_NK, groups)
+    sample = _Sample(groups, draws or draws_for(*labels_NK.shape), seed)
+    changes = _drawn_changes(labels_NK, a_NK, b_NK, sample)
+    return sample.paired(a, b, changes, len(labels_NK))
 
 
-def _unknown(images: int) -> PairedMetric:
-    nothing = MetricEstimate(value=0.0, low=-1.0, high=1.0, n=images)
-    return PairedMetric(a=0.0, b=0.0, difference=nothing, p_value=1.0, draws=0)
+def _unknown(labels_NK: Array, groups: ImageGroups | None) -> PairedMetric:
+    nothing = MetricEstimate(value=0.0, low=-1.0, high=1.0, n=len(labels_NK))
+    count = groups.count if groups else None
+    return PairedMetric(a=0.0, b=0.0, difference=nothing, p_value=1.0, draws=0, groups=count)
 
 
-def _drawn_changes(
-    labels_NK: Array, a_NK: Array, b_NK: Array, *, draws: int | None, seed: int
-) -> Array:
+class _Sample(NamedTuple):
+    """What is drawn: images, or the groups that they form."""
+
+    groups: ImageGroups | None
+    draws: int
+    seed: int
+
+    def drawn(self, images: int) -> Iterator[Array]:
+        """Yield how often each image is drawn (N, r), some draws at a time."""
+        if self.groups is None:
+            yield from drawn_counts(images, self.draws, self.seed)
+            return
+        count = self.groups.count
+        for counts_GR in drawn_counts(count, self.draws, self.seed, rows=-(-images // count)):
+            yield counts_GR[self.groups.codes_N]
+
+    def paired(self, a: float, b: float, differences_R: Array, images: int) -> PairedMetric:
+        """Return the comparison, given the difference of each draw."""
+        known = differences_R[~np.isnan(differences_R)]
+        if not len(known):
+            known = np.zeros(1)
+        value, draws = b - a, len(known)
+        if self.groups is None:
+            (low, high), p_value = np.quantile(known, (TAIL, 1 - TAIL)), two_sided(known)
+        else:
+            low, high, p_value = _t_test(value, known, self.groups.count)
+        estimate = MetricEstimate(
+            value=value, low=min(float(low), value), high=max(float(high), value), n=images
+        )
+        count = self.groups.count if self.groups else None
+        return PairedMetric(
+            a=a, b=b, difference=estimate, p_value=p_value, draws=draws, groups=count
+        )
+
+
+def _t_test(value: float, differences_R: Array, groups: int) -> tuple[float, float, float]:
+    """Return both ends of the 95% interval of a difference, and its two-sided p-value.
+
+    Args:
+        value: the difference.
+        differences_R: those of draws of groups.
+        groups: their number; one alone says nothing.
+    """
+    from scipy.special import stdtr, stdtrit
+
+    if groups == 1:
+        return -1.0, 1.0, 1.0
+    error = float(differences_R.std()) * math.sqrt(groups / (groups - 1))
+    half = float(stdtrit(groups - 1, 1 - TAIL)) * error
+    p_value = 2 * float(stdtr(groups - 1, -abs(value) / error)) if error else float(value == 0)
+    least = 2.0 ** (1 - groups)  # of an exact test of so many groups
+    return max(-1.0, value - half), min(1.0, value + half), max(p_value, least)
+
+
+def _drawn_changes(labels_NK: Array, a_NK: Array, b_NK: Array, sample: _Sample) -> Array:
     """Return the difference in mAP of each draw (R)."""
-    n, num_labels = labels_NK.shape
     ranked = np.flatnonzero(ranked_labels(labels_NK))
     a, b = ([Ranking.of(each[:, k], labels_NK[:, k]) for k in ranked] for each in (a_NK, b_NK))
     changes = []
-    for counts_NR in drawn_counts(n, draws or draws_for(n, num_labels), seed):
+    for counts_NR in sample.drawn(len(labels_NK)):
         before_R, now_R = (
             mean_of_known(np.array([label.drawn(counts_NR) for label in each]), axis=0)
             for each in (a, b)
@@ -127,18 +204,6 @@ def _drawn_changes(
 def is_better(pair: PairedMetric, significance: float = 0.05) -> bool:
     """Return whether b is better than a, with a p-value below `significance`."""
     return pair.difference.value > 0 and pair.p_value < significance
-
-
-def _paired(a: float, b: float, differences_R: Array, n: int) -> PairedMetric:
-    known = differences_R[~np.isnan(differences_R)]
-    if not len(known):
-        known = np.zeros(1)
-    value, draws = b - a, len(known)
-    low, high = np.quantile(known, (TAIL, 1 - TAIL))
-    estimate = MetricEstimate(
-        value=value, low=min(float(low), value), high=max(float(high), value), n=n
-    )
-    return PairedMetric(a=a, b=b, difference=estimate, p_value=two_sided(known), draws=draws)
 
 
 def two_sided(differences_R: Array) -> float:

@@ -98,14 +98,14 @@ def _table(question: Question) -> str:
             change = each.difference
             title = MULTI_LABEL_METRICS[key].title
             lines += [
-                f"| {title} on {comparison.images} common images | {each.a:.1%} | {each.b:.1%} |",
+                f"| {title} on {_common(comparison)} | {each.a:.1%} | {each.b:.1%} |",
                 f"| difference, percentage points | | {_change(change, each.p_value)} |",
             ]
     elif isinstance(comparison, Comparison) and comparison.images:
-        pair, images = comparison.paired, comparison.images
+        pair = comparison.paired
         before, now = comparison.champion_accuracy, comparison.challenger_accuracy
         lines += [
-            f"| accuracy on {images} common images | {_share(before)} | {_share(now)} |",
+            f"| accuracy on {_common(comparison)} | {_share(before)} | {_share(now)} |",
             f"| difference, percentage points | | {_difference(comparison)} |",
             f"| correct only here | {pair.only_a_right} images | {pair.only_b_right} images |",
         ]
@@ -115,6 +115,12 @@ def _table(question: Question) -> str:
             other = _metric(question.champion_metrics, name)
             lines.append(f"| {ALL_METRICS[name].title}, own test images | {other} | {own} |")
     return "\n".join(lines)
+
+
+def _common(comparison: Comparison | LabelSetComparison) -> str:
+    """Return how many images both models are compared on, and how many groups they form."""
+    groups = f" in {comparison.groups} groups" if comparison.groups is not None else ""
+    return f"{comparison.images} common images{groups}"
 
 
 def _metric(metrics: Mapping[str, float], name: str) -> str:

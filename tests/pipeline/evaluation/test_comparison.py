@@ -360,3 +360,37 @@ def test_same_pixels_in_another_file_are_left_out() -> None:
     found = comparable_images(champion, challenger)
     assert list(found.images["sha256"]) == ["b.bmp", "c.png"]
     assert found.left_out == {SEEN_BY_CHAMPION: 1, COPY: 1}
+
+
+def test_compared_images_are_of_the_groups_that_either_manifest_names() -> None:
+    """So frames that only the champion's data assigns to a patient are not independent either."""
+    champion = _manifest(_image("x", "test", "anna"), _image("y", "test", "anna"))
+    contents = (("x", ""), ("y", ""), ("z", "ben"), ("u", "ben"), ("v", ""), ("w", ""))
+    challenger = _manifest(*(_image(content, "test", group) for content, group in contents))
+    groups = comparable_images(champion, challenger).groups_N
+    assert groups[0] == groups[1]
+    assert groups[2] == groups[3]
+    assert len(set(groups)) == 4
+
+
+def test_groups_are_the_units_of_the_test_and_of_every_interval() -> None:
+    """20 images of one group that flip together are no evidence; of 20 groups they are."""
+    labels = np.repeat([0, 1], 40)
+    b_said = labels.copy()
+    a_said = np.where(np.arange(80) < 20, 2, labels)
+    alone = _compared(labels, a_said, b_said)
+    together = _compared(labels, a_said, b_said, groups_N=np.arange(80) // 20)
+    assert (alone.groups, alone.units, together.groups, together.units) == (None, 80, 4, 4)
+    assert alone.sentence.endswith("the difference is significant.")
+    assert together.sentence.startswith("On 80 images in 4 groups not used for training")
+    assert together.sentence.endswith(
+        "p = 1.000, testing whole groups); the difference may be due to chance."
+    )
+    first, second, third = together.by_class
+    assert (first.groups, second.groups, third.groups) == (2, 2, None)
+    for grouped, single in ((together.paired, alone.paired), (first, alone.by_class[0])):
+        assert grouped.difference.low < 0 < single.difference.low
+        assert grouped.difference.value == single.difference.value
+    assert together.champion_accuracy.low < alone.champion_accuracy.low
+    assert _compared(labels, a_said, b_said, groups_N=np.arange(80)) == alone
+    assert Comparison.model_validate_json(together.model_dump_json()) == together

@@ -200,7 +200,8 @@ def test_a_slow_upload_does_not_cost_the_lock(
     del own_store
     _, second, _ = _three_versions(tmp_path)
     monkeypatch.setattr(alias_lock, "sqlite_file", lambda: None)
-    log_artifacts, claims = MlflowClient.log_artifacts, []
+    log_artifacts = MlflowClient.log_artifacts
+    claims: list[str] = []
 
     def slow(store: MlflowClient, *values: Any) -> None:
         tags = store.get_registered_model("roses").tags

@@ -15,6 +15,8 @@ from patchline.pipeline.errors import ModelReferenceError
 from patchline.pipeline.provenance.provenance import Provenance, Published
 from patchline.pipeline.registry import gate_evaluation, registration
 from patchline.pipeline.registry import promotion as promotion_module
+from patchline.pipeline.registry.approval import question_text
+from patchline.pipeline.registry.approval.question import prepare_question
 from patchline.pipeline.registry.config import PromotionConfig
 from patchline.pipeline.registry.history import CHAMPION, alias_of
 from patchline.pipeline.registry.promotion import (
@@ -143,6 +145,33 @@ def test_too_few_common_images_refuse(tmp_path: Path) -> None:
         "only 30 images were not used for training or model selection by either" in decision.reason
     )
     assert "fewer than promotion.min_images 31" in decision.reason
+
+
+def test_images_of_one_patient_are_one_observation(tmp_path: Path) -> None:
+    """20 frames of one patient that flip together promote nothing, and everything says why."""
+    manifest = made_manifest()
+    tests = manifest["split"] == "test"
+    manifest.loc[tests, "group"] = [f"patient {number // 20}" for number in range(tests.sum())]
+    make_version("roses", tmp_path, wrong=range(20), manifest=manifest)
+    challenger = make_version("roses", tmp_path, manifest=manifest)
+    few = _decision(challenger, tmp_path, QUICK.model_copy(update={"min_images": 11}))
+    assert few.reason.startswith("only 10 groups of images (200 images) were not used for training")
+    assert "fewer than promotion.min_images 11, for which a group counts once" in few.reason
+    decision = _decision(challenger, tmp_path, QUICK)
+    assert decision.failed == ("better_than_champion",)
+    assert decision.reason.startswith("of 200 images in 10 groups not used for training")
+    assert "20 are correct only now and 0 were correct only before: +10.0 points" in decision.reason
+    assert "p = 1.000, testing whole groups; maximum 0.05" in decision.reason
+    assert "no class has 20 groups of comparable images" in decision.gates[1].sentence
+    files = tmp_path / "promotion"
+    assert json.loads((files / "comparison.json").read_text("utf-8"))["groups"] == 10
+    assert decision.reason in (files / "decision.json").read_text("utf-8")
+    page = " ".join((files / "comparison.html").read_text("utf-8").split())
+    assert "Exact test of whole groups" in page
+    assert "They form 10 groups" in page
+    words = question_text.page_text(prepare_question(challenger, "1", QUICK, tmp_path / "x"), 1)
+    assert "| accuracy on 200 common images in 10 groups | 90.0% (" in words
+    assert "testing whole groups" in words
 
 
 def test_a_class_that_loses_too_much_refuses(tmp_path: Path) -> None:

@@ -21,7 +21,12 @@ CLASSES = ("circle", "red", "unseen")
 
 
 def _comparison(
-    images: int, gain: float, *, seed: int = 0, thresholds: tuple[float, float] = (0.5, 0.5)
+    images: int,
+    gain: float,
+    *,
+    seed: int = 0,
+    thresholds: tuple[float, float] = (0.5, 0.5),
+    group_size: int = 1,
 ) -> LabelSetComparison:
     generator = np.random.default_rng(seed)
     labels = (generator.random((images, 3)) < (0.3, 0.5, 0)).astype(np.uint8)
@@ -38,6 +43,7 @@ def _comparison(
         labels_NK=labels,
         answers=(answers[0], answers[1]),
         left_out={},
+        groups_N=np.arange(images) // group_size,
     )
 
 
@@ -142,3 +148,19 @@ def test_the_page_shows_both_models_and_each_label(tmp_path: Path) -> None:
     stored = (tmp_path / "comparison.json").read_text("utf-8")
     assert LabelSetComparison.model_validate_json(stored) == comparison
     assert comparison.sentence.startswith("On 100 images")
+
+
+def test_whole_groups_are_drawn_and_counted(tmp_path: Path) -> None:
+    """Gate and page say so; least numbers of images are numbers of groups."""
+    comparison = _comparison(400, 1.5, group_size=4)
+    gate, worse = champion_gates(PromotionConfig(), comparison)
+    assert gate.passed
+    assert gate.sentence.startswith("on 400 images in 100 groups")
+    assert "testing whole groups; maximum 0.05" in gate.sentence
+    assert "'unseen' (0)" in worse.sentence
+    page = " ".join(write_comparison(comparison, None, tmp_path, None).read_text("utf-8").split())
+    assert "each draw takes whole groups" in page
+    assert "They form 100 groups" in page
+    few = champion_gates(PromotionConfig(), _comparison(400, 1.5, group_size=10))
+    assert [each.passed for each in few] == [False, None]
+    assert "only 40 groups of images (400 images) were" in few[0].sentence

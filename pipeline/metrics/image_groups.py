@@ -1,0 +1,93 @@
+"""Groups of images that are not independent of each other: a patient's, a video's, a burst's.
+
+With groups, the groups are the sample, not the images. So a test takes whole groups, and an
+interval is that of the number of independent images with the same variance.
+
+Shapes: N images, G groups.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from patchline.pipeline.metrics.intervals import (
+    TAIL,
+    MetricEstimate,
+    proportion,
+    with_effective_size,
+)
+
+Array = np.ndarray[Any, Any]
+
+
+@dataclass(frozen=True)
+class ImageGroups:
+    """Which images belong together; an image without a group is a group of its own."""
+
+    codes_N: Array
+    """Number of each image's group, from 0."""
+    count: int
+    """G."""
+
+    @classmethod
+    def of(cls, groups_N: Sequence[Any] | Array | None) -> ImageGroups | None:
+        """Number the groups.
+
+        Args:
+            groups_N: a value for each image, equal for those of one group; None if there are none.
+
+        Returns:
+            None if no two images are of one group, so that all images are independent.
+        """
+        if groups_N is None or not len(groups_N):
+            return None
+        names, codes_N = np.unique(np.asarray(groups_N), return_inverse=True)
+        return cls(codes_N, len(names)) if len(names) < len(codes_N) else None
+
+    def among(self, images: Array) -> ImageGroups | None:
+        """Return the groups of some of the images, by their positions."""
+        return ImageGroups.of(self.codes_N[images])
+
+    def sums(self, values_N: Array) -> Array:
+        """Return the sum of the values of each group (G)."""
+        return np.bincount(self.codes_N, weights=values_N, minlength=self.count)
+
+    def effective_size(self, values_N: Array) -> float:
+        """Return how many independent images would make the mean of the values as certain.
+
+        The variance of the mean is that between groups (the ratio estimator; for two classifiers
+        Obuchowski 1998, Statistics in Medicine 17). It counts for no less than that of independent
+        images, and its degrees of freedom are those of the groups (Korn and Graubard 1998, Survey
+        Methodology 24). If no value differs, nothing is known about the groups, and each counts as
+        one image. A single group has no variance: the size is 0.
+        """
+        from scipy.special import ndtri, stdtrit
+
+        if self.count == 1:
+            return 0.0
+        n, mean = len(values_N), float(values_N.mean())
+        few = float(ndtri(1 - TAIL) / stdtrit(self.count - 1, 1 - TAIL)) ** 2
+        of_images = float(values_N.var()) / n
+        if of_images == 0:
+            return self.count * few
+        residuals_G = self.sums(values_N - mean)
+        of_groups = float((residuals_G**2).sum()) * self.count / (self.count - 1) / n**2
+        return n * of_images / max(of_groups, of_images) * few
+
+
+def share(right_N: Array, groups: ImageGroups | None) -> MetricEstimate:
+    """Return the share of the images that are right, with its mid-P interval.
+
+    Args:
+        right_N: whether each image is.
+        groups: of the images; None if these are independent.
+    """
+    successes, n = int(right_N.sum()), len(right_N)
+    if groups is None:
+        return proportion(successes, n)
+    size = groups.effective_size(right_N.astype(np.float64))
+    return with_effective_size(successes / n, n=n, effective_n=size)

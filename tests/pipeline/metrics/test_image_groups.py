@@ -1,0 +1,109 @@
+"""Images of one group are one observation: in the paired test, and in the intervals."""
+
+from __future__ import annotations
+
+from itertools import product
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.stats import binomtest
+
+from patchline.pipeline.metrics.image_groups import ImageGroups, share
+from patchline.pipeline.metrics.intervals import proportion
+from patchline.pipeline.metrics.paired_test import (
+    is_better,
+    paired_difference,
+    sign_flip_p_value,
+)
+
+
+def _groups(sizes: list[int]) -> ImageGroups:
+    groups = ImageGroups.of(np.repeat([f"patient {k}" for k in range(len(sizes))], sizes))
+    assert groups is not None
+    return groups
+
+
+@settings(deadline=None)
+@given(st.lists(st.integers(-30, 30), max_size=9))
+def test_the_p_value_counts_all_assignments_of_signs(wins: list[int]) -> None:
+    """It is the share of the 2^G signs whose sum is at least as far from 0 as the observed one."""
+    sums = [sum(s * w for s, w in zip(signs, wins, strict=True)) for signs in _signs(len(wins))]
+    extreme = np.mean([abs(each) >= abs(sum(wins)) for each in sums])
+    assert sign_flip_p_value(np.array(wins, float)) == pytest.approx(extreme, abs=1e-12)
+
+
+def _signs(count: int) -> list[tuple[int, ...]]:
+    return list(product((-1, 1), repeat=count))
+
+
+@pytest.mark.parametrize(("only_a", "only_b"), [(0, 0), (0, 5), (3, 9), (40, 90), (2000, 2300)])
+def test_groups_of_one_image_have_the_p_value_of_mcnemar(only_a: int, only_b: int) -> None:
+    """Also for so many that nobody could count the assignments."""
+    wins = np.repeat([-1.0, 1.0, 0.0], [only_a, only_b, 7])
+    expected = binomtest(only_b, only_a + only_b).pvalue if only_a + only_b else 1.0
+    assert sign_flip_p_value(wins) == pytest.approx(expected, abs=1e-11)
+
+
+def test_one_patient_whose_frames_flip_together_proves_nothing() -> None:
+    """150 frames of one of ten patients are one observation, not 150."""
+    groups = _groups([150, *[50] * 9])
+    a, b = np.zeros(600, bool), np.zeros(600, bool)
+    b[:150] = True
+    alone, grouped = paired_difference(a, b), paired_difference(a, b, groups)
+    assert is_better(alone)
+    assert not is_better(grouped)
+    assert (grouped.p_value, grouped.groups, grouped.only_b_right) == (1.0, 10, 150)
+    assert grouped.difference.value == alone.difference.value == 0.25
+    assert grouped.difference.low < 0 < alone.difference.low
+
+
+@pytest.mark.parametrize(("better", "passes"), [(5, False), (6, True)])
+def test_six_groups_that_all_win_are_the_least_that_pass(better: int, *, passes: bool) -> None:
+    """Like six images: 2 / 2^6 is 0.031, 2 / 2^5 is 0.063."""
+    a, b = np.zeros(200, bool), np.zeros(200, bool)
+    b[: 20 * better : 2] = True
+    assert is_better(paired_difference(a, b, _groups([20] * 10))) is passes
+
+
+def test_images_without_common_groups_are_independent() -> None:
+    """A group of one image changes nothing; neither does a table without groups."""
+    assert ImageGroups.of(None) is None
+    assert ImageGroups.of([]) is None
+    assert ImageGroups.of(["anna", "ben", "image 3.png"]) is None
+    assert ImageGroups.of(["anna", "ben", "anna"]) is not None
+    groups = _groups([2, 1, 3])
+    assert groups.among(np.array([0, 2, 3])) is None
+    some = groups.among(np.array([0, 3, 5]))
+    assert some is not None
+    assert some.count == 2
+
+
+def test_an_interval_is_as_wide_as_that_of_the_groups() -> None:
+    """Equal frames of a patient count once; with no relation, nearly all images count."""
+    generator = np.random.default_rng(0)
+    groups = _groups([20] * 100)
+    copies = np.repeat(generator.random(100) < 0.7, 20)
+    by_groups, once = share(copies, groups), proportion(int(copies[::20].sum()), 100)
+    assert by_groups.n == 2000
+    assert by_groups.high - by_groups.low == pytest.approx(once.high - once.low, rel=0.03)
+    unrelated = generator.random(2000) < 0.7
+    free, alone = share(unrelated, groups), share(unrelated, None)
+    assert 1 <= (free.high - free.low) / (alone.high - alone.low) < 1.2
+    assert share(np.ones(2000, bool), groups).low < 0.98  # no error among 100 groups, not 2,000
+    one = paired_difference(copies[:20], ~copies[:20], _groups([20]))
+    assert (one.difference.low, one.difference.high) == (-1.0, 1.0)  # one group tells nothing
+
+
+def test_equal_models_seldom_pass_however_much_their_groups_agree() -> None:
+    """At most 5% of 300 pairs with 20 groups of 20; taken as independent, one in six would."""
+    generator = np.random.default_rng(1)
+    groups, passed = _groups([20] * 20), np.zeros(2, int)
+    for _ in range(300):
+        a_wins = np.repeat(generator.random(20) < 0.5, 20)
+        differs = generator.random(400) < 0.3
+        a, b = differs & a_wins, differs & ~a_wins
+        passed += [is_better(paired_difference(a, b, each)) for each in (groups, None)]
+    assert passed[0] <= 15
+    assert passed[1] >= 40
