@@ -201,8 +201,13 @@ def _as_json(result: VersionEvaluation, run: tracked_run.TrackedRun) -> dict[str
         "robustness": robustness.model_dump() if robustness is not None else None,
         "report": str(result.html),
         "provenance": result.report.provenance.model_dump(),
-        "notes": list(result.selection.notes),
+        "notes": [*result.selection.notes, *_notes(result.report)],
     }
+
+
+def _notes(report: EvaluationReport | MultiLabelReport) -> list[str]:
+    """Return what the groups of the images mean for the intervals, if there are any."""
+    return [report.groups_note] if report.groups_note else []
 
 
 def _of_label_sets(report: EvaluationReport | MultiLabelReport) -> dict[str, Any]:
@@ -254,8 +259,10 @@ def _lines(result: VersionEvaluation) -> list[str]:
     lines += [f"  note: {note}" for note in result.selection.notes]
     if isinstance(report, MultiLabelReport):
         lines += [f"  note: {note}" for note in report.notes]
-    elif not report.calibration.is_determined:
-        lines.append(f"  calibration: {report.calibration.sentence()}")
+    else:
+        lines += [f"  note: {note}" for note in _notes(report)]
+        if not report.calibration.is_determined:
+            lines.append(f"  calibration: {report.calibration.sentence()}")
     if report.warning:
         lines.append(f"  warning: {report.warning}")
     lines.append(f"  report: {short_path(result.html)}")

@@ -28,7 +28,7 @@ def next_steps(summary: RunSummary, seconds: float, plugins: Sequence[Path] = ()
     lines = [
         "",
         _result_line(summary),
-        *([f"               {summary.caveat}"] if summary.caveat else []),
+        *(f"               {note}" for note in (summary.caveat, summary.groups_note) if note),
         *_fold_lines(summary),
         *_calibration_lines(summary),
         f"Registered     {summary.name}, version {summary.version} ({', '.join(summary.aliases)})",

@@ -47,6 +47,8 @@ class RunSummary(FrozenModel):
     caveat: str = ""
     """Why the test metrics may be optimistic because of the initial weights; empty if they are not.
     """
+    groups_note: str = ""
+    """What the groups of the test images mean for the intervals; empty if there are none."""
     promotion: Promotion | None
     """The decision about the champion; None if the run made none."""
     approval: str = ""
@@ -102,6 +104,7 @@ def summary_of(
         notes=data.notes,
         provenance=data.seen_before.provenance,
         caveat=caveat_on_test_images(data.seen_before),
+        groups_note=classifier.evaluated.report.groups_note if classifier else "",
         promotion=classifier.promotion if classifier else None,
         approval=approval,
         reused=reused,

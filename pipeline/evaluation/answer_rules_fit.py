@@ -16,10 +16,10 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
-import pandas as pd
 
 from patchline.pipeline.data.reading.image_quality import Quality, limits_among
 from patchline.pipeline.evaluation.config import EvaluationConfig
+from patchline.pipeline.evaluation.grouped_images import groups_of
 from patchline.pipeline.evaluation.multi_label.label_set_predictions import LabelSetPredictions
 from patchline.pipeline.evaluation.predictions import Predictions
 from patchline.pipeline.metrics.conformal import (
@@ -129,15 +129,6 @@ def fitted_rules(
         unknown=unknown,
     )
     return rules, reference
-
-
-def groups_of(table: pd.DataFrame) -> list[str] | None:
-    """Return the group of each image, its own if it has none; None if no image has one."""
-    groups = table["group"].astype(str)
-    if not len(groups) or not (groups != "").any():
-        return None
-    own = "image " + table["path"].astype(str)
-    return list(groups.where(groups != "", own))
 
 
 def _threshold(

@@ -21,8 +21,9 @@ from patchline.pipeline.data.reading.image_quality import (
     faults,
     quality_of,
 )
-from patchline.pipeline.evaluation.answer_rules_fit import Reference, groups_of
+from patchline.pipeline.evaluation.answer_rules_fit import Reference
 from patchline.pipeline.evaluation.config import EvaluationConfig
+from patchline.pipeline.evaluation.grouped_images import groups_of
 from patchline.pipeline.evaluation.predictions import Predictions
 from patchline.pipeline.files.atomic_files import replacing
 from patchline.pipeline.files.stored_images import StoredImages

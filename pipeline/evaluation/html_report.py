@@ -151,7 +151,7 @@ def _metric_rows(report: EvaluationReport) -> list[tuple[str, MetricName, Metric
 
 def _notes(report: EvaluationReport, page: ReportPage) -> list[str]:
     """Return warnings about the metrics, unless the page already has them."""
-    notes = []
+    notes = [report.groups_note] if report.groups_note else []
     kind = before_image(report.split)
     few = f"only {report.images:,} {kind}images"
     said = any(note.startswith(few) for note in page.notes)

@@ -14,6 +14,7 @@ from patchline.pipeline.frozen_model import FrozenModel
 from patchline.pipeline.metrics.calibration import ReliabilityBin
 from patchline.pipeline.metrics.intervals import MetricEstimate
 from patchline.pipeline.provenance.provenance import UNKNOWN, ProvenanceSummary
+from patchline.pipeline.terminal_words import counted
 from patchline.pipeline.visual_guide.covering_result import CoveringTest
 
 
@@ -26,6 +27,8 @@ class ModelReport(FrozenModel, ABC):
     images_fingerprint: str = ""
     """Version of the images of this report: equal for two models that saw the same ones."""
     images: int
+    groups: int | None = None
+    """Number of groups that the images form, such as patients; None if no two are of one group."""
     classes: tuple[str, ...]
     """In the order of the model's outputs."""
     metrics: dict[str, MetricEstimate]
@@ -61,6 +64,16 @@ class ModelReport(FrozenModel, ABC):
         if not further:
             return self
         return self.model_copy(update={"metrics": {**self.metrics, **further}})
+
+    @property
+    def groups_note(self) -> str:
+        """What the groups of the images mean for the intervals; empty if there are none."""
+        if self.groups is None:
+            return ""
+        return (
+            f"these {self.images:,} images form {counted(self.groups, 'group')}: the intervals "
+            "take images as independent, so they are too narrow; count groups, not images"
+        )
 
     @property
     @abstractmethod

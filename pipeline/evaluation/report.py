@@ -15,6 +15,7 @@ from patchline.pipeline.evaluation import galleries
 from patchline.pipeline.evaluation.answers_report import AnswersReport
 from patchline.pipeline.evaluation.config import EvaluationConfig
 from patchline.pipeline.evaluation.galleries import GalleryImage
+from patchline.pipeline.evaluation.grouped_images import image_groups
 from patchline.pipeline.evaluation.headline import Headline
 from patchline.pipeline.evaluation.model_report import ModelReport
 from patchline.pipeline.evaluation.predictions import Predictions
@@ -138,7 +139,7 @@ def evaluate(
     probabilities, labels = predictions.probabilities_NK, predictions.labels_N
     if len(labels) == 0:
         raise DataError(f"There is no {split} image to report on. Choose a split that has images.")
-    config = config or EvaluationConfig()
+    config, groups = config or EvaluationConfig(), image_groups(predictions.table)
     answers, areas = probabilities.argmax(axis=1), Areas.of(probabilities, labels)
     estimates = metrics(probabilities, labels, areas)
     doubtful = galleries.likely_label_errors(predictions)
@@ -149,6 +150,7 @@ def evaluate(
         data_fingerprint=data_fingerprint,
         images_fingerprint=contents_fingerprint(predictions.table),
         images=len(labels),
+        groups=groups.count if groups else None,
         classes=classes,
         metrics={f"{split}/{key}": value for key, value in estimates.items()},
         by_class=by_class(probabilities, labels, classes, areas),

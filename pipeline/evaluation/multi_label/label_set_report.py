@@ -12,6 +12,7 @@ import numpy as np
 from patchline.pipeline.data.manifests.manifest import contents_fingerprint
 from patchline.pipeline.errors import DataError
 from patchline.pipeline.evaluation.config import EvaluationConfig, before_image
+from patchline.pipeline.evaluation.grouped_images import image_groups
 from patchline.pipeline.evaluation.headline import Headline
 from patchline.pipeline.evaluation.model_report import ModelReport
 from patchline.pipeline.evaluation.multi_label import label_set_galleries as galleries
@@ -145,7 +146,7 @@ class MultiLabelReport(ModelReport):
     @property
     def notes(self) -> tuple[str, ...]:
         """Sentences about what is not known or not calibrated, and what that means."""
-        notes = []
+        notes = [self.groups_note] if self.groups_note else []
         if self.unknown_labels:
             notes.append(
                 f"no {before_image(self.split)}image has the label "
@@ -202,7 +203,7 @@ def evaluate_label_sets(
         raise DataError(
             f"There is no {before_image(split)}image to report on. Choose a split that has images."
         )
-    config = config or EvaluationConfig()
+    config, groups = config or EvaluationConfig(), image_groups(predictions.table)
     wrong, missed = galleries.false_positives(predictions), galleries.false_negatives(predictions)
     lacking = galleries.missing_labels(predictions)
     before = pairs(calibration.uncalibrated_probabilities(probabilities), labels)
@@ -217,6 +218,7 @@ def evaluate_label_sets(
         data_fingerprint=data_fingerprint,
         images_fingerprint=contents_fingerprint(predictions.table),
         images=images,
+        groups=groups.count if groups else None,
         classes=classes,
         metrics={
             f"{split}/{key}": value

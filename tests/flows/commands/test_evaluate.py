@@ -236,3 +236,19 @@ def test_a_damaged_image_is_listed_and_the_others_count(command: Command, tmp_pa
     answer = json.loads(out)
     assert (code, answer["images"]) == (0, 3), err
     assert any("broken.png" in note for note in answer["notes"])
+
+
+def test_images_in_groups_make_the_intervals_too_narrow(command: Command, tmp_path: Path) -> None:
+    """The terminal and `--json` say so, beside the intervals."""
+    from PIL import Image
+
+    for number in range(12):
+        folder = tmp_path / "new" / f"patient {number // 6}" / CLASSES[number % 3]
+        folder.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(draw_photo(number % 3, 40 + number)).save(folder / f"{number}.png")
+    pattern = ("--data.label", "{group}/{label}/*")
+    said = "these 12 images form 2 groups: the intervals take images as independent"
+    code, out, err = command("evaluate", "stripes", str(tmp_path / "new"), *pattern)
+    assert (code, said in " ".join(out.split())) == (0, True), err
+    _, out, _ = command("evaluate", "stripes", str(tmp_path / "new"), *pattern, "--json")
+    assert json.loads(out)["notes"][-1].startswith(said)

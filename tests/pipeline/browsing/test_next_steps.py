@@ -58,6 +58,14 @@ def test_what_follows_depends_on_the_champion() -> None:
     assert "Took           60 s (train 50, other 10)" in said
 
 
+def test_what_makes_the_headline_less_certain_stands_below_it() -> None:
+    """Initial weights that may have seen the images, and groups that make the interval narrow."""
+    notes = {"caveat": "may be optimistic", "groups_note": "these 200 images form 9 groups: …"}
+    lines = next_steps(_summary().model_copy(update=notes), 60.0).splitlines()
+    [headline] = [number for number, line in enumerate(lines) if "Test accuracy" in line]
+    assert [line.strip() for line in lines[headline + 1 : headline + 3]] == [*notes.values()]
+
+
 def test_programs_have_no_path_once_the_environment_is_activated(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

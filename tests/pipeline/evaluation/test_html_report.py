@@ -206,15 +206,16 @@ def test_the_worst_class_comes_first(tmp_path: Path) -> None:
 
 
 def test_what_the_figures_warn_of_is_said(tmp_path: Path) -> None:
-    """A model no better than one answer, few images, and classes without images are named."""
+    """A model no better than one answer, few images or groups, and absent classes are named."""
     report = report_of(tmp_path, ("a", "b", "c"), accuracy=0.3, per_class=2)
     absent = report.by_class[1].model_copy(update={"images": 0})
     classes = (report.by_class[0], absent, report.by_class[2])
-    report = report.model_copy(update={"by_class": classes})
+    report = report.model_copy(update={"by_class": classes, "groups": 2})
     text = _Page(_html(tmp_path, report)).text
     assert "Warning: the model is not clearly better" in text
     assert "only 6 test images" in text
     assert "no test image of b" in text
+    assert "these 6 images form 2 groups: the intervals take images as independent" in text
 
 
 def test_a_large_matrix_shows_a_part(tmp_path: Path) -> None:

@@ -148,6 +148,15 @@ def test_the_split_stands_in_front_of_the_figures() -> None:
     assert report.accuracy == report.metrics["validation/accuracy"]
 
 
+def test_images_of_one_group_are_counted_as_such() -> None:
+    """Only where two images share a group: then the intervals are too narrow, and that is said."""
+    alone = random_predictions(6, 3, group=["anna", "ben", "", "", "", ""])
+    assert (_evaluate(alone).groups, _evaluate(alone).groups_note) == (None, "")
+    report = _evaluate(random_predictions(6, 3, group=["anna", "ben", "ben", "", "", ""]))
+    assert report.groups == 5
+    assert report.groups_note.startswith("these 6 images form 5 groups: the intervals take images")
+
+
 def test_a_report_survives_its_file(tmp_path: Path) -> None:
     """Written as JSON and read again, a report is the same to the last digit."""
     report = report_of(tmp_path, ("<b>", "ä/ö", "🌷 tulip"))

@@ -71,6 +71,18 @@ def test_what_is_not_known_is_said() -> None:
     assert "0.5 for unseen: fewer than 10 of 150 validation images have it" in text
 
 
+def test_images_in_groups_make_the_intervals_too_narrow(tmp_path: Path) -> None:
+    """The report says so where two images share a group; an image without one is its own."""
+    logits = logits_table()
+    assert _report(logits)[0].groups is None
+    logits.loc[200:249, "group"] = "anna"
+    report, table = _report(logits)
+    assert report.groups == 101
+    page = _write(report, table, tmp_path).read_text("utf-8")
+    assert f"<li>{report.groups_note}</li>" in page
+    assert report.groups_note.startswith("these 150 images form 101 groups: the intervals take")
+
+
 def test_a_model_that_ranks_by_chance_gets_a_warning() -> None:
     """Random ranking has the mean share of the images with a label as its mAP."""
     assert not _report(logits_table())[0].warning
