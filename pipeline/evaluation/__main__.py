@@ -15,6 +15,7 @@ import torch
 from patchline.pipeline.data.manifests import manifest as manifests
 from patchline.pipeline.data.store.prepared_store import open_images
 from patchline.pipeline.evaluation.explanations import as_packaged, explain_predictions
+from patchline.pipeline.evaluation.grouped_images import image_groups
 from patchline.pipeline.evaluation.multi_label.label_set_robustness import LabelSetRobustness
 from patchline.pipeline.evaluation.prediction_job import (
     Explanations,
@@ -124,12 +125,14 @@ def _averaged(
         averaged_NK[of_split] = logits_of(folder, images, rows, devices, features=features)
         labels = list(plain["label"].iloc[of_split])
         alone, averaged = alone_NK[of_split], averaged_NK[of_split]
+        groups = image_groups(plain.iloc[of_split])
         if description.is_multi_label:
             labels_NK = label_sets.matrix(labels, description.classes)
-            return decided_by_map(labels_NK, alone, averaged)
+            return decided_by_map(labels_NK, alone, averaged, groups)
         number = {name: position for position, name in enumerate(description.classes)}
         labels_N = np.array([number[label] for label in labels], np.int64)
-        return decided(alone.argmax(axis=1) == labels_N, averaged.argmax(axis=1) == labels_N)
+        right, right_averaged = (each.argmax(axis=1) == labels_N for each in (alone, averaged))
+        return decided(right, right_averaged, groups)
 
     decision = compared("validation")
     if not decision.is_on:

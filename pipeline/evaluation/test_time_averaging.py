@@ -15,6 +15,7 @@ import numpy as np
 from patchline.pipeline.files.atomic_files import write_text
 from patchline.pipeline.files.workspace_folder import make_folder
 from patchline.pipeline.frozen_model import FrozenModel
+from patchline.pipeline.metrics.image_groups import ImageGroups
 from patchline.pipeline.metrics.multi_label import paired_bootstrap
 from patchline.pipeline.metrics.multi_label.paired_bootstrap import PairedMetric, paired_map
 from patchline.pipeline.metrics.paired_test import (
@@ -28,6 +29,7 @@ from patchline.pipeline.models.model_description import (
     ModelDescription,
     load_description,
 )
+from patchline.pipeline.terminal_words import counted
 
 Array = np.ndarray[Any, Any]
 SETTING = "test_time_flip"
@@ -62,26 +64,32 @@ class TestTimeAveraging(FrozenModel):
         return words
 
 
-def decided(plain_N: Array, averaged_N: Array) -> TestTimeAveraging:
+def decided(
+    plain_N: Array, averaged_N: Array, groups: ImageGroups | None = None
+) -> TestTimeAveraging:
     """Return whether averaging is worth its cost.
 
     Args:
         plain_N: whether each validation image is predicted correctly alone.
         averaged_N: the same of the image with its mirror image.
+        groups: of the images; None if these are independent.
     """
-    pair = paired_difference(plain_N, averaged_N)
+    pair = paired_difference(plain_N, averaged_N, groups)
     return TestTimeAveraging(state="on" if is_better(pair) else "off", validation=pair)
 
 
-def decided_by_map(labels_NK: Array, plain_NK: Array, averaged_NK: Array) -> TestTimeAveraging:
+def decided_by_map(
+    labels_NK: Array, plain_NK: Array, averaged_NK: Array, groups: ImageGroups | None = None
+) -> TestTimeAveraging:
     """Return whether averaging is worth its cost for sets of labels.
 
     Args:
         labels_NK: 1 where a validation image has a label, else 0.
         plain_NK: scores of each image alone.
         averaged_NK: scores of the image with its mirror image.
+        groups: of the images; None if these are independent.
     """
-    pair = paired_map(labels_NK, plain_NK, averaged_NK)
+    pair = paired_map(labels_NK, plain_NK, averaged_NK, groups=groups)
     state: Literal["on", "off"] = "on" if paired_bootstrap.is_better(pair) else "off"
     return TestTimeAveraging(state=state, validation=pair)
 
@@ -109,12 +117,15 @@ def averaging_copy(folder: Path, target: Path) -> Path:
 
 
 def _compared(pair: PairedDifference | PairedMetric, split: str) -> str:
+    images = f"{pair.difference.n:,} {split} images"
+    if pair.groups is not None:
+        images += f" in {counted(pair.groups, 'group')}"
     if isinstance(pair, PairedMetric):
         return (
-            f"on {pair.difference.n:,} {split} images, mAP is {pair.b:.1%} together with the "
+            f"on {images}, mAP is {pair.b:.1%} together with the "
             f"mirror image and {pair.a:.1%} alone (p {pair.p_value:.2g})"
         )
     return (
-        f"of {pair.difference.n:,} {split} images, {pair.only_b_right} are correct only together "
+        f"of {images}, {pair.only_b_right} are correct only together "
         f"with the mirror image and {pair.only_a_right} only alone (p {pair.p_value:.2g})"
     )

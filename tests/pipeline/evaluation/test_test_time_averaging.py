@@ -14,6 +14,7 @@ from patchline.pipeline.evaluation.test_time_averaging import (
     decided,
     decided_by_map,
 )
+from patchline.pipeline.metrics.image_groups import ImageGroups
 from patchline.pipeline.metrics.paired_test import paired_difference
 from patchline.pipeline.models.model_files import load_model
 from patchline.pipeline.packaging.__main__ import package
@@ -37,6 +38,9 @@ def test_only_a_significant_gain_is_worth_twice_the_cost() -> None:
     assert not decided(_right(range(20)), _right(range(17))).is_on
     assert not decided(_right(range(20)), _right(range(20))).is_on
     assert not decided(_right(range(10)), _right(range(20))).is_on
+    frames = decided(_right(range(20)), _right(range(10)), ImageGroups.of(np.arange(200) // 10))
+    assert not frames.is_on  # ten images of one video are one observation
+    assert frames.sentence().startswith("off: of 200 validation images in 20 groups, 10 are")
     assert decided(_right(range(0), 0), _right(range(0), 0)).state == "off"  # nothing is known
 
 
