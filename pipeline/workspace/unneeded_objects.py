@@ -86,7 +86,8 @@ def delete(shared: SharedFiles, keys: Iterable[str]) -> Iterator[str]:
     Raises:
         StorageError: if the store does not answer.
     """
-    active, looked = (), float("-inf")
+    active: tuple[str, ...] = ()
+    looked = float("-inf")
     for key in keys:
         if time.monotonic() - looked > _LOOK_AGAIN_SECONDS:
             active, looked = _active_leases(), time.monotonic()
