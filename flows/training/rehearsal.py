@@ -132,8 +132,7 @@ def _subset(data: IngestedData, config: RunConfig, folder: Path) -> IngestedData
 def _estimated(whole: DryRun, few: IngestedData, context: Context) -> tuple[float, float]:
     """Return how long training and the whole run would take, in seconds."""
     config, data, seconds = whole.config, whole.data, context.seconds
-    trained = context.get(TrainResult)
-    rate = whole.plan.images_per_second if whole.plan else trained.images_per_second
+    rate = (whole.plan or context.get(TrainResult)).images_per_second
     training = _training_seconds(config, data, rate)
     training += whole.plan.seconds_before if whole.plan else 0.0
     decoding = seconds["prepare"] * sum(data.counts.values()) / sum(few.counts.values())

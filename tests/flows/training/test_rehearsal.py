@@ -17,7 +17,6 @@ from patchline.pipeline.planning.facts import DataFacts, PlanFacts, Speed
 from patchline.pipeline.planning.fine_tuning import FEATURES, fine_tuning_plan
 from patchline.pipeline.run_memory.stage_memory import StageMemory
 from patchline.pipeline.stages.context import Context, Reporting
-from patchline.pipeline.training.train_result import TrainResult
 from tests.conftest import patchline, patchline_here
 
 
@@ -69,7 +68,6 @@ def test_the_last_blocks_are_estimated_with_features_and_tokens(
     config = requested(None, preset_name="none", flags=flags)
     silent = Reporting(*[lambda *_: None] * 4)
     context = Context(config, StageMemory(tmp_path), silent, tmp_path)
-    context.put(TrainResult.model_construct(images_per_second=1.0))
     context.seconds |= {"prepare": 0.0, "read": 0.0, "evaluate": 0.0, "package": 0.0}
     context.seconds |= {"register": 0.0}
     few = data.model_copy(update={"counts": {"train": 16}})
