@@ -38,7 +38,6 @@ NEEDED = {
     "training.mixup": 0.0,
     "training.cutmix": 0.0,
     "training.initial_image_scale": 1.0,
-    "training.processes": 1,
     "training.compile": None,
     "training.early_stopping": None,
     "training.average_last": None,
@@ -133,7 +132,12 @@ def forbids_blocks(user: UserSettings) -> str:
 
 
 def suits_blocks(facts: PlanFacts, user: UserSettings, length: BlocksLength) -> bool:
-    """Return whether there are images and time for the last blocks, whatever settings forbid."""
+    """Return whether there are images and time for the last blocks, whatever settings forbid.
+
+    Their processes have to share a folder, too.
+    """
+    if user.get("training.processes", 1) > 1 and facts.machine.cache_gib is not None:
+        return False  # on an object store, processes may be on nodes that share no folder
     if not facts.data.has_per_class(FEWEST_IMAGES):
         return False
     if "training.epochs" in user and not user.seconds:

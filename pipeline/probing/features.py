@@ -6,16 +6,14 @@ Shapes: N images, B images of a batch, H, W and C of an image, D features.
 from __future__ import annotations
 
 import hashlib
-import itertools
 import json
 import logging
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -23,7 +21,6 @@ from torch import nn
 
 from patchline.pipeline.errors import ConfigError
 from patchline.pipeline.files.earlier_rows import EarlierRows
-from patchline.pipeline.files.file_locks import locked, try_lock
 from patchline.pipeline.files.finished_pieces import Piece
 from patchline.pipeline.files.resumable_array import ResumableArray
 from patchline.pipeline.files.stored_images import StoredImages
@@ -31,6 +28,13 @@ from patchline.pipeline.models.fitting_batches import fitting_batches
 from patchline.pipeline.models.inference import Transfers, logits_of_batch
 from patchline.pipeline.probing.earlier_features import earlier_features, feature_array, write_index
 from patchline.pipeline.probing.linear_head import evaluating
+from patchline.pipeline.probing.shared_batches import (
+    Group,
+    agreed,
+    computed_in_turn,
+    locked_for,
+    wait_for_lock,
+)
 from patchline.pipeline.workspace import kept_files
 from patchline.plugin_api import ImageSpec
 
@@ -50,27 +54,7 @@ _PIECE_SECONDS = 2.0
 _CPU_PIXELS, _ACCELERATOR_PIXELS = 16 * 224**2, 256 * 224**2
 """Of a batch; larger batches are not faster on a CPU, because they leave its caches."""
 _MOST_IMAGES = 256
-_HEARD_SECONDS = 20.0
-"""How often the other processes of a group hear from the first one while it waits."""
 _TRIAL_IMAGES, _TRIAL_SECONDS = 4, 0.25
-
-
-class Group(Protocol):
-    """Processes that compute features together, as one of them sees it.
-
-    Attributes:
-        rank: of this process, from 0.
-        size: number of processes.
-    """
-
-    rank: int
-    size: int
-
-    def gathered(self, values: torch.Tensor) -> list[torch.Tensor]:
-        """Return the tensors of all processes to the first one, and nothing to the others."""
-
-    def numbers_of_first(self, *numbers: float) -> list[float]:
-        """Return the numbers of the first process to all of them."""
 
 
 @dataclass(frozen=True)
@@ -135,7 +119,8 @@ class FeatureStore:
         if self.group and self.group.rank:
             return self._assist(self.group)
         array = self._array()
-        with self._locked(array.file.with_suffix(".lock")), evaluating(self.model):
+        lock = array.file.with_suffix(".lock")
+        with locked_for(self.group, lock, _on_wait), evaluating(self.model):
             kept_files.fetch_array(array.file)
             intact = array.finished.intact()
             array.begin(intact)
@@ -144,7 +129,7 @@ class FeatureStore:
             finished = self._finished(intact)
             stored = self._stored_elsewhere(np.flatnonzero(~finished))
             starts = range(0, len(self.rows), self.batch_size)
-            missing = self._agreed([start for start in starts if not finished[start]])
+            missing = agreed(self.group, [start for start in starts if not finished[start]])
             done = int(finished.sum())
             if on_progress and done:
                 on_progress(done, len(self.rows))
@@ -153,42 +138,13 @@ class FeatureStore:
             kept_files.send_array(array.file)
             return array.opened()
 
-    @contextmanager
-    def _locked(self, file: Path) -> Iterator[None]:
-        """Hold the lock on the features; the first process of a group waits for the whole group.
-
-        The others hear from it all the time. Otherwise they would take it for stopped if another
-        run computes the same features for longer than a group waits for a process.
-        """
-        if self.group is None:
-            with locked(file, _on_wait):
-                yield
-            return
-        for attempt in itertools.count():
-            with try_lock(file, _HEARD_SECONDS if attempt else 0.0) as is_held:
-                self.group.numbers_of_first(is_held)
-                if is_held:
-                    yield
-                    return
-            if not attempt:
-                _on_wait()
-
     def _assist(self, group: Group) -> Floats:
         """Compute this process's share of what the first one lacks, and return no features."""
-        while not all(group.numbers_of_first(0)):
-            pass  # the first one waits for a lock
+        wait_for_lock(group)
         with evaluating(self.model):
-            for _ in self._together(group, self._agreed([]), None):
+            for _ in self._together(group, agreed(group, []), None):
                 pass
         return np.empty((0, self.head.in_features), np.float32)
-
-    def _agreed(self, starts: list[int]) -> list[int]:
-        """Return the starts of batches that the first process of a group passes, to all of it."""
-        if self.group is None:
-            return starts
-        [count] = self.group.numbers_of_first(len(starts))
-        own = starts or [0] * int(count)
-        return [int(start) for start in self.group.numbers_of_first(*own)]
 
     @property
     def _computed_with(self) -> tuple[str | int, ...]:
@@ -252,14 +208,13 @@ class FeatureStore:
         self, group: Group, starts: list[int], stored: EarlierRows | None
     ) -> Iterator[tuple[int, Batch]]:
         """Compute whole batches in turn, and yield all of them in the first process of a group."""
-        for first in range(0, len(starts), group.size):
-            turn = starts[first : first + group.size]
-            own_BD = torch.zeros(self.batch_size, self.head.in_features)
-            if group.rank < len(turn):
-                computed_BD = self._finish([self._of_batch(turn[group.rank], stored)])
-                own_BD[: len(computed_BD)] = torch.from_numpy(computed_BD)
-            for start, features_BD in zip(turn, group.gathered(own_BD), strict=False):
-                yield start, [features_BD[: len(self.rows) - start]]
+
+        def compute(start: int) -> torch.Tensor:
+            return torch.from_numpy(self._finish([self._of_batch(start, stored)]))
+
+        like_BD = torch.empty(self.batch_size, self.head.in_features)
+        for start, features_BD in computed_in_turn(group, starts, like_BD, compute):
+            yield start, [features_BD[: len(self.rows) - start]]
 
     def _finish(self, batches: list[Batch]) -> Floats:
         """Wait for the features of some batches, and return them together."""

@@ -11,9 +11,13 @@ from patchline.pipeline.training.job import TrainingJob
 from patchline.pipeline.training.machine import detect_machine
 from patchline.pipeline.training.parts.ensemble_members import combine_members
 from patchline.pipeline.training.parts.fine_tuning import between_both
-from patchline.pipeline.training.parts.last_blocks import refit_last_blocks, train_last_blocks
+from patchline.pipeline.training.parts.last_blocks import (
+    check_shared_folder,
+    refit_last_blocks,
+    train_last_blocks,
+)
 from patchline.pipeline.training.parts.probe import refit_head
-from patchline.pipeline.training.processes.process_launch import train_in_processes
+from patchline.pipeline.training.processes.process_launch import ProcessGroup, train_in_processes
 from patchline.pipeline.training.train_result import TrainResult
 from patchline.pipeline.workers.event_log import EventWriter
 from patchline.pipeline.workers.worker_process import worker_main
@@ -25,10 +29,8 @@ def train(job: TrainingJob, events: EventWriter) -> FrozenModel:
     if job.part.members:
         return combine_members(job, events)
     trainable = job.config.training.trainable
-    if trainable == "last_blocks" and not job.part.refit:
-        return train_last_blocks(job, events)
-    if trainable == "last_blocks" and job.part.share:
-        return refit_last_blocks(job, events)
+    if trainable == "last_blocks" and (job.part.share or not job.part.refit):
+        return _train_last_blocks(job, events)
     if trainable in ("head", "last_blocks") and job.part.refit:
         return refit_head(job, events)
     unusable = detect_machine().unusable_gpu
@@ -40,6 +42,15 @@ def train(job: TrainingJob, events: EventWriter) -> FrozenModel:
     if trainable == "head_then_all" and isinstance(result, TrainResult):
         return between_both(job, result)
     return result
+
+
+def _train_last_blocks(job: TrainingJob, events: EventWriter) -> FrozenModel:
+    work = refit_last_blocks if job.part.refit else train_last_blocks
+    if job.config.training.processes == 1:
+        return work(job, events)
+    check_shared_folder(job)
+    with ProcessGroup(job) as group:
+        return work(job, events, group.run)
 
 
 def _get_ready() -> str:

@@ -454,16 +454,12 @@ class TrainingConfig(FrozenModel):
                     f"tokens of whole images are computed once. Leave out training.{name}, or set "
                     "training.trainable to head_then_all"
                 )
-        of_one_process: dict[str, int | None] = {
-            "processes": self.processes if self.processes > 1 else 0,
-            "compile": self.compile,
-            "early_stopping": self.early_stopping,
-        }
-        for name, number in of_one_process.items():
+        without_effect = {"compile": self.compile, "early_stopping": self.early_stopping}
+        for name, number in without_effect.items():
             if number:
                 raise ValueError(
                     f"training.{name} is {number}, but training.trainable last_blocks trains a few "
-                    "blocks in one process, uncompiled, to the end of its plan. Leave out "
+                    "blocks, uncompiled, to the end of its plan. Leave out "
                     f"training.{name}, or set training.trainable to head_then_all"
                 )
         return self

@@ -1,4 +1,4 @@
-"""One fit, as every rank of a training run does it: the head, the preview and the training."""
+"""One job, as every rank of a training run does it: the head, the preview and the training."""
 
 from __future__ import annotations
 
@@ -10,8 +10,10 @@ from patchline.pipeline.training.faults.memory import memory_named
 from patchline.pipeline.training.job import TrainingJob
 from patchline.pipeline.training.loop import Training
 from patchline.pipeline.training.parts.fine_tuning import fit_head_first
+from patchline.pipeline.training.parts.last_blocks import tokens_together
 from patchline.pipeline.training.parts.probe import probe, probe_together
 from patchline.pipeline.training.parts.refit import Refit
+from patchline.pipeline.training.parts.token_fit import fit_together
 from patchline.pipeline.training.processes.ranks import Ranks
 from patchline.pipeline.workers.event_log import EventWriter
 
@@ -26,6 +28,9 @@ def fit(job: TrainingJob, events: EventWriter, ranks: Ranks | None = None) -> Fr
         ranks: by default, this process trains alone.
     """
     trainable = job.config.training.trainable
+    if trainable == "last_blocks":
+        together = tokens_together if job.tokens is None else fit_together
+        return together(job, events, ranks or Ranks())
     if trainable == "head":
         return probe_together(job, events, ranks) if ranks else probe(job, events)
     if trainable == "head_then_all":

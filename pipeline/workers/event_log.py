@@ -30,7 +30,7 @@ class EventWriter:
 
     def __init__(self, file: Path, *, progress_interval_seconds: float = 0.5) -> None:
         make_folder(file.parent)
-        self._next = len(read_events(file))
+        self._path, self._next = file, len(read_events(file))
         self._file = file.open("a", encoding="utf-8", buffering=1)
         self._interval = progress_interval_seconds
         self._last_progress = 0.0
@@ -63,6 +63,10 @@ class EventWriter:
         if done >= total or now - self._last_progress >= self._interval:
             self._last_progress = now
             self.write("progress", done=done, total=total, unit=unit, **values, **details())
+
+    def catch_up(self) -> None:
+        """Number the next events after those that another process has appended and ended."""
+        self._next = len(read_events(self._path))
 
     def close(self) -> None:
         """Close the file."""

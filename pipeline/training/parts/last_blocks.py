@@ -6,6 +6,9 @@ trained in the same loop as any model, at a fraction of its cost. The weights th
 between the initial ones with the fitted head and the trained ones (`interpolation`), decided by the
 validation images. With fewer than 50 of them, training images are predicted too, each by a fit
 without its fold.
+
+Several processes compute features and tokens together, and then each of the fits. The head, and how
+far to go from it, are found in the process that has started them.
 """
 
 from __future__ import annotations
@@ -14,22 +17,21 @@ import shutil
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import torch
-from torch import nn
 
 from patchline.pipeline.config import RunConfig
 from patchline.pipeline.data.batches.augmentation import SeededAugmentation
 from patchline.pipeline.data.manifests import manifest as manifests
 from patchline.pipeline.data.splits import folds
+from patchline.pipeline.errors import ConfigError
 from patchline.pipeline.files.sealed_files import read_tensors, write_tensors
+from patchline.pipeline.frozen_model import FrozenModel
 from patchline.pipeline.layers.last_blocks import divisible, whole_model
-from patchline.pipeline.models.inference import predict_logits
 from patchline.pipeline.models.model_building import build_on_meta
 from patchline.pipeline.models.model_description import WEIGHTS_FILE
-from patchline.pipeline.models.model_files import save_model
 from patchline.pipeline.probing.features import suitable_batch_size
 from patchline.pipeline.probing.few_images import FEWEST_VALIDATION, FOLDS_OF_BLOCKS
 from patchline.pipeline.probing.linear_fit import (
@@ -40,23 +42,17 @@ from patchline.pipeline.probing.linear_fit import (
 from patchline.pipeline.run_memory import stage_keys
 from patchline.pipeline.terminal_words import duration
 from patchline.pipeline.training.checkpoints.best_weights import FINAL
-from patchline.pipeline.training.checkpoints.checkpoint import PREVIOUS
 from patchline.pipeline.training.config import duration_seconds
 from patchline.pipeline.training.job import StoredTokens, TrainingJob
-from patchline.pipeline.training.job_provenance import provenance_of_job
-from patchline.pipeline.training.loop import Training
 from patchline.pipeline.training.parts import interpolation
 from patchline.pipeline.training.parts.fine_tuning import head_first
 from patchline.pipeline.training.parts.probe import FrozenNetwork, frozen_network, head_of_rows
-from patchline.pipeline.training.parts.refit import Refit
 from patchline.pipeline.training.parts.stored_tokens import TokenStore
-from patchline.pipeline.training.start.initial_model import HEAD_FOLDER, description_of
-from patchline.pipeline.training.train_result import (
-    EpochRecord,
-    FineTuningRecord,
-    RefitResult,
-    TrainResult,
-)
+from patchline.pipeline.training.parts.token_fit import TokenFit, fit_alone, fit_of_ranks
+from patchline.pipeline.training.processes.machines import Machines
+from patchline.pipeline.training.processes.ranks import Ranks
+from patchline.pipeline.training.start.initial_model import HEAD_FOLDER
+from patchline.pipeline.training.train_result import FineTuningRecord, RefitResult, TrainResult
 from patchline.pipeline.training.training_data import Integers, units_of_rows
 from patchline.pipeline.training.validation import quality
 from patchline.pipeline.workers.event_log import EventWriter
@@ -69,6 +65,15 @@ _WITH_MIRROR = 2
 """Views of an image that is predicted together with its mirror image."""
 Array = np.ndarray[Any, Any]
 Tensors = dict[str, torch.Tensor]
+Result = TypeVar("Result", bound=FrozenModel)
+
+
+class Run(Protocol):
+    """Lets all processes of a training run do a job together; see `ProcessGroup.run`."""
+
+    def __call__(self, job: TrainingJob, kind: type[Result]) -> Result:
+        """Return the result, of a class."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -78,14 +83,28 @@ class _Start:
     job: TrainingJob
     frozen: FrozenNetwork
     tokens: StoredTokens
+    run: Run | None
+    """For several processes."""
 
-    def fit(
-        self, events: EventWriter, settings: dict[str, Any], **changes: Any
-    ) -> LastBlocksTraining:
-        """Return the training from the tokens, with changes of its settings and its job."""
-        return LastBlocksTraining(self.job_with(settings, **changes), events)
+    def fit(self, events: EventWriter, settings: dict[str, Any], **changes: Any) -> TokenFit:
+        """Train from the tokens to the end, with changes of the settings and of the job.
 
-    def job_with(self, settings: dict[str, Any], **changes: Any) -> TrainingJob:
+        Args:
+            events: of the job's folder.
+            settings: of the training.
+            changes: of the job.
+        """
+        job = self._job_with(settings, **changes)
+        if self.run is None:
+            return fit_alone(job, events)
+        self.frozen.model.cpu()  # the processes need the memory of the GPU
+        torch.cuda.empty_cache()
+        kind: type[TrainResult | RefitResult] = RefitResult if job.part.refit else TrainResult
+        result = self.run(job, kind)
+        events.catch_up()
+        return fit_of_ranks(job, result, events)
+
+    def _job_with(self, settings: dict[str, Any], **changes: Any) -> TrainingJob:
         """Return the job of a fit, with what the frozen network has decided."""
         decided = {
             "precision": self.frozen.precision.name,
@@ -102,48 +121,30 @@ class _Start:
         return self.job.model_copy(update={"config": config, "tokens": self.tokens, **changes})
 
 
-class LastBlocksTraining(Training):
-    """A training from tokens, which keeps its last weights."""
-
-    def __init__(self, job: TrainingJob, events: EventWriter) -> None:
-        super().__init__(job, events)
-        self.fitted = _copied(self.state.model)
-
-    def _keep_weights(self, record: EpochRecord) -> None:
-        """Keep nothing: the weights are chosen between the first and the last ones."""
-
-    def logits_along(self) -> Array:
-        """Return the logits (S, N, K) of the validation images from the head to the weights."""
-        average, trained = self.state.average.model, _copied(self.state.average.model)
-        rows = self.data.validation_rows
-
-        def predict(model: nn.Module) -> Array:
-            given = self.data.images, rows, self.job.image
-            logits_NK: Array = predict_logits(model, *given, device=self.device).numpy()
-            return logits_NK
-
-        return interpolation.logits_along(average, self.fitted, trained, predict)
-
-
-def train_last_blocks(job: TrainingJob, events: EventWriter) -> TrainResult:
+def train_last_blocks(job: TrainingJob, events: EventWriter, run: Run | None = None) -> TrainResult:
     """Fit the head, train the last blocks from there, and choose how far to go.
+
+    Args:
+        job: the model and the data.
+        events: gets notes, metrics and progress.
+        run: for several processes; by default, this one trains alone.
 
     Raises:
         ConfigError: if the model cannot be divided.
         StorageError: if the disk has no space for the tokens.
     """
+    tokens = _tokens_of_ranks(job, events, run)
     frozen, fitted = _frozen_with_head(job, events)
-    start = _Start(job, frozen, _stored_tokens(job, frozen, events, job.folder / HEAD_FOLDER))
+    start = _Start(job, frozen, tokens or _stored_tokens(job, frozen, events), run)
     if words := note_on_views(job.config, mirrored=start.tokens.mirrored):
         events.write("note", message=words)
     parts = _parts_to_hold_out(job, frozen)
     fit = start.fit(events, _share_of_limit(job, len(parts)))
-    fit.train_to_the_end()
     logits_SMK = fit.logits_along()
-    along, truth = [logits_SMK], [fit.data.truth(fit.data.validation_rows)]
+    along, truth = [logits_SMK], [fit.truth]
     c_used = fitted.probe.regularization if fitted.probe else WITHOUT_CHOICE
     if parts:
-        held_out = _of_held_out(start, fit, parts, c_used)
+        held_out = _of_held_out(start, fit, parts, c_used, events)
         along.append(held_out[0])
         truth.append(held_out[1])
     count = sum(len(rows) for rows in parts)
@@ -161,20 +162,59 @@ def train_last_blocks(job: TrainingJob, events: EventWriter) -> TrainResult:
     return _result(fit, start, fitted, record, logits_SMK[place])
 
 
-def refit_last_blocks(job: TrainingJob, events: EventWriter) -> RefitResult:
-    """Train on the training and validation images, as far as the job's part says."""
+def refit_last_blocks(job: TrainingJob, events: EventWriter, run: Run | None = None) -> RefitResult:
+    """Train on the training and validation images, as far as the job's part says.
+
+    Args:
+        job: as for `train_last_blocks`.
+        events: gets notes, metrics and progress.
+        run: as for `train_last_blocks`.
+    """
+    tokens = _tokens_of_ranks(job, events, run)
     frozen = _frozen_network(job, events)
     rows, nothing = frozen.data.training.rows, frozen.data.validation_rows
     head = head_of_rows(job, frozen, rows, nothing, job.part.regularization)
-    _write_head(job.folder / _HEAD_FILE, head)
-    start = _Start(job, frozen, _stored_tokens(job, frozen, events, job.folder))
-    refit = Refit(start.job_with({}), events)
-    fitted = _copied(refit.state.model)
-    refit.train_to_the_end()
+    _write_head(_head_folder(job) / _HEAD_FILE, head)
+    start = _Start(job, frozen, tokens or _stored_tokens(job, frozen, events), run)
+    fit = start.fit(events, {})
     folder = job.folder / _WEIGHTS
-    _save_at(refit, fitted, job.part.share or 0.0, folder)
-    (job.folder / PREVIOUS).unlink(missing_ok=True)
-    return refit.result_of(folder)
+    fit.save_at(job.part.share or 0.0, folder)
+    fit.clean()
+    result = fit.result
+    if not isinstance(result, RefitResult):
+        raise TypeError(result)
+    return result.model_copy(update={"weights": folder})
+
+
+def tokens_together(job: TrainingJob, events: EventWriter, ranks: Ranks) -> StoredTokens:
+    """Compute features and tokens with all ranks, if they are not stored yet."""
+    own = job.model_copy(update={"folder": _head_folder(job)})
+    return _stored_tokens(job, _frozen_network(own, events, ranks), events, ranks)
+
+
+def _tokens_of_ranks(job: TrainingJob, events: EventWriter, run: Run | None) -> StoredTokens | None:
+    """Let several processes compute features and tokens; nothing for a single one."""
+    if run is None:
+        return None
+    tokens = run(job, StoredTokens)
+    events.catch_up()
+    return tokens
+
+
+def check_shared_folder(job: TrainingJob) -> None:
+    """Check that all processes of a training run see the same files.
+
+    Raises:
+        ConfigError: if they do not.
+    """
+    machines = Machines.of(job.folder)
+    if not machines.shares_folder:
+        raise ConfigError(
+            f"training.processes is {job.config.training.processes} on {len(machines.nodes)} nodes "
+            "that share no folder, but training.trainable last_blocks keeps tokens in files that "
+            "all processes read. Use a workspace in a folder that all nodes see, set "
+            "launcher.nodes to 1, or set training.trainable to head_then_all."
+        )
 
 
 def _share_of_limit(job: TrainingJob, parts: int) -> dict[str, Any]:
@@ -188,16 +228,30 @@ def _share_of_limit(job: TrainingJob, parts: int) -> dict[str, Any]:
 # -- the frozen network ------------------------------------------------------------------------
 
 
-def _frozen_network(job: TrainingJob, events: EventWriter) -> FrozenNetwork:
-    """Return the frozen network of a job, after checking that it can be divided."""
+def _head_folder(job: TrainingJob) -> Path:
+    """Return the folder of the head that a fit from tokens starts with."""
+    return job.folder if job.part.refit else job.folder / HEAD_FOLDER
+
+
+def _frozen_network(
+    job: TrainingJob, events: EventWriter, ranks: Ranks | None = None
+) -> FrozenNetwork:
+    """Return the frozen network of a job, after checking that it can be divided.
+
+    Without ranks, this process is alone: all features are computed, or were computed by ranks.
+    """
     skeleton = build_on_meta(job.config.model, job.image, len(job.classes))
     divisible(skeleton, job.config.training.last_blocks)
-    return frozen_network(job, events)
+    if ranks is None:  # several GPUs may be those of other machines
+        training = job.config.training.model_copy(update={"processes": 1})
+        config = job.config.model_copy(update={"training": training})
+        job = job.model_copy(update={"config": config})
+    return frozen_network(job, events, ranks)
 
 
 def _frozen_with_head(job: TrainingJob, events: EventWriter) -> tuple[FrozenNetwork, TrainResult]:
     """Return the frozen network, and the result of fitting its head, which is kept in a file."""
-    folder = job.folder / HEAD_FOLDER
+    folder = _head_folder(job)
     own = job.model_copy(update={"folder": folder})
     began = time.monotonic()
     frozen = _frozen_network(own, events)
@@ -211,9 +265,10 @@ def _frozen_with_head(job: TrainingJob, events: EventWriter) -> tuple[FrozenNetw
 
 
 def _stored_tokens(
-    job: TrainingJob, frozen: FrozenNetwork, events: EventWriter, head_folder: Path
+    job: TrainingJob, frozen: FrozenNetwork, events: EventWriter, ranks: Ranks | None = None
 ) -> StoredTokens:
-    """Compute the tokens that are not stored yet."""
+    """Compute the tokens that are not stored yet, with all ranks."""
+    ranks = ranks or Ranks()
     settings = job.config.training
     model = divisible(frozen.model, settings.last_blocks)
     usable = manifests.usable(manifests.load(job.manifest_file))
@@ -234,22 +289,29 @@ def _stored_tokens(
         device=frozen.device,
         precision=frozen.precision.name,
         batch_size=suitable_batch_size(job.image, frozen.device),
+        group=ranks if ranks.size > 1 else None,
     )
-    store.check_space()
+    if ranks.is_first:
+        store.check_space()
+        _announce(store, events, ranks.size)
+    file = store.file(lambda done, of: events.progress(done, of, "tokens"))
+    return StoredTokens(
+        file=file,
+        blocks=settings.last_blocks,
+        head=_head_folder(job) / _HEAD_FILE,
+        mirrored=mirrored,
+    )
+
+
+def _announce(store: TokenStore, events: EventWriter, processes: int) -> None:
+    """Say how large the tokens are that are not stored yet, and how long they take."""
     if left := store.remaining():
         size = left * store.bytes_per_image() / 1e9
         views = f"{store.views} view{'' if store.views == 1 else 's'}"
         words = f"tokens of {left:,} image{'' if left == 1 else 's'} in {views}: {size:.2g} GB"
         if left > _TOO_FEW_TO_MEASURE:
-            words += f", about {duration(left * store.seconds_per_image())}"
+            words += f", about {duration(left * store.seconds_per_image() / processes)}"
         events.write("note", message=words)
-    file = store.file(lambda done, of: events.progress(done, of, "tokens"))
-    return StoredTokens(
-        file=file,
-        blocks=settings.last_blocks,
-        head=head_folder / _HEAD_FILE,
-        mirrored=mirrored,
-    )
 
 
 def note_on_views(config: RunConfig, *, mirrored: bool) -> str:
@@ -277,7 +339,11 @@ def _parts_to_hold_out(job: TrainingJob, frozen: FrozenNetwork) -> list[Integers
 
 
 def _of_held_out(
-    start: _Start, whole: Training, parts: list[Integers], regularization: float
+    start: _Start,
+    whole: TokenFit,
+    parts: list[Integers],
+    regularization: float,
+    events: EventWriter,
 ) -> tuple[Array, Array]:
     """Return logits (S, N, K) and truth of training images, each by a fit without its part.
 
@@ -286,6 +352,7 @@ def _of_held_out(
         whole: the finished fit on all training images, whose plan the others follow.
         parts: rows among the training images.
         regularization: C of the heads.
+        events: gets the progress.
     """
     logits, labels = [], []
     for number, held_out in enumerate(parts):
@@ -299,7 +366,7 @@ def _of_held_out(
         tensors, _ = read_tensors(file)
         logits.append(tensors["logits"].numpy())
         labels.append(tensors["labels"].numpy())
-        whole.events.progress(number + 1, len(parts), "fold")
+        events.progress(number + 1, len(parts), "fold")
     return np.concatenate(logits, 1), np.concatenate(labels)
 
 
@@ -311,69 +378,59 @@ def _head_without(start: _Start, held_out: Integers, regularization: float) -> F
 
 
 def _fold_logits(
-    start: _Start, whole: Training, tokens: StoredTokens, head: FittedHead, folder: Path
+    start: _Start, whole: TokenFit, tokens: StoredTokens, head: FittedHead, folder: Path
 ) -> Tensors:
     """Train without a part of the training images, and predict it."""
     _write_head(folder / _HEAD_FILE, head)
     tokens = tokens.model_copy(update={"head": folder / _HEAD_FILE})
     length = {
-        "step_plan": tuple(whole.state.plan.knots),
+        "step_plan": _result_of(whole).step_plan,
         "time_limit": None,
         "validation_plan": None,
         **dict.fromkeys(("rate_cuts", "halvings", "thread_changes"), ()),
     }
-    part = start.job.part.model_copy(update={"plan_steps_per_epoch": whole.order.steps_per_epoch})
+    part = start.job.part.model_copy(update={"plan_steps_per_epoch": whole.steps_per_epoch})
     quiet = EventWriter(folder / EVENTS_FILE)  # its metrics are not those of the run
     fit = start.fit(quiet, length, tokens=tokens, folder=folder, part=part)
-    fit.train_to_the_end()
     quiet.close()
-    truth = fit.data.truth(fit.data.validation_rows)
-    return {"logits": torch.from_numpy(fit.logits_along()), "labels": torch.from_numpy(truth)}
+    return {"logits": torch.from_numpy(fit.logits_along()), "labels": torch.from_numpy(fit.truth)}
 
 
 # -- results -----------------------------------------------------------------------------------
 
 
 def _result(
-    fit: LastBlocksTraining,
+    fit: TokenFit,
     start: _Start,
     fitted: TrainResult,
     record: FineTuningRecord,
     logits_NK: Array,
 ) -> TrainResult:
     """Save the weights at the chosen share, and return the result of the fit with them."""
-    state, job, frozen = fit.state, fit.job, start.frozen
-    kept = quality(torch.from_numpy(logits_NK), fit.data.truth(fit.data.validation_rows))
-    last = state.history[-1].model_copy(update=kept.of_record())
+    result, frozen = _result_of(fit), start.frozen
+    kept = quality(torch.from_numpy(logits_NK), fit.truth)
     best = fitted.best
     if not record.kept_head:
-        best = job.folder / FINAL
-        _save_at(fit, fit.fitted, record.share, best)
-    (job.folder / PREVIOUS).unlink(missing_ok=True)
-    result = fit.result_with(best, last)
-    count = sum(each.numel() for each in whole_model(fit.state.model).parameters())
-    changes: dict[str, Any] = {"fine_tuning": record, "parameters": count}
+        best = fit.job.folder / FINAL
+        fit.save_at(record.share, best)
+    fit.clean()
+    count = sum(each.numel() for each in whole_model(fit.model).parameters())
+    changes: dict[str, Any] = {"best": best, "fine_tuning": record, "parameters": count}
     if record.kept_head:
         changes["probe"] = fitted.probe
     if frozen.precision.reason:
         changes["precision_reason"] = frozen.precision.reason
-    return result.model_copy(update=changes)
+    seconds = result.seconds + time.monotonic() - fit.ended
+    return result.model_copy(update={**changes, **kept.of_result(), "seconds": seconds})
 
 
-def _save_at(fit: Training, fitted: Tensors, share: float, folder: Path) -> None:
-    """Save the whole model with the weights at a share of the way."""
-    model = fit.state.average.model
-    model.load_state_dict(interpolation.between(fitted, _copied(model), share))
-    described, seen = description_of(fit.job), provenance_of_job(fit.job)
-    save_model(folder, whole_model(model), described, seen)
+def _result_of(fit: TokenFit) -> TrainResult:
+    """Return the result of a fit that is no refit."""
+    if not isinstance(fit.result, TrainResult):
+        raise TypeError(fit.result)
+    return fit.result
 
 
 def _write_head(file: Path, head: FittedHead) -> None:
     tensors = {"weight": torch.from_numpy(head.weight_KD), "bias": torch.from_numpy(head.bias_K)}
     write_tensors(file, tensors)
-
-
-def _copied(model: nn.Module) -> Tensors:
-    """Return copies of all weights on the CPU."""
-    weights = model.state_dict()
-    return {name: each.detach().to("cpu", copy=True) for name, each in weights.items()}

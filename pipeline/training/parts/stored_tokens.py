@@ -24,7 +24,6 @@ import torch
 
 from patchline.pipeline.data.batches.augmentation import SeededAugmentation
 from patchline.pipeline.errors import RunError, StorageError
-from patchline.pipeline.files.file_locks import locked
 from patchline.pipeline.files.resumable_array import ResumableArray
 from patchline.pipeline.files.stored_images import StoredImages
 from patchline.pipeline.files.workspace_folder import make_folder
@@ -32,6 +31,13 @@ from patchline.pipeline.layers.vision_transformer import VisionTransformer
 from patchline.pipeline.models.fitting_batches import fitting_batches
 from patchline.pipeline.models.inference import Transfers, autocast, normalised
 from patchline.pipeline.probing.linear_head import evaluating
+from patchline.pipeline.probing.shared_batches import (
+    Group,
+    agreed,
+    computed_in_turn,
+    locked_for,
+    wait_for_lock,
+)
 from patchline.pipeline.workspace import kept_files
 from patchline.plugin_api import ImageSpec
 
@@ -69,6 +75,8 @@ class TokenStore:
         device: of the model.
         precision: float32, bfloat16 or float16.
         batch_size: images that are computed together.
+        group: all processes whose stores are the same and compute the tokens together: the first
+            one stores them; None for a process alone.
     """
 
     model: VisionTransformer
@@ -84,6 +92,7 @@ class TokenStore:
     device: torch.device
     precision: str
     batch_size: int
+    group: Group | None = None
 
     def remaining(self) -> int:
         """Return the number of images whose tokens are not stored yet, or are damaged."""
@@ -115,15 +124,20 @@ class TokenStore:
     def file(self, on_progress: Progress | None = None) -> Path:
         """Compute what is not stored yet, and return the file of all tokens, (M, V, N, D).
 
-        If another process is computing the same tokens, wait for it.
+        If another process is computing the same tokens, wait for it. In a group, all processes
+        call this together.
 
         Raises:
             StorageError: if the disk is full or read-only.
             RunError: if a value does not fit float16.
         """
-        self.check_space()
         array = self.array()
-        with locked(array.file.with_suffix(".lock"), _on_wait), evaluating(self.model):
+        if self.group and self.group.rank:
+            self._assist(self.group, array)
+            return array.file
+        self.check_space()
+        lock = array.file.with_suffix(".lock")
+        with locked_for(self.group, lock, _on_wait), evaluating(self.model):
             kept_files.fetch_array(array.file)
             intact = array.finished.intact()
             array.begin(intact)
@@ -135,11 +149,18 @@ class TokenStore:
                 for start in range(0, len(self.rows), self.batch_size)
                 if not finished[start : start + self.batch_size].all()
             ]
-            done = int(finished.sum())
-            for start, tokens_BVND in self._pieces(missing, done, on_progress):
+            done, batches = int(finished.sum()), self._batches(agreed(self.group, missing), array)
+            for start, tokens_BVND in self._pieces(batches, done, on_progress):
                 array.write(start, tokens_BVND)
             kept_files.send_array(array.file)
         return array.file
+
+    def _assist(self, group: Group, array: ResumableArray) -> None:
+        """Compute this process's share of what the first one lacks."""
+        wait_for_lock(group)
+        with evaluating(self.model):
+            for _ in self._batches(agreed(group, []), array):
+                pass
 
     def array(self) -> ResumableArray:
         """Return the array on disk, (M, V, N, D)."""
@@ -169,21 +190,21 @@ class TokenStore:
             return (time.perf_counter() - began) / len(few)
 
     def _pieces(
-        self, starts: list[int], done: int, on_progress: Progress | None
+        self, computed: Iterator[tuple[int, Batch]], done: int, on_progress: Progress | None
     ) -> Iterator[tuple[int, Array]]:
         """Yield tokens of consecutive batches together with the position of their first image."""
         batches: list[Batch] = []
         size = 0
         first = stop = 0
         began = time.monotonic()
-        for start in starts:
+        for start, batch in computed:
             late = time.monotonic() - began >= PIECE_SECONDS
             if batches and (late or size >= _PIECE_BYTES or start != stop):
                 yield first, self._finish(batches)
                 batches, size, began = [], 0, time.monotonic()
             if not batches:
                 first = start
-            batches.append(self._of_batch(self.rows[start : start + self.batch_size]))
+            batches.append(batch)
             size += sum(part.nbytes for part in batches[-1])
             images = sum(len(part) for part in batches[-1])
             stop, done = start + images, done + images
@@ -191,6 +212,21 @@ class TokenStore:
                 on_progress(min(done, len(self.rows)), len(self.rows))
         if batches:
             yield first, self._finish(batches)
+
+    def _batches(self, starts: list[int], array: ResumableArray) -> Iterator[tuple[int, Batch]]:
+        """Yield the start of each batch, and its tokens; in a group, compute them in turn."""
+        if self.group is None:
+            for start in starts:
+                yield start, self._of_batch(self.rows[start : start + self.batch_size])
+            return
+
+        def compute(start: int) -> torch.Tensor:
+            batch = self._of_batch(self.rows[start : start + self.batch_size])
+            return torch.from_numpy(self._finish([batch]))
+
+        like_BVND = torch.empty(self.batch_size, *array.shape[1:], dtype=torch.float16)
+        for start, tokens_BVND in computed_in_turn(self.group, starts, like_BVND, compute):
+            yield start, [tokens_BVND[: len(self.rows) - start]]
 
     def _finish(self, batches: list[Batch]) -> Array:
         """Wait for the tokens of some batches, and return them together.

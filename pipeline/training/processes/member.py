@@ -48,7 +48,7 @@ def take_part(member: MemberJob, _events: EventWriter) -> MemberDone:
         if said == process_launch.THE_END:
             return MemberDone()
         if not machines.shares_folder:
-            process_launch.empty_folder(member.folder)
+            process_launch.empty_folder(member.folder, job)
         logs = member.folder / f"node-{member.node}" / "logs"
         with contextlib.suppress(WorkerError):  # the first machine says why
             process_launch.run_agent(job, machines, said, member.node, logs)

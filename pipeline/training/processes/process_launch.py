@@ -14,12 +14,15 @@ import os
 import shutil
 import signal
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self, TypeVar
 
 from torch import distributed
 
 from patchline.pipeline.errors import ConfigError, WorkerError
+from patchline.pipeline.files.atomic_files import write_text
 from patchline.pipeline.frozen_model import FrozenModel
 from patchline.pipeline.training.job import TrainingJob
 from patchline.pipeline.training.machine import choose_device, detect_machine
@@ -32,12 +35,14 @@ from patchline.pipeline.training.processes.rank import (
     take_words,
 )
 from patchline.pipeline.training.train_result import RefitResult, TrainResult
-from patchline.pipeline.workers.worker_process import last_line, reported
+from patchline.pipeline.workers.worker_process import JOB_FILE, last_line, reported
 from patchline.pipeline.workers.worker_start import LOG_FILE
 
 if TYPE_CHECKING:
     from torch.distributed.distributed_c10d import Store
     from torch.distributed.launcher.api import LaunchConfig
+
+Result = TypeVar("Result", bound=FrozenModel)
 
 THE_END = "end"
 """What the first machine says instead of the folder for the logs of an attempt."""
@@ -60,43 +65,73 @@ def train_in_processes(job: TrainingJob) -> FrozenModel:
         PipelineError: the error that one of the processes reported.
         WorkerError: if they ended without a report more often than they may be restarted.
     """
-    machines = Machines.of(job.folder)
-    _check(job, machines)
-    store = machines.hold_store() if machines.are_several else None
-    folder, attempt = job.folder / RANKS_FOLDER, 0
-    try:
+    kind: type[TrainResult | RefitResult] = RefitResult if job.part.refit else TrainResult
+    with ProcessGroup(job) as group:
+        return group.run(job, kind)
+
+
+class ProcessGroup:
+    """The processes of a training run, which are started for one job after another.
+
+    As a context manager, it lets the other machines wait for the next job, and go in the end.
+
+    Args:
+        job: of the training run, whose folder is that of the group.
+    """
+
+    def __init__(self, job: TrainingJob) -> None:
+        self._job, self._machines = job, Machines.of(job.folder)
+        self._folder, self._attempt = job.folder / RANKS_FOLDER, 0
+        self._store: Store | None = None
+
+    def __enter__(self) -> Self:
+        _check(self._job, self._machines)
+        if self._machines.are_several:
+            self._store = self._machines.hold_store()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._say(THE_END)
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def run(self, job: TrainingJob, kind: type[Result]) -> Result:
+        """Let all processes do a job, as `fit` does it, and return the result.
+
+        Args:
+            job: that of the training run, or a part of it with a folder of its own.
+            kind: class of the result.
+
+        Raises:
+            PipelineError: the error that one of the processes reported.
+            WorkerError: if they ended without a report more often than they may be restarted.
+        """
+        machines, shared = self._machines, self._folder
         while True:
-            empty_folder(job.folder)
-            name = f"{job.run_id}-{attempt}"
-            _say(store, attempt, name)
+            empty_folder(self._job.folder, job)
+            name = f"{self._job.run_id}-{self._attempt}"
+            self._say(name)
             try:
-                run_agent(job, machines, name, node=0, logs=folder / "logs")
+                run_agent(self._job, machines, name, node=0, logs=shared / "logs")
             except WorkerError:
-                take_words(job.folder, machines.said(name))
-                if not any((folder / name).exists() for name in (RESULT_FILE, RESTART_FILE)):
+                take_words(shared, job.folder, machines.said(name))
+                if not any((shared / name).exists() for name in (RESULT_FILE, RESTART_FILE)):
                     raise  # otherwise, a rank has said why
-            attempt += 1
-            if not (folder / RESTART_FILE).exists():
-                return reported(folder / RESULT_FILE, _result_class(job))
-    finally:
-        _say(store, attempt, THE_END)
-        shutil.rmtree(folder, ignore_errors=True)
+            self._attempt += 1
+            if not (shared / RESTART_FILE).exists():
+                return reported(shared / RESULT_FILE, kind)
+
+    def _say(self, name: str) -> None:
+        """Tell the other machines the name of an attempt that starts, or that there is none."""
+        if self._store is not None:
+            self._store.set(attempt_key(self._attempt), name)
 
 
-def empty_folder(folder: Path) -> None:
-    """Empty what the ranks share, in the folder of a training run."""
-    shutil.rmtree(folder / RANKS_FOLDER, ignore_errors=True)
-    (folder / RANKS_FOLDER).mkdir()
-
-
-def _say(store: Store | None, attempt: int, name: str) -> None:
-    """Tell the other machines the name of an attempt that starts, or that there is none."""
-    if store is not None:
-        store.set(attempt_key(attempt), name)
-
-
-def _result_class(job: TrainingJob) -> type[TrainResult | RefitResult]:
-    return RefitResult if job.part.refit else TrainResult
+def empty_folder(folder: Path, job: TrainingJob) -> None:
+    """Leave nothing but the next job in what the ranks share, in the folder of a training run."""
+    shared = folder / RANKS_FOLDER
+    shutil.rmtree(shared, ignore_errors=True)
+    shared.mkdir()
+    write_text(shared / JOB_FILE, job.model_dump_json())
 
 
 def _check(job: TrainingJob, machines: Machines) -> None:
@@ -136,9 +171,10 @@ def run_agent(job: TrainingJob, machines: Machines, name: str, node: int, logs: 
     os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # torch finds unused parameters unusual
     command = ("-P", "-m", MODULE, str(job.folder), str(os.getpid()))
-    logging.disable(logging.ERROR)  # the agent's own lines would hide the reason in the log
+    launch = elastic_launch(_launch_config(job, machines, name, node, logs), sys.executable)
     try:
-        elastic_launch(_launch_config(job, machines, name, node, logs), sys.executable)(*command)
+        with _quiet_agent():
+            launch(*command)
     except ChildFailedError as error:
         rank, failure = error.get_first_failure()
         raise WorkerError(_how_it_ended(job, rank, failure.exitcode)) from error
@@ -148,6 +184,23 @@ def run_agent(job: TrainingJob, machines: Machines, name: str, node: int, logs: 
             f"{_JOIN_SECONDS} seconds ({type(error).__name__}). Make sure that the nodes reach "
             "each other, then resume the run."
         ) from error
+
+
+@contextmanager
+def _quiet_agent() -> Iterator[None]:
+    """Take the agent's own lines out of the log, where they would hide the reason of an error.
+
+    Afterwards, this process logs again, and has the signal handlers that the agent replaces.
+    """
+    handlers = {number: signal.getsignal(number) for number in signal.valid_signals()}
+    logging.disable(logging.ERROR)
+    try:
+        yield
+    finally:
+        logging.disable(logging.NOTSET)
+        for number, handler in handlers.items():
+            if signal.getsignal(number) is not handler:
+                signal.signal(number, handler)
 
 
 def _launch_config(

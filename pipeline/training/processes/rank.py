@@ -63,17 +63,24 @@ def main(folder: Path, parent: int) -> NoReturn:
 
 def _take_part(folder: Path, machines: Machines) -> None:
     from patchline.pipeline.training.faults.memory import HALVINGS_FILE, RanksRestart
+    from patchline.pipeline.training.job import TrainingJob
 
-    is_first = own_rank() == 0
+    is_first, shared = own_rank() == 0, folder / RANKS_FOLDER
+    job = TrainingJob.model_validate_json((shared / JOB_FILE).read_text(encoding="utf-8"))
+
+    def end(words: dict[str, str]) -> None:
+        """Say how the attempt has ended, on this machine and on the others."""
+        take_words(shared, job.folder, json.dumps(words))
+        machines.say(_attempt(), json.dumps(words))
+
     try:
-        content = report(folder, lambda: _fit(folder, is_first=is_first))
+        content = report(job.folder, lambda: _fit(job, folder, machines, is_first=is_first))
     except RanksRestart:
-        words = {RESTART_FILE: (folder / HALVINGS_FILE).read_text(encoding="utf-8")}
-        _end(folder, machines, words)
+        end({RESTART_FILE: (job.folder / HALVINGS_FILE).read_text(encoding="utf-8")})
         os._exit(1)  # which ends the others
     failed = content.startswith('{"error"')
     if failed or is_first:
-        _end(folder, machines, {RESULT_FILE: content})
+        end({RESULT_FILE: content})
     if failed:
         os._exit(1)
 
@@ -82,33 +89,31 @@ def _attempt() -> str:
     return os.environ.get("TORCHELASTIC_RUN_ID", "")
 
 
-def _end(folder: Path, machines: Machines, words: dict[str, str]) -> None:
-    """Say how the attempt has ended, on this machine and on the others."""
-    take_words(folder, json.dumps(words))
-    machines.say(_attempt(), json.dumps(words))
+def take_words(shared: Path, folder: Path, words: str) -> None:
+    """Write how an attempt has ended into the files that say so on this machine.
 
-
-def take_words(folder: Path, words: str) -> None:
-    """Write how an attempt has ended into the files that say so on this machine."""
+    Args:
+        shared: folder for what the ranks share.
+        folder: of the job.
+        words: the contents of the files, by name, as JSON; or nothing.
+    """
     from patchline.pipeline.training.faults.memory import HALVINGS_FILE
 
     for name, content in json.loads(words or "{}").items():
         if name == RESTART_FILE:
             write_text(folder / HALVINGS_FILE, content)
-        write_text(folder / RANKS_FOLDER / name, content)
+        write_text(shared / name, content)
 
 
-def _fit(folder: Path, *, is_first: bool) -> FrozenModel:
+def _fit(job: TrainingJob, folder: Path, machines: Machines, *, is_first: bool) -> FrozenModel:
     from patchline.pipeline.training.fit import fit
-    from patchline.pipeline.training.job import TrainingJob
     from patchline.pipeline.training.processes.ranks import stopped_ranks_named
 
-    job = TrainingJob.model_validate_json((folder / JOB_FILE).read_text(encoding="utf-8"))
     with _only_first(folder) if is_first else nullcontext(), stopped_ranks_named():
-        events = EventWriter(folder / EVENTS_FILE if is_first else Path(os.devnull))
+        events = EventWriter(job.folder / EVENTS_FILE if is_first else Path(os.devnull))
         if is_first:
-            _say_what_happened(events, _restarts(Machines.of(folder)))
-        return fit(job, events, _ranks(job))
+            _say_what_happened(events, _restarts(machines))
+        return fit(job, events, _ranks(job, folder, machines))
 
 
 @contextmanager
@@ -144,14 +149,14 @@ def _say_what_happened(events: EventWriter, restarts: int) -> None:
         )
 
 
-def _ranks(job: TrainingJob) -> Ranks:
+def _ranks(job: TrainingJob, folder: Path, machines: Machines) -> Ranks:
     from patchline.pipeline.training.machine import choose_device, detect_machine
     from patchline.pipeline.training.processes.ranks import Place, Ranks
 
-    machines, size = Machines.of(job.folder), int(os.environ["WORLD_SIZE"])
+    size = int(os.environ["WORLD_SIZE"])
     device = choose_device(job.config.training, detect_machine(), len(machines.nodes))
     local = (int(os.environ[name]) for name in ("LOCAL_RANK", "LOCAL_WORLD_SIZE"))
-    store = _store(job.folder, machines, size)
+    store = _store(folder, machines, size)
     place = Place(own_rank(), size, *local)
     return Ranks(place, device, store, shares_folder=machines.shares_folder)
 

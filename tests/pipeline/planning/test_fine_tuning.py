@@ -115,7 +115,6 @@ def test_a_large_model_on_a_small_gpu_trains_what_fits(
         {"model__name": "timm"},
         {"training__folds": 5},
         {"training__mixup": 0.2},
-        {"training__processes": 2},
         {"training__compile": True},
     ],
 )
@@ -147,6 +146,20 @@ def test_a_setting_that_rules_the_last_blocks_out_is_named(
     assert why in plan.reasons[-1]
     for elsewhere in (made(400.0, 3_000, **other), made(400.0, 20, **other)):
         assert "last blocks" not in elsewhere.text()  # they would not be planned without it either
+
+
+@pytest.mark.parametrize(("cache_gib", "planned"), [(None, "last_blocks"), (100.0, "head")])
+def test_several_processes_train_the_last_blocks_if_they_share_a_folder(
+    cache_gib: float | None, planned: str
+) -> None:
+    """With a workspace on an object store, they may be on nodes that do not."""
+    facts = made(400.0, images=40).facts
+    machine = facts.machine.model_copy(update={"cache_gib": cache_gib})
+    several = facts.model_copy(update={"machine": machine})
+    plan = fine_tuning_plan(several, {"training.processes": 2})
+    assert plan.settings["training"]["trainable"] == planned
+    alone = fine_tuning_plan(several, {})
+    assert alone.settings["training"]["trainable"] == "last_blocks"
 
 
 @pytest.mark.parametrize("speed", [3.0, 12.0, 100.0])

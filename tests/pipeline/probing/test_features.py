@@ -22,7 +22,7 @@ from torch import nn
 
 from patchline.pipeline.errors import ConfigError, StorageError
 from patchline.pipeline.models.inference import normalised
-from patchline.pipeline.probing import features
+from patchline.pipeline.probing import features, shared_batches
 from patchline.pipeline.probing.features import (
     FeatureStore,
     seconds_per_image,
@@ -306,7 +306,7 @@ def test_a_group_that_waits_for_another_run_hears_from_its_first_process(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """However long the other run takes, no process of the group seems to have stopped."""
-    monkeypatch.setattr(features, "_HEARD_SECONDS", 0.02)
+    monkeypatch.setattr(shared_batches, "_HEARD_SECONDS", 0.02)
     ends, is_computing = Event(), Event()
 
     def wait(*_: int) -> None:

@@ -144,3 +144,14 @@ def test_values_come_back_as_they_were(file: Path, value: Any) -> None:
     writer.write("warning", message=value)
     writer.close()
     assert read_events(file)[0]["message"] == value
+
+
+def test_a_writer_goes_on_after_the_events_of_another_one(tmp_path: Path) -> None:
+    """The processes of a training run write to the same file, one after the other."""
+    file = tmp_path / "events.jsonl"
+    first, second = EventWriter(file), EventWriter(file)
+    second.write("note", message="of another process")
+    second.close()
+    first.catch_up()
+    first.write("note", message="of this one")
+    assert [event["seq"] for event in read_events(file)] == [0, 1]

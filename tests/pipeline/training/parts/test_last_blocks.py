@@ -26,8 +26,8 @@ from patchline.pipeline.training.machine import MODULE
 from patchline.pipeline.training.part import TrainingPart
 from patchline.pipeline.training.parts import last_blocks, stored_tokens
 from patchline.pipeline.training.parts.interpolation import SHARES
-from patchline.pipeline.training.parts.last_blocks import LastBlocksTraining
 from patchline.pipeline.training.parts.stored_tokens import TokenStore
+from patchline.pipeline.training.parts.token_fit import LastBlocksTraining
 from patchline.pipeline.training.train_result import RefitResult, TrainResult
 from patchline.pipeline.training.training_data import open_data
 from patchline.pipeline.workers.event_log import Event, EventWriter
@@ -213,8 +213,14 @@ def test_training_from_tokens_is_training_the_frozen_model_from_images(
     plain = job.config
     fits: list[LastBlocksTraining] = []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(last_blocks, "_result", lambda fit, *_: fits.append(fit))
         patch.setattr(last_blocks, "_parts_to_hold_out", lambda *_: [])
+        original = LastBlocksTraining.train_to_the_end
+
+        def remembered(training: LastBlocksTraining) -> None:
+            fits.append(training)
+            original(training)
+
+        patch.setattr(LastBlocksTraining, "train_to_the_end", remembered)
         train(job, EventWriter(job.folder / "events.jsonl"))
     [fit] = fits
     every = plain.training.model_copy(update={"trainable": "all"})
@@ -331,7 +337,6 @@ def test_tokens_beyond_float16_are_an_error(
         ({"folds": 5}, "has folds of its own"),
         ({"mixup": 0.2}, "tokens of whole images"),
         ({"initial_image_scale": 0.5}, "tokens of whole images"),
-        ({"processes": 2}, "in one process"),
         ({"compile": True}, "uncompiled"),
         ({"early_stopping": 3}, "to the end of its plan"),
         ({"average_last": 3}, "with training.trainable last_blocks"),

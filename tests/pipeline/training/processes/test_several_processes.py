@@ -17,13 +17,14 @@ import torch
 from safetensors.torch import load_file
 
 from patchline.pipeline.errors import ConfigError
+from patchline.pipeline.files.sealed_files import write_tensors
 from patchline.pipeline.plugin_system.plugin_loader import FILES_VARIABLE
 from patchline.pipeline.run_memory.cleaning import FEATURES
 from patchline.pipeline.training.job import ExtendedTraining, TrainingJob
 from patchline.pipeline.training.loop import Training
 from patchline.pipeline.training.machine import Machine, choose_device
 from patchline.pipeline.training.part import TrainingPart
-from patchline.pipeline.training.parts import probe
+from patchline.pipeline.training.parts import last_blocks, probe, token_fit
 from patchline.pipeline.training.parts.fine_tuning import between_both
 from patchline.pipeline.training.processes.machines import LOOPBACK, interface_of
 from patchline.pipeline.training.processes.rank import MODULE as RANK
@@ -36,7 +37,7 @@ from tests.patience import patient
 from tests.pipeline.training.conftest import MakeJob
 from tests.pipeline.training.label_set_jobs import label_set_job
 from tests.pipeline.training.parts.test_probe import with_weights
-from tests.pipeline.training.processes.training_ranks import FEATURES_TOGETHER
+from tests.pipeline.training.processes.training_ranks import FEATURES_TOGETHER, random_head
 
 MODULE = "patchline.pipeline.training"
 SIZE = 3
@@ -144,6 +145,9 @@ def ranks(make_job: MakeJob, tmp_path_factory: pytest.TempPathFactory) -> dict[s
     jobs["head"] = with_weights(make_job(folder / "head", **head), folder / "head-work")
     both = {**head, "training": {**THREE, "trainable": "head_then_all", "epochs": 1}}
     jobs["head_first"] = with_weights(make_job(folder / "both", **both), folder / "both-work")
+    last = {"trainable": "last_blocks", "last_blocks": 1, "token_views": 3, "epochs": 1}
+    blocks = {**head, "training": {**THREE, **last}, "augmentation": {"name": "light"}}
+    jobs["blocks"] = with_weights(make_job(folder / "last", **blocks), folder / "last-work")
     for name, job in jobs.items():
         (folder / f"{name}.json").write_text(job.model_dump_json(), encoding="utf-8")
     processes = _start(folder, SIZE)
@@ -308,6 +312,34 @@ def test_ranks_fit_the_head_before_they_train_all_weights(ranks: dict[str, Train
     probed = TrainResult.model_validate_json((head.folder / "result.json").read_text("utf-8"))
     assert record.accuracy_at(0.0) == pytest.approx(probed.best_validation_accuracy)
     assert record.accuracy_at(1.0) == pytest.approx(result.best_validation_accuracy)
+
+
+def test_ranks_share_tokens_and_train_from_them_as_one_does(
+    ranks: dict[str, TrainingJob], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The tokens are equal, bit for bit, and the weights up to rounding."""
+    job = ranks["blocks"]
+    for module in (probe, last_blocks):
+        monkeypatch.setattr(module, "suitable_batch_size", lambda *_: FEATURES_TOGETHER)
+    training = job.config.training.model_copy(update={"processes": 1, "threads": 1})
+    config = job.config.model_copy(update={"training": training})
+    own = {"config": config, "folder": tmp_path / "alone", "workspace": tmp_path / "work"}
+    alone, events = job.model_copy(update=own), EventWriter(tmp_path / "events.jsonl")
+    tokens = last_blocks.tokens_together(alone, events, Ranks())
+    [ours] = (job.folder.with_name("last-work") / FEATURES).rglob(tokens.file.name)
+    array_MVND, data = np.load(tokens.file), open_data(job)
+    assert array_MVND.shape[:2] == (len(data.training.rows) + len(data.validation_rows), 3)
+    assert len(array_MVND) % (SIZE * FEATURES_TOGETHER), "the last batches are fewer, and smaller"
+    assert ours.read_bytes() == tokens.file.read_bytes()
+    write_tensors(tokens.head, random_head(alone))
+    fit = token_fit.fit_alone(alone.model_copy(update={"tokens": tokens}), events)
+    together = load_file(job.folder / "trained.safetensors")
+    weights = fit.model.state_dict()
+    assert together.keys() == weights.keys()
+    assert not torch.equal(weights["head.weight"], fit.fitted["head.weight"])
+    for name, tensor in weights.items():
+        if not name.endswith("query_key_value.bias"):  # where a gradient is rounding noise
+            torch.testing.assert_close(together[name], tensor, atol=1e-4, rtol=0)
 
 
 def test_a_time_limit_ends_all_ranks_at_the_same_step(ranks: dict[str, TrainingJob]) -> None:

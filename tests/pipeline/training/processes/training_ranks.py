@@ -2,9 +2,10 @@
 
 Arguments: a folder with jobs, the rank, and the number of ranks. All ranks do all jobs, in the
 order of their names, and write what they have in the end to `rank-N.safetensors`: of the jobs
-`gradients-*` the gradients of two steps, of `head*` nothing, of the others the state. Those that
-begin with `stopped` are done in two attempts, and what the first has left is copied to `half-*`. Of
-`diverged` the last rank once gets infinite images. In the end, it does not answer the others.
+`gradients-*` the gradients of two steps, of `head*` and `blocks` nothing, of the others the state.
+Those that begin with `stopped` are done in two attempts, and what the first has left is copied to
+`half-*`. Of `diverged` the last rank once gets infinite images. In the end, it does not answer the
+others.
 """
 
 from __future__ import annotations
@@ -25,15 +26,17 @@ from torch.distributed import FileStore, distributed_c10d  # type: ignore[attr-d
 
 from patchline.pipeline.errors import WorkerError
 from patchline.pipeline.files.atomic_files import write_text
+from patchline.pipeline.files.sealed_files import write_tensors
 from patchline.pipeline.training.checkpoints import checkpoint
 from patchline.pipeline.training.fit import fit
-from patchline.pipeline.training.job import TrainingJob
+from patchline.pipeline.training.job import StoredTokens, TrainingJob
 from patchline.pipeline.training.loop import Training
-from patchline.pipeline.training.parts import probe
+from patchline.pipeline.training.parts import last_blocks, probe
 from patchline.pipeline.training.parts.refit import Refit
 from patchline.pipeline.training.processes.ranks import Place, Ranks, stopped_ranks_named
 from patchline.pipeline.workers.event_log import EventWriter
 from patchline.pipeline.workers.worker_process import leave
+from tests.pipeline.training.conftest import SETTINGS
 
 FEATURES_TOGETHER = 5
 """Images whose features a rank computes at once."""
@@ -66,6 +69,8 @@ def main(folder: Path, rank: int, size: int) -> None:
             tensors = _gradients(job, ranks)
         elif file.stem.startswith("head"):
             tensors = _fit(job, ranks)
+        elif file.stem == "blocks":
+            tensors = _fit_blocks(job, ranks)
         else:
             tensors = _train(file.stem, job, ranks)
         save_file(tensors, job.folder / f"rank-{rank}.safetensors")
@@ -107,6 +112,28 @@ def _fit(job: TrainingJob, ranks: Ranks) -> dict[str, torch.Tensor]:
     if ranks.is_first:
         write_text(job.folder / "result.json", result.model_dump_json())
     return {}
+
+
+def _fit_blocks(job: TrainingJob, ranks: Ranks) -> dict[str, torch.Tensor]:
+    """Compute the tokens together, then train from them, with a head that is not fitted."""
+    probe.suitable_batch_size = lambda *_: FEATURES_TOGETHER  # type: ignore[attr-defined]  # imported there
+    last_blocks.suitable_batch_size = lambda *_: FEATURES_TOGETHER  # type: ignore[attr-defined]  # imported there
+    events = _events(job, ranks)
+    tokens = fit(job, events, ranks)
+    assert isinstance(tokens, StoredTokens)
+    if ranks.is_first:
+        write_tensors(tokens.head, random_head(job))
+    ranks.wait_for_first()
+    fit(job.model_copy(update={"tokens": tokens}), events, ranks)
+    events.close()
+    return {}
+
+
+def random_head(job: TrainingJob) -> dict[str, torch.Tensor]:
+    """Return weight and bias of a head."""
+    random, classes = torch.Generator().manual_seed(3), len(job.classes)
+    weight_KD = 0.1 * torch.randn(classes, SETTINGS["model"]["embed_dim"], generator=random)
+    return {"weight": weight_KD, "bias": torch.zeros(classes)}
 
 
 def _train(name: str, job: TrainingJob, ranks: Ranks) -> dict[str, torch.Tensor]:
