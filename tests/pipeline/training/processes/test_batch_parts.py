@@ -31,6 +31,26 @@ def test_parts_cover_the_batch_once(images: int, size: int) -> None:
     assert shares == pytest.approx(1.0)
 
 
+def test_another_number_of_processes_resumes_with_the_same_batches() -> None:
+    """From any step on, also with the smaller last batch of an epoch, as far as two epochs."""
+
+    def batches(first_step: int, size: int) -> list[list[tuple[int, int]]]:
+        order = BatchOrder(np.arange(31), 9, seed=4, first_step=first_step)
+        ranks = [DividedOrder(order, rank, size, mixing=False) for rank in range(size)]
+        steps = range(first_step, 2 * order.steps_per_epoch)
+        counted = [[divided.at(step).counts for step in steps] for divided in ranks]
+        loaded = [list(itertools.islice(divided, len(steps))) for divided in ranks]
+        return [
+            [key for rank in range(size) if counted[rank][index] for key in loaded[rank][index]]
+            for index in range(len(steps))
+        ]
+
+    whole = batches(0, 1)
+    assert len({tuple(each) for each in whole}) == len(whole) == 8
+    for first_step, size in itertools.product((0, 3, 5), (1, 2, 3, 4)):
+        assert batches(first_step, size) == whole[first_step:]
+
+
 def test_a_mixed_part_has_the_image_before_it() -> None:
     """The first part follows the last image of the batch, as in one process."""
     [whole] = [next(iter(divided)) for divided in _parts(11, 1)]
