@@ -28,15 +28,15 @@ def train(job: TrainingJob, events: EventWriter) -> FrozenModel:
     """Train in this process, or in several that this one starts; return the part's result."""
     if job.part.members:
         return combine_members(job, events)
+    unusable = detect_machine().unusable_gpu
+    if unusable and job.config.training.device == "auto":
+        message = f"The GPU is not used: {unusable}. Install a build of torch for this GPU."
+        events.write("warning", message=message)
     trainable = job.config.training.trainable
     if trainable == "last_blocks" and (job.part.share or not job.part.refit):
         return _train_last_blocks(job, events)
     if trainable in ("head", "last_blocks") and job.part.refit:
         return refit_head(job, events)
-    unusable = detect_machine().unusable_gpu
-    if unusable and job.config.training.device == "auto":
-        message = f"The GPU is not used: {unusable}. Install a build of torch for this GPU."
-        events.write("warning", message=message)
     several = job.config.training.processes > 1
     result = train_in_processes(job) if several else fit(job, events)
     if trainable == "head_then_all" and isinstance(result, TrainResult):

@@ -19,10 +19,11 @@ from patchline.pipeline.layers.vision_transformer import VisionTransformer
 from patchline.pipeline.models.inference import predict_logits
 from patchline.pipeline.models.model_files import load_model
 from patchline.pipeline.run_memory.cleaning import FEATURES
+from patchline.pipeline.training import __main__ as worker
 from patchline.pipeline.training.__main__ import train
 from patchline.pipeline.training.job import TrainingJob
 from patchline.pipeline.training.loop import Training
-from patchline.pipeline.training.machine import MODULE
+from patchline.pipeline.training.machine import MODULE, detect_machine
 from patchline.pipeline.training.part import TrainingPart
 from patchline.pipeline.training.parts import last_blocks, stored_tokens
 from patchline.pipeline.training.parts.interpolation import SHARES
@@ -350,6 +351,21 @@ def test_settings_without_effect_are_refused(
     with pytest.raises(ConfigError, match=words):
         trained(blocks_job(make_job, tmp_path, "refused", **training))
     assert not (tmp_path / FEATURES).exists()
+
+
+@pytest.mark.parametrize("part", [TrainingPart(), TrainingPart(refit=True, share=0.5)])
+def test_a_gpu_that_is_not_used_is_named_first(
+    make_job: MakeJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, part: TrainingPart
+) -> None:
+    """Whatever is trained, and also if it fails later."""
+    machine = detect_machine().model_copy(update={"unusable_gpu": "torch has no kernels for it"})
+    monkeypatch.setattr(worker, "detect_machine", lambda: machine)
+    job = blocks_job(make_job, tmp_path, "refused", last_blocks=5, device="auto")
+    job = job.model_copy(update={"part": part})
+    with pytest.raises(ConfigError, match="last_blocks is 5"):
+        train(job, EventWriter(job.folder / "events.jsonl"))
+    [said] = [each["message"] for each in events_of(job, "warning")]
+    assert said.startswith("The GPU is not used: torch has no kernels for it. Install a build")
 
 
 def test_rare_classes_count_as_they_do_elsewhere(make_job: MakeJob, tmp_path: Path) -> None:
