@@ -61,7 +61,7 @@ def _better_than_champion(
             passed=False,
             value=None,
             threshold=0.0,
-            sentence=f"{_too_few(config, comparison)}; add {more}",
+            sentence=f"{_too_few(config, comparison)}; add {more}, or lower promotion.min_images",
         )
     verdict = (
         _by_label_sets(config, comparison)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -26,6 +27,11 @@ def _small_parts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 def _kept(file: Path, count: int) -> KeptImages:
     np.save(file, np.zeros((count, 8, 8, 3), np.uint8))
     return KeptImages(file, "squash")
+
+
+def _rows_with(wide: Wide, root: Path, files: list[tuple[ListedImage, bool]]) -> list[Any]:
+    with active_launcher.using("wide", lambda: wide):
+        return list(rows_of(root, files))
 
 
 def test_parts_return_the_rows_of_one_process(tmp_path: Path) -> None:
@@ -62,8 +68,7 @@ def test_what_only_this_machine_has_is_described_here(
     for is_far in (True, False):
         wide = Wide()
         wide.is_far = is_far
-        with active_launcher.using("wide", lambda wide=wide: wide):
-            rows = list(rows_of(tmp_path / root, files))
+        rows = _rows_with(wide, tmp_path / root, files)
         assert {row["status"] for row in rows} == {"ok"}
         assert bool(wide.parts) != is_far
     assert ["read on this machine alone" in each for each in notes] == [True]
