@@ -11,12 +11,14 @@ used; the unlabelled images are drawn evenly from the other training images.
 A teacher is trained on the labelled images: from the weights in FILE at so many pixels, or from
 random ones without a file. Then three models are planned and trained from random weights for so
 many minutes each: on the labels alone, with the teacher, and with the teacher and the unlabelled
-images. At last the packages of teacher and student predict the same images in turn.
+images. At last the packages of teacher and student predict the same images in turn. A second
+command with the same DIR does only the runs that are not there.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import statistics
 import tempfile
 import time
@@ -93,6 +95,16 @@ def images_per_second(packages: list[Path]) -> list[list[float]]:
     return rates
 
 
+def _run_once(folder: Path, name: str, *settings: str) -> dict[str, Any]:
+    """Return the summary of a run, which an earlier command may have left in the folder."""
+    file = folder / f"{name}.json"
+    if not file.exists():
+        summary = measured_run("labelled", "--name", name, *settings, folder=folder)
+        file.write_text(json.dumps(summary), encoding="utf-8")
+    kept: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+    return kept
+
+
 def _row(name: str, summary: dict[str, Any]) -> str:
     accuracy = summary["metrics"]["test/accuracy"]
     trained = summary["training"]
@@ -139,7 +151,7 @@ def main() -> None:
     packages: dict[str, Path] = {}
     for name, own in runs.items():
         settings = own if name == "teacher" else (*limit, *own)
-        summary = measured_run("labelled", "--name", name, *settings, *plain, folder=folder)
+        summary = _run_once(folder, name, *settings, *plain)
         packages[name] = folder / Path(summary["config"]).parent / "package"
         print(_row(name, summary), flush=True)
     slow, fast = images_per_second([packages["teacher"], packages["taught-unlabelled"]])
