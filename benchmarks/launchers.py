@@ -1,10 +1,10 @@
 """What Ray adds: to a training run's first step and its steps, and to prediction in parts.
 
-    python -m benchmarks.launchers [ROUNDS]
+    python -m benchmarks.launchers [ROUNDS] [--only training|prediction]
 
 Two nodes in two network namespaces of this machine (root, iproute2 and Ray are needed). On them, in
 turn, in the same run: the ranks of one training job, started by `torch.distributed.run` and by the
-launcher ray; and 12,000 JPEG files, predicted by a plain worker process on each node, and in four
+launcher ray; and 36,000 JPEG files, predicted by a plain worker process on each node, and in four
 parts by the launcher ray. The first step counts from the start of the command, on a cluster that
 runs; prediction counts from the connection with the cluster.
 """
@@ -40,7 +40,7 @@ from patchline.pipeline.workers import active_launcher
 from patchline.pipeline.workers.part_files import write_lines
 from tests.pipeline.training.processes.ray_nodes import Cluster, two_nodes, why_not
 
-STEPS, SKIPPED, REPEATED = 60, 15, 4
+STEPS, SKIPPED, REPEATED = 60, 15, 12
 TRAINING = {"processes": 2, "threads": 1, "precision": "float32", "batch_size": 16}
 
 
@@ -48,6 +48,7 @@ def main() -> None:
     """Print the figures of each round, and the ratios of the medians."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("rounds", nargs="?", default="3")
+    parser.add_argument("--only", choices=["training", "prediction"])
     parser.add_argument("--rank", type=Path, help="used by the benchmark itself")
     parser.add_argument("--predict", nargs=3, help="used by the benchmark itself")
     options = parser.parse_args()
@@ -62,8 +63,10 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         with two_nodes(folder / "cluster") as cluster:
-            _training(cluster, folder, int(options.rounds))
-            _prediction(cluster, folder, int(options.rounds))
+            if options.only != "prediction":
+                _training(cluster, folder, int(options.rounds))
+            if options.only != "training":
+                _prediction(cluster, folder, int(options.rounds))
 
 
 # -- training ----------------------------------------------------------------------------------
@@ -171,10 +174,10 @@ def _prediction(cluster: Cluster, folder: Path, rounds: int) -> None:
 
 
 def _by_two_processes(cluster: Cluster, folder: Path, onnx: Path, description: Path) -> float:
+    began = time.perf_counter()
     files = list(find_images([folder / "photos"] * REPEATED))
     half = len(files) // 2
     workers = []
-    began = time.perf_counter()
     for node, part in (("a", files[:half]), ("b", files[half:])):
         own = folder / f"plain-{node}"
         shutil.rmtree(own, ignore_errors=True)
