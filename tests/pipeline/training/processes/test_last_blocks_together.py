@@ -35,9 +35,9 @@ def _run(job: TrainingJob, kill: str = "", module: str = MODULE) -> TrainResult:
 
     def on_event(event: Event) -> None:
         if kill and not killed and event["kind"] == "progress" and event["unit"] == kill:
-            [worker] = [child for child in psutil.Process().children() if MODULE in child.cmdline()]
+            [worker] = [child for child in psutil.Process().children() if MODULE in _words(child)]
             family = [worker, *worker.children(recursive=True)]
-            victims = [each.pid for each in family if module in each.cmdline()]
+            victims = [each.pid for each in family if module in _words(each)]
             if victims:
                 killed.append(max(victims))
                 os.kill(killed[0], signal.SIGKILL)
@@ -45,6 +45,14 @@ def _run(job: TrainingJob, kill: str = "", module: str = MODULE) -> TrainResult:
     result = run_worker(MODULE, job.folder, job, TrainResult, on_event)
     assert bool(killed) == bool(kill)
     return result
+
+
+def _words(process: psutil.Process) -> list[str]:
+    """Return the command of a process; none if it has ended meanwhile."""
+    try:
+        return process.cmdline()
+    except psutil.Error:
+        return []
 
 
 def _same(one: Path, other: Path) -> bool:
@@ -119,11 +127,15 @@ def test_a_killed_worker_resumes_to_the_same_weights(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("unit", ["tokens", "step"])
+@pytest.mark.parametrize("unit", ["features", "step"])
 def test_a_killed_process_restarts_all(
     make_job: MakeJob, tmp_path: Path, together: TrainingJob, unit: str
 ) -> None:
-    """SIGKILL of one of them: the others start again with it, and reach the same weights."""
+    """SIGKILL of one of them: the others start again with it, and reach the same weights.
+
+    Features and tokens are computed by the same processes, which have ended by the time that the
+    progress of so few tokens is read.
+    """
     job = blocks_job(make_job, tmp_path, "run", processes=2)
     result, expected = _run(job, kill=unit, module=RANK), _result(together)
     said = [event["message"] for event in read_events(job.folder / "events.jsonl")
