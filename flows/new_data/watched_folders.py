@@ -106,6 +106,7 @@ def _check_folder(watch: DeploymentResponse, observation: _Observation) -> None:
     state = watches.load_state(name, watch.id)
     settings = watches.settings_digest(watch.parameters)
     if state is not None and (state.digest, state.settings) == (now.digest, settings):
+        observation.digest, observation.waits = "", False  # a change may have been undone
         _retry_if_interrupted(observation, state.flow_run_id)
         return
     if observation.digest != now.digest:

@@ -143,10 +143,17 @@ def _no_class_worse(
         noun, metric, changes = "label", "average precision", comparison.by_label
     else:
         noun, metric, changes = "class", "recall", comparison.by_class
-    checked = [each for each in changes if each.units >= config.class_min_images]
+    enough = [each for each in changes if each.units >= config.class_min_images]
+    checked = [each for each in enough if each.champion is not None]
     small = [each for each in changes if each.units < config.class_min_images]
     if comparison.units < config.min_images:
         return _unchecked(max_drop, _too_few(config, comparison))
+    if enough and not checked:
+        return _unchecked(
+            max_drop,
+            f"whether a {noun} loses {metric} is not known: every {noun} with enough images is "
+            "on all images",
+        )
     if not checked:
         unit = "comparable image" if comparison.groups is None else "group of comparable images"
         units = "" if comparison.groups is None else "groups of comparable images"

@@ -71,8 +71,8 @@ def find(shared: SharedFiles, finished_runs: Collection[str]) -> Unneeded:
         number = counted(len(damaged), "name")
         shared.on_note(
             f"{number} in {shared.uri} cannot be read, such as {damaged[0]}. "
-            "Their contents are unknown, so none are listed. A run on a machine that still has the "
-            "files repairs them"
+            "Which contents are needed is not known, so none are listed. A run on a machine that "
+            "still has the files repairs them"
         )
     contents = [] if active or damaged else list(_unnamed(shared, needed, before))
     return Unneeded((*names, *contents), active)

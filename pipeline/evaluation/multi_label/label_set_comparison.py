@@ -34,7 +34,7 @@ class LabelChange(ComparedImages):
 
     name: str
     champion: MetricEstimate | None
-    """Average precision of the champion; None if no image has the label."""
+    """Average precision of the champion; None if no image has the label, or all have it."""
     challenger: MetricEstimate | None
 
     @property

@@ -119,8 +119,7 @@ def _table(question: Question) -> str:
 
 def _common(comparison: Comparison | LabelSetComparison) -> str:
     """Return how many images both models are compared on, and how many groups they form."""
-    groups = f" in {comparison.groups} groups" if comparison.groups is not None else ""
-    return f"{comparison.images} common images{groups}"
+    return f"{comparison.counted_images} in common"
 
 
 def _metric(metrics: Mapping[str, float], name: str) -> str:

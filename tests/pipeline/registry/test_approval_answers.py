@@ -94,7 +94,7 @@ def test_the_question_has_metrics_gates_and_links(tmp_path: Path) -> None:
     ]
     words = question_text.page_text(question, 72)
     assert "2 of 3 gates fail: `better_than_champion`, `no_class_worse`" in words
-    assert "| accuracy on 200 common images | 90.0% (" in words
+    assert "| accuracy on 200 images in common | 90.0% (" in words
     assert "| correct only here | 40 images | 0 images |" in words
     assert "| Accuracy, own test images | 0.9 | 0.7 (0.6 to 0.8) |" in words
     assert "### Largest losses of recall" in words

@@ -170,7 +170,7 @@ def test_images_of_one_patient_are_one_observation(tmp_path: Path) -> None:
     assert "Exact test of whole groups" in page
     assert "They form 10 groups" in page
     words = question_text.page_text(prepare_question(challenger, "1", QUICK, tmp_path / "x"), 1)
-    assert "| accuracy on 200 common images in 10 groups | 90.0% (" in words
+    assert "| accuracy on 200 images in 10 groups in common | 90.0% (" in words
     assert "testing whole groups" in words
 
 
