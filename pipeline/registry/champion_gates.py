@@ -145,6 +145,7 @@ def _no_class_worse(
         noun, metric, changes = "class", "recall", comparison.by_class
     enough = [each for each in changes if each.units >= config.class_min_images]
     checked = [each for each in enough if each.champion is not None]
+    everywhere = [each for each in enough if each.champion is None]
     small = [each for each in changes if each.units < config.class_min_images]
     if comparison.units < config.min_images:
         return _unchecked(max_drop, _too_few(config, comparison))
@@ -172,6 +173,7 @@ def _no_class_worse(
             f"{worst.challenger.value:.1%} now, on {worst.counted_images}"
         )
     beside = f"; too few images to check: {_names(small)}" if small else ""
+    beside += f"; on all images, so not known: {_names(everywhere)}" if everywhere else ""
     return GateResult(
         name="no_class_worse",
         passed=drop <= max_drop + 1e-12,

@@ -8,6 +8,7 @@ import shutil
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from uuid import UUID
 
 import pytest
@@ -112,6 +113,36 @@ def test_nothing_is_started_while_the_folder_still_changes(
     monkeypatch.setattr(watches, "NEW_FOLDERS_QUIET_SECONDS", 0.0)
     watched_folders.check_folders()
     assert len(_runs(client, watch)) == 1
+
+
+@pytest.mark.usefixtures("impatient")
+def test_a_change_that_was_undone_waits_again_when_it_comes_back(
+    client: SyncPrefectClient,
+    watch: UUID,
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """The time before it was undone does not count, and the log says again that the run waits."""
+    clock = [1000.0]
+    monkeypatch.setattr(watched_folders, "time", SimpleNamespace(monotonic=lambda: clock[0]))
+    watched_folders.check_folders()
+    _end(client, _runs(client, watch)[0])
+    monkeypatch.setattr(watches, "QUIET_SECONDS", 10.0)
+    added = _add(folder)
+    with caplog.at_level(logging.INFO, "patchline.flows.new_data.watched_folders"):
+        for seconds, away in ((0, False), (5, True), (30, False), (9, False)):
+            clock[0] += seconds
+            if away:
+                added.rename(folder.parent / added.name)
+            elif not added.exists():
+                (folder.parent / added.name).rename(added)
+            watched_folders.check_folders()
+    assert len(_runs(client, watch)) == 1
+    assert [each.getMessage().count("its run waits") for each in caplog.records] == [1, 1]
+    clock[0] += 1
+    watched_folders.check_folders()
+    assert len(_runs(client, watch)) == 2
 
 
 @pytest.mark.usefixtures("impatient")

@@ -27,9 +27,10 @@ def _comparison(
     seed: int = 0,
     thresholds: tuple[float, float] = (0.5, 0.5),
     group_size: int = 1,
+    shares: tuple[float, float, float] = (0.3, 0.5, 0),
 ) -> LabelSetComparison:
     generator = np.random.default_rng(seed)
-    labels = (generator.random((images, 3)) < (0.3, 0.5, 0)).astype(np.uint8)
+    labels = (generator.random((images, 3)) < shares).astype(np.uint8)
     common = generator.normal(size=labels.shape)
     answers = []
     for skill, threshold in zip((1.5, 1.5 + gain), thresholds, strict=True):
@@ -120,6 +121,16 @@ def test_a_loss_that_cannot_be_checked_is_unknown(
     assert not gate.failed
     assert gate.verdict == "not checked"
     assert why in gate.sentence
+
+
+def test_a_label_that_all_images_have_neither_loses_nor_gains() -> None:
+    """Its average precision is unknown: others decide, and without others nothing is checked."""
+    alone = champion_gates(PromotionConfig(), _comparison(400, 1.5, shares=(0.02, 0.02, 1)))[1]
+    assert alone.passed is None
+    assert "every label with enough images is on all images" in alone.sentence
+    beside = champion_gates(PromotionConfig(), _comparison(400, -1.2, shares=(0.3, 0.5, 1)))[1]
+    assert beside.passed is False
+    assert "; on all images, so not known: 'unseen' (400)" in beside.sentence
 
 
 def test_the_page_shows_both_models_and_each_label(tmp_path: Path) -> None:
