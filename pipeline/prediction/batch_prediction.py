@@ -168,10 +168,13 @@ def predict_images(
     rows = max(_BATCH, min(_PART_IMAGES, _PART_PROBABILITIES // len(model.classes)))
     schema = _schema(model, model_id, whole=whole, spread=spread)
     with open_parts(out, state, schema, rows=rows, restart=restart) as parts:
-        before = parts.count()
+        before, left = parts.count(), total
+        if before:  # what of it still counts is known once all files are compared with it
+            left = sum(1 for _ in parts.without_done(find_images(images, left_out)))
+        answered = before - parts.changed
         files = parts.without_done(find_images(images, left_out))
-        progress, warnings = _Progress(on_progress, before, total), [""]
-        divided = number_of_parts(RESOURCES, total - before, FEWEST_IMAGES)
+        progress, warnings = _Progress(on_progress, answered, answered + left), [""]
+        divided = number_of_parts(RESOURCES, left, FEWEST_IMAGES)
         listed = list(files) if divided > 1 else []
         archives = dict.fromkeys(Path(each.archive) for each in listed if each.archive)
         if listed and not any(stays_here(each, ()) for each in archives):

@@ -92,7 +92,8 @@ class PredictionParts:
         self._pending: list[pa.Table] = []
         self._last = time.monotonic()
         self.changed = 0
-        """Files that `without_done` has yielded because they have changed since an earlier call."""
+        """Files that the last `without_done` has yielded because they have changed since an earlier
+        call."""
 
     @property
     def schema(self) -> pa.Schema:
@@ -129,6 +130,7 @@ class PredictionParts:
         Args:
             files: in the same order as those of earlier calls.
         """
+        self.changed = 0
         done = self._done()
         current = next(done, None)
         for file in map(ImageFile.with_version, files):

@@ -85,7 +85,7 @@ def test_files_that_come_and_go_between_attempts(model: PackagedModel, tmp_path:
     """New files are answered wherever they sort; answers of files that are gone stay."""
     out = tmp_path / "out.parquet"
     folder = write_photos(tmp_path / "photos", 90)
-    for attempt in range(3):
+    for attempt in range(2):
         stop = stop_after(PART * (attempt + 1), RuntimeError())
         with pytest.raises(RuntimeError):
             table_of(model, folder, out, on_progress=stop)
@@ -93,7 +93,9 @@ def test_files_that_come_and_go_between_attempts(model: PackagedModel, tmp_path:
     gone = folder / "a" / "0000.png"
     assert str(gone) in set(pd.read_parquet(f"{out}.parts/000000000000.parquet")["image"])
     gone.unlink()
-    table = table_of(model, folder, out)
+    done: list[tuple[int, int]] = []
+    table = table_of(model, folder, out, on_progress=lambda d, t, _: done.append((d, t)))
+    assert {total for _, total in done} == {done[-1][0]} == {len(table)}
     assert table["image"].is_unique
     assert set(table["image"]) == {str(f) for f in folder.rglob("*.*")} | {str(gone)}
     assert table["error"].isna().all()
@@ -107,13 +109,17 @@ def test_other_images_under_the_same_names_are_predicted_again(
     out, folder = tmp_path / "out.parquet", write_photos(tmp_path / "photos", 60)
     others = write_photos(tmp_path / "friday", 30, first=100)
     names = sorted(folder.rglob("*.png"))
-    for attempt in (1, 2):  # the second one has predicted changed files, of which some change again
+    for stop in (PART + 1, 60):  # the second predicts changed files, of which some change again
         with pytest.raises(RuntimeError):
-            table_of(model, folder, out, on_progress=stop_after(PART * attempt + 1, RuntimeError()))
+            table_of(model, folder, out, on_progress=stop_after(stop, RuntimeError()))
         for name, other in zip(names[:10], sorted(others.rglob("*.png")), strict=False):
             other.replace(name)
-    summary = predict_images(model, "pets/1", [folder], out)
+    done: list[tuple[int, int]] = []
+    summary = predict_images(
+        model, "pets/1", [folder], out, on_progress=lambda d, t, _: done.append((d, t))
+    )
     assert (summary.images, summary.changed) == (60, 5)
+    assert {total for _, total in done} == {done[-1][0]} == {60}  # a changed file counts once
     table = pd.read_parquet(out).sort_values("image", ignore_index=True)
     assert "file_version" not in table
     expected = table_of(model, folder, tmp_path / "one_go.parquet")
