@@ -9,13 +9,15 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
+import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from patchline.pipeline.errors import DataError
+from patchline.pipeline.errors import DataError, StorageError
 from patchline.pipeline.files.archive_members import (
     Archive,
     MemberError,
@@ -40,6 +42,8 @@ INDEX_SUFFIX = ".shards"
 """Of the index of several shards."""
 _INDEX_FORMAT = "patchline shards 1"
 _ZIP_STARTS = (b"PK\x03\x04", b"PK\x05\x06")
+_opening: dict[Path, threading.Lock] = {}
+"""One of several threads finds the members, which of an object are fetched for that."""
 
 
 def readable_archive(file: Path, work_dir: Path, name_encoding: str | None = None) -> Path:
@@ -70,12 +74,32 @@ def _readable(file: Path, work_dir: Path) -> Path:
         opener = next((opener for start, opener in COMPRESSIONS if head.startswith(start)), None)
         if opener is None:
             return file
-        file = whole_file(file)
-        digest = known_digest(file, work_dir / "digests")
-    return made_once(
+        whole = whole_file(file)
+        digest = known_digest(whole, work_dir / "digests")
+    tar = made_once(
         work_dir / f"{digest[:32]}.tar",
-        lambda target: _decompress(file, opener, target),
+        lambda target: _decompress(whole, opener, target),
     )
+    with suppress(StorageError):  # a workspace that is read-only
+        _note_origin(tar, file)
+    return tar
+
+
+def origin_of(tar: Path) -> Path | None:
+    """Return the file that `readable_archive` last decompressed to a tar; None for others."""
+    try:
+        return Path(json.loads(_origin_file(tar).read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError):
+        return None
+
+
+def _note_origin(tar: Path, compressed: Path) -> None:
+    if origin_of(tar) != compressed.absolute():
+        write_text(_origin_file(tar), json.dumps(os.fspath(compressed.absolute())))
+
+
+def _origin_file(tar: Path) -> Path:
+    return tar.parent / "origins" / f"{tar.stem}.json"
 
 
 def open_archive(file: Path) -> Archive:
@@ -88,7 +112,8 @@ def open_archive(file: Path) -> Archive:
         named, encoding = named_encoding(file)
         status = named.stat()
         times = status.st_mtime_ns, status.st_ctime_ns
-        return _opened(named, encoding, status.st_size, times, status.st_ino)
+        with _opening.setdefault(named, threading.Lock()):
+            return _opened(named, encoding, status.st_size, times, status.st_ino)
 
 
 def named_encoding(file: Path) -> tuple[Path, str | None]:

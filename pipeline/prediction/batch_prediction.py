@@ -176,8 +176,7 @@ def predict_images(
         progress, warnings = _Progress(on_progress, answered, answered + left), [""]
         divided = number_of_parts(RESOURCES, left, FEWEST_IMAGES)
         listed = list(files) if divided > 1 else []
-        archives = dict.fromkeys(Path(each.archive) for each in listed if each.archive)
-        if listed and not any(stays_here(each, ()) for each in archives):
+        if listed and not any(stays_here(each, ()) for each in _archives_of(listed)):
             job = _job(model, model_id, top_k, whole=whole, coverage=coverage).model_copy(
                 update={"spread": spread}
             )
@@ -235,8 +234,12 @@ def _fill_by_workers(
         for number in range(divided):
             part = slice(*(len(files) * each // divided for each in (number, number + 1)))
             folder = Path(scratch) / f"part-{number}"
-            images = write_lines(folder / _FILES_FILE, map(_absolute, files[part]))
-            own = {"files": images, "rows": folder / _ROWS_FILE}
+            images = list(map(_absolute, files[part]))
+            own = {
+                "files": write_lines(folder / _FILES_FILE, images),
+                "archives": tuple(_archives_of(images)),
+                "rows": folder / _ROWS_FILE,
+            }
             jobs.append(Part[PredictedPart](folder, job.model_copy(update=own)))
         done = [0] * divided
 
@@ -254,6 +257,11 @@ def _fill_by_workers(
                 progress.advance(result.images - done[number])
                 warnings.append(result.warning)
     return warnings
+
+
+def _archives_of(files: Iterable[ImageFile]) -> list[Path]:
+    """Return the archives that files are in."""
+    return [Path(each) for each in dict.fromkeys(file.archive for file in files) if each]
 
 
 def _absolute(file: ImageFile) -> ImageFile:

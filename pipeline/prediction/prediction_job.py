@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Annotated
 
 from patchline.pipeline.frozen_model import FrozenModel
+from patchline.pipeline.workers.job_paths import SAME_PLACE
 from patchline.pipeline.workers.launcher import Resources
 
 MODULE = "patchline.pipeline.prediction"
@@ -22,6 +24,8 @@ class PredictionJob(FrozenModel):
     model_id: str
     files: Path
     """Lines of JSON: the images in their order, with absolute paths."""
+    archives: Annotated[tuple[Path, ...], SAME_PLACE] = ()
+    """Those that images are in, absolute."""
     top_k: int
     whole: bool
     """Whether the rows have the probabilities of all classes, in a list."""

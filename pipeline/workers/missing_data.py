@@ -9,6 +9,7 @@ from patchline.pipeline.errors import DataError
 from patchline.pipeline.files.placeholders import FOLDER
 from patchline.pipeline.files.workspace_folder import WORKSPACE
 from patchline.pipeline.workers import active_launcher
+from patchline.pipeline.workers.bucket_archives import made_archive
 from patchline.pipeline.workspace import chosen
 
 _said: set[Path] = set()
@@ -19,16 +20,15 @@ def missing_data(place: Path) -> DataError:
 
     Args:
         place: the folder, archive or file that is not there. In the folder `sources` of a
-            workspace, it is what the machine of the run has made of the data: an index of shards,
-            an unpacked tar, or the encoding of an archive's names.
+            workspace, it is what the machine of the run has made of data that is not in a bucket.
     """
     if _is_made(place):
         return DataError(
-            "A node of the cluster does not have the images: of WebDataset shards, a compressed "
-            "tar, and an archive with data.name_encoding, only the machine of the run knows where "
-            "each image is. Unpack the data into a folder that all nodes have at the same path, "
-            "let all nodes mount the working directory (launcher.shared_folder), or set "
-            "launcher.name to local."
+            "A node of the cluster does not have the images: only the machine of the run has what "
+            "was made of shards, a compressed tar or an archive with data.name_encoding on its "
+            "disk, and the images that were in a table. Unpack the data into a folder that all "
+            "nodes have at the same path, put shards and archives into a bucket, let all nodes "
+            "mount the working directory (launcher.shared_folder), or set launcher.name to local."
         )
     return DataError(
         f"A node of the cluster has no {place}, where the images are. Mount it there at the same "
@@ -44,27 +44,29 @@ def stays_here(root: Path, paths: Iterable[str]) -> bool:
         paths: of the images.
     """
     root = root.absolute()
-    if not _is_only_here(root, paths) or active_launcher.current().shares_workspace():
+    if active_launcher.current().shares_workspace() or not _is_only_here(root, paths):
         return False
     if root not in _said:
         _said.add(root)
         chosen.say(
             "the images are read on this machine alone: nodes of the cluster do not see its folder "
-            f"{WORKSPACE}, in which it keeps where each image is (launcher.shared_folder)"
+            f"{WORKSPACE}, in which it keeps the images or where each is (set "
+            "launcher.shared_folder, or put shards and archives into a bucket)"
         )
     return True
 
 
 def _is_only_here(root: Path, paths: Iterable[str]) -> bool:
-    """Return whether the machine of the run has made a root, or keeps objects below a wider one.
+    """Return whether only the machine of the run has a root, or keeps objects below a wider one.
 
-    The second is so for a table on a disk that names images in a bucket.
+    The first is so for what it has made of data that is not in a bucket; the second for a table on
+    a disk that names images in a bucket.
     """
     objects = (WORKSPACE / FOLDER).absolute()
     if root in objects.parents:
         below = f"{objects.relative_to(root).as_posix()}/"
         return any(path.startswith(below) for path in paths)
-    return _is_made(root)
+    return _is_made(root) and made_archive(root) is None
 
 
 def _is_made(place: Path) -> bool:

@@ -17,10 +17,11 @@ import hashlib
 import json
 import os
 import shutil
+import tempfile
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,7 @@ from patchline.pipeline.files.file_digest import FileDigest, digest_of
 from patchline.pipeline.files.file_locks import try_lock
 from patchline.pipeline.files.placeholders import FOLDER
 from patchline.pipeline.files.workspace_folder import WORKSPACE, make_folder
+from patchline.pipeline.workers.bucket_archives import MadeArchive, made_archive, make
 from patchline.pipeline.workers.event_log import EventReader, read_events
 from patchline.pipeline.workers.launcher import GROUP_FILE, WorkerTask
 from patchline.pipeline.workers.worker_start import LOG_FILE
@@ -50,6 +52,8 @@ _STREAMED = (_EVENTS, LOG_FILE)
 _OF_ONE_MACHINE = frozenset({_JOB, _RESULT, GROUP_FILE, *_STREAMED, "previous.safetensors"})
 _SEVERAL_BUCKETS = "several buckets"
 """In place of the address of data: the list of the job names its files."""
+_ARCHIVES = "archives.json"
+"""In the folder of a job: the archives that the machine of the run has made of objects."""
 _SCRATCH = ("processes", "node-")
 """Folders in a worker's folder for what its processes share while they run."""
 _LOOK_SECONDS, _AGAIN_SECONDS = 0.2, 5.0
@@ -207,7 +211,17 @@ class SentJob:
                 and (address := str(_address_of(file) or _SEVERAL_BUCKETS))
             ],
         }
-        digests = _uploaded(self._shared, files)
+        made = [
+            self._roots.marked(archive.model_dump(mode="json"))
+            for each in task.same_place
+            if not each.is_relative_to(_objects()) and (archive := made_archive(each))
+        ]
+        with tempfile.TemporaryDirectory(prefix="patchline-") as scratch:
+            if made:
+                file = Path(scratch) / _ARCHIVES
+                file.write_text(json.dumps(made), encoding="utf-8")
+                files[self._roots.key_of(task.folder / _ARCHIVES)] = file
+            digests = _uploaded(self._shared, files)
         reference = Reference(files=digests, value=value)
         self._shared.replace(f"{self.name}/task", reference, None)
 
@@ -291,9 +305,9 @@ class ReceivedJob:
         self._remove_others(files)
         try:
             _fetched(self._shared, self._roots, files)
+            self._fetch_data(value["data"], value["workspace"])
         except DamagedObjectError as error:
             raise WorkerError(f"The job is damaged in {self._shared.uri}: {error}.") from error
-        self._fetch_data(value["data"], value["workspace"])
         for top in self._tops:
             if top.is_relative_to(place) and top.exists():
                 cache.mark_used(top)
@@ -310,13 +324,14 @@ class ReceivedJob:
         self.error = ""
         """Why its result could not be sent."""
 
-    def _fetch_data(self, named: Iterable[Mapping[str, Any]], theirs: str) -> None:
+    def _fetch_data(self, named: Sequence[Mapping[str, Any]], theirs: str) -> None:
         """Download what the job reads of an object store, and rewrite the paths in its lists.
 
         Args:
             named: data that the job names: `path`, `address`, and whether it is a `file`.
             theirs: the folder `.patchline` of the machine of the run.
         """
+        archives = {str(self._roots.path_of(each["path"])) for each in named if each["file"]}
         lists = [each for each in self.folder.glob("*.jsonl") if each.name != _EVENTS]
         keys, first = dict[Path, list[str]](), list[str]()
         for file in lists:
@@ -326,7 +341,7 @@ class ReceivedJob:
             for line in map(json.loads, text.splitlines()):
                 words = list(_strings(line))
                 first += words[:1]
-                for path in map(Path, words):
+                for path in map(Path, set(words) - archives):
                     if _address_of(path) is not None:
                         bucket = path.parents[len(path.relative_to(_objects()).parts) - 3]
                         keys.setdefault(bucket, []).append(path.relative_to(bucket).as_posix())
@@ -337,6 +352,19 @@ class ReceivedJob:
                 keys.setdefault(self._roots.path_of(each["path"]), []).extend(first)
         for base, below in keys.items():
             remote_data.local_files(base, below)
+        for made in self._made_archives():
+            make(made, first)
+
+    def _made_archives(self) -> Iterator[MadeArchive]:
+        """Yield the archives of the job, with paths of this machine, all in its workspace."""
+        file = self.folder / _ARCHIVES
+        content = json.loads(file.read_text(encoding="utf-8")) if file.exists() else []
+        for each in self._roots.unmarked(content):
+            made = MadeArchive.model_validate(each)
+            parts = [path for part in made.archives for path in (part.file, part.object)]
+            for path in (made.file, *parts):
+                self._roots.path_of(self._roots.key_of(Path(path)))  # refuses one that leads out
+            yield made
 
     def _remove_others(self, files: Mapping[str, FileDigest]) -> None:
         """Remove what an earlier job has left in the folders that belong to runs."""

@@ -46,6 +46,13 @@ class Address(NamedTuple):
     prefix: str
     """Below the bucket, without `/` at the ends; the absolute path of a folder."""
 
+    @classmethod
+    def of_object(cls, text: str) -> Address:
+        """Return the address of an object, as `str` returned it; its key is not checked."""
+        scheme, _, rest = text.partition("://")
+        bucket, _, key = rest.partition("/")
+        return cls(scheme, bucket, key)
+
     def __str__(self) -> str:
         """Return the address as a user writes it."""
         if self.scheme == "file":

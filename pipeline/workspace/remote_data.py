@@ -14,9 +14,10 @@ from __future__ import annotations
 import os
 import tempfile
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path, PurePosixPath
+from typing import NamedTuple
 
 from patchline.pipeline.errors import DataError, StorageError
 from patchline.pipeline.files.atomic_files import replacing, storage_errors
@@ -61,6 +62,13 @@ _listings: dict[str, tuple[float, list[ObjectInfo]]] = {}
 remote_ranges.enable()
 
 
+class KeptState(NamedTuple):
+    """The state of an object of which this machine has all or some parts."""
+
+    bytes: int
+    e_tag: str
+
+
 def local_path(path: str, *, whole: bool = True) -> str:
     """Return where the data of a path lies on this machine, after downloading what is missing.
 
@@ -83,11 +91,10 @@ def local_path(path: str, *, whole: bool = True) -> str:
         return address.prefix
     objects = _listed(address)
     folder = _folder_of(address)
-    for top in (FOLDER, PARTS_FOLDER):
-        cache.mark_used(place() / top / address.scheme / address.bucket)
+    _mark_used(address)
     if _is_object(address, objects):
         if not whole and _is_ranged(address.prefix):
-            _stand_in(folder, objects[0])
+            stand_in({folder: KeptState(objects[0].bytes, objects[0].e_tag)})
         else:
             _download(_parent(address), folder.parent, objects, removes=False)
         return str(folder)
@@ -160,6 +167,56 @@ def forget(file: Path) -> bool:
 def is_downloaded(root: Path) -> bool:
     """Return whether a folder, an archive, or a folder in one was downloaded by `local_path`."""
     return _index_of(archive_or_folder(root)) is not None
+
+
+def kept_states(files: Iterable[Path]) -> dict[Path, KeptState]:
+    """Return the state of each object whose file is as it was downloaded, or stands for it.
+
+    Args:
+        files: of objects; of others, nothing is returned.
+    """
+    indexes: dict[Path, dict[str, str]] = {}
+    states = ((file, _kept_state(file, indexes)) for file in files)
+    return {file: state for file, state in states if state}
+
+
+def _kept_state(file: Path, indexes: dict[Path, dict[str, str]]) -> KeptState | None:
+    """Return the state of an object; the indexes of its folders, up to its bucket, are kept."""
+    file, depth = file.resolve(), len(_below_objects(file) or ()) - _SKELETON_DEPTH
+    if depth < 1:
+        return None
+    if ranged := placeholder(file):
+        return KeptState(ranged.bytes, ranged.e_tag)
+    for folder in file.parents[:depth]:
+        if folder not in indexes:
+            indexes[folder] = read_index(folder) or {}
+        state = indexes[folder].get(file.relative_to(folder).as_posix(), "")
+        if state.endswith(f" {file_state(os.fspath(file))}"):
+            e_tag, size = state.split()[:2]
+            return KeptState(int(size), e_tag)
+    return None
+
+
+def stand_in(objects: Mapping[Path, KeptState]) -> None:
+    """Let placeholders stand for objects; one that is here in full and in that state stays.
+
+    Whoever reads one that has changed since gets an error.
+
+    Args:
+        objects: by the file where each would be downloaded.
+    """
+    by_folder: dict[Path, list[Path]] = {}
+    for file in objects:
+        by_folder.setdefault(file.parent, []).append(file)
+    for folder, files in by_folder.items():
+        scheme, bucket = (*(_below_objects(folder) or ()), "", "")[:_SKELETON_DEPTH]
+        _mark_used(Address(scheme, bucket, ""))
+        with indexed(folder) as index:
+            for file in files:
+                state = objects[file]
+                if index.get(file.name) != _state(state, file):
+                    write_placeholder(file, state.bytes, state.e_tag)
+                    index[file.name] = _state(state, file)
 
 
 def archive_or_folder(root: Path) -> Path:
@@ -382,12 +439,9 @@ def _download(
             _remove_others(folder, {each.key for each in objects}, index)
 
 
-def _stand_in(file: Path, info: ObjectInfo) -> None:
-    """Let a placeholder stand for an object, unless the object itself is there."""
-    with indexed(file.parent) as index:
-        if not _is_current(file.parent, info, index):
-            write_placeholder(file, info.bytes, info.e_tag)
-            index[info.key] = _state(info, file)
+def _mark_used(address: Address) -> None:
+    for top in (FOLDER, PARTS_FOLDER):
+        cache.mark_used(place() / top / address.scheme / address.bucket)
 
 
 def _present(whole: Address, folder: Path, keys: Iterable[str]) -> None:
@@ -436,7 +490,7 @@ def _is_whole(folder: Path, info: ObjectInfo, index: dict[str, str]) -> bool:
     )
 
 
-def _state(info: ObjectInfo, file: Path) -> str:
+def _state(info: ObjectInfo | KeptState, file: Path) -> str:
     """Return what identifies an object and its local file; the second may have been changed."""
     state = file_state(os.fspath(file))
     return f"{info.e_tag} {info.bytes} {state}" if state else ""

@@ -21,7 +21,7 @@ from patchline.pipeline.files.atomic_files import replacing
 from patchline.pipeline.files.made_once import made_once
 from patchline.pipeline.files.placeholders import RangedObject
 from patchline.pipeline.workspace import chosen
-from patchline.pipeline.workspace.address import parsed
+from patchline.pipeline.workspace.address import Address
 from patchline.pipeline.workspace.object_store import ConflictError, ObjectStore
 
 PART_BYTES = 1 << 20
@@ -134,7 +134,7 @@ class ObjectRanges:
         return bytes(data[:PART_BYTES])
 
     def _range(self, start: int, stop: int) -> memoryview:
-        address = parsed(self._object.address, "data.path")
+        address = Address.of_object(self._object.address)
         folder, _, name = address.prefix.rpartition("/")
         if self._store is None or self._store[0] != os.getpid():  # no connection outlasts a fork
             self._store = os.getpid(), chosen.opened(address._replace(prefix=folder))

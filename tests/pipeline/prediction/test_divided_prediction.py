@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -52,17 +53,20 @@ def test_parts_give_the_table_of_one_process(
 ) -> None:
     """Same rows in the same order, the unreadable one too; progress reaches the total."""
     seen: list[int] = []
+    archive = Path(shutil.make_archive(str(tmp_path / "more"), "zip", photos / "a"))
+    images = [photos, archive]
     table = predict_images(
-        model, "m/1", [photos], Path("a.parquet"), on_progress=lambda done, *_: seen.append(done)
+        model, "m/1", images, Path("a.parquet"), on_progress=lambda done, *_: seen.append(done)
     )
     assert sorted(wide.parts) == ["part-0", "part-1", "part-2", "part-3"]
+    assert wide.same_place == {archive}  # a node may have to fetch it
     with active_launcher.using("alone", LocalLauncher):
-        alone = predict_images(model, "m/1", [photos], Path("b.parquet"))
-    assert (table.images, table.unreadable) == (alone.images, alone.unreadable) == (42, 1)
+        alone = predict_images(model, "m/1", images, Path("b.parquet"))
+    assert (table.images, table.unreadable) == (alone.images, alone.unreadable) == (56, 1)
     assert table.first_errors == alone.first_errors
     one, other = (pd.read_parquet(tmp_path / name) for name in ("a.parquet", "b.parquet"))
     pd.testing.assert_frame_equal(one, other)
-    assert max(seen) == 42
+    assert max(seen) == 56
     assert not list(tmp_path.glob("*.parts"))
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from patchline.pipeline.workers.launcher import Resources, WorkerTask
 from patchline.pipeline.workers.local_launcher import LocalLauncher, LocalWorker
 
@@ -12,6 +14,7 @@ class Wide(LocalLauncher):
     def __init__(self) -> None:
         super().__init__()
         self.parts: list[str] = []
+        self.same_place = set[Path]()
         self.broken = ""
         self.is_far = False
 
@@ -23,6 +26,7 @@ class Wide(LocalLauncher):
 
     def start(self, task: WorkerTask) -> LocalWorker:
         self.parts.append(task.folder.name)
+        self.same_place |= set(task.same_place)
         if task.folder.name == self.broken:
             (task.folder / "job.json").write_text("{}", encoding="utf-8")
         return super().start(task)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import subprocess
 import sys
+import tarfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,6 +16,7 @@ import pytest
 
 from benchmarks import launcher_kills as kills
 from patchline.pipeline.files.file_digest import digest_of
+from patchline.pipeline.files.placeholders import placeholder
 from patchline.pipeline.training.job import TrainingJob
 from tests.patience import patient
 from tests.pipeline.training.processes import ray_nodes
@@ -32,6 +34,7 @@ TRAINING = (
 )
 PHOTOS = 4100
 """From 4,000 on, reading is divided."""
+SHARDS = 8
 
 
 @pytest.fixture(scope="module")
@@ -67,22 +70,33 @@ def patchline(cluster: Cluster, folder: Path, *words: str) -> tuple[int, str]:
 
 @pytest.fixture(scope="module")
 def photos(both: Cluster, tmp_path_factory: pytest.TempPathFactory) -> str:
-    """Return the address of small photos in an archive on the store."""
-    folder, random = tmp_path_factory.mktemp("photos"), np.random.default_rng(0)
+    """Return the address of small photos on the store: in shards, a zip and a compressed tar."""
+    top, random = tmp_path_factory.mktemp("photos"), np.random.default_rng(0)
+    (top / "photos/shards").mkdir(parents=True)
     for number in range(PHOTOS):
         image_HWC = random.integers(0, 256, (8, 8, 3), np.uint8) // (1 + number % 2)
-        file = folder / ("bright", "dark")[number % 2] / f"{number}.png"
-        file.parent.mkdir(exist_ok=True)
+        file = top / "all" / ("bright", "dark")[number % 2] / f"{number}.png"
+        file.parent.mkdir(parents=True, exist_ok=True)
         cv2.imwrite(str(file), image_HWC)
-    archive = shutil.make_archive(str(folder.parent / "photos"), "zip", folder)
+    files = sorted((top / "all").rglob("*.png"))
+    for number in range(SHARDS):
+        with tarfile.open(top / f"photos/shards/{number}.tar", "w") as shard:
+            for file in files[number::SHARDS]:
+                shard.add(file, file.name)
+                (top / "label").write_text(file.parent.name)
+                shard.add(top / "label", f"{file.stem}.cls")
+    for form in ("zip", "gztar"):
+        shutil.make_archive(str(top / "photos/photos"), form, top / "all")
     put = (
         "import sys; from pathlib import Path; from patchline.pipeline.workspace import chosen; "
         "from patchline.pipeline.workspace.address import parsed; "
-        "chosen.opened(parsed('s3://nodes', '-')).upload(Path(sys.argv[1]), 'photos.zip')"
+        "top = Path(sys.argv[1]); store = chosen.opened(parsed('s3://nodes/photos', '-')); "
+        "files = [each for each in top.rglob('*') if each.is_file()]; "
+        "[store.upload(each, each.relative_to(top).as_posix()) for each in files]"
     )
-    command = both.command("a", sys.executable, "-c", put, archive)
+    command = both.command("a", sys.executable, "-c", put, str(top / "photos"))
     subprocess.run(command, env=both.environment, check=True)
-    return "s3://nodes/photos.zip"
+    return "s3://nodes/photos"
 
 
 def weights(folder: Path) -> str:
@@ -92,8 +106,11 @@ def weights(folder: Path) -> str:
 
 
 def test_a_run_reads_trains_and_predicts_on_both_nodes(cluster: Cluster, photos: str) -> None:
-    """The weights are those of one machine, bit for bit, and so are the labels it predicts."""
-    run = ("run", photos, "--name", "photos", *TRAINING, *MODEL)
+    """The weights are those of one machine, bit for bit, and so are the labels it predicts.
+
+    What both read of shards, and predict of other archives, they fetch themselves.
+    """
+    run = ("run", f"{photos}/shards", "--name", "photos", *TRAINING, *MODEL)
     ray = ("--launcher.name", "ray", "--launcher.address", cluster.address)
     own = ("--workspace", cluster.workspace)
     on_two = ("--launcher.nodes", "2", "--launcher.cpus", "1")
@@ -107,13 +124,19 @@ def test_a_run_reads_trains_and_predicts_on_both_nodes(cluster: Cluster, photos:
     assert weights(cluster.work) == weights(alone)
     [cache] = cluster.files_of("b").glob("home/.cache/patchline/nodes/*/0/.patchline")
     assert list(cache.glob("prepared/*"))
-    assert (cache / "sources/objects/s3/nodes/photos.zip").exists()
+    assert list(cache.glob("sources/webdataset/indexes/*.shards"))
+    objects = cache / "sources/objects/s3/nodes/photos"
+    assert {placeholder(each) is None for each in objects.glob("shards/*.tar")} == {False}
 
     out = cluster.work / "table.parquet"
-    predict = ("predict", "photos@champion", photos, "--out")
+    archives = (f"{photos}/photos.zip", f"{photos}/photos.tar.gz")
+    predict = ("predict", "photos@champion", *archives, "--out")
     code, said = patchline(cluster, cluster.work, *predict, str(out), *ray, "--launcher.cpus", "1")
     assert code == 0, said
     assert list(cache.glob(".building-*"))  # a part of the images was predicted there
+    assert placeholder(objects / "photos.zip") is not None
+    assert list(cache.glob("sources/archive/*.tar"))
+    assert "on this machine alone" not in said
     other = cluster.work / "alone.parquet"
     code, said = patchline(cluster, cluster.work, *predict, str(other))
     assert code == 0, said
