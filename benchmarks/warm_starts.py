@@ -1,7 +1,8 @@
 """Compare warm starts with training from random weights, after some more images have come.
 
     python -m benchmarks.warm_starts DATA [--images 5000] [--more 500] [--tests 3000] [--seeds 5]
-                                          [--epochs 24] [--preset quick]
+                                          [--first 0] [--epochs 24] [--preset quick]
+                                          [--precision bfloat16]
                                           [--also "SETTING=VALUE..."]... [SETTING=VALUE...]
 
 DATA holds train/ and test/ with one folder of images for each class, such as CIFAR-10. For each
@@ -42,8 +43,6 @@ from patchline.pipeline.training.train_result import TrainResult
 from patchline.pipeline.workers.worker_process import run_worker
 
 CHAMPION = "first@champion"
-_COMPUTED = {"training": {"precision": "bfloat16", "threads": 1}}
-"""The same for all, whatever else the machine does."""
 
 
 @dataclass(frozen=True)
@@ -113,7 +112,8 @@ class Comparison:
         name = kind.name
         workspace = self.folder / "workspace"
         length = {"seed": seed, "training": {"epochs": kind.epochs}}
-        flags = config_files.merged(config_files.merged(_COMPUTED, kind.settings), length)
+        same = {"training": {"precision": self.given.precision, "threads": 1}}
+        flags = config_files.merged(config_files.merged(same, kind.settings), length)
         if start:
             flags = config_files.merged(flags, {"model": {"init": CHAMPION}})
         config = config_files.requested(
@@ -204,7 +204,9 @@ def main() -> None:
     parser.add_argument("--more", type=int, default=500)
     parser.add_argument("--tests", type=int, default=3_000)
     parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--first", type=int, default=0, help="seed")
     parser.add_argument("--epochs", type=int, default=24, help="from random weights")
+    parser.add_argument("--precision", choices=["bfloat16", "float32"], default="bfloat16")
     parser.add_argument("--preset", default="quick")
     parser.add_argument("--also", action="append", default=[], metavar="SETTINGS")
     parser.add_argument("settings", nargs="*", metavar="SETTING=VALUE")
@@ -213,7 +215,8 @@ def main() -> None:
     print(machine(), flush=True)
     with tempfile.TemporaryDirectory(prefix="patchline-benchmark-") as name:
         comparison = Comparison(Path(name), given)
-        runs = [comparison.of_seed(seed) for seed in range(given.seeds)]
+        seeds = range(given.first, given.first + given.seeds)
+        runs = [comparison.of_seed(seed) for seed in seeds]
     for name in ("champion", "cold"):
         print(f"{name}: {np.mean([each[name].accuracy for each in runs]):.1%}")
     for name in list(runs[0])[2:]:
