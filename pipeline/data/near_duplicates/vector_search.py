@@ -3,17 +3,20 @@
 The vectors are assigned to cells by spherical k-means, trained on a sample; a query is compared
 with the vectors in the cells whose centres are nearest: an inverted file, as in Jegou, Douze and
 Schmid 2011 (Product quantization for nearest neighbor search, section IV). A cell holds about as
-many vectors however many there are in all, and where there are many cells, they belong to regions
-with centres of their own, so that a query is compared with the centres of a few regions only. Each
-thread works on cells of its own; the matrix library had better use one thread
-(`near_duplicates.matches`).
+many vectors however many there are in all. Where there are many cells, they belong to regions with
+centres of their own, and these to larger ones, so that a query is compared with the centres of a
+few regions on each level: the hierarchical k-means tree of Muja and Lowe 2014 (Scalable nearest
+neighbor algorithms for high dimensional data, section 3.2), searched from the top with a fixed
+number of branches. Each thread works on cells of its own; the matrix library had better use one
+thread (`near_duplicates.matches`).
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -22,12 +25,12 @@ from patchline.pipeline.data.reading.child_processes import processors
 Array = np.ndarray[Any, Any]
 
 _FEW = 4_096
-_PROBES, _CELL = 6, 256
+_PROBES, _CELL = 8, 128
 """Cells that a query is compared with, and vectors in a cell, at most and on average."""
-_UNDIVIDED, _REGION_PROBES = 1_024, 12
-"""Cells that are all in one region, and regions whose cells a query is compared with."""
-_SAMPLE_PER_CELL, _ROUNDS = 32, 4
-_BLOCK = 4_096
+_UNDIVIDED, _BRANCHES, _REGION_PROBES = 1_024, 64, 12
+"""Cells without regions, centres below one, and regions that a query goes through, at most."""
+_SAMPLE_PER_CELL, _ROUNDS = 16, 4
+_BLOCK, _DIVIDED_BLOCK = 4_096, 16_384
 _CELL_BLOCK = 1 << 24
 """The most similarities in memory at once."""
 
@@ -107,8 +110,16 @@ def _best(rows: Array, columns: Array, values: Array, most: int) -> tuple[Array,
     return rows, columns, values
 
 
+class _Level(NamedTuple):
+    """Centres of regions or, on the last level, of cells."""
+
+    centres_KD: Array
+    starts: Array
+    """Of those below each centre of the level above; below none on the first level."""
+
+
 class _Cells:
-    """Centres of cells, grouped by region, so that the nearest cells of a vector are found quickly.
+    """Centres of cells below those of regions, so that nearest cells are reached in a few steps.
 
     Args:
         vectors_ND: unit vectors; the centres are those of a sample.
@@ -119,62 +130,82 @@ class _Cells:
         generator = np.random.default_rng(0)
         size = min(len(vectors_ND), _SAMPLE_PER_CELL * cells) if cells > 1 else 0
         sample = vectors_ND[np.sort(generator.choice(len(vectors_ND), size, replace=False))]
-        regions = 1 if cells <= _UNDIVIDED else round(cells**0.5)
-        self._regions = _centres(sample, regions, generator)
-        region = _closest(sample, self._regions)
-        shares = np.bincount(region, minlength=regions) / max(1, size)
-        counts = np.maximum(1, np.round(cells * shares)).astype(int)
-        centres = [
-            _centres(sample[region == number], count, generator)
+        depth = 1 if cells <= _UNDIVIDED else math.ceil(math.log(cells, _BRANCHES))
+        centres = _centres(sample, round(cells ** (1 / depth)), generator)
+        self._levels = [_Level(centres, np.array([0, len(centres)]))]
+        for number in range(2, depth + 1):
+            self._divide(sample, round(cells ** (number / depth)), generator)
+
+    def _divide(self, sample_ND: Array, wanted: int, generator: np.random.Generator) -> None:
+        """Add a level, in which a centre has as many below it as its share of the sample."""
+        above = self.nearest(sample_ND, 1).ravel()
+        shares = np.bincount(above, minlength=len(self)) / max(1, len(sample_ND))
+        counts = np.maximum(1, np.round(wanted * shares)).astype(int)
+        order = np.argsort(above, kind="stable")
+        ends = np.searchsorted(above[order], np.arange(len(self) + 1))
+        below = [
+            _centres(sample_ND[order[ends[number] : ends[number + 1]]], count, generator)
             for number, count in enumerate(counts)
         ]
-        self._centres = np.concatenate(centres)
-        self._starts = np.cumsum([0, *map(len, centres)])
-        for _ in range(_ROUNDS if regions > 1 else 0):
-            _move(self._centres, sample, self.nearest(sample, 1).ravel())
+        level = _Level(np.concatenate(below), np.cumsum([0, *map(len, below)]))
+        self._levels.append(level)
+        for _ in range(_ROUNDS):
+            _move(level.centres_KD, sample_ND, self.nearest(sample_ND, 1).ravel())
 
     def __len__(self) -> int:
-        return len(self._centres)
+        return len(self._levels[-1].centres_KD)
 
     def nearest(self, vectors_ND: Array, count: int) -> Array:
         """Return the nearest cells of each vector (N, k), of those in the regions nearest to it."""
         if count == len(self):
             return np.tile(np.arange(count, dtype=np.int32), (len(vectors_ND), 1))
+        first, *others = self._levels
 
         def of_block(start: int) -> Array:
-            block_BD = vectors_ND[start : start + _BLOCK]
-            near = _highest(block_BD @ self._regions.T, _REGION_PROBES)
-            if near.shape[1] == len(self._regions):
-                cells = _highest(block_BD @ self._centres.T, count)
-                return cells.astype(np.int32)
-            similar = np.full((len(block_BD), near.shape[1], count), -np.inf, np.float32)
-            cells = np.zeros(similar.shape, np.int32)
-            rows, places = np.divmod(np.argsort(near, axis=None, kind="stable"), near.shape[1])
-            ends = np.searchsorted(near[rows, places], np.arange(len(self._starts)))
-            for region in np.flatnonzero(np.diff(ends)):
-                own = slice(ends[region], ends[region + 1])
-                first, last = self._starts[region : region + 2]
-                values = block_BD[rows[own]] @ self._centres[first:last].T
-                best = _highest(values, count)
-                taken = np.s_[rows[own], places[own], : best.shape[1]]
-                similar[taken] = np.take_along_axis(values, best, axis=1)
-                cells[taken] = best + first
-            best = _highest(similar.reshape(len(block_BD), -1), count)
-            return np.take_along_axis(cells.reshape(len(block_BD), -1), best, axis=1)
+            block_BD = vectors_ND[start : start + block]
+            numbers = [*[_REGION_PROBES] * len(others), count]
+            near = _highest(block_BD @ first.centres_KD.T, numbers[0]).astype(np.int32)
+            for level, number in zip(others, numbers[1:], strict=True):
+                near = _nearest_below(block_BD, near, level, number)
+            return near
 
-        starts = range(0, max(1, len(vectors_ND)), _BLOCK)
+        widest = max((int(np.diff(level.starts).max()) for level in others), default=0)
+        block = min(_DIVIDED_BLOCK, _CELL_BLOCK // (_REGION_PROBES * widest)) if others else _BLOCK
+        starts = range(0, max(1, len(vectors_ND)), block)
         with ThreadPoolExecutor(processors()) as pool:
             return np.concatenate(list(pool.map(of_block, starts)))
+
+
+def _nearest_below(block_BD: Array, above_BP: Array, level: _Level, count: int) -> Array:
+    """Return the nearest centres (B, k) of each vector below some centres of the level above."""
+    probes, widest = above_BP.shape[1], int(np.diff(level.starts).max())
+    similar_BPK = np.full((*above_BP.shape, widest), -np.inf, np.float32)
+    rows, places = np.divmod(np.argsort(above_BP, axis=None, kind="stable"), probes)
+    ends = np.searchsorted(above_BP[rows, places], np.arange(len(level.starts)))
+    for region in np.flatnonzero(np.diff(ends)):
+        own = slice(ends[region], ends[region + 1])
+        first, last = level.starts[region : region + 2]
+        values = block_BD[rows[own]] @ level.centres_KD[first:last].T
+        similar_BPK[rows[own], places[own], : last - first] = values
+    place, column = np.divmod(_highest(similar_BPK.reshape(len(block_BD), -1), count), widest)
+    below: Array = level.starts[np.take_along_axis(above_BP, place, axis=1)] + column
+    return below.astype(np.int32)
 
 
 def _highest(values_NK: Array, count: int) -> Array:
     """Return the columns of the highest values of each row, at most so many, in any order."""
     if count >= values_NK.shape[1]:
         return np.tile(np.arange(values_NK.shape[1]), (len(values_NK), 1))
-    highest: Array = values_NK.argmax(axis=1)[:, None]
-    if count > 1:
-        highest = np.argpartition(-values_NK, count - 1, axis=1)[:, :count].copy()
-    return highest
+    if count == 1:
+        highest: Array = values_NK.argmax(axis=1)[:, None]
+        return highest
+    # Values alone are partitioned several times as fast as their columns.
+    least_N1 = np.partition(values_NK, -count, axis=1)[:, -count, None]
+    are_highest = values_NK >= least_N1
+    tied = np.flatnonzero(are_highest.sum(axis=1) > count)
+    are_highest[tied] = False
+    are_highest[tied[:, None], np.argpartition(values_NK[tied], -count, axis=1)[:, -count:]] = True
+    return np.nonzero(are_highest)[1].reshape(len(values_NK), count)
 
 
 def _closest(rows_ND: Array, centres_KD: Array) -> Array:

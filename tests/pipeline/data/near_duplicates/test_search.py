@@ -118,18 +118,21 @@ def test_blank_images_are_not_near_duplicates_of_pictures() -> None:
     assert groups_of([*images, Image.new("RGB", (SIDE, SIDE), (90, 90, 90))]) == []
 
 
-@pytest.mark.parametrize("undivided", [vector_search._UNDIVIDED, 16])
+@pytest.mark.parametrize(("levels", "branches"), [(1, 1_024), (2, 16), (3, 8)])
 def test_search_in_cells_finds_what_comparing_all_finds(
-    undivided: int, monkeypatch: pytest.MonkeyPatch
+    levels: int, branches: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Cells, and regions of cells, hide few of the near ones; a vector never finds itself."""
-    monkeypatch.setattr(vector_search, "_UNDIVIDED", undivided)
+    """Cells, and levels of regions, hide few of the near ones; a vector never finds itself."""
+    monkeypatch.setattr(vector_search, "_UNDIVIDED", 1_024 if levels == 1 else 16)
+    monkeypatch.setattr(vector_search, "_BRANCHES", branches)
     monkeypatch.setattr(vector_search, "_REGION_PROBES", 6)
     generator = np.random.default_rng(0)
     vectors = generator.normal(size=(6_000, 55)).astype(np.float32)
     vectors[3_000:] = vectors[:3_000] + generator.normal(0, 0.3, (3_000, 55)).astype(np.float32)
     vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
-    rows, places = VectorIndex(vectors).search(vectors, 0.85, 3)
+    index = VectorIndex(vectors)
+    assert len(index._cells._levels) == levels
+    rows, places = index.search(vectors, 0.85, 3)
     found = set(zip(rows.tolist(), places.tolist(), strict=True))
     similar = vectors @ vectors.T
     np.fill_diagonal(similar, 0)
@@ -145,3 +148,14 @@ def test_the_scanned_digits_are_different_images() -> None:
 
     digits = load_digits().images[:300] * 15
     assert groups_of([Image.fromarray(digit.astype(np.uint8)) for digit in digits]) == []
+
+
+def test_the_highest_values_are_as_many_as_wanted_also_where_some_are_equal() -> None:
+    """Equal values, such as those of two equal centres, make a row neither longer nor shorter."""
+    values = np.random.default_rng(0).integers(0, 4, (50, 20)).astype(np.float32)
+    for count in (1, 5, 19, 20, 30):
+        columns = vector_search._highest(values, count)
+        expected = np.sort(values, axis=1)[:, ::-1][:, :count]
+        chosen = np.take_along_axis(values, columns, axis=1)
+        np.testing.assert_array_equal(np.sort(chosen, axis=1)[:, ::-1], expected)
+        assert all(len(set(row)) == len(row) for row in columns.tolist())
