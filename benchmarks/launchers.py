@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import shutil
 import statistics
 import subprocess
@@ -34,8 +33,8 @@ from patchline.pipeline.prediction.image_files import find_images
 from patchline.pipeline.prediction.prediction_job import MODULE, RESOURCES, PredictionJob
 from patchline.pipeline.training.job import TrainingJob
 from patchline.pipeline.training.parts.launching import job_of
-from patchline.pipeline.training.processes import rank
 from patchline.pipeline.training.processes.machines import NODE_VARIABLE
+from patchline.pipeline.training.processes.rank import RANKS_FOLDER
 from patchline.pipeline.workers import active_launcher
 from patchline.pipeline.workers.part_files import write_lines
 from tests.pipeline.training.processes.ray_nodes import Cluster, two_nodes, why_not
@@ -49,11 +48,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("rounds", nargs="?", default="3")
     parser.add_argument("--only", choices=["training", "prediction"])
-    parser.add_argument("--rank", type=Path, help="used by the benchmark itself")
     parser.add_argument("--predict", nargs=3, help="used by the benchmark itself")
     options = parser.parse_args()
-    if options.rank:
-        rank.main(options.rank, os.getppid())
     if options.predict:
         _predict_on_cluster(*options.predict)
         return
@@ -101,15 +97,16 @@ def _job(workspace: Path) -> TrainingJob:
 
 
 def _by_torchrun(cluster: Cluster, job: TrainingJob) -> None:
-    (job.folder / rank.RANKS_FOLDER).mkdir()
-    (job.folder / "job.json").write_text(job.model_dump_json(), encoding="utf-8")
+    ranks = job.folder / RANKS_FOLDER
+    ranks.mkdir()
+    (ranks / "job.json").write_text(job.model_dump_json(), encoding="utf-8")
     agents = []
     for index, node in enumerate(cluster.spaces):
         command = [sys.executable, "-m", "torch.distributed.run", "--nnodes", "2"]
         command += ["--nproc-per-node", "1", "--rdzv-backend", "c10d", "--rdzv-id", "benchmark"]
         command += ["--rdzv-endpoint", f"{cluster.hosts['a']}:29417", "--local-addr"]
         command += [cluster.hosts[node], "--rdzv-conf", f"is_host={1 - index}", "-m"]
-        command += ["benchmarks.launchers", "--rank", str(job.folder)]
+        command += ["benchmarks.launched_rank", str(job.folder)]
         own = {NODE_VARIABLE: str(index), "GLOO_SOCKET_IFNAME": "cable"}
         agents.append(
             subprocess.Popen(

@@ -1,61 +1,83 @@
-"""The training process, in plain torch: `python -P -m patchline.pipeline.training FOLDER`."""
+"""The training process, in plain torch: `python -P -m patchline.pipeline.training FOLDER`.
+
+What computes is imported late, because a process that starts and watches others does not need it.
+"""
 
 from __future__ import annotations
 
 import importlib
 
 from patchline.pipeline.frozen_model import FrozenModel
-from patchline.pipeline.training.faults.memory import memory_named
-from patchline.pipeline.training.fit import fit
 from patchline.pipeline.training.job import TrainingJob
 from patchline.pipeline.training.machine import detect_machine
-from patchline.pipeline.training.parts.ensemble_members import combine_members
-from patchline.pipeline.training.parts.fine_tuning import between_both
-from patchline.pipeline.training.parts.last_blocks import (
-    check_shared_folder,
-    refit_last_blocks,
-    train_last_blocks,
-)
-from patchline.pipeline.training.parts.probe import refit_head
 from patchline.pipeline.training.processes.process_launch import ProcessGroup, train_in_processes
 from patchline.pipeline.training.train_result import TrainResult
 from patchline.pipeline.workers.event_log import EventWriter
 from patchline.pipeline.workers.worker_process import worker_main
 
 
-@memory_named()
 def train(job: TrainingJob, events: EventWriter) -> FrozenModel:
     """Train in this process, or in several that this one starts; return the part's result."""
-    if job.part.members:
-        return combine_members(job, events)
     unusable = detect_machine().unusable_gpu
-    if unusable and job.config.training.device == "auto":
+    if unusable and job.config.training.device == "auto" and not job.part.members:
         message = f"The GPU is not used: {unusable}. Install a build of torch for this GPU."
         events.write("warning", message=message)
-    trainable = job.config.training.trainable
-    if trainable == "last_blocks" and (job.part.share or not job.part.refit):
-        return _train_last_blocks(job, events)
-    if trainable in ("head", "last_blocks") and job.part.refit:
-        return refit_head(job, events)
-    several = job.config.training.processes > 1
-    result = train_in_processes(job) if several else fit(job, events)
-    if trainable == "head_then_all" and isinstance(result, TrainResult):
-        return between_both(job, result)
+    if job.config.training.processes > 1 and _is_one_fit(job):
+        result = train_in_processes(job)  # which compute; this process needs little of torch
+    else:
+        result = _train_here(job, events)
+    if job.config.training.trainable == "head_then_all" and isinstance(result, TrainResult):
+        return _between_both(job, result)
     return result
 
 
+def _is_one_fit(job: TrainingJob) -> bool:
+    """Return whether a part is a single fit, which several processes can share from its start."""
+    trainable, part = job.config.training.trainable, job.part
+    refits_head = part.refit and trainable in ("head", "last_blocks")
+    return not (part.members or refits_head or trainable == "last_blocks")
+
+
+def _train_here(job: TrainingJob, events: EventWriter) -> FrozenModel:
+    from patchline.pipeline.training.faults.memory import memory_named
+    from patchline.pipeline.training.fit import fit
+    from patchline.pipeline.training.parts.ensemble_members import combine_members
+    from patchline.pipeline.training.parts.probe import refit_head
+
+    part, trainable = job.part, job.config.training.trainable
+    with memory_named():
+        if part.members:
+            return combine_members(job, events)
+        if trainable == "last_blocks" and (part.share or not part.refit):
+            return _train_last_blocks(job, events)
+        if trainable in ("head", "last_blocks") and part.refit:
+            return refit_head(job, events)
+        return fit(job, events)
+
+
 def _train_last_blocks(job: TrainingJob, events: EventWriter) -> FrozenModel:
-    work = refit_last_blocks if job.part.refit else train_last_blocks
+    from patchline.pipeline.training.parts import last_blocks
+
+    work = last_blocks.refit_last_blocks if job.part.refit else last_blocks.train_last_blocks
     if job.config.training.processes == 1:
         return work(job, events)
-    check_shared_folder(job)
+    last_blocks.check_shared_folder(job)
     with ProcessGroup(job) as group:
         return work(job, events, group.run)
 
 
+def _between_both(job: TrainingJob, trained: TrainResult) -> FrozenModel:
+    from patchline.pipeline.training.faults.memory import memory_named
+    from patchline.pipeline.training.parts.fine_tuning import between_both
+
+    with memory_named():
+        return between_both(job, trained)
+
+
 def _get_ready() -> str:
     """Import what most training runs need, and describe this machine."""
-    importlib.import_module("albumentations")
+    for module in ("albumentations", "patchline.pipeline.training.fit"):
+        importlib.import_module(module)
     return detect_machine().model_dump_json()
 
 

@@ -9,14 +9,15 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pandas as pd
 
-from patchline.pipeline.data.splits import folds
 from patchline.pipeline.frozen_model import FrozenModel
 from patchline.pipeline.training.length.step_plan import Knot, StepPlan
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 Integers = np.ndarray[Any, np.dtype[np.int64]]
 
@@ -62,6 +63,8 @@ class TrainingPart(FrozenModel):
             rows: the usable rows of the manifest.
             seed: the split seed.
         """
+        from patchline.pipeline.data.splits import folds
+
         if self.refit:
             return folds.used_rows(rows), np.zeros(0, np.int64)
         if self.fold and self.folds:

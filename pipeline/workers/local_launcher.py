@@ -26,9 +26,9 @@ class LocalLauncher:
         if keeps_prepared:
             self._stack.enter_context(worker_start.prepared_workers())
 
-    def prepare(self, module: str, _resources: Resources) -> None:
+    def prepare(self, module: str, resources: Resources) -> None:
         """Start a worker that imports what its module needs; see `worker_start.prepare`."""
-        worker_start.prepare(module)
+        worker_start.prepare(module, to_lead=resources.processes > 1)
 
     def introduction(self, module: str, _resources: Resources) -> str:
         """Return what the prepared worker of a module has printed; empty if there is none."""

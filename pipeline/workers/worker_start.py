@@ -26,8 +26,9 @@ from pathlib import Path
 from typing import IO
 
 LOG_FILE = "worker.log"
-WAIT = "--wait"
-"""Passed instead of a folder to a worker that is prepared ahead of time."""
+WAIT, WAIT_TO_LEAD = "--wait", "--wait-to-lead"
+"""Passed instead of a folder to a worker that is prepared ahead of time, the second one to a worker
+that will only start and watch the processes of a group."""
 _ENVIRONMENT = {
     # Waiting threads must sleep soon: spinning ones block each other when another process needs a
     # core. Ten thousand spins, some microseconds, bridge the gaps of a small model; sleeping at
@@ -52,7 +53,8 @@ class _Prepared:
     """Its introduction, once somebody has waited for it; empty if the worker died instead."""
 
 
-_prepared: dict[str, _Prepared] | None = None
+_prepared: dict[tuple[str, str], _Prepared] | None = None
+"""By module and argument."""
 _taking = threading.Lock()
 """Two threads cannot both take the prepared worker of a module."""
 
@@ -74,13 +76,19 @@ def prepared_workers() -> Iterator[None]:
             _close_output(each.process)
 
 
-def prepare(module: str) -> None:
+def prepare(module: str, *, to_lead: bool = False) -> None:
     """Start a worker of a module ahead of its job; outside `prepared_workers`, do nothing.
 
     Only one worker of each module waits.
+
+    Args:
+        module: of the worker.
+        to_lead: whether it will leave the work to a group of processes that it starts, so that it
+            imports less and has no introduction.
     """
-    if _prepared is not None and module not in _prepared:
-        _prepared[module] = _Prepared(_started(module, WAIT, subprocess.PIPE, subprocess.DEVNULL))
+    key = (module, WAIT_TO_LEAD if to_lead else WAIT)
+    if _prepared is not None and key not in _prepared:
+        _prepared[key] = _Prepared(_started(*key, subprocess.PIPE, subprocess.DEVNULL))
 
 
 def introduction(module: str) -> str:
@@ -88,21 +96,26 @@ def introduction(module: str) -> str:
 
     Empty if none was prepared, or if it died.
     """
-    waiting = (_prepared or {}).get(module)
-    if waiting is None:
-        return ""
+    waiting = (_prepared or {}).get((module, WAIT))
+    return _introduction(waiting).decode() if waiting else ""
+
+
+def _introduction(waiting: _Prepared) -> bytes:
     if waiting.introduction is None:
         waiting.introduction = _first_line(waiting.process)
-    return waiting.introduction.decode()
+    return waiting.introduction
 
 
 def start(module: str, folder: Path) -> subprocess.Popen[bytes]:
-    """Pass a job's folder to the prepared worker of a module, or to a new one."""
+    """Pass a job's folder to a prepared worker of a module, or to a new one."""
     with _taking:
-        said = introduction(module)
-        waiting = _prepared.pop(module, None) if _prepared is not None else None
+        of_module = [key for key in _prepared or () if key[0] == module]
+        waiting = _prepared[max(of_module)] if _prepared and of_module else None
+        said = bool(waiting and _introduction(waiting))
+        if _prepared and of_module:
+            del _prepared[max(of_module)]
     if waiting:
-        taken = bool(said) and _given(waiting.process, folder)
+        taken = said and _given(waiting.process, folder)
         _close_output(waiting.process)
         if taken:
             return waiting.process
@@ -175,10 +188,10 @@ def own_folder(introduced: Callable[[], str]) -> Path:
 
     A worker that the parent no longer needs ends here. From here on garbage is collected.
     """
-    introduction = introduced() if sys.argv[1] == WAIT else ""
+    introduction = introduced() if sys.argv[1] == WAIT else "{}"
     gc.freeze()  # modules stay
     gc.enable()
-    if sys.argv[1] != WAIT:
+    if sys.argv[1] not in (WAIT, WAIT_TO_LEAD):
         return Path(sys.argv[1])
     print(introduction, flush=True)  # noqa: T201 - the parent reads it
     line = sys.stdin.buffer.readline()

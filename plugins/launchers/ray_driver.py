@@ -13,8 +13,8 @@ import math
 import os
 import queue
 import secrets
+import signal
 import socket
-import subprocess
 import sys
 import threading
 import time
@@ -23,25 +23,27 @@ from pathlib import Path
 from typing import Any
 
 import ray
-from ray.exceptions import GetTimeoutError, RayActorError, RayError
+from ray._raylet import (  # type: ignore[attr-defined]  # its stubs lack them
+    AuthenticationTokenLoader,
+    GcsClient,
+)
+from ray.exceptions import AuthenticationError, GetTimeoutError, RayActorError, RayError
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from patchline.plugins.launchers.ray_environment import environment_of_nodes
 from patchline.plugins.launchers.ray_host import Host, facts
 
-_POLL_SECONDS = 0.1
+_POLL_SECONDS, _START_POLL_SECONDS = 0.1, 0.02
+"""Between two looks at workers that run, and at some that are being started."""
 _ALIVE_SECONDS = 2.0
 _LOST_SECONDS = 30.0
 """Without an answer from a node for so long, its workers are given up, as those give up us."""
 _STOP_SECONDS = 20.0
 _CONNECT_SECONDS = 30.0
 _REACH_SECONDS = 5.0
-_OPEN_CLUSTER = """
-import sys
-from ray._raylet import GcsClient
-GcsClient(address=sys.argv[1]).internal_kv_keys(b"", None, timeout=10)
-"""
+_LET_IN, _KEPT_OUT = 10, 11
+"""Exit codes of a client without the token."""
 
 
 class Refused(Exception):  # noqa: N818 - it becomes the error that it names
@@ -155,11 +157,58 @@ def say(**line: Any) -> None:
     print(json.dumps(line), flush=True)  # noqa: T201 - to the parent
 
 
+class Stranger:
+    """A client that does not know the token of a cluster, and tries to read there.
+
+    It is a child process, because Ray keeps the token that a process begins with; and a forked one,
+    because it would import Ray as long as all else takes. So this is made before any thread.
+
+    Args:
+        address: of the cluster.
+    """
+
+    def __init__(self, address: str) -> None:
+        self._child = os.fork()
+        if self._child == 0:
+            try:
+                os._exit(_LET_IN if self._reads(address) else _KEPT_OUT)
+            finally:
+                os._exit(1)  # of any other error, nobody knows what it means
+
+    @staticmethod
+    def _reads(address: str) -> bool:
+        with Path(os.devnull).open("r+b") as nothing:
+            for standard in range(3):
+                os.dup2(nothing.fileno(), standard)
+        os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
+        AuthenticationTokenLoader.instance().reset_cache()
+        try:
+            GcsClient(address=address).internal_kv_keys(b"", None, timeout=_REACH_SECONDS)
+        except AuthenticationError:
+            return False
+        return True
+
+    def was_let_in(self) -> bool | None:
+        """Wait for it, and return whether it could read; None if that is not known."""
+        until = time.monotonic() + _CONNECT_SECONDS
+        while (ended := os.waitpid(self._child, os.WNOHANG))[0] == 0:
+            if time.monotonic() > until:
+                os.kill(self._child, signal.SIGKILL)
+            time.sleep(_START_POLL_SECONDS)
+        return {_LET_IN: True, _KEPT_OUT: False}.get(os.waitstatus_to_exitcode(ended[1]))
+
+
 class Driver:
-    """Does what the lines say, in one loop."""
+    """Does what the lines say, in one loop.
+
+    Raises:
+        Refused: if there is no cluster.
+    """
 
     def __init__(self, settings: dict[str, Any], lines: queue.SimpleQueue[str | None]) -> None:
         self._settings, self._lines = settings, lines
+        self._address = self._reached()
+        self._stranger = Stranger(self._address)
         self._seats: list[Seat] = []
         self._tasks: dict[int, Task] = {}
         self._prepared: dict[int, tuple[str, Needs, Any]] = {}
@@ -179,7 +228,8 @@ class Driver:
 
     def _follow_lines(self) -> bool:
         """Do what new lines say; return False at the end of the input."""
-        timeout = _POLL_SECONDS
+        are_starting = any(not each.is_running for each in self._tasks.values())
+        timeout = _START_POLL_SECONDS if are_starting else _POLL_SECONDS
         while True:
             try:
                 line = self._lines.get(timeout=timeout)
@@ -230,41 +280,44 @@ class Driver:
     # -- the cluster ---------------------------------------------------------------------------
 
     def _connect(self) -> None:
-        address = self._address()
-        host, _, port = address.rpartition(":")
-        try:  # Ray itself would try for a minute
-            socket.create_connection((host, int(port)), _REACH_SECONDS).close()
-        except (OSError, ValueError) as error:
-            raise Refused(self._unreachable(address, error)) from error
-        without_token = subprocess.Popen(
-            [sys.executable, "-P", "-c", _OPEN_CLUSTER, address],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            env={**os.environ, "RAY_AUTH_MODE": "disabled"},
-        )
+        address = self._address
         try:
             ray.init(
                 address=address,
                 log_to_driver=False,
                 logging_level=logging.WARNING,
-                _node_ip_address=_own_address(host),
+                _node_ip_address=_own_address(address.rpartition(":")[0]),
             )
         except Exception as error:
             raise Refused(self._unreachable(address, error)) from error
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            if without_token.wait(_CONNECT_SECONDS) == 0:
-                raise Refused(
-                    f"The Ray cluster at {address} lets anyone in who reaches it: it was started "
-                    "without token authentication. Start all of its nodes with "
-                    "RAY_AUTH_MODE=token and the same RAY_AUTH_TOKEN."
-                )
-        without_token.kill()
+        is_open = self._stranger.was_let_in()
+        if is_open:
+            raise Refused(
+                f"The Ray cluster at {address} lets anyone in who reaches it: it was started "
+                "without token authentication. Start all of its nodes with "
+                "RAY_AUTH_MODE=token and the same RAY_AUTH_TOKEN."
+            )
+        if is_open is None:
+            raise Refused(
+                f"The Ray cluster at {address} did not say whether it lets in clients without its "
+                "token. Start the command again.",
+                "WorkerError",
+            )
         self._nodes = _nodes()
         self._check_folder(address)
         say(ready={"nodes": self._nodes, "address": address})
 
-    def _address(self) -> str:
+    def _reached(self) -> str:
+        """Return the address of the cluster, which answers."""
+        address = self._named_address()
+        host, _, port = address.rpartition(":")
+        try:  # Ray itself would try for a minute
+            socket.create_connection((host, int(port)), _REACH_SECONDS).close()
+        except (OSError, ValueError) as error:
+            raise Refused(self._unreachable(address, error)) from error
+        return address
+
+    def _named_address(self) -> str:
         address = str(self._settings["address"])
         if address != "auto":
             return address
@@ -402,6 +455,7 @@ class Driver:
                 _LOST_SECONDS,
                 self._settings["uri"],
                 others if index else module,
+                needs.nodes,
             )
             seat.hosts.append(host)
         mark = self._mark()
@@ -671,9 +725,10 @@ def main() -> None:
     """Drive the cluster until the input ends."""
     settings = json.loads(sys.stdin.readline())
     lines: queue.SimpleQueue[str | None] = queue.SimpleQueue()
-    threading.Thread(target=_lines_into, args=(lines,), daemon=True).start()
     try:
-        Driver(settings, lines).run()
+        driver = Driver(settings, lines)
+        threading.Thread(target=_lines_into, args=(lines,), daemon=True).start()
+        driver.run()
     except Refused as refused:
         say(failure=refused.said)
     sys.stdout.flush()

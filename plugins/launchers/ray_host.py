@@ -55,6 +55,7 @@ class Host:
         patience_seconds: without a call for so long, it ends.
         uri: address of the shared workspace; empty if it is a folder of one machine.
         module: of its first worker, which imports what it needs while its job is on the way.
+        nodes: of the group in which that worker trains; on several, processes of its own compute.
     """
 
     def __init__(
@@ -64,6 +65,7 @@ class Host:
         patience_seconds: float,
         uri: str,
         module: str,
+        nodes: int,
     ) -> None:
         for key, value in environment.items():
             if key.startswith("PATCHLINE_"):
@@ -76,7 +78,7 @@ class Host:
             os.environ["OMP_NUM_THREADS"] = os.environ["PATCHLINE_CORES"] = str(max(1, int(cpus)))
         self._uri, self._sees_workspace = uri, False
         self._launcher = LocalLauncher(keeps_prepared=True)
-        self._launcher.prepare(module, Resources())
+        self._launcher.prepare(module, Resources(processes=nodes))
         self._workers: dict[int, RunningWorker] = {}
         self._jobs: dict[int, ReceivedJob] = {}
         self._patience, self._last = patience_seconds, time.monotonic()

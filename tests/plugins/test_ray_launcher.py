@@ -6,6 +6,8 @@ Two nodes are in `tests/pipeline/training/processes/test_two_nodes.py`.
 from __future__ import annotations
 
 import importlib.util
+import subprocess
+import sys
 from pathlib import Path
 
 import psutil
@@ -18,6 +20,15 @@ from patchline.pipeline.workers.launcher import Resources
 from patchline.plugins.launchers.ray_environment import environment_of_nodes
 
 HAS_RAY = importlib.util.find_spec("ray") is not None
+_SILENT = """
+import os, socket
+os.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "0" * 64}
+from patchline.plugins.launchers import ray_driver
+ray_driver._CONNECT_SECONDS = 1.0
+with socket.create_server(("127.0.0.1", 0)) as server:
+    stranger = ray_driver.Stranger("127.0.0.1:%d" % server.getsockname()[1])
+    print("let in:", stranger.was_let_in())
+"""
 
 
 def test_a_cluster_that_is_not_there_is_an_error_of_the_user(tmp_path: Path) -> None:
@@ -53,3 +64,11 @@ def test_no_secret_goes_to_the_nodes() -> None:
     assert environment_of_nodes({**needed, **others}, "") == needed
     uri = "s3://bucket/team"
     assert environment_of_nodes(needed, uri) == {**needed, "PATCHLINE_WORKSPACE": uri}
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not HAS_RAY, reason="Ray is an optional extra")
+def test_a_cluster_that_does_not_answer_a_stranger_is_not_taken_for_a_closed_one() -> None:
+    """What is not known is said; clusters that answer are in `test_two_nodes.py`."""
+    done = subprocess.run([sys.executable, "-P", "-c", _SILENT], capture_output=True, check=True)
+    assert done.stdout == b"let in: None\n"

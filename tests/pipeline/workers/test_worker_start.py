@@ -97,6 +97,19 @@ def test_the_second_job_gets_a_new_worker(tmp_path: Path) -> None:
     assert second.words == "two"
 
 
+def test_a_worker_that_leads_a_group_is_ready_without_an_introduction(tmp_path: Path) -> None:
+    """It takes the job; who asks for an introduction gets that of another worker."""
+    with worker_start.prepared_workers():
+        worker_start.prepare(MODULE, to_lead=True)
+        assert worker_start.introduction(MODULE) == ""
+        [leader] = _children()
+        worker_start.prepare(MODULE)
+        assert worker_start.introduction(MODULE) == '{"echo": true}\n'
+        assert _ask(tmp_path / "first", "one")[0].process == leader.pid
+        [other] = _children()
+        assert _ask(tmp_path / "second", "two")[0].process == other.pid
+
+
 @pytest.mark.usefixtures("_prepared")
 def test_only_one_worker_of_a_module_waits() -> None:
     """To prepare what is prepared changes nothing."""
