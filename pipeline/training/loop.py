@@ -192,7 +192,8 @@ class Training:
         self._seconds_before, self._started = state.elapsed_seconds, self.clock.now
         self.checkpoints.start_clock()
         if isinstance(self.validations, Timed):
-            self.validations.restore(state.history, state.validation_seconds, self.elapsed)
+            spent = (state.validation_seconds, self.elapsed, state.batch_norm_seconds)
+            self.validations.restore(state.history, *spent)
         with data_workers.dead_workers_named(), memory_named():
             while not self.is_finished:
                 try:
@@ -330,8 +331,7 @@ class Training:
         state = self.state
         self._count_training_time(self.clock.read())
         if averages_itself(state.optimizer):
-            state.average.take_averaged(state.model, state.optimizer)
-            measure_batch_norm_often(state.average.model, self.data, self.job)
+            self._take_averaged()
         images = self._images_to_validate(last=last)
         compared = min(images, self.validations.compared())
         metrics = self.validator.metrics(state.average.model, images, compared)
@@ -373,6 +373,20 @@ class Training:
         self.clock.read()
         if self.checkpoints.is_due or not self.checkpoints.exist:
             self._write_checkpoint()
+
+    def _take_averaged(self) -> None:
+        """Take the weights that the optimizer averages, with batch-norm statistics of their own.
+
+        That takes as long however many images are validated.
+        """
+        state = self.state
+        state.average.take_averaged(state.model, state.optimizer)
+        measure_batch_norm_often(state.average.model, self.data, self.job)
+        wait_for(self.device)
+        seconds = self.clock.read()
+        state.batch_norm_seconds += seconds
+        if isinstance(self.validations, Timed):
+            self.validations.prepared(seconds)
 
     def _keep_weights(self, record: EpochRecord) -> None:
         """Keep the weights just validated if they are the best, or will be averaged."""

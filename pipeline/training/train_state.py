@@ -39,6 +39,8 @@ class TrainState:
     """Time spent in steps, without validation, over all attempts."""
     validation_seconds: float = 0.0
     """Time spent in validations, over all attempts."""
+    batch_norm_seconds: float = 0.0
+    """Time spent before validations on batch-norm statistics of averaged weights."""
     elapsed_seconds: float = 0.0
     """Time from the first step to the last checkpoint, over all attempts."""
     history: list[EpochRecord] = field(default_factory=list)
@@ -86,6 +88,7 @@ class TrainState:
             "step": self.step,
             "training_seconds": self.training_seconds,
             "validation_seconds": self.validation_seconds,
+            "batch_norm_seconds": self.batch_norm_seconds,
             "elapsed": self.elapsed_seconds,
             "plan": self.plan.knots,
             "history": [record.model_dump() for record in self.history],
@@ -129,6 +132,7 @@ class TrainState:
         self.step = numbers["step"]
         self.training_seconds = numbers["training_seconds"]
         self.validation_seconds = numbers["validation_seconds"]
+        self.batch_norm_seconds = numbers.get("batch_norm_seconds", 0.0)  # none in older ones
         self.elapsed_seconds = numbers["elapsed"]
         self.history = [EpochRecord.model_validate(record) for record in numbers["history"]]
         self.best = EpochRecord.model_validate(numbers["best"]) if numbers["best"] else None

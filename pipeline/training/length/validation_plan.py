@@ -95,23 +95,43 @@ class Timed:
         self._whole, self._batch_size = images, batch_size
         self._part: int | None = None
         self._seconds_per_image: float | None = None
+        self.preparation_seconds = 0.0
+        """Of each validation, whatever its number of images: measuring batch-norm statistics."""
         self._spent = 0.0
         self._validated_at = 0.0
 
     def restore(
-        self, history: Sequence[EpochRecord], spent_seconds: float, elapsed_seconds: float
+        self,
+        history: Sequence[EpochRecord],
+        spent_seconds: float,
+        elapsed_seconds: float,
+        preparation_seconds: float = 0.0,
     ) -> None:
-        """Take up what a training run that is resumed, or restarts, has already validated."""
+        """Take up what a training run that is resumed, or restarts, has already validated.
+
+        Args:
+            history: of the run.
+            spent_seconds: on these validations, without their preparation.
+            elapsed_seconds: of the run.
+            preparation_seconds: of all these validations.
+        """
         images = sum(record.validation_images for record in history)
         self._part = min(record.validation_images for record in history) if history else None
         if images:
             self._seconds_per_image = spent_seconds / images
-        self._spent, self._validated_at = spent_seconds, elapsed_seconds
+            self.preparation_seconds = preparation_seconds / len(history)
+        self._spent = spent_seconds + preparation_seconds
+        self._validated_at = elapsed_seconds
 
     @property
     def is_measured(self) -> bool:
         """Whether the speed of a validation is known."""
         return self._seconds_per_image is not None
+
+    def prepared(self, seconds: float) -> None:
+        """Note how long the preparation of a validation took."""
+        self.preparation_seconds = seconds
+        self._spent += seconds
 
     def measured(self, images: int, seconds: float) -> None:
         """Note the speed of a first few images."""
@@ -136,6 +156,7 @@ class Timed:
         if elapsed_seconds > self._latest(self._seconds_per_image):
             return False
         each = self._part_of(self._seconds_per_image) * self._seconds_per_image
+        each += self.preparation_seconds
         allowed = self._for_intermediate(self._seconds_per_image) * elapsed_seconds / self._limit
         return self._spent + each <= allowed
 
@@ -159,7 +180,10 @@ class Timed:
         each = self._seconds_per_image
         if each is None:
             each = step_seconds / (_TRAINING_TO_VALIDATION * self._batch_size)
-        part, last = self._part_of(each) * each, self._last_of(each) * each
+        part, last = (
+            images * each + self.preparation_seconds
+            for images in (self._part_of(each), self._last_of(each))
+        )
         epochs = (step + more - 1) // self._steps_per_epoch - (step - 1) // self._steps_per_epoch
         intervals = int((self._limit - self._validated_at) * _INTERVALS / self._limit)
         room = self._for_intermediate(each) * self._latest(each) / self._limit - self._spent
@@ -169,15 +193,17 @@ class Timed:
     def _latest(self, seconds_per_image: float) -> float:
         """Return when there is no time left for another validation and the last one."""
         images = self._part_of(seconds_per_image) + self._last_of(seconds_per_image)
-        return self._limit - images * seconds_per_image
+        return self._limit - images * seconds_per_image - 2 * self.preparation_seconds
 
     def _for_intermediate(self, seconds_per_image: float) -> float:
         """Return the seconds for all validations but the last."""
-        return self._limit * _SHARE - self._last_of(seconds_per_image) * seconds_per_image
+        last = self._last_of(seconds_per_image) * seconds_per_image + self.preparation_seconds
+        return self._limit * _SHARE - last
 
     def _last_of(self, seconds_per_image: float) -> int:
         """Return the images of the last validation: all, if they leave time for others."""
-        if self._whole * seconds_per_image <= self._limit * _SHARE / 2:
+        whole = self._whole * seconds_per_image + self.preparation_seconds
+        if whole <= self._limit * _SHARE / 2:
             return self._whole
         return self._part_of(seconds_per_image)
 
@@ -185,10 +211,12 @@ class Timed:
         """Return the images of a validation during training; fixed after the first one."""
         if self._part is not None:
             return self._part
-        budget, whole = self._limit * _SHARE, self._whole * seconds_per_image
+        budget, prepared = self._limit * _SHARE, self.preparation_seconds
+        whole = self._whole * seconds_per_image + prepared
         seconds = (
             (budget - whole) / _INTERVALS if whole <= budget / 2 else budget / (_INTERVALS + 1)
         )
         if whole <= seconds:
             return self._whole
+        seconds -= prepared
         return min(self._whole, max(_FEWEST_IMAGES, int(seconds / seconds_per_image)))

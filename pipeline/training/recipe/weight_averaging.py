@@ -30,7 +30,7 @@ from patchline.pipeline.training.training_data import TrainingData
 from patchline.plugin_api import ImageSpec
 
 _MOST_IMAGES, _OFTEN = 10_000, 2_048
-"""Images on which batch-norm statistics are measured: once, and in each validation."""
+"""At most as many images tell batch-norm statistics: once, and in each validation."""
 
 Integers = np.ndarray[Any, np.dtype[np.int64]]
 
@@ -135,8 +135,11 @@ def measure_batch_norm_often(model: nn.Module, data: TrainingData, job: Training
         job: says how they are normalised.
     """
     rows = data.training.rows
-    rows = rows[:: max(1, len(rows) // _OFTEN)]
-    size = min(job.config.training.batch_size, PREDICTED_TOGETHER)
+    rows = rows[:: max(1, -(-len(rows) // _OFTEN))]
+    most = min(job.config.training.batch_size, PREDICTED_TOGETHER)
+    size = -(
+        -len(rows) // -(-len(rows) // most)
+    )  # each batch counts alike, so none is a small rest
     measure_batch_norm(model, data.images, rows, job.image, size, job.config.seed)
 
 

@@ -21,6 +21,7 @@ from patchline.pipeline.models.model_files import load_model
 from patchline.pipeline.training import training_data
 from patchline.pipeline.training.checkpoints import checkpoint
 from patchline.pipeline.training.job import TrainingJob
+from patchline.pipeline.training.length.validation_plan import Timed
 from patchline.pipeline.training.loop import Training
 from patchline.pipeline.training.part import TrainingPart
 from patchline.pipeline.training.parts import launching
@@ -404,7 +405,10 @@ def test_weights_that_the_optimizer_averages_have_their_own_batch_statistics(
         training={"epochs": 1},
     )
     training = Training(job, EventWriter(tmp_path / "events.jsonl"))
+    training.validations = timed = Timed(1e6, 1000, training.validator.images, 8)
     kept = load_model(training.run().best)[0]
+    assert len(training.state.history) == 1
+    assert timed.preparation_seconds == training.state.batch_norm_seconds > 0
     before = {name: value.clone() for name, value in kept.state_dict().items()}
     measure_batch_norm_often(kept, training.data, job)
     assert any("running_var" in name for name in before)

@@ -63,7 +63,8 @@ def test_everything_comes_back(tmp_path: Path) -> None:
     saved.history, saved.best, saved.elapsed_seconds = [RECORD], RECORD, 0.1 + 0.2
     saved.plan.end_after(2, 5)
     saved.sums.add(torch.tensor(1 / 3), torch.tensor(4), 8)
-    saved.rate_cuts, saved.halvings, saved.validation_seconds = [2], [1, 1], 0.3
+    saved.rate_cuts, saved.halvings = [2], [1, 1]
+    saved.validation_seconds, saved.batch_norm_seconds = 0.3, 0.7
     save(tmp_path / "last.safetensors", saved)
     assert not _same(saved, loaded)
     load(tmp_path / "last.safetensors", loaded)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -26,8 +27,13 @@ from patchline.pipeline.training.loop import Training
 from patchline.pipeline.training.part import TrainingPart, scaled
 from patchline.pipeline.training.parts.ensemble_members import combine_members
 from patchline.pipeline.training.parts.refit import Refit
-from patchline.pipeline.training.recipe.weight_averaging import LastWeights, measure_batch_norm
+from patchline.pipeline.training.recipe.weight_averaging import (
+    LastWeights,
+    measure_batch_norm,
+    measure_batch_norm_often,
+)
 from patchline.pipeline.training.train_result import RefitResult
+from patchline.pipeline.training.training_data import TrainingData
 from patchline.pipeline.workers.event_log import EventWriter
 from patchline.plugin_api import ImageSpec
 from tests.pipeline.training.conftest import MakeJob
@@ -262,6 +268,23 @@ def test_batch_norm_is_measured_again_for_an_average() -> None:
     torch.testing.assert_close(layer.get_buffer("running_mean"), pixels.mean((0, 2, 3)))
     assert layer.momentum == 0.1
     assert not model.training
+
+
+@pytest.mark.parametrize(
+    ("images", "batches"), [(1, [1]), (40, [20, 20]), (4095, [32] * 64), (4097, [32] * 42 + [22])]
+)
+def test_batch_norm_of_a_validation_is_that_of_few_images(
+    make_job: MakeJob, tmp_path: Path, images: int, batches: list[int]
+) -> None:
+    """At most 2,048, from all of them; batches are as equal as they can be."""
+    job = make_job(tmp_path, training={"batch_size": 32})
+    model = torch.nn.Sequential(torch.nn.BatchNorm2d(3))
+    sizes: list[int] = []
+    model[0].register_forward_pre_hook(lambda _, given: sizes.append(len(given[0])))
+    stored = np.zeros((images, 8, 8, 3), np.uint8)
+    data = SimpleNamespace(images=stored, training=SimpleNamespace(rows=np.arange(images)))
+    measure_batch_norm_often(model, cast("TrainingData", data), job)
+    assert sizes == batches
 
 
 def test_weights_of_an_attempt_that_was_killed_are_forgotten(tmp_path: Path) -> None:
