@@ -70,7 +70,7 @@ from patchline.pipeline.sweeping.study import (
     open_study,
 )
 from patchline.pipeline.sweeping.summary import SweepSummary, best_trial, summary_of
-from patchline.pipeline.sweeping.whole_fit import whole_fit
+from patchline.pipeline.sweeping.whole_fit import check_test_labels, whole_fit
 from patchline.pipeline.tracking import nested_runs, provenance, tracked_run
 from patchline.pipeline.tracking.tracked_run import NewRun, TrackedRun
 from patchline.pipeline.training.machine import cached_machine, choose_device
@@ -187,6 +187,7 @@ class _Sweep:
         try:
             prewarm.at_start(engine.workers(line.before_run, context.config))
             engine.run_stages(line.before_run, context, as_task, self._check_data)
+            check_test_labels(context.get(IngestedData))
             start = whole_fit(context.config, context.find(Plan), context.get(IngestedData))
             for note in start.notes:
                 display().note(note)

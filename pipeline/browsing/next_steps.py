@@ -49,6 +49,10 @@ def _result_line(summary: RunSummary) -> str:
         interval = f"95% interval {loss.low:.4g} to {loss.high:.4g}"
         return f"Test loss      {loss.value:.4g} on {loss.n:,} images ({interval})"
     found = main.estimate
+    if found is None:
+        return (
+            f"{f'Test {main.name}':<14} unknown: no label is on some test images and not on others"
+        )
     joint = "of" if main.name == "accuracy" else "on"
     return (
         f"{f'Test {main.name}':<14} {found.value:.1%} {joint} {found.n:,} images "

@@ -201,6 +201,8 @@ class Run:
         """The title and the value of the main metric."""
         if main := headline_of(self.metrics):
             estimate = main.estimate
+            if estimate is None:
+                return f"test {main.name}", "unknown"
             interval = f"({estimate.low:.1%} to {estimate.high:.1%}, n={estimate.n})"
             return f"test {main.name}", f"{estimate.value:.1%} {interval}"
         loss = self.metrics["test/loss"]

@@ -95,14 +95,23 @@ def verdict(outcome: Outcome) -> str:
 
 def _result(report: EvaluationReport | MultiLabelReport) -> str:
     main = report.headline.estimate
-    interval = f"95% interval {main.low:.1%} to {main.high:.1%}"
+    interval = f"95% interval {main.low:.1%} to {main.high:.1%}" if main else ""
     if isinstance(report, MultiLabelReport):
+        errors = (
+            f"{report.false_positives:,} false positives, {report.false_negatives:,} false "
+            "negatives"
+        )
+        if main is None:
+            return (
+                f"mAP **unknown**: no label is on some of the {report.images:,} test images and "
+                f"not on others; {errors}."
+            )
         known = len(report.classes) - len(report.unknown_labels) - len(report.unranked_labels)
         return (
             f"mAP **{main.value:.1%}** on {main.n:,} test images ({interval}), mean of "
-            f"{counted(known, 'label')}: {report.false_positives:,} false positives, "
-            f"{report.false_negatives:,} false negatives."
+            f"{counted(known, 'label')}: {errors}."
         )
+    main = report.accuracy
     return (
         f"**{main.value:.1%}** of {main.n:,} test images classified correctly ({interval}), "
         f"{_errors(report.errors)}."

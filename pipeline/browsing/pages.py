@@ -67,6 +67,8 @@ def _write_run(outcome: Outcome) -> None:
 
 def _main_metric_text(outcome: Outcome) -> str:
     main = outcome.evaluated.report.headline.estimate
+    if main is None:
+        return "unknown"
     return f"{main.value:.1%} ({100 * main.low:.1f} to {100 * main.high:.1f})"
 
 

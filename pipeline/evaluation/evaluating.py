@@ -184,7 +184,8 @@ def _evaluated_label_sets(
     logits, ensemble = pd.read_parquet(predicted.file), run.trained.ensemble
     judged = judge(logits, run.config, run.data, _COMPUTED_BY, ensemble)
     predicted.file.unlink()  # the table has its logits
-    for note in judged.report.notes:
+    report = judged.report.model_copy(update={"robustness": predicted.robustness})
+    for note in report.notes:
         on_event({"kind": "note", "message": note})
     images, rows = open_images(run.prepared.store), judged.table["row"].to_numpy()
     measured = Measured(images, rows, _features_by_position(predicted.features_file, rows))
@@ -206,10 +207,9 @@ def _evaluated_label_sets(
     beside = {
         "warning_rules": rules,
         "covering_test": predicted.explanations.test,
-        "robustness": predicted.robustness,
         "averaging": averaging,
     }
-    report = judged.report.model_copy(update=beside)
+    report = report.model_copy(update=beside)
     facts = {**_weights_facts(run.trained, judged.validated), **_about(averaging)}
     html = write_report(report, _contents(run, facts, judged.table, images, predicted), folder)
     return Evaluated(report=report, folder=folder, html=html)

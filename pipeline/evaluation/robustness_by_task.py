@@ -26,7 +26,7 @@ def robustness_of(
     *,
     is_multi_label: bool,
     on_progress: Callable[[int, int], None] | None = None,
-) -> Robustness | LabelSetRobustness:
+) -> Robustness | LabelSetRobustness | None:
     """Predict images as they are and in each corrupted version.
 
     Args:
@@ -37,8 +37,8 @@ def robustness_of(
         is_multi_label: whether an image has a set of labels: mAP is measured instead of accuracy.
         on_progress: called with the number of predicted images, and of all.
 
-    Raises:
-        DataError: if images have sets of labels, and all of them are empty.
+    Returns:
+        None if images have sets of labels, and these are all the same.
     """
     if is_multi_label:
         labels_NK = label_sets.matrix(labels, job.classes)

@@ -60,6 +60,8 @@ def _version_line(version: VersionSummary) -> str:
     shown = "no metrics" if main is None else f"test {main} {metrics[f'test/{main}']:.1%}"
     if main is None and "test/loss" in metrics:
         shown = f"encoder, test loss {metrics['test/loss']:.4g}"
+    if main is None and "test/exact_match" in metrics:
+        shown = "test mAP unknown"
     if f"test/{main}_low" in metrics:
         low, high = metrics[f"test/{main}_low"], metrics[f"test/{main}_high"]
         shown += f" ({low:.1%} to {high:.1%})"

@@ -14,6 +14,7 @@ import numpy as np
 import pandas as pd
 
 from patchline.pipeline.config import RunConfig
+from patchline.pipeline.errors import RunError
 from patchline.pipeline.evaluation.evaluating import Evaluated
 from patchline.pipeline.evaluation.written_report import PREDICTIONS_FILE
 from patchline.pipeline.labels import label_sets
@@ -69,13 +70,20 @@ class TestedFit:
 
     @property
     def record(self) -> FinalFit:
-        """What the report shows of it."""
+        """What the report shows of it.
+
+        Raises:
+            RunError: if the test metric is unknown.
+        """
+        tested = self.evaluated.report.headline.estimate
+        if tested is None:
+            raise RunError("The test mAP is unknown. Add test images with other labels.")
         return FinalFit(
             kind=self.planned.kind,
             seed=self.planned.seed,
             run_id=self.run_id,
             validation=score_of(self.trained),
-            test=self.evaluated.report.headline.estimate.value,
+            test=tested.value,
             epochs=self.trained.epochs,
         )
 

@@ -8,9 +8,14 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import pandas as pd
+
 from patchline.pipeline.config import RunConfig
 from patchline.pipeline.data.ingested_data import IngestedData
-from patchline.pipeline.errors import ConfigError
+from patchline.pipeline.errors import ConfigError, DataError
+from patchline.pipeline.labels import label_sets
+from patchline.pipeline.labels.label_sets import MULTI_LABEL
+from patchline.pipeline.metrics.mean_average_precision import ranked_labels
 from patchline.pipeline.planning.facts import Plan
 from patchline.pipeline.plugin_system.plugin_loader import load_objective
 from patchline.pipeline.sweeping.ranges import shown
@@ -100,6 +105,24 @@ def whole_fit(config: RunConfig, plan: Plan | None, data: IngestedData) -> Whole
     rate = plan.images_per_second if plan else 0.0
     seconds = data.training_images / rate if rate else None
     return WholeFit(config.model_copy(update={"training": settings}), tuple(notes), seconds)
+
+
+def check_test_labels(data: IngestedData) -> None:
+    """Refuse test images that cannot tell what a search gains, before anything is trained.
+
+    Raises:
+        DataError: if images have sets of labels, and those of all test images are the same.
+    """
+    if data.task != MULTI_LABEL:
+        return
+    rows = pd.read_parquet(data.manifest_file, columns=["split", "status", "label"])
+    tested = rows[(rows["split"] == "test") & (rows["status"] == "ok")]
+    if not ranked_labels(label_sets.matrix(list(tested["label"]), data.classes)).any():
+        raise DataError(
+            f"All {len(tested):,} test images have the same labels, so their mAP is unknown, by "
+            "which a search compares its best settings with the plan's. Add images with other "
+            "labels to the test split."
+        )
 
 
 def has_rungs(config: RunConfig) -> bool:

@@ -69,7 +69,7 @@ def judge(
 
     Raises:
         RunError: if the model's outputs are not finite numbers.
-        DataError: if no test image has a label.
+        DataError: if there is no test image.
     """
     table, calibration, thresholds = calibrated_label_sets(logits, data.classes, ensemble)
     report = evaluate_label_sets(

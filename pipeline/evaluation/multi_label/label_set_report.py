@@ -43,8 +43,10 @@ from patchline.pipeline.metrics.multi_label.label_set_metrics import (
 )
 from patchline.pipeline.metrics.multi_label.names import MAIN
 from patchline.pipeline.models.answer_rules import AnswerRules
+from patchline.pipeline.terminal_words import counted
 
 Array = np.ndarray[Any, Any]
+_NONE_RANKED = "no label is on some and not on others of"
 
 
 class LabelSetSlice(Part):
@@ -100,7 +102,8 @@ class MultiLabelReport(ModelReport):
     warning_rules: AnswerRules | None = None
     """Limits beyond which an image gets a warning; None if nothing was fitted."""
     robustness: LabelSetRobustness | None = None
-    """MAP on corrupted versions of a sample of these images; None if it was not asked for."""
+    """MAP on corrupted versions of a sample of these images; None if it was not asked for, or if it
+    is unknown."""
 
     @property
     def corrupted_metrics(self) -> dict[str, MetricEstimate]:
@@ -110,7 +113,7 @@ class MultiLabelReport(ModelReport):
     @property
     def headline(self) -> Headline:
         """MAP, by which models are compared."""
-        return Headline(MAIN, self.metrics[f"{self.split}/{MAIN}"])
+        return Headline(MAIN, self.metrics.get(f"{self.split}/{MAIN}"))
 
     @property
     def unknown_labels(self) -> tuple[str, ...]:
@@ -128,18 +131,23 @@ class MultiLabelReport(ModelReport):
         return tuple(row.name for row in self.by_label if row.images and not row.predicted)
 
     @property
-    def chance(self) -> float:
-        """The mAP of random ranking: the mean share of the images that have a label."""
+    def chance(self) -> float | None:
+        """The mAP of random ranking: the mean share of the images that have a label.
+
+        None if no label is on some images and not on others.
+        """
         shares = [row.images / self.images for row in self.by_label]
-        return float(np.mean([share for share in shares if 0 < share < 1]))
+        ranked = [share for share in shares if 0 < share < 1]
+        return float(np.mean(ranked)) if ranked else None
 
     @property
     def warning(self) -> str:
         """A sentence if the model does not rank significantly better than chance."""
-        if self.headline.estimate.low > self.chance:
+        main, chance = self.headline.estimate, self.chance
+        if main is None or chance is None or main.low > chance:
             return ""
         return (
-            f"the model is not clearly better than random ranking, whose mAP is {self.chance:.1%}: "
+            f"the model is not clearly better than random ranking, whose mAP is {chance:.1%}: "
             "train longer (training.epochs) or on more images"
         )
 
@@ -147,6 +155,13 @@ class MultiLabelReport(ModelReport):
     def notes(self) -> tuple[str, ...]:
         """Sentences about what is not known or not calibrated, and what that means."""
         notes = [self.groups_note] if self.groups_note else []
+        if self.headline.estimate is None:
+            notes.append(f"mAP is unknown: {_NONE_RANKED} these {counted(self.images, 'image')}")
+        elif self.config.corruptions and self.robustness is None:
+            notes.append(
+                f"mAP on corrupted images is unknown: {_NONE_RANKED} the sample of them; raise "
+                "evaluation.corruptions"
+            )
         if self.unknown_labels:
             notes.append(
                 f"no {before_image(self.split)}image has the label "
@@ -195,7 +210,7 @@ def evaluate_label_sets(
         config: contents of the report besides the metrics.
 
     Raises:
-        DataError: if there are no images, or their labels are all the same.
+        DataError: if there are no images.
     """
     probabilities, labels = predictions.probabilities_NK, predictions.labels_NK
     predicted, images = predictions.predicted_NK, len(predictions.labels_NK)

@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 
-from patchline.pipeline.errors import DataError
 from patchline.pipeline.evaluation.corruptions.catalogue import CORRUPTIONS, SEVERITIES
 from patchline.pipeline.evaluation.robustness import Scores, scores_of_versions
 from patchline.pipeline.frozen_model import FrozenModel
@@ -69,7 +68,7 @@ def label_set_robustness(
     labels_NK: Array,
     seed: int,
     on_progress: Callable[[int, int], None] | None = None,
-) -> LabelSetRobustness:
+) -> LabelSetRobustness | None:
     """Predict every image as it is and in each corrupted version.
 
     Args:
@@ -79,16 +78,13 @@ def label_set_robustness(
         seed: of the corruptions and of the draws.
         on_progress: called with the number of predicted images, and of all.
 
-    Raises:
-        DataError: if no label is on some of the images and not on others.
+    Returns:
+        None if no label is on some of the images and not on others, so that mAP is unknown.
     """
     count, num_labels = labels_NK.shape
     ranked = np.flatnonzero(ranked_labels(labels_NK))
     if not len(ranked):
-        raise DataError(
-            f"No label is on some of the {count:,} images to corrupt and not on others, so their "
-            "mAP is unknown. Raise evaluation.corruptions."
-        )
+        return None
     versions = list(scores_of_versions(scores, images_NHWC, seed, on_progress))
     rankings = [
         [Ranking.of(version_NK[:, k], labels_NK[:, k]) for k in ranked] for version_NK in versions

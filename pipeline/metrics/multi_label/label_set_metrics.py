@@ -97,6 +97,10 @@ def multi_label_metrics(
 ) -> dict[str, MetricEstimate]:
     """Return the metrics with their intervals, by the keys of `MULTI_LABEL_METRICS`.
 
+    What is unknown is left out: mAP if no label is on some of the images and not on others, its
+    micro average if all pairs of image and label are equal, and without any label also F1,
+    precision and recall of the labels.
+
     Values are those of scikit-learn, but for labels without images, which it counts as 0 in means,
     and for the average precision of labels of all images, which it counts as 1 (`ranked_labels`):
     these are left out here. Variances are those of 1,000 bootstrap draws of images, fewer where
@@ -110,23 +114,12 @@ def multi_label_metrics(
         seed: of the draws.
 
     Raises:
-        DataError: if there are no images, none of them has a label, or no label is on some of them
-            and not on others.
+        DataError: if there are no images.
     """
     n, num_labels = labels_NK.shape
     if n == 0:
         raise DataError("There are 0 images to evaluate. Choose a split that has images.")
-    if not labels_NK.any():
-        raise DataError(
-            f"None of the {n:,} images to evaluate has a label of the model, so mAP and F1 are "
-            "unknown. Choose images that have some."
-        )
     ranked = np.flatnonzero(ranked_labels(labels_NK))
-    if not len(ranked):
-        raise DataError(
-            f"The labels of the {n:,} images to evaluate are all the same, so mAP is unknown. Add "
-            "images with other labels."
-        )
     labels_NK, predicted_NK = labels_NK.astype(np.uint8), predicted_NK.astype(np.uint8)
     rankings = [Ranking.of(probabilities_NK[:, k], labels_NK[:, k]) for k in ranked]
     counts = _Counts(
@@ -138,14 +131,11 @@ def multi_label_metrics(
         "coverage_error": image_metrics.coverages(probabilities_NK, labels_NK),
     }
     values = {
-        **_of_counts(counts),
+        **(_of_counts(counts) if labels_NK.any() else {}),
         **{key: float(values_N.mean()) for key, values_N in by_image.items()},
     }
     drawn, precisions_R = _drawn(rankings, labels_NK, predicted_NK, by_image, seed)
-    areas = _areas(probabilities_NK, labels_NK, ranked)
     found = {
-        "mAP": _mean_average_precision(rankings, areas, precisions_R, n),
-        "micro_mAP": _micro(probabilities_NK, labels_NK, seed),
         **{
             key: _estimate(value, drawn[key], n, num_labels if key == "coverage_error" else 1.0)
             for key, value in values.items()
@@ -156,7 +146,12 @@ def multi_label_metrics(
         "log_loss": _log_loss(image_metrics.log_losses_of_images(probabilities_NK, labels_NK)),
         "ece": calibration_error_of(pairs(probabilities_NK, labels_NK)),
     }
-    return {key: found[key] for key in MULTI_LABEL_METRICS}
+    if len(ranked):
+        areas = _areas(probabilities_NK, labels_NK, ranked)
+        found["mAP"] = _mean_average_precision(rankings, areas, precisions_R, n)
+    if labels_NK.any() and not labels_NK.all():
+        found["micro_mAP"] = _micro(probabilities_NK, labels_NK, seed)
+    return {key: found[key] for key in MULTI_LABEL_METRICS if key in found}
 
 
 def by_label(
@@ -284,9 +279,9 @@ def _drawn(
         some = _Counts(*(weights_RN @ part for part in parts))
         of_images = (weights_RN @ means) / n
         drawn.append({**_of_counts(some), **dict(zip(by_image, of_images.T, strict=True))})
-        precisions.append(
-            mean_of_known(np.array([each.drawn(counts_NR) for each in rankings]), axis=0)
-        )
+        of_labels = [each.drawn(counts_NR) for each in rankings]
+        unknown = np.full((1, counts_NR.shape[1]), np.nan)
+        precisions.append(mean_of_known(np.array(of_labels or unknown), axis=0))
     together = {key: np.concatenate([each[key] for each in drawn]) for key in drawn[0]}
     return together, np.concatenate(precisions)
 

@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 
 from patchline.pipeline.serving.checked_package import checked_package
-from tests.conftest import patchline_here
+from tests.conftest import patchline_here, write_photos
 
 SETTINGS = (
     "--data.source", "shapes", "--data.options.images", "200", "--data.image-size", "16",
@@ -17,6 +17,39 @@ SETTINGS = (
     "--model.embed-dim", "16", "--model.depth", "1", "--model.num-heads", "2", "--name", "shapes",
     "--json",
 )  # fmt: skip
+
+
+@pytest.mark.slow
+def test_a_run_whose_test_images_have_equal_labels_ends_with_a_model(
+    tmp_path: Path, own_store: None
+) -> None:
+    """Their mAP, and that of corrupted ones, is unknown; the version is registered all the same."""
+    del own_store
+    write_photos(tmp_path / "photos", classes=2, images=40, side=16)
+    files = sorted((tmp_path / "photos").rglob("*.png"))
+    rows = [
+        {
+            "file_name": str(file.relative_to(tmp_path / "photos")),
+            "labels": ["a", "b"] if number % 4 == 0 else [file.parent.name],
+            "split": ("test", "validation", "train", "train")[number % 4],
+        }
+        for number, file in enumerate(files)
+    ]
+    (tmp_path / "photos" / "metadata.jsonl").write_text("\n".join(map(json.dumps, rows)), "utf-8")
+    given = [*SETTINGS[4:], "--data.task", "multi_label", "--evaluation.corruptions", "5"]
+    done = patchline_here("run", "photos", *given, cwd=tmp_path)
+    assert done.code == 0, done.err
+    summary = json.loads(done.out)
+    assert "test/mAP" not in summary["metrics"]
+    assert "test/exact_match" in summary["metrics"]
+    page = (tmp_path / summary["report"]).read_text("utf-8")
+    assert "mAP is unknown: no label is on some and not on others of these 20 images" in page
+    shown = patchline_here("models", "shapes", cwd=tmp_path)
+    assert "test mAP unknown" in shown.out
+    searched = patchline_here("sweep", "photos", *given, "--optimizer.learning-rate", "1e-4..1e-2",
+                              cwd=tmp_path)  # fmt: skip
+    assert searched.code == 2
+    assert "test images have the same labels, so their mAP is unknown" in searched.err
 
 
 @pytest.mark.slow

@@ -66,6 +66,14 @@ def test_what_makes_the_headline_less_certain_stands_below_it() -> None:
     assert [line.strip() for line in lines[headline + 1 : headline + 3]] == [*notes.values()]
 
 
+def test_a_headline_may_be_unknown() -> None:
+    """Images that all have the same labels tell no mAP; the model labels images all the same."""
+    exact = MetricEstimate(value=0.9, low=0.85, high=0.94, n=200)
+    said = next_steps(_summary().model_copy(update={"metrics": {"test/exact_match": exact}}), 60.0)
+    assert "Test mAP       unknown: no label is on some test images and not on others" in said
+    assert "label an image" in said
+
+
 def test_programs_have_no_path_once_the_environment_is_activated(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

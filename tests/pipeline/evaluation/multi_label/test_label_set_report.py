@@ -12,6 +12,7 @@ from sklearn.metrics import accuracy_score, average_precision_score, f1_score
 from patchline.pipeline.errors import DataError
 from patchline.pipeline.evaluation.chosen_images import EXPLANATIONS, choose_images
 from patchline.pipeline.evaluation.evaluating import Evaluated
+from patchline.pipeline.evaluation.headline import headline_of
 from patchline.pipeline.evaluation.html_report import ReportPage
 from patchline.pipeline.evaluation.multi_label.judging import calibrated_label_sets
 from patchline.pipeline.evaluation.multi_label.label_set_predictions import LabelSetPredictions
@@ -69,6 +70,27 @@ def test_what_is_not_known_is_said() -> None:
     assert "no test image has the label unseen: unknown, and excluded from means" in text
     assert "unseen is not calibrated: fewer than 10 of 150 validation images have it" in text
     assert "0.5 for unseen: fewer than 10 of 150 validation images have it" in text
+
+
+@pytest.mark.parametrize("labels", [("red", "square"), ()], ids=["two", "none"])
+def test_images_that_all_have_the_same_labels_get_a_report(
+    tmp_path: Path, labels: tuple[str, ...]
+) -> None:
+    """Their mAP is unknown, and everything that shows a headline says so."""
+    logits = logits_table()
+    logits.loc[150:, "label"] = label_sets.encoded(labels)
+    report, table = _report(logits)
+    assert "test/mAP" not in report.metrics
+    assert report.headline.estimate is None
+    assert report.headline.short == report.headline.sentence == "mAP unknown"
+    assert headline_of(report.metrics) == report.headline
+    assert (report.chance, report.warning) == (None, "")
+    note = "mAP is unknown: no label is on some and not on others of these 150 images"
+    assert note in report.notes
+    page = " ".join(_write(report, table, tmp_path).read_text("utf-8").split())
+    assert "<strong>unknown</strong> <span>mean average precision (mAP) on 150 test images" in page
+    assert "Random ranking" not in page
+    assert MultiLabelReport.model_validate_json(report.model_dump_json()) == report
 
 
 def test_images_in_groups_make_the_intervals_too_narrow(tmp_path: Path) -> None:
