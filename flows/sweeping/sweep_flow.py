@@ -266,6 +266,7 @@ class _Sweep:
             gain=comparison.gain,
             best_test=comparison.best,
             plan_test=comparison.plan,
+            test_groups=comparison.groups,
             optimism=comparison.optimism,
             notes=outline.notes,
             registered=f"{registered.name}, version {registered.version}",

@@ -174,6 +174,7 @@ def _robustness(
         job.corrupted,
         is_multi_label=description.is_multi_label,
         on_progress=lambda done, total: events.progress(done, total, "corrupted image"),
+        groups=image_groups(sample),
     )
 
 

@@ -17,7 +17,8 @@ from patchline.pipeline.evaluation.corruptions.catalogue import (
     corrupted,
 )
 from patchline.pipeline.frozen_model import FrozenModel
-from patchline.pipeline.metrics.intervals import MetricEstimate, mean_of_repeats, proportion
+from patchline.pipeline.metrics.image_groups import ImageGroups, share
+from patchline.pipeline.metrics.intervals import MetricEstimate, mean_of_repeats
 from patchline.pipeline.metrics.paired_test import PairedDifference, paired_difference
 
 Array = np.ndarray[Any, Any]
@@ -45,11 +46,12 @@ class Robustness(FrozenModel):
     clean: MetricEstimate
     """Accuracy on the sample as it is."""
     mean: MetricEstimate
-    """Mean accuracy over all corruptions and severities; interval over the images."""
+    """Mean accuracy over all corruptions and severities; interval over the images, or their groups
+    where some form groups."""
     loss: MetricEstimate
     """Mean over the images of the accuracy on corrupted versions, minus that as it is."""
     by_corruption: dict[str, MetricEstimate]
-    """Mean accuracy over the severities of each corruption; interval over the images."""
+    """Mean accuracy over the severities of each corruption; interval as of `mean`."""
     cells: tuple[CorruptedAccuracy, ...]
 
     @property
@@ -75,6 +77,7 @@ def measured_robustness(
     labels_N: Array,
     seed: int,
     on_progress: Callable[[int, int], None] | None = None,
+    groups: ImageGroups | None = None,
 ) -> Robustness:
     """Predict every image as it is and in each corrupted version.
 
@@ -84,6 +87,7 @@ def measured_robustness(
         labels_N: number of the true class of each image.
         seed: of the corruptions.
         on_progress: called with the number of predicted images, and of all.
+        groups: of the images; None if these are independent.
     """
     count = len(images_NHWC)
     clean_N, *right_VN = (
@@ -95,8 +99,8 @@ def measured_robustness(
         CorruptedAccuracy(
             corruption=name,
             severity=severity,
-            accuracy=proportion(int(right_N.sum()), count),
-            difference=paired_difference(clean_N, right_N),
+            accuracy=share(right_N, groups),
+            difference=paired_difference(clean_N, right_N, groups),
         )
         for (name, severity), right_N in zip(names, right_VN, strict=True)
     ]
@@ -104,11 +108,11 @@ def measured_robustness(
     by_name = shares_VN.reshape(len(CORRUPTIONS), len(SEVERITIES), count).mean(axis=1)
     return Robustness(
         images=count,
-        clean=proportion(int(clean_N.sum()), count),
-        mean=_mean(shares_VN.mean(axis=0), (0.0, 1.0)),
-        loss=_mean(shares_VN.mean(axis=0) - clean_N, (-1.0, 1.0)),
+        clean=share(clean_N, groups),
+        mean=_mean(shares_VN.mean(axis=0), (0.0, 1.0), groups),
+        loss=_mean(shares_VN.mean(axis=0) - clean_N, (-1.0, 1.0), groups),
         by_corruption={
-            name: _mean(shares_N, (0.0, 1.0))
+            name: _mean(shares_N, (0.0, 1.0), groups)
             for name, shares_N in zip(CORRUPTIONS, by_name, strict=True)
         },
         cells=tuple(cells),
@@ -145,6 +149,11 @@ def _scored(scores: Scores, images_NHWC: Array) -> Array:
     return np.concatenate(parts)
 
 
-def _mean(values_N: Array, ends: tuple[float, float]) -> MetricEstimate:
-    """Return a mean over images, with its t interval."""
-    return mean_of_repeats(values_N.tolist(), ends)
+def _mean(values_N: Array, ends: tuple[float, float], groups: ImageGroups | None) -> MetricEstimate:
+    """Return a mean over images with its t interval; that over their groups, if it is wider."""
+    alone = mean_of_repeats(values_N.tolist(), ends)
+    if groups is None:
+        return alone
+    whole = mean_of_repeats(groups.linearised(values_N).tolist(), ends)
+    low, high = min(alone.low, whole.low), max(alone.high, whole.high)
+    return alone.model_copy(update={"low": low, "high": high})

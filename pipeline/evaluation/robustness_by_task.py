@@ -14,6 +14,7 @@ from patchline.pipeline.evaluation.multi_label.label_set_robustness import (
 from patchline.pipeline.evaluation.prediction_job import CorruptionJob
 from patchline.pipeline.evaluation.robustness import Robustness, Scores, measured_robustness
 from patchline.pipeline.labels import label_sets
+from patchline.pipeline.metrics.image_groups import ImageGroups
 
 Array = np.ndarray[Any, Any]
 
@@ -26,6 +27,7 @@ def robustness_of(
     *,
     is_multi_label: bool,
     on_progress: Callable[[int, int], None] | None = None,
+    groups: ImageGroups | None = None,
 ) -> Robustness | LabelSetRobustness | None:
     """Predict images as they are and in each corrupted version.
 
@@ -36,13 +38,14 @@ def robustness_of(
         job: has the classes and the seed.
         is_multi_label: whether an image has a set of labels: mAP is measured instead of accuracy.
         on_progress: called with the number of predicted images, and of all.
+        groups: of the images; None if these are independent.
 
     Returns:
         None if images have sets of labels, and these are all the same.
     """
     if is_multi_label:
         labels_NK = label_sets.matrix(labels, job.classes)
-        return label_set_robustness(scores, images_NHWC, labels_NK, job.seed, on_progress)
+        return label_set_robustness(scores, images_NHWC, labels_NK, job.seed, on_progress, groups)
     number = {name: position for position, name in enumerate(job.classes)}
     labels_N = np.array([number[label] for label in labels], np.int64)
-    return measured_robustness(scores, images_NHWC, labels_N, job.seed, on_progress)
+    return measured_robustness(scores, images_NHWC, labels_N, job.seed, on_progress, groups)

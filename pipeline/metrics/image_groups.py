@@ -56,6 +56,17 @@ class ImageGroups:
         """Return the sum of the values of each group (G)."""
         return np.bincount(self.codes_N, weights=values_N, minlength=self.count)
 
+    def linearised(self, values_N: Array) -> Array:
+        """Return a value of each group (G) whose mean is that of the values (N).
+
+        These vary as the mean of the values does in other samples of groups (Taylor linearisation
+        of the ratio of two totals, as groups differ in size: Woodruff 1971, JASA 66). Of groups of
+        one image, they are the values themselves.
+        """
+        mean = values_N.mean()
+        linearised: Array = mean + self.sums(values_N - mean) * (self.count / len(values_N))
+        return linearised
+
     def effective_size(self, values_N: Array) -> float:
         """Return how many independent images would make the mean of the values as certain.
 

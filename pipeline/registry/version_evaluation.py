@@ -31,6 +31,7 @@ from patchline.pipeline.evaluation.answers_report import (
     checked_answers,
 )
 from patchline.pipeline.evaluation.config import EvaluationConfig, SplitChoice
+from patchline.pipeline.evaluation.grouped_images import image_groups
 from patchline.pipeline.evaluation.html_report import ReportPage
 from patchline.pipeline.evaluation.multi_label.label_set_predictions import (
     LabelSetPredictions,
@@ -277,6 +278,7 @@ def _robustness(
         CorruptionJob(images=config.corruptions, seed=_SEED, classes=tuple(package.classes)),
         is_multi_label=package.is_multi_label,
         on_progress=lambda done, total: on_progress(stage, done, total),
+        groups=image_groups(evaluated.iloc[sample]),
     )
 
 

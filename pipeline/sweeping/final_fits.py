@@ -16,9 +16,11 @@ import pandas as pd
 from patchline.pipeline.config import RunConfig
 from patchline.pipeline.errors import RunError
 from patchline.pipeline.evaluation.evaluating import Evaluated
+from patchline.pipeline.evaluation.grouped_images import image_groups
 from patchline.pipeline.evaluation.written_report import PREDICTIONS_FILE
 from patchline.pipeline.labels import label_sets
 from patchline.pipeline.labels.label_sets import MULTI_LABEL
+from patchline.pipeline.metrics.image_groups import ImageGroups
 from patchline.pipeline.metrics.intervals import MetricEstimate
 from patchline.pipeline.sweeping import gain
 from patchline.pipeline.sweeping.result import FinalFit, FinalKind
@@ -92,11 +94,15 @@ class TestedFit:
         """Whether an image has several labels."""
         return self.planned.config.data.task == MULTI_LABEL
 
-    def predictions(self) -> pd.DataFrame:
+    def predictions(self, split: str = "test") -> pd.DataFrame:
         """Return its predictions of the test images, in the order of their paths."""
         table = pd.read_parquet(self.evaluated.folder / PREDICTIONS_FILE)
-        tested = table[table["split"] == "test"]
+        tested = table[table["split"] == split]
         return tested.sort_values("path", kind="stable").reset_index(drop=True)
+
+    def groups(self, split: str = "test") -> ImageGroups | None:
+        """Return the groups of the test images, in the same order, or of another split's."""
+        return image_groups(self.predictions(split))
 
     def right(self) -> Array:
         """Return whether it is right on each test image (N)."""
@@ -112,6 +118,8 @@ class Comparison:
     best: MetricEstimate
     plan: MetricEstimate
     optimism: MetricEstimate
+    groups: int | None = None
+    """Number of groups that the test images form; None if these are independent."""
 
 
 def planned_fits(
@@ -162,29 +170,41 @@ def compared(
     """
     ours = [fit for fit in fits if fit.planned.kind == "best"]
     theirs = [fit for fit in fits if fit.planned.kind == "plan"]
-    images = len(ours[0].predictions())
+    images, groups = len(ours[0].predictions()), ours[0].groups()
+    validated = ours[0].groups("validation")
     again = [score_of(fit.trained) for fit in ours]
     nothing = MetricEstimate(value=0.0, low=0.0, high=0.0, n=images)
     return Comparison(
-        gain=_gain(theirs, ours) if theirs else nothing,
-        best=_mean(ours, images),
-        plan=_mean(theirs or ours, images),
-        optimism=gain.optimism(best_validation, again, validation_images),
+        gain=_gain(theirs, ours, groups) if theirs else nothing,
+        best=_mean(ours, images, groups),
+        plan=_mean(theirs or ours, images, groups),
+        optimism=gain.optimism(
+            best_validation, again, validation_images, validated.count if validated else None
+        ),
+        groups=groups.count if groups else None,
     )
 
 
-def _mean(fits: Sequence[TestedFit], images: int) -> MetricEstimate:
-    return gain.mean_of_seeds([fit.record.test for fit in fits], images)
+def _mean(fits: Sequence[TestedFit], images: int, groups: ImageGroups | None) -> MetricEstimate:
+    """Return the mean test metric; with groups, mAP is as certain as if each were one image."""
+    units: float | None = None
+    if groups is not None:
+        units = groups.count
+        if not fits[0].is_of_label_sets:
+            units = groups.effective_size(np.mean([fit.right() for fit in fits], axis=0))
+    return gain.mean_of_seeds([fit.record.test for fit in fits], images, units)
 
 
-def _gain(plan: Sequence[TestedFit], best: Sequence[TestedFit]) -> MetricEstimate:
+def _gain(
+    plan: Sequence[TestedFit], best: Sequence[TestedFit], groups: ImageGroups | None
+) -> MetricEstimate:
     if not best[0].is_of_label_sets:
         before, after = (np.stack([fit.right() for fit in fits]) for fits in (plan, best))
-        return gain.gain_of_shares(before, after)
+        return gain.gain_of_shares(before, after, groups=groups)
     classes = best[0].evaluated.report.classes
     tables = [[fit.predictions() for fit in fits] for fits in (plan, best)]
     labels_NK = label_sets.matrix(tables[0][0]["label"].tolist(), classes)
     before_RNK, after_RNK = (
         np.stack([np.stack(table["probabilities"].to_list()) for table in each]) for each in tables
     )
-    return gain.gain_of_map(labels_NK, before_RNK, after_RNK)
+    return gain.gain_of_map(labels_NK, before_RNK, after_RNK, groups=groups)

@@ -8,8 +8,9 @@ Rockette 1995; Gallas et al. 2009, Communications in Statistics 38). With R seed
 
 with t quantiles at Satterthwaite's degrees of freedom (Hillis 2007, Statistics in Medicine 26). Few
 seeds thus give a wide interval when they differ, and one as wide as the images alone when not.
+Where images form groups, such as patients, the groups take the place of the images.
 
-Shapes: R seeds, N images, K labels.
+Shapes: R seeds, N images, G groups, K labels.
 """
 
 from __future__ import annotations
@@ -20,24 +21,40 @@ from typing import Any
 
 import numpy as np
 
+from patchline.pipeline.metrics.image_groups import ImageGroups
 from patchline.pipeline.metrics.intervals import TAIL, MetricEstimate
 from patchline.pipeline.metrics.mean_average_precision import ranked_labels
 from patchline.pipeline.metrics.multi_label.label_set_metrics import mean_of_known
-from patchline.pipeline.metrics.multi_label.resampling import Ranking, drawn_counts, draws_for
+from patchline.pipeline.metrics.multi_label.resampling import Ranking, Sample, draws_for
 
 Array = np.ndarray[Any, Any]
 _EQUAL_IMAGES = 0.5
 """Metrics that differ by less than this share of an image are equal."""
+_UNKNOWN = 2.0
+"""Half of an interval that spans everything."""
 
 
-def gain_of_shares(before_RN: Array, after_RN: Array) -> MetricEstimate:
+def gain_of_shares(
+    before_RN: Array, after_RN: Array, *, groups: ImageGroups | None = None
+) -> MetricEstimate:
     """Return the mean gain in accuracy with its 95% interval.
 
     Args:
         before_RN: whether each fit of the plan is right on each image.
         after_RN: the same of the best settings; row r has the same seed.
+        groups: of the images; None if these are independent.
     """
     difference_RN = after_RN.astype(np.float64) - before_RN.astype(np.float64)
+    value, images = float(difference_RN.mean()), difference_RN.shape[1]
+    half = _crossed_half_width(difference_RN)
+    if groups is not None:
+        by_group_RG = np.stack([groups.linearised(each_N) for each_N in difference_RN])
+        half = max(half, _crossed_half_width(by_group_RG)) if groups.count > 1 else _UNKNOWN
+    return _estimate(value, half, images)
+
+
+def _crossed_half_width(difference_RN: Array) -> float:
+    """Return half of the interval of the mean difference over seeds and images, or groups."""
     seeds, images = difference_RN.shape
     value = float(difference_RN.mean())
     by_seed_R, by_image_N = difference_RN.mean(axis=1), difference_RN.mean(axis=0)
@@ -51,11 +68,16 @@ def gain_of_shares(before_RN: Array, after_RN: Array) -> MetricEstimate:
     half = _half_width(ms_image / scale, images - 1, extra / scale, ms_seed / scale, seeds - 1)
     if half == 0.0:  # equal predictions do not make it certain
         half = 3.0 / max(1, images)  # the rule of three (Hanley and Lippman-Hand 1983, JAMA 249)
-    return _estimate(value, half, images)
+    return half
 
 
 def gain_of_map(
-    labels_NK: Array, before_RNK: Array, after_RNK: Array, seed: int = 0
+    labels_NK: Array,
+    before_RNK: Array,
+    after_RNK: Array,
+    *,
+    groups: ImageGroups | None = None,
+    seed: int = 0,
 ) -> MetricEstimate:
     """Return the mean gain in mAP with its 95% interval; images are drawn by a bootstrap.
 
@@ -63,6 +85,7 @@ def gain_of_map(
         labels_NK: 1 where an image has a label, else 0.
         before_RNK: probabilities of each fit of the plan.
         after_RNK: the same of the best settings.
+        groups: of the images, which are drawn together; None if the images are independent.
         seed: of the draws.
     """
     images, labels = labels_NK.shape
@@ -76,33 +99,39 @@ def gain_of_map(
     ]
     whole = np.ones((images, 1), np.uint8)
     values_R = _map_differences(rankings, whole)[:, 0]
-    drawn = [
-        _map_differences(rankings, counts).mean(axis=0)
-        for counts in drawn_counts(images, draws_for(images, labels), seed)
-    ]
-    of_images = _variance(np.concatenate(drawn))
+    sample = Sample(groups, draws_for(images, labels), seed)
+    drawn = [_map_differences(rankings, counts).mean(axis=0) for counts in sample.drawn(images)]
+    of_images, units = _variance(np.concatenate(drawn)), images
+    if groups is not None:
+        units = groups.count
+        of_images *= units / max(1, units - 1)
     of_seeds = _variance(values_R) / seeds
-    half = _half_width(of_images, images - 1, of_seeds, of_seeds, seeds - 1)
-    return _estimate(float(values_R.mean()), half or 3.0 / images, images)
+    half = _half_width(of_images, units - 1, of_seeds, of_seeds, seeds - 1) or 3.0 / units
+    return _estimate(float(values_R.mean()), half if units > 1 else _UNKNOWN, images)
 
 
-def mean_of_seeds(values: Sequence[float], images: int) -> MetricEstimate:
+def mean_of_seeds(
+    values: Sequence[float], images: int, units: float | None = None
+) -> MetricEstimate:
     """Return the mean of a metric over seeds on the same images, with its 95% interval.
 
     Args:
         values: of each seed, from 0 to 1.
         images: that each is computed on.
+        units: independent images that would make it as certain; None if all are independent.
     """
-    mean = float(np.mean(values))
-    of_images = mean * (1 - mean) / max(1, images)
+    mean, units = float(np.mean(values)), images if units is None else units
+    of_images = mean * (1 - mean) / max(1, units)
     of_seeds = _variance(np.array(values)) / len(values)
-    half = _half_width(of_images, max(1, images - 1), of_seeds, of_seeds, len(values) - 1)
-    half = half or 3.0 / max(1, images)
+    half = _half_width(of_images, max(1, units - 1), of_seeds, of_seeds, len(values) - 1)
+    half = half or 3.0 / max(1, units)
     low, high = max(0.0, mean - half), min(1.0, mean + half)
     return MetricEstimate(value=mean, low=low, high=high, n=images)
 
 
-def optimism(best: float, again: Sequence[float], images: int) -> MetricEstimate:
+def optimism(
+    best: float, again: Sequence[float], images: int, units: int | None = None
+) -> MetricEstimate:
     """Return by how much the best validation metric exceeds what the same settings reach again.
 
     The best of many trials was partly lucky with its seed. The images are the same, so only the
@@ -114,12 +143,13 @@ def optimism(best: float, again: Sequence[float], images: int) -> MetricEstimate
         best: validation metric of the best trial.
         again: of fits with the same settings and other seeds.
         images: number of validation images.
+        units: number of groups that they form; None if all are independent.
     """
     from scipy.special import stdtrit
 
     value, count = best - float(np.mean(again)), len(again)
     if float(np.ptp(again)) < _EQUAL_IMAGES / max(1, images):
-        mean = mean_of_seeds([float(np.mean(again))], images)
+        mean = mean_of_seeds([float(np.mean(again))], images, units)
         half = max(mean.high - mean.value, mean.value - mean.low)
     else:
         variance = _variance(np.array(again)) / count

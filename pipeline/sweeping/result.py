@@ -7,6 +7,7 @@ from typing import Literal
 from patchline.pipeline.frozen_model import FrozenModel
 from patchline.pipeline.metrics.intervals import MetricEstimate
 from patchline.pipeline.sweeping.study import TrialRecord
+from patchline.pipeline.terminal_words import counted
 
 FinalKind = Literal["best", "plan"]
 
@@ -51,6 +52,8 @@ class SweepResult(FrozenModel):
     """Of the test metric, over the plan; all 0 if the best settings are the plan's."""
     best_test: MetricEstimate
     plan_test: MetricEstimate
+    test_groups: int | None = None
+    """Number of groups that the test images form; None if these are independent."""
     optimism: MetricEstimate
     """By how much the best validation metric exceeds what the same settings reach with other
     seeds, on the same validation images."""
@@ -85,6 +88,8 @@ class SweepResult(FrozenModel):
         """Return what the search gained, in one sentence."""
         seeds = len(self.of("best"))
         images = f"{self.gain.n:,} test images"
+        if self.test_groups is not None:
+            images += f" in {counted(self.test_groups, 'group')}"
         if self.is_plan:
             return (
                 "No trial was better than the plan on the validation images, so the search gained "

@@ -1,7 +1,8 @@
 """MAP on corrupted test images, paired with that on the same images as they are.
 
 Corruptions do not change the labels, so that the mAP of all versions can be compared. Intervals are
-those of one bootstrap over the images for all versions (percentiles, as in the paired test).
+those of one bootstrap over the images for all versions, as in the paired test: percentiles, or with
+groups of images, which are drawn together, those of Student's t.
 
 Shapes: N images, K labels, V corrupted versions of each image, R draws.
 """
@@ -16,11 +17,12 @@ import numpy as np
 from patchline.pipeline.evaluation.corruptions.catalogue import CORRUPTIONS, SEVERITIES
 from patchline.pipeline.evaluation.robustness import Scores, scores_of_versions
 from patchline.pipeline.frozen_model import FrozenModel
-from patchline.pipeline.metrics.intervals import TAIL, MetricEstimate
+from patchline.pipeline.metrics.image_groups import ImageGroups
+from patchline.pipeline.metrics.intervals import MetricEstimate
 from patchline.pipeline.metrics.mean_average_precision import ranked_labels
 from patchline.pipeline.metrics.multi_label.label_set_metrics import label_set_map, mean_of_known
-from patchline.pipeline.metrics.multi_label.paired_bootstrap import two_sided
-from patchline.pipeline.metrics.multi_label.resampling import Ranking, drawn_counts, draws_for
+from patchline.pipeline.metrics.multi_label.paired_bootstrap import p_value_of
+from patchline.pipeline.metrics.multi_label.resampling import Ranking, Sample, draws_for
 
 Array = np.ndarray[Any, Any]
 
@@ -68,6 +70,7 @@ def label_set_robustness(
     labels_NK: Array,
     seed: int,
     on_progress: Callable[[int, int], None] | None = None,
+    groups: ImageGroups | None = None,
 ) -> LabelSetRobustness | None:
     """Predict every image as it is and in each corrupted version.
 
@@ -77,6 +80,7 @@ def label_set_robustness(
         labels_NK: 1 where an image has a label, else 0.
         seed: of the corruptions and of the draws.
         on_progress: called with the number of predicted images, and of all.
+        groups: of the images; None if these are independent.
 
     Returns:
         None if no label is on some of the images and not on others, so that mAP is unknown.
@@ -89,9 +93,9 @@ def label_set_robustness(
     rankings = [
         [Ranking.of(version_NK[:, k], labels_NK[:, k]) for k in ranked] for version_NK in versions
     ]
-    draws = draws_for(count, num_labels * len(versions))
+    sample = Sample(groups, draws_for(count, num_labels * len(versions)), seed)
     drawn_VR = np.concatenate(
-        [_maps(rankings, counts_NR) for counts_NR in drawn_counts(count, draws, seed)], axis=1
+        [_maps(rankings, counts_NR) for counts_NR in sample.drawn(count)], axis=1
     )
     values_V = np.array([np.mean([each.average_precision for each in row]) for row in rankings])
     clean, clean_R = float(values_V[0]), drawn_VR[0]
@@ -103,9 +107,9 @@ def label_set_robustness(
             CorruptedMap(
                 corruption=name,
                 severity=severity,
-                mean_average_precision=_estimate(float(value), drawn_R, count),
-                difference=_estimate(float(value) - clean, changes_R, count),
-                p_value=two_sided(changes_R),
+                mean_average_precision=_estimate(float(value), drawn_R, count, sample),
+                difference=_estimate(float(value) - clean, changes_R, count, sample, -1.0),
+                p_value=p_value_of(float(value) - clean, _known(changes_R), sample),
             )
         )
     of_names = values_V[1:].reshape(len(CORRUPTIONS), -1).mean(axis=1)
@@ -114,10 +118,10 @@ def label_set_robustness(
     return LabelSetRobustness(
         images=count,
         clean=label_set_map(versions[0], labels_NK, seed=seed),
-        mean=_estimate(mean, mean_R, count),
-        loss=_estimate(mean - clean, mean_R - clean_R, count),
+        mean=_estimate(mean, mean_R, count, sample),
+        loss=_estimate(mean - clean, mean_R - clean_R, count, sample, -1.0),
         by_corruption={
-            name: _estimate(float(value), drawn_R, count)
+            name: _estimate(float(value), drawn_R, count, sample)
             for name, value, drawn_R in zip(CORRUPTIONS, of_names, drawn_of_names, strict=True)
         },
         cells=tuple(cells),
@@ -134,9 +138,17 @@ def _maps(rankings: Sequence[Sequence[Ranking]], counts_NR: Array) -> Array:
     )
 
 
-def _estimate(value: float, drawn_R: Array, n: int) -> MetricEstimate:
-    known = drawn_R[~np.isnan(drawn_R)]
-    low, high = np.quantile(known, (TAIL, 1 - TAIL)) if len(known) else (value, value)
-    return MetricEstimate(
-        value=value, low=min(float(low), value), high=max(float(high), value), n=n
-    )
+def _estimate(
+    value: float, drawn_R: Array, n: int, sample: Sample, least: float = 0.0
+) -> MetricEstimate:
+    """Return a metric with its interval; it lies between `least` and 1."""
+    known = _known(drawn_R)
+    low, high = value, value
+    if len(known):
+        low, high = sample.interval(value, known, (least, 1.0))
+    return MetricEstimate(value=value, low=low, high=high, n=n)
+
+
+def _known(drawn_R: Array) -> Array:
+    known: Array = drawn_R[~np.isnan(drawn_R)]
+    return known

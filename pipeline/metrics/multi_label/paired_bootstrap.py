@@ -2,9 +2,7 @@
 
 Each draw takes images with replacement, with the labels and the answers of both models, and has a
 difference of the metric (Efron and Tibshirani 1993, An Introduction to the Bootstrap, chapters 13
-and 16). Images of one group are drawn together, and the standard deviation of the draws has as many
-degrees of freedom as there are groups, less one: of few groups the draws themselves vary too little
-(Cameron, Gelbach and Miller 2008, Review of Economics and Statistics 90). `python -m
+and 16); images of one group are drawn together (`resampling.py`). `python -m
 benchmarks.statistical_methods label_sets`, and `groups`, simulate how often equal models pass, and
 the power.
 
@@ -13,22 +11,20 @@ Shapes: N images, K labels, R draws.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from patchline.pipeline.frozen_model import FrozenModel
 from patchline.pipeline.metrics.image_groups import ImageGroups
-from patchline.pipeline.metrics.intervals import TAIL, MetricEstimate
+from patchline.pipeline.metrics.intervals import MetricEstimate
 from patchline.pipeline.metrics.mean_average_precision import mean_average_precision, ranked_labels
 from patchline.pipeline.metrics.multi_label.label_set_metrics import (
     drawn_macro_f1,
     macro_f1,
     mean_of_known,
 )
-from patchline.pipeline.metrics.multi_label.resampling import Ranking, drawn_counts, draws_for
+from patchline.pipeline.metrics.multi_label.resampling import Ranking, Sample, draws_for
 
 Array = np.ndarray[Any, Any]
 PAIRED = ("mAP", "macro_f1")
@@ -84,7 +80,7 @@ def paired_metrics(
     """
     if not labels_NK.any():
         return dict.fromkeys(PAIRED, _unknown(labels_NK, groups))
-    sample = _Sample(groups, draws or draws_for(*labels_NK.shape), seed)
+    sample = Sample(groups, draws or draws_for(*labels_NK.shape), seed)
     of_f1: list[Array] = []
     for counts_NR in sample.drawn(len(labels_NK)):
         weights_RN = np.ascontiguousarray(counts_NR.T, dtype=np.float32)
@@ -96,7 +92,7 @@ def paired_metrics(
     f1 = [macro_f1(labels_NK, each.predicted_NK) for each in (a, b)]
     return {
         "mAP": paired_map(labels_NK, *scores, groups=groups, draws=draws, seed=seed),
-        "macro_f1": sample.paired(f1[0], f1[1], np.concatenate(of_f1), len(labels_NK)),
+        "macro_f1": _paired(sample, f1[0], f1[1], np.concatenate(of_f1), len(labels_NK)),
     }
 
 
@@ -122,9 +118,9 @@ def paired_map(
     a, b = (mean_average_precision(each, labels_NK).value for each in (a_NK, b_NK))
     if a is None or b is None:
         return _unknown(labels_NK, groups)
-    sample = _Sample(groups, draws or draws_for(*labels_NK.shape), seed)
+    sample = Sample(groups, draws or draws_for(*labels_NK.shape), seed)
     changes = _drawn_changes(labels_NK, a_NK, b_NK, sample)
-    return sample.paired(a, b, changes, len(labels_NK))
+    return _paired(sample, a, b, changes, len(labels_NK))
 
 
 def _unknown(labels_NK: Array, groups: ImageGroups | None) -> PairedMetric:
@@ -133,61 +129,40 @@ def _unknown(labels_NK: Array, groups: ImageGroups | None) -> PairedMetric:
     return PairedMetric(a=0.0, b=0.0, difference=nothing, p_value=1.0, draws=0, groups=count)
 
 
-class _Sample(NamedTuple):
-    """What is drawn: images, or the groups that they form."""
-
-    groups: ImageGroups | None
-    draws: int
-    seed: int
-
-    def drawn(self, images: int) -> Iterator[Array]:
-        """Yield how often each image is drawn (N, r), some draws at a time."""
-        if self.groups is None:
-            yield from drawn_counts(images, self.draws, self.seed)
-            return
-        count = self.groups.count
-        for counts_GR in drawn_counts(count, self.draws, self.seed, rows=-(-images // count)):
-            yield counts_GR[self.groups.codes_N]
-
-    def paired(self, a: float, b: float, differences_R: Array, images: int) -> PairedMetric:
-        """Return the comparison, given the difference of each draw."""
-        known = differences_R[~np.isnan(differences_R)]
-        if not len(known):
-            known = np.zeros(1)
-        value, draws = b - a, len(known)
-        if self.groups is None:
-            (low, high), p_value = np.quantile(known, (TAIL, 1 - TAIL)), two_sided(known)
-        else:
-            low, high, p_value = _t_test(value, known, self.groups.count)
-        estimate = MetricEstimate(
-            value=value, low=min(float(low), value), high=max(float(high), value), n=images
-        )
-        count = self.groups.count if self.groups else None
-        return PairedMetric(
-            a=a, b=b, difference=estimate, p_value=p_value, draws=draws, groups=count
-        )
+def _paired(sample: Sample, a: float, b: float, differences_R: Array, images: int) -> PairedMetric:
+    """Return the comparison, given the difference of each draw."""
+    known = differences_R[~np.isnan(differences_R)]
+    if not len(known):
+        known = np.zeros(1)
+    value = b - a
+    low, high = sample.interval(value, known, (-1.0, 1.0))
+    return PairedMetric(
+        a=a,
+        b=b,
+        difference=MetricEstimate(value=value, low=low, high=high, n=images),
+        p_value=p_value_of(value, known, sample),
+        draws=len(known),
+        groups=sample.groups.count if sample.groups else None,
+    )
 
 
-def _t_test(value: float, differences_R: Array, groups: int) -> tuple[float, float, float]:
-    """Return both ends of the 95% interval of a difference, and its two-sided p-value.
+def p_value_of(value: float, differences_R: Array, sample: Sample) -> float:
+    """Return the two-sided p-value of a difference, given that of each draw.
 
-    Args:
-        value: the difference.
-        differences_R: those of draws of groups.
-        groups: their number; one alone says nothing.
+    With groups it is that of a t test, and no less than that of an exact test of so many groups.
     """
-    from scipy.special import stdtr, stdtrit
+    from scipy.special import stdtr
 
-    if groups == 1:
-        return -1.0, 1.0, 1.0
-    error = float(differences_R.std()) * math.sqrt(groups / (groups - 1))
-    half = float(stdtrit(groups - 1, 1 - TAIL)) * error
-    p_value = 2 * float(stdtr(groups - 1, -abs(value) / error)) if error else float(value == 0)
-    least = 2.0 ** (1 - groups)  # of an exact test of so many groups
-    return max(-1.0, value - half), min(1.0, value + half), max(p_value, least)
+    if sample.groups is None:
+        return two_sided(differences_R)
+    count, error = sample.groups.count, sample.standard_error(differences_R)
+    if count == 1:  # says nothing
+        return 1.0
+    p_value = 2 * float(stdtr(count - 1, -abs(value) / error)) if error else float(value == 0)
+    return max(p_value, 2.0 ** (1 - count))
 
 
-def _drawn_changes(labels_NK: Array, a_NK: Array, b_NK: Array, sample: _Sample) -> Array:
+def _drawn_changes(labels_NK: Array, a_NK: Array, b_NK: Array, sample: Sample) -> Array:
     """Return the difference in mAP of each draw (R)."""
     ranked = np.flatnonzero(ranked_labels(labels_NK))
     a, b = ([Ranking.of(each[:, k], labels_NK[:, k]) for k in ranked] for each in (a_NK, b_NK))

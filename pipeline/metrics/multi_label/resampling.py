@@ -1,17 +1,24 @@
 """Bootstrap over images: how often each image is drawn, and metrics of all draws at once.
 
 An image is drawn with all its labels, so that what its labels have in common counts (Efron and
-Tibshirani 1993, An Introduction to the Bootstrap, chapter 6).
+Tibshirani 1993, An Introduction to the Bootstrap, chapter 6). Images of one group are drawn
+together, and the standard deviation of the draws has as many degrees of freedom as there are
+groups, less one: of few groups the draws themselves vary too little (Cameron, Gelbach and Miller
+2008, Review of Economics and Statistics 90).
 
 Shapes: N images, K labels, R draws, P positives of a label, E distinct scores of these.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
+
+from patchline.pipeline.metrics.image_groups import ImageGroups
+from patchline.pipeline.metrics.intervals import TAIL
 
 Array = np.ndarray[Any, Any]
 DRAWS, FEWEST_DRAWS = 1000, 200
@@ -43,6 +50,51 @@ def drawn_counts(images: int, draws: int, seed: int = 0, rows: int = 1) -> Itera
         cells = (drawn_NR.astype(np.int64) * count + np.arange(count)).ravel()
         counts = np.bincount(cells, minlength=images * count).reshape(images, count)
         yield np.minimum(counts, 255).astype(np.uint8)
+
+
+class Sample(NamedTuple):
+    """What is drawn: images, or the groups that they form."""
+
+    groups: ImageGroups | None
+    """None if the images are independent."""
+    draws: int
+    seed: int = 0
+
+    def drawn(self, images: int) -> Iterator[Array]:
+        """Yield how often each image is drawn (N, r), some draws at a time."""
+        if self.groups is None:
+            yield from drawn_counts(images, self.draws, self.seed)
+            return
+        count = self.groups.count
+        for counts_GR in drawn_counts(count, self.draws, self.seed, rows=-(-images // count)):
+            yield counts_GR[self.groups.codes_N]
+
+    def standard_error(self, drawn_R: Array) -> float:
+        """Return that of a metric, given it of each draw; of a single group, nothing is known."""
+        few = 1.0
+        if self.groups is not None and self.groups.count > 1:
+            few = math.sqrt(self.groups.count / (self.groups.count - 1))
+        return float(drawn_R.std()) * few
+
+    def interval(
+        self, value: float, drawn_R: Array, ends: tuple[float, float]
+    ) -> tuple[float, float]:
+        """Return both ends of the 95% interval: percentiles; with groups, those of Student's t.
+
+        Args:
+            value: the metric.
+            drawn_R: the same of each draw, as far as known.
+            ends: the smallest and the largest possible value.
+        """
+        from scipy.special import stdtrit
+
+        low, high = ends
+        if self.groups is None:
+            low, high = map(float, np.quantile(drawn_R, (TAIL, 1 - TAIL)))
+        elif self.groups.count > 1:
+            half = float(stdtrit(self.groups.count - 1, 1 - TAIL)) * self.standard_error(drawn_R)
+            low, high = max(low, value - half), min(high, value + half)
+        return min(low, value), max(high, value)
 
 
 class Ranking(NamedTuple):

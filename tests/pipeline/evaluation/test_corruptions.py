@@ -13,6 +13,7 @@ from patchline.pipeline.evaluation.corruptions.catalogue import (
 )
 from patchline.pipeline.evaluation.corruptions.pixel_values import Array, line_kernel
 from patchline.pipeline.evaluation.robustness import VERSIONS, measured_robustness, sampled_rows
+from patchline.pipeline.metrics.image_groups import ImageGroups
 from tests.conftest import draw_photo
 
 PHOTO = draw_photo(2, 1, 64)
@@ -118,6 +119,24 @@ def test_accuracy_is_counted_and_paired_with_the_images_as_they_are() -> None:
     assert {"corrupted_accuracy", "corrupted_accuracy_loss", "corrupted_accuracy/snow"} <= set(
         found.metrics
     )
+
+
+def test_images_of_one_group_are_one_observation() -> None:
+    """Brightness makes one of two patients' images wrong: nothing is known from two patients."""
+    images = np.concatenate([np.full((10, 16, 16, 3), v, np.uint8) for v in (100, 160)])
+    labels = np.repeat([0, 1], 10)
+    groups = ImageGroups.of(labels)
+    found = measured_robustness(_classes, images, labels, 0, groups=groups)
+    alone = measured_robustness(_classes, images, labels, 0)
+    bright = found.severities_of("brightness")[1]
+    assert (bright.accuracy.value, bright.difference.p_value) == (0.5, 1.0)
+    assert alone.severities_of("brightness")[1].difference.p_value < 0.01
+    for estimate in (found.by_corruption["brightness"], bright.accuracy):
+        assert estimate.low < 0.1
+        assert estimate.n == 20
+    assert found.loss.high > 0 > alone.loss.high
+    assert found.mean.low < alone.mean.low - 0.1
+    assert found.clean.low < 0.5
 
 
 def test_a_sample_is_random_and_the_same_each_time() -> None:

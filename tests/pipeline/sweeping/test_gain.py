@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from patchline.pipeline.config import RunConfig
+from patchline.pipeline.metrics.image_groups import ImageGroups
 from patchline.pipeline.sweeping.final_fits import planned_fits, winner
 from patchline.pipeline.sweeping.gain import (
     gain_of_map,
@@ -30,6 +31,54 @@ def _fits(generator: np.random.Generator, difficulty_N: Array, deviation: float)
             for shift in shifts
         ]
     )
+
+
+def test_the_images_of_a_patient_are_one_observation_of_the_gain() -> None:
+    """Of 200 searches, by groups at least 90% cover no gain; image by image, far fewer."""
+    generator, covered = np.random.default_rng(3), np.zeros(2, int)
+    codes = np.repeat(np.arange(20), np.r_[[25] * 10, [5] * 10])
+    groups = ImageGroups.of(codes)
+    for _ in range(200):
+        before, after = (
+            np.repeat((generator.random(20) < 0.7)[codes][None], 3, axis=0) for _ in range(2)
+        )
+        for place, each in enumerate((groups, None)):
+            estimate = gain_of_shares(before, after, groups=each)
+            covered[place] += estimate.low <= 0 <= estimate.high
+    assert covered[0] >= 180
+    assert covered[1] <= 140
+
+
+def test_groups_of_the_gain_are_drawn_and_counted() -> None:
+    """Copies of each image change nothing; single images are what they were; one group is none."""
+    generator = np.random.default_rng(4)
+    before, after = (generator.random((3, 60)) < share for share in (0.6, 0.7))
+    once = gain_of_shares(before, after)
+    copies = np.arange(60).repeat(5)
+    grouped = gain_of_shares(before[:, copies], after[:, copies], groups=ImageGroups.of(copies))
+    assert (grouped.low, grouped.high) == pytest.approx((once.low, once.high))
+    assert grouped.n == 300
+    labels = (generator.random((60, 3)) < 0.4).astype(np.uint8)
+    scores = [
+        np.repeat(generator.random((1, 60, 3)) + part * labels, 2, axis=0) for part in (0.3, 0.5)
+    ]
+    widths = []
+    for places, groups in (
+        (np.arange(60), None), (copies, ImageGroups.of(copies)), (copies, None)
+    ):  # fmt: skip
+        found = gain_of_map(
+            labels[places], scores[0][:, places], scores[1][:, places], groups=groups
+        )
+        widths.append(found.high - found.low)
+    assert widths[1] == pytest.approx(widths[0], rel=0.1)
+    assert widths[2] < 0.6 * widths[0]
+    alone = ImageGroups.of([0] * 60)
+    for each in (
+        gain_of_shares(before, after, groups=alone),
+        gain_of_map(labels, scores[0], scores[1], groups=alone),
+    ):
+        assert (each.low, each.high) == (-1.0, 1.0)
+    assert mean_of_seeds([0.8, 0.8], 100, 20).low < mean_of_seeds([0.8, 0.8], 100).low - 0.08
 
 
 @pytest.mark.parametrize("deviation", [0.0, 0.02])

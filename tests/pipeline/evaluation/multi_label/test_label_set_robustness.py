@@ -13,6 +13,7 @@ from patchline.pipeline.evaluation.prediction_job import CorruptionJob
 from patchline.pipeline.evaluation.robustness import VERSIONS, scores_of_versions
 from patchline.pipeline.evaluation.robustness_by_task import robustness_of
 from patchline.pipeline.labels import label_sets
+from patchline.pipeline.metrics.image_groups import ImageGroups
 
 Array = np.ndarray[Any, Any]
 _IMAGES = 40
@@ -61,6 +62,25 @@ def test_noise_costs_and_intervals_hold_the_values() -> None:
     assert worst.p_value < 0.05
     for each in (*found.metrics.values(), *(cell.difference for cell in found.cells)):
         assert each.low <= each.value <= each.high
+
+
+def test_images_of_one_group_are_drawn_together() -> None:
+    """Four groups make a loss less certain than 40 images, and a single one tells nothing."""
+    images, labels = _data()
+    alone, few, one = (
+        label_set_robustness(_scores, images, labels, 0, groups=ImageGroups.of(codes))
+        for codes in (None, np.arange(_IMAGES) // 10, [0] * _IMAGES)
+    )
+    assert alone is not None
+    assert few is not None
+    assert one is not None
+    assert few.mean.value == alone.mean.value
+    assert few.severities_of("gaussian_noise")[4].p_value >= 2 / 2**4
+    assert alone.severities_of("gaussian_noise")[4].p_value < 0.05
+    for each in (few.clean, few.mean, few.by_corruption["snow"], few.loss):
+        assert each.low <= each.value <= each.high
+    assert (one.mean.low, one.mean.high) == (0.0, 1.0)
+    assert (one.loss.low, one.loss.high, one.cells[0].p_value) == (-1.0, 1.0, 1.0)
 
 
 def test_the_task_decides_what_is_measured() -> None:
