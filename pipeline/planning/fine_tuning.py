@@ -19,7 +19,7 @@ from patchline.pipeline.planning.last_blocks import (
     NEEDED,
     BlocksLength,
     blocks_length,
-    forbids_blocks,
+    forbidding_settings,
     suits_blocks,
 )
 from patchline.pipeline.planning.plan import (
@@ -151,30 +151,31 @@ def _features_per_second(facts: PlanFacts) -> float:
 
 
 def why_no_blocks(facts: PlanFacts, user_settings: Mapping[str, Any]) -> str:
-    """Return which setting keeps the last blocks from being trained; empty if none does.
+    """Return which settings keep the last blocks from being trained; empty if none does.
 
     Args:
         facts: as of the plan.
         user_settings: what the user has set, by dotted key.
     """
     user = UserSettings(user_settings)
-    forbidding = forbids_blocks(user)
-    if "training.trainable" in user or forbidding in ("", "training.folds"):  # which has a reason
+    forbidding = forbidding_settings(user)
+    if "training.trainable" in user or forbidding in ([], ["training.folds"]):  # which has a reason
         return ""
     possible = UserSettings({**user.values, "model.name": "vit", **NEEDED})
     speed = _features_per_second(facts)
     cost = _cost(facts, speed) if speed else None
     blocks = blocks_length(facts, possible, speed)
-    if _chosen(facts, possible, cost, _length(facts, user, cost), blocks) != "last_blocks":
+    if _chosen(facts, possible, cost, _length(facts, possible, cost), blocks) != "last_blocks":
         return ""
-    if forbidding == "model.name":
+    if forbidding[0] == "model.name":
         name = user.get("model.name")
         return f"the last blocks are not trained: those of a {name} model cannot be trained alone"
-    value = str(user.get(forbidding)).lower()
+    *others, last = (f"{key} is {str(user.get(key)).lower()}" for key in forbidding)
+    listed, them = (f"{', '.join(others)} and {last}", "these") if others else (last, "it")
     return (
         "the last blocks are not trained, although there are images and time for them: "
-        f"{forbidding} is {value}, and they are trained on stored tokens, without it; leave it out "
-        "to train them"
+        f"{listed}, and they are trained on stored tokens, without {them}; leave "
+        f"{'all of them' if others else 'it'} out to train the last blocks"
     )
 
 
@@ -267,7 +268,7 @@ def _chosen(
     """
     if _needs_all(user):
         return "all"
-    is_open = cost is not None and not forbids_blocks(user)
+    is_open = cost is not None and not forbidding_settings(user)
     suits = is_open and suits_blocks(facts, user, blocks)
     otherwise = "last_blocks" if suits else "head"
     if _repeated(user):

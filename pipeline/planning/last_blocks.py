@@ -124,11 +124,10 @@ def blocks_length(facts: PlanFacts, user: UserSettings, speed: float) -> BlocksL
     )
 
 
-def forbids_blocks(user: UserSettings) -> str:
-    """Return the setting with which the last blocks cannot be trained; empty if there is none."""
-    if user.get("model.name", "vit") not in _DIVISIBLE:
-        return "model.name"
-    return next((key for key, value in NEEDED.items() if user.get(key, value) != value), "")
+def forbidding_settings(user: UserSettings) -> list[str]:
+    """Return the settings that forbid to train the last blocks, `model.name` first."""
+    model = ["model.name"] if user.get("model.name", "vit") not in _DIVISIBLE else []
+    return [*model, *(key for key, value in NEEDED.items() if user.get(key, value) != value)]
 
 
 def suits_blocks(facts: PlanFacts, user: UserSettings, length: BlocksLength) -> bool:

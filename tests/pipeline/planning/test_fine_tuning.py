@@ -131,10 +131,18 @@ def test_the_last_blocks_are_planned_only_where_they_can_be_trained(other: dict[
         ({"training__early_stopping": 5}, "time for them: training.early_stopping is 5, and"),
         ({"training__compile": True}, "training.compile is true"),
         ({"model__name": "timm"}, "those of a timm model cannot be trained alone"),
+        (
+            {"training__mixup": 0.2, "training__cutmix": 1.0, "training__compile": True},
+            "training.mixup is 0.2, training.cutmix is 1.0 and training.compile is true, and they",
+        ),
+        (
+            {"training__folds": 5, "training__early_stopping": 3},
+            "training.folds is 5 and training.early_stopping is 3, and they",
+        ),
     ],
 )
 @pytest.mark.parametrize("speed", [400.0, 50.0])
-def test_a_setting_that_rules_the_last_blocks_out_is_named(
+def test_all_settings_that_rule_the_last_blocks_out_are_named(
     other: dict[str, Any], why: str, speed: float
 ) -> None:
     """Also where all weights are trained instead, for a part of their epochs."""
