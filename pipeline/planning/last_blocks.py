@@ -133,10 +133,11 @@ def forbidding_settings(user: UserSettings) -> list[str]:
 def suits_blocks(facts: PlanFacts, user: UserSettings, length: BlocksLength) -> bool:
     """Return whether there are images and time for the last blocks, whatever settings forbid.
 
-    Their processes have to share a folder, too.
+    The processes of several machines have to share a folder, too.
     """
-    if user.get("training.processes", 1) > 1 and facts.machine.cache_gib is not None:
-        return False  # on an object store, processes may be on nodes that share no folder
+    spread = user.get("training.processes", 1) > 1 and facts.machine.machines > 1
+    if spread and facts.machine.cache_gib is not None:  # a workspace on an object store
+        return False
     if not facts.data.has_per_class(FEWEST_IMAGES):
         return False
     if "training.epochs" in user and not user.seconds:

@@ -156,13 +156,21 @@ def test_all_settings_that_rule_the_last_blocks_out_are_named(
         assert "last blocks" not in elsewhere.text()  # they would not be planned without it either
 
 
-@pytest.mark.parametrize(("cache_gib", "planned"), [(None, "last_blocks"), (100.0, "head")])
+@pytest.mark.parametrize(
+    ("machines", "cache_gib", "planned"),
+    [
+        (1, None, "last_blocks"),
+        (2, None, "last_blocks"),
+        (1, 100.0, "last_blocks"),
+        (2, 100.0, "head"),
+    ],
+)
 def test_several_processes_train_the_last_blocks_if_they_share_a_folder(
-    cache_gib: float | None, planned: str
+    machines: int, cache_gib: float | None, planned: str
 ) -> None:
-    """With a workspace on an object store, they may be on nodes that do not."""
+    """On an object store, those of one machine do, and those of several may not."""
     facts = made(400.0, images=40).facts
-    machine = facts.machine.model_copy(update={"cache_gib": cache_gib})
+    machine = facts.machine.model_copy(update={"cache_gib": cache_gib, "machines": machines})
     several = facts.model_copy(update={"machine": machine})
     plan = fine_tuning_plan(several, {"training.processes": 2})
     assert plan.settings["training"]["trainable"] == planned
