@@ -61,9 +61,10 @@ def run_command_line(arguments: list[str]) -> int:
         _prepare(arguments)
         _use_plugin_files(files)
         arguments = each_with_its_flag(arguments)
-        result = application(arguments)(
-            arguments, exit_on_error=False, print_error=False, result_action="return_value"
-        )
+        with workspace_folder.removed_if_nothing_is_in_it():
+            result = application(arguments)(
+                arguments, exit_on_error=False, print_error=False, result_action="return_value"
+            )
     except PipelineError as error:
         return _failed(str(_cause(error)), error.exit_code, debug=debug)
     except CycloptsError as error:

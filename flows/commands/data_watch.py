@@ -44,10 +44,10 @@ def watch(
         How long nothing in the folder may change before a run starts, so that no run reads a folder
         that is still being copied. Default: 60; 3 if its subfolders are those of the last run.
     """
+    quiet_seconds = watches.checked_quiet_seconds(quiet_seconds)
     watched = watches.checked_folder(folder)
     name = watches.checked_name(watched, name)
     settings, notes = watches.run_settings(watched, config)
-    quiet_seconds = watches.checked_quiet_seconds(quiet_seconds)
     with prefect_session.connected():
         deployment_id = _deploy(name, watched, settings, config, quiet_seconds)
         notes += _missing_services()

@@ -150,9 +150,9 @@ def check_alone(arguments: list[str], what: str, but: str = "") -> None:
     """
     rest = iter(arguments)
     for argument in rest:
-        name, _, value = argument.partition("=")
+        name, equals, _ = argument.partition("=")
         if name == "--resume" or (but and name == but):
-            if not value:
+            if not equals:
                 next(rest, None)
         elif argument != "--json":
             except_for = f", except for {but}" if but else ""

@@ -66,6 +66,7 @@ def session(writes: str = "") -> Iterator[None]:
         redaction.install()
         workspace_folder.tighten()
         _use_the_store_of_the_caller()
+        stack.enter_context(workspace_folder.removed_if_nothing_is_in_it())
         with _errors():
             stack.enter_context(_workspace(writes))
             yield

@@ -10,6 +10,8 @@ import contextlib
 import logging
 import os
 import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from patchline.pipeline.files import workspace_identity
@@ -62,6 +64,22 @@ def use_scratch(folder: Path | None) -> None:
     _scratch = folder
 
 
+@contextmanager
+def removed_if_nothing_is_in_it() -> Iterator[None]:
+    """Remove the workspace if the block has created it, fails, and has left no file in it.
+
+    So a command that refuses its input leaves nothing behind.
+    """
+    workspace = WORKSPACE.resolve()
+    existed = workspace.exists()
+    try:
+        yield
+    except BaseException:
+        if not existed:
+            _remove_if_empty(workspace)
+        raise
+
+
 def is_at_home() -> bool:
     """Return whether the workspace of the working directory lies where it was last used.
 
@@ -91,6 +109,17 @@ def _make_private(place: Path) -> None:
         with contextlib.suppress(OSError):  # a command makes up for it
             workspace_identity.write(place, workspace_identity.new(place))
     _narrow(place, _FOLDER_MODE)
+
+
+def _remove_if_empty(workspace: Path) -> None:
+    """Remove a workspace that holds only its identity and folders without a file."""
+    identity = workspace / workspace_identity.FILE
+    if any(not each.is_dir() and each != identity for each in workspace.rglob("*")):
+        return
+    identity.unlink(missing_ok=True)
+    with contextlib.suppress(OSError):  # another process has begun to use it
+        for folder, _, _ in os.walk(workspace, topdown=False):
+            Path(folder).rmdir()
 
 
 def _narrow(place: Path, mode: int) -> None:

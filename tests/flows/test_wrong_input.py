@@ -37,8 +37,14 @@ def _refused(done: Finished, *words: str, code: int = 2) -> None:
     assert not done.out
 
 
-def _nothing_left(folder: Path) -> None:
-    """Check that no run, no model and no store was made; images that were read may be kept."""
+def _nothing_left(folder: Path, *, images_were_read: bool = False) -> None:
+    """Check that no run, no model and no store was made.
+
+    Args:
+        folder: of the command.
+        images_were_read: so that the workspace may hold what is known about them.
+    """
+    assert images_were_read or not (folder / ".patchline").exists()
     assert not (folder / "mlflow.db").exists()
     assert not (folder / "mlruns").exists()
     assert not list(folder.glob(".patchline/runs/*"))
@@ -79,6 +85,8 @@ def _nothing_left(folder: Path) -> None:
         (["models", "roses"], ["roses", "No models are registered yet."]),
         (["predict", "roses", "a.png"], ["a.png", "Check the path"]),
         (["predict", "roses@", "."], ["roses@", "NAME@ALIAS"]),
+        (["data", "inspect", "none"], ["none", "Check the path"]),
+        (["data", "watch", "none", "--quiet-seconds", "-1"], ["--quiet-seconds is -1"]),
         (["predict"], ["MODEL"]),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else None,
@@ -136,7 +144,7 @@ def test_a_class_without_a_readable_image_is_named(ended: Command, tmp_path: Pat
     (tmp_path / "photos" / "broken").mkdir()
     (tmp_path / "photos" / "broken" / "a.jpg").write_bytes(b"\xff\xd8\xff\xe0 cut off")
     _refused(ended("run", "photos"), "'broken'", "broken/a.jpg")
-    _nothing_left(tmp_path)
+    _nothing_left(tmp_path, images_were_read=True)
 
 
 @pytest.mark.usefixtures("prefect_server")
@@ -147,7 +155,7 @@ def test_fewer_images_than_splits_are_refused(ended: Command, tmp_path: Path) ->
     for number in range(2):
         Image.new("RGB", (32, 32), (number, 0, 0)).save(tmp_path / f"photos/rare/{number}.png")
     _refused(ended("run", "photos"), "'rare'", "2 usable images", "3 splits")
-    _nothing_left(tmp_path)
+    _nothing_left(tmp_path, images_were_read=True)
 
 
 @pytest.mark.usefixtures("prefect_server")
@@ -158,7 +166,7 @@ def test_a_patch_size_that_does_not_divide_the_image_is_refused(
     write_photos(tmp_path / "photos", images=6)
     done = ended("run", "photos", "--model.patch-embedding.patch-size", "5")
     _refused(done, "patch_size 5", "32x32", "4, 8, 16")
-    _nothing_left(tmp_path)
+    _nothing_left(tmp_path, images_were_read=True)
 
 
 @pytest.fixture

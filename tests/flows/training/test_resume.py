@@ -335,10 +335,11 @@ def test_a_run_that_is_alive_is_not_continued(
 @pytest.mark.parametrize("beside", [["photos"], ["--seed", "2"], ["--fresh"], ["--dry-run"]])
 def test_settings_beside_resume_are_refused(beside: list[str], run_here: Command) -> None:
     """A resumed run keeps its settings, so others are an error that names the first."""
-    code, _, err = run_here("run", "--resume", "last", *beside)
-    assert code == 2
-    assert f"'{beside[0]}' cannot be combined with --resume" in err
-    assert "keeps the settings it was started with, except for --training.processes." in err
+    for resume in (("--resume", "last"), ("--resume=",)):
+        code, _, err = run_here("run", *resume, *beside)
+        assert code == 2
+        assert f"'{beside[0]}' cannot be combined with --resume" in err
+        assert "keeps the settings it was started with, except for --training.processes." in err
 
 
 # -- the training alone, without Prefect -------------------------------------------------------
