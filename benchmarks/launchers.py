@@ -106,7 +106,7 @@ def _by_torchrun(cluster: Cluster, job: TrainingJob) -> None:
         command += ["--nproc-per-node", "1", "--rdzv-backend", "c10d", "--rdzv-id", "benchmark"]
         command += ["--rdzv-endpoint", f"{cluster.hosts['a']}:29417", "--local-addr"]
         command += [cluster.hosts[node], "--rdzv-conf", f"is_host={1 - index}", "-m"]
-        command += ["benchmarks.launched_rank", str(job.folder)]
+        command += ["tests.pipeline.training.processes.bare_rank", str(job.folder)]
         own = {NODE_VARIABLE: str(index), "GLOO_SOCKET_IFNAME": "cable"}
         agents.append(
             subprocess.Popen(
