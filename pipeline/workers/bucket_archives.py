@@ -69,7 +69,10 @@ def made_archive(root: Path) -> MadeArchive | None:
     if file.suffix in (INDEX_SUFFIX, NAMED_SUFFIX):
         content = json.loads(file.read_text(encoding="utf-8"))
     archives = [Path(content["archive"])] if "archive" in content else archives_of(file)
-    objects = {each: origin_of(each) or each for each in archives}
+    inside = f"{place() / FOLDER}{os.sep}"
+    objects = {
+        each: each if str(each).startswith(inside) else origin_of(each) or each for each in archives
+    }
     states = remote_data.kept_states(objects.values())
     if not states.keys() >= set(objects.values()):
         return None

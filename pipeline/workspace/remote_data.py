@@ -173,25 +173,26 @@ def kept_states(files: Iterable[Path]) -> dict[Path, KeptState]:
     """Return the state of each object whose file is as it was downloaded, or stands for it.
 
     Args:
-        files: of objects; of others, nothing is returned.
+        files: of objects, with real paths; of others, nothing is returned.
     """
-    indexes: dict[Path, dict[str, str]] = {}
-    states = ((file, _kept_state(file, indexes)) for file in files)
+    top, indexes = place() / FOLDER, dict[str, dict[str, str]]()
+    states = ((file, _kept_state(file, top, indexes)) for file in files)
     return {file: state for file, state in states if state}
 
 
-def _kept_state(file: Path, indexes: dict[Path, dict[str, str]]) -> KeptState | None:
+def _kept_state(file: Path, top: Path, indexes: dict[str, dict[str, str]]) -> KeptState | None:
     """Return the state of an object; the indexes of its folders, up to its bucket, are kept."""
-    file, depth = file.resolve(), len(_below_objects(file) or ()) - _SKELETON_DEPTH
-    if depth < 1:
-        return None
-    if ranged := placeholder(file):
+    text, prefix = file.as_posix(), f"{top.as_posix()}/"  # paths of many shards take their time
+    inside = text.removeprefix(prefix).split("/") if text.startswith(prefix) else []
+    if len(inside) > _SKELETON_DEPTH and (ranged := placeholder(file)):
         return KeptState(ranged.bytes, ranged.e_tag)
-    for folder in file.parents[:depth]:
+    end = f" {file_state(text)}"
+    for depth in range(len(inside) - 1, _SKELETON_DEPTH - 1, -1):
+        folder = "/".join(inside[:depth])
         if folder not in indexes:
-            indexes[folder] = read_index(folder) or {}
-        state = indexes[folder].get(file.relative_to(folder).as_posix(), "")
-        if state.endswith(f" {file_state(os.fspath(file))}"):
+            indexes[folder] = read_index(top / folder) or {}
+        state = indexes[folder].get("/".join(inside[depth:]), "")
+        if state.endswith(end):
             e_tag, size = state.split()[:2]
             return KeptState(int(size), e_tag)
     return None
