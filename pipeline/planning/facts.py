@@ -138,6 +138,12 @@ class Speed(FrozenModel):
     """Measured, with augmentation and update; 0 if the model does not fit the memory."""
     loaded_per_second: float = 0.0
     """Images that one core augments in a second, one at a time; 0 on a CPU, whose cores train."""
+    validated_per_second: float = 0.0
+    """Images that one process validates in a second; 0 if that was not measured."""
+    epoch_end_seconds: float = 0.0
+    """What keeping the weights and a copy of the state takes after a validation."""
+    checkpoint_seconds: float = 0.0
+    """What writing a checkpoint takes."""
     precision: str = ""
     """In which it is that fast: float32 or bfloat16."""
     precision_reason: str = ""

@@ -9,23 +9,34 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any
+from dataclasses import replace
+from typing import Any, NamedTuple
 
-from patchline.pipeline.planning.facts import PlanFacts
-from patchline.pipeline.planning.recipes import Length
+from patchline.pipeline.planning.facts import PlanFacts, Speed
+from patchline.pipeline.planning.recipes import MOST_TRAINING_SHARE, Length
 from patchline.pipeline.planning.user_settings import UserSettings
 from patchline.pipeline.presets import PresetName
 from patchline.pipeline.terminal_words import counted, duration
 
-TRAINING_SHARE = 0.9
-"""Of a time limit; validation takes the rest."""
+_VALIDATION_TO_STEPS = 1 / MOST_TRAINING_SHARE - 1
+"""What all validations take at most, as a multiple of the steps."""
 _WHOLE_EPOCHS = 10
 """From here on, rounding down to whole epochs changes the length by less than a tenth."""
 _ROUNDING = 1e-6
 _TRAINING_TO_VALIDATION = 3
 """Cost of a training image in validation images, as the clock of a time limit assumes too."""
+FIRST_AND_LAST, CHECKPOINT_PAUSE, CHECKPOINT_SHARE = 2, 15.0, 0.05
+"""Checkpoints of every fit, after its first validation and at its end; and the seconds between
+others, whose share of the time is limited, as `training.checkpoints` decides."""
 _VALIDATIONS, _FEWEST_IMAGES = 6, 64
 """Of a run whose validation split is too large to be validated after each epoch."""
+
+
+class EpochImages(NamedTuple):
+    """The images of an epoch."""
+
+    training: float
+    validation: float
 
 
 def with_step_cost(
@@ -41,11 +52,58 @@ def with_step_cost(
         most_epochs: at most, where the time decides.
     """
     rate, images = length.images_per_second / step_cost, length.images_seen / length.epochs
+    shorter = replace(length, images_per_second=rate, overhead=length.overhead / step_cost)
+    fitting = length.epochs * shorter.training_share / (length.training_share * step_cost)
     if not length_is_set(user.values):
-        epochs = min(float(most_epochs), length.epochs / step_cost)
+        epochs = min(float(most_epochs), fitting)
     else:
-        epochs = length.epochs / step_cost if user.seconds else length.epochs
-    return Length(epochs * images, epochs, rate)
+        epochs = fitting if user.seconds else length.epochs
+    return replace(shorter, images_seen=epochs * images, epochs=epochs)
+
+
+def epoch_overhead(facts: PlanFacts, candidate: str, rate: float, fit: EpochImages) -> float:
+    """Return what an epoch takes beside its steps, as a multiple of these.
+
+    That is its validation, and then keeping the weights and a copy of the state. Where validations
+    would take more than a tenth of the time, there are fewer of them.
+
+    Args:
+        facts: with what was measured.
+        candidate: whose end of an epoch counts; if it was not measured, the largest that was.
+        rate: training images/s.
+        fit: the images of its epochs.
+    """
+    if not (fit.training and fit.validation and rate):
+        return 0.0
+    own, measured = _measured(facts, candidate)
+    of_one = own.validated_per_second if own else 0.0
+    validated = facts.machine.times_as_fast * of_one or _TRAINING_TO_VALIDATION * rate
+    steps, validation = fit.training / rate, fit.validation / validated
+    validations = min(1.0, _VALIDATION_TO_STEPS * steps / validation)
+    end = measured.epoch_end_seconds if measured else 0.0
+    return validations * (validation + end) / steps
+
+
+def seconds_beside_checkpoints(facts: PlanFacts, candidate: str, seconds: float) -> float:
+    """Return how much of the time of a fit is left for its epochs, at least half of it.
+
+    Args:
+        facts: with what was measured.
+        candidate: as for `epoch_overhead`.
+        seconds: of the fit.
+    """
+    _, measured = _measured(facts, candidate)
+    if measured is None or not measured.checkpoint_seconds:
+        return seconds
+    each = measured.checkpoint_seconds
+    written = FIRST_AND_LAST * each + seconds * min(CHECKPOINT_SHARE, each / CHECKPOINT_PAUSE)
+    return max(seconds / 2, seconds - written)
+
+
+def _measured(facts: PlanFacts, candidate: str) -> tuple[Speed | None, Speed | None]:
+    """Return what was measured of a candidate, and of the largest model if it was not measured."""
+    own = next((each for each in facts.speeds if each.candidate == candidate), None)
+    return own, own or (facts.speeds[-1] if facts.speeds else None)
 
 
 def fixed_length(
@@ -76,7 +134,7 @@ def planned_steps(length: Length, batch: int) -> int:
 def _validations(facts: PlanFacts, length: Length, steps: int) -> dict[str, Any]:
     """Return steps and images of the validations, if one after each epoch would take too long."""
     split = facts.data.validation_images
-    budget = length.images_seen * _TRAINING_TO_VALIDATION * (1 / TRAINING_SHARE - 1)
+    budget = length.images_seen * _TRAINING_TO_VALIDATION * _VALIDATION_TO_STEPS
     if length.epochs >= 1 and math.ceil(length.epochs) * split <= budget:
         return {}
     each = min(split, max(_FEWEST_IMAGES, int(budget / _VALIDATIONS)))

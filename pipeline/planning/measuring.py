@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import math
 import os
+import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -19,6 +21,7 @@ import torch
 from torch import nn
 
 from patchline.pipeline.data.batches.augmentation import Pixels, SeededAugmentation
+from patchline.pipeline.models.inference import PREDICTED_TOGETHER
 from patchline.pipeline.models.model_building import build_model
 from patchline.pipeline.models.model_files import load_model
 from patchline.pipeline.planning.facts import Speed
@@ -38,13 +41,21 @@ from patchline.pipeline.training.speed.thread_plan import (
     threads_are_set,
     trial_of,
 )
-from patchline.pipeline.training.speed.trial_steps import trial_predictions, trial_steps
+from patchline.pipeline.training.speed.trial_steps import (
+    EPOCH_ENDS,
+    EpochEnd,
+    trial_epoch_end,
+    trial_predictions,
+    trial_steps,
+)
 from patchline.pipeline.workers.event_log import EventWriter
 from patchline.plugin_api import ImageSpec
 
 _BATCH, _LARGER_BATCH = 32, 128
 """Images of a step on a CPU; the larger number where there is time for it."""
 _FEWEST_STEPS, _MOST_STEPS, _FEWEST_IMAGES = 2, 10, 8
+_LEAST_SECONDS = 0.5
+"""On a CPU, of quick steps more are measured, because other programs slow single ones down."""
 _TOGETHER_SECONDS, _MOST_TOGETHER = 0.2, 5
 """On a GPU, how long the steps take that are measured together, and how often they are."""
 _SHARE_OF_ONE = 0.3
@@ -60,6 +71,8 @@ _LOAD_SECONDS = 0.3
 _FEWEST_PREDICTED, _BATCH_SECONDS = 4, 0.1
 """Images of a pass whose time is compared between numbers of threads; as many as take so long, if
 these are more."""
+_VALIDATED_SHARE, _PREDICTING_IS_FASTER = 0.1, 3
+"""Of the budget, for trial validations; and how many times faster than training they are, about."""
 _CPU = torch.device("cpu")
 _MEAN, _STD = 0.45, 0.25
 
@@ -79,6 +92,9 @@ def measure(job: MeasuringJob, events: EventWriter) -> Measurement:
                 candidate=candidate.name,
                 images_per_second=step.images / step.seconds,
                 loaded_per_second=0.0 if on_cpu else loaded_per_second(candidate),
+                validated_per_second=step.end.validated_per_second,
+                epoch_end_seconds=step.end.seconds,
+                checkpoint_seconds=step.end.checkpoint_seconds,
                 precision=step.precision.name,
                 precision_reason=step.precision.reason,
             )
@@ -169,6 +185,8 @@ class _Step(NamedTuple):
     """Seconds that the measured steps took."""
     parameters: int = 0
     """Of the model, if its features were measured."""
+    end: EpochEnd = EpochEnd(0.0, 0.0, 0.0)
+    """Of an epoch; not measured of features."""
 
 
 def loaded_per_second(candidate: MeasuredCandidate) -> float:
@@ -252,12 +270,37 @@ def _steps_of(job: MeasuringJob, candidate: MeasuredCandidate, most_images: int)
     taken: list[float] = []
     began = time.monotonic()
     used, most = 0.0, _MOST_STEPS if device.type == "cpu" else _MOST_TOGETHER
-    while len(taken) < most:
+    least = _LEAST_SECONDS if device.type == "cpu" else 0.0
+    while len(taken) < most or sum(taken) < least:
         taken.append(next(steps))
         used = time.monotonic() - began
         if len(taken) >= _FEWEST_STEPS and used > _SHARE_OF_ONE * job.budget_seconds:
             break
-    return _Step(batch, sum(taken) / len(taken), precision, used)
+    seconds = sum(taken) / len(taken)
+    end = _epoch_end(job, candidate, model, precision.name, batch / seconds)
+    return _Step(batch, seconds, precision, used, end=end)
+
+
+def _epoch_end(
+    job: MeasuringJob,
+    candidate: MeasuredCandidate,
+    model: nn.Module,
+    precision: str,
+    images_per_second: float,
+) -> EpochEnd:
+    """Measure the end of an epoch, on as many images of a validation as there is time for."""
+    affordable = _VALIDATED_SHARE * job.budget_seconds * _PREDICTING_IS_FASTER * images_per_second
+    most = min(PREDICTED_TOGETHER, job.validation_images, int(affordable / (EPOCH_ENDS + 1)))
+    with tempfile.TemporaryDirectory(dir=job.workspace, prefix=".building-") as folder:
+        return trial_epoch_end(
+            candidate.config,
+            _image(candidate),
+            job.num_classes,
+            model,
+            precision,
+            max(_FEWEST_IMAGES, most),
+            Path(folder),
+        )
 
 
 def _features_seconds(job: MeasuringJob, candidate: MeasuredCandidate) -> _Step:

@@ -29,6 +29,8 @@ class MeasuringJob(FrozenModel):
     num_classes: int
     images: int
     """In the training split."""
+    validation_images: int = 0
+    """In the validation split."""
     teacher: Path | None = None
     """Folder of the model that predicts the training images, if there is one."""
     workspace: Path | None = None

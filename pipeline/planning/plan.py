@@ -7,18 +7,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from patchline.pipeline.data.image_size import default_image_size
 from patchline.pipeline.planning import recipes, speed
 from patchline.pipeline.planning.facts import MachineFacts, Plan, PlanFacts
 from patchline.pipeline.planning.fixed_length import (
-    TRAINING_SHARE,
+    EpochImages,
     aim,
+    epoch_overhead,
     fixed_length,
     length_is_set,
     number,
+    seconds_beside_checkpoints,
     with_step_cost,
 )
 from patchline.pipeline.planning.recipes import Length
@@ -345,19 +347,31 @@ def _length(facts: PlanFacts, candidate: Candidate, user: UserSettings) -> Lengt
     images, share = fits[0], fits[0] / sum(fits)
     tiers = _tiers(facts, user)
     rate = speed.images_per_second(facts, candidate.tier, tiers, candidate.name)
+    overhead = epoch_overhead(facts, candidate.name, rate, _epoch_images(facts, user))
+    length = Length(0.0, 0.0, rate, overhead)
     knots = user.get("training.step_plan")
     if knots:
         seen = knots[-1][2] * float(user.get("training.batch_size") or _STEPS_OF_A_PLAN)
     elif user.seconds:
-        seen = rate * user.seconds * share * TRAINING_SHARE
+        seconds = seconds_beside_checkpoints(facts, candidate.name, user.seconds * share)
+        seen = rate * seconds * length.training_share
     elif user.get("training.epochs"):
         seen = float(user.get("training.epochs") * images)
     else:
         most = most_epochs(facts, user) * images
         seconds = facts.minutes * 60
         seconds = max(LEAST_BESIDE_TEACHER * seconds, seconds - facts.teacher_seconds)
-        seen = min(most, rate * seconds * share * TRAINING_SHARE)
-    return Length(seen, seen / images, rate)
+        seconds = seconds_beside_checkpoints(facts, candidate.name, seconds * share)
+        seen = min(most, rate * seconds * length.training_share)
+    return replace(length, images_seen=seen, epochs=seen / images)
+
+
+def _epoch_images(facts: PlanFacts, user: UserSettings) -> EpochImages:
+    """Return the images of an epoch of the first fit."""
+    data, first = facts.data, images_by_training(facts, user)[0]
+    folds = user.get("training.folds")
+    labelled = data.training_images - data.unlabelled_images + data.validation_images
+    return EpochImages(first, labelled / folds if folds else data.validation_images)
 
 
 def most_epochs(facts: PlanFacts, user: UserSettings) -> int:
@@ -451,10 +465,14 @@ def _why_length(
     limit, epochs = user.get("training.time_limit"), number(whole.epochs)
     fits = images_by_training(facts, user)
     each = f" for each of {len(fits)} fits" if len(fits) > 1 else ""
+    between = round(1 - whole.training_share, 2)
+    is_long = between > round(1 - recipes.MOST_TRAINING_SHARE, 2)
     if limit:
-        return f"{known}: {limit}, including validation, is about {epochs} epochs{each}"
-    seconds = whole.seconds / TRAINING_SHARE * sum(fits) / fits[0]
-    took = f"{epochs} epochs{each} take about {duration(seconds)}"
+        rest = f"{between:.0%} for validation and keeping weights" if is_long else "validation"
+        return f"{known}: {limit}, including {rest}, is about {epochs} epochs{each}"
+    seconds = whole.seconds / whole.training_share * sum(fits) / fits[0]
+    rest = f", {between:.0%} of it for validation and keeping weights" if is_long else ""
+    took = f"{epochs} epochs{each} take about {duration(seconds)}{rest}"
     return f"{known}: {took}{aim(facts, user, most_epochs(facts, user))}"
 
 

@@ -544,6 +544,7 @@ def _job(
         candidates=tuple(measured),
         num_classes=len(data.classes),
         images=data.training_images,
+        validation_images=data.counts["validation"],
         teacher=teacher,
         budget_seconds=min(_MOST_SECONDS, seconds),
     )

@@ -7,6 +7,7 @@ classifier that starts from the encoder can be planned from images without label
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from patchline.pipeline import config_files
@@ -15,11 +16,13 @@ from patchline.pipeline.initial_weights import recipe
 from patchline.pipeline.planning import speed
 from patchline.pipeline.planning.facts import Plan, PlanFacts
 from patchline.pipeline.planning.fixed_length import (
-    TRAINING_SHARE,
+    EpochImages,
     aim,
+    epoch_overhead,
     fixed_length,
     length_is_set,
     number,
+    seconds_beside_checkpoints,
 )
 from patchline.pipeline.planning.recipes import Length
 from patchline.pipeline.planning.tiers import OWN, TIERS
@@ -74,17 +77,21 @@ def _most_epochs(facts: PlanFacts, user: UserSettings, *, starts: bool) -> int:
 def _length(facts: PlanFacts, user: UserSettings, most: int) -> Length:
     rate = speed.images_per_second(facts, TIERS[1], TIERS, OWN)
     images = max(1, facts.data.training_images)
+    fit = EpochImages(images, facts.data.validation_images)
+    length = Length(0.0, 0.0, rate, epoch_overhead(facts, OWN, rate, fit))
     knots = user.get("training.step_plan")
     if knots:
         batch = user.get("training.batch_size") or _DEFAULTS.training.batch_size
         seen = float(knots[-1][2] * batch)
     elif user.seconds:
-        seen = rate * user.seconds * TRAINING_SHARE
+        seconds = seconds_beside_checkpoints(facts, OWN, user.seconds)
+        seen = rate * seconds * length.training_share
     elif user.get("training.epochs"):
         seen = float(user.get("training.epochs") * images)
     else:
-        seen = min(float(most * images), rate * PRESETS[facts.preset].minutes * 60 * TRAINING_SHARE)
-    return Length(seen, seen / images, rate)
+        seconds = seconds_beside_checkpoints(facts, OWN, PRESETS[facts.preset].minutes * 60)
+        seen = min(float(most * images), rate * seconds * length.training_share)
+    return replace(length, images_seen=seen, epochs=seen / images)
 
 
 # -- in words ----------------------------------------------------------------------------------
@@ -114,5 +121,5 @@ def _why_length(facts: PlanFacts, user: UserSettings, length: Length, most: int)
     epochs = number(length.epochs)
     if limit := user.get("training.time_limit"):
         return f"{known}: {limit}, including validation, is about {epochs} epochs"
-    took = f"{epochs} epochs take about {duration(length.seconds / TRAINING_SHARE)}"
+    took = f"{epochs} epochs take about {duration(length.seconds / length.training_share)}"
     return f"{known}: {took}{aim(facts, user, most)}"

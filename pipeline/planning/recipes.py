@@ -14,6 +14,8 @@ from patchline.pipeline.planning.tiers import LARGEST_UNSHRUNK, Tier, activation
 from patchline.pipeline.planning.user_settings import UserSettings
 from patchline.pipeline.workspace import cache
 
+MOST_TRAINING_SHARE = 0.9
+"""Of the time, for training steps. Validations take at most the rest, as with a time limit."""
 _QUARTERS = (4, 5, 6, 7)
 _BATCHES = (*(number << octave for octave in range(2, 6) for number in _QUARTERS), 256)
 """Four for each factor of two, so that a few images more change a batch only a little."""
@@ -68,11 +70,18 @@ class Length:
     images_seen: float
     epochs: float
     images_per_second: float
+    overhead: float = 0.0
+    """What an epoch takes beside its steps, as a multiple of these; see `epoch_overhead`."""
 
     @property
     def seconds(self) -> float:
         """Estimated seconds of training steps."""
         return self.images_seen / self.images_per_second
+
+    @property
+    def training_share(self) -> float:
+        """Share of the steps in the time; a tenth is reserved for the rest at least."""
+        return min(MOST_TRAINING_SHARE, 1 / (1 + self.overhead))
 
 
 def batch_size(facts: PlanFacts, tier: Tier, side: int, length: Length, images: float) -> int:

@@ -1,5 +1,7 @@
 """Trial steps on random images, to measure how fast a model trains or predicts.
 
+The end of an epoch is tried, too: its validation, and keeping the weights and a copy of the state.
+
 Shapes: B images of a batch, H height, W width, C channels, K classes.
 """
 
@@ -7,7 +9,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -16,7 +20,10 @@ from torch import nn
 from patchline.pipeline.config import RunConfig
 from patchline.pipeline.data.batches.batch_order import BatchOrder
 from patchline.pipeline.data.batches.loader import Batch, TrainingImages, training_batches
-from patchline.pipeline.models.inference import logits_of_batch
+from patchline.pipeline.files.sealed_files import write_tensors
+from patchline.pipeline.models.inference import logits_of_batch, predict_logits
+from patchline.pipeline.models.model_description import WEIGHTS_FILE
+from patchline.pipeline.training.checkpoints.checkpoint import LAST, RestartPoint, save
 from patchline.pipeline.training.device import wait_for
 from patchline.pipeline.training.faults.divergence import FiniteCheck
 from patchline.pipeline.training.faults.memory import UndoneGradients
@@ -38,6 +45,10 @@ AUGMENTATION = "augmentation"
 _PLANNED_STEPS = 11
 """Over these, the schedules of the model go from their start to their end."""
 _MOST_TOGETHER = 8
+EPOCH_ENDS = 3
+"""That are measured; their mean counts."""
+_FEWEST_IMAGES = 8
+"""Of a step whose time does not matter."""
 _STORED_BATCHES, _MOST_STORED_BYTES = 4, 2**28
 
 
@@ -66,48 +77,81 @@ def trial_steps(
         batch: B.
         together_seconds: how long to let a GPU work, roughly, before it is waited for.
     """
-    device = next(model.parameters()).device
-    training = config.training.model_copy(update={"initial_image_scale": 1.0})
-    config = config.model_copy(update={"training": training})
-    objective = build_objective(config, image, num_classes)
-    size = ProgressiveSize(config.training, image, model)
-    model = objective.training_module(model).to(device)
-    step = TrainStep(
-        config=config,
-        objective=objective,
-        image=image,
-        num_classes=num_classes,
-        device=device,
-        precision=precision,
-        size=size,
-        schedules=ModelSchedules(config.training, model),
-    )
-    state = TrainState(
-        model=model.train(),
-        average=MovingAverage(model, config.training.ema_decay),
-        optimizer=build_optimizer(config.optimizer, model),
-        plan=StepPlan.of_steps(_PLANNED_STEPS),
-        loss_scale=LossScale(precision),
-    )
-    finite, undone = _AnyLoss(lambda values: values), UndoneGradients(state)
-
-    def gradients(loaded: Batch, part: BatchPart) -> Gradients:
-        return undone.compute(step, loaded, part, lambda _: None)
-
-    whole, part = WholeStep(step, gradients, finite), BatchPart.whole(batch)
-    batches = _random_batches(config, image, step, num_classes, batch)
+    trial = _Trial.of(config, image, num_classes, model, precision, batch)
+    device = trial.device
     steps = 1
     while True:
         began = time.monotonic()
         for _ in range(steps):
-            with torch.profiler.record_function(AUGMENTATION):
-                loaded = next(batches)
-            whole.do(state, loaded, part)
+            trial.do_step()
         wait_for(device)
         seconds = (time.monotonic() - began) / steps
         yield seconds
         if device.type == "cuda":
             steps = max(1, min(_MOST_TOGETHER, round(together_seconds / max(seconds, 1e-9))))
+
+
+@dataclass(frozen=True)
+class _Trial:
+    """A fit on random images: its state, and a whole step of it."""
+
+    whole: WholeStep
+    state: TrainState
+    batches: Iterator[Batch]
+    part: BatchPart
+
+    @classmethod
+    def of(
+        cls,
+        config: RunConfig,
+        image: ImageSpec,
+        num_classes: int,
+        model: nn.Module,
+        precision: str,
+        batch: int,
+    ) -> _Trial:
+        """Return a fit that has not begun; see `trial_steps` for the arguments."""
+        device = next(model.parameters()).device
+        training = config.training.model_copy(update={"initial_image_scale": 1.0})
+        config = config.model_copy(update={"training": training})
+        objective = build_objective(config, image, num_classes)
+        size = ProgressiveSize(config.training, image, model)
+        model = objective.training_module(model).to(device)
+        step = TrainStep(
+            config=config,
+            objective=objective,
+            image=image,
+            num_classes=num_classes,
+            device=device,
+            precision=precision,
+            size=size,
+            schedules=ModelSchedules(config.training, model),
+        )
+        state = TrainState(
+            model=model.train(),
+            average=MovingAverage(model, config.training.ema_decay),
+            optimizer=build_optimizer(config.optimizer, model),
+            plan=StepPlan.of_steps(_PLANNED_STEPS),
+            loss_scale=LossScale(precision),
+        )
+        finite, undone = _AnyLoss(lambda values: values), UndoneGradients(state)
+
+        def gradients(loaded: Batch, part: BatchPart) -> Gradients:
+            return undone.compute(step, loaded, part, lambda _: None)
+
+        batches = _random_batches(config, image, step, num_classes, batch)
+        return cls(WholeStep(step, gradients, finite), state, batches, BatchPart.whole(batch))
+
+    @property
+    def device(self) -> torch.device:
+        """Where the model is."""
+        return self.whole.step.device
+
+    def do_step(self) -> None:
+        """Load a batch and do a step."""
+        with torch.profiler.record_function(AUGMENTATION):
+            loaded = next(self.batches)
+        self.whole.do(self.state, loaded, self.part)
 
 
 class _AnyLoss(FiniteCheck):
@@ -143,6 +187,62 @@ def _random_batches(
     order = BatchOrder(source.rows, batch, source.seed, 0)
     is_ahead = step.device.type == "cuda" and not source.augment().changes_single_images
     return training_batches(order, source, 0, step.device, ahead=is_ahead)
+
+
+class EpochEnd(NamedTuple):
+    """What the end of an epoch takes besides the steps."""
+
+    validated_per_second: float
+    """Images."""
+    seconds: float
+    """To keep the weights, and a copy of the state to restart from."""
+    checkpoint_seconds: float
+    """To write a checkpoint."""
+
+
+def trial_epoch_end(
+    config: RunConfig,
+    image: ImageSpec,
+    num_classes: int,
+    model: nn.Module,
+    precision: str,
+    images: int,
+    folder: Path,
+) -> EpochEnd:
+    """Do what the training loop does at the end of an epoch, and return what it takes.
+
+    Args:
+        config: as for `trial_steps`.
+        image: the size of the images.
+        num_classes: K; 0 if the objective uses no labels.
+        model: on its device; it is trained.
+        precision: float32, bfloat16 or float16.
+        images: to validate on.
+        folder: on the disk that keeps the weights; the files are left in it.
+    """
+    trial = _Trial.of(config, image, num_classes, model, precision, _FEWEST_IMAGES)
+    trial.do_step()  # so that the optimizer has its moments
+    average, objective = trial.state.average.model, trial.whole.step.objective
+    shape = (images, image.height, image.width, image.channels)
+    images_NHWC = np.random.default_rng(0).integers(0, 256, shape, dtype=np.uint8)
+    point: RestartPoint | None = None
+    validating, keeping = 0.0, 0.0
+    for turn in range(EPOCH_ENDS + 1):
+        began = time.monotonic()
+        predict_logits(
+            average, images_NHWC, np.arange(images), image, device=trial.device, precision=precision
+        )
+        validated = time.monotonic()
+        write_tensors(folder / WEIGHTS_FILE, objective.model_in(average).state_dict())
+        point = RestartPoint.of(trial.state, point)
+        wait_for(trial.device)
+        if turn:  # the first one takes longer
+            validating += validated - began
+            keeping += time.monotonic() - validated
+    began = time.monotonic()
+    save(folder / LAST, trial.state)
+    written = time.monotonic() - began
+    return EpochEnd(EPOCH_ENDS * images / max(validating, 1e-9), keeping / EPOCH_ENDS, written)
 
 
 def trial_predictions(

@@ -9,10 +9,12 @@ import pytest
 
 from patchline.pipeline.config import RunConfig
 from patchline.pipeline.config_files import dotted_keys, merged, validated
+from patchline.pipeline.planning import fixed_length
 from patchline.pipeline.planning.facts import DataFacts, MachineFacts, Plan, PlanFacts, Speed
-from patchline.pipeline.planning.plan import candidates, plan
+from patchline.pipeline.planning.fixed_length import with_step_cost
+from patchline.pipeline.planning.plan import candidates, decided, plan
 from patchline.pipeline.planning.planner import with_plan
-from patchline.pipeline.planning.recipes import batch_of_images
+from patchline.pipeline.planning.recipes import Length, batch_of_images
 from patchline.pipeline.planning.tiers import (
     PHOTOGRAPH_TIERS,
     SMALL_IMAGE_TIERS,
@@ -20,8 +22,10 @@ from patchline.pipeline.planning.tiers import (
     halvings,
     tokens,
 )
+from patchline.pipeline.planning.user_settings import UserSettings
 from patchline.pipeline.plugin_system.plugin_settings import resolve_settings
 from patchline.pipeline.presets import PRESETS
+from patchline.pipeline.training.checkpoints import checkpoint
 from patchline.plugin_api import DataTraits
 
 FIFTEEN_MINUTES = {"training.time_limit": "15m"}
@@ -502,3 +506,68 @@ def test_images_beyond_the_memory_are_shuffled_in_windows() -> None:
     assert "are read from the object store" in made.text()
     own = plan(facts(training_images=90_000_000), {"training.shuffle_window": 1.0})
     assert "shuffle_window" not in own.settings["training"]
+
+
+def slow_ends(images: int, seconds: float) -> PlanFacts:
+    """Return the facts of images whose epochs take so many seconds to end."""
+    given = facts(training_images=images, validation_images=images // 5, rate=1_000.0)
+    ends = {"validated_per_second": 5_000.0, "epoch_end_seconds": seconds}
+    speeds = tuple(each.model_copy(update=ends) for each in given.speeds)
+    return given.model_copy(update={"speeds": speeds})
+
+
+@pytest.mark.parametrize("folds", [None, 5])
+def test_an_epoch_is_planned_with_its_end(folds: int | None) -> None:
+    """All steps, validations and copies of the weights together take the time limit."""
+    given, user = slow_ends(500, 0.05), {"training.time_limit": "1m", "training.folds": folds}
+    tiny = given.speeds[0].model_copy(update={"candidate": "tiny"})
+    made = decided(given.model_copy(update={"speeds": (tiny, *given.speeds)}), user)
+    trained, validated, all_fits = (480, 120, 6 * 480 + 120) if folds else (500, 100, 500)
+    epoch = trained / 1_000 + validated / 5_000 + 0.05
+    assert made.length.epochs == pytest.approx(60 * trained / all_fits / epoch)
+    assert made.length.seconds / made.length.training_share == pytest.approx(
+        60 * trained / all_fits
+    )
+
+
+def test_the_end_of_an_epoch_counts_less_the_more_images_it_has() -> None:
+    """A longer end never gives more epochs, and for many images a tenth of the time is enough."""
+    limit = {"training.time_limit": "5m"}
+    epochs = [decided(slow_ends(1_000, end), limit).length.epochs for end in (0, 0.1, 0.3, 1, 5)]
+    assert epochs == sorted(epochs, reverse=True)
+    assert epochs[0] > 3 * epochs[-1]
+    shares = [
+        decided(slow_ends(images, 0.1), limit).length.training_share
+        for images in (200, 500, 2_000, 5_000, 50_000)
+    ]
+    assert shares == sorted(shares)
+    assert shares[-1] == 0.9
+    assert (
+        "including 35% for validation and keeping weights, is"
+        in plan(slow_ends(200, 0.1), limit).text()
+    )
+    assert "including validation, is" in plan(slow_ends(50_000, 0.1), limit).text()
+
+
+def test_smaller_images_save_steps_but_no_validation() -> None:
+    """What is saved by cheaper steps goes into more of them, and into their epochs' ends."""
+    length = Length(100_000, 100, 1_000, overhead=0.5)
+    cheaper = with_step_cost(UserSettings(FIFTEEN_MINUTES), length, 0.7, 1_000)
+    assert cheaper.epochs == pytest.approx(125)
+    assert cheaper.seconds == pytest.approx(0.7 * 125)
+    assert cheaper.seconds / cheaper.training_share == pytest.approx(150)
+
+
+def test_checkpoints_take_a_part_of_the_time() -> None:
+    """The first and the last of each fit, and those in between as often as they are written."""
+    pauses = (fixed_length.CHECKPOINT_PAUSE, fixed_length.CHECKPOINT_SHARE)
+    assert pauses == (checkpoint._PAUSE_SECONDS, checkpoint._SHARE)
+    given, left = slow_ends(500, 0.0), []
+    for each in (0.0, 0.1, 0.3, 1.0, 30.0):
+        [speed] = given.speeds
+        speeds = (speed.model_copy(update={"checkpoint_seconds": each}),)
+        written = given.model_copy(update={"speeds": speeds})
+        left.append(fixed_length.seconds_beside_checkpoints(written, "small", 60.0))
+        made = decided(written, {"training.time_limit": "1m", "training.refit": False})
+        assert made.length.seconds / made.length.training_share == pytest.approx(left[-1])
+    assert left == pytest.approx([60, 60 - 0.2 - 0.4, 60 - 0.6 - 1.2, 60 - 2 - 3, 30])

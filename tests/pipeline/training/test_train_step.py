@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -14,9 +15,11 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from patchline.pipeline.config import RunConfig
+from patchline.pipeline.files.sealed_files import read_tensors
 from patchline.pipeline.models.model_building import build_model
+from patchline.pipeline.models.model_description import WEIGHTS_FILE
 from patchline.pipeline.training.loop import Training
-from patchline.pipeline.training.speed.trial_steps import trial_steps
+from patchline.pipeline.training.speed.trial_steps import trial_epoch_end, trial_steps
 from patchline.pipeline.workers.event_log import EventWriter
 from patchline.plugin_api import ImageSpec
 from tests.pipeline.training.conftest import MakeJob
@@ -121,3 +124,23 @@ def test_a_trial_step_uses_other_kernels_where_training_does() -> None:
     model = _WithoutKernel(build_model(EVERYTHING.model, IMAGE, 3))
     assert next(trial_steps(EVERYTHING, IMAGE, 3, model, "float32", 6)) > 0
     assert model.calls > 1
+
+
+class _SlowPrediction(_WithoutKernel):
+    """A model that waits before it predicts."""
+
+    def forward(self, images_BCHW: torch.Tensor) -> torch.Tensor:
+        if not self.training:
+            time.sleep(0.02)
+        logits_BK: torch.Tensor = self.model(images_BCHW)
+        return logits_BK
+
+
+def test_the_end_of_an_epoch_is_tried_with_its_validation_and_its_files(tmp_path: Path) -> None:
+    """The averaged weights predict, and are written; a copy of the state is taken."""
+    model = _SlowPrediction(build_model(EVERYTHING.model, IMAGE, 3))
+    end = trial_epoch_end(EVERYTHING, IMAGE, 3, model, "float32", 20, tmp_path)
+    assert 0 < end.validated_per_second < 20 / 0.02
+    assert end.seconds > 0
+    assert end.checkpoint_seconds > 0
+    assert read_tensors(tmp_path / WEIGHTS_FILE)[0].keys() == model.state_dict().keys()
