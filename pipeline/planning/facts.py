@@ -142,6 +142,9 @@ class Speed(FrozenModel):
     """Images that one process validates in a second; 0 if that was not measured."""
     epoch_end_seconds: float = 0.0
     """What keeping the weights and a copy of the state takes after a validation."""
+    smaller_step_share: float = 0.0
+    """What a step takes with images of three quarters of the side, as a share of one of full size;
+    0 if that was not measured."""
     checkpoint_seconds: float = 0.0
     """What writing a checkpoint takes."""
     precision: str = ""

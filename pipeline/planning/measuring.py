@@ -26,7 +26,8 @@ from patchline.pipeline.models.model_building import build_model
 from patchline.pipeline.models.model_files import load_model
 from patchline.pipeline.planning.facts import Speed
 from patchline.pipeline.planning.measuring_job import MeasuredCandidate, Measurement, MeasuringJob
-from patchline.pipeline.planning.recipes import batch_of_images
+from patchline.pipeline.planning.recipes import SMALLER, batch_of_images
+from patchline.pipeline.planning.tiers import OWN
 from patchline.pipeline.probing.features import seconds_per_image, suitable_batch_size
 from patchline.pipeline.training.device import make_repeatable
 from patchline.pipeline.training.machine import choose_device, detect_machine
@@ -54,6 +55,8 @@ from patchline.plugin_api import ImageSpec
 _BATCH, _LARGER_BATCH = 32, 128
 """Images of a step on a CPU; the larger number where there is time for it."""
 _FEWEST_STEPS, _MOST_STEPS, _FEWEST_IMAGES = 2, 10, 8
+_SMALLER_STEPS = 6
+"""Steps with smaller images, and as many of full size, that are compared."""
 _LEAST_SECONDS = 0.5
 """On a CPU, of quick steps more are measured, because other programs slow single ones down."""
 _TOGETHER_SECONDS, _MOST_TOGETHER = 0.2, 5
@@ -94,6 +97,7 @@ def measure(job: MeasuringJob, events: EventWriter) -> Measurement:
                 loaded_per_second=0.0 if on_cpu else loaded_per_second(candidate),
                 validated_per_second=step.end.validated_per_second,
                 epoch_end_seconds=step.end.seconds,
+                smaller_step_share=step.smaller_share,
                 checkpoint_seconds=step.end.checkpoint_seconds,
                 precision=step.precision.name,
                 precision_reason=step.precision.reason,
@@ -185,6 +189,8 @@ class _Step(NamedTuple):
     """Seconds that the measured steps took."""
     parameters: int = 0
     """Of the model, if its features were measured."""
+    smaller_share: float = 0.0
+    """What a step of smaller images takes, as a share of this one; 0 if it was not measured."""
     end: EpochEnd = EpochEnd(0.0, 0.0, 0.0)
     """Of an epoch; not measured of features."""
 
@@ -253,9 +259,9 @@ def _steps_of(job: MeasuringJob, candidate: MeasuredCandidate, most_images: int)
     chooser = Chooser(config, image, job.num_classes, model, job.workspace, again=True)
     precision = chooser.choose(seconds)
 
-    def steps_of(images: int) -> Iterator[float]:
+    def steps_of(images: int, scale: float = 1.0) -> Iterator[float]:
         trained = config, image, job.num_classes, model, precision.name, images
-        return trial_steps(*trained, together_seconds=_TOGETHER_SECONDS)
+        return trial_steps(*trained, together_seconds=_TOGETHER_SECONDS, scale=scale)
 
     steps = steps_of(batch)
     for _ in range(1 if device.type == "cpu" else _WARM_UP_STEPS):
@@ -276,9 +282,29 @@ def _steps_of(job: MeasuringJob, candidate: MeasuredCandidate, most_images: int)
         used = time.monotonic() - began
         if len(taken) >= _FEWEST_STEPS and used > _SHARE_OF_ONE * job.budget_seconds:
             break
-    seconds = sum(taken) / len(taken)
+    seconds, smaller_share = sum(taken) / len(taken), 0.0
+    affordable = _SHARE_OF_ONE * job.budget_seconds / (2 * _SMALLER_STEPS + 1)
+    if device.type == "cpu" and _may_begin_smaller(candidate) and seconds <= affordable:
+        smaller_share = _share_of_smaller(steps, steps_of(batch, SMALLER))
     end = _epoch_end(job, candidate, model, precision.name, batch / seconds)
-    return _Step(batch, seconds, precision, used, end=end)
+    return _Step(batch, seconds, precision, used, smaller_share=smaller_share, end=end)
+
+
+def _may_begin_smaller(candidate: MeasuredCandidate) -> bool:
+    """Return whether a plan may let the model begin with smaller images."""
+    return candidate.name != OWN and candidate.config.model.patch_embedding.name == "whitened"
+
+
+def _share_of_smaller(whole: Iterator[float], smaller: Iterator[float]) -> float:
+    """Return what steps of smaller images take, as a share of those of full size.
+
+    The steps of small batches are hardly faster. Both take turns, because other programs slow them
+    down.
+    """
+    next(smaller)
+    pairs = [(next(whole), next(smaller)) for _ in range(_SMALLER_STEPS)]
+    of_whole, of_smaller = map(sum, zip(*pairs, strict=True))
+    return min(1.0, of_smaller / max(of_whole, 1e-9))
 
 
 def _epoch_end(

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from patchline.pipeline.data.image_size import default_image_size
 from patchline.pipeline.planning import recipes, speed
-from patchline.pipeline.planning.facts import MachineFacts, Plan, PlanFacts
+from patchline.pipeline.planning.facts import Plan, PlanFacts
 from patchline.pipeline.planning.fixed_length import (
     EpochImages,
     aim,
@@ -107,7 +107,7 @@ def plan(
     training: Settings = {"batch_size": batch, "ema_decay": decay, **repeated}
     if user.leaves_model and user.leaves_embedding:
         training |= recipes.smaller_images_first(facts, chosen.tier, chosen.side, length)
-    cost = _step_cost(facts.machine, training)
+    cost = _step_cost(facts, chosen.name, training)
     whole = with_step_cost(user, length, cost, most_epochs(facts, user))
     if is_averaged := _is_averaged(facts, user, chosen, whole):
         training["average_last"] = _AVERAGED
@@ -394,16 +394,18 @@ def _is_averaged(facts: PlanFacts, user: UserSettings, chosen: Candidate, length
     return is_open and few and is_small and length.epochs >= _AVERAGED_FROM
 
 
-def _step_cost(machine: MachineFacts, training: Settings) -> float:
+def _step_cost(facts: PlanFacts, candidate: str, training: Settings) -> float:
     """Return the mean cost of a step, as a fraction of one with images of full size.
 
     On a GPU nothing is counted on: a small model's steps last as long as launching their kernels,
     whatever the size of the images, and only steps of full size are measured.
     """
-    if machine.device == "cuda":
+    if facts.machine.device == "cuda":
         return 1.0
     scale, until = training.get("initial_image_scale", 1.0), training.get("full_size_from", 0.0)
-    return float(1 - until * (1 - scale**2))
+    measured = next((each for each in facts.speeds if each.candidate == candidate), None)
+    smaller = measured.smaller_step_share if measured and scale == recipes.SMALLER else 0.0
+    return float(1 - until * (1 - (smaller or scale**2)))
 
 
 # -- in words ----------------------------------------------------------------------------------

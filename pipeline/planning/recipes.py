@@ -48,7 +48,7 @@ _FEW_IMAGES_COUNT = 2.0
 """How many times a pass over few images counts, since they are known by heart sooner."""
 _SMALL_PAD = 0.0625
 """2 pixels at 32, which short runs on CIFAR-10 do best with."""
-_SMALLER, _FULL_SIZE_FROM = 0.75, 0.6
+SMALLER, _FULL_SIZE_FROM = 0.75, 0.6
 _HELD_TIERS, _HELD_FACTOR = ("small", "medium"), 3.0
 _HELD_IMAGES, _HELD_STEPS = 5_000, 150
 _HELD_PHOTOGRAPHS, _HELD_STEPS_PHOTOGRAPHS = 2_000, 400
@@ -217,7 +217,7 @@ def smaller_images_first(facts: PlanFacts, tier: Tier, side: int, length: Length
     stronger, _ = _epochs_of_augmentations(facts, tier)
     if side < _PLAIN_SIDE or length.epochs >= stronger or tier.patch_size:
         return {}
-    return {"initial_image_scale": _SMALLER, "full_size_from": _FULL_SIZE_FROM}
+    return {"initial_image_scale": SMALLER, "full_size_from": _FULL_SIZE_FROM}
 
 
 def augmentation(

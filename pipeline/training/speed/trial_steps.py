@@ -61,8 +61,9 @@ def trial_steps(
     batch: int,
     *,
     together_seconds: float = 0.0,
+    scale: float = 1.0,
 ) -> Iterator[float]:
-    """Train on random images of full size, and yield the seconds of each step.
+    """Train on random images, and yield the seconds of each step.
 
     A step is that of the training loop, its batch included. On a GPU, whose work overlaps with what
     prepares the next step, several steps may be measured together; each `next` does them and yields
@@ -76,8 +77,9 @@ def trial_steps(
         precision: float32, bfloat16 or float16.
         batch: B.
         together_seconds: how long to let a GPU work, roughly, before it is waited for.
+        scale: of the images' sides in the first ten steps, as at the start of a short training.
     """
-    trial = _Trial.of(config, image, num_classes, model, precision, batch)
+    trial = _Trial.of(config, image, num_classes, model, precision, batch, scale)
     device = trial.device
     steps = 1
     while True:
@@ -109,10 +111,12 @@ class _Trial:
         model: nn.Module,
         precision: str,
         batch: int,
+        scale: float = 1.0,
     ) -> _Trial:
         """Return a fit that has not begun; see `trial_steps` for the arguments."""
         device = next(model.parameters()).device
-        training = config.training.model_copy(update={"initial_image_scale": 1.0})
+        sizes = {"initial_image_scale": scale, "full_size_from": 1.0}
+        training = config.training.model_copy(update=sizes)
         config = config.model_copy(update={"training": training})
         objective = build_objective(config, image, num_classes)
         size = ProgressiveSize(config.training, image, model)

@@ -571,3 +571,18 @@ def test_checkpoints_take_a_part_of_the_time() -> None:
         made = decided(written, {"training.time_limit": "1m", "training.refit": False})
         assert made.length.seconds / made.length.training_share == pytest.approx(left[-1])
     assert left == pytest.approx([60, 60 - 0.2 - 0.4, 60 - 0.6 - 1.2, 60 - 2 - 3, 30])
+
+
+def test_smaller_images_save_what_was_measured() -> None:
+    """Steps of a small batch are hardly faster with them, so that fewer epochs fit the time."""
+    given, limit, epochs = slow_ends(500, 0.0), {"training.time_limit": "5m"}, []
+    for share in (0.0, 0.75**2, 0.8, 1.0):
+        speeds = tuple(
+            Speed(candidate=name, images_per_second=10.0, smaller_step_share=share)
+            for name in ("tiny", "small")
+        )
+        made = plan(given.model_copy(update={"speeds": speeds}), limit)
+        assert whole(made).training.initial_image_scale == 0.75
+        epochs.append(float(made.summary[1].partition("about ")[2].partition(" epochs")[0]))
+    assert epochs[0] == epochs[1] > epochs[2] > epochs[3]
+    assert epochs[1] / epochs[3] == pytest.approx(1 / (1 - 0.6 * (1 - 0.75**2)), rel=0.05)

@@ -234,3 +234,16 @@ def test_short_memory_is_measured_with_smaller_batches(
     most = 0
     assert measure(job, events).speeds[0].images_per_second == 0
     events.close()
+
+
+def test_steps_of_smaller_images_are_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They cost less than steps of full size, and small batches save less than their pixels."""
+    model = {"embed_dim": 16, "depth": 1, "num_heads": 2, "patch_embedding": {"name": "whitened"}}
+    monkeypatch.setattr(measuring, "_LEAST_SECONDS", 0.0)
+    whitened = candidate(data={"image_size": 64}, model=model)
+    job = MeasuringJob(candidates=(whitened,), num_classes=2, images=99, budget_seconds=60)
+    with closing(EventWriter(tmp_path / "events.jsonl")) as events:
+        [speed] = measure(job, events).speeds
+    assert 0.3 < speed.smaller_step_share < 1
