@@ -55,8 +55,8 @@ from patchline.plugin_api import ImageSpec
 _BATCH, _LARGER_BATCH = 32, 128
 """Images of a step on a CPU; the larger number where there is time for it."""
 _FEWEST_STEPS, _MOST_STEPS, _FEWEST_IMAGES = 2, 10, 8
-_SMALLER_STEPS = 6
-"""Steps with smaller images, and as many of full size, that are compared."""
+_MOST_PAIRS = 6
+"""Steps with smaller images, and as many of full size, that are compared where there is time."""
 _LEAST_SECONDS = 0.5
 """On a CPU, of quick steps more are measured, because other programs slow single ones down."""
 _TOGETHER_SECONDS, _MOST_TOGETHER = 0.2, 5
@@ -283,9 +283,9 @@ def _steps_of(job: MeasuringJob, candidate: MeasuredCandidate, most_images: int)
         if len(taken) >= _FEWEST_STEPS and used > _SHARE_OF_ONE * job.budget_seconds:
             break
     seconds, smaller_share = sum(taken) / len(taken), 0.0
-    affordable = _SHARE_OF_ONE * job.budget_seconds / (2 * _SMALLER_STEPS + 1)
-    if device.type == "cpu" and _may_begin_smaller(candidate) and seconds <= affordable:
-        smaller_share = _share_of_smaller(steps, steps_of(batch, SMALLER))
+    pairs = min(_MOST_PAIRS, int((_SHARE_OF_ONE * job.budget_seconds / seconds - 1) / 2))
+    if device.type == "cpu" and _may_begin_smaller(candidate) and pairs >= _FEWEST_STEPS:
+        smaller_share = _share_of_smaller(steps, steps_of(batch, SMALLER), pairs)
     end = _epoch_end(job, candidate, model, precision.name, batch / seconds)
     return _Step(batch, seconds, precision, used, smaller_share=smaller_share, end=end)
 
@@ -295,15 +295,15 @@ def _may_begin_smaller(candidate: MeasuredCandidate) -> bool:
     return candidate.name != OWN and candidate.config.model.patch_embedding.name == "whitened"
 
 
-def _share_of_smaller(whole: Iterator[float], smaller: Iterator[float]) -> float:
+def _share_of_smaller(whole: Iterator[float], smaller: Iterator[float], pairs: int) -> float:
     """Return what steps of smaller images take, as a share of those of full size.
 
     The steps of small batches are hardly faster. Both take turns, because other programs slow them
     down.
     """
     next(smaller)
-    pairs = [(next(whole), next(smaller)) for _ in range(_SMALLER_STEPS)]
-    of_whole, of_smaller = map(sum, zip(*pairs, strict=True))
+    taken = [(next(whole), next(smaller)) for _ in range(pairs)]
+    of_whole, of_smaller = map(sum, zip(*taken, strict=True))
     return min(1.0, of_smaller / max(of_whole, 1e-9))
 
 
