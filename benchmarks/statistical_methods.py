@@ -51,7 +51,7 @@ import numpy as np
 from scipy.stats import norm
 
 from benchmarks.measured_runs import machine
-from patchline.pipeline.metrics.classification import metrics, softmax
+from patchline.pipeline.metrics.classification import by_class, metrics, softmax
 from patchline.pipeline.metrics.image_groups import ImageGroups
 from patchline.pipeline.metrics.intervals import MetricEstimate, f1_scores, proportion
 from patchline.pipeline.metrics.multi_label.paired_bootstrap import PAIRED, paired_metrics
@@ -521,7 +521,7 @@ _GROUP_SETTINGS = tuple(
     for groups, images in ((10, 200), (30, 300), (50, 2000), (200, 2000))
     for spread in (0.0, 1.0, 3.0)
 )
-_DISCORDANT, _MOST_OF_SETS = 0.15, 300
+_DISCORDANT, _MOST_OF_SETS, _MOST_IN_REPORTS = 0.15, 300, 2000
 
 
 def _grouped_images(setting: GroupSetting) -> Array:
@@ -580,9 +580,86 @@ def grouped_label_set_pairs(setting: GroupSetting, trials: int) -> tuple[int, in
     return of_images, of_groups
 
 
+_REPORTED = ("accuracy", "macro_f1", "mcc", "roc_auc", "pr_auc", "log_loss", "ece")
+_OF_CLASS = ("recall", "precision", "f1")
+_CLASSES_OF_GROUPS, _MANY_GROUPS = 3, 40_000
+
+
+def _grouped_classifier(
+    generator: np.random.Generator, groups_N: Array, count: int, spread: float
+) -> tuple[Array, Array]:
+    """Return probabilities (N, K) and labels (N) of images whose groups share class and errors.
+
+    Args:
+        generator: of the numbers.
+        groups_N: group of each image.
+        count: number of groups.
+        spread: of what an image of a group has in common with the others, to what is its own.
+    """
+    own_class = generator.random(len(groups_N)) < 1 / (1 + spread)
+    labels = np.where(
+        own_class,
+        generator.choice(_CLASSES_OF_GROUPS, len(groups_N), p=(0.5, 0.3, 0.2)),
+        generator.choice(_CLASSES_OF_GROUPS, count, p=(0.5, 0.3, 0.2))[groups_N],
+    )
+    share = spread**2 / (1 + spread**2)
+    shared_NK = generator.normal(size=(count, _CLASSES_OF_GROUPS))[groups_N]
+    noise_NK = math.sqrt(share) * shared_NK
+    noise_NK += math.sqrt(1 - share) * generator.normal(size=shared_NK.shape)
+    scores_NK = 1.7 * (np.eye(_CLASSES_OF_GROUPS)[labels] + 0.8 * noise_NK)
+    return softmax(scores_NK), labels
+
+
+def _of_report(
+    probabilities_NK: Array, labels_N: Array, groups: ImageGroups | None
+) -> dict[str, MetricEstimate]:
+    found = metrics(probabilities_NK, labels_N, groups=groups)
+    names = tuple(map(str, range(_CLASSES_OF_GROUPS)))
+    *_, rarest = by_class(probabilities_NK, labels_N, names, groups=groups)
+    of_class = {f"{key} of a class": getattr(rarest, key) for key in _OF_CLASS}
+    return {**{key: found[key] for key in _REPORTED}, **of_class}
+
+
+def grouped_coverage(setting: GroupSetting, trials: int) -> dict[str, tuple[float, float]]:
+    """Return how often intervals that take images, and groups, as independent hold the truth."""
+    generator = np.random.default_rng(17)
+    groups_N = _grouped_images(setting)
+    groups = ImageGroups.of(groups_N)
+    # the truth is that of many groups, with sizes as those of the sample
+    copies = max(1, _MANY_GROUPS // setting.groups)
+    many_N = (np.arange(copies)[:, None] * setting.groups + groups_N).ravel()
+    population = _grouped_classifier(generator, many_N, copies * setting.groups, setting.spread)
+    truth = {key: each.value for key, each in _of_report(*population, None).items()}
+    held = {key: np.zeros(2) for key in truth}
+    for _ in range(trials):
+        drawn = _grouped_classifier(generator, groups_N, setting.groups, setting.spread)
+        for place, each in enumerate((None, groups)):
+            for key, found in _of_report(*drawn, each).items():
+                held[key][place] += found.low <= truth[key] <= found.high
+    return {key: (float(each[0]) / trials, float(each[1]) / trials) for key, each in held.items()}
+
+
+def print_grouped_coverage(trials: int) -> None:
+    """Print how often the intervals of a report hold the truth, by images and by groups."""
+    print(f"\nintervals of a report, {trials} reports in each setting: by images / by groups")
+    columns = (*_REPORTED, *(f"{key} of a class" for key in _OF_CLASS))
+    print(f"| groups | images | spread | {' | '.join(columns)} |")
+    print("|---" * (3 + len(columns)) + "|")
+    for setting in _GROUP_SETTINGS:
+        if setting.shift or setting.images > _MOST_IN_REPORTS:
+            continue
+        held = grouped_coverage(setting, trials)
+        cells = [f"{100 * held[key][0]:.0f} / {100 * held[key][1]:.0f}" for key in columns]
+        print(
+            f"| {setting.groups} | {setting.images:,} | {setting.spread:g} | {' | '.join(cells)} |",
+            flush=True,
+        )
+
+
 def print_groups(given: argparse.Namespace) -> None:
-    """Print how often the second model passes either test, and the coverage of the interval."""
+    """Print how often the second model passes either test, and the coverage of the intervals."""
     trials = given.simulations or 1000
+    print_grouped_coverage(max(1, trials // 2))
     print(f"{trials} pairs of models in each setting, {_DISCORDANT:.0%} of the images discordant")
     print(
         "| models | groups | images | spread | of images | of groups | coverage "

@@ -23,12 +23,13 @@ from patchline.pipeline.data.reading.image_quality import (
 )
 from patchline.pipeline.evaluation.answer_rules_fit import Reference
 from patchline.pipeline.evaluation.config import EvaluationConfig
-from patchline.pipeline.evaluation.grouped_images import groups_of
+from patchline.pipeline.evaluation.grouped_images import groups_of, image_groups
 from patchline.pipeline.evaluation.predictions import Predictions
 from patchline.pipeline.files.atomic_files import replacing
 from patchline.pipeline.files.stored_images import StoredImages
 from patchline.pipeline.frozen_model import FrozenModel
 from patchline.pipeline.metrics.conformal import set_members
+from patchline.pipeline.metrics.image_groups import ImageGroups, share, share_of_some
 from patchline.pipeline.metrics.intervals import MetricEstimate, proportion
 from patchline.pipeline.models.answer_rules import AnswerRules, SetThreshold
 
@@ -103,7 +104,8 @@ class AnswersReport(FrozenModel):
     """By rising coverage."""
     warnings: tuple[WarningCheck, ...]
     groups: int = 0
-    """Number of groups of these images; their intervals are too narrow then. 0 without groups."""
+    """Number of groups of these images, by which intervals of sets are computed. 0 without any;
+    the warnings' intervals take images as independent."""
 
     @property
     def chosen(self) -> SetCheck:
@@ -127,8 +129,8 @@ class AnswersReport(FrozenModel):
         if self.groups and self.chosen.covered is not None:
             said.append(
                 f"the images form {self.groups:,} groups: the coverage is promised for an image of "
-                "a new group, each group with equal weight, and the intervals, which take the "
-                "images as independent, are too narrow"
+                "a new group, each group with equal weight; the intervals of the sets are by "
+                "groups; those of the warnings, which take images as independent, are too narrow"
             )
         return said + [_about_warning(each, images) for each in self.warnings]
 
@@ -233,27 +235,29 @@ def _checked_set(
 ) -> SetCheck:
     if threshold.least_probability is None:
         return SetCheck(coverage=threshold.coverage, covered=None, unknown=threshold.unknown)
-    labels_N = predictions.labels_N
+    labels_N, groups = predictions.labels_N, image_groups(predictions.table)
     least = np.array(threshold.by_class or threshold.least_probability) * _SLACK
     inside_NK = set_members(predictions.probabilities_NK, least)
     held_N, sizes_N = inside_NK[np.arange(len(labels_N)), labels_N], inside_NK.sum(axis=1)
     return SetCheck(
         coverage=threshold.coverage,
-        covered=proportion(int(held_N.sum()), len(held_N)),
+        covered=share(held_N, groups),
         mean_size=float(sizes_N.mean()),
-        single=proportion(int((sizes_N == 1).sum()), len(sizes_N)),
-        by_class=_by_class(predictions, held_N, config.small_sample),
+        single=share(sizes_N == 1, groups),
+        by_class=_by_class(predictions, held_N, config.small_sample, groups),
         each_class=bool(threshold.by_class),
     )
 
 
-def _by_class(predictions: Predictions, held_N: Array, fewest: int) -> tuple[ClassCoverage, ...]:
+def _by_class(
+    predictions: Predictions, held_N: Array, fewest: int, groups: ImageGroups | None
+) -> tuple[ClassCoverage, ...]:
     names = dict(zip(predictions.labels_N.tolist(), predictions.table["label"], strict=True))
     classes = []
     for label in sorted(names):
-        of_class_N = held_N[predictions.labels_N == label]
-        if len(of_class_N) >= fewest:
-            covered = proportion(int(of_class_N.sum()), len(of_class_N))
+        own = np.flatnonzero(predictions.labels_N == label)
+        if len(own) >= fewest:
+            covered = share_of_some(held_N, own, groups)
             classes.append(ClassCoverage(name=str(names[label]), covered=covered))
     return tuple(sorted(classes, key=lambda each: each.covered.value))
 

@@ -25,6 +25,7 @@ from patchline.pipeline.evaluation.answers_report import (
 from patchline.pipeline.evaluation.calibrated_predictions import calibrated
 from patchline.pipeline.evaluation.chosen_images import EXPLANATIONS
 from patchline.pipeline.evaluation.cost import corrupted_images
+from patchline.pipeline.evaluation.grouped_images import image_groups
 from patchline.pipeline.evaluation.html_report import ReportPage
 from patchline.pipeline.evaluation.multi_label.judging import judge
 from patchline.pipeline.evaluation.multi_label.label_set_predictions import LabelSetPredictions
@@ -47,7 +48,11 @@ from patchline.pipeline.frozen_model import FrozenModel
 from patchline.pipeline.initial_weights.recipe import display_name
 from patchline.pipeline.labels import label_sets
 from patchline.pipeline.labels.label_sets import MULTI_LABEL
-from patchline.pipeline.metrics.intervals import proportion
+from patchline.pipeline.metrics.intervals import (
+    MetricEstimate,
+    proportion,
+    with_effective_size,
+)
 from patchline.pipeline.models.answer_rules import AnswerRules
 from patchline.pipeline.models.reference_images import (
     REFERENCE_IMAGES_FILE,
@@ -405,6 +410,22 @@ def _which_weights(trained: TrainResult) -> tuple[str, str]:
     return "Best weights", when
 
 
+def _interval(accuracy: float, images: int, validated: pd.DataFrame) -> MetricEstimate:
+    """Return a validation accuracy on some images with its interval.
+
+    Args:
+        accuracy: of the training run.
+        images: that it is computed on.
+        validated: predictions of the whole split; they tell how much the images of a group agree.
+    """
+    groups = image_groups(validated)
+    if groups is None:
+        return proportion(round(accuracy * images), images)
+    right_N = (validated["predicted"] == validated["label"]).to_numpy(np.float64)
+    effective_n = images / groups.inflation(right_N)
+    return with_effective_size(accuracy, n=images, effective_n=effective_n)
+
+
 def _validated(trained: TrainResult, table: pd.DataFrame) -> str:
     """Return the validation accuracy with its interval; if it is not float32, that in float32 too.
 
@@ -417,7 +438,7 @@ def _validated(trained: TrainResult, table: pd.DataFrame) -> str:
     of_best = [each for each in trained.history if each.step == trained.best_step]
     images = of_best[-1].validation_images if of_best else 0
     if images:
-        interval = proportion(round(accuracy * images), images)
+        interval = _interval(accuracy, images, table[table["split"] == "validation"])
         words += f" of {images:,} images (95% interval {interval.low:.1%} to {interval.high:.1%})"
     if trained.precision != "float32":
         words += f", {'with features ' if trained.probe else ''}in {trained.precision}"

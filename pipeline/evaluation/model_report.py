@@ -72,7 +72,8 @@ class ModelReport(FrozenModel, ABC):
             return ""
         return (
             f"these {self.images:,} images form {counted(self.groups, 'group')}: the intervals "
-            "take images as independent, so they are too narrow; count groups, not images"
+            "take groups, not images, as independent, so they are wider than those of as many "
+            "images without groups"
         )
 
     @property

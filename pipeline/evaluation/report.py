@@ -24,7 +24,6 @@ from patchline.pipeline.evaluation.slices import Slice, slices, undivided
 from patchline.pipeline.metrics.calibration import (
     Answers,
     calibration_error_of,
-    reliability,
     reliability_of,
 )
 from patchline.pipeline.metrics.class_areas import Areas
@@ -35,6 +34,7 @@ from patchline.pipeline.metrics.classification import (
     metrics,
 )
 from patchline.pipeline.metrics.confusion_cells import ConfusionCells
+from patchline.pipeline.metrics.image_groups import ImageGroups
 from patchline.pipeline.metrics.intervals import MetricEstimate
 from patchline.pipeline.metrics.temperature import TemperatureFit
 
@@ -140,8 +140,8 @@ def evaluate(
     if len(labels) == 0:
         raise DataError(f"There is no {split} image to report on. Choose a split that has images.")
     config, groups = config or EvaluationConfig(), image_groups(predictions.table)
-    answers, areas = probabilities.argmax(axis=1), Areas.of(probabilities, labels)
-    estimates = metrics(probabilities, labels, areas)
+    answers, areas = probabilities.argmax(axis=1), Areas.of(probabilities, labels, groups)
+    estimates = metrics(probabilities, labels, areas, groups)
     doubtful = galleries.likely_label_errors(predictions)
     shown = slice(config.gallery_size)
     return EvaluationReport(
@@ -153,7 +153,7 @@ def evaluate(
         groups=groups.count if groups else None,
         classes=classes,
         metrics={f"{split}/{key}": value for key, value in estimates.items()},
-        by_class=by_class(probabilities, labels, classes, areas),
+        by_class=by_class(probabilities, labels, classes, areas, groups),
         **_confusion(labels, answers, len(classes)),
         errors=int((answers != labels).sum()),
         most_confident_errors=galleries.gallery(
@@ -165,23 +165,26 @@ def evaluate(
         likely_label_errors=galleries.gallery(predictions, classes, doubtful[shown]),
         suspected_labels=len(doubtful),
         computed_by=computed_by,
-        **_calibration(probabilities, labels, calibration),
-        slices=slices(predictions, config),
+        **_calibration(probabilities, labels, calibration, groups),
+        slices=slices(predictions, config, groups),
         undivided=undivided(predictions.table, config),
         config=config,
     )
 
 
 def _calibration(
-    probabilities_NK: Array, labels_N: Array, calibration: TemperatureFit
+    probabilities_NK: Array,
+    labels_N: Array,
+    calibration: TemperatureFit,
+    groups: ImageGroups | None,
 ) -> dict[str, Any]:
     """Return the calibration with and without the temperature."""
     uncalibrated = Answers.uncalibrated(probabilities_NK, labels_N, calibration.temperature)
     return {
         "calibration": calibration,
-        "reliability": reliability(probabilities_NK, labels_N),
-        "uncalibrated_reliability": reliability_of(uncalibrated),
-        "uncalibrated_ece": calibration_error_of(uncalibrated),
+        "reliability": reliability_of(Answers.of(probabilities_NK, labels_N), groups=groups),
+        "uncalibrated_reliability": reliability_of(uncalibrated, groups=groups),
+        "uncalibrated_ece": calibration_error_of(uncalibrated, groups),
     }
 
 

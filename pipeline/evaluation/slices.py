@@ -12,7 +12,8 @@ import pandas as pd
 from patchline.pipeline.evaluation.config import EvaluationConfig
 from patchline.pipeline.evaluation.predictions import Predictions
 from patchline.pipeline.frozen_model import FrozenModel
-from patchline.pipeline.metrics.intervals import MetricEstimate, proportion
+from patchline.pipeline.metrics.image_groups import ImageGroups, share
+from patchline.pipeline.metrics.intervals import MetricEstimate
 
 Array = np.ndarray[Any, Any]
 _MOST_VALUES = 12
@@ -43,15 +44,32 @@ class Slice(Part):
         return self.accuracy
 
 
-def slices(predictions: Predictions, config: EvaluationConfig) -> tuple[Slice, ...]:
-    """Return the slices by each chosen column; a column with one value has none."""
+def slices(
+    predictions: Predictions, config: EvaluationConfig, groups: ImageGroups | None = None
+) -> tuple[Slice, ...]:
+    """Return the slices by each chosen column; a column with one value has none.
+
+    Args:
+        predictions: of all images.
+        config: has the columns.
+        groups: of the images; None if these are independent.
+    """
     right_N = predictions.probabilities_NK.argmax(axis=1) == predictions.labels_N
 
     def accuracy(chosen_N: Array) -> MetricEstimate:
-        return proportion(int(right_N[chosen_N].sum()), int(chosen_N.sum()))
+        return share(right_N[chosen_N], groups_within(chosen_N, groups))
 
     measured = measured_parts(predictions.table, config, accuracy, float(right_N.mean()))
     return tuple(Slice(**part, accuracy=estimate) for part, estimate, _ in measured)
+
+
+def groups_within(chosen_N: Array, groups: ImageGroups | None) -> ImageGroups | None:
+    """Return the groups of the images of a slice, given by a mask (N).
+
+    A slice of a single group, such as a camera, is about that group: its images are its sample.
+    """
+    own = groups.among(np.flatnonzero(chosen_N)) if groups is not None else None
+    return own if own is not None and own.count > 1 else None
 
 
 def measured_parts(

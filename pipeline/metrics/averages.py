@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from patchline.pipeline.metrics.confusion_cells import ConfusionCells
+from patchline.pipeline.metrics.image_groups import ImageGroups
 from patchline.pipeline.metrics.intervals import MetricEstimate, with_effective_size
 
 Array = np.ndarray[Any, Any]
@@ -67,6 +68,14 @@ class _Counts(NamedTuple):
         return float(single + every - own)
 
 
+class GroupedAnswers(NamedTuple):
+    """The classes of N images that form groups."""
+
+    labels_N: Array
+    predictions_N: Array
+    groups: ImageGroups
+
+
 class _Metric(NamedTuple):
     """A metric's value, and its influence function: terms by row, column and on the diagonal."""
 
@@ -84,12 +93,26 @@ class _Metric(NamedTuple):
             diagonal + missed @ row**2 + wrongly @ column**2 + 2 * counts.between(row, column)
         )
 
+    def influences(self, answered: GroupedAnswers) -> Array:
+        """Return how much each image moves the metric (N), up to a factor."""
+        labels_N, predictions_N = answered.labels_N, answered.predictions_N
+        moved = self.of_row_K[labels_N] + self.of_column_K[predictions_N]
+        on_diagonal = np.where(labels_N == predictions_N, self.on_diagonal_K[labels_N], 0.0)
+        influences: Array = moved + on_diagonal
+        return influences
 
-def average_estimates(confusion: ConfusionCells) -> dict[str, MetricEstimate]:
+
+def average_estimates(
+    confusion: ConfusionCells, answered: GroupedAnswers | None = None
+) -> dict[str, MetricEstimate]:
     """Return balanced accuracy, macro and weighted averages, and MCC.
 
     Means are over the classes with images. A class that was never predicted has precision 0 in the
     value; the interval is centred on its precision under the prior alone.
+
+    Args:
+        confusion: counts of the images.
+        answered: the images, if they form groups.
     """
     counts = _plain(confusion)
     images, predicted = counts.images, counts.predicted
@@ -123,6 +146,7 @@ def average_estimates(confusion: ConfusionCells) -> dict[str, MetricEstimate]:
             counts=by_column if key in missing else by_row,
             n=int(total),
             ends=(-1.0, 1.0) if key == "mcc" else (0.0, 1.0),
+            answered=answered,
         )
         for key, metric in values.items()
     }
@@ -150,8 +174,11 @@ def _estimate(
     counts: _Counts,
     n: int,
     ends: tuple[float, float],
+    answered: GroupedAnswers | None,
 ) -> MetricEstimate:
     variance = smooth.squares(counts) / counts.images.sum() ** 2
+    if answered is not None:
+        variance *= answered.groups.inflation(smooth.influences(answered))
     spread = (smooth.value - ends[0]) * (ends[1] - smooth.value)
     effective_n = spread / variance if variance > _NOTHING else 0.0
     return with_effective_size(value, n=n, effective_n=effective_n, centre=centre, ends=ends)

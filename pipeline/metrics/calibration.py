@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 
 from patchline.pipeline.frozen_model import FrozenModel
+from patchline.pipeline.metrics.image_groups import ImageGroups, shares
 from patchline.pipeline.metrics.intervals import TAIL, MetricEstimate, proportions
 from patchline.pipeline.metrics.row_pieces import row_slices
 
@@ -73,13 +74,26 @@ def reliability(
     return reliability_of(Answers.of(probabilities_NK, labels_N), bins)
 
 
-def reliability_of(answers: Answers, bins: int = _BINS) -> tuple[ReliabilityBin, ...]:
-    """Return the reliability diagram of such answers."""
+def reliability_of(
+    answers: Answers, bins: int = _BINS, groups: ImageGroups | None = None
+) -> tuple[ReliabilityBin, ...]:
+    """Return the reliability diagram of such answers.
+
+    Args:
+        answers: of N samples.
+        bins: their number.
+        groups: of the samples; None if these are independent.
+    """
     counts = _binned(answers, bins)
     edges = np.linspace(0, 1, bins + 1)
     middles = (edges[:-1] + edges[1:]) / 2
     images = counts.images
     confidence = np.where(images > 0, counts.confidence / np.maximum(images, 1), middles)
+    accuracies = (
+        proportions(counts.hits, images)
+        if groups is None
+        else shares(answers.right_N, _bin_of(answers.confidence_N, bins), bins, groups)
+    )
     return tuple(
         ReliabilityBin(
             low=float(edges[b]),
@@ -88,7 +102,7 @@ def reliability_of(answers: Answers, bins: int = _BINS) -> tuple[ReliabilityBin,
             confidence=float(confidence[b]),
             accuracy=accuracy,
         )
-        for b, accuracy in enumerate(proportions(counts.hits, images))
+        for b, accuracy in enumerate(accuracies)
     )
 
 
@@ -102,7 +116,7 @@ class _Bins(NamedTuple):
 def _binned(answers: Answers, bins: int) -> _Bins:
     order = np.argsort(answers.confidence_N, kind="stable")  # makes sums independent of the order
     confidence, right = answers.confidence_N[order], answers.right_N[order]
-    places = np.clip(np.ceil(confidence * bins).astype(np.int64) - 1, 0, bins - 1)
+    places = _bin_of(confidence, bins)
     images = np.bincount(places, minlength=bins)
     hits, total = (
         np.bincount(places, weights=weights, minlength=bins)
@@ -111,12 +125,19 @@ def _binned(answers: Answers, bins: int) -> _Bins:
     return _Bins(images, hits, total)
 
 
-def expected_calibration_error(probabilities_NK: Array, labels_N: Array) -> MetricEstimate:
+def _bin_of(confidence_N: Array, bins: int) -> Array:
+    places: Array = np.clip(np.ceil(confidence_N * bins).astype(np.int64) - 1, 0, bins - 1)
+    return places
+
+
+def expected_calibration_error(
+    probabilities_NK: Array, labels_N: Array, groups: ImageGroups | None = None
+) -> MetricEstimate:
     """Return the expected calibration error: see `calibration_error_of`."""
-    return calibration_error_of(Answers.of(probabilities_NK, labels_N))
+    return calibration_error_of(Answers.of(probabilities_NK, labels_N), groups)
 
 
-def calibration_error_of(answers: Answers) -> MetricEstimate:
+def calibration_error_of(answers: Answers, groups: ImageGroups | None = None) -> MetricEstimate:
     """Return the expected calibration error in ten bins of equal width (arXiv 1706.04599).
 
     The estimate is biased: chance alone creates gaps between confidence and accuracy. The interval
@@ -124,7 +145,12 @@ def calibration_error_of(answers: Answers) -> MetricEstimate:
     2.5% lowest or highest simulated values. The models come from three families: the observed gaps
     scaled, and the accuracy of all bins lowered, or raised, by multiples of its standard error.
 
-    With no samples the value is 0 and the interval spans 0 to 1.
+    With no samples the value is 0 and the interval spans 0 to 1. With groups, as many samples are
+    simulated as there would be independent ones with the variance of the gaps.
+
+    Args:
+        answers: of N samples.
+        groups: of the samples; None if these are independent.
     """
     counts = _binned(answers, _BINS)
     n = len(answers.right_N)
@@ -133,13 +159,26 @@ def calibration_error_of(answers: Answers) -> MetricEstimate:
     images, hits, total = (part[counts.images > 0] for part in counts)
     value = float(np.abs(hits - total).sum() / n)
     confidence = np.minimum(total / images, 1.0)
+    if groups is not None:
+        factor = groups.inflation(_gaps(answers, counts))
+        if n / factor < 1:
+            return MetricEstimate(value=value, low=0.0, high=1.0, n=n)
+        images, hits = images / factor, hits / factor
     accuracies_FSB = _candidate_accuracies(images, hits, confidence)
-    errors_FS = np.abs(accuracies_FSB - confidence) @ (images / n)
+    errors_FS = np.abs(accuracies_FSB - confidence) @ (images / images.sum())
     tails_FS = _tails(value, accuracies_FSB, images, confidence)
     accepted = _accepted(errors_FS, tails_FS)
     return MetricEstimate(
         value=value, low=float(min([value, *accepted])), high=float(max([value, *accepted])), n=n
     )
+
+
+def _gaps(answers: Answers, counts: _Bins) -> Array:
+    """Return what each sample adds to the calibration error (N): its gap, signed as its bin's."""
+    signs = np.sign(counts.hits - counts.confidence)
+    of_bin_N = signs[_bin_of(answers.confidence_N, len(signs))]
+    gaps: Array = of_bin_N * (answers.right_N - answers.confidence_N)
+    return gaps
 
 
 def _candidate_accuracies(images: Array, hits: Array, confidence: Array) -> Array:
@@ -161,8 +200,8 @@ def _candidate_accuracies(images: Array, hits: Array, confidence: Array) -> Arra
 def _tails(value: float, accuracies_FSB: Array, images: Array, confidence: Array) -> Array:
     """Return how often each model's simulated error exceeds the observed one; ties count half."""
     generator = np.random.default_rng(0)
-    n = images.sum()
-    drawn_RB = generator.multinomial(n, images / n, size=_SIMULATIONS)
+    n = round(float(images.sum()))
+    drawn_RB = generator.multinomial(n, images / images.sum(), size=_SIMULATIONS)
     hits_FSRB = generator.binomial(drawn_RB, accuracies_FSB[:, :, None, :])
     errors_FSR = np.abs(hits_FSRB - drawn_RB * confidence).sum(axis=3) / n
     above = (errors_FSR > value + _ROUNDING).mean(axis=2)

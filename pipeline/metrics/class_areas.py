@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, Self
 
 import numpy as np
 
+from patchline.pipeline.metrics.image_groups import ImageGroups
 from patchline.pipeline.metrics.intervals import MetricEstimate
 from patchline.pipeline.metrics.ranking import (
     Area,
@@ -47,45 +48,57 @@ class Areas(NamedTuple):
     precision: ClassAreas | None
 
     @classmethod
-    def of(cls, probabilities_NK: Array, labels_N: Array) -> Self:
+    def of(
+        cls, probabilities_NK: Array, labels_N: Array, groups: ImageGroups | None = None
+    ) -> Self:
         """Compute them; with many classes this is what takes longest."""
         present = np.unique(labels_N)
         if len(present) < 2:  # noqa: PLR2004 - two classes
             return cls(None, None)
         many = probabilities_NK.shape[1] > _MANY_CLASSES
-        sums = [_Sum(len(labels_N), len(present)) for _ in range(2)]
+        sums = [_Sum(len(labels_N), len(present), groups) for _ in range(2)]
         for k, scores_N in column_pieces(probabilities_NK, present):
             if many:
                 _add_by_places(sums, scores_N, np.flatnonzero(labels_N == k))
             else:
-                sums[0].add(roc_area(scores_N, labels_N == k))
-                sums[1].add(precision_area(scores_N, labels_N == k))
+                own = np.flatnonzero(labels_N == k)
+                sums[0].add(roc_area(scores_N, labels_N == k), own)
+                sums[1].add(precision_area(scores_N, labels_N == k), own)
         return cls(*(each.result(present, probabilities_NK.shape[1]) for each in sums))
 
 
 class _Sum:
     """The areas so far, and how much each sample moves their mean."""
 
-    def __init__(self, samples: int, classes: int) -> None:
+    def __init__(self, samples: int, classes: int, groups: ImageGroups | None) -> None:
         self.areas: list[AreaSummary] = []
+        self._groups = groups
         self.influences_N = np.zeros(samples)
         self.classes = classes
 
-    def add(self, area: Area) -> None:
+    def add(self, area: Area, own: Array) -> None:
         self.influences_N += area.influences_N / self.classes
-        self.areas.append(area.summary)  # K times N influences would fill the memory
+        summary = area.summary  # K times N influences would fill the memory
+        if self._groups is not None:
+            summary = summary.by_groups(area.influences_N, own, self._groups)
+        self.areas.append(summary)
 
     def add_placed(self, area: AreaSummary, moved: _Moved, places_N: Array, own: Array) -> None:
         mine = self.influences_N[own]
         self.influences_N += (moved.others_P / self.classes)[places_N]
         self.influences_N[own] = mine + moved.own_L[places_N[own] // 2] / self.classes
+        if self._groups is not None:
+            influences_N = moved.others_P[places_N]
+            influences_N[own] = moved.own_L[places_N[own] // 2]
+            area = area.by_groups(influences_N, own, self._groups)
         self.areas.append(area)
 
     def result(self, present: Array, num_classes: int) -> ClassAreas:
         by_class: list[MetricEstimate | None] = [None] * num_classes
         for k, estimate in zip(present.tolist(), estimates(self.areas), strict=True):
             by_class[k] = estimate
-        return ClassAreas(macro_estimate(self.areas, self.influences_N), tuple(by_class))
+        macro = macro_estimate(self.areas, self.influences_N, self._groups)
+        return ClassAreas(macro, tuple(by_class))
 
 
 class _Moved(NamedTuple):

@@ -11,11 +11,18 @@ import numpy as np
 
 from patchline.pipeline.errors import DataError
 from patchline.pipeline.frozen_model import FrozenModel
-from patchline.pipeline.metrics.averages import average_estimates
+from patchline.pipeline.metrics.averages import GroupedAnswers, average_estimates
 from patchline.pipeline.metrics.calibration import expected_calibration_error
 from patchline.pipeline.metrics.class_areas import Areas
 from patchline.pipeline.metrics.confusion_cells import ConfusionCells
-from patchline.pipeline.metrics.intervals import MetricEstimate, f1_scores, proportion, proportions
+from patchline.pipeline.metrics.image_groups import ImageGroups, share, share_of_some
+from patchline.pipeline.metrics.image_groups import shares as grouped_shares
+from patchline.pipeline.metrics.intervals import (
+    MetricEstimate,
+    f1_of_jaccard,
+    f1_scores,
+    proportions,
+)
 from patchline.pipeline.metrics.losses import log_loss
 from patchline.pipeline.metrics.names import METRICS
 from patchline.pipeline.metrics.row_pieces import row_slices
@@ -56,19 +63,22 @@ def confusion_matrix(labels_N: Array, predictions_N: Array, num_classes: int) ->
     return np.bincount(codes, minlength=num_classes**2).reshape(num_classes, num_classes)
 
 
-def top_k_hits(scores_NK: Array, labels_N: Array, k: int) -> int:
-    """Return the number of samples whose true class is among the k highest scores."""
-    hits = 0
+def top_k_hits(scores_NK: Array, labels_N: Array, k: int) -> Array:
+    """Return whether the true class of each sample (N) is among the k highest scores."""
+    hits_N = np.empty(len(labels_N), bool)
     for rows in row_slices(scores_NK.shape):
         scores, labels = scores_NK[rows], labels_N[rows, None]
         own = np.take_along_axis(scores, labels, axis=1)
         before = (scores == own) & (np.arange(scores.shape[1]) < labels)  # of equal ones, the first
-        hits += int((((scores > own) | before).sum(axis=1) < k).sum())
-    return hits
+        hits_N[rows] = ((scores > own) | before).sum(axis=1) < k
+    return hits_N
 
 
 def metrics(
-    probabilities_NK: Array, labels_N: Array, areas: Areas | None = None
+    probabilities_NK: Array,
+    labels_N: Array,
+    areas: Areas | None = None,
+    groups: ImageGroups | None = None,
 ) -> dict[str, MetricEstimate]:
     """Return the metrics of a classifier with their intervals, by the keys of `METRICS`.
 
@@ -79,6 +89,7 @@ def metrics(
         probabilities_NK: calibrated probabilities; rows sum to 1.
         labels_N: the true classes.
         areas: the areas under the curves, if already computed.
+        groups: of the images; None if these are independent.
 
     Raises:
         DataError: if there are no images.
@@ -87,16 +98,18 @@ def metrics(
     if n == 0:
         raise DataError("There are 0 images to evaluate. Choose a split that has images.")
     predictions_N = probabilities_NK.argmax(axis=1)
-    estimates = average_estimates(ConfusionCells.of_answers(labels_N, predictions_N, num_classes))
-    estimates["accuracy"] = proportion(int((predictions_N == labels_N).sum()), n)
+    answered = GroupedAnswers(labels_N, predictions_N, groups) if groups else None
+    cells = ConfusionCells.of_answers(labels_N, predictions_N, num_classes)
+    estimates = average_estimates(cells, answered)
+    estimates["accuracy"] = share(predictions_N == labels_N, groups)
     estimates["weighted_recall"] = estimates["accuracy"]
     if num_classes > 5:  # noqa: PLR2004 - with five classes top-5 is always 1
-        estimates["top5_accuracy"] = proportion(top_k_hits(probabilities_NK, labels_N, 5), n)
-    estimates["log_loss"] = log_loss(probabilities_NK, labels_N)
-    areas = areas or Areas.of(probabilities_NK, labels_N)
+        estimates["top5_accuracy"] = share(top_k_hits(probabilities_NK, labels_N, 5), groups)
+    estimates["log_loss"] = log_loss(probabilities_NK, labels_N, groups)
+    areas = areas or Areas.of(probabilities_NK, labels_N, groups)
     if areas.roc and areas.precision:
         estimates["roc_auc"], estimates["pr_auc"] = areas.roc.macro, areas.precision.macro
-    estimates["ece"] = expected_calibration_error(probabilities_NK, labels_N)
+    estimates["ece"] = expected_calibration_error(probabilities_NK, labels_N, groups)
     return {key: estimates[key] for key in METRICS if key in estimates}
 
 
@@ -105,17 +118,22 @@ def by_class(
     labels_N: Array,
     names: tuple[str, ...],
     areas: Areas | None = None,
+    groups: ImageGroups | None = None,
 ) -> tuple[ClassMetrics, ...]:
     """Return the metrics of every class, in the order of the K names."""
-    cells = ConfusionCells.of_answers(labels_N, probabilities_NK.argmax(axis=1), len(names))
+    predictions_N = probabilities_NK.argmax(axis=1)
+    cells = ConfusionCells.of_answers(labels_N, predictions_N, len(names))
     hits, predicted, images = cells.hits, cells.predicted, cells.images
-    areas = areas or Areas.of(probabilities_NK, labels_N)
+    areas = areas or Areas.of(probabilities_NK, labels_N, groups)
     nothing = (None,) * len(names)
-    shares = (
-        proportions(hits, predicted),
-        proportions(hits, images),
-        f1_scores(hits, predicted + images - hits),
-    )
+    if groups is None:
+        shares = (
+            proportions(hits, predicted),
+            proportions(hits, images),
+            f1_scores(hits, predicted + images - hits),
+        )
+    else:
+        shares = _grouped_shares(labels_N, predictions_N, len(names), groups)
     return tuple(
         ClassMetrics(
             name=name,
@@ -136,4 +154,22 @@ def by_class(
                 strict=True,
             )
         )
+    )
+
+
+def _grouped_shares(
+    labels_N: Array, predictions_N: Array, num_classes: int, groups: ImageGroups
+) -> tuple[list[MetricEstimate], list[MetricEstimate], list[MetricEstimate]]:
+    """Return precision, recall and F1 of every class, whose images may be of one group."""
+    right_N = labels_N == predictions_N
+    wrong = np.flatnonzero(~right_N)
+    # Each error is of two classes: the true one and the predicted one.
+    both = np.concatenate([labels_N, predictions_N[wrong]])
+    rows = np.concatenate([np.arange(len(labels_N)), wrong])
+    ends = np.bincount(both, minlength=num_classes).cumsum()[:-1]
+    unions = np.split(rows[np.argsort(both, kind="stable")], ends)
+    return (
+        grouped_shares(right_N, predictions_N, num_classes, groups),
+        grouped_shares(right_N, labels_N, num_classes, groups),
+        [f1_of_jaccard(share_of_some(right_N, union, groups)) for union in unions],
     )

@@ -1,7 +1,9 @@
 """Groups of images that are not independent of each other: a patient's, a video's, a burst's.
 
 With groups, the groups are the sample, not the images. So a test takes whole groups, and an
-interval is that of the number of independent images with the same variance.
+interval is that of the number of independent images with the same variance: n over the design
+effect (Kish 1965, Survey Sampling). Metrics that are no means have the design effect of their
+influences, the mean of which they follow (Woodruff 1971, JASA 66).
 
 Shapes: N images, G groups.
 """
@@ -89,6 +91,44 @@ class ImageGroups:
         of_groups = float((residuals_G**2).sum()) * self.count / (self.count - 1) / n**2
         return n * of_images / max(of_groups, of_images) * few
 
+    def inflation(self, values_N: Array) -> float:
+        """Return by how much the groups multiply the squared width of an interval of the mean.
+
+        That is the design effect, and the part of few degrees of freedom; infinite for one group.
+
+        Args:
+            values_N: of the images, or the influence of each on a metric.
+        """
+        size = self.effective_size(values_N)
+        return len(values_N) / size if size else float("inf")
+
+
+def inflation(values_N: Array, groups: ImageGroups | None) -> float:
+    """Return by how much groups multiply the squared width of an interval; 1 without groups."""
+    return groups.inflation(values_N) if groups is not None else 1.0
+
+
+def shares(
+    right_N: Array, classes_N: Array, num_classes: int, groups: ImageGroups
+) -> list[MetricEstimate]:
+    """Return the share of right images of each class (K), with its mid-P interval.
+
+    Args:
+        right_N: whether each image is.
+        classes_N: of the images, true or predicted ones.
+        num_classes: K.
+        groups: of the images.
+    """
+    ends = np.bincount(classes_N, minlength=num_classes).cumsum()[:-1]
+    by_class = np.split(np.argsort(classes_N, kind="stable"), ends)
+    return [share_of_some(right_N, rows, groups) for rows in by_class]
+
+
+def share_of_some(right_N: Array, rows: Array, groups: ImageGroups | None) -> MetricEstimate:
+    """Return the share of right images among some, given their positions."""
+    own = groups.among(rows) if groups is not None else None
+    return share(right_N[rows], own)
+
 
 def share(right_N: Array, groups: ImageGroups | None) -> MetricEstimate:
     """Return the share of the images that are right, with its mid-P interval.
@@ -98,7 +138,7 @@ def share(right_N: Array, groups: ImageGroups | None) -> MetricEstimate:
         groups: of the images; None if these are independent.
     """
     successes, n = int(right_N.sum()), len(right_N)
-    if groups is None:
+    if groups is None or n == 0:
         return proportion(successes, n)
     size = groups.effective_size(right_N.astype(np.float64))
     return with_effective_size(successes / n, n=n, effective_n=size)

@@ -49,15 +49,15 @@ def f1_scores(hits_M: Array, unions_M: Array) -> list[MetricEstimate]:
     F1 = 2 J / (1 + J) increases with the Jaccard index J, a proportion: the hits among the
     `unions_M` images that are of the class or predicted as it. So J's interval is transformed.
     """
-    return [
-        MetricEstimate(
-            value=2 * jaccard.value / (1 + jaccard.value),
-            low=2 * jaccard.low / (1 + jaccard.low),
-            high=2 * jaccard.high / (1 + jaccard.high),
-            n=jaccard.n,
-        )
-        for jaccard in proportions(hits_M, unions_M)
-    ]
+    return [f1_of_jaccard(jaccard) for jaccard in proportions(hits_M, unions_M)]
+
+
+def f1_of_jaccard(jaccard: MetricEstimate) -> MetricEstimate:
+    """Return F1 = 2 J / (1 + J) with its interval, given the Jaccard index J."""
+    value, low, high = (
+        2 * each / (1 + each) for each in (jaccard.value, jaccard.low, jaccard.high)
+    )
+    return MetricEstimate(value=value, low=low, high=high, n=jaccard.n)
 
 
 def mid_p_bounds(successes_M: Array, trials_M: Array) -> tuple[Array, Array]:

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from patchline.pipeline.metrics.image_groups import ImageGroups, inflation
 from patchline.pipeline.metrics.intervals import TAIL, MetricEstimate
 from patchline.pipeline.metrics.row_pieces import row_slices
 
@@ -23,7 +24,9 @@ def log_losses(probabilities_NK: Array, labels_N: Array) -> Array:
     return -np.log(np.maximum(true.astype(np.float64), _LEAST_PROBABILITY))
 
 
-def log_loss(probabilities_NK: Array, labels_N: Array) -> MetricEstimate:
+def log_loss(
+    probabilities_NK: Array, labels_N: Array, groups: ImageGroups | None = None
+) -> MetricEstimate:
     """Return the mean log loss with a gamma interval.
 
     A good model's losses are nearly all small, and a sample may lack the rare large one that makes
@@ -31,16 +34,31 @@ def log_loss(probabilities_NK: Array, labels_N: Array) -> MetricEstimate:
     with the weight of `_PRIOR_IMAGES` images, and the upper end allows for part of one more error
     of the size that they imply. The interval is the gamma interval for weighted sums of rare events
     (Fay and Feuer 1997, Statistics in Medicine 16), with part of their allowance.
+
+    Args:
+        probabilities_NK: rows sum to 1.
+        labels_N: the true classes.
+        groups: of the images; None if these are independent.
     """
-    losses = np.sort(log_losses(probabilities_NK, labels_N))
+    losses_N = log_losses(probabilities_NK, labels_N)
+    losses = np.sort(losses_N)
     n, value = len(losses), float(losses.mean())
+    units = n / loss_inflation(losses_N, groups)
     expected, squared = _implied_moments(probabilities_NK, _SURPRISES / (n + 1))
     implied = max(squared - expected**2, 0.0)
     observed = float(losses.var(ddof=1)) if n > 1 else implied
-    variance = (observed * n + implied * _PRIOR_IMAGES) / (n + _PRIOR_IMAGES) / n
-    unseen = _WEIGHT_OF_THE_UNSEEN * squared / expected / n if expected > 0 else 0.0
+    variance = (observed * n + implied * _PRIOR_IMAGES) / (n + _PRIOR_IMAGES) / units
+    unseen = _WEIGHT_OF_THE_UNSEEN * squared / expected / units if expected > 0 else 0.0
     low, high = gamma_bounds(value, variance, unseen)
     return MetricEstimate(value=value, low=min(low, value), high=max(high, value), n=n)
+
+
+def loss_inflation(losses_N: Array, groups: ImageGroups | None) -> float:
+    """Return by how much groups multiply the variance of a mean loss.
+
+    A single group counts as one image: losses have no largest value that could end the interval.
+    """
+    return min(inflation(losses_N, groups), float(len(losses_N)))
 
 
 def _implied_moments(probabilities_NK: Array, surprise: float) -> tuple[float, float]:

@@ -9,11 +9,13 @@ Shapes: N samples, K classes, P samples of one class.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from patchline.pipeline.metrics.image_groups import ImageGroups
 from patchline.pipeline.metrics.intervals import MetricEstimate, mid_p_bounds
 
 Array = np.ndarray[Any, Any]
@@ -55,27 +57,67 @@ class AreaSummary(NamedTuple):
     squares: float
     freedom: int
     n: int
+    is_unknown: bool = False
+    """Whether all samples are of one group, so that nothing is known about the variance."""
+
+    def inflated(self, factor: float) -> AreaSummary:
+        """Return it with squares that are so many times as large; infinite if unknown."""
+        if math.isinf(factor):
+            return self._replace(is_unknown=True)
+        return self._replace(squares=self.squares * factor)
+
+    def by_groups(self, influences_N: Array, own: Array, groups: ImageGroups) -> AreaSummary:
+        """Return it with the variance of groups, and the formula's of as many samples as these.
+
+        Args:
+            influences_N: how much each sample moves the value.
+            own: positions of the positives.
+            groups: of the samples.
+        """
+        sizes_G = np.bincount(groups.codes_N, minlength=groups.count)
+        own_G = np.bincount(groups.codes_N[own], minlength=groups.count)
+        with_some, with_others = int((own_G > 0).sum()), int((own_G < sizes_G).sum())
+        positives, others = len(own), len(influences_N) - len(own)
+        each = positives / with_some if positives <= others else others / with_others
+        fewer = self._replace(
+            variance=self.variance * each, freedom=min(with_some, with_others) - 1
+        )
+        return fewer.inflated(groups.inflation(influences_N))
 
 
-def roc_auc(scores_N: Array, is_positive_N: Array) -> MetricEstimate | None:
+def roc_auc(
+    scores_N: Array, is_positive_N: Array, groups: ImageGroups | None = None
+) -> MetricEstimate | None:
     """Return the area under the ROC curve; None if all samples are positive, or none is."""
-    return _of_one_class(roc_area, scores_N, is_positive_N)
+    return _of_one_class(roc_area, scores_N, is_positive_N, groups)
 
 
-def average_precision(scores_N: Array, is_positive_N: Array) -> MetricEstimate | None:
+def average_precision(
+    scores_N: Array, is_positive_N: Array, groups: ImageGroups | None = None
+) -> MetricEstimate | None:
     """Return the average precision; None if all samples are positive, or none is."""
-    return _of_one_class(precision_area, scores_N, is_positive_N)
+    return _of_one_class(precision_area, scores_N, is_positive_N, groups)
 
 
 def _of_one_class(
-    area_of: Callable[[Array, Array], Area], scores_N: Array, is_positive_N: Array
+    area_of: Callable[[Array, Array], Area],
+    scores_N: Array,
+    is_positive_N: Array,
+    groups: ImageGroups | None,
 ) -> MetricEstimate | None:
     if is_positive_N.all() or not is_positive_N.any():
         return None
-    return estimates([area_of(scores_N, is_positive_N).summary])[0]
+    area = area_of(scores_N, is_positive_N)
+    summary = area.summary
+    if groups is not None:
+        own = np.flatnonzero(is_positive_N)
+        summary = summary.by_groups(area.influences_N, own, groups)
+    return estimates([summary])[0]
 
 
-def macro_estimate(areas: list[AreaSummary], influences_N: Array) -> MetricEstimate:
+def macro_estimate(
+    areas: list[AreaSummary], influences_N: Array, groups: ImageGroups | None = None
+) -> MetricEstimate:
     """Return the mean of some classes' areas, given how much each sample moves it."""
     value, centre, shrunk = (
         float(np.mean([getattr(area, part) for area in areas]))
@@ -86,7 +128,9 @@ def macro_estimate(areas: list[AreaSummary], influences_N: Array) -> MetricEstim
         freedom //= 2
     variance = _variance_of_mean(np.array([area.variance for area in areas]))
     area = Area(value, centre, shrunk, variance, influences_N, freedom)
-    return estimates([area.summary])[0]
+    summary = area.summary
+    factor = groups.inflation(influences_N) if groups is not None else 1.0
+    return estimates([summary.inflated(factor)])[0]
 
 
 def _variance_of_mean(variances_K: Array) -> float:
@@ -104,7 +148,7 @@ def estimates(areas: list[AreaSummary]) -> list[MetricEstimate]:
         variance = weight * area.squares + (1 - weight) * area.variance
         spread = weight * area.value * (1 - area.value)
         spread += (1 - weight) * area.shrunk * (1 - area.shrunk)
-        effective_n.append(spread / variance)
+        effective_n.append(0.0 if area.is_unknown else spread / variance)
     trials = np.array(effective_n)
     lows, highs = mid_p_bounds(np.array([area.centre for area in areas]) * trials, trials)
     return [

@@ -8,6 +8,7 @@ import pandas as pd
 
 from patchline.pipeline.config import RunConfig
 from patchline.pipeline.data.ingested_data import IngestedData
+from patchline.pipeline.evaluation.grouped_images import image_groups
 from patchline.pipeline.evaluation.multi_label.label_set_predictions import (
     LabelSetPredictions,
     checked_labels,
@@ -85,7 +86,11 @@ def judge(
     ).model_copy(update={"provenance": data.seen_before.provenance})
     validated = LabelSetPredictions.of(table[table["split"] == "validation"], data.classes)
     validation = (
-        label_set_map(validated.probabilities_NK, validated.labels_NK)
+        label_set_map(
+            validated.probabilities_NK,
+            validated.labels_NK,
+            groups=image_groups(validated.table),
+        )
         if ranked_labels(validated.labels_NK).any()
         else None
     )

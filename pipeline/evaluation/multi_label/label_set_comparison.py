@@ -104,10 +104,10 @@ def compare_label_sets(
                 images=int(labels_NK[:, k].sum()),
                 groups=_groups_with(labels_NK[:, k], groups),
                 champion=ranking.average_precision(
-                    before.probabilities_NK[:, k], labels_NK[:, k] > 0
+                    before.probabilities_NK[:, k], labels_NK[:, k] > 0, groups
                 ),
                 challenger=ranking.average_precision(
-                    now.probabilities_NK[:, k], labels_NK[:, k] > 0
+                    now.probabilities_NK[:, k], labels_NK[:, k] > 0, groups
                 ),
             )
             for k, name in enumerate(classes)

@@ -25,18 +25,20 @@ from patchline.pipeline.evaluation.multi_label.co_occurrence import (
 from patchline.pipeline.evaluation.multi_label.label_set_galleries import LabelSetImage
 from patchline.pipeline.evaluation.multi_label.label_set_predictions import LabelSetPredictions
 from patchline.pipeline.evaluation.multi_label.label_set_robustness import LabelSetRobustness
-from patchline.pipeline.evaluation.slices import Part, measured_parts, undivided
+from patchline.pipeline.evaluation.slices import Part, groups_within, measured_parts, undivided
 from patchline.pipeline.metrics.calibration import (
     calibration_error_of,
     reliability_of,
 )
-from patchline.pipeline.metrics.intervals import MetricEstimate, proportion
+from patchline.pipeline.metrics.image_groups import ImageGroups, share
+from patchline.pipeline.metrics.intervals import MetricEstimate
 from patchline.pipeline.metrics.label_calibration import LabelCalibration, listed
 from patchline.pipeline.metrics.label_thresholds import LabelThresholds
 from patchline.pipeline.metrics.multi_label.image_metrics import exact_matches
 from patchline.pipeline.metrics.multi_label.label_set_metrics import (
     LabelMetrics,
     by_label,
+    groups_of_pairs,
     multi_label_metrics,
     pairs,
     samples_f1,
@@ -222,6 +224,7 @@ def evaluate_label_sets(
     wrong, missed = galleries.false_positives(predictions), galleries.false_negatives(predictions)
     lacking = galleries.missing_labels(predictions)
     before = pairs(calibration.uncalibrated_probabilities(probabilities), labels)
+    of_pairs = groups_of_pairs(groups, len(classes))
 
     def shown(pairs_M: galleries.Pairs) -> tuple[LabelSetImage, ...]:
         chosen = pairs_M.of_one_image_each(config.gallery_size)
@@ -237,9 +240,11 @@ def evaluate_label_sets(
         classes=classes,
         metrics={
             f"{split}/{key}": value
-            for key, value in multi_label_metrics(probabilities, labels, predicted).items()
+            for key, value in multi_label_metrics(
+                probabilities, labels, predicted, groups=groups
+            ).items()
         },
-        by_label=by_label(probabilities, labels, predicted, classes, thresholds.values),
+        by_label=by_label(probabilities, labels, predicted, classes, thresholds.values, groups),
         unlabelled=int((labels.sum(axis=1) == 0).sum()),
         labels_per_image=float(labels.sum() / images),
         predicted_per_image=float(predicted.sum() / images),
@@ -254,31 +259,32 @@ def evaluate_label_sets(
         calibration=calibration,
         thresholds=thresholds,
         computed_by=computed_by,
-        reliability=reliability_of(pairs(probabilities, labels)),
-        uncalibrated_reliability=reliability_of(before),
-        uncalibrated_ece=calibration_error_of(before),
-        slices=_slices(predictions, config),
+        reliability=reliability_of(pairs(probabilities, labels), groups=of_pairs),
+        uncalibrated_reliability=reliability_of(before, groups=of_pairs),
+        uncalibrated_ece=calibration_error_of(before, of_pairs),
+        slices=_slices(predictions, config, groups),
         undivided=undivided(predictions.table, config),
         config=config,
     )
 
 
 def _slices(
-    predictions: LabelSetPredictions, config: EvaluationConfig
+    predictions: LabelSetPredictions, config: EvaluationConfig, groups: ImageGroups | None
 ) -> tuple[LabelSetSlice, ...]:
     """Return the slices by each chosen column."""
     labels_NK, predicted_NK = predictions.labels_NK, predictions.predicted_NK
     right_N = exact_matches(labels_NK, predicted_NK)
 
     def f1(chosen_N: Array) -> MetricEstimate:
-        return samples_f1(labels_NK[chosen_N], predicted_NK[chosen_N])
+        own = groups_within(chosen_N, groups)
+        return samples_f1(labels_NK[chosen_N], predicted_NK[chosen_N], own)
 
     overall = samples_f1(labels_NK, predicted_NK).value
     return tuple(
         LabelSetSlice(
             **part,
             samples_f1=estimate,
-            exact_match=proportion(int(right_N[chosen_N].sum()), part["images"]),
+            exact_match=share(right_N[chosen_N], groups_within(chosen_N, groups)),
         )
         for part, estimate, chosen_N in measured_parts(predictions.table, config, f1, overall)
     )

@@ -109,7 +109,7 @@ def label_set_robustness(
                 severity=severity,
                 mean_average_precision=_estimate(float(value), drawn_R, count, sample),
                 difference=_estimate(float(value) - clean, changes_R, count, sample, -1.0),
-                p_value=p_value_of(float(value) - clean, _known(changes_R), sample),
+                p_value=p_value_of(float(value) - clean, _without_unknown(changes_R), sample),
             )
         )
     of_names = values_V[1:].reshape(len(CORRUPTIONS), -1).mean(axis=1)
@@ -117,7 +117,7 @@ def label_set_robustness(
     mean, mean_R = float(values_V[1:].mean()), drawn_VR[1:].mean(axis=0)
     return LabelSetRobustness(
         images=count,
-        clean=label_set_map(versions[0], labels_NK, seed=seed),
+        clean=label_set_map(versions[0], labels_NK, groups=groups, seed=seed),
         mean=_estimate(mean, mean_R, count, sample),
         loss=_estimate(mean - clean, mean_R - clean_R, count, sample, -1.0),
         by_corruption={
@@ -142,13 +142,13 @@ def _estimate(
     value: float, drawn_R: Array, n: int, sample: Sample, least: float = 0.0
 ) -> MetricEstimate:
     """Return a metric with its interval; it lies between `least` and 1."""
-    known = _known(drawn_R)
+    known = _without_unknown(drawn_R)
     low, high = value, value
     if len(known):
         low, high = sample.interval(value, known, (least, 1.0))
     return MetricEstimate(value=value, low=low, high=high, n=n)
 
 
-def _known(drawn_R: Array) -> Array:
+def _without_unknown(drawn_R: Array) -> Array:
     known: Array = drawn_R[~np.isnan(drawn_R)]
     return known

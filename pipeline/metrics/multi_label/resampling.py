@@ -60,14 +60,23 @@ class Sample(NamedTuple):
     draws: int
     seed: int = 0
 
-    def drawn(self, images: int) -> Iterator[Array]:
-        """Yield how often each image is drawn (N, r), some draws at a time."""
+    def drawn(self, images: int, rows: int = 1) -> Iterator[Array]:
+        """Yield how often each image is drawn (N, r), some draws at a time.
+
+        Args:
+            images: N.
+            rows: numbers that the caller makes of each image, which bounds the draws of one piece.
+        """
         if self.groups is None:
-            yield from drawn_counts(images, self.draws, self.seed)
+            yield from drawn_counts(images, self.draws, self.seed, rows)
             return
         count = self.groups.count
-        for counts_GR in drawn_counts(count, self.draws, self.seed, rows=-(-images // count)):
+        for counts_GR in drawn_counts(count, self.draws, self.seed, rows * -(-images // count)):
             yield counts_GR[self.groups.codes_N]
+
+    def units(self, images: int) -> int:
+        """Return how many independent units there are: groups if there are any, else images."""
+        return images if self.groups is None else self.groups.count
 
     def standard_error(self, drawn_R: Array) -> float:
         """Return that of a metric, given it of each draw; of a single group, nothing is known."""
@@ -75,6 +84,23 @@ class Sample(NamedTuple):
         if self.groups is not None and self.groups.count > 1:
             few = math.sqrt(self.groups.count / (self.groups.count - 1))
         return float(drawn_R.std()) * few
+
+    def variance(self, drawn_R: Array) -> float:
+        """Return the variance of a metric as the width of its interval follows from it.
+
+        With groups, it allows for their few degrees of freedom; nothing is known about one group.
+        """
+        from scipy.special import ndtri, stdtrit
+
+        known = drawn_R[~np.isnan(drawn_R)]
+        variance = float(known.var(ddof=1)) if len(known) > 1 else 0.0
+        if self.groups is None:
+            return variance
+        freedom = self.groups.count - 1
+        if freedom == 0:
+            return math.inf
+        few = float(stdtrit(freedom, 1 - TAIL) / ndtri(1 - TAIL)) ** 2
+        return variance * few * (freedom + 1) / freedom
 
     def interval(
         self, value: float, drawn_R: Array, ends: tuple[float, float]

@@ -59,7 +59,7 @@ def test_what_follows_depends_on_the_champion() -> None:
 
 
 def test_what_makes_the_headline_less_certain_stands_below_it() -> None:
-    """Initial weights that may have seen the images, and groups that make the interval narrow."""
+    """Initial weights that may have seen the images, and groups that make the interval wide."""
     notes = {"caveat": "may be optimistic", "groups_note": "these 200 images form 9 groups: …"}
     lines = next_steps(_summary().model_copy(update=notes), 60.0).splitlines()
     [headline] = [number for number, line in enumerate(lines) if "Test accuracy" in line]

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 from sklearn import metrics as reference
 
@@ -20,6 +21,7 @@ from patchline.pipeline.metrics.calibration import (
     reliability,
     with_temperature,
 )
+from patchline.pipeline.metrics.intervals import MetricEstimate
 from patchline.pipeline.metrics.temperature import TemperatureFit
 from tests.conftest import Run
 from tests.pipeline.evaluation.conftest import made_of, random_predictions, report_of
@@ -149,12 +151,37 @@ def test_the_split_stands_in_front_of_the_figures() -> None:
 
 
 def test_images_of_one_group_are_counted_as_such() -> None:
-    """Only where two images share a group: then the intervals are too narrow, and that is said."""
+    """Only where two images share a group: then the intervals are by groups, and that is said."""
     alone = random_predictions(6, 3, group=["anna", "ben", "", "", "", ""])
     assert (_evaluate(alone).groups, _evaluate(alone).groups_note) == (None, "")
     report = _evaluate(random_predictions(6, 3, group=["anna", "ben", "ben", "", "", ""]))
     assert report.groups == 5
-    assert report.groups_note.startswith("these 6 images form 5 groups: the intervals take images")
+    assert report.groups_note.startswith("these 6 images form 5 groups: the intervals take groups")
+
+
+def test_copies_of_images_make_nothing_more_certain() -> None:
+    """Ten frames of each patient give the intervals of one, but for few degrees of freedom."""
+    once = random_predictions(60, 3)
+    ten = pd.concat([once.table.assign(group=once.table["path"])] * 10, ignore_index=True)
+    ten["path"] = [f"{path} {number}" for number, path in enumerate(ten["path"])]
+    grouped, alone = (_evaluate(Predictions.of(each)) for each in (ten, ten.assign(group="")))
+    expected = _evaluate(once)
+    assert (grouped.groups, grouped.images) == (60, 600)
+
+    def width(estimate: MetricEstimate | None) -> float:
+        assert estimate is not None
+        return estimate.high - estimate.low
+
+    for key, one in expected.metrics.items():
+        assert grouped.metrics[key].value == pytest.approx(one.value), key
+        assert width(grouped.metrics[key]) == pytest.approx(width(one), rel=0.2), key
+        assert width(alone.metrics[key]) < 0.6 * width(grouped.metrics[key]), key
+    for row, one_row in zip(grouped.by_class, expected.by_class, strict=True):
+        for key in ("precision", "recall", "f1", "roc_auc", "pr_auc"):
+            expected_width = width(getattr(one_row, key))
+            assert width(getattr(row, key)) == pytest.approx(expected_width, rel=0.25), key
+    for found, one_bin in zip(grouped.reliability, expected.reliability, strict=True):
+        assert width(found.accuracy) >= 0.99 * width(one_bin.accuracy)
 
 
 def test_a_report_survives_its_file(tmp_path: Path) -> None:

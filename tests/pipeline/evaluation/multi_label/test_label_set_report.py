@@ -93,7 +93,7 @@ def test_images_that_all_have_the_same_labels_get_a_report(
     assert MultiLabelReport.model_validate_json(report.model_dump_json()) == report
 
 
-def test_images_in_groups_make_the_intervals_too_narrow(tmp_path: Path) -> None:
+def test_images_in_groups_make_the_intervals_wider(tmp_path: Path) -> None:
     """The report says so where two images share a group; an image without one is its own."""
     logits = logits_table()
     assert _report(logits)[0].groups is None
@@ -103,6 +103,25 @@ def test_images_in_groups_make_the_intervals_too_narrow(tmp_path: Path) -> None:
     page = _write(report, table, tmp_path).read_text("utf-8")
     assert f"<li>{report.groups_note}</li>" in page
     assert report.groups_note.startswith("these 150 images form 101 groups: the intervals take")
+
+
+def test_copies_of_images_make_nothing_more_certain() -> None:
+    """Five frames of each scene: intervals are about as wide as those of a fifth of the images."""
+    once = logits_table(160)
+    five = pd.concat([once.assign(group=once["path"])] * 5, ignore_index=True)
+    grouped, alone = (_report(each)[0] for each in (five, five.assign(group="")))
+    for key, one in alone.metrics.items():
+        found = grouped.metrics[key]
+        assert found.value == one.value, key
+        ratio = (found.high - found.low) / (one.high - one.low)
+        least = 1.0 if key == "test/ece" else 0.7 * 5**0.5
+        assert least < ratio < 5.5, key
+    for row, one_row in zip(grouped.by_label[:3], alone.by_label[:3], strict=True):
+        for key in ("average_precision", "roc_auc", "precision", "recall", "f1"):
+            width, one_width = (
+                getattr(each, key).high - getattr(each, key).low for each in (row, one_row)
+            )
+            assert 0.7 * 5**0.5 < width / one_width < 5.5, key
 
 
 def test_a_model_that_ranks_by_chance_gets_a_warning() -> None:

@@ -79,7 +79,7 @@ def test_images_of_one_group_are_drawn_together() -> None:
     assert alone.severities_of("gaussian_noise")[4].p_value < 0.05
     for each in (few.clean, few.mean, few.by_corruption["snow"], few.loss):
         assert each.low <= each.value <= each.high
-    assert (one.mean.low, one.mean.high) == (0.0, 1.0)
+    assert (one.mean.low, one.mean.high, one.clean.high) == (0.0, 1.0, 1.0)
     assert (one.loss.low, one.loss.high, one.cells[0].p_value) == (-1.0, 1.0, 1.0)
 
 
