@@ -136,11 +136,11 @@ class _Cells:
         for number in range(2, depth + 1):
             self._divide(sample, round(cells ** (number / depth)), generator)
 
-    def _divide(self, sample_ND: Array, wanted: int, generator: np.random.Generator) -> None:
+    def _divide(self, sample_ND: Array, size: int, generator: np.random.Generator) -> None:
         """Add a level, in which a centre has as many below it as its share of the sample."""
         above = self.nearest(sample_ND, 1).ravel()
         shares = np.bincount(above, minlength=len(self)) / max(1, len(sample_ND))
-        counts = np.maximum(1, np.round(wanted * shares)).astype(int)
+        counts = np.maximum(1, np.round(size * shares)).astype(int)
         order = np.argsort(above, kind="stable")
         ends = np.searchsorted(above[order], np.arange(len(self) + 1))
         below = [
