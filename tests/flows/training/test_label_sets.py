@@ -30,13 +30,14 @@ def test_a_run_whose_test_images_have_equal_labels_ends_with_a_model(
     rows = [
         {
             "file_name": str(file.relative_to(tmp_path / "photos")),
-            "labels": ["a", "b"] if number % 4 == 0 else [file.parent.name],
+            "labels": ["across", "down"] if number % 4 == 0 else [file.parent.name],
             "split": ("test", "validation", "train", "train")[number % 4],
         }
         for number, file in enumerate(files)
     ]
     (tmp_path / "photos" / "metadata.jsonl").write_text("\n".join(map(json.dumps, rows)), "utf-8")
-    given = [*SETTINGS[4:], "--data.task", "multi_label", "--evaluation.corruptions", "5"]
+    given = [*SETTINGS[4:], "--data.source", "table"]
+    given[given.index("--evaluation.corruptions") + 1] = "5"
     done = patchline_here("run", "photos", *given, cwd=tmp_path)
     assert done.code == 0, done.err
     summary = json.loads(done.out)
@@ -46,8 +47,8 @@ def test_a_run_whose_test_images_have_equal_labels_ends_with_a_model(
     assert "mAP is unknown: no label is on some and not on others of these 20 images" in page
     shown = patchline_here("models", "shapes", cwd=tmp_path)
     assert "test mAP unknown" in shown.out
-    searched = patchline_here("sweep", "photos", *given, "--optimizer.learning-rate", "1e-4..1e-2",
-                              cwd=tmp_path)  # fmt: skip
+    space = ["--sweep.space.optimizer.learning-rate", "1e-4..1e-2"]
+    searched = patchline_here("sweep", "photos", *given, *space, cwd=tmp_path)
     assert searched.code == 2
     assert "test images have the same labels, so their mAP is unknown" in searched.err
 
