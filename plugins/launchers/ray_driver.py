@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import ray
-from ray._raylet import (  # type: ignore[attr-defined]  # its stubs lack them
+from ray._raylet import (  # type: ignore[attr-defined,unused-ignore]  # its stubs lack them
     AuthenticationTokenLoader,
     GcsClient,
 )
