@@ -238,7 +238,7 @@ def test_a_damaged_image_is_listed_and_the_others_count(command: Command, tmp_pa
     assert any("broken.png" in note for note in answer["notes"])
 
 
-def test_images_in_groups_make_the_intervals_too_narrow(command: Command, tmp_path: Path) -> None:
+def test_groups_of_images_are_what_the_intervals_count(command: Command, tmp_path: Path) -> None:
     """The terminal and `--json` say so, beside the intervals."""
     from PIL import Image
 
@@ -247,7 +247,7 @@ def test_images_in_groups_make_the_intervals_too_narrow(command: Command, tmp_pa
         folder.mkdir(parents=True, exist_ok=True)
         Image.fromarray(draw_photo(number % 3, 40 + number)).save(folder / f"{number}.png")
     pattern = ("--data.label", "{group}/{label}/*")
-    said = "these 12 images form 2 groups: the intervals take images as independent"
+    said = "these 12 images form 2 groups: the intervals take groups, not images, as independent"
     code, out, err = command("evaluate", "stripes", str(tmp_path / "new"), *pattern)
     assert (code, said in " ".join(out.split())) == (0, True), err
     _, out, _ = command("evaluate", "stripes", str(tmp_path / "new"), *pattern, "--json")

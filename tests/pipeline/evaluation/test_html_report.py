@@ -215,7 +215,10 @@ def test_what_the_figures_warn_of_is_said(tmp_path: Path) -> None:
     assert "Warning: the model is not clearly better" in text
     assert "only 6 test images" in text
     assert "no test image of b" in text
-    assert "these 6 images form 2 groups: the intervals take images as independent" in text
+    assert (
+        "these 6 images form 2 groups: the intervals take groups, not images, as independent"
+        in text
+    )
 
 
 def test_a_large_matrix_shows_a_part(tmp_path: Path) -> None:
