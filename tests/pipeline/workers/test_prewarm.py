@@ -21,7 +21,12 @@ LATER = (
 def prepared(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The modules that were asked for, instead of their processes."""
     modules: list[str] = []
-    monkeypatch.setattr(worker_start, "prepare", modules.append)
+
+    def prepare(module: str, *, to_lead: bool) -> None:
+        assert not to_lead
+        modules.append(module)
+
+    monkeypatch.setattr(worker_start, "prepare", prepare)
     return modules
 
 
