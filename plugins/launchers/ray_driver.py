@@ -228,7 +228,7 @@ class Driver:
 
     def _follow_lines(self) -> bool:
         """Do what new lines say; return False at the end of the input."""
-        are_starting = any(not each.is_running for each in self._tasks.values())
+        are_starting = any(each.seat and not each.is_running for each in self._tasks.values())
         timeout = _START_POLL_SECONDS if are_starting else _POLL_SECONDS
         while True:
             try:
