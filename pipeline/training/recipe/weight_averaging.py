@@ -7,6 +7,7 @@ average are not the average of the statistics, so they are measured again.
 
 from __future__ import annotations
 
+import math
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
@@ -135,11 +136,9 @@ def measure_batch_norm_often(model: nn.Module, data: TrainingData, job: Training
         job: says how they are normalised.
     """
     rows = data.training.rows
-    rows = rows[:: max(1, -(-len(rows) // _OFTEN))]
-    most = min(job.config.training.batch_size, PREDICTED_TOGETHER)
-    size = -(
-        -len(rows) // -(-len(rows) // most)
-    )  # each batch counts alike, so none is a small rest
+    rows = rows[:: max(1, math.ceil(len(rows) / _OFTEN))]
+    batches = math.ceil(len(rows) / min(job.config.training.batch_size, PREDICTED_TOGETHER))
+    size = math.ceil(len(rows) / batches)  # each batch counts alike, so none is a small rest
     measure_batch_norm(model, data.images, rows, job.image, size, job.config.seed)
 
 
