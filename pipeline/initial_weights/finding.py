@@ -399,10 +399,10 @@ def _trained_record(
 
 def _tags_of(run_id: str) -> dict[str, str] | None:
     """Return the tags of a run; None if this store has none, as for a file from elsewhere."""
-    from mlflow.exceptions import MlflowException
-
     if not run_id or not store_exists():
         return None
+    from mlflow.exceptions import MlflowException
+
     try:
         return dict(client().get_run(run_id).data.tags)
     except MlflowException:

@@ -282,10 +282,10 @@ def _image(weights: InitialWeights) -> ImageSpec:
 
 def _tested(run_id: str, task: Task) -> tuple[str, float | None, str]:
     """Return a run, its test metric, and the version of its test images, as far as known."""
-    from mlflow.exceptions import MlflowException
-
     if not run_id or not store_exists():
         return "", None, ""
+    from mlflow.exceptions import MlflowException
+
     try:
         run = client().get_run(run_id)
     except (MlflowException, PipelineError):
