@@ -2,7 +2,7 @@
 
 python -m benchmarks.distillation DATA [--weights FILE] [--trainable last_blocks] [--side 112]
                                   [--labels 15] [--tests 100] [--unlabelled 1350]
-                                  [--minutes 3] [--keep DIR]
+                                  [--minutes 3] [--only teacher taught-unlabelled] [--keep DIR]
 
 DATA is a folder or a zip with `train` and `test`, each with a folder for each class, such as
 CIFAR-10. Of each class, so many training images keep their labels, and so many test images are
@@ -11,8 +11,9 @@ used; the unlabelled images are drawn evenly from the other training images.
 A teacher is trained on the labelled images: from the weights in FILE at so many pixels, or from
 random ones without a file. Then three models are planned and trained from random weights for so
 many minutes each: on the labels alone, with the teacher, and with the teacher and the unlabelled
-images. At last the packages of teacher and student predict the same images in turn. A second
-command with the same DIR does only the runs that are not there.
+images. At last the packages of teacher and student predict the same images in turn. With --only,
+some of the models are left out. A second command with the same DIR does only the runs that are not
+there.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ from patchline.pipeline.models.model_description import DESCRIPTION_FILE
 from patchline.pipeline.packaging.package_files import ONNX_FILE
 from patchline.pipeline.packaging.packaged_model import PackagedModel
 
+RUNS = ("teacher", "labels", "taught-unlabelled", "taught")
 _BATCH, _ROUNDS = 32, 7
 
 
@@ -126,6 +128,7 @@ def main() -> None:
     parser.add_argument("--tests", type=int, default=100)
     parser.add_argument("--unlabelled", type=int, default=1350)
     parser.add_argument("--minutes", type=float, default=3)
+    parser.add_argument("--only", nargs="+", choices=RUNS, default=RUNS)
     parser.add_argument("--keep", type=Path)
     given = parser.parse_args()
     folder = given.keep or Path(tempfile.mkdtemp(prefix="patchline-distillation-"))
@@ -141,19 +144,18 @@ def main() -> None:
         start = ("--model.init", weights, "--training.trainable", given.trainable)
         start = (*start, "--data.image-size", str(given.side), "--preset", "none")
     taught = ("--training.teacher", "teacher/1")
-    runs = {
-        "teacher": start,
-        "labels": (),
-        "taught-unlabelled": (*taught, "--data.unlabelled", "unlabelled"),
-        "taught": taught,
-    }
+    with_unlabelled = (*taught, "--data.unlabelled", "unlabelled")
+    runs = dict(zip(RUNS, (start, (), with_unlabelled, taught), strict=True))
     limit = ("--training.time-limit", f"{given.minutes}m", "--model.init", "none")
     packages: dict[str, Path] = {}
-    for name, own in runs.items():
+    for name in given.only:
+        own = runs[name]
         settings = own if name == "teacher" else (*limit, *own)
         summary = _run_once(folder, name, *settings, *plain)
         packages[name] = folder / Path(summary["config"]).parent / "package"
         print(_row(name, summary), flush=True)
+    if not {"teacher", "taught-unlabelled"} <= packages.keys():
+        return
     slow, fast = images_per_second([packages["teacher"], packages["taught-unlabelled"]])
     ratio = statistics.median(b / a for a, b in zip(slow, fast, strict=True))
     print(
