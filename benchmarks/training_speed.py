@@ -58,7 +58,7 @@ from patchline.pipeline.training.machine import MODULE, choose_device, detect_ma
 from patchline.pipeline.training.parts.launching import job_of
 from patchline.pipeline.training.speed.compute_share import forward_flops, matrix_product_rate
 from patchline.pipeline.training.speed.precision import Chooser, certain_reason
-from patchline.pipeline.training.speed.trial_steps import AUGMENTATION, trial_steps
+from patchline.pipeline.training.speed.trial_steps import AUGMENTATION, TrialSettings, trial_steps
 from patchline.pipeline.training.train_result import TrainResult
 from patchline.pipeline.workers.event_log import Event
 from patchline.pipeline.workers.worker_process import run_worker
@@ -308,7 +308,8 @@ def profile_table(job: TrainingJob, device: str) -> list[str]:
     chooser = Chooser(job.config, job.image, len(job.classes), model, job.workspace)
     precision = chooser.choose().name
     batch = job.config.training.batch_size
-    steps = trial_steps(job.config, job.image, len(job.classes), model, precision, batch)
+    tried = TrialSettings(job.config, job.image, len(job.classes), precision)
+    steps = trial_steps(tried, model, batch)
     next(steps)
     activities = [ProfilerActivity.CPU]
     if device == "cuda":

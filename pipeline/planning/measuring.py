@@ -45,6 +45,7 @@ from patchline.pipeline.training.speed.thread_plan import (
 from patchline.pipeline.training.speed.trial_steps import (
     EPOCH_ENDS,
     EpochEnd,
+    TrialSettings,
     trial_epoch_end,
     trial_predictions,
     trial_steps,
@@ -259,9 +260,11 @@ def _steps_of(job: MeasuringJob, candidate: MeasuredCandidate, most_images: int)
     chooser = Chooser(config, image, job.num_classes, model, job.workspace, again=True)
     precision = chooser.choose(seconds)
 
+    settings = TrialSettings(config, image, job.num_classes, precision.name)
+
     def steps_of(images: int, scale: float = 1.0) -> Iterator[float]:
-        trained = config, image, job.num_classes, model, precision.name, images
-        return trial_steps(*trained, together_seconds=_TOGETHER_SECONDS, scale=scale)
+        together = _TOGETHER_SECONDS
+        return trial_steps(settings, model, images, together_seconds=together, scale=scale)
 
     steps = steps_of(batch)
     for _ in range(1 if device.type == "cpu" else _WARM_UP_STEPS):
@@ -286,7 +289,7 @@ def _steps_of(job: MeasuringJob, candidate: MeasuredCandidate, most_images: int)
     pairs = min(_MOST_PAIRS, int((_SHARE_OF_ONE * job.budget_seconds / seconds - 1) / 2))
     if device.type == "cpu" and _may_begin_smaller(candidate) and pairs >= _FEWEST_STEPS:
         smaller_share = _share_of_smaller(steps, steps_of(batch, SMALLER), pairs)
-    end = _epoch_end(job, candidate, model, precision.name, batch / seconds)
+    end = _epoch_end(job, settings, model, batch / seconds)
     return _Step(batch, seconds, precision, used, smaller_share=smaller_share, end=end)
 
 
@@ -308,25 +311,13 @@ def _share_of_smaller(whole: Iterator[float], smaller: Iterator[float], pairs: i
 
 
 def _epoch_end(
-    job: MeasuringJob,
-    candidate: MeasuredCandidate,
-    model: nn.Module,
-    precision: str,
-    images_per_second: float,
+    job: MeasuringJob, settings: TrialSettings, model: nn.Module, images_per_second: float
 ) -> EpochEnd:
     """Measure the end of an epoch, on as many images of a validation as there is time for."""
     affordable = _VALIDATED_SHARE * job.budget_seconds * _PREDICTING_IS_FASTER * images_per_second
     most = min(PREDICTED_TOGETHER, job.validation_images, int(affordable / (EPOCH_ENDS + 1)))
     with tempfile.TemporaryDirectory(dir=job.workspace, prefix=".building-") as folder:
-        return trial_epoch_end(
-            candidate.config,
-            _image(candidate),
-            job.num_classes,
-            model,
-            precision,
-            max(_FEWEST_IMAGES, most),
-            Path(folder),
-        )
+        return trial_epoch_end(settings, model, max(_FEWEST_IMAGES, most), Path(folder))
 
 
 def _features_seconds(job: MeasuringJob, candidate: MeasuredCandidate) -> _Step:

@@ -25,7 +25,11 @@ from patchline.pipeline.run_memory.stage_memory import Ingredients, StageMemory
 from patchline.pipeline.tracking import provenance
 from patchline.pipeline.training.config import duration_seconds
 from patchline.pipeline.training.machine import detect_machine
-from patchline.pipeline.training.speed.trial_steps import trial_predictions, trial_steps
+from patchline.pipeline.training.speed.trial_steps import (
+    TrialSettings,
+    trial_predictions,
+    trial_steps,
+)
 from patchline.pipeline.workers.event_log import EventWriter
 from patchline.pipeline.workspace import chosen
 from patchline.plugin_api import ImageSpec
@@ -124,7 +128,8 @@ class Chooser:
             if self.is_frozen:
                 return trial_predictions(self.image, self.model, name, batch)
             model = copy.deepcopy(self.model)
-            return trial_steps(plain, self.image, self.num_classes, model, name, batch)
+            settings = TrialSettings(plain, self.image, self.num_classes, name)
+            return trial_steps(settings, model, batch)
 
         most = min(_MOST_IMAGES, max(2, self.config.training.batch_size))
         fewest = fewest_images(next(self.model.parameters()).device)

@@ -19,7 +19,7 @@ import torch
 from patchline.pipeline.config import PluginChoice, RunConfig
 from patchline.pipeline.models.model_building import build_model
 from patchline.pipeline.training.config import TrainingConfig
-from patchline.pipeline.training.speed.trial_steps import trial_steps
+from patchline.pipeline.training.speed.trial_steps import TrialSettings, trial_steps
 from patchline.pipeline.training.train_state import TrainState
 from patchline.pipeline.workers.event_log import EventWriter
 from patchline.plugin_api import ImageSpec
@@ -194,7 +194,7 @@ def trial_of(config: RunConfig, image: ImageSpec, num_classes: int, precision: s
 
     def steps(images: int) -> Iterator[float]:
         model = build_model(config.model, image, num_classes)
-        return trial_steps(plain, image, num_classes, model, precision, images)
+        return trial_steps(TrialSettings(plain, image, num_classes, precision), model, images)
 
     return steps
 

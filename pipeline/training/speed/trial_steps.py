@@ -52,12 +52,22 @@ _FEWEST_IMAGES = 8
 _STORED_BATCHES, _MOST_STORED_BYTES = 4, 2**28
 
 
+class TrialSettings(NamedTuple):
+    """How a model is trained in a trial."""
+
+    config: RunConfig
+    """Resolved; its augmentation is part of a step."""
+    image: ImageSpec
+    """The size of the images."""
+    num_classes: int
+    """K; 0 if the objective uses no labels."""
+    precision: str
+    """float32, bfloat16 or float16."""
+
+
 def trial_steps(
-    config: RunConfig,
-    image: ImageSpec,
-    num_classes: int,
+    settings: TrialSettings,
     model: nn.Module,
-    precision: str,
     batch: int,
     *,
     together_seconds: float = 0.0,
@@ -70,16 +80,13 @@ def trial_steps(
     their mean.
 
     Args:
-        config: resolved; its augmentation is part of a step.
-        image: the size of the images.
-        num_classes: K; 0 if the objective uses no labels.
+        settings: of the training.
         model: on its device; it is trained.
-        precision: float32, bfloat16 or float16.
         batch: B.
         together_seconds: how long to let a GPU work, roughly, before it is waited for.
         scale: of the images' sides in the first ten steps, as at the start of a short training.
     """
-    trial = _Trial.of(config, image, num_classes, model, precision, batch, scale)
+    trial = _Trial.of(settings, model, batch, scale)
     device = trial.device
     steps = 1
     while True:
@@ -104,16 +111,10 @@ class _Trial:
 
     @classmethod
     def of(
-        cls,
-        config: RunConfig,
-        image: ImageSpec,
-        num_classes: int,
-        model: nn.Module,
-        precision: str,
-        batch: int,
-        scale: float = 1.0,
+        cls, settings: TrialSettings, model: nn.Module, batch: int, scale: float = 1.0
     ) -> _Trial:
         """Return a fit that has not begun; see `trial_steps` for the arguments."""
+        config, image, num_classes, precision = settings
         device = next(model.parameters()).device
         sizes = {"initial_image_scale": scale, "full_size_from": 1.0}
         training = config.training.model_copy(update=sizes)
@@ -205,26 +206,17 @@ class EpochEnd(NamedTuple):
 
 
 def trial_epoch_end(
-    config: RunConfig,
-    image: ImageSpec,
-    num_classes: int,
-    model: nn.Module,
-    precision: str,
-    images: int,
-    folder: Path,
+    settings: TrialSettings, model: nn.Module, images: int, folder: Path
 ) -> EpochEnd:
     """Do what the training loop does at the end of an epoch, and return what it takes.
 
     Args:
-        config: as for `trial_steps`.
-        image: the size of the images.
-        num_classes: K; 0 if the objective uses no labels.
+        settings: of the training.
         model: on its device; it is trained.
-        precision: float32, bfloat16 or float16.
         images: to validate on.
         folder: on the disk that keeps the weights; the files are left in it.
     """
-    trial = _Trial.of(config, image, num_classes, model, precision, _FEWEST_IMAGES)
+    trial, image = _Trial.of(settings, model, _FEWEST_IMAGES), settings.image
     trial.do_step()  # so that the optimizer has its moments
     average, objective = trial.state.average.model, trial.whole.step.objective
     shape = (images, image.height, image.width, image.channels)
@@ -234,7 +226,12 @@ def trial_epoch_end(
     for turn in range(EPOCH_ENDS + 1):
         began = time.monotonic()
         predict_logits(
-            average, images_NHWC, np.arange(images), image, device=trial.device, precision=precision
+            average,
+            images_NHWC,
+            np.arange(images),
+            image,
+            device=trial.device,
+            precision=settings.precision,
         )
         validated = time.monotonic()
         write_tensors(folder / WEIGHTS_FILE, objective.model_in(average).state_dict())

@@ -19,7 +19,11 @@ from patchline.pipeline.files.sealed_files import read_tensors
 from patchline.pipeline.models.model_building import build_model
 from patchline.pipeline.models.model_description import WEIGHTS_FILE
 from patchline.pipeline.training.loop import Training
-from patchline.pipeline.training.speed.trial_steps import trial_epoch_end, trial_steps
+from patchline.pipeline.training.speed.trial_steps import (
+    TrialSettings,
+    trial_epoch_end,
+    trial_steps,
+)
 from patchline.pipeline.workers.event_log import EventWriter
 from patchline.plugin_api import ImageSpec
 from tests.pipeline.training.conftest import MakeJob
@@ -74,7 +78,7 @@ def _with_sets() -> RunConfig:
 def test_a_step_reads_no_value_and_computes_nothing_in_float64(config: RunConfig) -> None:
     """Reading a value would wait for a GPU in each step, and MPS has no float64."""
     model = build_model(config.model, IMAGE, 3)
-    steps = trial_steps(config, IMAGE, 3, model, "float32", 6)
+    steps = trial_steps(TrialSettings(config, IMAGE, 3, "float32"), model, 6)
     next(steps)
     with _Operations() as seen:
         for _ in range(4):  # MixUp and CutMix
@@ -93,7 +97,8 @@ def test_a_trial_step_does_what_a_step_of_the_loop_does(make_job: MakeJob, tmp_p
     job = make_job(tmp_path, augmentation={"name": "standard"})
     training = Training(job, EventWriter(tmp_path / "events.jsonl"))
     model = build_model(job.config.model, job.image, len(job.classes))
-    steps = trial_steps(job.config, job.image, len(job.classes), model, "float32", 12)
+    settings = TrialSettings(job.config, job.image, len(job.classes), "float32")
+    steps = trial_steps(settings, model, 12)
     batches = training.batches()
     for _ in range(2):  # the first does more
         with _Operations() as of_loop:
@@ -122,7 +127,7 @@ class _WithoutKernel(nn.Module):
 def test_a_trial_step_uses_other_kernels_where_training_does() -> None:
     """A plan for a model that training can train does not fail where that is measured."""
     model = _WithoutKernel(build_model(EVERYTHING.model, IMAGE, 3))
-    assert next(trial_steps(EVERYTHING, IMAGE, 3, model, "float32", 6)) > 0
+    assert next(trial_steps(TrialSettings(EVERYTHING, IMAGE, 3, "float32"), model, 6)) > 0
     assert model.calls > 1
 
 
@@ -139,7 +144,8 @@ class _SlowPrediction(_WithoutKernel):
 def test_the_end_of_an_epoch_is_tried_with_its_validation_and_its_files(tmp_path: Path) -> None:
     """The averaged weights predict, and are written; a copy of the state is taken."""
     model = _SlowPrediction(build_model(EVERYTHING.model, IMAGE, 3))
-    end = trial_epoch_end(EVERYTHING, IMAGE, 3, model, "float32", 20, tmp_path)
+    settings = TrialSettings(EVERYTHING, IMAGE, 3, "float32")
+    end = trial_epoch_end(settings, model, 20, tmp_path)
     assert 0 < end.validated_per_second < 20 / 0.02
     assert end.seconds > 0
     assert end.checkpoint_seconds > 0
