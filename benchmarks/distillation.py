@@ -12,8 +12,8 @@ A teacher is trained on the labelled images: from the weights in FILE at so many
 random ones without a file. Then three models are planned and trained from random weights for so
 many minutes each: on the labels alone, with the teacher, and with the teacher and the unlabelled
 images. At last the packages of teacher and student predict the same images in turn. With --only,
-some of the models are left out. A second command with the same DIR does only the runs that are not
-there.
+some of the models are left out; a student needs its teacher, or a DIR that has it. A second command
+with the same DIR does only the runs that are not there.
 """
 
 from __future__ import annotations
@@ -131,6 +131,11 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", choices=RUNS, default=RUNS)
     parser.add_argument("--keep", type=Path)
     given = parser.parse_args()
+    without_teacher = "teacher" not in given.only and any("taught" in each for each in given.only)
+    if without_teacher and not (given.keep and (given.keep / "teacher.json").is_file()):
+        parser.error(
+            "no teacher is kept for a student: add teacher to --only, or its DIR as --keep"
+        )
     folder = given.keep or Path(tempfile.mkdtemp(prefix="patchline-distillation-"))
     folder = folder.resolve()
     folder.mkdir(parents=True, exist_ok=True)
@@ -144,12 +149,17 @@ def main() -> None:
         start = ("--model.init", weights, "--training.trainable", given.trainable)
         start = (*start, "--data.image-size", str(given.side), "--preset", "none")
     taught = ("--training.teacher", "teacher/1")
-    with_unlabelled = (*taught, "--data.unlabelled", "unlabelled")
-    runs = dict(zip(RUNS, (start, (), with_unlabelled, taught), strict=True))
+    runs = {
+        "teacher": start,
+        "labels": (),
+        "taught-unlabelled": (*taught, "--data.unlabelled", "unlabelled"),
+        "taught": taught,
+    }
     limit = ("--training.time-limit", f"{given.minutes}m", "--model.init", "none")
     packages: dict[str, Path] = {}
-    for name in given.only:
-        own = runs[name]
+    for name, own in runs.items():
+        if name not in given.only:
+            continue
         settings = own if name == "teacher" else (*limit, *own)
         summary = _run_once(folder, name, *settings, *plain)
         packages[name] = folder / Path(summary["config"]).parent / "package"

@@ -20,7 +20,6 @@ from __future__ import annotations
 import argparse
 import itertools
 import os
-import statistics
 import subprocess
 import tempfile
 import time
@@ -29,7 +28,6 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from scipy import stats
 from torch import nn
 from torch.nn import functional
 
@@ -42,6 +40,7 @@ from patchline.pipeline.data.manifests import manifest as manifests
 from patchline.pipeline.data.store.decoded_files import IMAGES_FILE
 from patchline.pipeline.data.store.prepared_store import open_images
 from patchline.pipeline.data.store.read_ahead import ReadAhead
+from patchline.pipeline.metrics.intervals import mean_of_repeats
 
 _SIDE = 8
 """Pixels of a small image."""
@@ -66,17 +65,12 @@ def compare_accuracy(given: argparse.Namespace) -> None:
 
 
 def _print_mean(differences: list[float]) -> None:
-    if len(differences) > 1:
-        mean = statistics.mean(differences)
-        error = statistics.stdev(differences) / len(differences) ** 0.5
-        half = float(stats.t.ppf(0.975, len(differences) - 1)) * error
-        print(
-            f"difference {mean:+.2f} points, 95% interval {mean - half:+.2f} to {mean + half:+.2f}"
-        )
+    mean = mean_of_repeats(differences, (-100.0, 100.0))
+    print(f"difference {mean.value:+.2f} points, 95% interval {mean.low:+.2f} to {mean.high:+.2f}")
 
 
 def _plan(given: argparse.Namespace, folder: Path) -> str:
-    """Return the config of the planned run, with the threads and precision of its speed."""
+    """Return the config of the planned run, whose threads and precision the plan has measured."""
     done = subprocess.run(
         [
             *(str(PATCHLINE), "run", str(Path(given.data).resolve()), "--preset", "quick"),
@@ -144,9 +138,11 @@ def _accuracy(images: _SmallImages, seed: int, fraction: float, given: argparse.
     """Return the test accuracy of a perceptron, in percent."""
     torch.manual_seed(seed)
     pixels_ND, labels_N, stored = images.pixels_ND, images.labels_N, len(images.labels_N)
-    widths = (pixels_ND.shape[1], 256, 256, int(labels_N.max()) + 1)
-    layers = [nn.Linear(*each) for each in itertools.pairwise(widths)]
-    model = nn.Sequential(layers[0], nn.GELU(), layers[1], nn.GELU(), layers[2])
+    model = nn.Sequential(
+        *(nn.Linear(pixels_ND.shape[1], 256), nn.GELU()),
+        *(nn.Linear(256, 256), nn.GELU()),
+        nn.Linear(256, int(labels_N.max()) + 1),
+    )
     windows = ShuffleWindows.of(fraction, stored, images.image_bytes)
     order = BatchOrder(images.training, 256, seed, 0, windows)
     steps = given.epochs * order.steps_per_epoch
