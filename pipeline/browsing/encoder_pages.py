@@ -6,6 +6,7 @@ import logging
 
 from patchline.pipeline.browsing.outcome import EncoderOutcome, lineage, links
 from patchline.pipeline.browsing.pages import NOTE_TAG
+from patchline.pipeline.files.safe_paths import safe_join
 from patchline.pipeline.packaging.model_card import escaped
 from patchline.pipeline.tracking.tracking_store import client
 
@@ -49,7 +50,8 @@ def _log_pictures(outcome: EncoderOutcome) -> None:
     folder, store = outcome.evaluated.folder, client()
     for step, image in enumerate(outcome.evaluated.report.pictures[:_GRID_IMAGES]):
         for view in image.views:
-            pixels = cv2.imread(str(folder / view.file), cv2.IMREAD_COLOR)
+            file = safe_join(folder, view.file, "The report")
+            pixels = cv2.imread(str(file), cv2.IMREAD_COLOR)
             if pixels is not None:
                 key = view.title.lower()
                 rgb = pixels[:, :, ::-1].copy()

@@ -7,6 +7,8 @@ import os
 from pathlib import Path
 from typing import BinaryIO
 
+from pydantic import Field
+
 from patchline.pipeline.frozen_model import FrozenModel
 
 _PIECE_BYTES = 1 << 20
@@ -15,7 +17,7 @@ _PIECE_BYTES = 1 << 20
 class FileDigest(FrozenModel):
     """Digest and size of a file's content."""
 
-    sha256: str
+    sha256: str = Field(pattern="^[0-9a-f]{64}$")
     """In hexadecimal digits."""
     bytes: int
 

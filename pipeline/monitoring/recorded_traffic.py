@@ -15,6 +15,7 @@ import pandas as pd
 
 from patchline.pipeline.data.reading.decoding import UndecodableImageError
 from patchline.pipeline.errors import DataError
+from patchline.pipeline.files.safe_paths import safe_join
 from patchline.pipeline.models.reference_images import ReferenceImages
 from patchline.pipeline.monitoring.arrived_images import (
     Computed,
@@ -114,7 +115,8 @@ class RecordedTraffic:
         if not image:
             return None
         try:
-            return np.asarray(self._package.pixels((self._folder / str(image)).read_bytes()))
+            file = safe_join(self._folder, str(image), f"The recorded traffic in {self._folder}")
+            return np.asarray(self._package.pixels(file.read_bytes()))
         except (UndecodableImageError, OSError):
             return None
 

@@ -22,6 +22,7 @@ from patchline.pipeline.errors import ModelReferenceError, PipelineError, Storag
 from patchline.pipeline.files import file_locks
 from patchline.pipeline.files.atomic_files import storage_errors
 from patchline.pipeline.files.path_uris import artifact_path
+from patchline.pipeline.files.safe_paths import unsafe_reason
 from patchline.pipeline.files.workspace_folder import make_folder, place
 from patchline.pipeline.registry.registry_reader import RegistryReader
 
@@ -114,8 +115,8 @@ def _export_folder(tag: str | None, form: str) -> str | None:
     except (ValueError, AttributeError):  # written by hand
         return None
     parts = folder.split("/")
-    is_plain = len(parts) == 2 and parts[0] == EXPORT_FOLDER and parts[1] not in ("", ".", "..")  # noqa: PLR2004 - two parts
-    return folder if is_plain else None
+    is_plain = len(parts) == 2 and parts[0] == EXPORT_FOLDER  # noqa: PLR2004 - two parts
+    return folder if is_plain and not unsafe_reason(folder) else None
 
 
 def _downloaded(stored: str, name: str, version: str, export: str = "") -> Path:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
+from patchline.pipeline.files.safe_paths import unsafe_reason
 from patchline.pipeline.files.workspace_folder import WORKSPACE
 from patchline.pipeline.frozen_model import FrozenModel
 from patchline.pipeline.tracking.tracking_store import ARTIFACTS, DATABASE
@@ -29,7 +30,6 @@ _LEFT_OUT = re.compile(
     r".*\.(lock|part|log|key)|.*\.db(-wal|-shm|-journal)?|\.building-.*|\.locks|\.artifact\..*"
 )
 _TOPS = frozenset({DATABASE, ARTIFACTS, str(WORKSPACE)})
-_LONGEST = 4096
 
 
 class Member(FrozenModel):
@@ -85,11 +85,8 @@ def files(folder: Path, *, caches: bool) -> Iterator[str]:
 
 def refusal(path: str) -> str | None:
     """Return why a member of an archive may not become a file; none if it may."""
-    parts = PurePosixPath(path).parts
-    if not parts or path.startswith("/") or ".." in parts or "\0" in path or "\\" in path:
-        return "its path leads outside the workspace"
-    if path != PurePosixPath(path).as_posix() or len(path) > _LONGEST:
-        return "its path is not a plain one"
-    if parts[0] not in _TOPS and path != LIST:
+    if reason := unsafe_reason(path):
+        return f"its path {reason}"
+    if path.partition("/")[0] not in _TOPS and path != LIST:
         return "it does not belong to a workspace"
     return None

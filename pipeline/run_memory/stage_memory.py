@@ -32,9 +32,11 @@ from pydantic import ValidationError
 
 from patchline.pipeline.files.atomic_files import storage_errors, write_text
 from patchline.pipeline.files.file_digest import FileDigest, digest_of
+from patchline.pipeline.files.safe_paths import safe_join
 from patchline.pipeline.files.workspace_folder import make_folder
 from patchline.pipeline.frozen_model import FrozenModel
 from patchline.pipeline.workspace import cache
+from patchline.pipeline.workspace.run_folders import RUNS
 from patchline.pipeline.workspace.shared_files import (
     DamagedObjectError,
     Reference,
@@ -114,6 +116,9 @@ class StageMemory:
             target: the folder of this run that receives the files; None if the files stay where
                 they are, because all runs share them.
             own_only: use only what this run has computed itself.
+
+        Raises:
+            DataError: if a path in a record leads out of its folder.
         """
         key, own_only = key_of(stage, ingredients), own_only or self.fresh
         for file in self._records(stage, key, own_only=own_only):
@@ -122,7 +127,8 @@ class StageMemory:
                 continue
             try:
                 files = _copied_files(record, target or record.folder)
-                result = result_class.model_validate(_absolute(record.result, files))
+                content = _absolute(record.result, files, _source(record))
+                result = result_class.model_validate(content)
             except (_UntrustedError, ValidationError) as reason:
                 self._distrust(record, file, str(reason))
                 continue
@@ -157,11 +163,11 @@ class StageMemory:
                 )
                 if record.key != key or key_of(record.stage, record.ingredients) != key:
                     continue
-                files = (target or self.workspace / record.folder).resolve()
-                if not files.is_relative_to(self.workspace.resolve()):
-                    continue
+                files = target.resolve() if target else self._place_of(record)
                 _fetch_files(self.shared, record, files)
-                result = result_class.model_validate(_absolute(record.result, files))
+                content = _absolute(record.result, files, _source(record))
+                result = result_class.model_validate(content)
+                self._check_places(result)
             except (_UntrustedError, DamagedObjectError, ValidationError) as reason:
                 self.on_note(f"a result in {self.shared.uri} is not used: {reason}")
                 continue
@@ -170,6 +176,29 @@ class StageMemory:
             self._note_recalled(record)
             return result
         return None
+
+    def _place_of(self, record: StageRecord) -> Path:
+        """Return the folder of a record of the store, for a result that all runs share.
+
+        Raises:
+            DataError: if it lies outside the workspace.
+            _UntrustedError: if it holds other results, which the files would replace.
+        """
+        path = record.folder.as_posix()
+        place = safe_join(self.workspace.resolve(), path, _source(record))
+        if record.files and (record.folder.parts[0] == RUNS or len(record.folder.parts) == 1):
+            raise _UntrustedError(f"{path} is no folder of its own")
+        return place
+
+    def _check_places(self, result: FrozenModel) -> None:
+        """Raise `_UntrustedError` if a result of the store names a place outside the workspace.
+
+        It is a place of another machine, or a file of this one that the run would use, or send to
+        MLflow, as its own.
+        """
+        for path in _paths(dict(result)):
+            if not Path(os.path.normpath(path)).is_relative_to(self.workspace.resolve()):
+                raise _UntrustedError(f"it names {path}, which is outside the workspace")
 
     def _note_recalled(self, record: StageRecord) -> None:
         cache.mark_used(record.folder)
@@ -318,6 +347,10 @@ def result_files(folder: Path) -> list[Path]:
     )
 
 
+def _source(record: StageRecord) -> str:
+    return f"The recorded result of the stage {record.stage}"
+
+
 class _UntrustedError(Exception):
     """A file of a record is missing or has changed."""
 
@@ -332,7 +365,8 @@ def _copied_files(record: StageRecord, target: Path) -> Path:
     with storage_errors(target):
         try:
             for name in record.files:
-                _link(record.folder / name, copied / name)
+                copy = safe_join(copied, name, _source(record))
+                _link(record.folder / name, copy)
             make_folder(copied)
             _verify(record, copied)
             shutil.rmtree(target, ignore_errors=True)
@@ -386,6 +420,17 @@ def _verify(record: StageRecord, folder: Path) -> None:
             raise _UntrustedError(f"{name} is damaged")
 
 
+def _paths(value: Any) -> Iterator[Path]:
+    """Yield the paths in a result."""
+    if isinstance(value, Path):
+        yield value
+    elif isinstance(value, FrozenModel):
+        yield from _paths(dict(value))
+    elif isinstance(value, (dict, list, tuple)):
+        for inner in value.values() if isinstance(value, dict) else value:
+            yield from _paths(inner)
+
+
 def _relative(value: Any, folder: Path) -> Any:
     """Return a JSON value in which paths inside the folder are relative to it."""
     if isinstance(value, dict):
@@ -397,11 +442,18 @@ def _relative(value: Any, folder: Path) -> Any:
     return value
 
 
-def _absolute(value: Any, folder: Path) -> Any:
+def _absolute(value: Any, folder: Path, source: str) -> Any:
+    """Return a JSON value in which paths inside the folder are absolute.
+
+    Raises:
+        DataError: if one leads out of it.
+    """
     if isinstance(value, dict):
-        return {key: _absolute(inner, folder) for key, inner in value.items()}
+        return {key: _absolute(inner, folder, source) for key, inner in value.items()}
     if isinstance(value, list):
-        return [_absolute(inner, folder) for inner in value]
-    if isinstance(value, str) and value.startswith(_FOLDER):
-        return str(folder) + value.removeprefix(_FOLDER)
+        return [_absolute(inner, folder, source) for inner in value]
+    if value == _FOLDER:
+        return str(folder)
+    if isinstance(value, str) and value.startswith(f"{_FOLDER}{os.sep}"):
+        return str(safe_join(folder, value.removeprefix(f"{_FOLDER}{os.sep}"), source))
     return value

@@ -24,6 +24,7 @@ Without evidence the answer is UNKNOWN, and then nothing is closed, taken over o
 from __future__ import annotations
 
 import contextlib
+import os
 import time
 from collections.abc import Callable
 from enum import Enum
@@ -140,8 +141,8 @@ def folder_of(run: Run) -> Path:
     folder = Path(run.data.tags.get(FOLDER_TAG, ""))
     if _is_of_this_workspace(run) and WORKSPACE.name in folder.parts:
         inside = folder.parts[folder.parts.index(WORKSPACE.name) + 1 :]
-        return WORKSPACE.resolve().joinpath(*inside)
-    return workspace_identity.present_path(WORKSPACE, folder)
+        return Path(os.path.normpath(WORKSPACE.resolve().joinpath(*inside)))
+    return Path(os.path.normpath(workspace_identity.present_path(WORKSPACE, folder)))
 
 
 def of_lock(file: Path, identity: str) -> Liveness:

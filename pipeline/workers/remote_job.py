@@ -22,7 +22,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from patchline.pipeline.errors import PipelineError, StorageError, WorkerError
@@ -30,6 +30,7 @@ from patchline.pipeline.files.atomic_files import storage_errors, write_text
 from patchline.pipeline.files.file_digest import FileDigest, digest_of
 from patchline.pipeline.files.file_locks import try_lock
 from patchline.pipeline.files.placeholders import FOLDER
+from patchline.pipeline.files.safe_paths import safe_join
 from patchline.pipeline.files.workspace_folder import WORKSPACE, make_folder
 from patchline.pipeline.workers.bucket_archives import MadeArchive, made_archive, make
 from patchline.pipeline.workers.event_log import EventReader, read_events
@@ -48,6 +49,7 @@ Grown = dict[str, Any]
 _JOB, _EVENTS, _RESULT = "job.json", "events.jsonl", "result.json"
 _INSIDE, _OUTSIDE = "workspace", "outside"
 _MARK = "{patchline:%s}"
+_SOURCE = "The job of a worker"
 _STREAMED = (_EVENTS, LOG_FILE)
 _OF_ONE_MACHINE = frozenset({_JOB, _RESULT, GROUP_FILE, *_STREAMED, "previous.safetensors"})
 _SEVERAL_BUCKETS = "several buckets"
@@ -127,17 +129,10 @@ class _Roots:
     def path_of(self, key: str) -> Path:
         kind, _, rest = key.partition("/")
         if kind == _INSIDE:
-            return self._below(self.workspace, rest)
+            return safe_join(self.workspace, rest, _SOURCE)
         number, _, below = rest.partition("/")
         top = self.outside[int(number)]
-        return self._below(top, below) if below else top
-
-    @staticmethod
-    def _below(top: Path, rest: str) -> Path:
-        """Return a path below a folder; a key that leads elsewhere is refused."""
-        if not rest or any(part in ("", ".", "..") for part in rest.split("/")):
-            raise DamagedObjectError(f"{rest} leads out of its folder")
-        return top / rest
+        return safe_join(top, below, _SOURCE) if below else top
 
     def marked(self, value: Any) -> Any:
         """Return a JSON value in which this machine's paths have become marks."""
@@ -168,8 +163,12 @@ class _Roots:
 
     def _unmark(self, text: str) -> str:
         for mark, top in self._tops():
-            if text.startswith(mark):
-                return str(top) + text.removeprefix(mark)
+            if text == mark:
+                return str(top)
+            if text.startswith(f"{mark}/"):
+                return str(
+                    safe_join(top, PurePosixPath(text.removeprefix(f"{mark}/")).as_posix(), _SOURCE)
+                )
         return text
 
 
@@ -298,7 +297,9 @@ class ReceivedJob:
             )
         value, files = named.reference.value, named.reference.files
         tops = enumerate(value["outside"])
-        outside = [place / name / _OUTSIDE / str(number) / top for number, top in tops]
+        outside = [
+            safe_join(place / name / _OUTSIDE / str(number), top, _SOURCE) for number, top in tops
+        ]
         self._roots = _Roots(place, outside)
         self._tops = [self._roots.path_of(key) for key in value["keys"]]
         self.folder = self._tops[0]

@@ -18,6 +18,7 @@ from pathlib import Path
 from patchline.pipeline.errors import StorageError
 from patchline.pipeline.files.atomic_files import storage_errors
 from patchline.pipeline.files.file_locks import locked
+from patchline.pipeline.files.safe_paths import safe_join
 from patchline.pipeline.files.workspace_folder import make_folder
 from patchline.pipeline.workspace.object_store import (
     ConflictError,
@@ -127,10 +128,7 @@ class FolderStore(ObjectStore):
                 probe.unlink()
 
     def _file(self, key: str) -> Path:
-        file = self._folder / key
-        if not file.resolve().is_relative_to(self._folder):
-            raise StorageError(f"{key!r} leads out of {self.uri}. Repair the reference to it.")
-        return file
+        return safe_join(self._folder, key, self.uri)
 
     def _e_tag(self, key: str) -> str:
         info = self.info(key)

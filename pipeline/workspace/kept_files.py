@@ -13,7 +13,7 @@ from patchline.pipeline.errors import StorageError
 from patchline.pipeline.files.atomic_files import storage_errors
 from patchline.pipeline.files.workspace_folder import WORKSPACE, make_folder
 from patchline.pipeline.workspace import cache, chosen
-from patchline.pipeline.workspace.shared_files import DamagedObjectError, SharedFiles
+from patchline.pipeline.workspace.shared_files import DamagedObjectError, Reference, SharedFiles
 
 _LOCK = ".lock"
 
@@ -65,8 +65,9 @@ def fetch_file(file: Path) -> None:
         if shared is None or file.exists():
             return
         named = shared.find(_name(file))
-        if named is not None:
-            shared.fetch(named.reference, file.parent)
+        digest = named.reference.files.get(file.name) if named else None
+        if digest is not None:
+            shared.fetch(Reference(files={file.name: digest}), file.parent)
 
 
 def send_file(file: Path) -> None:

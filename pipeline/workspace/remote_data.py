@@ -29,6 +29,7 @@ from patchline.pipeline.files.placeholders import (
     placeholder,
     write_placeholder,
 )
+from patchline.pipeline.files.safe_paths import safe_join
 from patchline.pipeline.files.workspace_folder import make_folder, place
 from patchline.pipeline.workspace import cache, chosen, remote_ranges
 from patchline.pipeline.workspace.address import (
@@ -317,7 +318,7 @@ def _write_skeleton(top: Path, address: Address, objects: Sequence[ObjectInfo]) 
         if (len(parts) > 1 and kind_of in seen) or len(seen) > _MOST_NAMES:
             continue
         seen.add(kind_of)
-        file = top.joinpath(*parts[:_SKELETON_DEPTH])
+        file = safe_join(top, "/".join(parts[:_SKELETON_DEPTH]), address)
         make_folder(file.parent)
         if len(parts) > _SKELETON_DEPTH:
             file.mkdir(exist_ok=True)
@@ -462,7 +463,7 @@ def _fetch(
     _check_folders(store.uri, objects)
 
     def fetch(info: ObjectInfo) -> None:
-        target = folder / info.key
+        target = safe_join(folder, info.key, store.uri)
         if not info.bytes and store.info(info.key) is None:
             return  # it stands for an empty folder: the slash at the end of its key is not listed
         if target.is_dir():

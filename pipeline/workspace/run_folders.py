@@ -15,12 +15,13 @@ import os
 import shutil
 import tempfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
 from patchline.pipeline.errors import DamagedFileError, PipelineError
 from patchline.pipeline.files.atomic_files import storage_errors
+from patchline.pipeline.files.safe_paths import safe_join, unsafe_reason
 from patchline.pipeline.files.sealed_files import read_metadata
 from patchline.pipeline.files.workspace_folder import WORKSPACE, make_folder
 from patchline.pipeline.workspace import chosen
@@ -66,6 +67,7 @@ def fetch(folder: Path, *, results: bool = False) -> bool:
         Whether there is anything of the run.
 
     Raises:
+        DataError: if a path in the store leads out of its folder.
         StorageError: if the store does not answer.
     """
     shared = chosen.shared()
@@ -73,21 +75,31 @@ def fetch(folder: Path, *, results: bool = False) -> bool:
         return False
     run = name_of(folder)
     names = shared.names(f"{run}/")
-    results_by_folder = dict[str, Reference]()
-    for name in names:
-        if name.startswith(f"{run}/stages/") and (named := shared.find(name)):
-            results_by_folder[str(named.reference.value.get("folder", ""))] = named.reference
+    stages = [name for name in names if name.startswith(f"{run}/stages/")]
+    results_by_folder = _results(shared, stages, folder)
     for name in names:
         if name.endswith(f"/{CHECKPOINT}"):
-            if name.removesuffix(f"/{CHECKPOINT}") not in results_by_folder:
+            if WORKSPACE.resolve() / name.removesuffix(f"/{CHECKPOINT}") not in results_by_folder:
                 _fetch_checkpoint(shared, name)
-        elif not name.startswith(f"{run}/stages/") and (named := shared.find(name)):
+        elif name not in stages and (named := shared.find(name)):
             shared.fetch(named.reference, folder)
-    for path, reference in results_by_folder.items() if results else ():
-        target = WORKSPACE.resolve() / path
-        if path.startswith(f"{run}/") and not target.exists():
+    for target, reference in results_by_folder.items() if results else ():
+        if not target.exists():
             _fetch_folder(shared, reference, target)
     return bool(names)
+
+
+def _results(shared: SharedFiles, stages: Iterable[str], folder: Path) -> dict[Path, Reference]:
+    """Return the results of a run's stages by their folder; without those that runs share."""
+    results = {}
+    for name in stages:
+        if named := shared.find(name):
+            path = str(named.reference.value.get("folder", ""))
+            inside = path.removeprefix(f"{name_of(folder)}/")
+            if inside != path or unsafe_reason(path):
+                place = safe_join(folder.resolve(), inside, f"A result in {shared.uri}")
+                results[place] = named.reference
+    return results
 
 
 def fetch_checkpoint(folder: Path) -> None:
@@ -112,7 +124,7 @@ def is_of_run(folder: Path) -> bool:
 def _fetch_checkpoint(shared: SharedFiles, name: str) -> None:
     """Fetch a checkpoint, unless this machine is as far: then its own is as good."""
     named = shared.find(name)
-    target = WORKSPACE.resolve() / name.rpartition("/")[0]
+    target = safe_join(WORKSPACE.resolve(), name.rpartition("/")[0], shared.uri)
     if named is None or _is_as_far(target, named.reference):
         return
     try:

@@ -24,9 +24,10 @@ from typing import Any, NamedTuple
 
 from pydantic import Field, ValidationError
 
-from patchline.pipeline.errors import ConfigError, PipelineError, StorageError
+from patchline.pipeline.errors import ConfigError, DataError, PipelineError
 from patchline.pipeline.files.atomic_files import replacing, storage_errors
 from patchline.pipeline.files.file_digest import FileDigest, digest_of
+from patchline.pipeline.files.safe_paths import safe_join, unsafe_reason
 from patchline.pipeline.files.workspace_folder import make_folder
 from patchline.pipeline.frozen_model import FrozenModel
 from patchline.pipeline.workspace.object_store import ConflictError, ObjectState, ObjectStore
@@ -254,19 +255,24 @@ class SharedFiles:
 
         Raises:
             DamagedObjectError: if a content is missing or damaged.
+            DataError: if a path leads out of the folder.
             StorageError: if the store does not answer, or the disk is full.
         """
 
-        def damage_of(file: tuple[str, FileDigest]) -> DamagedObjectError | None:
+        def damage_of(file: tuple[Path, str, FileDigest]) -> DamagedObjectError | None:
             try:
-                self._fetch(folder, *file)
+                self._fetch(*file)
             except DamagedObjectError as error:
                 return error
             return None
 
+        files = [
+            (safe_join(folder, path, self.uri), path, digest)
+            for path, digest in reference.files.items()
+        ]
         make_folder(folder)
         with ThreadPoolExecutor(_AT_ONCE) as pool:
-            for damage in list(pool.map(damage_of, reference.files.items())):
+            for damage in list(pool.map(damage_of, files)):
                 if damage:
                     raise damage
 
@@ -301,10 +307,7 @@ class SharedFiles:
             self.store.upload(file, key)
         self._present.add(digest.sha256)
 
-    def _fetch(self, folder: Path, path: str, digest: FileDigest) -> None:
-        target = folder / path
-        if not target.resolve().is_relative_to(folder.resolve()):
-            raise DamagedObjectError(f"{path} leads out of its folder")
+    def _fetch(self, target: Path, path: str, digest: FileDigest) -> None:
         if (
             target.is_file()
             and target.stat().st_size == digest.bytes
@@ -333,8 +336,8 @@ def content_key(sha256: str) -> str:
 
 
 def _key(name: str) -> str:
-    if not name or any(part in ("", ".", "..") for part in name.split("/")):
-        raise StorageError(f"{name!r} is no name for files. Report this.")
+    if reason := unsafe_reason(name):
+        raise DataError(f"{name!r} is no name for files of a workspace: it {reason}. Correct it.")
     return f"{NAMES}{name}.json"
 
 

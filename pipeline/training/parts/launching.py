@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import os
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from patchline.pipeline import config_files
 from patchline.pipeline.config import RunConfig
 from patchline.pipeline.data.ingested_data import IngestedData, PreparedData
 from patchline.pipeline.files.file_digest import digest_of
+from patchline.pipeline.files.safe_paths import safe_join, unsafe_reason
 from patchline.pipeline.frozen_model import FrozenModel
 from patchline.pipeline.initial_weights.record import weights_folder
 from patchline.pipeline.run_memory import stage_keys
@@ -170,13 +172,13 @@ def _trained(part: TrainingPart, result_class: type[Result], inputs: TrainingInp
     job = job.model_copy(update={"part": part, "extends": extends})
     log = MetricSender(run)
     for event in earlier_events(job.folder):
-        _log(event, log, send=False)
+        _log(event, job.folder, log, send=False)
     log.send()
 
     def forward(event: Event) -> None:
         inputs.on_event(event)
         log.send()
-        _log(event, log)
+        _log(event, job.folder, log)
         if event["kind"] == "warning":
             level = logging.INFO if resumes(event) else logging.WARNING
             logger.log(level, event["message"])
@@ -205,18 +207,22 @@ def log_again(run: tracked_run.TrackedRun, folder: Path) -> None:
     log = MetricSender(run)
     for event in earlier_events(folder):
         if event["kind"] == "artifact":
-            path = Path(event["path"])
-            inside = path.is_relative_to(job.folder)
-            event["path"] = str(folder / path.relative_to(job.folder)) if inside else str(path)
-        _log(event, log, send=False)
+            event["path"] = str(folder / os.path.relpath(event["path"], job.folder))
+        _log(event, folder, log, send=False)
     log.flush()
 
 
-def _log(event: Event, log: MetricSender, *, send: bool = True) -> None:
+def _log(event: Event, folder: Path, log: MetricSender, *, send: bool = True) -> None:
+    """Log an event; a file only if it is in the folder of the training.
+
+    The events of another machine name its own folder: what they logged is logged already.
+    """
     if event["kind"] == "metrics":
         log.add_metrics(event["values"], event["step"], event["time"], send=send)
-    elif event["kind"] == "artifact" and Path(event["path"]).is_file():
-        log.add_file(Path(event["path"]), send=send)
+    elif event["kind"] == "artifact":
+        path = Path(os.path.relpath(event["path"], folder)).as_posix()
+        if not unsafe_reason(path) and (file := safe_join(folder, path, "An event")).is_file():
+            log.add_file(file, send=send)
 
 
 def ingredients(

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from patchline.pipeline.errors import StorageError
-from patchline.pipeline.run_memory.stage_memory import StageMemory
+from patchline.pipeline.errors import DataError, StorageError
+from patchline.pipeline.run_memory.stage_memory import StageMemory, key_of
 from patchline.pipeline.workspace.folder_store import FolderStore
-from patchline.pipeline.workspace.shared_files import SharedFiles
-from tests.pipeline.run_memory.test_stage_memory import recall, work
+from patchline.pipeline.workspace.shared_files import Reference, SharedFiles
+from tests.pipeline.run_memory.test_stage_memory import SAME, Made, recall
+from tests.pipeline.run_memory.test_stage_memory import work as work_in
+
+work = functools.partial(work_in, elsewhere=None)
 
 
 def on_machine(tmp_path: Path, name: str, run: str, *, fresh: bool = False) -> StageMemory:
@@ -38,7 +43,6 @@ def test_another_machine_recalls_a_result(tmp_path: Path) -> None:
     assert memory.run_folder is not None
     assert recalled.folder == memory.run_folder / "bake"
     assert recalled.file.read_bytes() == made.file.read_bytes()
-    assert recalled.elsewhere == made.elsewhere
     assert recalled.value == made.value
     assert memory.reused == {"bake": "first"}
     assert not list(tmp_path.rglob("*.part"))
@@ -83,3 +87,61 @@ def test_a_result_that_was_not_sent_is_sent_later(
     assert recall(on_machine(tmp_path, "b", "second")) is None
     assert recall(on_machine(tmp_path, "a", "first")) is not None  # resumed: nothing is lost
     assert recall(on_machine(tmp_path, "b", "second")) is not None
+
+
+def test_a_result_that_names_other_places_is_not_used(tmp_path: Path) -> None:
+    """A run would log what is there as its own."""
+    work_in(on_machine(tmp_path, "a", "first"), elsewhere=Path("/etc"))
+    memory = on_machine(tmp_path, "b", "second")
+    assert recall(memory) is None
+    assert any("it names /etc, which is outside the workspace" in note for note in notes_of(memory))
+
+
+def test_a_path_in_a_result_that_leads_out_is_refused(tmp_path: Path) -> None:
+    """It is relative to the folder of the result."""
+    work_in(on_machine(tmp_path, "a", "first"), elsewhere=Path("{folder}/../../../.ssh"))
+    with pytest.raises(DataError, match=r"stage bake names the path '\.\./\.\./\.\./\.ssh', which"):
+        recall(on_machine(tmp_path, "b", "second"))
+
+
+@pytest.mark.parametrize(
+    ("folder", "files"),
+    [
+        ("prepared/../../../stolen", {}),
+        ("/tmp/stolen", {}),  # noqa: S108 - it is refused
+        ("prepared/x", {"../../../stolen": "inside/bread.bin"}),
+        ("prepared/x", {"..\\..\\stolen": "inside/bread.bin"}),
+        ("runs", {}),
+    ],
+)
+def test_a_hostile_result_writes_nothing_outside_its_folder(
+    tmp_path: Path, folder: str, files: dict[str, str]
+) -> None:
+    """Whoever may write to the store decides what results are, not what else is on this machine."""
+    memory = on_machine(tmp_path, "a", "first")
+    work(memory)
+    assert memory.shared is not None
+    name = f"stages/bake/{key_of('bake', SAME)}"
+    named = memory.shared.lasting(name)
+    assert named is not None
+    digests = named.reference.files
+    hostile: dict[str, Any] = {
+        "files": {**digests, **{path: digests[own] for path, own in files.items()}},
+        "value": {**named.reference.value, "folder": folder},
+    }
+    memory.shared.replace(name, Reference(**hostile), named)
+    victim = on_machine(tmp_path, "b", "second")
+    own = victim.workspace / "runs/mine/last.safetensors"
+    own.parent.mkdir(parents=True)
+    own.write_text("mine")
+    before = {each for each in tmp_path.rglob("*") if "b" not in each.relative_to(tmp_path).parts}
+    if folder == "runs":
+        assert victim.recall("bake", SAME, Made) is None
+        assert any("runs is no folder of its own" in note for note in notes_of(victim))
+    else:
+        with pytest.raises(DataError, match=r"names the path '.*', which (leads outside|is abs)"):
+            victim.recall("bake", SAME, Made)
+    assert own.read_text() == "mine"
+    after = {each for each in tmp_path.rglob("*") if "b" not in each.relative_to(tmp_path).parts}
+    assert after == before
+    assert not Path("/tmp/stolen").exists()  # noqa: S108 - as above

@@ -30,7 +30,7 @@ class Made(FrozenModel):
 
     folder: Path
     file: Path
-    elsewhere: Path
+    elsewhere: Path | None
     value: float
 
 
@@ -41,7 +41,9 @@ def a_run(workspace: Path, name: str, *, fresh: bool = False) -> StageMemory:
     return memory
 
 
-def work(memory: StageMemory, value: float = 0.1) -> Made:
+def work(
+    memory: StageMemory, value: float = 0.1, elsewhere: Path | None = Path("/data/photos")
+) -> Made:
     """Do the stage `bake` in the folder of a run, and remember it."""
     assert memory.run_folder is not None
     folder = memory.run_folder / "bake"
@@ -50,7 +52,7 @@ def work(memory: StageMemory, value: float = 0.1) -> Made:
     (folder / "events.jsonl").write_text('{"seq": 0}\n', encoding="utf-8")
     (folder / "worker.log").write_text("not a part of it", encoding="utf-8")
     bread = folder / "inside/bread.bin"
-    made = Made(folder=folder, file=bread, elsewhere=Path("/data/photos"), value=value)
+    made = Made(folder=folder, file=bread, elsewhere=elsewhere, value=value)
     memory.remember("bake", made, folder, SAME)
     return made
 

@@ -9,11 +9,15 @@ from pathlib import Path
 import pytest
 import torch
 
+from patchline.pipeline.errors import DataError
 from patchline.pipeline.files.sealed_files import read_tensors, write_tensors
 from patchline.pipeline.workspace import chosen, run_folders
 from patchline.pipeline.workspace.run_folders import CheckpointSender
+from patchline.pipeline.workspace.shared_files import Reference
 from tests.object_server import ObjectServer, faulty_connection
 from tests.pipeline.workspace.machines import machine
+
+HOSTILE = ("../../../../stolen", "training/../../../../stolen", "C:\\stolen", "a\\..\\..\\stolen")
 
 
 @pytest.fixture
@@ -145,3 +149,29 @@ def test_a_store_that_is_away_stops_no_training(
             sender.send(2)
             sender.wait()
             assert shared.names("runs/") == ["runs/x/training/checkpoint"]
+
+
+@pytest.mark.usefixtures("bucket")
+@pytest.mark.parametrize("where", ["a folder", "s3"])
+@pytest.mark.parametrize("path", HOSTILE)
+def test_an_object_names_no_place_outside_the_run(
+    team: str, bucket: str, tmp_path: Path, where: str, path: str
+) -> None:
+    """Neither the folder of a result nor a file of the request; nothing is written there."""
+    uri = f"s3://{bucket}/team" if where == "s3" else team
+    with machine("a", uri) as workspace:
+        (workspace / "runs/x").mkdir(parents=True)
+        (workspace / "runs/x/request.json").write_text("{}")
+        run_folders.send_file(workspace / "runs/x/request.json")
+        shared = chosen.shared()
+        assert shared is not None
+        files = shared.uploaded(workspace / "runs/x", ["request.json"])
+        evil = {"folder": f"runs/x/{path}"}
+        shared.replace("runs/x/stages/train", Reference(files=files, value=evil), None)
+        shared.replace("runs/y/request", Reference(files={path: files["request.json"]}), None)
+    with machine("b", uri) as workspace:
+        before = set(tmp_path.rglob("*"))
+        for run in ("x", "y"):
+            with pytest.raises(DataError, match=r"names the path '.*', which (leads out|is abs)"):
+                run_folders.fetch(workspace / "runs" / run, results=True)
+        assert not [each for each in set(tmp_path.rglob("*")) - before if each.is_file()]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from patchline.pipeline.errors import ConfigError, StorageError
+from patchline.pipeline.errors import ConfigError, DataError
 from patchline.pipeline.workspace.address import parsed
 from patchline.pipeline.workspace.folder_store import FolderStore
 from patchline.pipeline.workspace.object_store import ConflictError
@@ -141,7 +141,7 @@ def test_of_two_writers_the_slower_hears_of_it(machines: tuple[Machine, Machine]
 @pytest.mark.parametrize("name", ["../outside", "/etc/x", "a//b", ""])
 def test_no_name_leads_out_of_the_store(machines: tuple[Machine, Machine], name: str) -> None:
     """A name is a path in the workspace."""
-    with pytest.raises(StorageError):
+    with pytest.raises(DataError, match="is no name for files of a workspace"):
         machines[0].files.find(name)
 
 
@@ -153,8 +153,10 @@ def test_no_reference_leads_out_of_its_folder(
     digest = first.files.publish("a", first.folder, first.write(x="1")).files["x"]
     evil = Reference(files={"../stolen": digest})
     first.files.replace("b", evil, None)
-    assert second.files.fetch_folder("b", second.folder) is None
+    with pytest.raises(DataError, match=r"names the path '\.\./stolen', which leads outside"):
+        second.files.fetch_folder("b", second.folder)
     assert not (tmp_path / "stolen").exists()
+    assert not second.folder.exists()
 
 
 def test_a_workspace_of_another_format_is_refused(tmp_path: Path) -> None:
