@@ -11,6 +11,7 @@ from pydantic import ValidationError
 
 from patchline.flows.services import postgres
 from patchline.pipeline.errors import ConfigError
+from patchline.pipeline.files.access import check_secret
 from patchline.pipeline.redaction import split_credentials, without_credentials
 from patchline.pipeline.tracking import team_stores
 from patchline.pipeline.tracking.team_stores import TeamStores
@@ -92,6 +93,7 @@ def _without_password(stores: TeamStores, named_by: str) -> TeamStores:
 
 def _first_line(file: Path) -> str:
     try:
+        check_secret(file, "password file")
         line = file.read_text(encoding="utf-8").partition("\n")[0].rstrip("\r")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(

@@ -38,7 +38,7 @@ def replacing(target: Path) -> Iterator[Path]:
 
 @contextmanager
 def storage_errors(target: Path) -> Iterator[None]:
-    """Turn a full or read-only disk into a `StorageError` that names the path."""
+    """Turn a full or read-only disk, or a link, into a `StorageError` that names the path."""
     try:
         yield
     except OSError as error:
@@ -46,6 +46,11 @@ def storage_errors(target: Path) -> Iterator[None]:
             raise StorageError(
                 f"{target} may not be written ({error.strerror}). Work in a folder that you may "
                 "write to."
+            ) from error
+        if error.errno == errno.ELOOP:
+            raise StorageError(
+                f"{target} is a link, or lies behind one that leads in a circle, and is not "
+                "followed. Remove it."
             ) from error
         if error.errno in _FULL:
             raise StorageError(

@@ -8,6 +8,7 @@ a person changes in the table counts, too: it becomes an event of the journal.
 
 from __future__ import annotations
 
+import glob
 import hashlib
 import logging
 import os
@@ -18,6 +19,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from patchline.pipeline.errors import ConfigError
+from patchline.pipeline.files.access import check_no_link, check_own_folder
 from patchline.pipeline.files.atomic_files import replacing, write_text
 from patchline.pipeline.files.file_locks import locked, try_lock
 from patchline.pipeline.files.table_cells import table_cell
@@ -55,6 +57,7 @@ class AnswersTable:
             after the table was opened are logged, too.
 
     Raises:
+        ConfigError: if others may write to its folder, or one of its files is a link.
         DataError: if the file is another table, or cannot be read.
         StorageError: if it may not be written.
     """
@@ -64,6 +67,7 @@ class AnswersTable:
         self.folder = self.file.parent
         self.journal = Journal(self.file.with_name(f".patchline-{file.stem}.jsonl"))
         self.notes: list[str] = []
+        self._check_place()
         self._lock_file = self.beside("lock")
         self._written_file = self.beside("written")
         """The digest of the table as it was written last: a file with another one was edited."""
@@ -88,6 +92,15 @@ class AnswersTable:
             )
         self._is_open = True
         self._events_before = len(self._events)
+
+    def _check_place(self) -> None:
+        """Refuse a folder where others may write, and links in place of the files."""
+        if self.folder.exists():
+            remedy = "name a table in a folder of your own"
+            check_own_folder(self.folder, "The folder of the table", remedy)
+        beside = self.file.parent.glob(f".patchline-{glob.escape(self.file.stem)}.*")
+        for each in (self.file, *beside):
+            check_no_link(each, "a table of answers")
 
     def beside(self, name: str) -> Path:
         """Return the path of a hidden file beside the table."""

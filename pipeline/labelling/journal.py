@@ -50,10 +50,11 @@ class Journal:
         """Write an event, and wait until it is on the disk.
 
         Raises:
-            StorageError: if the disk is full or read-only; nothing counts then.
+            StorageError: if the disk is full or read-only, or the file is a link; nothing counts
+                then.
         """
         line = json.dumps(event, ensure_ascii=False, separators=(",", ":")).encode() + b"\n"
-        flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_BINARY", 0)
+        flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_BINARY", 0) | getattr(os, "O_NOFOLLOW", 0)
         with storage_errors(self.file):
             descriptor = os.open(self.file, flags, 0o644)
             try:

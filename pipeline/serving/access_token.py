@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 
 from patchline.pipeline.errors import ConfigError
+from patchline.pipeline.files.access import check_secret
 from patchline.pipeline.serving.config import ServingConfig
 
 TOKEN_VARIABLE = "PATCHLINE_SERVE_TOKEN"  # noqa: S105 - the name of the variable
@@ -17,13 +18,14 @@ def given_token(file: Path | None) -> str | None:
     """Return the token in a file, or in the environment, which no other process inherits then.
 
     Raises:
-        ConfigError: if the file cannot be read, or the token is too short.
+        ConfigError: if the file cannot be read, others may read it, or the token is too short.
     """
     given = os.environ.pop(TOKEN_VARIABLE, None)
     place = TOKEN_VARIABLE
     if file is not None:
         place = str(file)
         try:
+            check_secret(file, "token file")
             lines = file.read_text(encoding="utf-8").splitlines()
         except (OSError, ValueError) as error:
             reason = getattr(error, "strerror", None) or "it is no text"

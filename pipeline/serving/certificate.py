@@ -7,6 +7,7 @@ import ssl
 from pathlib import Path
 
 from patchline.pipeline.errors import ConfigError
+from patchline.pipeline.files.access import check_secret
 from patchline.pipeline.serving.config import ServingConfig
 
 logger = logging.getLogger(__name__)
@@ -19,13 +20,14 @@ def check_certificate(config: ServingConfig) -> None:
     """Check that the certificate and its key can be used.
 
     Raises:
-        ConfigError: if one is missing, or they do not belong together.
+        ConfigError: if one is missing, they do not belong together, or others may read the key.
     """
     if config.tls_certificate is None and config.tls_key is None:
         return
     if config.tls_certificate is None or config.tls_key is None:
         raise ConfigError("HTTPS needs both --tls-certificate and --tls-key. Give both files.")
     try:
+        check_secret(config.tls_key, "key")
         ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(
             config.tls_certificate, config.tls_key, password=_no_password
         )

@@ -26,6 +26,7 @@ import hashlib
 import json
 import logging
 import os
+import re
 import threading
 import time
 import uuid
@@ -38,7 +39,9 @@ import numpy as np
 
 from patchline.pipeline.errors import ConfigError, StorageError
 from patchline.pipeline.files import file_locks
-from patchline.pipeline.files.workspace_folder import make_folder, make_private_file
+from patchline.pipeline.files.access import check_no_link, check_own_folder
+from patchline.pipeline.files.atomic_files import write_text
+from patchline.pipeline.files.workspace_folder import make_folder
 
 logger = logging.getLogger(__name__)
 
@@ -58,7 +61,8 @@ _RETRY_SECONDS = 30.0
 """After so long, a disk that has failed is tried again."""
 _CLOSE_SECONDS = 5.0
 _SUFFIXES = {b"\xff\xd8\xff": ".jpg", b"\x89PNG": ".png", b"RIFF": ".webp", b"GIF8": ".gif"}
-_FOLDER_MODE = 0o700
+_FOLDER_MODE, _FILE_MODE = 0o700, 0o600
+_IMAGE = re.compile(rf"{IMAGES}/[0-9a-f]{{32}}(\.[a-z]+)?")
 
 
 class _Row(NamedTuple):
@@ -85,7 +89,7 @@ class TrafficRecorder:
         most_bytes: size of the folder beyond which the oldest parts are removed.
 
     Raises:
-        ConfigError: if the folder cannot be written, or holds other files.
+        ConfigError: if the folder cannot be written, holds other files, or others may write to it.
     """
 
     def __init__(self, folder: Path, *, with_images: bool, most_bytes: int) -> None:
@@ -120,6 +124,7 @@ class TrafficRecorder:
         if not folder.exists():
             make_folder(folder)
             folder.chmod(_FOLDER_MODE)
+        self._check_folders()
         others = [each for each in folder.iterdir() if not _is_own(each)]
         if others and not (folder / MARKER).exists():
             raise ConfigError(
@@ -128,7 +133,16 @@ class TrafficRecorder:
             )
         if self.with_images:
             (folder / IMAGES).mkdir(exist_ok=True, mode=_FOLDER_MODE)
-        (folder / MARKER).write_text(json.dumps({"format": 1}) + "\n", encoding="utf-8")
+        write_text(folder / MARKER, json.dumps({"format": 1}) + "\n")
+
+    def _check_folders(self) -> None:
+        """Refuse folders where others may write, and links in place of the files."""
+        remedy = "name a folder of your own"
+        check_own_folder(self.folder, "--record", remedy)
+        for each in self.folder.iterdir():
+            check_no_link(each, "--record")
+        if (self.folder / IMAGES).is_dir():
+            check_own_folder(self.folder / IMAGES, "The folder of --record-images", remedy)
 
     @property
     def _lock_file(self) -> Path:
@@ -237,8 +251,7 @@ class TrafficRecorder:
             next_one = self._part_began + dt.timedelta(microseconds=1)
             self._part_began = max(dt.datetime.now(dt.UTC), next_one)  # a clock may be set back
             file = self.folder / f"part-{self._part_began:%Y%m%d-%H%M%S.%f}-{self._key}.jsonl"
-            make_private_file(file)
-            self._part = part = file.open("a", encoding="utf-8")
+            self._part = part = open(file, "x", encoding="utf-8", opener=_private)  # noqa: SIM115 - until it is full
             self._part_rows = self._part_bytes = 0
             self._part_begins.set()
         return part
@@ -322,8 +335,8 @@ class TrafficRecorder:
                 continue
             removed = _size(part)
             for row in rows_of(part):
-                if row.get("image"):
-                    file = self.folder / IMAGES / Path(str(row["image"])).name
+                if image := _image_of(row):
+                    file = self.folder / image
                     removed += _size(file)
                     file.unlink(missing_ok=True)
             part.unlink(missing_ok=True)
@@ -407,12 +420,23 @@ def _measured(folder: Path) -> int:
 def _save(content: bytes, file: Path) -> None:
     """Write the file of an image whole, or not at all."""
     try:
-        make_private_file(file)
-        file.write_bytes(content)
+        with open(file, "xb", opener=_private) as opened:
+            opened.write(content)
     except OSError:
         with contextlib.suppress(OSError):
             file.unlink(missing_ok=True)
         raise
+
+
+def _private(file: str, flags: int) -> int:
+    """Open a new file that only its owner may read; a link is no new file."""
+    return os.open(file, flags, _FILE_MODE)
+
+
+def _image_of(row: dict[str, Any]) -> str | None:
+    """Return the path of an image that a recorder has written; None for any other path."""
+    path = str(row.get("image"))
+    return path if _IMAGE.fullmatch(path) else None
 
 
 def _remove_images(rows: Sequence[_Row]) -> None:

@@ -12,7 +12,13 @@ from pathlib import Path
 
 import pytest
 
-from patchline.pipeline.files.access import is_readable
+from patchline.pipeline.errors import ConfigError
+from patchline.pipeline.files.access import (
+    check_no_link,
+    check_own_folder,
+    check_secret,
+    is_readable,
+)
 
 _AS_ANOTHER_USER = """
 import sys
@@ -64,3 +70,100 @@ def test_files_of_another_user(shared: Path) -> None:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout.split("\n")[:6] == ["1 1", "1 1", "0 0", "0 0", "0 0", "0 0"]
+
+
+_root_only = pytest.mark.skipif(
+    os.name != "posix" or os.geteuid() != 0, reason="only root gives files to others"
+)
+_OTHER = 12_345
+
+
+def _refusal(folder: Path) -> str:
+    try:
+        check_own_folder(folder, "--record", "name a folder of your own")
+    except ConfigError as error:
+        return str(error)
+    return ""
+
+
+@_root_only
+@pytest.mark.parametrize(
+    ("mode", "owner", "group", "words"),
+    [
+        (0o700, 0, 0, ""),
+        (0o755, 0, _OTHER, ""),
+        (0o775, 0, 0, ""),
+        (0o2770, 0, 0, ""),
+        (0o775, 0, _OTHER, "another group of this machine may write to (mode 0775)"),
+        (0o777, 0, 0, "every user of this machine may write to (mode 0777)"),
+        (0o1777, 0, 0, "every user of this machine may write to (mode 1777)"),
+        (0o700, _OTHER, 0, "belongs to another user"),
+        (0o755, _OTHER, _OTHER, "belongs to another user"),
+    ],
+)
+def test_a_folder_that_others_may_write_is_refused(
+    shared: Path, mode: int, owner: int, group: int, words: str
+) -> None:
+    """One's own group may write; the sentence has the remedy."""
+    folder = shared / "folder"
+    folder.mkdir()
+    os.chown(folder, owner, group)
+    folder.chmod(mode)
+    said = _refusal(folder)
+    assert words in said
+    assert bool(said) == bool(words)
+    if words:
+        assert said.startswith(f"--record is {folder}, which ")
+        assert ("chmod go-w" in said) == (owner == 0)
+        assert said.lower().endswith("name a folder of your own.")
+
+
+@_root_only
+def test_a_link_of_another_user_is_refused(shared: Path) -> None:
+    """In a folder like /tmp, somebody else may have made it; one's own link is a folder."""
+    (shared / "folder").mkdir(mode=0o700)
+    link = shared / "link"
+    link.symlink_to("folder")
+    assert _refusal(link) == ""
+    os.lchown(link, _OTHER, _OTHER)
+    assert "belongs to another user" in _refusal(link)
+
+
+def test_a_link_in_place_of_a_file_is_refused(tmp_path: Path) -> None:
+    """Also one that leads nowhere yet."""
+    check_no_link(tmp_path / "missing", "--record")
+    (tmp_path / "link").symlink_to("nowhere")
+    with pytest.raises(ConfigError, match="link is a link to nowhere, and --record follows none"):
+        check_no_link(tmp_path / "link", "--record")
+
+
+@_root_only
+@pytest.mark.parametrize(
+    ("mode", "owner", "is_refused"),
+    [
+        *((mode, 0, False) for mode in (0o600, 0o400, 0o440, 0o640)),
+        *((mode, 0, True) for mode in (0o644, 0o444, 0o660, 0o602)),
+        *((mode, _OTHER, False) for mode in (0o600, 0o400)),
+        *((mode, _OTHER, True) for mode in (0o640, 0o604, 0o620)),
+    ],
+)
+def test_a_secret_that_others_may_read_is_refused(
+    shared: Path, mode: int, owner: int, *, is_refused: bool
+) -> None:
+    """The group of a file of root's may read it: so a container gets its secrets."""
+    file = shared / "token"
+    file.write_text("secret")
+    os.chown(file, owner, _OTHER)
+    file.chmod(mode)
+    if is_refused:
+        with pytest.raises(ConfigError, match=rf"token file {file} .* `chmod 600 {file}`"):
+            check_secret(file, "token file")
+    else:
+        check_secret(file, "token file")
+
+
+@pytest.mark.skipif(os.name != "posix", reason="there are no such pipes")
+def test_a_secret_may_come_through_a_pipe(tmp_path: Path) -> None:
+    """As the shell passes the output of a password manager; it has no mode of a file."""
+    os.mkfifo(tmp_path / "pipe", 0o666)
+    check_secret(tmp_path / "pipe", "token file")

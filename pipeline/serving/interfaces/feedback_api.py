@@ -23,7 +23,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from patchline.pipeline.errors import ConfigError
+from patchline.pipeline.files.access import check_no_link, check_own_folder
 from patchline.pipeline.files.atomic_files import replacing
+from patchline.pipeline.files.workspace_folder import make_private_file
 from patchline.pipeline.labelling.answer import FEEDBACK, Answer, Suggestion, now
 from patchline.pipeline.labelling.answers_table import AnswersTable
 from patchline.pipeline.labelling.new_class import checked_class
@@ -141,6 +143,7 @@ def _kept(
     file = table.folder / path
     if not file.exists():
         with replacing(file) as temporary:
+            make_private_file(temporary)
             temporary.write_bytes(image)
     suggestion = _suggestion(answer)
     row = Answer(
@@ -201,8 +204,13 @@ def opened_table(file: Path, *, several: bool, classes: list[str]) -> AnswersTab
     """Open the table for feedback to a model.
 
     Raises:
+        ConfigError: if others may write to its folder, or to that of the images.
         DataError: if the file is another table.
     """
+    images = file.absolute().parent / FOLDER
+    check_no_link(images, "--feedback")
+    if images.exists():
+        check_own_folder(images, "The folder of --feedback", "name a table in another folder")
     table = AnswersTable(file, MULTI_LABEL if several else None)
     table.add_classes(classes)
     return table

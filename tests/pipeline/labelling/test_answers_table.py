@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from patchline.pipeline.errors import ConfigError, DataError
+from patchline.pipeline.errors import ConfigError, DataError, StorageError
 from patchline.pipeline.labelling.answer import Answer, Verdict, new_batch, now
 from patchline.pipeline.labelling.answers_table import AnswersTable
 from patchline.pipeline.labels.answer_columns import ANSWER_COLUMNS
@@ -235,3 +235,29 @@ def test_odd_names_are_read_as_they_are(tmp_path: Path, name: str) -> None:
     table = AnswersTable(tmp_path / "labels.csv")
     assert set(table.standing()) == {name}
     assert table.notes == []
+
+
+def test_a_folder_that_others_may_write_is_refused(tmp_path: Path) -> None:
+    """Nothing is written there."""
+    tmp_path.chmod(0o777)
+    with pytest.raises(ConfigError, match=r"every user .*chmod go-w .* name a table in a folder"):
+        AnswersTable(tmp_path / "labels.csv")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "name", ["labels.csv", ".patchline-labels.jsonl", ".patchline-labels.lock"]
+)
+def test_links_in_place_of_its_files_are_refused(tmp_path: Path, name: str) -> None:
+    """What they lead to stays as it is, also if a link comes later."""
+    own, table = tmp_path / "own.txt", tmp_path / "labels.csv"
+    own.write_text("mine")
+    answers = AnswersTable(table)
+    (tmp_path / name).unlink(missing_ok=True)
+    (tmp_path / name).symlink_to(own)
+    with pytest.raises(ConfigError, match=f"{name} is a link to .*, and a table of answers"):
+        AnswersTable(table)
+    if name.endswith("jsonl"):
+        with pytest.raises(StorageError, match="is a link"):
+            answers.append([_answer("1.png", "rose")])
+    assert own.read_text() == "mine"

@@ -130,6 +130,7 @@ def test_hostile_requests_change_nothing(tmp_path: Path) -> None:
     (tmp_path / "secret.txt").write_text("secret")
     token = tmp_path / "token"
     token.write_text(TOKEN)
+    token.chmod(0o600)
     arguments = ("--host", "0.0.0.0", "--token-file", str(token))  # noqa: S104 - with a token
     refused = patchline("label", str(folder), *arguments[:2], cwd=tmp_path)
     assert refused.code == 2

@@ -72,6 +72,7 @@ def test_a_token_is_asked_for(registry: Registry, tmp_path: Path) -> None:
     """With a token, nothing but probes and the files of the page is answered without it."""
     file = tmp_path / "token"
     file.write_text(f"{TOKEN}\n")
+    file.chmod(0o600)
     arguments = ["--token-file", str(file), "--host", "0.0.0.0", "--allowed-host", "models.example"]  # noqa: S104 - the token is tested
     with serving(registry.folder, *arguments, "--root-path", "/flowers") as server:
         right = {"authorization": f"Bearer {TOKEN}"}
@@ -113,6 +114,14 @@ def test_a_token_is_asked_for(registry: Registry, tmp_path: Path) -> None:
         (["--host", "example.invalid"], "needs a token"),
         (["--token-file", "nowhere"], "cannot be read"),
         (["--token-file", "short"], "at least 16 characters"),
+        (
+            ["--token-file", "public"],
+            "may be read or changed by other users (mode 0644). Run `chmod",
+        ),
+        (
+            ["--tls-certificate", "short", "--tls-key", "public"],
+            "may be read or changed by other users (mode 0644)",
+        ),
         (["--root-path", "flowers"], "must begin with a slash"),
         (["--tls-certificate", "short"], "both --tls-certificate and --tls-key"),
         (["--tls-certificate", "short", "--tls-key", "short"], "cannot be used with the key"),
@@ -126,8 +135,12 @@ def test_wrong_settings_are_said(
 ) -> None:
     """What cannot be served is refused before anything listens, with exit code 2."""
     (tmp_path / "short").write_text("abc")
-    (tmp_path / "long").write_text(TOKEN)
-    given = [str(tmp_path / each) if each in ("short", "long") else each for each in arguments]
+    for name in ("long", "public"):
+        (tmp_path / name).write_text(TOKEN)
+    for name, mode in (("short", 0o600), ("long", 0o600), ("public", 0o644)):
+        (tmp_path / name).chmod(mode)
+    own = ("short", "long", "public")
+    given = [str(tmp_path / each) if each in own else each for each in arguments]
     done = patchline_here("serve", NAME, *given, cwd=registry.folder)
     assert done.code == 2
     assert sentence in done.err

@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import hashlib
 from http import HTTPStatus
+from pathlib import Path
 
+import pytest
+
+from patchline.pipeline.errors import ConfigError
+from patchline.pipeline.serving.interfaces.feedback_api import opened_table
 from patchline.pipeline.serving.traffic_recorder import PARTS
 from patchline.pipeline.serving.traffic_recorder import rows_of as recorded
 from tests.pipeline.labelling.labelled import rows_of
@@ -18,7 +23,7 @@ def test_a_corrected_image_is_kept_with_its_label(registry: Registry) -> None:
     """
     registry.add(0)
     table = registry.folder / "corrections" / "labels.csv"
-    table.parent.mkdir()
+    table.parent.mkdir(mode=0o755)
     traffic = registry.folder / "traffic"
     with serving(registry.folder, "--feedback", str(table), "--record", str(traffic)) as server:
         refused = server.ask("POST", "/feedback?label=rose&by=ada", png(1))
@@ -28,7 +33,9 @@ def test_a_corrected_image_is_kept_with_its_label(registry: Registry) -> None:
         kept = server.ask("POST", "/feedback?label=rose&by=ada&new_class=true", png(1))
         assert kept.status == HTTPStatus.OK, kept.body
         assert kept.json["new_classes"] == ["rose"]
-        assert (table.parent / kept.json["path"]).read_bytes() == png(1)
+        image = table.parent / kept.json["path"]
+        assert image.read_bytes() == png(1)
+        assert image.stat().st_mode & 0o777 == 0o600
         [row] = rows_of(table)
         assert (row["label"], row["labeled_by"], row["source"]) == ("rose", "ada", "feedback")
         assert row["suggestion"] == server.predict(png(1)).json["label"]
@@ -47,3 +54,17 @@ def test_a_corrected_image_is_kept_with_its_label(registry: Registry) -> None:
     assert [row["digest"] for row in answered] == [hashlib.sha256(png(1)).hexdigest()]
     with serving(registry.folder) as server:
         assert server.ask("POST", "/feedback?label=rose", png(1)).status == HTTPStatus.NOT_FOUND
+
+
+def test_images_go_into_no_folder_of_others(tmp_path: Path) -> None:
+    """Neither through a link, nor where others may write."""
+    table = tmp_path / "labels.csv"
+    (tmp_path / "feedback").symlink_to("/")
+    with pytest.raises(ConfigError, match="feedback is a link to /, and --feedback follows none"):
+        opened_table(table, several=False, classes=["a"])
+    (tmp_path / "feedback").unlink()
+    (tmp_path / "feedback").mkdir()
+    (tmp_path / "feedback").chmod(0o777)
+    with pytest.raises(ConfigError, match=r"every user of this machine .* \(mode 0777\)"):
+        opened_table(table, several=False, classes=["a"])
+    assert [each.name for each in tmp_path.iterdir()] == ["feedback"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import logging
 import signal
 import threading
@@ -152,6 +153,56 @@ def test_a_folder_with_other_files_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("any", encoding="utf-8")
     with pytest.raises(ConfigError, match="cannot be written"):
         recorder(tmp_path / "file" / "below")
+
+
+def test_a_folder_that_others_may_write_is_refused(tmp_path: Path) -> None:
+    """Somebody else could link its files to others; nothing is written, and nothing removed."""
+    folder = tmp_path / "traffic"
+    recorder(folder, with_images=True).close()
+    before = sorted(folder.rglob("*"))
+    for place in (folder, folder / "images"):
+        place.chmod(0o777)
+        with pytest.raises(ConfigError, match=r"every user .* \(mode 0777\).*chmod go-w"):
+            recorder(folder, with_images=True)
+        place.chmod(0o700)
+    assert sorted(folder.rglob("*")) == before
+
+
+@pytest.mark.parametrize("name", [traffic_recorder.MARKER, "images", "part-1-a.jsonl", ".x"])
+def test_links_in_the_folder_are_not_followed(tmp_path: Path, name: str) -> None:
+    """Neither a file nor the folder of images; what they lead to stays as it is."""
+    folder, own = tmp_path / "traffic", tmp_path / "own"
+    recorder(folder).close()
+    own.mkdir()
+    (own / "thesis.txt").write_text("mine")
+    (folder / name).unlink(missing_ok=True)
+    (folder / name).symlink_to(own if name == "images" else own / "thesis.txt")
+    (folder / traffic_recorder.MARKER).touch()
+    with pytest.raises(ConfigError, match=f"{name} is a link to .*, and --record follows none"):
+        recorder(folder, with_images=True)
+    assert (own / "thesis.txt").read_text() == "mine"
+    assert [each.name for each in own.iterdir()] == ["thesis.txt"]
+
+
+def test_an_old_record_removes_no_other_files(tmp_path: Path) -> None:
+    """Its images are those that a recorder has named, in the folder of images."""
+    folder, own = tmp_path / "traffic", tmp_path / "own.png"
+    recorder(folder, with_images=True).close()
+    own.write_text("mine")
+    (folder / "images/holiday.jpg").write_text("mine")
+    recorded = f"images/{'0a' * 16}.png"
+    (folder / recorded).write_text("old")
+    paths = ("../own.png", str(own), "images/../../own.png", "..", "images/holiday.jpg", recorded)
+    lines = "".join(json.dumps({"image": path}) + "\n" for path in paths)
+    (folder / "part-20200101-000000.0-aaaaaaaa.jsonl").write_text(lines + " " * 30_000)
+    writer = recorder(folder, with_images=True, most=20_000)
+    writer.record("flowers", "1", [b"any"], [ROW])
+    until(lambda: not (folder / recorded).exists(), "nothing was removed")
+    writer.close()
+    assert own.read_text() == (folder / "images/holiday.jpg").read_text() == "mine"
+    [part] = folder.glob(f"part-*-{writer._key}.jsonl")
+    [image] = [folder / row["image"] for row in rows_of(part)]
+    assert [each.stat().st_mode & 0o777 for each in (part, image)] == [0o600, 0o600]
 
 
 def test_a_disk_that_fails_is_tried_again(
