@@ -37,8 +37,8 @@ def safe_join(folder: Path, path: str, source: object) -> Path:
         reason = f"leads out of {folder} through a link"
     shown = path if len(path) <= _SHOWN else f"{path[:_SHOWN]}…"
     raise DataError(
-        f"{source} names the path {shown!r}, which {reason}. Nothing is written there. Remove what "
-        "names it, and check who may write to its source."
+        f"{source} names the path {shown!r}, which {reason}. Nothing was written there. Remove it, "
+        "and check who can write to its source."
     )
 
 
@@ -49,7 +49,7 @@ def unsafe_reason(path: str) -> str:
     """
     parts = _SEPARATORS.split(path)
     if ".." in parts:
-        return "leads outside"
+        return "leads out of its folder"
     if path.startswith(("/", "\\")) or _DRIVE.match(path):
         return "is absolute"
     if any(part in ("", ".") for part in parts):

@@ -25,7 +25,12 @@ from patchline.pipeline.files.safe_paths import safe_join, unsafe_reason
 from patchline.pipeline.files.sealed_files import read_metadata
 from patchline.pipeline.files.workspace_folder import WORKSPACE, make_folder
 from patchline.pipeline.workspace import chosen
-from patchline.pipeline.workspace.shared_files import DamagedObjectError, Reference, SharedFiles
+from patchline.pipeline.workspace.shared_files import (
+    NAMES,
+    DamagedObjectError,
+    Reference,
+    SharedFiles,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -97,7 +102,7 @@ def _results(shared: SharedFiles, stages: Iterable[str], folder: Path) -> dict[P
             path = str(named.reference.value.get("folder", ""))
             inside = path.removeprefix(f"{name_of(folder)}/")
             if inside != path or unsafe_reason(path):
-                place = safe_join(folder.resolve(), inside, f"A result in {shared.uri}")
+                place = safe_join(folder.resolve(), inside, f"{shared.uri}/{NAMES}{name}.json")
                 results[place] = named.reference
     return results
 

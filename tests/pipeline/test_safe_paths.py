@@ -56,9 +56,9 @@ def test_an_ordinary_path_is_accepted(path: list[str]) -> None:
 @pytest.mark.parametrize(
     ("path", "reason"),
     [
-        ("../x", "leads outside"),
-        ("a/../../x", "leads outside"),
-        ("a\\..\\..\\x", "leads outside"),
+        ("../x", "leads out of its folder"),
+        ("a/../../x", "leads out of its folder"),
+        ("a\\..\\..\\x", "leads out of its folder"),
         ("/etc/passwd", "is absolute"),
         ("\\\\server\\x", "is absolute"),
         ("C:\\x", "is absolute"),
