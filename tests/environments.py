@@ -1,12 +1,18 @@
-"""Virtual environments for tests that install something."""
+"""Virtual environments for tests that install something, and the wheel of the checkout."""
 
 from __future__ import annotations
 
 import os
+import shutil
+import subprocess
 import sys
 import sysconfig
 import venv
+import zipfile
 from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+FOLDERS = ("flows", "pipeline", "plugins")
 
 _PROGRAM = """\
 #!{python}
@@ -20,6 +26,34 @@ _PROGRAMS = {
     "mlflow": "mlflow.cli",
     "pip": "pip._internal.cli.main",
 }
+
+
+def install_wheel(into: Path, scratch: Path) -> None:
+    """Build the wheel of the checkout, and unpack it into a folder."""
+    for name in (*FOLDERS, "patchline"):
+        ignored = shutil.ignore_patterns("__pycache__")
+        shutil.copytree(ROOT / name, scratch / name, symlinks=True, ignore=ignored)
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, scratch)
+    options = ("--quiet", "--no-deps", "--no-index", "--no-build-isolation")
+    command = (sys.executable, "-m", "pip", "wheel", *options, "--wheel-dir", "dist", ".")
+    subprocess.run(command, cwd=scratch, check=True, capture_output=True)
+    [file] = (scratch / "dist").glob("*.whl")
+    zipfile.ZipFile(file).extractall(into)
+
+
+def environment_of_wheel(folder: Path, scratch: Path) -> dict[str, str]:
+    """Make a virtual environment with Patchline's wheel, where the checkout is not seen.
+
+    It sees the other packages of this environment; return variables that enter it.
+    """
+    entered = environment_beside(folder)
+    [packages] = folder.glob("lib/python*/site-packages")
+    (packages / "outer.pth").unlink()
+    places = [p for p in sys.path if Path(p).name == "site-packages" and Path(p).is_dir()]
+    (packages / "packages.pth").write_text("\n".join(places) + "\n", encoding="utf-8")
+    install_wheel(packages, scratch)
+    return {name: value for name, value in entered.items() if name != "PYTHONPATH"}
 
 
 def environment_beside(folder: Path) -> dict[str, str]:

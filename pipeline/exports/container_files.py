@@ -17,6 +17,7 @@ from patchline.pipeline.exports.import_closure import Closure, closure_of
 from patchline.pipeline.exports.pinned_requirements import pinned_requirements
 from patchline.pipeline.files.atomic_files import write_text
 from patchline.pipeline.files.workspace_folder import make_folder
+from patchline.pipeline.installation import PACKAGE
 from patchline.pipeline.packaging.package_files import (
     ARTIFACTS,
     CARD_FILE,
@@ -29,7 +30,6 @@ from patchline.pipeline.serving.access_token import TOKEN_VARIABLE
 ENTRY = "patchline.pipeline.serving.__main__"
 PORT = 8080
 _ALL_ADDRESSES = "0.0.0.0"  # noqa: S104 - of a container; the server requires a token
-_ROOT = Path(__file__).resolve().parents[2]
 _USER = 10_001
 _MODE = "serving.kserve.io/deploymentMode"
 """Without Knative, which allows neither a pause before the end nor the settings of the pod."""
@@ -72,7 +72,7 @@ def write_container(served: ServedVersion, artifacts: Path, folder: Path) -> Clo
     Returns:
         The modules and libraries of the server.
     """
-    closure = closure_of(ENTRY, _ROOT)
+    closure = closure_of(ENTRY, PACKAGE.parent)
     _copy_server(closure, folder / "app")
     model = folder / "model" / "artifacts"
     make_folder(model)
@@ -85,6 +85,7 @@ def write_container(served: ServedVersion, artifacts: Path, folder: Path) -> Clo
     write_text(folder / ".dockerignore", "*\n!requirements.txt\n!app\n!model\n")
     write_text(folder / "kubernetes.yaml", _documents(deployment(served, model), service(served)))
     write_text(folder / "kserve.yaml", _documents(inference_service(served, model)))
+    _let_all_read(folder)
     return closure
 
 
@@ -123,6 +124,12 @@ def _copy_pages(source: Path, target: Path) -> None:
     for folder in source.iterdir():
         if folder.is_dir() and folder.name != "__pycache__" and not list(folder.rglob("*.py")):
             shutil.copytree(folder, target / folder.name, dirs_exist_ok=True)
+
+
+def _let_all_read(folder: Path) -> None:
+    """Let the user of the image read its files, whatever the umask and the modes are here."""
+    for path in folder.rglob("*"):
+        path.chmod(0o755 if path.is_dir() else 0o644)
 
 
 def _dockerfile(served: ServedVersion) -> str:

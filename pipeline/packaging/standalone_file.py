@@ -7,6 +7,7 @@ from importlib import metadata
 from pathlib import Path
 
 from patchline.pipeline.files.atomic_files import write_text
+from patchline.pipeline.installation import PACKAGE
 
 _OWN_IMPORT = re.compile(
     r"^from patchline\.pipeline\.([a-z_.]+) import (?:[^\n(]*|\([^)]*\))\n", re.MULTILINE
@@ -18,7 +19,6 @@ _LAST_LINES = """
 mlflow.models.set_model(ImageClassifier())
 """
 _DISTRIBUTIONS = ("mlflow", "numpy", "onnxruntime", "opencv-python-headless", "pillow")
-_LIBRARY = Path(__file__).resolve().parent.parent
 
 
 def write_model_server(file: Path) -> None:
@@ -38,7 +38,7 @@ def _standing_alone(module: str, written: set[str]) -> str:
     if module in written:
         return ""
     written.add(module)
-    source = _LIBRARY.joinpath(*module.split(".")).with_suffix(".py").read_text(encoding="utf-8")
-    text = source.replace(_FUTURE, "")
+    file = PACKAGE.joinpath("pipeline", *module.split(".")).with_suffix(".py")
+    text = file.read_text(encoding="utf-8").replace(_FUTURE, "")
     inlined = _OWN_IMPORT.sub(lambda match: _standing_alone(match[1], written), text)
     return f"# -- patchline.pipeline.{module} --\n{inlined}"

@@ -22,6 +22,7 @@ from typing import Any, Literal, NamedTuple, cast
 
 from patchline.pipeline.config import AUTO
 from patchline.pipeline.errors import ConfigError, PipelineError, PluginError
+from patchline.pipeline.installation import checkout
 from patchline.plugin_api import (
     API_VERSION,
     NO_PATCH_EMBEDDING,
@@ -53,7 +54,6 @@ KINDS: dict[Kind, type] = {
     "launcher": LauncherPlugin,
 }
 _DISTRIBUTION = "patchline"
-_PROJECT_FILE = Path(__file__).absolute().parents[3] / "pyproject.toml"
 FILES_VARIABLE = "PATCHLINE_PLUGIN_FILES"
 """Environment variable with the files of `--plugin`, inherited by child processes."""
 
@@ -149,11 +149,12 @@ def _of_checkout() -> dict[Kind, list[_Point]]:
 
     What was recorded when the checkout was installed lacks plugins that came with an update since.
     """
-    try:
-        project = tomllib.loads(_PROJECT_FILE.read_text(encoding="utf-8"))["project"]
-    except (OSError, ValueError, KeyError):
+    source = checkout()
+    if source is None:
         return {}
-    if project.get("name") != _DISTRIBUTION:
+    try:
+        project = tomllib.loads((source / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    except (OSError, ValueError, KeyError):
         return {}
     groups = project.get("entry-points", {})
     return {

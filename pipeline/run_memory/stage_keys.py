@@ -19,6 +19,7 @@ from typing import NamedTuple
 
 from patchline.pipeline.config import RunConfig
 from patchline.pipeline.files.file_digest import digest_of
+from patchline.pipeline.installation import PACKAGE
 from patchline.pipeline.plugin_system import plugin_loader
 from patchline.pipeline.plugin_system.plugin_loader import Kind, PluginEntry
 from patchline.pipeline.plugin_system.plugin_settings import named_patch_embedding
@@ -26,8 +27,6 @@ from patchline.plugin_api import NO_PATCH_EMBEDDING
 
 Ingredients = dict[str, str]
 
-_ROOT = Path(__file__).absolute().parents[2]
-"""The folder of the package `patchline`."""
 _LIBRARY = ("patchline.pipeline.", "patchline.plugin_api", "patchline.plugin_checks")
 """The modules that other code of a stage is followed into."""
 _REQUIREMENT = re.compile(r"[A-Za-z0-9._-]+")
@@ -71,7 +70,7 @@ def code(*modules: str) -> str:
     Raises:
         ValueError: if there is no such module.
     """
-    return _digest(_with_imports(modules), _ROOT)
+    return _digest(_with_imports(modules), PACKAGE)
 
 
 def _with_imports(modules: Iterable[str]) -> set[Path]:
@@ -91,7 +90,7 @@ def _with_imports(modules: Iterable[str]) -> set[Path]:
         if file in sources:
             continue
         sources.add(file)
-        if file.name != "config.py" and file.is_relative_to(_ROOT):  # settings use no templates
+        if file.name != "config.py" and file.is_relative_to(PACKAGE):  # settings use no templates
             sources.update(path for path in file.parent.iterdir() if _is_template(path))
         for name in _source(file, file.stat().st_mtime_ns).imports:
             waiting += _files_of(name)
@@ -124,7 +123,7 @@ def _is_module(name: str) -> bool:
 
 def _path(module: str) -> Path:
     """Return the folder of a package of Patchline; with the suffix `.py`, a module's file."""
-    return _ROOT.joinpath(*module.split(".")[1:])
+    return PACKAGE.joinpath(*module.split(".")[1:])
 
 
 def _is_template(path: Path) -> bool:

@@ -9,6 +9,7 @@ from importlib import metadata
 from pathlib import Path
 
 from patchline.pipeline.config import RunConfig
+from patchline.pipeline.installation import checkout
 from patchline.pipeline.plugin_system import plugin_loader
 from patchline.pipeline.plugin_system.plugin_settings import named_patch_embedding
 from patchline.plugin_api import NO_PATCH_EMBEDDING
@@ -28,9 +29,12 @@ _GIT_SECONDS = 5
 def commit() -> tuple[str, bool]:
     """Return the commit of Patchline's own source, and whether the source has changed since.
 
-    The commit is empty if Patchline was installed from a package.
+    The commit is empty if Patchline was installed: the folder that it was installed into may be in
+    a repository of somebody else's.
     """
-    source = Path(__file__).resolve().parent
+    source = checkout()
+    if source is None or not (source / ".git").exists():
+        return "", False
     status = _git(source, "status", "--porcelain=v2", "--branch", "--untracked-files=no")
     entries = [line for line in status.splitlines() if not line.startswith("# ")]
     [head] = re.findall(r"^# branch\.oid ([0-9a-f]+)$", status, re.MULTILINE) or [""]

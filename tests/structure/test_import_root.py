@@ -7,13 +7,13 @@ import os
 import shutil
 import subprocess
 import sys
-import zipfile
 from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
-NAMES = ("flows", "pipeline", "plugins")
+from tests.environments import FOLDERS as NAMES
+from tests.environments import ROOT, install_wheel
+
 _PROGRAM = """
 import json, sys
 import flows.mine, pipeline.mine, plugins.mine
@@ -27,23 +27,29 @@ assert flows.mine.NAME == "flows" and pipeline.mine.NAME == "pipeline"
 print(json.dumps([patchline.__file__, plugin_api.__file__, command_line.__file__, vit.__file__]))
 assert command_line.run_command_line(["plugins", "list"]) == 0
 """
+_OWN_FILES = """
+import json
+from pathlib import Path
+from patchline.pipeline.exports.container_files import ServedVersion, write_container
+from patchline.pipeline.plugin_system import plugin_loader
+from patchline.pipeline.run_memory import stage_keys
+from patchline.pipeline.tracking import provenance
+
+Path("artifacts").mkdir()
+Path("out").mkdir()
+write_container(ServedVersion("a", "1"), Path("artifacts"), Path("out"))
+served = sorted(str(file) for file in Path("out/app/patchline").rglob("*"))
+keys = stage_keys.code("patchline.pipeline.training.__main__", "patchline.pipeline.layers")
+plugins = sorted(f"{each.kind} {each.name}" for each in plugin_loader.installed())
+print(json.dumps({"same": [served, keys, plugins], "commit": provenance.commit()[0]}))
+"""
 
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a folder that holds what a wheel of the checkout installs."""
-    source = tmp_path_factory.mktemp("source")
-    for name in (*NAMES, "patchline"):
-        ignored = shutil.ignore_patterns("__pycache__")
-        shutil.copytree(ROOT / name, source / name, symlinks=True, ignore=ignored)
-    for name in ("pyproject.toml", "README.md", "LICENSE"):
-        shutil.copy(ROOT / name, source)
-    options = ("--quiet", "--no-deps", "--no-index", "--no-build-isolation")
-    command = (sys.executable, "-m", "pip", "wheel", *options, "--wheel-dir", "dist", ".")
-    subprocess.run(command, cwd=source, check=True, capture_output=True)
-    [file] = (source / "dist").glob("*.whl")
-    installed = source / "installed"
-    zipfile.ZipFile(file).extractall(installed)
+    installed = tmp_path_factory.mktemp("installed")
+    install_wheel(installed, tmp_path_factory.mktemp("source"))
     return installed
 
 
@@ -103,3 +109,30 @@ def test_a_project_has_packages_of_the_same_names(
     home = wheel if installed == "wheel" else ROOT
     for file in json.loads(done.stdout.splitlines()[0]):
         assert Path(file).is_relative_to(home / "patchline"), file
+
+
+def test_a_wheel_finds_its_own_files(wheel: Path, tmp_path: Path) -> None:
+    """Files of a container, stage keys and plugins are the checkout's; the commit is not known.
+
+    The wheel is installed into a virtual environment in somebody else's repository, as many are.
+    """
+    for command in (("init", "-q"), ("commit", "-q", "--allow-empty", "-m", "Theirs")):
+        who = ("-c", "user.name=A", "-c", "user.email=a@example.org")
+        subprocess.run(("git", *who, *command), cwd=tmp_path, check=True)
+    inside = tmp_path / "venv"
+    shutil.copytree(wheel, inside)
+    shown = []
+    for name, path in (("checkout", []), ("wheel", [str(inside)])):
+        (tmp_path / name).mkdir()
+        done = subprocess.run(
+            [sys.executable, "-c", _OWN_FILES],
+            cwd=tmp_path / name,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(path)},
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        shown.append(json.loads(done.stdout))
+    assert shown[0]["same"] == shown[1]["same"]
+    assert "out/app/patchline/pipeline/serving/__main__.py" in shown[1]["same"][0]
+    assert shown[1]["commit"] == ""

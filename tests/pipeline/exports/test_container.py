@@ -14,7 +14,6 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
-import cv2
 import numpy as np
 import pytest
 import yaml
@@ -27,10 +26,12 @@ from patchline.pipeline.exports.exporting import export
 from patchline.pipeline.exports.import_closure import closure_of
 from patchline.pipeline.packaging.packaged_model import PackagedModel
 from patchline.pipeline.registry.registered_models import ModelReference
+from tests.conftest import write_photos
+from tests.environments import environment_of_wheel
 from tests.patience import patient
 from tests.pipeline.conftest import Exported
+from tests.pipeline.registry.made_versions import make_version
 
-Array = np.ndarray[Any, Any]
 SERVED = ServedVersion("Stripes_2.0", "3")
 ABSENT = {"torch", "torchvision", "mlflow", "prefect", "pandas", "scipy", "albumentations"}
 
@@ -170,9 +171,14 @@ def test_a_closure_is_what_a_program_imports(tmp_path: Path) -> None:
 
 
 _CONFINED = """#!/bin/sh
-# As in a cluster: nothing can be written, no home, and a user without any right.
+# As in a cluster: nothing can be written, no home, and a user without any right. The interpreter
+# may be in a folder that is closed to others, such as /root; here they reach it.
 exec unshare --mount sh -c '
     mount --make-rprivate /
+    if [ -n "CLOSED" ]; then
+        mkdir PUBLIC/base && mount --bind BASE PUBLIC/base
+        mount -t tmpfs -o mode=755 none CLOSED && mkdir -p BASE && mount --bind PUBLIC/base BASE
+    fi
     for mounted in $(cut -d" " -f2 /proc/mounts); do
         mount -o remount,bind,ro "$mounted" 2>/dev/null
     done
@@ -187,38 +193,73 @@ def _can_confine() -> bool:
     """Return whether this process may confine another one as a cluster does."""
     if os.geteuid() != 0 or not all(map(shutil.which, ("unshare", "setpriv"))):
         return False
-    interpreter = Path(sys.executable).resolve()
-    if not all(folder.stat().st_mode & stat.S_IXOTH for folder in interpreter.parents):
-        return False  # another user cannot reach it
     return subprocess.run(["unshare", "--mount", "true"], check=False).returncode == 0
 
 
+def _confined(python: Path, public: Path) -> Path:
+    """Return a program that starts the interpreter as another user, who can write nothing."""
+    base = Path(sys.base_prefix).resolve()
+    closed = [str(each) for each in base.parents if not each.stat().st_mode & stat.S_IXOTH]
+    text = _CONFINED.replace("PYTHON", str(python)).replace("PUBLIC", str(public))
+    text = text.replace("CLOSED", closed[-1] if closed else "").replace("BASE", str(base))
+    started = public / "confined"
+    started.write_text(text)
+    started.chmod(0o755)
+    return started
+
+
+@pytest.fixture
+def out_of_wheel(
+    tmp_path: Path, empty_store: Path, monkeypatch: pytest.MonkeyPatch
+) -> tuple[Path, Path]:
+    """Return what `patchline export` writes where the wheel is installed, and an image of it."""
+    work = tmp_path / "work"
+    work.mkdir()
+    shutil.copy(empty_store, work / "mlflow.db")
+    monkeypatch.chdir(work)
+    store = f"sqlite:///{work / 'mlflow.db'}"
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", store)
+    make_version("stripes", work)
+    photos = write_photos(work / "photos", images=20)
+    (photos / "across").rename(photos / "up")
+    entered = environment_of_wheel(tmp_path / "venv", tmp_path / "source")
+    arguments = ("stripes/1", "--to", "container", "--data", "photos", "--out", "out")
+    done = subprocess.run(
+        [str(tmp_path / "venv/bin/patchline"), "export", *arguments],
+        env={**entered, "MLFLOW_TRACKING_URI": store},
+        umask=0o077,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return work / "out", next(photos.rglob("*.png"))
+
+
 @pytest.mark.slow
-def test_it_serves_from_an_empty_environment(folder: Path, photos: ComparisonImages) -> None:
+def test_it_serves_from_an_empty_environment(out_of_wheel: tuple[Path, Path]) -> None:
     """The pinned libraries are all that it needs; without the token it answers nobody.
 
-    Where this process is root, and another user can reach the interpreter, the server runs with the
-    rights of the container: as another user, without a home, and without a file system that
-    it can write to.
+    It was exported by a Patchline that was installed from its wheel, with a umask that closes files
+    to others. Where this process is root, the server runs with the rights of the container: as
+    another user, without a home, and without a file system that it can write to.
     """
     with tempfile.TemporaryDirectory() as temporary:
         public = Path(temporary)  # other users cannot reach pytest's own folders
         public.chmod(0o755)
         own = public / "out"
-        shutil.copytree(folder, own)
+        shutil.copytree(out_of_wheel[0], own)
+        own.chmod(0o755)
         subprocess.run([sys.executable, "-m", "venv", str(public / "venv")], check=True)
         python = public / "venv" / "bin" / "python"
         install = ["-m", "pip", "install", "-q", "--no-deps", "-r", str(own / "requirements.txt")]
         subprocess.run([str(python), *install], check=True, capture_output=True)
         subprocess.run([str(python), "-m", "pip", "check"], check=True, capture_output=True)
-        started = python
-        if _can_confine():
-            started = public / "confined"
-            text = _CONFINED.replace("PYTHON", str(python)).replace("PUBLIC", str(public))
-            started.write_text(text)
-            started.chmod(0o755)
-        with running_server(own, SERVED, str(started)) as (address, token):
-            request = urllib.request.Request(f"{address}/predict", data=_png(photos.images_NHWC[0]))
+        started = _confined(python, public) if _can_confine() else python
+        served = ServedVersion("stripes", "1")
+        with running_server(own, served, str(started)) as (address, token):
+            image = out_of_wheel[1].read_bytes()
+            request = urllib.request.Request(f"{address}/predict", data=image)
             with pytest.raises(urllib.error.HTTPError) as refused:
                 urllib.request.urlopen(request, timeout=patient(30))
             assert refused.value.code == 401
@@ -229,12 +270,9 @@ def test_it_serves_from_an_empty_environment(folder: Path, photos: ComparisonIma
                 label = json.loads(answer.read())["label"]
             artifacts = own / "model" / "artifacts"
             package = PackagedModel(artifacts / "model.onnx", artifacts / "model.json", 1)
-            best = int(package.probabilities(photos.images_NHWC[:1]).argmax())
+            pixels_HWC = package.pixels(image)
+            best = int(package.probabilities(np.asarray(pixels_HWC)[None]).argmax())
             assert label == package.classes[best]
-
-
-def _png(image_HWC: Array) -> bytes:
-    return cv2.imencode(".png", np.ascontiguousarray(image_HWC[:, :, ::-1]))[1].tobytes()
 
 
 def test_a_package_that_cannot_be_served_says_why(

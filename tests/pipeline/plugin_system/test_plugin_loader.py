@@ -335,11 +335,11 @@ def test_a_checkout_has_the_plugins_of_its_project_file(
         'new = "patchline.plugins.models.vit:plugin"\n',
         encoding="utf-8",
     )
-    monkeypatch.setattr(plugin_loader, "_PROJECT_FILE", project)
+    monkeypatch.setattr(plugin_loader, "checkout", lambda: tmp_path)
     plugin_loader._entry_points.cache_clear()
     try:
         assert [(each.name, each.version) for each in installed("model")] == [("new", "9")]
-        project.write_text('[project]\nname = "other"\n', encoding="utf-8")
+        monkeypatch.setattr(plugin_loader, "checkout", lambda: None)  # as from a wheel
         plugin_loader._entry_points.cache_clear()
         assert {each.name for each in before} >= {each.name for each in installed("model")}
         assert find("model", "vit").distribution == "patchline"

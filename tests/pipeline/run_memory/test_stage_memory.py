@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from patchline.pipeline.config import ModelChoice, RunConfig
 from patchline.pipeline.frozen_model import FrozenModel
+from patchline.pipeline.installation import PACKAGE
 from patchline.pipeline.plugin_system.plugin_loader import PluginEntry
 from patchline.pipeline.run_memory import stage_keys
 from patchline.pipeline.run_memory.stage_memory import StageMemory, StageRecord, key_of
@@ -146,7 +147,7 @@ def test_the_code_of_a_stage_is_what_it_imports_and_nothing_else() -> None:
     found = stage_keys._with_imports(
         ["patchline.pipeline.training.__main__", "patchline.pipeline.layers"]
     )
-    files = {file.relative_to(stage_keys._ROOT).as_posix() for file in found}
+    files = {file.relative_to(PACKAGE).as_posix() for file in found}
     assert "plugin_api.py" in files
     assert "plugin_checks.py" not in files
     files = {name.removeprefix("pipeline/") for name in files}
