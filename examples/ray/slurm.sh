@@ -22,14 +22,18 @@ head_address="$(srun --nodes=1 --ntasks=1 --nodelist="${nodes[0]}" hostname --ip
 port=$((20000 + SLURM_JOB_ID % 20000))
 cpus="$SLURM_CPUS_ON_NODE"
 
+# Ray opens its own folder to all users of a node, so the one above is closed to them.
+private="/tmp/ray-$SLURM_JOB_ID"
+srun --nodes="${#nodes[@]}" --ntasks="${#nodes[@]}" --overlap mkdir -m 700 "$private"
+
 srun --nodes=1 --ntasks=1 --nodelist="${nodes[0]}" --overlap \
   ray start --block --head --node-ip-address="$head_address" --port="$port" \
-  --num-cpus="$cpus" --include-dashboard=false --disable-usage-stats &
+  --num-cpus="$cpus" --temp-dir="$private/ray" --include-dashboard=false --disable-usage-stats &
 sleep 15
 if ((${#nodes[@]} > 1)); then
   others="$(IFS=,; echo "${nodes[*]:1}")"
   srun --nodes=$((${#nodes[@]} - 1)) --ntasks=$((${#nodes[@]} - 1)) --nodelist="$others" --overlap \
-    ray start --block --address="$head_address:$port" --num-cpus="$cpus" --disable-usage-stats &
+    ray start --block --address="$head_address:$port" --num-cpus="$cpus" --temp-dir="$private/ray" --disable-usage-stats &
 fi
 sleep 15
 

@@ -32,7 +32,7 @@ from ray.util.placement_group import PlacementGroup, placement_group, remove_pla
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from patchline.plugins.launchers.ray_environment import environment_of_nodes
-from patchline.plugins.launchers.ray_host import Host, facts
+from patchline.plugins.launchers.ray_host import Host, exposed_folder, facts
 
 _POLL_SECONDS, _START_POLL_SECONDS = 0.1, 0.02
 """Between two looks at workers that run, and at some that are being started."""
@@ -303,6 +303,8 @@ class Driver:
                 "token. Start the command again.",
                 "WorkerError",
             )
+        if exposed := exposed_folder():
+            raise Refused(_exposed("this machine", exposed))
         self._nodes = _nodes()
         self._check_folder(address)
         say(ready={"nodes": self._nodes, "address": address})
@@ -330,7 +332,8 @@ class Driver:
         if not found:
             raise Refused(
                 "This machine belongs to no Ray cluster that runs. Start one with "
-                "`RAY_AUTH_MODE=token RAY_AUTH_TOKEN=… ray start --head`, or set launcher.address "
+                "`RAY_AUTH_MODE=token RAY_AUTH_TOKEN=… ray start --head --temp-dir ~/.ray/temp` (the "
+                "folder ~/.ray with mode 0700), or set launcher.address "
                 "to HOST:PORT of a cluster's head."
             )
         return found
@@ -501,6 +504,8 @@ class Driver:
     def _check_hosts(self, told: list[dict[str, Any]]) -> None:
         own = facts()
         for each in told:
+            if each["exposed"]:
+                raise Refused(_exposed(f"the node {each['address']}", each["exposed"]))
             if each["refused"]:
                 raise Refused(
                     f"The node {each['address']} cannot use the workspace "
@@ -681,6 +686,14 @@ class Driver:
             self._release(seat)
         with contextlib.suppress(OSError):
             self._mark().unlink()
+
+
+def _exposed(where: str, folder: str) -> str:
+    return (
+        f"Ray's folder on {where}, {folder}, is open to all local users, sockets included. Run "
+        "`ray stop` there, then start Ray again below a folder of mode 0700: "
+        "`install -d -m 700 ~/.ray`, and `ray start --temp-dir ~/.ray/temp` with its other options."
+    )
 
 
 def _nodes() -> list[dict[str, Any]]:

@@ -39,6 +39,22 @@ def facts() -> dict[str, str]:
     return {"Patchline": metadata.version("patchline"), "Python": platform.python_version()}
 
 
+def exposed_folder() -> str:
+    """Return the folder of Ray on this node if other users can enter it; otherwise an empty text.
+
+    Ray gives its folders mode 0777, sockets and logs included, so one above them has to be closed.
+    """
+    folder = Path(ray.get_runtime_context().get_temp_dir()).resolve()
+    return "" if any(map(_is_closed, folder.parents)) else str(folder)
+
+
+def _is_closed(folder: Path) -> bool:
+    try:
+        return folder.stat().st_mode & 0o077 == 0
+    except OSError:  # not known
+        return False
+
+
 def _free_port(address: str) -> int:
     """Return a port that is free at an address of this node."""
     with socket.socket() as opened:
@@ -108,6 +124,7 @@ class Host:
             "sees_workspace": self._sees_workspace,
             "has_workspace": self._sees_workspace or bool(self._uri and not refused),
             "refused": refused,
+            "exposed": exposed_folder(),
             **facts(),
         }
 

@@ -32,6 +32,8 @@ def test_a_cluster_on_kubernetes_has_tokens_and_one_version_of_ray(name: str) ->
     for group in groups:
         assert group["rayStartParams"]["disable-usage-stats"] == "true"
         [container] = group["template"]["spec"]["containers"]
+        [before] = container["command"]
+        assert group["rayStartParams"]["temp-dir"] == f"{before.split()[-1]}/ray"
         assert {"name": "RAY_USAGE_STATS_ENABLED", "value": "0"} in container["env"]
         assert container["workingDir"] == container["volumeMounts"][0]["mountPath"]
     assert len({str(group["template"]["spec"]["volumes"]) for group in groups}) == 1
@@ -44,6 +46,7 @@ def test_the_batch_script_makes_a_token_and_uses_the_launcher() -> None:
     text = script.read_text(encoding="utf-8")
     assert "RAY_AUTH_MODE=token" in text
     assert "--include-dashboard=false" in text
+    assert text.count("  ray start ") == text.count('--temp-dir="$private/ray"') == 2
     for line in text.split("--launcher.")[1:]:
         flag = line.split()[0].replace("-", "_")
         assert flag == "name" or flag in RayConfig.model_fields

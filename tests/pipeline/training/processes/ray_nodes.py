@@ -53,7 +53,7 @@ class Cluster:
         self.hosts = {"a": "10.78.0.1", "b": "10.78.0.2"}
         self.store_space, self.store_host = f"plrs{os.getpid()}", "10.78.0.9"
         self._store: subprocess.Popen[bytes] | None = None
-        self._sockets = Path(tempfile.mkdtemp(prefix="plr"))  # Ray's names of sockets are long
+        self.private = Path(tempfile.mkdtemp(prefix="plr"))  # Ray's names of sockets are long
 
     @property
     def address(self) -> str:
@@ -142,14 +142,14 @@ class Cluster:
         state, node = "down" if cut else "up", "b" if self.has_store else "a"
         subprocess.run(self.command(node, "ip", "link", "set", "cable", state), check=True)
 
-    def start(self, node: str, **variables: str) -> None:
-        """Start Ray on a node."""
+    def start(self, node: str, folder: Path | None = None, **variables: str) -> None:
+        """Start Ray on a node, with its files below a folder of mode 0700, or in a given one."""
         head = ["--head", "--port", str(PORT), "--include-dashboard", "false"]
-        head += ["--temp-dir", str(self._sockets)]
         # Without a shared folder, a worker that reserves two cores runs where files have to travel.
         cores = "1" if self.has_store and node == "a" else "2"
         rest = ["--node-ip-address", self.hosts[node], "--num-cpus", cores, "--disable-usage-stats"]
         rest += ["--object-store-memory", "100000000"]
+        rest += ["--temp-dir", str(folder or self.private / "ray")]
         place = head if node == "a" else ["--address", self.address]
         command = [*_RAY, "start", *place, *rest]
         if self.has_store and node == "b":
@@ -228,7 +228,7 @@ class Cluster:
         if self.has_store:
             delete = ["ip", "netns", "delete", self.store_space]
             subprocess.run(delete, capture_output=True, check=False)
-        shutil.rmtree(self._sockets, ignore_errors=True)
+        shutil.rmtree(self.private, ignore_errors=True)
 
 
 @contextlib.contextmanager

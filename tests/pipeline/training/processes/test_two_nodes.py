@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -226,6 +227,31 @@ def test_a_cluster_without_tokens_is_refused(
         assert "without token authentication" in events[-1]["message"]
     finally:
         cluster.restart()
+
+
+def test_a_cluster_whose_files_are_open_to_others_is_refused(
+    cluster: Cluster, make_job: MakeJob, tmp_path: Path
+) -> None:
+    """Ray gives its folders mode 0777: on each node one above them has to be closed."""
+    job = make_job(tmp_path / "job", training={**TRAINING, "processes": 2, "epochs": 1})
+    cluster.private.chmod(0o750)
+    try:
+        code, events = _train(cluster, job)
+        assert code == 2
+        assert f"on this machine, {cluster.private / 'ray'}, is open" in events[-1]["message"]
+    finally:
+        cluster.private.chmod(0o700)
+    with tempfile.TemporaryDirectory(prefix="plr") as other:
+        Path(other).chmod(0o711)
+        cluster.kill("b")
+        time.sleep(1)
+        try:
+            cluster.start("b", Path(other) / "ray")
+            code, events = _train(cluster, job)
+            assert code == 2
+            assert f"on the node 10.78.0.2, {other}/ray, is open" in events[-1]["message"]
+        finally:
+            cluster.restart()
 
 
 @pytest.mark.parametrize(
