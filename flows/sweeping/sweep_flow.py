@@ -62,6 +62,7 @@ from patchline.pipeline.sweeping.result import SweepResult
 from patchline.pipeline.sweeping.search import SearchClock, TrialInputs
 from patchline.pipeline.sweeping.space import SearchSpace
 from patchline.pipeline.sweeping.study import (
+    JOURNAL_FILE,
     Study,
     StudyIdentity,
     StudyOptions,
@@ -294,7 +295,11 @@ class _Sweep:
             sampler=settings.sampler,
             seed=plan.seed,
         )
-        return open_study(identity, run.folder, options)
+        opened = open_study(identity, run.folder, options)
+        if self.interrupted:
+            place = redaction.redacted(settings.storage or str(run.folder / JOURNAL_FILE))
+            search.check_nothing_lost(run, opened[0].records(), place)
+        return opened
 
     def _trial_inputs(
         self, run: TrackedRun, space: SearchSpace, steps: tuple[int, ...]

@@ -32,11 +32,10 @@ from patchline.pipeline.labelling.answer import (
     now,
 )
 from patchline.pipeline.labelling.edited_table import Row, merged, paths_of, read_table
-from patchline.pipeline.labelling.journal import Event, Journal
-from patchline.pipeline.labelling.standing import Standing
+from patchline.pipeline.labelling.journal import Journal
+from patchline.pipeline.labelling.standing import Event, Standing
 from patchline.pipeline.labels.answer_columns import ANSWER_COLUMNS, LABEL, PATH
 from patchline.pipeline.labels.label_sets import MULTI_LABEL, SINGLE_LABEL, Task
-from patchline.pipeline.terminal_words import counted
 
 logger = logging.getLogger(__name__)
 _NAMED = 3
@@ -85,10 +84,10 @@ class AnswersTable:
             if task is not None and not self._standing.tasks:
                 self._append({"event": "task", "task": task})
             self._write()
-        if self.journal.damaged:
-            lines = counted(self.journal.damaged, "line")
+        for number in self.journal.cut:
             self.notes.append(
-                f"{self.journal.file.name}: {lines} cannot be read and count for nothing"
+                f"line {number} of {self.journal.file.name} was cut off when a process was killed, "
+                "and counts for nothing"
             )
         self._is_open = True
         self._events_before = len(self._events)
@@ -337,8 +336,16 @@ class AnswersTable:
             self._others.update(cells)
             self._relabel()
         self._stamp = stamp
-        is_of_crash = _text_of(self._written_file) == table.sha256
-        return not is_of_crash and self._take(table.rows)
+        is_own = _text_of(self._written_file) == table.sha256
+        lost = [row[PATH] for row in table.rows if row[PATH] not in self._standing.history]
+        if is_own and not lost:
+            return False
+        if is_own:
+            self._note(
+                f"{self.journal.file.name} lacks answers that {self.file.name} has: it is damaged, "
+                "or not the one that the table was written from"
+            )
+        return self._take(table.rows)
 
     def _relabel(self) -> None:
         for path in list(self._lines):

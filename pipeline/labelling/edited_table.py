@@ -20,8 +20,7 @@ from typing import NamedTuple
 from patchline.pipeline.errors import DataError
 from patchline.pipeline.files.table_cells import plain_cell
 from patchline.pipeline.labelling.answer import TABLE, Answer, labels_in, now
-from patchline.pipeline.labelling.journal import Event
-from patchline.pipeline.labelling.standing import Standing
+from patchline.pipeline.labelling.standing import Event, Standing
 from patchline.pipeline.labels.answer_columns import ANSWER_COLUMNS, LABEL, PATH
 
 Row = dict[str, str]

@@ -1,7 +1,8 @@
 """The journal of a table of answers: every event in the order of events, one line of JSON each.
 
 A line is on the disk before anybody is told that an answer was taken. What a crash has left of a
-last line is no event; it stays in the file, and the next event begins a line of its own.
+last line is no event; it stays in the file, and the next event begins a line of its own. Any other
+line that is no event is damage, which is not passed over: an answer may have been in it.
 """
 
 from __future__ import annotations
@@ -12,9 +13,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from patchline.pipeline.errors import DataError
 from patchline.pipeline.files.atomic_files import storage_errors
-
-Event = dict[str, Any]
+from patchline.pipeline.files.json_lines import DamagedLineError, whole_lines
+from patchline.pipeline.labelling.standing import Event, check
 
 
 class Journal:
@@ -24,27 +26,47 @@ class Journal:
         file: need not exist.
 
     Attributes:
-        damaged: lines that are no events.
+        cut: numbers of lines that a killed process has left unfinished.
     """
 
     def __init__(self, file: Path) -> None:
         self.file = file
-        self.damaged = 0
-        self._read = 0
+        self.cut: list[int] = []
+        self._read = self._lines = 0
 
     def new_events(self) -> list[Event]:
-        """Return the events since the last call, those of other processes included."""
+        """Return the events since the last call, those of other processes included.
+
+        Raises:
+            DataError: if the file cannot be read, or a line is damaged.
+        """
         try:
             with self.file.open("rb") as opened:
                 opened.seek(self._read)
                 content = opened.read()
         except FileNotFoundError:
             return []
-        whole = content.rfind(b"\n") + 1
-        self._read += whole
-        events = [_event(line) for line in content[:whole].splitlines() if line.strip()]
-        self.damaged += events.count(None)
-        return [event for event in events if event is not None]
+        except OSError as error:
+            raise self._damaged(f"it cannot be read ({error.strerror})") from error
+        events = []
+        try:
+            for number, event in whole_lines(content, self._lines + 1):
+                if event is None:
+                    self.cut.append(number)
+                else:
+                    check(event, number)
+                    events.append(event)
+        except DamagedLineError as error:
+            raise self._damaged(str(error)) from error
+        self._lines += content.count(b"\n")
+        self._read += content.rfind(b"\n") + 1
+        return events
+
+    def _damaged(self, what: str) -> DataError:
+        return DataError(
+            f"The journal of answers {self.file} is damaged: {what}. Restore it from a backup, or "
+            "move it away: then the labels in the table beside it count."
+        )
 
     def append(self, event: Mapping[str, Any]) -> None:
         """Write an event, and wait until it is on the disk.
@@ -76,11 +98,3 @@ def _write(descriptor: int, line: bytes, size: int) -> None:
     except OSError:
         os.ftruncate(descriptor, size)
         raise
-
-
-def _event(line: bytes) -> Event | None:
-    try:
-        event = json.loads(line)
-    except ValueError:
-        return None
-    return event if isinstance(event, dict) and isinstance(event.get("event"), str) else None

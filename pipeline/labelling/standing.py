@@ -7,10 +7,50 @@ the findings doubt it, so it is no answer to them.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
+from pydantic import BaseModel, ValidationError
+
+from patchline.pipeline.files.json_lines import DamagedLineError
 from patchline.pipeline.labelling.answer import Answer
-from patchline.pipeline.labelling.journal import Event
 from patchline.pipeline.labels.label_sets import Task
+
+Event = dict[str, Any]
+
+
+class _Answers(BaseModel):
+    answers: list[Answer]
+
+
+class _Undo(BaseModel):
+    batch: str
+    paths: list[str]
+
+
+class _Removed(BaseModel):
+    paths: list[str]
+
+
+class _Classes(BaseModel):
+    names: list[str]
+
+
+class _OfTask(BaseModel):
+    task: Task
+
+
+class _Findings(BaseModel):
+    digest: str
+
+
+_KINDS: dict[str, type[BaseModel]] = {
+    "answers": _Answers,
+    "undo": _Undo,
+    "removed": _Removed,
+    "classes": _Classes,
+    "task": _OfTask,
+    "findings": _Findings,
+}
 
 
 @dataclass
@@ -68,3 +108,28 @@ class Standing:
         older = history[: self.earlier.get(path, 0)]
         self.earlier[path] = sum(each.batch != batch for each in older)
         self.history[path] = [each for each in history if each.batch != batch]
+
+
+def check(event: Event, line: int) -> None:
+    """Check the fields of an event; of a kind that only a later Patchline knows, nothing.
+
+    Args:
+        event: read from a journal.
+        line: its number there.
+
+    Raises:
+        DamagedLineError: if a field is missing, unknown or of another type.
+    """
+    kind = event.get("event")
+    if not isinstance(kind, str):
+        raise DamagedLineError(f"line {line} is not an event")
+    if kind in _KINDS:
+        try:
+            _KINDS[kind].model_validate(event)
+        except ValidationError as error:
+            first = error.errors()[0]
+            field = ".".join(map(str, first["loc"]))
+            raise DamagedLineError(
+                f"line {line} is not an event of this version of Patchline ({field}: "
+                f"{first['msg'].lower()})"
+            ) from error

@@ -108,9 +108,10 @@ class CheckJournal:
                 check = Check.model_validate_json(file.read_bytes())
             except (OSError, ValidationError) as error:
                 raise StorageError(
-                    f"The check {file} cannot be read ({type(error).__name__}), so how much of the "
-                    "false-alarm rate is spent is not known. Restore it from a backup, or remove "
-                    f"the folder {self.folder} to begin again."
+                    f"The check {file} cannot be read ({_reason(error)}), so how much of the "
+                    "false-alarm rate is spent is not known. Restore it from a backup, update "
+                    "Patchline if a later version wrote it, or remove the folder "
+                    f"{self.folder} to begin again."
                 ) from error
             if check.number != number:
                 raise StorageError(
@@ -148,6 +149,13 @@ class CheckJournal:
     def note_told(self, check: Check) -> None:
         """Note that the drift of a check has been told."""
         self.file_of(check.number, _UNTOLD).unlink(missing_ok=True)
+
+
+def _reason(error: OSError | ValidationError) -> str:
+    if isinstance(error, OSError):
+        return str(error.strerror)
+    first = error.errors()[0]
+    return f"{'.'.join(map(str, first['loc']))}: {first['msg']}".removeprefix(": ")
 
 
 def period_of(earlier: list[Check], false_alarms: float | None, checks: int | None) -> Period:

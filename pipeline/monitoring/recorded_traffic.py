@@ -6,15 +6,17 @@ Shapes: N images, H, W and C of an image, K classes or labels, D features.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import pandas as pd
+from pydantic import BaseModel, Field, ValidationError
 
 from patchline.pipeline.data.reading.decoding import UndecodableImageError
 from patchline.pipeline.errors import DataError
+from patchline.pipeline.files.json_lines import DamagedLineError, objects
 from patchline.pipeline.files.safe_paths import safe_join
 from patchline.pipeline.models.reference_images import ReferenceImages
 from patchline.pipeline.monitoring.arrived_images import (
@@ -25,10 +27,24 @@ from patchline.pipeline.monitoring.arrived_images import (
 )
 from patchline.pipeline.monitoring.given_labels import labels_table
 from patchline.pipeline.registry.version_records import VersionRecords
-from patchline.pipeline.serving.traffic_recorder import PARTS, features_of, rows_of
+from patchline.pipeline.serving.traffic_recorder import PARTS, check_format, features_of
 from patchline.pipeline.terminal_words import counted
 
 Array = np.ndarray[Any, Any]
+
+
+class _Answered(BaseModel):
+    """A line of a part; see `traffic_recorder`."""
+
+    id: str
+    time: str
+    model: str
+    version: str
+    probabilities: list[Annotated[float, Field(ge=0, le=1)]]
+    features: str | None = None
+    digest: str | None = None
+    """None if an earlier Patchline has recorded it."""
+    image: str | None = None
 
 
 class RecordedTraffic:
@@ -43,17 +59,19 @@ class RecordedTraffic:
         folder: that the server writes.
 
     Raises:
-        DataError: if the version has answered nothing in it, or no image is left.
+        DataError: if the version has answered nothing in it, no image is left, or it is damaged.
+        ConfigError: if a later Patchline has recorded it.
     """
 
     def __init__(self, records: VersionRecords, reference: ReferenceImages, folder: Path) -> None:
         self._package, self._folder = records.package, folder
+        check_format(folder)
         own, others = [], Counter[str]()
         classes = len(self._package.classes)
         for part in sorted(folder.glob(PARTS)):
-            for row in rows_of(part):
-                by = f"{row.get('model')}/{row.get('version')}"
-                if by == records.label and len(row.get("probabilities") or ()) == classes:
+            for row in _rows(part):
+                by = f"{row['model']}/{row['version']}"
+                if by == records.label and len(row["probabilities"]) == classes:
                     own.append(row)
                 else:
                     others[by] += 1
@@ -119,6 +137,38 @@ class RecordedTraffic:
             return np.asarray(self._package.pixels(file.read_bytes()))
         except (UndecodableImageError, OSError):
             return None
+
+
+def _rows(part: Path) -> Iterator[dict[str, Any]]:
+    """Yield the lines of a part, without the rest of one that a killed server has left at its end.
+
+    Raises:
+        DataError: if it is damaged.
+    """
+    try:
+        for number, row in objects(part.read_bytes()):
+            _check(row, number)
+            yield row
+    except FileNotFoundError:  # removed in the meantime
+        return
+    except (DamagedLineError, OSError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise DataError(
+            f"The recorded traffic {part} is damaged: {reason}. Restore the file from a backup, or "
+            "move it out of the folder to do without what it holds."
+        ) from error
+
+
+def _check(row: dict[str, Any], number: int) -> None:
+    try:
+        _Answered.model_validate(row)
+        features_of(row)
+    except ValidationError as error:
+        first = error.errors()[0]
+        field = ".".join(map(str, first["loc"]))
+        raise DamagedLineError(f"line {number}, {field}: {first['msg'].lower()}") from error
+    except ValueError as error:
+        raise DamagedLineError(f"line {number}, features: {error}") from error
 
 
 def _key(row: dict[str, Any]) -> str:

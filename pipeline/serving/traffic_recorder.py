@@ -48,6 +48,7 @@ logger = logging.getLogger(__name__)
 Image = bytes | np.ndarray[Any, Any]
 MARKER = "patchline-traffic.json"
 """In the folder; tells that its parts are recorded traffic."""
+_FORMAT = 1
 PARTS, IMAGES = "part-*.jsonl", "images"
 _SERVER, _LOCK = ".server-", ".lock"
 """A file so called, with a key between, is locked while the server with that key writes parts."""
@@ -131,9 +132,10 @@ class TrafficRecorder:
                 f"--record is {folder}, which holds other files, such as {others[0].name}. "
                 "Name an empty or a new folder."
             )
+        check_format(folder)
         if self.with_images:
             (folder / IMAGES).mkdir(exist_ok=True, mode=_FOLDER_MODE)
-        write_text(folder / MARKER, json.dumps({"format": 1}) + "\n")
+        write_text(folder / MARKER, json.dumps({"format": _FORMAT}) + "\n")
 
     def _check_folders(self) -> None:
         """Refuse folders where others may write, and links in place of the files."""
@@ -325,7 +327,7 @@ class TrafficRecorder:
             most: bytes that may remain.
             servers: keys of those that write; the newest part of each stays.
         """
-        parts = sorted(self.folder.glob(PARTS))
+        parts = sorted(part for part in self.folder.glob(PARTS) if part.is_file())
         newest = {part.stem.rpartition("-")[2]: part for part in parts}
         open_parts = {part for key, part in newest.items() if key in servers}
         for part in parts:
@@ -351,6 +353,23 @@ def is_traffic(folder: Path) -> bool:
         return (folder / MARKER).is_file()
     except OSError:
         return False
+
+
+def check_format(folder: Path) -> None:
+    """Refuse recorded traffic of a later Patchline.
+
+    Raises:
+        ConfigError: if its format is newer.
+    """
+    try:
+        written = json.loads((folder / MARKER).read_bytes())["format"]
+    except (OSError, ValueError, LookupError, TypeError):  # a new folder, or a marker that was cut
+        return
+    if written != _FORMAT:
+        raise ConfigError(
+            f"The recorded traffic in {folder} has format {written}, and this version of Patchline "
+            f"knows {_FORMAT}. Update Patchline, or name another folder."
+        )
 
 
 def rows_of(part: Path) -> list[dict[str, Any]]:

@@ -8,6 +8,7 @@ best. A process that is killed and resumes continues each trial in the same run.
 from __future__ import annotations
 
 import dataclasses
+import math
 import shutil
 import time
 from collections.abc import Callable, Mapping
@@ -48,7 +49,7 @@ from patchline.pipeline.workers.event_log import Event
 
 TRIALS_FOLDER, CLOCK_FILE = "trials", "search_seconds.txt"
 TRIAL_TAG, STATE_TAG = "patchline.sweep.trial", "patchline.sweep.state"
-_COMMAND = "patchline sweep (trial)"
+_COMMAND, _TRIAL = "patchline sweep (trial)", "trial"
 _NOT_OF_THE_TRIAL = (TakenOverError, TrackingError, StorageError)
 """Errors that would meet any trial: the search ends, and can be resumed."""
 OnEvent = Callable[[Event], None]
@@ -86,7 +87,7 @@ class SearchClock:
     def __init__(self, folder: Path, limit: str | None) -> None:
         self._file = folder / CLOCK_FILE
         self._limit = duration_seconds(limit) if limit else None
-        self._before = float(self._file.read_text("utf-8")) if self._file.exists() else 0.0
+        self._before = self._saved()
         self._began = time.monotonic()
 
     @property
@@ -98,6 +99,20 @@ class SearchClock:
     def is_over(self) -> bool:
         """Whether the time limit has passed."""
         return self._limit is not None and self.seconds >= self._limit
+
+    def _saved(self) -> float:
+        try:
+            seconds = float(self._file.read_text("utf-8"))
+        except FileNotFoundError:
+            return 0.0
+        except (OSError, ValueError):
+            seconds = math.nan
+        if not 0 <= seconds < math.inf:
+            raise StorageError(
+                f"{self._file} is damaged: it has to hold the seconds that the search has taken. "
+                "Write them into it, such as 0."
+            )
+        return seconds
 
     def save(self) -> None:
         """Write it down, for a process that resumes the search."""
@@ -123,7 +138,7 @@ def train_trial(trial: Trial, inputs: TrialInputs, clock: SearchClock, on_event:
         trial.fail(str(error))
         return
     new = NestedRun(
-        key=f"trial {record.number}",
+        key=f"{_TRIAL} {record.number}",
         folder=TRIALS_FOLDER,
         command=_COMMAND,
         experiment=str(config.name),
@@ -146,6 +161,34 @@ def train_trial(trial: Trial, inputs: TrialInputs, clock: SearchClock, on_event:
         trial.fail(str(error))
     finally:
         clock.save()
+
+
+def check_nothing_lost(parent: TrackedRun, records: list[TrialRecord], study: str) -> None:
+    """Refuse to search again what has been searched, where the study has lost trials.
+
+    A trial is in the study before its MLflow run, and ends there before that run finishes.
+
+    Args:
+        parent: the MLflow run of the search.
+        records: of all trials that the study knows.
+        study: what it is called for people: its file or its address.
+
+    Raises:
+        StorageError: if MLflow has a trial that the study does not know, or knows as unfinished.
+    """
+    states = {f"{_TRIAL} {each.number}": each.state for each in records}
+    lost = [
+        key
+        for key, statuses in nested_runs.statuses(parent).items()
+        if key.startswith(f"{_TRIAL} ")
+        and (key not in states or (states[key] == "unfinished" and "FINISHED" in statuses))
+    ]
+    if lost:
+        raise StorageError(
+            f"The study {study} has lost {', '.join(sorted(lost)[:3])}{' …' * (len(lost) > 3)}, "  # noqa: PLR2004
+            f"which MLflow has in the search {parent.run_id[:8]}. Restore the study from a backup, "
+            "or start a new search without --resume."
+        )
 
 
 def settle(records: list[TrialRecord]) -> None:

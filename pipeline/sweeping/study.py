@@ -29,11 +29,12 @@ from optuna.storages import BaseStorage, JournalStorage, RDBStorage
 from optuna.storages.journal import JournalFileBackend
 from optuna.storages.journal._file import BaseJournalFileLock
 from optuna.trial import FrozenTrial, TrialState
-from pydantic import Field
+from pydantic import Field, ValidationError
 
-from patchline.pipeline.errors import ConfigError, RunError
+from patchline.pipeline.errors import ConfigError, RunError, StorageError
 from patchline.pipeline.files.atomic_files import storage_errors
 from patchline.pipeline.files.file_locks import acquire
+from patchline.pipeline.files.json_lines import DamagedLineError, objects
 from patchline.pipeline.frozen_model import FrozenModel
 from patchline.pipeline.redaction import redacted
 from patchline.pipeline.sweeping.ranges import Dimension, NumberRange, Value
@@ -345,6 +346,7 @@ def open_study(
     Raises:
         ConfigError: if the study is one of other data, another plan or another space, or the
             database cannot be used.
+        StorageError: if the study is damaged.
     """
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     storage = options.storage
@@ -361,7 +363,11 @@ def open_study(
         if stored is None:
             study.set_user_attr(_IDENTITY, identity.model_dump_json())
             return Study(study, identity.space, options), identity
-    before = StudyIdentity.model_validate_json(stored)
+    try:
+        before = StudyIdentity.model_validate_json(stored)
+    except ValidationError as error:
+        where = redacted(storage) if storage else folder / JOURNAL_FILE
+        raise _damaged(where, "its identity is not one of this version of Patchline") from error
     names = {
         "data_fingerprint": "data",
         "plan": "settings",
@@ -459,13 +465,38 @@ def _journal(file: Path) -> BaseStorage:
             _without_torn_line(file)
     finally:
         lock.release()
-    return JournalStorage(JournalFileBackend(str(file), lock_obj=lock))
+    backend = JournalFileBackend(str(file), lock_obj=lock)
+    try:
+        return JournalStorage(backend)
+    except OSError:
+        raise
+    except Exception as error:  # whatever Optuna meets in lines that do not belong together
+        raise _damaged(file, f"its lines contradict each other ({error!r})") from error
+
+
+def _damaged(where: Path | str, what: str) -> StorageError:
+    return StorageError(
+        f"The study {where} is damaged: {what}. Restore it from a backup, or start a new search "
+        "without --resume."
+    )
 
 
 def _without_torn_line(file: Path) -> None:
+    """Remove an unfinished line at the end.
+
+    Raises:
+        StorageError: if another line is damaged; then nothing is changed.
+    """
     if not file.exists():
         return
-    content = file.read_bytes()
+    try:
+        content = file.read_bytes()
+        for _ in objects(content):
+            pass
+    except DamagedLineError as error:
+        raise _damaged(file, str(error)) from error
+    except OSError as error:
+        raise _damaged(file, f"it cannot be read ({error.strerror})") from error
     whole = content.rfind(b"\n") + 1
     if whole < len(content):
         logger.info("an unfinished line at the end of %s is removed", file)

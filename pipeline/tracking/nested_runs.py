@@ -113,6 +113,14 @@ def nest(run: TrackedRun, parent_run_id: str) -> None:
     tracked_run.set_tags(run, {PARENT_TAG: parent_run_id})
 
 
+def statuses(parent: TrackedRun) -> dict[str, set[str]]:
+    """Return the statuses of the nested runs of each key."""
+    found: dict[str, set[str]] = {}
+    for run in all_runs(f"tags.`{PARENT_TAG}` = '{parent.run_id}'"):
+        found.setdefault(run.data.tags.get(KEY_TAG, ""), set()).add(run.info.status)
+    return found
+
+
 def finished(parent: TrackedRun, key: str, tag: str, runs: Path) -> TrackedRun | None:
     """Return the nested run of a key that has finished, or None.
 

@@ -332,9 +332,9 @@ class Driver:
         if not found:
             raise Refused(
                 "This machine belongs to no Ray cluster that runs. Start one with "
-                "`RAY_AUTH_MODE=token RAY_AUTH_TOKEN=… ray start --head --temp-dir ~/.ray/temp` (the "
-                "folder ~/.ray with mode 0700), or set launcher.address "
-                "to HOST:PORT of a cluster's head."
+                "`install -d -m 700 ~/.ray` and `RAY_AUTH_MODE=token RAY_AUTH_TOKEN=… ray start "
+                "--head --temp-dir ~/.ray/temp`, or set launcher.address to HOST:PORT of a "
+                "cluster's head."
             )
         return found
 

@@ -291,6 +291,45 @@ def test_recorded_traffic_is_a_stream(registry: Registry) -> None:
     assert "whether copies of each other are among 25 images is not known" in str(done.json)
 
 
+def test_damaged_recorded_traffic_is_named(registry: Registry) -> None:
+    """File, line and remedy in one sentence; what a killed server has left of a line is no damage."""
+    folder, package = registry.folder, registry.package(1)
+    traffic = folder / "traffic"
+    writer = TrafficRecorder(traffic, with_images=False, most_bytes=1 << 30)
+    for seed in range(40):
+        image = photo(seed, brightness=120)
+        row = package.probabilities(np.asarray(package.pixels(image))[None])[0]
+        writer.record(NAME, "1", [image], [(row, None)])
+    writer.close()
+    [part] = traffic.glob("part-*")
+    content = part.read_bytes()
+    for old, new, words in (
+        (b'"digest"', b'"dig\xffest"', "line 1 is not UTF-8"),
+        (b'{"id"', b'[]\n{"id"', "line 1 is not a JSON object"),
+        (b'{"id"', b'{"id":"a\n{"id"', "line 1 is cut off"),
+        (b'"probabilities":[', b'"probabilities":["a",', "line 1, probabilities.0: "),
+        (b'"probabilities":[', b'"probabilities":[7,', "line 1, probabilities.0: "),
+        (b'"features":null', b'"features":"AAA"', "line 1, features: "),
+        (b'"model"', b'"modell"', "line 1, model: field required"),
+    ):
+        part.write_bytes(content.replace(old, new, 1))
+        done = monitor(folder, "traffic")
+        assert done.code == 2, done.err
+        assert f"{part.name} is damaged: {words}" in done.err
+        assert "Restore the file from a backup" in done.err
+        assert part.read_bytes() == content.replace(old, new, 1)
+    marker = traffic / "patchline-traffic.json"
+    marker.write_text('{"format": 2}', encoding="utf-8")
+    part.write_bytes(content[:-30])
+    done = monitor(folder, "traffic")
+    assert (done.code, "Update Patchline" in done.err) == (2, True)
+    with pytest.raises(ConfigError, match="has format 2"):
+        TrafficRecorder(traffic, with_images=False, most_bytes=1 << 30)
+    marker.write_text("", encoding="utf-8")  # a kill as the server started
+    done = monitor(folder, "traffic")
+    assert done.json["images"] == 39, done.err
+
+
 @pytest.mark.parametrize(
     ("prepare", "sentence"),
     [

@@ -69,7 +69,59 @@ def test_a_kill_between_journal_and_table_loses_nothing(tmp_path: Path) -> None:
     again.append([_answer("4.png", "rose")])
     third = AnswersTable(tmp_path / "labels.csv")
     assert set(third.standing()) == {"1.png", "2.png", "4.png"}
-    assert "1 line cannot be read" in third.notes[0]
+    assert "line 3 of .patchline-labels.jsonl was cut off" in third.notes[0]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "words"),
+    [
+        (b"2.png", b"2\xff.png", "line 2 is not UTF-8"),
+        (b'{"event"', b'x{"event"', "line 1 is not JSON"),
+        (b'"path":"2.png",', b"", r"line 2 is not an event .*\(answers\.0\.path: field required"),
+        (b'["rose"]', b'"rose"', r"line 1 is not an event .*labels"),
+        (b'"verdict"', b'"colour":1,"verdict"', r"line 1 is not an event of this version"),
+        (b'"event"', b'"evt"', "line 1 is not an event"),
+        (None, None, "it cannot be read"),
+    ],
+)
+def test_a_damaged_journal_is_named_and_nothing_is_lost(
+    tmp_path: Path, old: bytes | None, new: bytes | None, words: str
+) -> None:
+    """The table stays as it is, and counts where the journal is moved away."""
+    table = AnswersTable(tmp_path / "labels.csv")
+    for name in ("1.png", "2.png"):
+        table.append([_answer(name, "rose")])
+    before, journal = table.file.read_bytes(), table.journal.file
+    content = journal.read_bytes()
+    if old is None or new is None:
+        journal.unlink()
+        journal.mkdir()
+    else:
+        assert old in content
+        journal.write_bytes(content.replace(old, new, 1))
+    with pytest.raises(DataError, match=rf"journal of answers .*{words}.*Restore it from a backup"):
+        AnswersTable(table.file)
+    assert table.file.read_bytes() == before
+    journal.rename(tmp_path / "away")
+    again = AnswersTable(table.file)
+    assert [row["path"] for row in rows_of(table.file)] == ["1.png", "2.png"] == [*again.standing()]
+
+
+@pytest.mark.parametrize("kept", [0, 1])
+def test_a_journal_that_has_lost_its_end_takes_no_label_from_the_table(
+    tmp_path: Path, kept: int
+) -> None:
+    """Nothing was edited there since it was written, but the journal has to know all of it."""
+    table = AnswersTable(tmp_path / "labels.csv")
+    for name in ("1.png", "2.png", "3.png"):
+        table.append([_answer(name, "rose")])
+    lines = table.journal.file.read_bytes().splitlines(keepends=True)
+    table.journal.file.write_bytes(b"".join(lines[:kept]))
+    again = AnswersTable(table.file)
+    again.append([_answer("4.png", "tulip")])
+    names = ["1.png", "2.png", "3.png", "4.png"]
+    assert [row["path"] for row in rows_of(table.file)] == names
+    assert "lacks answers that labels.csv has" in again.notes[0]
 
 
 def test_a_table_that_was_removed_is_written_again(tmp_path: Path) -> None:

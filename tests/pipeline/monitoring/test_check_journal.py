@@ -116,18 +116,31 @@ def test_a_drift_waits_to_be_told_from_before_its_check_counts(tmp_path: Path) -
     assert list(journal.folder.glob("*.untold")) == []
 
 
-@pytest.mark.parametrize("damage", ["remove", "cut", "other"])
-def test_a_damaged_journal_is_no_empty_one(tmp_path: Path, damage: str) -> None:
+@pytest.mark.parametrize(
+    ("damage", "words"),
+    [
+        (None, "Check 2 is missing"),
+        (b'{"number": 2', "000002.json cannot be read .*JSON"),
+        (b"", "000002.json cannot be read .*JSON"),
+        (b'{"other": 1}', "number: Field required"),
+        (b"\xff", "000002.json cannot be read"),
+        ("folder", r"000002.json cannot be read \(Is a directory"),
+    ],
+)
+def test_a_damaged_journal_is_no_empty_one(
+    tmp_path: Path, damage: bytes | str | None, words: str
+) -> None:
     """What is spent is not known then; the error names the remedy."""
     journal = CheckJournal(tmp_path, "digits/1", "inbox")
     for number in (1, 2, 3):
         journal.write(check_of(number))
     file = journal.file_of(2)
-    if damage == "remove":
-        file.unlink()
-    else:
-        file.write_text('{"number": 2' if damage == "cut" else '{"other": 1}', encoding="utf-8")
-    with pytest.raises(StorageError, match=r"is not known.*begin again"):
+    file.unlink()
+    if isinstance(damage, bytes):
+        file.write_bytes(damage)
+    elif damage:
+        file.mkdir()
+    with pytest.raises(StorageError, match=rf"{words}.*is not known.*begin again"):
         journal.checks()
 
 

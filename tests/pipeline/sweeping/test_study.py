@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from patchline.pipeline.errors import StorageError
 from patchline.pipeline.sweeping.ranges import Value, parsed
 from patchline.pipeline.sweeping.rungs import continues, rungs
 from patchline.pipeline.sweeping.space import SearchSpace
@@ -201,6 +202,44 @@ def test_a_line_that_a_killed_process_left_unfinished_is_removed(
     _train(opened(), most=1)
     assert opened().records()[:2] == before
     assert len(opened().records()) == 3
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "words"),
+    [
+        (b"learning_rate", b"learning\xffrate", "line 2 is not UTF-8"),
+        (b'{"op_code":8', b'{"op_code":8}x', "is not JSON"),
+        (b'{"op_code":8', b'[]\n{"op_code":8', "is not a JSON object"),
+        (b'{"op_code":8', b'{"op_c\n{"op_code":8', "is cut off"),
+        (b'"trial_id"', b'"trial"', "its lines contradict each other"),
+        (b'"op_code":8', b'"op_code":99', "its lines contradict each other"),
+        (
+            b'\\"parent_run_id',
+            b'\\"new\\":1,\\"parent_run_id',
+            "its identity is not one of this version",
+        ),
+        (None, None, "it cannot be read"),
+    ],
+)
+def test_a_damaged_journal_is_named_and_kept(
+    opened: OpenStudy, tmp_path: Path, old: bytes | None, new: bytes | None, words: str
+) -> None:
+    """No trial is forgotten for it: the sentence says which line, and what to do."""
+    study = opened()
+    study.begin(PLAN)
+    _train(study, most=2)
+    journal = tmp_path / JOURNAL_FILE
+    content = journal.read_bytes()
+    if old is None or new is None:
+        journal.unlink()
+        journal.mkdir()
+    else:
+        assert old in content
+        content = content.replace(old, new, 1)
+        journal.write_bytes(content)
+    with pytest.raises(StorageError, match=f"{words}.*Restore it from a backup"):
+        opened()
+    assert journal.is_dir() or journal.read_bytes().startswith(content)
 
 
 def test_a_killed_process_leaves_no_lock(opened: OpenStudy, tmp_path: Path) -> None:
