@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from patchline.pipeline.errors import ConfigError
 from patchline.pipeline.labels import label_sets
 from patchline.pipeline.models.reference_images import (
     REFERENCE_IMAGES_FILE,
@@ -292,7 +293,7 @@ def test_recorded_traffic_is_a_stream(registry: Registry) -> None:
 
 
 def test_damaged_recorded_traffic_is_named(registry: Registry) -> None:
-    """File, line and remedy in one sentence; what a killed server has left of a line is no damage."""
+    """File, line and remedy in one sentence; a line that a killed server has begun is no damage."""
     folder, package = registry.folder, registry.package(1)
     traffic = folder / "traffic"
     writer = TrafficRecorder(traffic, with_images=False, most_bytes=1 << 30)
