@@ -116,21 +116,17 @@ def test_a_search_that_is_killed_four_times_trains_no_trial_twice(tmp_path: Path
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(patient(600))
 def test_a_search_whose_trials_are_lost_does_not_begin_again(tmp_path: Path) -> None:
     """MLflow has them, and the sentence says what to restore."""
     _kill("in the second trial", tmp_path, *SETTINGS)
     run = _run_folder(tmp_path)
     assert run is not None
-    journal = run / "study.jsonl"
-    lines = journal.read_bytes().splitlines(keepends=True)
-    for kept in (None, b"", b"".join(lines[:6])):
-        journal.unlink()
-        if kept is not None:
-            journal.write_bytes(kept)
-        done = patchline("sweep", "--resume", "last", cwd=tmp_path)
-        assert done.code == 1, done.err
-        assert "study.jsonl has lost trial 0, " in done.err
-        assert "Restore the study from a backup, or start a new search" in done.err
+    (run / "study.jsonl").unlink()
+    done = patchline("sweep", "--resume", "last", cwd=tmp_path)
+    assert done.code == 1, done.err
+    assert "study.jsonl has lost trial 0, trial 1, " in done.err
+    assert "Restore the study from a backup, or start a new search" in done.err
     assert len(list(run.glob("trials/*"))) == 2
 
 
