@@ -146,6 +146,7 @@ def estimates(areas: list[AreaSummary]) -> list[MetricEstimate]:
     for area in areas:
         weight = area.freedom / (area.freedom + _PRIOR_IMAGES)
         variance = weight * area.squares + (1 - weight) * area.variance
+        variance += (area.value - area.centre) ** 2  # a correction is as uncertain as it is large
         spread = weight * area.value * (1 - area.value)
         spread += (1 - weight) * area.shrunk * (1 - area.shrunk)
         effective_n.append(0.0 if area.is_unknown else spread / variance)

@@ -7,7 +7,8 @@ Rockette 1995; Gallas et al. 2009, Communications in Statistics 38). With R seed
     Var(mean) = (MS_image + max(0, MS_seed - MS_residual)) / (R n),
 
 with t quantiles at Satterthwaite's degrees of freedom (Hillis 2007, Statistics in Medicine 26). Few
-seeds thus give a wide interval when they differ, and one as wide as the images alone when not.
+seeds may agree by chance, which these allow for too little; so an interval is never narrower than
+the t interval of the seeds alone, which with two of them shows large gains only.
 Where images form groups, such as patients, the groups take the place of the images.
 
 Shapes: R seeds, N images, G groups, K labels.
@@ -193,7 +194,9 @@ def _half_width(
     if extra > 0:
         uncertain += seeds**2 / max(1, seeds_freedom)
     freedom = max(1.0, variance**2 / uncertain) if uncertain else images_freedom
-    return float(stdtrit(freedom, 1 - TAIL)) * math.sqrt(variance)
+    half = float(stdtrit(freedom, 1 - TAIL)) * math.sqrt(variance)
+    alone = float(stdtrit(seeds_freedom, 1 - TAIL)) * math.sqrt(seeds) if seeds_freedom else 0.0
+    return max(half, alone)
 
 
 def _variance(values: Array) -> float:
