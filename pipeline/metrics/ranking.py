@@ -2,7 +2,9 @@
 
 The variance of an area is that of its influences, one by image (for ROC: DeLong 1988, Biometrics
 44). Where few images are of a class, or all are ranked rightly, those say too little; so a
-formula's variance joins them with the weight of `_PRIOR_IMAGES` images.
+formula's variance joins them with the weight of `_PRIOR_IMAGES` images. What the centre of an
+interval is corrected by counts as a standard deviation: all labels have such a bias, so that a mean
+over many has it too, whose variance is small.
 
 Shapes: N samples, K classes, P samples of one class.
 """
@@ -200,7 +202,8 @@ def precision_area(scores_N: Array, is_positive_N: Array) -> Area:
 
     That variance is Boyd, Eng and Page's (2013, ECML). Each positive counts itself as found, which
     lifts the average of few positives; the centre counts half of it, and takes off what the mean of
-    1 / x exceeds 1 / mean of x (to second order).
+    1 / x exceeds 1 / mean of x (to second order). Of P positives that is too little by about one
+    part in P, which is added (`python -m benchmarks.few_samples map`).
     """
     order = np.argsort(-scores_N, kind="stable")
     positive, n = is_positive_N[order], len(scores_N)
@@ -240,5 +243,6 @@ def precision_summary(
     excess = spread / np.maximum(half + false, 0.5) ** 2
     unbiased = half / np.maximum(half + false, 0.5) / (1 + excess)
     shrunk = (value * positives + 0.5) / (positives + 1)
-    centre = float((unbiased * new).sum() / positives)
+    bias = value - float((unbiased * new).sum() / positives)
+    centre = max(0.0, value - bias * (1 + 1 / positives))
     return centre, shrunk, shrunk * (1 - shrunk) / positives

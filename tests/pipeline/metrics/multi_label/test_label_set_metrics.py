@@ -157,6 +157,27 @@ def test_intervals_hold_the_truth_as_often_as_they_say(images: int, skill: float
     assert all(share >= 0.89 for share in covered.values()), covered
 
 
+@pytest.mark.parametrize("skill", [1.0, 1.5])
+def test_the_map_of_many_labels_with_three_positives_each_is_not_called_certain(
+    skill: float,
+) -> None:
+    """At least 93% of 60 intervals hold it, although each label's value is too high.
+
+    The mean over twenty labels has the bias of each, but a fraction of their variance.
+    """
+    shape, of_label, held = (300, 20), 0.01, 0
+    generator = np.random.default_rng(2)
+    many = generator.random((200_000, 1)) < of_label
+    truth = reference.average_precision_score(
+        many, skill * many + generator.normal(size=many.shape)
+    )
+    for seed in range(60):
+        labels = (generator.random(shape) < of_label).astype(np.uint8)
+        found = label_set_map(skill * labels + generator.normal(size=shape), labels, seed=seed)
+        held += found.low <= truth <= found.high
+    assert held >= 0.93 * 60
+
+
 def _metrics(scores: Array, labels: Array, keys: tuple[str, ...]) -> dict[str, float]:
     found = multi_label_metrics(scores, labels, (scores >= 0.5).astype(np.uint8))
     return {key: found[key].value for key in keys}
