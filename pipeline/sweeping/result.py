@@ -104,9 +104,12 @@ class SweepResult(FrozenModel):
                 f"The search lost {change} to the plan, although its best trial was better on the "
                 f"validation images: {compared}."
             )
+        few = ""
+        if seeds == 2:  # noqa: PLR2004 - the fewest
+            few = " Two seeds show large gains only; set `--sweep.seeds` to 3 or more."
         return (
             f"It is not known whether the search gained anything over the plan: {change}, which "
-            f"includes 0; {compared}."
+            f"includes 0; {compared}.{few}"
         )
 
     def optimism_sentence(self) -> str:
