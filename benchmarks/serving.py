@@ -6,6 +6,8 @@
     python -m benchmarks.serving sigterm [ROUNDS]     requests that are lost when the server stops
     python -m benchmarks.serving hostile [MINUTES] [--load SHARE]
                                                       a fifth of the requests damaged, slow or huge
+    python -m benchmarks.serving bodies [SECONDS] [--limit MIB]
+                                                      small bodies that become large ones
     python -m benchmarks.serving start [ROUNDS]       from the command to the first answer
 
 A small ViT with random weights is registered in a SQLite store and asked for JPEG files of 200x200
@@ -19,6 +21,7 @@ import argparse
 import asyncio
 import base64
 import contextlib
+import gzip
 import json
 import os
 import random
@@ -66,6 +69,13 @@ def main() -> None:
     attacked.add_argument("number", nargs="?", type=float, default=20)
     attacked.add_argument("--load", type=float, default=0.3, help="Share of the highest rate.")
     attacked.set_defaults(run=lambda folder, options: hostile(folder, options.number, options.load))
+    grown = commands.add_parser("bodies")
+    grown.add_argument("number", nargs="?", type=float, default=6)
+    grown.add_argument("--limit", type=int, default=800, help="MiB at which the server is killed.")
+    grown.add_argument("--only", default="", help="Kind of body, instead of all.")
+    grown.set_defaults(
+        run=lambda folder, options: bodies(folder, options.number, options.limit, options.only)
+    )
     beside = commands.add_parser("peers")
     beside.add_argument("python", nargs="?", default="")
     beside.set_defaults(run=lambda folder, options: peers(folder, options.python))
@@ -664,6 +674,113 @@ async def _hostile(port: int, generator: random.Random, statuses: dict[int, int]
                 writer.close()
 
 
+def bodies(folder: Path, seconds: float, limit: int, only: str) -> None:
+    """Send bodies that become large from twelve connections; measure memory and `/healthz`."""
+    del folder
+    kinds = _growing_bodies()
+    for name in [only] if only else kinds:
+        with _serving() as (process, port):
+            request = kinds[name].replace(b"{port}", str(port).encode(), 1)
+            done = threading.Event()
+            with ThreadPoolExecutor(2) as pool:
+                memory = pool.submit(_largest_memory, process, limit, done)
+                healthy = pool.submit(_healthz_seconds, port, done)
+                load = asyncio.run(_closed_loop(port, [request], seconds, 12))
+                done.set()
+            slowest = f"{max(healthy.result(), default=float('nan')):.2f} s"
+            ended = "" if process.poll() is None else ", killed"
+            print(
+                f"{name}: {len(request) / 2**20:.1f} MiB, answers {load.statuses}, memory "
+                f"{memory.result()} MiB{ended}; /healthz {slowest} at most",
+                flush=True,
+            )
+
+
+def _largest_memory(process: subprocess.Popen[str], limit: int, done: threading.Event) -> int:
+    """Return the most MiB that a server and its children held; kill it beyond the limit."""
+    most, server = 0, psutil.Process(process.pid)
+    while not done.wait(0.02) and process.poll() is None:
+        with contextlib.suppress(psutil.Error):
+            processes = (server, *server.children(recursive=True))
+            most = max(most, sum(each.memory_info().rss for each in processes) >> 20)
+        if most > limit:
+            process.kill()
+            process.wait()
+    return most
+
+
+def _healthz_seconds(port: int, done: threading.Event) -> list[float]:
+    """Return the seconds of each answer of `/healthz`, one after the other."""
+    seconds = []
+    request = f"GET /healthz HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nConnection: close\r\n\r\n"
+    while not done.wait(0.1):
+        began = time.monotonic()
+        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 60) as to:
+            to.sendall(request.encode())
+            while to.recv(1 << 12):
+                pass
+            seconds.append(time.monotonic() - began)
+    return seconds
+
+
+def _growing_bodies() -> dict[str, bytes]:
+    """Return requests by what is in them."""
+    most, infer, in_json = (1 << 24) - 1000, f"/v2/models/{NAME}/infer", "application/json"
+    tensor = '{"inputs": [{"name": "image", "datatype": "%s", "shape": %s, "data": %s}]}'
+    photo = base64.b64encode(_PHOTOS[0]).decode()
+    pixels = str([0] * 3 * SIDE * SIDE).replace(" ", "")
+
+    def listed(entry: str) -> bytes:
+        return f"[{','.join([entry] * (most // (len(entry) + 1)))}]".encode()
+
+    def binary(datatype: str, shape: list[int], raw: bytes) -> bytes:
+        head = json.dumps(
+            {
+                "inputs": [
+                    {
+                        "name": "image",
+                        "datatype": datatype,
+                        "shape": shape,
+                        "parameters": {"binary_data_size": len(raw)},
+                    }
+                ]
+            }
+        ).encode()
+        request = _request(infer, head + raw, "application/octet-stream")
+        line = f"\r\nInference-Header-Content-Length: {len(head)}\r\n".encode()
+        return request.replace(b"\r\n", line, 1)
+
+    lines = "\\n" * (most // 2)
+    texts = ",".join(['"' + "a" * 700_000 + '"', *['""'] * 1500])
+    keys = ",".join(f'"{each}":0' for each in range(1_400_000))
+    small_keys = ",".join(f'"{each}":0' for each in range(25_000))
+    outputs = ",".join(['{"name":"answer"}'] * 500_000)
+    asked = tensor % ("BYTES", "[1]", f'["{photo}"]')
+    bomb = _request("/predict", gzip.compress(bytes(1 << 26)), "image/png")
+    chunks = b"Transfer-Encoding: chunked\r\n\r\n" + b"1\r\na\r\n" * 200_000 + b"0\r\n\r\n"
+    whole = _request("/predict", b"", "image/png")
+    return {
+        "a photo": _raw()[0],
+        "pixels": _request(infer, (tensor % ("UINT8", [SIDE, SIDE, 3], pixels)).encode(), in_json),
+        "texts": _request(infer, (tensor % ("UINT8", "[1501]", f"[{texts}]")).encode(), in_json),
+        "lists": _request("/predict", listed("[]"), in_json),
+        "lists elsewhere": _request(infer, listed("[]") * 3, "text/plain"),
+        "objects": _request("/predict", listed('{"":0}'), in_json),
+        "keys": _request("/predict", f"{{{keys}}}".encode(), in_json),
+        "small keys": _request("/predict", f"{{{small_keys}}}".encode()[: 1 << 18], in_json),
+        "emoji": _request("/predict", f'["😀{"a" * most}"]'.encode(), in_json),
+        "accents": _request("/predict", f'{{"image":"{"é" * (most // 2)}"}}'.encode(), in_json),
+        "an id": _request(infer, f'{{"id":"{lines}",{asked[1:]}'.encode(), in_json),
+        "outputs": _request(infer, f'{{"outputs":[{outputs}],{asked[1:]}'.encode(), in_json),
+        "rows": binary("UINT8", [60 << 20, 1], bytes(60 << 20)),
+        "elements": binary("BYTES", [10 << 20], b"\x02\0\0\0ab" * (10 << 20)),
+        "gzip": bomb.replace(b"\r\n", b"\r\nContent-Encoding: gzip\r\n", 1),
+        "chunks": whole.replace(b"Content-Length: 0\r\n\r\n", chunks),
+        "large bodies": _request("/predict", bytes(60 << 20), "image/png"),
+        "large image": _request("/predict", _LARGE, "image/png"),
+    }
+
+
 def _with_length(body: bytes) -> bytes:
     return f"Content-Length: {len(body)}\r\n\r\n".encode() + body
 
@@ -671,6 +788,8 @@ def _with_length(body: bytes) -> bytes:
 _PHOTOS = photos()
 _BOMB = cv2.imencode(".png", np.zeros((12_000, 12_000), np.uint8))[1].tobytes()
 """A file of few bytes, and of 144 million pixels."""
+_LARGE = cv2.imencode(".png", np.zeros((13_000, 13_000, 4), np.uint8))[1].tobytes()
+"""Another one, with an opacity."""
 
 
 if __name__ == "__main__":

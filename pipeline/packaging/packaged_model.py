@@ -335,7 +335,10 @@ def _as_channels(image: np.ndarray[Any, Any], channels: int) -> np.ndarray[Any, 
     if not stacked.size:
         raise UndecodableImageError("an array without pixels is not an image")
     if stacked.shape[2] not in {1, 3, channels}:
-        raise UndecodableImageError(f"an array with {stacked.shape[2]} channels is not an image")
+        raise UndecodableImageError(
+            f"an array with {stacked.shape[2]} channels is not an image; pass uint8 with shape "
+            "(height, width) or (height, width, channels)"
+        )
     return with_channels(stacked, channels)
 
 
@@ -374,6 +377,8 @@ def bytes_of_base64(text: str) -> bytes:
     Raises:
         ValueError: if it is anything else.
     """
+    if not text.isascii():  # known at once; each character would be looked up otherwise
+        raise ValueError("base64 has ASCII characters only")
     return base64.b64decode(text.translate(_LINE_ENDS), validate=True)
 
 

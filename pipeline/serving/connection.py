@@ -8,6 +8,7 @@ request may be under way. Here,
 - a client that has sent a whole request and closed its half gets its answer, and then the end;
 - what a client has asked for that has closed the connection is not computed;
 - the head and the body of an answer are sent together, which saves the kernel's work of a packet;
+- a body in very many small chunks, each of which takes long to read, is refused;
 - when the server stops, every answer says `Connection: close`, so that the client sends nothing
   more, and a connection whose client was not told stays open for `QUIET_SECONDS`; a request that
   arrives in that time is answered.
@@ -16,9 +17,11 @@ request may be under way. Here,
 from __future__ import annotations
 
 import asyncio
+import re
 import socket
 from typing import Any
 
+import h11
 from uvicorn.protocols.http.flow_control import CLOSE_HEADER
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
@@ -29,6 +32,9 @@ QUIET_SECONDS = 1.0
 _PROBE_SECONDS = 0.05
 """After so long, a client that has closed at least its half is asked whether it is still there."""
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
+_SMALL_CHUNK = re.compile(rb"\r\n0*[0-9A-Fa-f]{1,2}(?:[;\t ][^\r\n]*)?\r\n")
+_MOST_SMALL_CHUNKS = 500
+"""That arrive together, of less than 256 bytes each."""
 
 
 class _JoinedWrites:
@@ -89,6 +95,9 @@ class Connection(H11Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Pass on what the client sends, and measure how long a head takes."""
+        if _has_small_chunks(data):
+            self._refuse_chunks()
+            return
         super().data_received(data)
         if self._has_request():
             self._stop_waiting()
@@ -98,6 +107,12 @@ class Connection(H11Protocol):
                 self._answer_last()
         elif self._head_timer is None:
             self._wait_for_head()
+
+    def _refuse_chunks(self) -> None:
+        if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
+            self.send_400_response("The chunks of the body are too small. Send larger ones.")
+        else:
+            self.transport.close()
 
     def eof_received(self) -> bool:  # type: ignore[override]  # uvicorn's own returns nothing
         """Keep the connection until a whole request of the client is answered."""
@@ -170,3 +185,9 @@ class Connection(H11Protocol):
 
     def _unsupported_upgrade_warning(self) -> None:
         """Ignore requests for WebSockets, of which there are none here."""
+
+
+def _has_small_chunks(data: bytes) -> bool:
+    """Return whether what a client has sent holds very many small chunks."""
+    most = _MOST_SMALL_CHUNKS
+    return data.count(b"\r\n") > most and len(_SMALL_CHUNK.findall(data)) > most

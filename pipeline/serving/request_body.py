@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 import zlib
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 from http import HTTPStatus
 from typing import Any
@@ -100,10 +100,7 @@ async def read_body(request: Request, most: int, share: BodyShare) -> bytes:
     if stated is not None and stated > most:
         raise _too_large(most)
     share.reserve(stated or 0)
-    body = await _received(request, most, share)
-    if coding in _COMPRESSIONS:
-        return _decompressed(body, _COMPRESSIONS[coding], most, share)
-    return body
+    return await _received(request, most, share, _COMPRESSIONS.get(coding))
 
 
 async def drain(request: Request) -> bool:
@@ -122,25 +119,30 @@ async def drain(request: Request) -> bool:
         return False
 
 
-async def _received(request: Request, most: int, share: BodyShare) -> bytes:
+async def _received(request: Request, most: int, share: BodyShare, window: int | None) -> bytes:
+    decompressor = None if window is None else zlib.decompressobj(wbits=window)
     chunks: list[bytes] = []
-    length, began = 0, time.monotonic()
+    received, length, began = 0, 0, time.monotonic()
     while True:
         message = await _next_message(request)
         if message["type"] == "http.disconnect":
             raise ClientDisconnect
         chunk = message.get("body", b"")
-        length += len(chunk)
-        if length > most:
-            raise _too_large(most)
-        if length > share.bytes:  # sent in chunks, without a length
-            share.reserve(length - share.bytes)
-        chunks.append(chunk)
+        received += len(chunk)
+        async for part in _decompressed(chunk, decompressor):
+            length += len(part)
+            if length > most:
+                raise _too_large(most)
+            if length > share.bytes:  # compressed, or sent in chunks without a length
+                share.reserve(length - share.bytes)
+            chunks.append(part)
         if not message.get("more_body", False):
+            if decompressor is not None and not decompressor.eof:
+                raise bad_request("The compressed body ends too early. Send all of it.")
             request.scope[BODY_READ] = True
             return chunks[0] if len(chunks) == 1 else b"".join(chunks)
         seconds = time.monotonic() - began
-        if seconds > _GRACE_SECONDS and length < seconds * _SLOWEST_BYTES:
+        if seconds > _GRACE_SECONDS and received < seconds * _SLOWEST_BYTES:
             raise _too_slow()
 
 
@@ -157,18 +159,22 @@ def _stated_length(request: Request) -> int | None:
     return int(given) if given is not None and given.isascii() and given.isdigit() else None
 
 
-def _decompressed(body: bytes, window: int, most: int, share: BodyShare) -> bytes:
-    decompressor = zlib.decompressobj(wbits=window)
-    try:
-        content = decompressor.decompress(body, most + 1)
-    except zlib.error:
-        raise bad_request("The body is not in its content encoding. Send it as it is.") from None
-    if len(content) > most:
-        raise _too_large(most)
-    if not decompressor.eof:
-        raise bad_request("The compressed body ends too early. Send all of it.")
-    share.reserve(max(0, len(content) - len(body)))
-    return content
+async def _decompressed(chunk: bytes, decompressor: Any) -> AsyncIterator[bytes]:
+    """Yield what a chunk holds, a MiB at most; other requests are answered in between."""
+    if decompressor is None:
+        yield chunk
+        return
+    part = chunk
+    while chunk or len(part) == MEBIBYTE:
+        try:
+            part = decompressor.decompress(chunk, MEBIBYTE)
+        except zlib.error:
+            raise bad_request(
+                "The body is not in its content encoding. Send it as it is."
+            ) from None
+        yield part
+        chunk = decompressor.unconsumed_tail
+        await asyncio.sleep(0)
 
 
 def _too_large(most: int) -> Refusal:

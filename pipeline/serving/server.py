@@ -8,6 +8,7 @@ import gc
 import logging
 import resource
 import socket
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -82,6 +83,7 @@ def serve(
         PackageRefusedError: if the first version may not be served.
     """
     _allow_many_connections()
+    sys.set_int_max_str_digits(sys.int_info.str_digits_check_threshold)  # longer ones take long
     cv2.setNumThreads(1)  # the engine's threads are the parallelism, and have their priorities
     asyncio.run(_serve(first, config, listening, on_ready, registry))
 

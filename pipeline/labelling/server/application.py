@@ -176,9 +176,8 @@ class _Interface:
         if known is None:
             raise HTTPException(HTTPStatus.NOT_FOUND)
         side = request.query_params.get("side", str(_USUAL_SIDE))
-        if not (
-            side.isascii() and side.isdigit() and _SMALLEST_SIDE <= int(side[:9]) <= LARGEST_SIDE
-        ):
+        is_number = side.isascii() and side.isdigit() and len(side) <= len(str(LARGEST_SIDE))
+        if not (is_number and _SMALLEST_SIDE <= int(side) <= LARGEST_SIDE):
             raise bad_request(f"side must be a number from {_SMALLEST_SIDE} to {LARGEST_SIDE}.")
         try:
             shown = await asyncio.to_thread(picture, known.file, int(side))

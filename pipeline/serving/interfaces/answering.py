@@ -9,13 +9,19 @@ from typing import Any, TypeVar
 from starlette.requests import Request
 from starlette.responses import Response
 
-from patchline.pipeline.serving.interfaces.given_images import json_bytes, media_type
+from patchline.pipeline.serving.interfaces.given_images import (
+    FORM,
+    JSON,
+    TENSORS,
+    json_bytes,
+    media_type,
+)
 from patchline.pipeline.serving.model_host import VERSION_HEADER, ModelHost
 from patchline.pipeline.serving.request_body import BodyMemory, BodyShare, read_body
 
-_MANY_BYTES = 1 << 18
+_FEW_BYTES = 1 << 15
 """A larger body is parsed in a thread, so that other requests are read meanwhile."""
-MEMORY_FACTOR = 8
+MEMORY_FACTOR = 4
 """The bodies of all requests may hold as many times the largest body."""
 Parsed = TypeVar("Parsed")
 
@@ -26,23 +32,37 @@ class Server:
     def __init__(self, host: ModelHost) -> None:
         self.host = host
         self.memory = BodyMemory(MEMORY_FACTOR * host.config.max_request_bytes)
+        self._parsing = asyncio.Lock()
 
     async def parsed(
-        self, request: Request, share: BodyShare, parse: Callable[[bytes], Parsed]
+        self,
+        request: Request,
+        share: BodyShare,
+        parse: Callable[[bytes], Parsed],
+        kind: str | None = None,
     ) -> Parsed:
         """Read the body of a request, and return what it holds.
+
+        One is parsed at a time: while it is, it takes several times its size.
+
+        Args:
+            request: whose body nobody has read yet.
+            share: of the memory.
+            parse: returns what a body holds.
+            kind: media type that the body is read as; None for that of the request.
 
         Raises:
             Refusal: if there is no room for it, or something is wrong with it.
         """
         self.host.check_room()
-        is_json = media_type(request.headers.get("content-type", "")) == "application/json"
+        kind = kind or media_type(request.headers.get("content-type", ""))
         config = self.host.config
-        most = config.max_json_bytes if is_json else config.max_request_bytes
+        most = config.max_json_bytes if kind == JSON else config.max_request_bytes
         body = await read_body(request, most, share)
-        if len(body) <= _MANY_BYTES:
+        if len(body) <= _FEW_BYTES or kind not in (JSON, FORM, TENSORS):  # others are one image
             return parse(body)
-        return await asyncio.to_thread(parse, body)
+        async with self._parsing:
+            return await asyncio.to_thread(parse, body)
 
 
 def server_of(request: Request) -> Server:

@@ -16,6 +16,7 @@ from starlette.responses import Response
 from patchline.pipeline.packaging.packaged_model import PackagedModel
 from patchline.pipeline.serving.interfaces import tensors
 from patchline.pipeline.serving.interfaces.answering import json_response, server_of
+from patchline.pipeline.serving.interfaces.given_images import JSON, TENSORS
 from patchline.pipeline.serving.interfaces.predict_api import shown
 from patchline.pipeline.serving.interfaces.status_api import thresholds_of
 from patchline.pipeline.serving.interfaces.tensors import InferenceRequest, Tensor
@@ -102,9 +103,10 @@ async def infer(request: Request, name: str, version: str | None = None) -> Resp
     server = server_of(request)
     server.host.check_name(name, version)
     length = request.headers.get(tensors.LENGTH_HEADER)
+    kind = JSON if length is None else TENSORS
     with server.memory.held() as share:
         given = await server.parsed(
-            request, share, lambda body: tensors.inference_request(body, length)
+            request, share, lambda body: tensors.inference_request(body, length), kind
         )
         served = server.host.check_name(name, version)
         chosen = _chosen_outputs(given, _outputs_of(served.package))

@@ -8,6 +8,7 @@ elements of a BYTES tensor are each preceded by their length, four bytes, little
 
 from __future__ import annotations
 
+import itertools
 import math
 import struct
 from collections.abc import Iterator, Sequence
@@ -18,12 +19,14 @@ import numpy as np
 
 from patchline.pipeline.data.reading.image_formats import HEAD_BYTES, format_of
 from patchline.pipeline.serving.interfaces.given_images import (
+    MOST_IMAGES,
     OPTIONS,
     check_number,
     decoded_base64,
     json_bytes,
     json_object,
     options_of,
+    shown_value,
 )
 from patchline.pipeline.serving.refusal import bad_request
 from patchline.pipeline.serving.request_options import Options
@@ -31,9 +34,11 @@ from patchline.pipeline.serving.request_options import Options
 LENGTH_HEADER = "inference-header-content-length"
 INPUT = "image"
 _LENGTH = struct.Struct("<I")
-_MOST_AXES = 4
-_COLORS = (1, 3, 4)
+_MOST_AXES, _LONGEST_AXIS = 4, 1 << 32
 _SHOWN = 60
+_LONGEST_ID = 1000
+_MOST_HEAD_BYTES = 1 << 20
+"""Of the JSON before binary tensors, which holds no data."""
 _Image = bytes | np.ndarray[Any, Any]
 
 
@@ -85,9 +90,8 @@ def inference_request(body: bytes, header_length: str | None) -> InferenceReques
     head, raw = _divided(body, header_length)
     content = json_object(head)
     parameters = _object(content, "parameters")
-    request_id = content.get("id")
     return InferenceRequest(
-        id=None if request_id is None else str(request_id),
+        id=_id(content.get("id")),
         images=_images(_input(content), raw),
         options=options_of({k: parameters[k] for k in OPTIONS if k in parameters}),
         outputs=_requested_outputs(content, parameters),
@@ -132,13 +136,26 @@ def _encoded(tensor: Tensor) -> bytes:
 def _divided(body: bytes, header_length: str | None) -> tuple[bytes, memoryview]:
     if header_length is None:
         return body, memoryview(b"")
-    length = int(header_length) if header_length.isascii() and header_length.isdigit() else -1
-    if not 0 < length <= len(body):
+    is_number = header_length.isascii() and header_length.isdigit() and len(header_length) < _SHOWN
+    length, most = int(header_length) if is_number else -1, min(len(body), _MOST_HEAD_BYTES)
+    if not 0 < length <= most:
         raise bad_request(
-            f"Inference-Header-Content-Length is {header_length[:_SHOWN]!r}, but must be a length "
-            f"within the body of {len(body)} bytes."
+            f"Inference-Header-Content-Length is {header_length[:_SHOWN]!r}, but must be a number "
+            f"from 1 to {most}: a length within the body of {len(body)} bytes, and at most "
+            f"{_MOST_HEAD_BYTES}."
         )
     return body[:length], memoryview(body)[length:]
+
+
+def _id(given: object) -> str | None:
+    if given is None:
+        return None
+    is_text = isinstance(given, str | int | float)
+    if not is_text or len(str(given)) > _LONGEST_ID:
+        raise bad_request(
+            f"id is {shown_value(given)}, but must be a text of at most {_LONGEST_ID} characters."
+        )
+    return str(given)
 
 
 def _input(content: dict[str, Any]) -> dict[str, Any]:
@@ -150,7 +167,7 @@ def _input(content: dict[str, Any]) -> dict[str, Any]:
     [given] = inputs
     name = given.get("name")
     if name != INPUT:
-        raise bad_request(f"The input {str(name)[:_SHOWN]!r} is unknown. The input is 'image'.")
+        raise bad_request(f"The input {shown_value(name)} is unknown. The input is 'image'.")
     return dict(given)
 
 
@@ -159,34 +176,35 @@ def _images(given: dict[str, Any], raw: memoryview) -> list[_Image]:
     size = _object(given, "parameters").get("binary_data_size")
     if size is not None and (not isinstance(size, int) or size != len(raw)):
         raise bad_request(
-            f"binary_data_size is {str(size)[:_SHOWN]}, but {len(raw)} bytes follow the JSON."
+            f"binary_data_size is {shown_value(size)}, but {len(raw)} bytes follow the JSON."
         )
     if size is None and len(raw):
         raise bad_request("Bytes follow the JSON, but no input has a binary_data_size.")
     if datatype == "BYTES":
-        images: list[_Image] = list(_elements(raw) if size is not None else _texts(given))
-        if len(images) != math.prod(shape):
-            raise bad_request(f"The shape {shape} does not fit the {len(images)} elements.")
-    elif datatype == "UINT8":
-        images = _arrays(_numbers(given, raw if size is not None else None, shape))
-    else:
-        raise bad_request(
-            f"The datatype {str(datatype)[:_SHOWN]!r} is not accepted. Send BYTES (encoded images) "
-            "or UINT8 (pixels)."
-        )
-    check_number(len(images))
-    return images
+        number = math.prod(shape)
+        check_number(number)
+        elements = _elements(raw) if size is not None else _texts(given)
+        images: list[_Image] = list(itertools.islice(elements, number + 1))
+        if len(images) != number:
+            more = "more" if len(images) > number else f"the {len(images)}"
+            raise bad_request(f"The shape {shape} does not fit {more} elements.")
+        return images
+    if datatype == "UINT8":
+        return _arrays(_numbers(given, raw if size is not None else None, shape))
+    raise bad_request(
+        f"The datatype {shown_value(datatype)} is not accepted. Send BYTES (encoded images) or "
+        "UINT8 (pixels)."
+    )
 
 
 def _shape(given: dict[str, Any]) -> tuple[int, ...]:
     shape = given.get("shape")
-    is_shape = isinstance(shape, list) and all(
-        isinstance(n, int) and not isinstance(n, bool) and n >= 0 for n in shape
-    )
-    if not is_shape or not 1 <= len(shape or ()) <= _MOST_AXES:
+    is_short = isinstance(shape, list) and 1 <= len(shape) <= _MOST_AXES
+    if not is_short or not all(type(n) is int and 0 < n < _LONGEST_AXIS for n in shape or ()):
+        axes = ", ".join(map(shown_value, shape or ())) if is_short else shown_value(shape)
         raise bad_request(
-            f"The shape {str(shape)[:_SHOWN]} is no list of one to four numbers. Send the shape of "
-            "the tensor."
+            f"The shape ({axes}) is no list of one to four numbers from 1. Send the shape of the "
+            "tensor."
         )
     return tuple(shape or ())
 
@@ -223,37 +241,49 @@ def _numbers(
     if raw is not None:
         values = np.frombuffer(raw, np.uint8)
     else:
-        try:
-            numbers = np.asarray(given.get("data"))
-        except (ValueError, OverflowError):
-            numbers = np.empty(0)
-        if numbers.dtype.kind not in "iu" or not numbers.size:
-            raise bad_request("The data of 'image' are no whole numbers. Send 0 to 255.")
-        if numbers.min() < 0 or numbers.max() > np.iinfo(np.uint8).max:
-            raise bad_request("The data of 'image' are beyond 0 to 255. Send values of 8 bits.")
-        values = numbers.astype(np.uint8).ravel()
+        values = np.frombuffer(_whole_numbers(given.get("data"), _MOST_AXES), np.uint8)
     if values.size != math.prod(shape):
         raise bad_request(f"The shape {shape} does not fit the {values.size} values.")
     return values.reshape(shape)
+
+
+def _whole_numbers(data: object, axes: int) -> bytes:
+    """Return the numbers in a list, or in lists of lists; numpy would pad texts to the longest."""
+    if not isinstance(data, list) or not data or not axes:
+        raise bad_request("The data of 'image' are no list of whole numbers. Send 0 to 255.")
+    if isinstance(data[0], list):
+        rows = [_whole_numbers(row, axes - 1) for row in data]
+        if len(set(map(len, rows))) > 1:
+            raise bad_request("The lists in the data of 'image' differ in length.")
+        return b"".join(rows)
+    if set(map(type, data)) != {int}:
+        raise bad_request("The data of 'image' are no whole numbers. Send 0 to 255.")
+    try:
+        return bytes(data)
+    except ValueError:
+        raise bad_request(
+            "The data of 'image' are beyond 0 to 255. Send values of 8 bits."
+        ) from None
 
 
 def _arrays(tensor: np.ndarray[Any, Any]) -> list[_Image]:
     """Return the images in a UINT8 tensor.
 
     One axis holds an encoded file; two hold encoded files in rows, or the pixels of a greyscale
-    image; three the pixels (H, W, C) of one image, or (N, H, W) of greyscale ones; four those of
-    several (N, H, W, C).
+    image; three the pixels (H, W, C) of one image; four those of several (N, H, W, C).
     """
-    if not tensor.size:
-        raise bad_request(f"A tensor of shape {tensor.shape} holds no image.")
     if tensor.ndim == 1:
         return [tensor.tobytes()]
     if tensor.ndim == 2:  # noqa: PLR2004 - rows
-        rows = [row.tobytes() for row in tensor]
-        files = sum(format_of(row[:HEAD_BYTES]) is not None for row in rows)
-        return list(rows) if 2 * files > len(rows) else [tensor]  # one of them may be damaged
-    if tensor.ndim == 3 and tensor.shape[-1] in _COLORS:  # noqa: PLR2004 - H, W, C
+        heads = [row[:HEAD_BYTES].tobytes() for row in tensor[:MOST_IMAGES]]
+        files = sum(format_of(head) is not None for head in heads)
+        if 1 not in tensor.shape and 2 * files <= len(heads):  # one of more files may be damaged
+            return [tensor]
+        check_number(len(tensor))
+        return [row.tobytes() for row in tensor]
+    if tensor.ndim == 3:  # noqa: PLR2004 - H, W, C
         return [tensor]
+    check_number(len(tensor))
     return list(tensor)
 
 
@@ -265,10 +295,13 @@ def _requested_outputs(
         return None
     if not isinstance(outputs, list) or not all(isinstance(each, dict) for each in outputs):
         raise bad_request("outputs is no list of objects. Name the outputs that you need.")
+    names = [shown_value(each.get("name")) for each in outputs]
+    if len(set(names)) < len(names):
+        raise bad_request("outputs has an output twice, or several without a name. Name each once.")
     usual = parameters.get("binary_data_output") is True
     return tuple(
         RequestedOutput(
-            str(each.get("name"))[:_SHOWN],
+            name[:_SHOWN] if isinstance(name := each.get("name"), str) else "",
             _object(each, "parameters").get("binary_data", usual) is True,
         )
         for each in outputs
