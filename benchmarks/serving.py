@@ -680,7 +680,7 @@ def bodies(folder: Path, seconds: float, limit: int, only: str) -> None:
     kinds = _growing_bodies()
     for name in [only] if only else kinds:
         with _serving() as (process, port):
-            request = kinds[name].replace(b"{port}", str(port).encode(), 1)
+            request = kinds[name]().replace(b"{port}", str(port).encode(), 1)
             done = threading.Event()
             with ThreadPoolExecutor(2) as pool:
                 memory = pool.submit(_largest_memory, process, limit, done)
@@ -723,62 +723,70 @@ def _healthz_seconds(port: int, done: threading.Event) -> list[float]:
     return seconds
 
 
-def _growing_bodies() -> dict[str, bytes]:
-    """Return requests by what is in them."""
+def _growing_bodies() -> dict[str, Callable[[], bytes]]:
+    """Return what makes a request, by what is in it."""
     most, infer, in_json = (1 << 24) - 1000, f"/v2/models/{NAME}/infer", "application/json"
-    tensor = '{"inputs": [{"name": "image", "datatype": "%s", "shape": %s, "data": %s}]}'
-    photo = base64.b64encode(_PHOTOS[0]).decode()
-    pixels = str([0] * 3 * SIDE * SIDE).replace(" ", "")
 
-    def listed(entry: str) -> bytes:
-        return f"[{','.join([entry] * (most // (len(entry) + 1)))}]".encode()
+    def sent(text: str, path: str = "/predict", kind: str = in_json) -> bytes:
+        return _request(path, text.encode(), kind)
+
+    def listed(entry: str) -> str:
+        return f"[{','.join([entry] * (most // (len(entry) + 1)))}]"
+
+    def tensor(data: str, datatype: str = "UINT8", more: str = "") -> bytes:
+        entry = f'"name":"image","datatype":"{datatype}","shape":[1],"data":{data}'
+        return sent(f'{{"inputs":[{{{entry}}}]{more}}}', infer)
+
+    def photo(more: str) -> bytes:
+        return tensor(f'["{base64.b64encode(_PHOTOS[0]).decode()}"]', "BYTES", f",{more}")
+
+    def keys(number: int) -> bytes:
+        return sent("{" + ",".join(f'"{each}":0' for each in range(number)) + "}")
 
     def binary(datatype: str, shape: list[int], raw: bytes) -> bytes:
-        head = json.dumps(
-            {
-                "inputs": [
-                    {
-                        "name": "image",
-                        "datatype": datatype,
-                        "shape": shape,
-                        "parameters": {"binary_data_size": len(raw)},
-                    }
-                ]
-            }
-        ).encode()
-        request = _request(infer, head + raw, "application/octet-stream")
-        line = f"\r\nInference-Header-Content-Length: {len(head)}\r\n".encode()
-        return request.replace(b"\r\n", line, 1)
+        given = {"name": "image", "datatype": datatype, "shape": shape}
+        size = {"parameters": {"binary_data_size": len(raw)}}
+        head = json.dumps({"inputs": [{**given, **size}]}).encode()
+        line = f"Inference-Header-Content-Length: {len(head)}"
+        return _with_line(_request(infer, head + raw, "application/octet-stream"), line)
 
-    lines = "\\n" * (most // 2)
-    texts = ",".join(['"' + "a" * 700_000 + '"', *['""'] * 1500])
-    keys = ",".join(f'"{each}":0' for each in range(1_400_000))
-    small_keys = ",".join(f'"{each}":0' for each in range(25_000))
-    outputs = ",".join(['{"name":"answer"}'] * 500_000)
-    asked = tensor % ("BYTES", "[1]", f'["{photo}"]')
-    bomb = _request("/predict", gzip.compress(bytes(1 << 26)), "image/png")
-    chunks = b"Transfer-Encoding: chunked\r\n\r\n" + b"1\r\na\r\n" * 200_000 + b"0\r\n\r\n"
-    whole = _request("/predict", b"", "image/png")
+    def chunked() -> bytes:
+        whole = _request("/predict", b"", "image/png").replace(b"Content-Length: 0\r\n", b"")
+        return _with_line(whole, "Transfer-Encoding: chunked") + b"1\r\na\r\n" * 200_000
+
+    def zipped() -> bytes:
+        bomb = _request("/predict", gzip.compress(bytes(1 << 26)), "image/png")
+        return _with_line(bomb, "Content-Encoding: gzip")
+
+    def large_image() -> bytes:
+        file = cv2.imencode(".png", np.zeros((13_000, 13_000, 4), np.uint8))[1]
+        return _request("/predict", file.tobytes(), "image/png")
+
     return {
-        "a photo": _raw()[0],
-        "pixels": _request(infer, (tensor % ("UINT8", [SIDE, SIDE, 3], pixels)).encode(), in_json),
-        "texts": _request(infer, (tensor % ("UINT8", "[1501]", f"[{texts}]")).encode(), in_json),
-        "lists": _request("/predict", listed("[]"), in_json),
-        "lists elsewhere": _request(infer, listed("[]") * 3, "text/plain"),
-        "objects": _request("/predict", listed('{"":0}'), in_json),
-        "keys": _request("/predict", f"{{{keys}}}".encode(), in_json),
-        "small keys": _request("/predict", f"{{{small_keys}}}".encode()[: 1 << 18], in_json),
-        "emoji": _request("/predict", f'["😀{"a" * most}"]'.encode(), in_json),
-        "accents": _request("/predict", f'{{"image":"{"é" * (most // 2)}"}}'.encode(), in_json),
-        "an id": _request(infer, f'{{"id":"{lines}",{asked[1:]}'.encode(), in_json),
-        "outputs": _request(infer, f'{{"outputs":[{outputs}],{asked[1:]}'.encode(), in_json),
-        "rows": binary("UINT8", [60 << 20, 1], bytes(60 << 20)),
-        "elements": binary("BYTES", [10 << 20], b"\x02\0\0\0ab" * (10 << 20)),
-        "gzip": bomb.replace(b"\r\n", b"\r\nContent-Encoding: gzip\r\n", 1),
-        "chunks": whole.replace(b"Content-Length: 0\r\n\r\n", chunks),
-        "large bodies": _request("/predict", bytes(60 << 20), "image/png"),
-        "large image": _request("/predict", _LARGE, "image/png"),
+        "photos": lambda: _raw()[0],
+        "texts": lambda: tensor('["' + "a" * 700_000 + '"' + ',""' * 1500 + "]"),
+        "lists": lambda: sent(listed("[]")),
+        "lists as text": lambda: sent(listed("[]") * 3, infer, "text/plain"),
+        "objects": lambda: sent(listed('{"":0}')),
+        "keys": lambda: keys(1_400_000),
+        "fewer keys": lambda: keys(25_000),
+        "numbers": lambda: tensor(listed("999")),
+        "an emoji": lambda: sent('["😀' + "a" * most + '"]'),
+        "accents": lambda: sent('{"image":"' + "é" * (most // 2) + '"}'),
+        "an id": lambda: photo('"id":"' + "\\n" * (most // 4) + '"'),
+        "outputs": lambda: photo('"outputs":' + listed('{"name":"answer"}')),
+        "rows": lambda: binary("UINT8", [60 << 20, 1], bytes(60 << 20)),
+        "elements": lambda: binary("BYTES", [10 << 20], b"\x02\0\0\0ab" * (10 << 20)),
+        "zeros in gzip": zipped,
+        "small chunks": chunked,
+        "large files": lambda: _request("/predict", bytes(60 << 20), "image/png"),
+        "a large image": large_image,
     }
+
+
+def _with_line(request: bytes, line: str) -> bytes:
+    """Return a request with one more line in its head."""
+    return request.replace(b"\r\n", f"\r\n{line}\r\n".encode(), 1)
 
 
 def _with_length(body: bytes) -> bytes:
@@ -788,8 +796,6 @@ def _with_length(body: bytes) -> bytes:
 _PHOTOS = photos()
 _BOMB = cv2.imencode(".png", np.zeros((12_000, 12_000), np.uint8))[1].tobytes()
 """A file of few bytes, and of 144 million pixels."""
-_LARGE = cv2.imencode(".png", np.zeros((13_000, 13_000, 4), np.uint8))[1].tobytes()
-"""Another one, with an opacity."""
 
 
 if __name__ == "__main__":

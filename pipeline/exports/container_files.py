@@ -39,6 +39,8 @@ _LIBRARY_MEMORY_MIB = 400
 """Of the server before it has a model."""
 _MODEL_COPIES = 4
 """Memory of a model as a multiple of its file: weights, and activations of a batch."""
+_REQUESTS_MEMORY_MIB = 1600
+"""Of requests at the most: all bodies, the one that is parsed, and an image of 179 megapixels."""
 _SECONDS_TO_STOP = 45
 """A server answers what it has taken for up to 35 seconds, after a pause of 5."""
 
@@ -246,7 +248,7 @@ def _container(
         "lifecycle": {"preStop": {"exec": {"command": ["sleep", "5"]}}},
         "resources": {
             "requests": {"cpu": "1", "memory": f"{memory}Mi"},
-            "limits": {"memory": f"{2 * memory}Mi"},
+            "limits": {"memory": f"{2 * memory + _REQUESTS_MEMORY_MIB}Mi"},
         },
         "securityContext": {
             "allowPrivilegeEscalation": False,

@@ -121,8 +121,8 @@ async def drain(request: Request) -> bool:
 
 async def _received(request: Request, most: int, share: BodyShare, window: int | None) -> bytes:
     decompressor = None if window is None else zlib.decompressobj(wbits=window)
-    chunks: list[bytes] = []
-    received, length, began = 0, 0, time.monotonic()
+    content = bytearray()  # many chunks would hold the memory once more, and leave it in pieces
+    received, began = 0, time.monotonic()
     while True:
         message = await _next_message(request)
         if message["type"] == "http.disconnect":
@@ -130,17 +130,17 @@ async def _received(request: Request, most: int, share: BodyShare, window: int |
         chunk = message.get("body", b"")
         received += len(chunk)
         async for part in _decompressed(chunk, decompressor):
-            length += len(part)
+            length = len(content) + len(part)
             if length > most:
                 raise _too_large(most)
             if length > share.bytes:  # compressed, or sent in chunks without a length
                 share.reserve(length - share.bytes)
-            chunks.append(part)
+            content += part
         if not message.get("more_body", False):
             if decompressor is not None and not decompressor.eof:
                 raise bad_request("The compressed body ends too early. Send all of it.")
             request.scope[BODY_READ] = True
-            return chunks[0] if len(chunks) == 1 else b"".join(chunks)
+            return bytes(content)
         seconds = time.monotonic() - began
         if seconds > _GRACE_SECONDS and received < seconds * _SLOWEST_BYTES:
             raise _too_slow()

@@ -53,6 +53,8 @@ logger = logging.getLogger(__name__)
 PAGE = Path(__file__).parent / "page"
 """The files of the page; nothing in them is loaded from elsewhere."""
 _MOST_BYTES = 1 << 18
+_MOST_VALUES = 12_000
+"""In a body: each that is wrong is an error of pydantic, which takes long and much memory."""
 _MEMORY = 1 << 24
 _CLIENT_CLOSED = 499
 _SMALLEST_SIDE, _USUAL_SIDE = 32, 800
@@ -258,6 +260,11 @@ async def _sent(request: Request, memory: BodyMemory, kind: type[_Sent]) -> _Sen
         raise Refusal(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, "Send application/json.")
     with memory.held() as share:
         body = await read_body(request, _MOST_BYTES, share)
+    if body.count(b",") > _MOST_VALUES:
+        raise Refusal(
+            HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
+            f"The body has more than {_MOST_VALUES:,} values. Send fewer at a time.",
+        )
     try:
         return kind.model_validate_json(body)
     except ValidationError as error:

@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 import yaml
 
+from patchline.pipeline.data.reading.decoding import MAX_PIXELS
 from patchline.pipeline.errors import PackagingError
 from patchline.pipeline.exports.comparison_images import ComparisonImages
 from patchline.pipeline.exports.container_files import ServedVersion, write_container
@@ -26,6 +27,8 @@ from patchline.pipeline.exports.exporting import export
 from patchline.pipeline.exports.import_closure import closure_of
 from patchline.pipeline.packaging.packaged_model import PackagedModel
 from patchline.pipeline.registry.registered_models import ModelReference
+from patchline.pipeline.serving.config import ServingConfig
+from patchline.pipeline.serving.interfaces.answering import MEMORY_FACTOR
 from tests.conftest import write_photos
 from tests.environments import environment_of_wheel
 from tests.patience import patient
@@ -112,6 +115,10 @@ def test_a_cluster_keeps_it_in_bounds(folder: Path, name: str) -> None:
         ("readinessProbe", "/readyz"),
     ):
         assert container[probe]["httpGet"] == {"path": path, "port": "http"}
+    resources = container["resources"]
+    assert resources["requests"]["memory"].endswith("Mi")
+    most = MEMORY_FACTOR * ServingConfig().max_request_mib + 7 * MAX_PIXELS // 2**20
+    assert int(resources["limits"]["memory"].removesuffix("Mi")) > most + 400
     assert container["ports"][0]["name"] == "http"
     assert container["env"][0]["valueFrom"]["secretKeyRef"]["name"] == "stripes-2-0-token"
     assert container["image"] == "stripes-2-0:3"

@@ -119,6 +119,7 @@ def _refusals(page: Labelling) -> dict[str, int]:
         "wrong": ("POST", "/classes", body, {**as_json, "authorization": "Bearer " + "x" * 20}),
         "image": ("GET", f"/image/{'0' * 16}", None, {}),
         "large": ("POST", "/classes", b'"' + b"x" * 300_000 + b'"', own),
+        "values": ("POST", "/next", b'{"reviewed": [0' + b",0" * 20_000 + b"]}", own),
         "keys": ("POST", "/classes", b'{"name": "a", "path": "/etc"}', own),
     }
     return {name: page.ask(*request).status for name, request in requests.items()}
@@ -142,11 +143,13 @@ def test_hostile_requests_change_nothing(tmp_path: Path) -> None:
             **dict.fromkeys(("origin", "site", "host"), HTTPStatus.FORBIDDEN),
             **dict.fromkeys(("token", "wrong", "image"), HTTPStatus.UNAUTHORIZED),
             "form": HTTPStatus.UNSUPPORTED_MEDIA_TYPE,
-            "large": HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
+            **dict.fromkeys(("large", "values"), HTTPStatus.REQUEST_ENTITY_TOO_LARGE),
             "keys": HTTPStatus.BAD_REQUEST,
         }
         assert page.progress()["classes"] == []
         [image] = page.next(ADA)
+        side = f"/image/{image['id']}?side={'0' * 7}32{'0' * 5000}"
+        assert page.ask("GET", side, None, headers).status == HTTPStatus.BAD_REQUEST
         assert page.answer(ADA, [image["id"]], "rose").status == HTTPStatus.BAD_REQUEST
     assert not (folder / "labels.csv").exists()
 
