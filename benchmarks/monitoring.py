@@ -3,6 +3,7 @@
     python -m benchmarks.monitoring features PACKAGE IMAGES FILE.npz
     python -m benchmarks.monitoring simulate FILE.npz [--streams 1000] [--checks 30] [--images 100]
         [--workers 2] [--kept STREAMS.jsonl]
+    python -m benchmarks.monitoring bursts [--checks 400] [--images 100] [--level 0.05]
 
 PACKAGE is the folder of a package with `model.onnx`; IMAGES holds a folder for each class, with
 images that the model was not trained on, and may hold further classes. The first command computes
@@ -14,6 +15,10 @@ daily checks each, of images that the reference does not have. A stream counts i
 finds a drift. The same for other references shows how much that depends on the reference. With
 drift, it counts the checks that find it.
 
+The third command needs no files. It draws checks of near-identical images in bursts without drift,
+and tests all images, and the independent ones as `patchline monitor` finds them; and single images
+with drift.
+
 A stream is the same, whichever process draws it. With `--kept`, a file keeps the streams that are
 done, and a command that was stopped continues there.
 """
@@ -22,21 +27,28 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from benchmarks.measured_runs import machine
+from patchline.pipeline.data.near_duplicates.independent_images import (
+    ComparedPictures,
+    one_of_each,
+)
 from patchline.pipeline.evaluation.corruptions.catalogue import corrupted
 from patchline.pipeline.metrics.intervals import proportion
-from patchline.pipeline.models.reference_images import as_kept
+from patchline.pipeline.models.reference_images import ReferenceImages, as_kept
 from patchline.pipeline.monitoring.arrived_images import predicted
+from patchline.pipeline.monitoring.class_shares import class_shares
+from patchline.pipeline.monitoring.drift_tests import drift_tests
 from patchline.pipeline.monitoring.feature_test import FeatureKernel
 from patchline.pipeline.monitoring.level_spending import Period
 from patchline.pipeline.monitoring.output_tests import distances
@@ -45,6 +57,7 @@ from patchline.pipeline.packaging.packaged_model import PackagedModel
 Array = np.ndarray[Any, Any]
 _DRIFTED, _BATCH, _TOGETHER = 1500, 100, 10
 _LEVEL = 0.05
+_BURSTS, _REFERENCE, _CLASSES = (1, 2, 5, 20), 500, 5
 _STRENGTHS = {"noise": (1, 2, 3, 4), "darkness": (0.9, 0.8, 0.65, 0.5), "blur": (1, 2, 3, 4)}
 _SHARES = (0.05, 0.1, 0.2, 0.4)
 """Of a new class; of the images that become those of a class that is there."""
@@ -52,7 +65,7 @@ _METHODS = ("this", "outputs alone", "features alone", "each check at 5%", "each
 
 
 def main() -> None:
-    """Compute features, or simulate streams."""
+    """Compute features, or simulate streams or checks."""
     parser = argparse.ArgumentParser(description="False alarms and power of monitoring.")
     commands = parser.add_subparsers(dest="command", required=True)
     features = commands.add_parser("features")
@@ -69,8 +82,14 @@ def main() -> None:
     simulate.add_argument("--drifted", type=int, default=100)
     simulate.add_argument("--workers", type=int, default=1)
     simulate.add_argument("--kept", type=Path)
+    bursts = commands.add_parser("bursts")
+    bursts.add_argument("--checks", type=int, default=400)
+    bursts.add_argument("--images", type=int, default=100)
+    bursts.add_argument("--level", type=float, default=_LEVEL)
     given = parser.parse_args()
-    if given.command == "features":
+    if given.command == "bursts":
+        report_bursts(given.checks, given.images, given.level)
+    elif given.command == "features":
         compute_features(given.package, given.images, given.file)
     else:
         report(given)
@@ -280,6 +299,151 @@ def _streams(
         ]
         found.append((stream, [bool(each) for each in np.any(alarms, axis=0)]))
     return found
+
+
+class DrawnImages:
+    """Images of five classes drawn at random, and a small classifier of them.
+
+    A picture is the pattern of its class, which is fixed, and noise with the spectrum of natural
+    images. Features are random projections of it; the outputs a logistic regression on these.
+    """
+
+    def __init__(self) -> None:
+        from sklearn.linear_model import LogisticRegression
+
+        self._generator = generator = np.random.default_rng(5)
+        self._patterns = self._clouds(_CLASSES)
+        self._weights = generator.normal(0, 1 / math.sqrt(192), (192, 64))
+        self.labels = generator.integers(0, _CLASSES, 6000)
+        self.pictures = np.clip(
+            128 + 12 * self._patterns[self.labels] + 40 * self._clouds(6000), 0, 255
+        ).astype(np.uint8)
+        self._features = self._projected(self.pictures)
+        self._head = LogisticRegression(max_iter=500).fit(self._features[:2000], self.labels[:2000])
+
+    def _clouds(self, count: int) -> Array:
+        """Return noise, standardized, whose amplitude falls with the frequency (N, 32, 32, 3)."""
+        frequency = np.hypot(np.fft.fftfreq(32)[:, None], np.fft.fftfreq(32)[None])
+        frequency[0, 0] = 1
+        white = self._generator.normal(size=(count, 3, 32, 32))
+        white[:, 1:] += 2 * white[:, :1]  # colours vary less than brightness
+        clouds = np.real(np.fft.ifft2(np.fft.fft2(white) / frequency))
+        clouds = clouds / clouds.std(axis=(1, 2, 3), keepdims=True)
+        return np.asarray(clouds.transpose(0, 2, 3, 1))
+
+    @staticmethod
+    def _pooled(pictures_NHWC: Array) -> Array:
+        blocks = pictures_NHWC.reshape(-1, 8, 4, 8, 4, 3).mean(axis=(2, 4))
+        return np.asarray(blocks.reshape(len(blocks), -1) / 128 - 1)
+
+    def _projected(self, pictures_NHWC: Array) -> Array:
+        return np.asarray(np.tanh(2 * self._pooled(pictures_NHWC) @ self._weights))
+
+    def computed(self, pictures_NHWC: Array) -> tuple[Array, Array]:
+        """Return probabilities (N, K) and features (N, D)."""
+        features_ND = self._projected(pictures_NHWC)
+        return self._head.predict_proba(features_ND), features_ND
+
+    def reference(self, rows: Array) -> ReferenceImages:
+        """Return images as a version has them."""
+        probabilities_MK, features_MD = self.computed(self.pictures[rows])
+        return ReferenceImages(
+            probabilities_MK=as_kept(probabilities_MK),
+            features_MD=as_kept(features_MD),
+            labels=self.labels[rows],
+            is_test_M=np.ones(len(rows), bool),
+            sha256=tuple(map(str, rows)),
+            paths=tuple(map(str, rows)),
+        )
+
+
+def report_bursts(checks: int, images: int, level: float) -> None:
+    """Print how often checks of bursts alarm without drift, and what is found with drift.
+
+    Args:
+        checks: of each row of a table.
+        images: of a check.
+        level: of a check.
+    """
+    drawn, began = DrawnImages(), time.monotonic()
+    print(machine())
+    print(
+        f"{checks} checks of {images} images each, at a level of {level:g}; {_REFERENCE} reference"
+    )
+    print("images\n\n| images a burst | independent | alarms, all images | alarms, independent |")
+    print("|---|---|---|---|")
+    for size in _BURSTS:
+        rows = [
+            _burst_check(drawn, "no drift", size, images, level, seed) for seed in range(checks)
+        ]
+        independent = np.mean([row.independent for row in rows])
+        print(
+            f"| {size} | {independent:.1f} | {_share([row.of_all for row in rows])} | "
+            f"{_share([row.of_independent for row in rows])} |",
+            flush=True,
+        )
+    print("\n| drift, no bursts | found | said to be new shares of the classes alone |")
+    print("|---|---|---|")
+    for kind in ("shares", "darker", "both"):
+        rows = [_burst_check(drawn, kind, 1, images, level, seed) for seed in range(checks // 4)]
+        said = [row.explained for row in rows if row.of_independent]
+        print(
+            f"| {kind} | {_share([row.of_independent for row in rows])} | {_share(said)} |",
+            flush=True,
+        )
+    print(f"\n{time.monotonic() - began:.0f} s")
+
+
+class BurstCheck(NamedTuple):
+    """What one check finds."""
+
+    independent: int
+    of_all: bool
+    of_independent: bool
+    explained: bool
+    """New shares of the classes explain the drift."""
+
+
+def _burst_check(
+    drawn: DrawnImages, kind: str, size: int, images: int, level: float, seed: int
+) -> BurstCheck:
+    """Draw a reference and the images of a check, and compare them."""
+    generator = np.random.default_rng(seed)
+    order = 2000 + generator.permutation(len(drawn.labels) - 2000)  # the others fitted the head
+    reference, others = drawn.reference(order[:_REFERENCE]), order[_REFERENCE:]
+    if kind in ("shares", "both"):
+        is_first = drawn.labels[others] == 0
+        others = np.concatenate([others[is_first][: images // 2], others[~is_first]])
+    scenes = drawn.pictures[others[: images // size]].astype(np.float64)
+    if kind in ("darker", "both"):
+        scenes = scenes * 0.8
+    noise = generator.normal(0, 3, (size, *scenes.shape)) if size > 1 else np.zeros((1, 1, 1, 1, 1))
+    pictures = np.clip((scenes + noise).reshape(-1, 32, 32, 3), 0, 255).astype(np.uint8)
+    keys = [str(each) for each in generator.permutation(len(pictures))]
+    compared = ComparedPictures()
+    for key, picture in zip(keys, pictures, strict=True):
+        compared.add(key, picture, (32, 32))
+    places = one_of_each(compared.units(keys, [""] * len(keys)), keys)
+    probabilities_NK, features_ND = drawn.computed(pictures)
+    classes = [str(each) for each in range(_CLASSES)]
+
+    def found(rows: Array) -> bool:
+        outputs = probabilities_NK[rows], features_ND[rows]
+        return drift_tests(reference, *outputs, level, seed=seed, classes=classes).drift
+
+    alarm, explained = found(places), False
+    if alarm:
+        outputs = probabilities_NK[places], features_ND[places]
+        explained = bool(class_shares(reference, *outputs, classes, seed=seed).explains)
+    everything = np.arange(len(pictures))
+    return BurstCheck(len(places), found(everything), alarm, explained)
+
+
+def _share(found: Sequence[bool]) -> str:
+    if not found:
+        return "none"
+    share = proportion(sum(found), len(found))
+    return f"{share.value:.1%} ({share.low:.1%} to {share.high:.1%})"
 
 
 Draw = Callable[[np.random.Generator], Computed]

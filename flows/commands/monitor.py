@@ -77,6 +77,11 @@ def _as_json(result: Monitored) -> dict[str, Any]:
         "tests": {name: each.model_dump() for name, each in check.tests.tests.items()},
         "unknown": check.tests.unknown,
         "images": check.images,
+        "independent_images": check.independent_images,
+        "reference_images": check.reference_images,
+        "independent_reference_images": check.independent_reference_images,
+        "independence_unknown": list(check.independence_unknown),
+        "class_shares": _class_shares(check),
         "page": str(check.page),
         "model": result.reference.name,
         "version": result.reference.version,
@@ -94,6 +99,13 @@ def _as_json(result: Monitored) -> dict[str, Any]:
     }
 
 
+def _class_shares(check: Check) -> dict[str, Any] | None:
+    shares = check.class_shares
+    if shares is None:
+        return None
+    return {**shares.model_dump(), "explains": shares.explains, "sentence": shares.sentence()}
+
+
 def _lines(result: Monitored) -> Iterator[str]:
     check, version = result.check, result.reference
     if not result.is_new:
@@ -106,11 +118,7 @@ def _lines(result: Monitored) -> Iterator[str]:
         f"{result.stream} compared with the validation and test images of {version.name}, version "
         f"{version.version}"
     )
-    for name, test in check.tests.tests.items():
-        sign = "<=" if test.is_significant else ">"
-        yield f"  {name:<12} p = {test.p_value:.2g} {sign} {test.level:.2g}  ({test.method})"
-    for name, why in check.tests.unknown.items():
-        yield f"  {name:<12} not known: {why}"
+    yield from _test_lines(check)
     for shift in check.labels[:_SHIFTS_SHOWN]:
         yield (
             f"  predicted    {shift.label}: {shift.now.value:.1%} ({shift.now.low:.1%} to "
@@ -125,6 +133,22 @@ def _lines(result: Monitored) -> Iterator[str]:
     yield f"  check {check.number}; false alarms: {rate}, {check.spent:.2g} spent"
     if check.page.is_file():
         yield f"  page: {short_path(check.page)}"
+
+
+def _test_lines(check: Check) -> Iterator[str]:
+    if check.class_shares is not None:
+        yield f"  classes      {check.class_shares.sentence()}"
+    for name, test in check.tests.tests.items():
+        sign = "<=" if test.is_significant else ">"
+        yield f"  {name:<12} p = {test.p_value:.2g} {sign} {test.level:.2g}  ({test.method})"
+        if test.effect is not None:
+            yield f"               effect size {test.effect:.2g}: {test.effect_unit}"
+    for name, why in check.tests.unknown.items():
+        yield f"  {name:<12} not known: {why}"
+    if check.independence():
+        yield f"  independent  {check.independence()}"
+    for what in check.independence_unknown:
+        yield f"  not known    {what}; false alarms may be more frequent than stated"
 
 
 def _accuracy_lines(check: Check) -> Iterator[str]:

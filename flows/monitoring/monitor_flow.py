@@ -16,6 +16,7 @@ from patchline.flows.failures import failed
 from patchline.flows.monitoring.stream_check import check_stream, tell_earlier_drifts
 from patchline.pipeline.files.workspace_folder import WORKSPACE
 from patchline.pipeline.frozen_model import FrozenModel
+from patchline.pipeline.monitoring.drift_page import effect_words
 from patchline.pipeline.monitoring.monitoring import MonitorChoices, Monitored, TooFewImagesError
 from patchline.pipeline.run_memory import live_runs
 from patchline.pipeline.terminal_words import counted
@@ -34,6 +35,8 @@ class MonitorSummary(FrozenModel):
     drift: bool
     p_value: float
     images: int
+    independent_images: int | None
+    """Of near duplicates and of the images of a group, one counts."""
     page: str
     """Path of the page."""
 
@@ -101,7 +104,9 @@ def _ended(result: Monitored, late: list[Monitored]) -> State[MonitorSummary]:
     words = f"{images} of {result.stream}, p = {check.tests.p_value:.2g}"
     summary = _summary(result)
     if result.is_new and check.drift:
-        return Completed(name=DRIFT, message=f"Drift: {words}. See {check.page}", data=summary)
+        why = f" {check.class_shares.sentence()}" if check.class_shares else ""
+        message = f"Drift: {words}.{why} See {check.page}"
+        return Completed(name=DRIFT, message=message, data=summary)
     if late:
         return _late_drift(late[-1])
     if not result.is_new:
@@ -128,6 +133,7 @@ def _summary(result: Monitored) -> MonitorSummary:
         drift=check.drift,
         p_value=check.tests.p_value,
         images=check.images,
+        independent_images=check.independent_images,
         page=str(check.page),
     )
 
@@ -139,9 +145,15 @@ def _markdown(result: Monitored) -> str:
         f"{counted(check.images, 'new image')} of `{result.stream}`, compared with the validation "
         f"and test images of `{version.name}`, version **{version.version}**."
     )
-    lines = [said, "", "| test of | p | level |", "|---|---|---|"]
+    lines = [said, "", f"Independent: {check.independence()}."]
+    if check.class_shares is not None:
+        lines += ["", check.class_shares.sentence()]
+    for what in check.independence_unknown:
+        lines += ["", f"Not known: {what}. False alarms may be more frequent than stated."]
+    lines += ["", "| test of | p | level | effect size |", "|---|---|---|---|"]
     for name, test in check.tests.tests.items():
-        lines.append(f"| {name} | {test.p_value:.2g} | {test.level:.2g} |")
-    lines += [f"| {name} | not known: {why} | |" for name, why in check.tests.unknown.items()]
+        effect = effect_words(test)
+        lines.append(f"| {name} | {test.p_value:.2g} | {test.level:.2g} | {effect} |")
+    lines += [f"| {name} | not known: {why} | | |" for name, why in check.tests.unknown.items()]
     lines += ["", f"The page of check {check.number} is `{check.page}`."]
     return "\n".join(lines)

@@ -94,6 +94,7 @@ def _tell(subject: _Subject) -> list[Check]:
             "stream": stream,
             "check": check.number,
             "images": check.images,
+            "independent_images": check.independent_images,
             "p_value": check.tests.p_value,
             "level": check.tests.level,
             "page": str(check.page),

@@ -13,6 +13,11 @@ import pandas as pd
 from patchline.pipeline.config import RunConfig
 from patchline.pipeline.data.ingested_data import IngestedData
 from patchline.pipeline.data.manifests.own_columns import own_columns
+from patchline.pipeline.data.near_duplicates.independent_images import (
+    ComparedPictures,
+    are_alike,
+    groups_alone,
+)
 from patchline.pipeline.data.seen_images import about_test_images
 from patchline.pipeline.data.store.prepared_store import open_images
 from patchline.pipeline.evaluation.answer_rules_fit import HeldOutImages, fitted_rules
@@ -271,6 +276,7 @@ def _reference_images(
     why = (
         "" if features else "the model does not end in a linear layer, whose input is the features"
     )
+    units_M, alike = _units(chosen, measured, rows)
     return ReferenceImages(
         probabilities_MK=np.stack(list(chosen["probabilities"])),
         features_MD=np.stack(features) if features else np.zeros((len(rows), 0), np.float32),
@@ -279,7 +285,27 @@ def _reference_images(
         sha256=tuple(chosen["sha256"]),
         paths=tuple(chosen["path"]),
         why_no_features=why,
+        units_M=units_M,
+        are_alike=alike,
     )
+
+
+def _units(chosen: pd.DataFrame, measured: Measured, rows: list[int]) -> tuple[Array, bool]:
+    """Return the units of reference images, and whether near duplicates do not tell them.
+
+    Args:
+        chosen: rows of the predictions.
+        measured: has the images.
+        rows: their numbers.
+    """
+    keys, groups = list(chosen["sha256"]), list(chosen["group"].fillna("").astype(str))
+    sizes = zip(chosen["height"].tolist(), chosen["width"].tolist(), strict=True)
+    pictures = ComparedPictures()
+    for key, row, size in zip(keys, rows, sizes, strict=True):
+        pictures.add(key, np.asarray(measured.images[int(measured.rows[row])]), size)
+    units_M = pictures.units(keys, groups)
+    alike = are_alike(units_M, groups)
+    return (groups_alone(groups) if alike else units_M), alike
 
 
 def _preview(trained: TrainResult) -> Path | None:

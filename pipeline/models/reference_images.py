@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import zipfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +41,10 @@ class ReferenceImages:
         sha256: digest of each file in hexadecimal.
         paths: of each file, relative to the data's folder.
         why_no_features: why they are not known, if so.
+        units_M: a number for each image, equal for near duplicates and for images of a group; None
+            if it is not known, as in a package of an earlier Patchline.
+        are_alike: whether most are near duplicates of others beyond their groups, so that these do
+            not tell which images are independent; `units_M` has the groups alone then.
     """
 
     probabilities_MK: Array
@@ -50,6 +54,8 @@ class ReferenceImages:
     sha256: tuple[str, ...]
     paths: tuple[str, ...]
     why_no_features: str = ""
+    units_M: Array | None = None
+    are_alike: bool = False
 
     def __len__(self) -> int:
         """Return M."""
@@ -59,6 +65,19 @@ class ReferenceImages:
     def has_features(self) -> bool:
         """Whether features are known."""
         return bool(self.features_MD.shape[1])
+
+    def of(self, rows: Array) -> ReferenceImages:
+        """Return some of the images."""
+        return replace(
+            self,
+            probabilities_MK=self.probabilities_MK[rows],
+            features_MD=self.features_MD[rows],
+            labels=self.labels[rows],
+            is_test_M=self.is_test_M[rows],
+            sha256=tuple(self.sha256[row] for row in rows),
+            paths=tuple(self.paths[row] for row in rows),
+            units_M=None if self.units_M is None else self.units_M[rows],
+        )
 
 
 def as_kept(values: Array) -> Array:
@@ -77,7 +96,9 @@ def save_reference_images(reference: ReferenceImages, file: Path) -> None:
         "sha256": list(reference.sha256),
         "paths": list(reference.paths),
         "why_no_features": reference.why_no_features,
+        "are_alike": reference.are_alike,
     }
+    units = {} if reference.units_M is None else {"units": reference.units_M.astype(np.int64)}
     with replacing(file) as temporary, temporary.open("wb") as opened:
         np.savez(
             opened,
@@ -86,6 +107,7 @@ def save_reference_images(reference: ReferenceImages, file: Path) -> None:
             features=as_kept(reference.features_MD),
             labels=reference.labels,
             is_test=reference.is_test_M.astype(bool),
+            **units,
             words=np.frombuffer(json.dumps(words).encode(), np.uint8),
         )
 
@@ -109,6 +131,8 @@ def load_reference_images(file: Path) -> ReferenceImages | None:
                 sha256=tuple(words["sha256"]),
                 paths=tuple(words["paths"]),
                 why_no_features=words["why_no_features"],
+                units_M=stored.get("units"),
+                are_alike=words.get("are_alike", False),
             )
     except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
         raise ModelReferenceError(

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 from unicodedata import normalize
@@ -19,6 +19,7 @@ from patchline.pipeline.config import RunConfig
 from patchline.pipeline.data.manifests import manifest as manifests
 from patchline.pipeline.data.manifests.scan_memory import ScanMemory
 from patchline.pipeline.data.manifests.source_listing import listing_of
+from patchline.pipeline.data.near_duplicates.independent_images import ComparedPictures
 from patchline.pipeline.data.reading.decoding import UndecodableImageError
 from patchline.pipeline.data.reading.image_root import root_image_bytes
 from patchline.pipeline.data.value_ranges.model_fit import with_unfit_damaged
@@ -52,11 +53,23 @@ class Computed:
         positions: of the images that could be read, among those that were asked for.
         probabilities_NK: of these.
         features_ND: of these; None if they are not known.
+        pictures: of these, by key, as far as they are there.
     """
 
     positions: Array
     probabilities_NK: Array
     features_ND: Array | None
+    pictures: ComparedPictures
+
+    def of(self, places: Array) -> Computed:
+        """Return what is computed for some of these images."""
+        features_ND = None if self.features_ND is None else self.features_ND[places]
+        return replace(
+            self,
+            positions=self.positions[places],
+            probabilities_NK=self.probabilities_NK[places],
+            features_ND=features_ND,
+        )
 
 
 class ArrivedImages(Protocol):
@@ -65,6 +78,7 @@ class ArrivedImages(Protocol):
     Attributes:
         keys: identify each image, now and at the next check.
         names: what each is called.
+        groups: of each, such as its patient; empty where there is none.
         labels: of each, whether the model has them or not; None where they are not known.
         labels_problem: why the table of labels gives none; empty if it can be read.
         notes: what a person should know, such as images that are left out.
@@ -72,6 +86,7 @@ class ArrivedImages(Protocol):
 
     keys: tuple[str, ...]
     names: tuple[str, ...]
+    groups: tuple[str, ...]
     labels: tuple[Labels | None, ...]
     labels_problem: str
     notes: tuple[str, ...]
@@ -132,6 +147,7 @@ class ImageFiles:
             )
         self.keys = tuple(rows["sha256"])
         self.names = tuple(rows["path"])
+        self.groups = tuple(rows["group"].fillna("").astype(str))
         if config.data.source in _FOLDERS:
             self._take_folder_labels(notes)
         else:
@@ -171,6 +187,7 @@ class ImageFiles:
         positions: list[int] = []
         probabilities: list[Array] = []
         features: list[Array] = []
+        pictures = ComparedPictures()
         for start in range(0, len(chosen), _BATCH):
             batch, pixels = chosen[start : start + _BATCH], []
             for place, position in enumerate(batch, start=start):
@@ -178,6 +195,7 @@ class ImageFiles:
                 if pixels_HWC is not None:
                     positions.append(place)
                     pixels.append(pixels_HWC)
+                    pictures.add(self.keys[position], pixels_HWC, size_before(pixels_HWC))
             if pixels:
                 outputs = predicted(self._package, np.stack(pixels))
                 probabilities.append(outputs[0])
@@ -188,6 +206,7 @@ class ImageFiles:
             np.array(positions, np.int64),
             np.concatenate(probabilities) if probabilities else np.zeros((0, classes), np.float32),
             np.concatenate(features) if features else None,
+            pictures,
         )
 
     def picture(self, position: int) -> Array | None:
@@ -201,6 +220,12 @@ class ImageFiles:
                 return self._package.pixels(data, paths=False)
         except (UndecodableImageError, OSError):
             return None  # changed or removed since the files were read
+
+
+def size_before(pixels_HWC: Array) -> tuple[int, int]:
+    """Return the height and the width that an image had before it was resized."""
+    original: tuple[int, int] | None = getattr(pixels_HWC, "original", None)
+    return original or (pixels_HWC.shape[0], pixels_HWC.shape[1])
 
 
 def predicted(package: PackagedModel, pixels_BHWC: Array) -> list[Array]:

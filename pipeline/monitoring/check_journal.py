@@ -23,6 +23,7 @@ from patchline.pipeline.errors import ConfigError, StorageError
 from patchline.pipeline.files.atomic_files import write_text
 from patchline.pipeline.files.file_locks import locked
 from patchline.pipeline.frozen_model import FrozenModel
+from patchline.pipeline.monitoring.class_shares import ClassShares
 from patchline.pipeline.monitoring.drift_tests import DriftTests
 from patchline.pipeline.monitoring.level_spending import Period
 from patchline.pipeline.monitoring.shifts import (
@@ -31,6 +32,7 @@ from patchline.pipeline.monitoring.shifts import (
     LabelShift,
     Prediction,
 )
+from patchline.pipeline.terminal_words import counted
 
 FOLDER = "monitoring"
 """In the workspace."""
@@ -52,7 +54,17 @@ class Check(FrozenModel):
     spent: float
     """Part of `false_alarms` that is spent in this period, this check included."""
     images: int
+    independent_images: int | None = None
+    """Of near duplicates and of the images of a group, one counts; the tests take these alone. None
+    if an earlier Patchline made the check."""
+    reference_images: int | None = None
+    independent_reference_images: int | None = None
+    independence_unknown: tuple[str, ...] = ()
+    """What is not known about it; with any, false alarms may be more frequent than stated."""
     tests: DriftTests
+    class_shares: ClassShares | None = None
+    """Whether new shares of the classes explain a drift; None without drift, or with several labels
+    an image."""
     labels: tuple[LabelShift, ...]
     """How often each class or label is predicted, the largest change first."""
     confidence: ConfidenceShift
@@ -71,6 +83,17 @@ class Check(FrozenModel):
     def drift(self) -> bool:
         """Whether the images differ from the reference."""
         return self.tests.drift
+
+    def independence(self) -> str:
+        """Return how many images count, in words; empty if it is not recorded."""
+        if self.independent_images is None:
+            return ""
+        return (
+            f"{self.independent_images:,} of {counted(self.images, 'new image')} and "
+            f"{self.independent_reference_images:,} of "
+            f"{counted(self.reference_images or 0, 'reference image')}; near duplicates and groups "
+            "are counted once"
+        )
 
 
 class CheckJournal:

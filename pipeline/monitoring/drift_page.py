@@ -20,6 +20,7 @@ from patchline.pipeline.metrics.intervals import MetricEstimate
 from patchline.pipeline.models.reference_images import ReferenceImages, as_kept
 from patchline.pipeline.monitoring.arrived_images import Computed
 from patchline.pipeline.monitoring.check_journal import Check
+from patchline.pipeline.monitoring.drift_tests import DriftTest
 from patchline.pipeline.monitoring.feature_test import FeatureKernel
 from patchline.pipeline.registry.version_records import VersionRecords, image_reader
 
@@ -108,6 +109,7 @@ def write_page(
         model=f"{records.reference.name}, version {records.reference.version}",
         reference_images=len(reference),
         p_value=p_value_words,
+        effect=effect_words,
         signed=_signed,
         space="features" if images.kernel is not None else "outputs",
         images=_images(records, reference, images),
@@ -122,6 +124,11 @@ def write_page(
 def p_value_words(value: float) -> str:
     """Return a p-value, a level or a rate with two digits."""
     return f"{value:.2g}"
+
+
+def effect_words(test: DriftTest) -> str:
+    """Return how large a difference is, with its unit; that it is not known, if so."""
+    return "not known" if test.effect is None else f"{test.effect:.2g} ({test.effect_unit})"
 
 
 def _strength(check: Check) -> float:

@@ -5,6 +5,9 @@ Shapes: N images, K outputs, D features.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
+from itertools import count
 from typing import Any
 
 import numpy as np
@@ -28,6 +31,10 @@ class DriftTest(FrozenModel):
     """Of the outputs, the largest Kolmogorov-Smirnov distance; of the features, the squared maximum
     mean discrepancy."""
     method: str
+    effect: float | None = None
+    """How large the difference is; None in a check of an earlier Patchline."""
+    effect_unit: str = ""
+    """What `effect` is, in words."""
 
     @property
     def is_significant(self) -> bool:
@@ -51,6 +58,23 @@ class DriftTests(FrozenModel):
         return any(each.is_significant for each in self.tests.values())
 
 
+def fewest_images(reference: ReferenceImages, level: float, *, has_features: bool) -> int:
+    """Return the smallest number of images with which a test can reach its level at all.
+
+    That is, where all of them lie beyond all reference images: as probable without drift as one
+    division of the images, or two for a test that is two-sided, among all divisions.
+
+    Args:
+        reference: of the version, independent images.
+        level: of a check.
+        has_features: whether features can be tested, too.
+    """
+    share = level / 2 if has_features else level
+    divisions = 1 if has_features else 2 * reference.probabilities_MK.shape[1]
+    enough = (n for n in count(1) if divisions <= share * math.comb(len(reference) + n, n))
+    return next(enough)
+
+
 def drift_tests(
     reference: ReferenceImages,
     probabilities_NK: Array,
@@ -58,6 +82,7 @@ def drift_tests(
     level: float,
     *,
     seed: int,
+    classes: Sequence[str],
     kernel: FeatureKernel | None = None,
 ) -> DriftTests:
     """Compare what a model computes for images with its reference.
@@ -68,6 +93,7 @@ def drift_tests(
         features_ND: of the images; None if they are not known.
         level: of this check.
         seed: of the permutations.
+        classes: names of the outputs.
         kernel: of the reference; by default it is made.
     """
     unknown = {}
@@ -86,6 +112,11 @@ def drift_tests(
             level=share,
             statistic=outputs.statistic,
             method=f"Kolmogorov-Smirnov, {probabilities_NK.shape[1]} outputs, Bonferroni",
+            effect=outputs.statistic,
+            effect_unit=(
+                "largest difference of two distribution functions, 0 to 1; of "
+                f"{classes[outputs.output]}"
+            ),
         )
     }
     if not unknown and features_ND is not None:
@@ -96,6 +127,8 @@ def drift_tests(
             level=share,
             statistic=features.statistic,
             method=f"maximum mean discrepancy, {features.draws:,} permutations",
+            effect=features.effect,
+            effect_unit="distance of the means, in standard deviations of the reference",
         )
     together = min(1.0, min(each.p_value for each in tests.values()) * len(tests))
     return DriftTests(tests=tests, p_value=together, level=level, unknown=unknown)

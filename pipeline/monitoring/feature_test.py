@@ -40,6 +40,9 @@ class FeatureTest(NamedTuple):
     """The squared maximum mean discrepancy, biased (V-statistic)."""
     draws: int
     """Number of permutations."""
+    effect: float = math.nan
+    """Distance of the means of both samples in the kernel's space, in standard deviations of the
+    reference there; from the unbiased estimate of the squared discrepancy, 0 where it is below."""
 
 
 class FeatureKernel:
@@ -75,7 +78,10 @@ class FeatureKernel:
             level: of the test, which decides how many permutations may be needed.
             seed: of the permutations.
         """
-        return permutation_test(self.reference_MF, self.mapped(features_ND), level, seed)
+        mapped_NF = self.mapped(features_ND)
+        result = permutation_test(self.reference_MF, mapped_NF, level, seed)
+        effect = _standardized(result.statistic, self.reference_MF, mapped_NF)
+        return result._replace(effect=effect)
 
     def excess(self, features_ND: Array) -> Array:
         """Return how much more each image is like these images than like the reference (N).
@@ -85,6 +91,22 @@ class FeatureKernel:
         mapped_NF = self.mapped(features_ND)
         excess_N: Array = mapped_NF @ (mapped_NF.mean(axis=0) - self.reference_MF.mean(axis=0))
         return excess_N
+
+
+def _standardized(squared: float, reference_MF: Array, mapped_NF: Array) -> float:
+    """Return the distance of two means in standard deviations of the reference.
+
+    Each sample's mean is off by its variance over its size, by which the squared distance is too
+    large (Gretton et al., section 2.2, lemma 6).
+    """
+    before, now = _variance(reference_MF), _variance(mapped_NF)
+    unbiased = squared - before / len(reference_MF) - now / len(mapped_NF)
+    return math.sqrt(max(unbiased, 0.0) / before) if before else 0.0
+
+
+def _variance(mapped_NF: Array) -> float:
+    """Return the mean squared distance from the mean, in all directions together."""
+    return float(mapped_NF.var(axis=0, ddof=1, dtype=np.float64).sum()) if len(mapped_NF) > 1 else 0
 
 
 def permutation_test(reference_MF: Array, mapped_NF: Array, level: float, seed: int) -> FeatureTest:

@@ -31,9 +31,15 @@ from patchline.pipeline.monitoring.arrived_images import (
     Progress,
 )
 from patchline.pipeline.monitoring.check_journal import Check, CheckJournal, period_of
+from patchline.pipeline.monitoring.class_shares import class_shares
 from patchline.pipeline.monitoring.drift_page import PageImages, write_page
-from patchline.pipeline.monitoring.drift_tests import drift_tests
+from patchline.pipeline.monitoring.drift_tests import drift_tests, fewest_images
 from patchline.pipeline.monitoring.feature_test import FeatureKernel
+from patchline.pipeline.monitoring.independence import (
+    independent_images,
+    independent_reference,
+)
+from patchline.pipeline.monitoring.level_spending import Period
 from patchline.pipeline.monitoring.recorded_traffic import RecordedTraffic
 from patchline.pipeline.monitoring.shifts import (
     ConfidenceShift,
@@ -136,8 +142,8 @@ def monitor(
         earlier = journal.checks()
         period = period_of(earlier, choices.false_alarms, choices.checks)
         arrived = _arrived(records, reference, config, workspace, on_progress)
-        tested = {key for check in earlier for key in check.keys}
-        new = [place for place, key in enumerate(arrived.keys) if key not in tested]
+        checked = {key for check in earlier for key in check.keys}
+        new = [place for place, key in enumerate(arrived.keys) if key not in checked]
         predictions = {
             key: prediction
             for check in earlier
@@ -156,15 +162,14 @@ def monitor(
         _check_enough(chosen, earlier, stream, choices.least_images)
         number = len(earlier) + 1
         keys = tuple(arrived.keys[place] for place in chosen)
-        kernel = FeatureKernel(reference.features_MD) if reference.has_features else None
-        tests = drift_tests(
-            reference,
-            computed.probabilities_NK,
-            computed.features_ND,
-            period.level,
-            seed=_seed(keys),
-            kernel=kernel,
+        groups = [arrived.groups[place] for place in chosen]
+        independence = independent_images(
+            keys, groups, computed.pictures, records, reference, on_progress
         )
+        tested, before = computed.of(independence.places), independent_reference(reference)
+        _check_enough_independent(tested, before, len(chosen), stream, period, choices)
+        kernel = FeatureKernel(before.features_MD) if before.has_features else None
+        result = _tested(records.package, before, tested, kernel, period.level, _seed(keys))
         own = predictions_of(records.package, computed.probabilities_NK)
         predictions.update(zip(keys, own, strict=True))
         accuracy = stream_accuracy(records.package, reference, arrived, predictions, on_progress)
@@ -175,8 +180,12 @@ def monitor(
             checks=period.checks,
             spent=period.spent(number),
             images=len(chosen),
-            tests=tests,
-            **_shifts(records.package, reference, computed),
+            independent_images=len(tested.positions),
+            reference_images=len(reference),
+            independent_reference_images=len(before),
+            independence_unknown=independence.unknown,
+            **result,
+            **_shifts(records.package, before, tested),
             accuracy=accuracy.accuracy,
             accuracy_unknown=accuracy.unknown,
             notes=arrived.notes,
@@ -185,12 +194,12 @@ def monitor(
             predictions=tuple(own),
         )
         images = PageImages(
-            names=[arrived.names[place] for place in chosen],
-            picture=lambda place: arrived.picture(chosen[place]),
-            computed=computed,
+            names=[arrived.names[new[place]] for place in tested.positions],
+            picture=lambda place: arrived.picture(new[tested.positions[place]]),
+            computed=tested,
             kernel=kernel,
         )
-        write_page(check, earlier, stream, records, reference, images)
+        write_page(check, earlier, stream, records, before, images)
         journal.write(check)
     return Monitored(version, stream, check, is_new=True)
 
@@ -220,6 +229,46 @@ def _check_enough(new: Sequence[int], earlier: list[Check], stream: str, least: 
         f"a check needs at least {least}: whether they have drifted is not known, and nothing of "
         "the false-alarm rate is spent. Wait for more, or set a smaller --least-images."
     )
+
+
+def _check_enough_independent(
+    tested: Computed,
+    reference: ReferenceImages,
+    images: int,
+    stream: str,
+    period: Period,
+    choices: MonitorChoices,
+) -> None:
+    """Refuse fewer independent images than the user wants, or than could show any drift."""
+    has_features = reference.has_features and tested.features_ND is not None
+    fewest = fewest_images(reference, period.level, has_features=has_features)
+    least, count = max(choices.least_images, fewest), len(tested.positions)
+    if count >= least:
+        return
+    raise TooFewImagesError(
+        f"Only {count:,} of {counted(images, 'new image')} of {stream} are independent (near "
+        f"duplicates and groups are counted once), but a check needs at least {least:,}: whether "
+        "they have drifted is not known, and nothing of the false-alarm rate is spent. Wait for "
+        f"more, or set --least-images to {fewest:,} or more; a few images show only a gross drift."
+    )
+
+
+def _tested(
+    package: PackagedModel,
+    reference: ReferenceImages,
+    computed: Computed,
+    kernel: FeatureKernel | None,
+    level: float,
+    seed: int,
+) -> dict[str, Any]:
+    """Return the tests, and what explains a drift, by the fields of `Check`."""
+    outputs = computed.probabilities_NK, computed.features_ND
+    classes = package.classes
+    tests = drift_tests(reference, *outputs, level, seed=seed, classes=classes, kernel=kernel)
+    shares = None
+    if tests.drift and not package.is_multi_label:
+        shares = class_shares(reference, *outputs, classes, seed=seed)
+    return {"tests": tests, "class_shares": shares}
 
 
 def _seed(keys: Sequence[str]) -> int:

@@ -14,6 +14,7 @@ import numpy as np
 import pandas as pd
 from pydantic import BaseModel, Field, ValidationError
 
+from patchline.pipeline.data.near_duplicates.independent_images import ComparedPictures
 from patchline.pipeline.data.reading.decoding import UndecodableImageError
 from patchline.pipeline.errors import DataError
 from patchline.pipeline.files.json_lines import DamagedLineError, objects
@@ -23,6 +24,7 @@ from patchline.pipeline.monitoring.arrived_images import (
     Computed,
     Progress,
     since_training,
+    size_before,
     without_copies,
 )
 from patchline.pipeline.monitoring.given_labels import labels_table
@@ -31,6 +33,7 @@ from patchline.pipeline.serving.traffic_recorder import PARTS, check_format, fea
 from patchline.pipeline.terminal_words import counted
 
 Array = np.ndarray[Any, Any]
+_PROGRESS = 64
 
 
 class _Answered(BaseModel):
@@ -110,14 +113,21 @@ class RecordedTraffic:
         self.names = tuple(
             str(row.get("image") or f"request of {row.get('time')}") for row in self._rows
         )
+        self.groups = ("",) * len(self._rows)
         self.labels = tuple(labels.get(key) for key in self.keys)
         self.labels_problem = table.problem
         self.notes = tuple(notes)
 
     def computed(self, chosen: Sequence[int], on_progress: Progress) -> Computed:
-        """Return what the server has recorded; nothing is computed again."""
+        """Return what the server has recorded; nothing is predicted again."""
         rows = [self._rows[position] for position in chosen]
-        on_progress("Reading recorded traffic", len(rows), len(rows))
+        pictures = ComparedPictures()
+        for done, position in enumerate(chosen, start=1):
+            pixels_HWC = self._pixels(position)
+            if pixels_HWC is not None:
+                pictures.add(self.keys[position], pixels_HWC, size_before(pixels_HWC))
+            if done % _PROGRESS == 0 or done == len(rows):
+                on_progress("Reading recorded traffic", done, len(rows))
         features = [features_of(row) for row in rows]
         known = [each for each in features if each is not None]
         whole = len(known) == len(rows) and len({each.shape for each in known}) == 1
@@ -125,16 +135,21 @@ class RecordedTraffic:
             np.arange(len(rows)),
             np.array([row["probabilities"] for row in rows], np.float32),
             np.stack(known) if whole else None,
+            pictures,
         )
 
     def picture(self, position: int) -> Array | None:
         """Return the image as the network takes it, if it was recorded."""
+        pixels_HWC = self._pixels(position)
+        return None if pixels_HWC is None else np.asarray(pixels_HWC)
+
+    def _pixels(self, position: int) -> Array | None:
         image = self._rows[position].get("image")
         if not image:
             return None
         try:
             file = safe_join(self._folder, str(image), f"The recorded traffic in {self._folder}")
-            return np.asarray(self._package.pixels(file.read_bytes()))
+            return self._package.pixels(file.read_bytes(), paths=False)
         except (UndecodableImageError, OSError):
             return None
 

@@ -14,6 +14,8 @@ from patchline.pipeline.data.near_duplicates.search_memory import SearchMemory
 from patchline.pipeline.data.near_duplicates.thumbnails import ThumbnailCollector
 
 Array = np.ndarray[Any, Any]
+NEAR = "near "
+"""Begins the name of a group of near duplicates that the data itself does not group."""
 _NAME_DIGITS = 12
 
 
@@ -52,7 +54,7 @@ def grouped_by(manifest: pd.DataFrame, near_N: Array) -> tuple[pd.DataFrame, str
     contents_N = content_numbers(rows)[0].to_numpy()
     together_N = _connects_several(near_N, contents_N)
     changed_N = np.isin(units_N, units_N[together_N])
-    names = rows["sha256"].str[:_NAME_DIGITS].radd("near ")
+    names = rows["sha256"].str[:_NAME_DIGITS].radd(NEAR)
     key = groups.where(groups != "", names)
     order = pd.DataFrame({"unit": units_N, "unnamed": groups == "", "key": key})
     first = order.sort_values(["unit", "unnamed", "key"]).drop_duplicates("unit")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import cv2
 import numpy as np
 
-from patchline.pipeline.data.reading.image_quality import shrunk
+from patchline.pipeline.data.reading.image_quality import as_grey, shrunk
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -38,7 +38,7 @@ class ThumbnailCollector:
         self._luma, self._chroma = bytearray(), bytearray()
 
     def add(self, path: str, _data: bytes, image_HWC: Array) -> None:
-        """Add an image: its path, the file, and the decoded RGB pixels."""
+        """Add an image: its path, the file, and the decoded pixels, RGB or of other bands."""
         self.add_shrunk(path, shrunk(image_HWC))
 
     def add_shrunk(self, path: str, image_HWC: Array) -> None:
@@ -59,6 +59,8 @@ class ThumbnailCollector:
 
 def _thumbnail(image_HWC: Array) -> tuple[Array, Array]:
     """Return luma and chroma; both sides are averaged separately, so the shape does not matter."""
+    if image_HWC.shape[2] != 3:  # noqa: PLR2004 - RGB
+        image_HWC = np.repeat(as_grey(image_HWC)[:, :, None], 3, axis=2)
     colours = cv2.cvtColor(image_HWC, cv2.COLOR_RGB2YCrCb)
     luma = cv2.resize(colours[:, :, 0], (LUMA_SIDE,) * 2, interpolation=cv2.INTER_AREA)
     chroma = cv2.resize(colours, (CHROMA_SIDE,) * 2, interpolation=cv2.INTER_AREA)[:, :, 1:]

@@ -97,8 +97,7 @@ class _Part:
         self.keys.append(key)
         self.digests.append(digest)
         self.sides.append(min(decoded_HWC.shape[:2]))
-        color_HWC = decoded_HWC if decoded_HWC.shape[2] == 3 else decoded_HWC.repeat(3, 2)  # noqa: PLR2004 - RGB
-        self._collector.add(key, b"", color_HWC)
+        self._collector.add(key, b"", decoded_HWC)
 
     def described(
         self,

@@ -78,6 +78,7 @@ def with_reference(artifacts: Path) -> None:
         sha256=tuple(hashlib.sha256(png(photo(seed))).hexdigest() for seed in range(1000, 1200)),
         paths=tuple(f"{seed}.png" for seed in range(1000, 1200)),
         why_no_features=WHY,
+        units_M=np.arange(200),
     )
     save_reference_images(reference, artifacts / REFERENCE_IMAGES_FILE)
     write_digests(artifacts, DIGESTED)
