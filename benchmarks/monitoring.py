@@ -367,10 +367,9 @@ def report_bursts(checks: int, images: int, level: float) -> None:
     """
     drawn, began = DrawnImages(), time.monotonic()
     print(machine())
-    print(
-        f"{checks} checks of {images} images each, at a level of {level:g}; {_REFERENCE} reference"
-    )
-    print("images\n\n| images a burst | independent | alarms, all images | alarms, independent |")
+    print(f"{checks} checks of {images} images at a level of {level:g}")
+    print(f"reference of {_REFERENCE} images, another one for each check\n")
+    print("| images a burst | independent | alarms, all images | alarms, independent |")
     print("|---|---|---|---|")
     for size in _BURSTS:
         rows = [

@@ -7,6 +7,7 @@ import io
 import json
 import re
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import cv2
@@ -19,6 +20,7 @@ from patchline.pipeline.labels import label_sets
 from patchline.pipeline.models.reference_images import (
     REFERENCE_IMAGES_FILE,
     ReferenceImages,
+    load_reference_images,
     save_reference_images,
 )
 from patchline.pipeline.packaging.package_digests import write_digests
@@ -285,12 +287,76 @@ def test_recorded_traffic_is_a_stream(registry: Registry) -> None:
     record("1", images[:20])
     assert not monitor(folder, "traffic").json["new"]
     before = set(traffic.glob("part-*"))
-    record("1", [images[0]] * 25)
+    record("1", [images[0]] * 5 + [photo(seed, brightness=120) for seed in range(40, 65)])
     [part] = set(traffic.glob("part-*")) - before
     part.write_text(re.sub('"digest":"[0-9a-f]+",', "", part.read_text("utf-8")), encoding="utf-8")
     done = monitor(folder, "traffic")
-    assert done.json["images"] == 25
-    assert "whether copies of each other are among 25 images is not known" in str(done.json)
+    assert (done.json["images"], done.json["independent_images"]) == (30, 26)
+    assert "whether copies of each other are among 30 images is not known" in str(done.json)
+
+
+def bursts(scenes: range, shots: int) -> dict[str, np.ndarray]:
+    """Return images of some scenes, each taken several times with the noise of a camera."""
+    taken = {}
+    for scene in scenes:
+        generator = np.random.default_rng(scene)
+        blocks = generator.uniform(0, 70, (4, 4, 3))
+        picture = np.kron(blocks, np.ones((6, 6, 1)))
+        for shot in range(shots):
+            noisy = picture + generator.normal(0, 3, picture.shape)
+            taken[f"{scene}-{shot}"] = np.clip(noisy, 0, 255).astype(np.uint8)
+    return taken
+
+
+def test_the_shots_of_a_burst_are_counted_once(registry: Registry) -> None:
+    """Five scenes are too few, however often each was taken, and spend nothing; thirty are enough.
+
+    The tests and the shares take one image of each scene, and the page shows each scene once.
+    """
+    folder, inbox = registry.folder, registry.folder / "inbox"
+    inbox.mkdir()
+    for name, picture in bursts(range(5), 20).items():
+        (inbox / f"{name}.png").write_bytes(png(picture))
+    done = monitor(folder, "inbox")
+    assert (done.code, done.out) == (2, "")
+    assert "Only 5 of 100 new images of" in done.err
+    assert "near duplicates and groups are counted once" in done.err
+    assert not list((folder / ".patchline" / "monitoring").rglob("*.json"))
+    for name, picture in bursts(range(5, 30), 4).items():
+        (inbox / f"{name}.png").write_bytes(png(picture))
+    done = monitor(folder, "inbox")
+    told = done.json
+    assert (told["images"], told["independent_images"], told["check"]) == (200, 30, 1)
+    assert (told["reference_images"], told["independent_reference_images"]) == (200, 200)
+    assert told["independence_unknown"] == []
+    assert {each["now"]["n"] for each in told["labels"]} == {30}
+    page = Path(told["page"]).read_text("utf-8")
+    assert "30 of 200 new images and 200 of 200 reference images" in page
+    shown = re.findall(r'class="path">(\d+)-\d+\.png', page)
+    assert len(shown) == len(set(shown)) == 12
+
+
+def test_what_is_not_known_about_bursts_is_said(registry: Registry) -> None:
+    """Traffic without pictures, and a reference of an earlier Patchline, leave the rate open."""
+    folder, package = registry.folder, registry.package(1)
+    file = folder / "packages" / "1" / "artifacts" / REFERENCE_IMAGES_FILE
+    reference = load_reference_images(file)
+    assert reference is not None
+    save_reference_images(replace(reference, units_M=None), file)
+    write_digests(file.parent, DIGESTED)
+    writer = TrafficRecorder(folder / "traffic", with_images=False, most_bytes=1 << 30)
+    for picture in bursts(range(4), 10).values():
+        row = package.probabilities(np.asarray(package.pixels(picture))[None])[0]
+        writer.record(NAME, "1", [picture], [(row, None)])
+    writer.close()
+    done = monitor(folder, "traffic")
+    assert (done.json["images"], done.json["independent_images"]) == (40, 40)
+    [pictures, earlier] = done.json["independence_unknown"]
+    assert "no picture of them was recorded" in pictures
+    assert "an earlier Patchline made the package" in earlier
+    said = patchline_here("monitor", NAME, "traffic", cwd=folder).out
+    assert said.count("false alarms may be more frequent than stated") == 2
+    assert "Not known: whether 40 new images" in Path(done.json["page"]).read_text("utf-8")
 
 
 def test_damaged_recorded_traffic_is_named(registry: Registry) -> None:

@@ -29,6 +29,8 @@ def test_they_are_read_as_they_were_written(tmp_path: Path) -> None:
         sha256=("a" * 64, "b" * 64, "c" * 64),
         paths=("ä/1.png", "日本/2.png", 'b"/3.png'),
         why_no_features="",
+        units_M=np.array([4, 4, 1]),
+        are_alike=True,
     )
     save_reference_images(reference, file)
     loaded = load_reference_images(file)
@@ -40,6 +42,10 @@ def test_they_are_read_as_they_were_written(tmp_path: Path) -> None:
     np.testing.assert_array_equal(loaded.labels, [0, 1, 1])
     np.testing.assert_array_equal(loaded.is_test_M, [True, False, True])
     assert loaded.has_features
+    assert loaded.units_M is not None
+    assert (loaded.units_M.tolist(), loaded.are_alike) == ([4, 4, 1], True)
+    one = loaded.of(np.array([1]))
+    assert (one.sha256, one.labels.tolist(), len(one)) == (("b" * 64,), [1], 1)
 
 
 def test_no_file_and_a_damaged_file_are_two_things(tmp_path: Path) -> None:
@@ -62,6 +68,8 @@ def test_a_registered_version_has_its_validation_and_test_images(finished_run: R
     np.testing.assert_allclose(reference.probabilities_MK.sum(axis=1), 1, atol=2e-3)
     assert reference.features_MD.shape[0] == len(reference)
     assert reference.has_features
+    assert reference.units_M is not None
+    assert 1 < len(set(reference.units_M.tolist())) < len(reference)  # stripes in phase
     names = ("across", "down", "rising")
     assert all(
         path.startswith(names[label])

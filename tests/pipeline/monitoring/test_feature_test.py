@@ -84,3 +84,23 @@ def test_features_that_are_all_the_same_do_not_divide_by_zero() -> None:
     """A model may have collapsed."""
     kernel = FeatureKernel(np.ones((30, 3)))
     assert kernel.compare(np.ones((20, 3)), 0.01, seed=0).p_value > 0.5
+
+
+def test_the_effect_size_does_not_depend_on_the_number_of_images() -> None:
+    """It is near 0 without drift, and else near the distance that all images together have."""
+    generator = np.random.default_rng(8)
+    kernel = FeatureKernel(generator.normal(size=(2000, 5)))
+
+    def mean_effect(shift: float, count: int) -> float:
+        draws = [
+            kernel.compare(generator.normal(shift, 1, (count, 5)), 0.5, seed=0).effect
+            for _ in range(40)
+        ]
+        return float(np.mean(draws))
+
+    mapped = kernel.mapped(generator.normal(0.5, 1, (50_000, 5)))
+    apart = ((mapped.mean(axis=0) - kernel.reference_MF.mean(axis=0)) ** 2).sum()
+    whole = math.sqrt(apart / kernel.reference_MF.var(axis=0).sum())
+    assert mean_effect(0.5, 30) == pytest.approx(whole, rel=0.1)
+    assert mean_effect(0.5, 300) == pytest.approx(whole, rel=0.05)
+    assert mean_effect(0, 300) < 0.05
