@@ -50,7 +50,8 @@ def monitor(
     checks
         Checks in a period, such as 365 for a year of daily checks. Default: 365.
     least_images
-        Fewest new images of a check; with fewer, nothing is tested.
+        Fewest independent new images of a check (near duplicates are counted once); with fewer,
+        nothing is tested.
     table
         Columns of a table, where they cannot be guessed.
     """

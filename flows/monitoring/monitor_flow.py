@@ -55,7 +55,7 @@ def monitor_flow(
     Args:
         model: NAME, NAME@ALIAS or NAME/VERSION of a registered model, such as flowers@champion.
         data: a folder of images, an archive, a table, or the folder of a server's recorded traffic.
-        least_images: fewest new images of a check; with fewer, nothing is tested.
+        least_images: fewest independent new images of a check; with fewer, nothing is tested.
         false_alarms: probability of any false alarm in a period of checks; by default 0.05.
         checks: number of checks in a period; by default 365.
         columns: of a table, as the settings of a run name them, such as label_column.

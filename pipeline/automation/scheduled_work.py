@@ -20,7 +20,7 @@ CONFIG_FILE, CONFIG_SHA256 = "patchline.config_file", "patchline.config_sha256"
 
 
 LEAST_IMAGES = 20
-"""Fewest new images of a check that a schedule makes."""
+"""Fewest independent new images of a check that a schedule makes."""
 
 
 @dataclass(frozen=True)

@@ -70,7 +70,7 @@ class MonitorChoices(FrozenModel):
     checks: int | None = None
     """Checks in a period; by default as before, or 365."""
     least_images: int = LEAST_IMAGES
-    """Fewest new images of a check; with fewer, nothing is tested and nothing is spent."""
+    """Fewest independent new images of a check; with fewer, nothing is tested or spent."""
 
 
 class TooFewImagesError(DataError):
