@@ -107,7 +107,6 @@ def write_page(
         check=check,
         stream=Path(stream).name or stream,
         model=f"{records.reference.name}, version {records.reference.version}",
-        reference_images=len(reference),
         p_value=p_value_words,
         effect=effect_words,
         signed=_signed,

@@ -188,7 +188,7 @@ def monitor(
             **_shifts(records.package, before, tested),
             accuracy=accuracy.accuracy,
             accuracy_unknown=accuracy.unknown,
-            notes=arrived.notes,
+            notes=(*arrived.notes, *_note_few(len(tested.positions))),
             page=journal.file_of(number, ".html"),
             keys=keys,
             predictions=tuple(own),
@@ -251,6 +251,13 @@ def _check_enough_independent(
         "they have drifted is not known, and nothing of the false-alarm rate is spent. Wait for "
         f"more, or set --least-images to {fewest:,} or more; a few images show only a gross drift."
     )
+
+
+def _note_few(independent: int) -> list[str]:
+    if independent >= LEAST_IMAGES:
+        return []
+    images = counted(independent, "independent image")
+    return [f"{images} can show only a gross drift; wait for more"]
 
 
 def _tested(
