@@ -124,7 +124,7 @@ def small_model(folder: Path, size: str) -> tuple[nn.Module, PackagedModel]:
     save_model(
         folder, model, ModelDescription(model=choice, plugins=(), classes=classes, image=image)
     )
-    export_onnx(ProbabilityModel(model, image, 1.0).eval(), folder / "model.onnx")
+    export_onnx(ProbabilityModel(model, image).eval(), folder / "model.onnx")
     return model, PackagedModel(folder / "model.onnx", folder / "model.json")
 
 

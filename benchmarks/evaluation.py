@@ -312,7 +312,9 @@ def _parts(predictions: Predictions) -> dict[str, Callable[[], object]]:
         "  figures by class but areas": lambda: classification.by_class(
             probabilities, labels, names, areas
         ),
-        "  uncalibrated": lambda: Answers.uncalibrated(probabilities, labels, 1.1),
+        "  uncalibrated": lambda: Answers.uncalibrated(
+            probabilities, labels, TemperatureFit(temperature=1.1, state="fitted")
+        ),
         "  galleries": lambda: (
             galleries.confident_errors(predictions),
             galleries.least_certain(predictions),

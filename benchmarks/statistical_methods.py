@@ -2,6 +2,8 @@
 
     python -m benchmarks.statistical_methods intervals [SIMULATIONS]
     python -m benchmarks.statistical_methods calibration [SIMULATIONS]
+    python -m benchmarks.statistical_methods weights [SIMULATIONS]
+    python -m benchmarks.statistical_methods temperature_groups [SIMULATIONS]
     python -m benchmarks.statistical_methods gate
     python -m benchmarks.statistical_methods label_sets [TRIALS]
     python -m benchmarks.statistical_methods groups [TRIALS]
@@ -19,6 +21,14 @@ at random, so that no temperature is exactly right. Each simulation draws a vali
 temperature, and compares the log loss and the expected calibration error of 6,000 other images with
 those at temperature 1. A change is relative to the log loss at temperature 1, or to 0.01 if that is
 less.
+
+`weights` prints what the bias of each class does to the probabilities of a classifier that was
+trained with balanced classes, beside a temperature alone and the logarithm of the class shares (100
+validation sets a setting unless given). The weights have moved its log odds by the logarithm of the
+shares, by half of it, or not at all, and each class by a normal deviate more.
+
+`temperature_groups` prints how often the interval of the temperature holds the right one, that of
+many images, with images in groups (200 validation sets a setting unless given).
 
 `gate` prints how often the paired promotion gate promotes an equally good model, and a better one.
 
@@ -364,6 +374,89 @@ def print_calibration(given: argparse.Namespace) -> None:
     print("", *change_rows(few, lambda change: change.temperature, "right temperature"), sep="\n")
 
 
+class WeightSetting(NamedTuple):
+    """A classifier that was trained with balanced classes."""
+
+    shares: tuple[float, ...]
+    """Of the images, by class."""
+    effect: float
+    """Multiple of the logarithm of the shares by which the weights have moved the log odds."""
+    temperature: float = 1.5
+    skill: float = 2.0
+    deviation: float = 0.3
+    """Of each class from that multiple."""
+
+    def draw(
+        self, generator: np.random.Generator, images: int, deviation_K: Array
+    ) -> tuple[Array, Array]:
+        """Return logits (N, K) and labels (N) of new images."""
+        labels = generator.choice(len(self.shares), images, p=self.shares)
+        scores = generator.normal(size=(images, len(self.shares)))
+        scores[np.arange(images), labels] += self.skill
+        log_K = np.log(self.shares)
+        posterior = self.skill * scores + log_K
+        return self.temperature * (posterior - self.effect * log_K + deviation_K), labels
+
+
+_SHARES = ((0.8, 0.14, 0.06), (0.96, 0.04), tuple(np.r_[0.5, np.full(9, 0.5 / 9)]))
+_WEIGHT_SETTINGS = tuple(
+    WeightSetting(shares, effect) for shares in _SHARES for effect in (1.0, 0.5, 0.0)
+)
+_WEIGHT_IMAGES, _TRAINED = (0, 50, 150, 500, 2000), 10_000
+
+
+def _of_weights(setting: WeightSetting, images: int, trials: int) -> tuple[Array, Array, float]:
+    """Return by method the mean log loss and the mean probability of the rarest class; coverage.
+
+    The methods are a temperature alone, one after the logarithm of the shares is added, and the fit
+    with a bias for each class; the log loss is that above the exact posterior's.
+    """
+    generator, log_K = np.random.default_rng(23), np.log(setting.shares)
+    found, rare, covered = np.zeros((trials, 3)), np.zeros((trials, 3)), 0
+    trained = [round(_TRAINED * share) for share in setting.shares]
+    for trial in range(trials):
+        deviation_K = generator.normal(size=len(log_K)) * setting.deviation
+        logits, labels = setting.draw(generator, images, deviation_K)
+        new, truth = setting.draw(generator, _TEST_IMAGES, deviation_K)
+        exact = softmax(new / setting.temperature + setting.effect * log_K - deviation_K)
+        alone = fit_temperature(logits, labels)
+        moved = fit_temperature(logits + log_K, labels)
+        fit = fit_temperature(logits, labels, class_images=trained)
+        covered += (fit.low or 0) <= setting.temperature <= (fit.high or math.inf)
+        answers = (
+            softmax(new, alone.temperature),
+            softmax(new + log_K, moved.temperature),
+            softmax(fit.logits(new)),
+        )
+        own, least = np.arange(_TEST_IMAGES), int(np.argmin(setting.shares))
+        best = -np.log(exact[own, truth]).mean()
+        found[trial] = [-np.log(each[own, truth]).mean() - best for each in answers]
+        rare[trial] = [each[:, least].mean() / exact[:, least].mean() for each in answers]
+    return found.mean(axis=0), rare, covered / trials
+
+
+def print_weights(given: argparse.Namespace) -> None:
+    """Print a table of what a bias for each class does after balanced classes."""
+    trials = given.simulations or 100
+    print(f"{trials} validation sets in each setting: T alone / log shares / bias for each class")
+    print(
+        "| classes | rarest | effect of the weights | validation images | log loss above the exact "
+        "posterior's | mean probability of the rarest class over its share | 5 to 95% of these, "
+        "with a bias | coverage of T |"
+    )
+    print("|---" * 8 + "|")
+    for setting, images in product(_WEIGHT_SETTINGS, _WEIGHT_IMAGES):
+        loss, rare, covered = _of_weights(setting, images, trials)
+        low, high = np.quantile(rare[:, 2], (0.05, 0.95))
+        print(
+            f"| {len(setting.shares)} | {min(setting.shares):.0%} | {setting.effect:g} "
+            f"| {images:,} | {' / '.join(f'{each:.3f}' for each in loss)} "
+            f"| {' / '.join(f'{each:.2f}' for each in rare.mean(axis=0))} "
+            f"| {low:.2f} to {high:.2f} | {covered:.0%} |",
+            flush=True,
+        )
+
+
 _TRIALS = 200
 _DIFFERENCES = 1000
 _EQUAL = ((0.7, 0.3), (0.9, 0.15), (0.9, 0.05), (0.97, 0.05), (0.99, 0.01))
@@ -656,6 +749,38 @@ def print_grouped_coverage(trials: int) -> None:
         )
 
 
+def print_temperature_groups(given: argparse.Namespace) -> None:
+    """Print how often the temperature's interval holds the right one, by images and by groups."""
+    trials = given.simulations or 200
+    print(f"{trials} validation sets in each setting; coverage, and how often T is determined")
+    print("| groups | images | spread | by images | determined | by groups | determined |")
+    print("|---" * 7 + "|")
+    for setting in _GROUP_SETTINGS:
+        if setting.shift:
+            continue
+        generator, groups_N = np.random.default_rng(29), _grouped_images(setting)
+        groups = ImageGroups.of(groups_N)
+        copies = max(1, _MANY_GROUPS // setting.groups)
+        many_N = (np.arange(copies)[:, None] * setting.groups + groups_N).ravel()
+        count = copies * setting.groups
+        population = _grouped_classifier(generator, many_N, count, setting.spread)
+        true = most_likely(np.log(population[0]), population[1])
+        held, determined = np.zeros(2), np.zeros(2)
+        for _ in range(trials):
+            drawn, labels = _grouped_classifier(generator, groups_N, setting.groups, setting.spread)
+            for place, each in enumerate((None, groups)):
+                fit = fit_temperature(np.log(drawn), labels, groups=each)
+                held[place] += (fit.low or 0) <= true <= (fit.high or math.inf)
+                determined[place] += fit.is_determined
+        cells = [
+            f"{each / trials:.0%}" for pair in zip(held, determined, strict=True) for each in pair
+        ]
+        print(
+            f"| {setting.groups} | {setting.images:,} | {setting.spread:g} | {' | '.join(cells)} |",
+            flush=True,
+        )
+
+
 def print_groups(given: argparse.Namespace) -> None:
     """Print how often the second model passes either test, and the coverage of the intervals."""
     trials = given.simulations or 1000
@@ -687,6 +812,8 @@ def main() -> None:
     for name, simulate in (
         ("intervals", print_coverage),
         ("calibration", print_calibration),
+        ("weights", print_weights),
+        ("temperature_groups", print_temperature_groups),
         ("label_sets", print_label_sets),
         ("groups", print_groups),
     ):

@@ -261,7 +261,7 @@ def _lines(result: VersionEvaluation) -> list[str]:
         lines += [f"  note: {note}" for note in report.notes]
     else:
         lines += [f"  note: {note}" for note in _notes(report)]
-        if not report.calibration.is_determined:
+        if not report.calibration.is_calibrated:
             lines.append(f"  calibration: {report.calibration.sentence()}")
     if report.warning:
         lines.append(f"  warning: {report.warning}")

@@ -253,14 +253,14 @@ def _uncalibrated(package: PackagedModel) -> Iterator[str]:
     if package.is_multi_label:
         labels, calibration = package.classes, package.label_calibration
         fits = LabelCalibration.model_validate(calibration) if calibration else None
-        if fits is None or not fits.is_determined:
+        if fits is None or not fits.is_calibrated:
             yield f"Calibration: {fits.sentence(labels) if fits else UNRECORDED.sentence()}"
         thresholds = LabelThresholds.model_validate(package.thresholds)
         if thresholds.unfitted(labels):
             yield f"Thresholds: {thresholds.sentence(labels)}"
         return
     fit = recorded(package.calibration, package.temperature)
-    if not fit.is_determined:
+    if not fit.is_calibrated:
         yield f"Calibration: {fit.sentence()}"
 
 

@@ -125,7 +125,7 @@ def _fold_lines(summary: RunSummary) -> list[str]:
 def _calibration_lines(summary: RunSummary) -> list[str]:
     """Return why the probabilities may be uncalibrated; nothing where images determine them."""
     fit = summary.calibration
-    return [] if fit is None or fit.is_determined else [f"Calibration    {fit.sentence()}"]
+    return [] if fit is None or fit.is_calibrated else [f"Calibration    {fit.sentence()}"]
 
 
 def _promotion_lines(summary: RunSummary) -> list[str]:

@@ -14,6 +14,7 @@ import torch
 
 from patchline.pipeline.data.manifests import manifest as manifests
 from patchline.pipeline.data.store.prepared_store import open_images
+from patchline.pipeline.evaluation.calibrated_predictions import calibrated
 from patchline.pipeline.evaluation.explanations import as_packaged, explain_predictions
 from patchline.pipeline.evaluation.grouped_images import image_groups
 from patchline.pipeline.evaluation.multi_label.label_set_robustness import LabelSetRobustness
@@ -34,6 +35,7 @@ from patchline.pipeline.evaluation.test_time_averaging import (
 )
 from patchline.pipeline.files.stored_images import StoredImages
 from patchline.pipeline.labels import label_sets
+from patchline.pipeline.metrics.temperature import UNRECORDED
 from patchline.pipeline.models.inference import predict_logits
 from patchline.pipeline.models.model_description import load_description
 from patchline.pipeline.models.model_files import load_model
@@ -160,12 +162,14 @@ def _robustness(
     model, description = load_model(folder)
     device = torch.device(job.device)
     model = model.to(device)
+    fit = UNRECORDED
+    if job.corrupted.class_images:
+        _, fit = calibrated(logits, job.corrupted.classes, None, job.corrupted.class_images)
 
     def scores(images_BHWC: Array) -> Array:
         rows = np.arange(len(images_BHWC))
         logits_BK = predict_logits(model, images_BHWC, rows, description.image, device=device)
-        scores_BK: Array = logits_BK.numpy()
-        return scores_BK
+        return fit.logits(logits_BK.numpy())
 
     return robustness_of(
         scores,

@@ -12,6 +12,7 @@ import pandas as pd
 
 from patchline.pipeline.config import RunConfig
 from patchline.pipeline.data.ingested_data import IngestedData
+from patchline.pipeline.data.manifests import manifest as manifests
 from patchline.pipeline.data.manifests.own_columns import own_columns
 from patchline.pipeline.data.near_duplicates.independent_images import (
     ComparedPictures,
@@ -145,9 +146,9 @@ def evaluate_run(run: TrainedRun, folder: Path, on_event: Callable[[Event], None
     if config.data.task == MULTI_LABEL:
         return _evaluated_label_sets(run, predicted, folder, on_event)
     by_members = trained.ensemble.calibration if trained.ensemble else None
-    table, calibration = calibrated(pd.read_parquet(predicted.file), data.classes, by_members)
-    if not calibration.is_determined:
-        on_event({"kind": "note", "message": f"calibration: {calibration.sentence()}"})
+    table, calibration = calibrated(
+        pd.read_parquet(predicted.file), data.classes, by_members, _class_images(run)
+    )
     predicted.file.unlink()  # the table has its logits
     averaging = _averaging(run, predicted, on_event)
     images, rows = open_images(run.prepared.store), table["row"].to_numpy()
@@ -172,6 +173,10 @@ def evaluate_run(run: TrainedRun, folder: Path, on_event: Callable[[Event], None
         computed_by=_COMPUTED_BY,
         config=config.evaluation,
     )
+    if not report.calibration.is_calibrated:
+        on_event({"kind": "note", "message": f"calibration: {report.calibration.sentence()}"})
+    if note := report.note_on_balance:
+        on_event({"kind": "note", "message": note})
     beside = {
         "covering_test": predicted.explanations.test,
         "robustness": predicted.robustness,
@@ -493,9 +498,11 @@ def _held_out(run: TrainedRun) -> tuple[HeldOut, ...]:
     ]
     if (ensemble := trained.ensemble) is None:
         return tuple(models)
-    fits: list[dict[str, Any]] = [{"temperature": fit.temperature} for fit in ensemble.calibrations]
-    fits += [{"calibration": fit} for fit in ensemble.label_calibrations]
-    return tuple(model.model_copy(update=fit) for model, fit in zip(models, fits, strict=True))
+    fits = (*ensemble.calibrations, *ensemble.label_calibrations)
+    return tuple(
+        model.model_copy(update={"calibration": fit})
+        for model, fit in zip(models, fits, strict=True)
+    )
 
 
 def _job(run: TrainedRun, folder: Path) -> FrozenModel:
@@ -512,7 +519,7 @@ def _job(run: TrainedRun, folder: Path) -> FrozenModel:
         device=trained.device,
         processes=_devices(run),
         file=folder.parent / "prediction" / "logits.parquet",
-        corrupted=_corrupted(run.config, data),
+        corrupted=_corrupted(run),
         tries_averaging=run.config.evaluation.test_time_averaging == "auto"
         and not _why_not_averaged(run.config, run.data, run.trained),
         explained=_explained(run, folder) if run.config.evaluation.explanations else None,
@@ -575,11 +582,23 @@ def _why_not_averaged(config: RunConfig, data: IngestedData, trained: TrainResul
     return ""
 
 
-def _corrupted(config: RunConfig, data: IngestedData) -> CorruptionJob | None:
-    images = config.evaluation.corruptions
+def _corrupted(run: TrainedRun) -> CorruptionJob | None:
+    images = run.config.evaluation.corruptions
     if not images:
         return None
-    return CorruptionJob(images=images, seed=config.seed, classes=data.classes)
+    return CorruptionJob(
+        images=images,
+        seed=run.config.seed,
+        classes=run.data.classes,
+        class_images=() if run.trained.ensemble else _class_images(run),
+    )
+
+
+def _class_images(run: TrainedRun) -> tuple[int, ...]:
+    """Return the number of training images of each class, if the training balanced them."""
+    if run.config.data.task == MULTI_LABEL or not run.config.training.balances_classes:
+        return ()
+    return manifests.class_images(manifests.load(run.data.manifest_file), run.data.classes)
 
 
 def _explained(run: TrainedRun, folder: Path) -> ExplanationJob:
@@ -589,6 +608,7 @@ def _explained(run: TrainedRun, folder: Path) -> ExplanationJob:
         errors=run.config.evaluation.gallery_size,
         seed=run.config.seed,
         folder=folder / EXPLANATIONS,
+        class_images=_class_images(run),
         ensemble=run.trained.ensemble,
     )
 

@@ -59,8 +59,9 @@ def as_packaged(
         update = {"label_calibration": calibration, "thresholds": thresholds}
         return table, description.model_copy(update=update)
     by_members = job.ensemble.calibration if job.ensemble else None
-    table, fit = calibrated(logits, job.classes, by_members)
-    return table, description.model_copy(update={"temperature": fit.temperature})
+    table, fit = calibrated(logits, job.classes, by_members, job.class_images)
+    fitted = {"temperature": fit.temperature, "calibration": fit}
+    return table, description.model_copy(update=fitted)
 
 
 def explain_predictions(

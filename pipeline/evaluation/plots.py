@@ -108,7 +108,7 @@ class DiagramWords(NamedTuple):
     before: str
 
 
-_OF_ONE_LABEL = DiagramWords("accuracy", "images", "confidence", "without temperature scaling")
+_OF_ONE_LABEL = DiagramWords("accuracy", "images", "confidence", "without calibration")
 OF_LABEL_SETS = DiagramWords(
     "share of the images that have the label", "pairs", "probability of a label", "uncalibrated"
 )

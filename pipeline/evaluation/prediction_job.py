@@ -13,7 +13,7 @@ from patchline.pipeline.evaluation.multi_label.label_set_robustness import Label
 from patchline.pipeline.evaluation.robustness import Robustness
 from patchline.pipeline.evaluation.test_time_averaging import TestTimeAveraging
 from patchline.pipeline.frozen_model import FrozenModel
-from patchline.pipeline.metrics.label_calibration import LabelCalibration
+from patchline.pipeline.models.model_description import Calibration
 from patchline.pipeline.training.train_result import EnsembleResult
 from patchline.pipeline.visual_guide.covering_result import CoveringTest, MapKind
 
@@ -29,17 +29,14 @@ class HeldOut(FrozenModel):
     folds: int = 0
     seed: int = 0
     """The split seed, which decides the folds."""
-    temperature: float = 1.0
-    """Divides its logits: that of a member of an ensemble."""
-    calibration: LabelCalibration | None = None
-    """Of a multi-label member of an ensemble: changes its logits."""
+    calibration: Calibration | None = None
+    """Of a member of an ensemble."""
 
     def calibrated(self, logits_NK: Array) -> Array:
         """Return the logits as the ensemble averages them."""
         if self.calibration is None:
-            return logits_NK / np.float32(self.temperature)
-        scales_K = np.array(self.calibration.scales, np.float32)
-        return logits_NK * scales_K + np.array(self.calibration.shifts, np.float32)
+            return logits_NK
+        return self.calibration.logits(logits_NK).astype(np.float32)
 
     def rows(self, table: pd.DataFrame) -> Array:
         """Return the numbers of these images among the usable rows of a manifest."""
@@ -76,6 +73,8 @@ class ExplanationJob(FrozenModel):
     """Draws the random parts that the test covers."""
     folder: Path
     """Receives the pages and the maps."""
+    class_images: tuple[int, ...] = ()
+    """Number of training images of each class, if the training balanced the classes."""
     ensemble: EnsembleResult | None = None
     """What the members of an ensemble are calibrated with, if the model is one."""
 
@@ -88,6 +87,9 @@ class CorruptionJob(FrozenModel):
     seed: int
     """Draws the images and the corruptions."""
     classes: tuple[str, ...]
+    class_images: tuple[int, ...] = ()
+    """Number of training images of each class, if the logits are to lose what balancing the classes
+    in training has added to them; those of an ensemble have lost it."""
 
 
 class PredictionJob(FrozenModel):

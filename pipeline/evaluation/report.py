@@ -13,7 +13,7 @@ from patchline.pipeline.data.manifests.manifest import contents_fingerprint
 from patchline.pipeline.errors import DataError
 from patchline.pipeline.evaluation import galleries
 from patchline.pipeline.evaluation.answers_report import AnswersReport
-from patchline.pipeline.evaluation.config import EvaluationConfig
+from patchline.pipeline.evaluation.config import EvaluationConfig, before_image
 from patchline.pipeline.evaluation.galleries import GalleryImage
 from patchline.pipeline.evaluation.grouped_images import image_groups
 from patchline.pipeline.evaluation.headline import Headline
@@ -24,6 +24,7 @@ from patchline.pipeline.evaluation.slices import Slice, slices, undivided
 from patchline.pipeline.metrics.calibration import (
     Answers,
     calibration_error_of,
+    contradiction,
     reliability_of,
 )
 from patchline.pipeline.metrics.class_areas import Areas
@@ -40,6 +41,7 @@ from patchline.pipeline.metrics.temperature import TemperatureFit
 
 Array = np.ndarray[Any, Any]
 _MOST_MATRIX_CLASSES = 1000
+_LEAST_PROBABILITY = 1e-300
 
 
 class EvaluationReport(ModelReport):
@@ -61,8 +63,8 @@ class EvaluationReport(ModelReport):
     suspected_labels: int
     """Total number of flagged labels."""
     calibration: TemperatureFit
-    """The temperature, fitted on the validation split of the training data, and whether that
-    determines it."""
+    """Temperature and bias, fitted on the validation split of the training data, whether that
+    determines them, and what these images show against the probabilities."""
     slices: tuple[Slice, ...]
     answers: AnswersReport | None = None
     """Prediction sets and warnings on these images; None of a model without rules for them."""
@@ -97,6 +99,23 @@ class EvaluationReport(ModelReport):
         """The class with the most images, and the accuracy of always predicting it."""
         most = max(self.by_class, key=lambda row: row.images)
         return most.name, most.images / self.accuracy.n
+
+    @property
+    def note_on_balance(self) -> str:
+        """What the labels of a model would be without its bias; empty of one that has none."""
+        known = [row for row in self.by_class if row.balanced_recall is not None]
+        if not known:
+            return ""
+        rarest = min(known, key=lambda row: row.images)
+        mean = sum(row.balanced_recall or 0.0 for row in known) / len(known)
+        return (
+            "the training balanced the classes, and the probabilities are corrected for that: a "
+            f"label is the most probable class, which gives a balanced accuracy of "
+            f"{self.metrics[f'{self.split}/balanced_accuracy'].value:.1%} and '{rarest.name}' a "
+            f"recall of {rarest.recall.value:.1%}. To weigh the classes equally, as in training, "
+            "divide each probability by the share of its class and take the highest: "
+            f"{mean:.1%} and {rarest.balanced_recall:.1%}"
+        )
 
     @property
     def warning(self) -> str:
@@ -142,6 +161,7 @@ def evaluate(
     config, groups = config or EvaluationConfig(), image_groups(predictions.table)
     answers, areas = probabilities.argmax(axis=1), Areas.of(probabilities, labels, groups)
     estimates = metrics(probabilities, labels, areas, groups)
+    classwise = by_class(probabilities, labels, classes, areas, groups)
     doubtful = galleries.likely_label_errors(predictions)
     shown = slice(config.gallery_size)
     return EvaluationReport(
@@ -153,7 +173,7 @@ def evaluate(
         groups=groups.count if groups else None,
         classes=classes,
         metrics={f"{split}/{key}": value for key, value in estimates.items()},
-        by_class=by_class(probabilities, labels, classes, areas, groups),
+        by_class=_with_balanced_recall(classwise, probabilities, labels, calibration),
         **_confusion(labels, answers, len(classes)),
         errors=int((answers != labels).sum()),
         most_confident_errors=galleries.gallery(
@@ -165,10 +185,44 @@ def evaluate(
         likely_label_errors=galleries.gallery(predictions, classes, doubtful[shown]),
         suspected_labels=len(doubtful),
         computed_by=computed_by,
-        **_calibration(probabilities, labels, calibration, groups),
+        **_calibration(
+            probabilities,
+            labels,
+            calibration.model_copy(
+                update={
+                    "off": contradiction(
+                        classes,
+                        [row.expected for row in classwise if row.expected],
+                        estimates["ece"],
+                        f"{before_image(split)}image",
+                    )
+                }
+            ),
+            groups,
+        ),
         slices=slices(predictions, config, groups),
         undivided=undivided(predictions.table, config),
         config=config,
+    )
+
+
+def _with_balanced_recall(
+    classwise: tuple[ClassMetrics, ...],
+    probabilities_NK: Array,
+    labels_N: Array,
+    calibration: TemperatureFit,
+) -> tuple[ClassMetrics, ...]:
+    """Add the recall that the classes would have without a bias, if there is one."""
+    if not calibration.class_bias.any():
+        return classwise
+    logs_NK = np.log(np.maximum(probabilities_NK, _LEAST_PROBABILITY))
+    right_N = (logs_NK - calibration.class_bias).argmax(axis=1) == labels_N
+    right_K = np.bincount(labels_N, weights=right_N, minlength=len(classwise))
+    return tuple(
+        row.model_copy(update={"balanced_recall": float(right_K[k]) / row.images})
+        if row.images
+        else row
+        for k, row in enumerate(classwise)
     )
 
 
@@ -179,7 +233,7 @@ def _calibration(
     groups: ImageGroups | None,
 ) -> dict[str, Any]:
     """Return the calibration with and without the temperature."""
-    uncalibrated = Answers.uncalibrated(probabilities_NK, labels_N, calibration.temperature)
+    uncalibrated = Answers.uncalibrated(probabilities_NK, labels_N, calibration)
     return {
         "calibration": calibration,
         "reliability": reliability_of(Answers.of(probabilities_NK, labels_N), groups=groups),

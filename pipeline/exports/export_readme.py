@@ -13,6 +13,8 @@ from patchline.pipeline.exports.export_record import ExportRecord, TriedForm
 from patchline.pipeline.files.atomic_files import write_text
 from patchline.pipeline.labels.label_sets import MULTI_LABEL
 from patchline.pipeline.metrics.intervals import MetricEstimate
+from patchline.pipeline.metrics.label_calibration import LabelCalibration
+from patchline.pipeline.metrics.temperature import recorded
 
 _ONNX = """\
 import os
@@ -194,8 +196,12 @@ Measured on {record.processor.name}, with {record.threads} thread (`export.json`
 
 def _probabilities(description: dict[str, Any]) -> str:
     if description.get("task") == MULTI_LABEL:
-        return _SETS
-    return "the probabilities are calibrated, in the order of `classes` there."
+        found = description.get("label_calibration")
+        fits = LabelCalibration.model_validate(found) if found else None
+        return _SETS if fits and fits.is_calibrated else _SETS.replace(" are calibrated,", "")
+    fit = recorded(description.get("calibration"), description.get("temperature", 1.0))
+    calibrated = "are calibrated" if fit.is_calibrated else f"({fit.sentence()})"
+    return f"the probabilities {calibrated}, in the order of `classes` there."
 
 
 def _about_container(record: ExportRecord) -> str:

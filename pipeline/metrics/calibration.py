@@ -1,25 +1,33 @@
-"""Reliability diagram and expected calibration error; `temperature.py` fits the temperature.
+"""Reliability diagram, calibration error and class shares; `temperature.py` fits the temperature.
 
 Shapes: N samples, K classes.
 """
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, Self
+from collections.abc import Sequence
+from typing import Any, Literal, NamedTuple, Self
 
 import numpy as np
 
 from patchline.pipeline.frozen_model import FrozenModel
-from patchline.pipeline.metrics.image_groups import ImageGroups, shares
-from patchline.pipeline.metrics.intervals import TAIL, MetricEstimate, proportions
-from patchline.pipeline.metrics.row_pieces import row_slices
+from patchline.pipeline.metrics.image_groups import ImageGroups, inflation, shares
+from patchline.pipeline.metrics.intervals import (
+    TAIL,
+    MetricEstimate,
+    proportions,
+    with_effective_size,
+)
+from patchline.pipeline.metrics.row_pieces import column_pieces, row_slices
+from patchline.pipeline.metrics.temperature import WIDEST, TemperatureFit
+from patchline.pipeline.terminal_words import counted, visible
 
 Array = np.ndarray[Any, Any]
 _BINS = 10
 _STEPS, _SIMULATIONS = 12, 250
 _LARGEST_SHIFT = 8.0  # standard errors
 _ROUNDING = 1e-12
-_LEAST_PROBABILITY = 1e-300
+_NEAR, _MOST_ERROR, _NAMED = 1.1, 0.02, 3
 
 
 class ReliabilityBin(FrozenModel):
@@ -35,13 +43,87 @@ class ReliabilityBin(FrozenModel):
     accuracy: MetricEstimate
 
 
-def with_temperature(probabilities_NK: Array, temperature: float) -> Array:
-    """Return softmax(temperature * log p): probabilities before their calibration, (N, K)."""
-    from scipy.special import softmax
+class ClassShare(FrozenModel):
+    """How often a class is expected, by its probabilities, and how often it is seen."""
 
-    logs = np.log(np.maximum(probabilities_NK.astype(np.float64), _LEAST_PROBABILITY))
-    uncalibrated: Array = softmax(temperature * logs, axis=1)
-    return uncalibrated
+    mean_probability: float
+    """Of the class, over all images: the share that a calibrated model expects."""
+    share: MetricEstimate
+    """Of the images that are of the class; the interval is that of the share, given how much the
+    probabilities tell about each image."""
+    state: Literal["agrees", "differs", "unknown"]
+    """differs: by more than chance and a tenth, at a level of 5% for all classes together. unknown:
+    the interval is so wide that its ends differ by more than a factor of 4."""
+
+
+def class_shares(
+    probabilities_NK: Array, labels: Array, groups: ImageGroups | None = None
+) -> tuple[ClassShare, ...]:
+    """Return the calibration of each class "in the large", in the order of the K classes.
+
+    The number of images of a class has the variance sum p (1 - p) if the model is calibrated; the
+    observed one, sum (y - p)^2, counts where it is larger, and both for no less than one image. The
+    interval and the test are those of a proportion with that variance.
+
+    Args:
+        probabilities_NK: of at least one image.
+        labels: class indices (N), or 1 where an image has a label (N, K).
+        groups: of the images; None if these are independent.
+    """
+    from scipy.special import betainc
+
+    n, classes = probabilities_NK.shape
+    found = []
+    for k, column_N in column_pieces(probabilities_NK, np.arange(classes)):
+        p_N = column_N.astype(np.float64)
+        is_of_class_N = (labels == k if labels.ndim == 1 else labels[:, k]).astype(np.float64)
+        mean, share, gaps_N = float(p_N.mean()), float(is_of_class_N.mean()), is_of_class_N - p_N
+        variance = max(1.0, float((p_N * (1 - p_N)).sum()), float((gaps_N**2).sum()))
+        between = float(np.clip(share if 0 < share < 1 else mean, _ROUNDING, 1 - _ROUNDING))
+        size = n**2 * between * (1 - between) / variance / inflation(gaps_N, groups)
+        estimate = with_effective_size(share, n=n, effective_n=size)
+        seen, rest = share * size, (1 - share) * size
+        above = betainc(max(seen, _ROUNDING), rest + 1, mean) if seen else 1.0
+        above += betainc(seen + 1, max(rest, _ROUNDING), mean) if rest else 0.0
+        is_chance = min(above, 2 - above) > 2 * TAIL / classes
+        is_near = estimate.low / _NEAR <= mean <= estimate.high * _NEAR
+        is_wide = estimate.low == 0 or estimate.high > WIDEST * estimate.low
+        state: Literal["agrees", "differs", "unknown"] = "unknown" if is_wide else "agrees"
+        if not is_chance and not is_near:
+            state = "differs"
+        found.append(ClassShare(mean_probability=mean, share=estimate, state=state))
+    return tuple(found)
+
+
+def contradiction(
+    names: Sequence[str], shares_K: Sequence[ClassShare], ece: MetricEstimate, kind: str
+) -> str:
+    """Return what images show against the probabilities, in words; empty if nothing.
+
+    That is a class whose mean probability differs from its share, or an expected calibration error
+    whose interval is above 0.02.
+
+    Args:
+        names: of the K classes, or labels.
+        shares_K: of these.
+        ece: expected calibration error.
+        kind: of the images, as in "test image".
+    """
+    differing = [each for each in zip(names, shares_K, strict=True) if each[1].state == "differs"]
+    differing.sort(key=lambda each: -abs(each[1].mean_probability - each[1].share.value))
+    found = [
+        f"'{visible(name)}' has a mean probability of {each.mean_probability:.1%} and is "
+        f"{each.share.value:.1%} of the images ({each.share.low:.1%} to {each.share.high:.1%})"
+        for name, each in differing[:_NAMED]
+    ]
+    if len(differing) > _NAMED:
+        found.append(f"{len(differing) - _NAMED:,} more differ")
+    if ece.low > _MOST_ERROR:
+        found.append(
+            f"the expected calibration error is {ece.value:.3f} ({ece.low:.3f} to {ece.high:.3f})"
+        )
+    images = shares_K[0].share.n
+    return f"on {counted(images, kind)}, {', '.join(found)}" if found else ""
 
 
 class Answers(NamedTuple):
@@ -57,11 +139,11 @@ class Answers(NamedTuple):
         return cls(confidence, probabilities_NK.argmax(axis=1) == labels_N)
 
     @classmethod
-    def uncalibrated(cls, probabilities_NK: Array, labels_N: Array, temperature: float) -> Self:
+    def uncalibrated(cls, probabilities_NK: Array, labels_N: Array, fit: TemperatureFit) -> Self:
         """Compute them from the probabilities before calibration."""
         confidence, right = np.empty(len(labels_N)), np.empty(len(labels_N), bool)
         for rows in row_slices(probabilities_NK.shape):
-            before = with_temperature(probabilities_NK[rows], temperature)
+            before = fit.uncalibrated_probabilities(probabilities_NK[rows])
             confidence[rows] = before.max(axis=1)
             right[rows] = before.argmax(axis=1) == labels_N[rows]
         return cls(confidence, right)

@@ -12,7 +12,11 @@ import numpy as np
 from patchline.pipeline.errors import DataError
 from patchline.pipeline.frozen_model import FrozenModel
 from patchline.pipeline.metrics.averages import GroupedAnswers, average_estimates
-from patchline.pipeline.metrics.calibration import expected_calibration_error
+from patchline.pipeline.metrics.calibration import (
+    ClassShare,
+    class_shares,
+    expected_calibration_error,
+)
 from patchline.pipeline.metrics.class_areas import Areas
 from patchline.pipeline.metrics.confusion_cells import ConfusionCells
 from patchline.pipeline.metrics.image_groups import ImageGroups, share, share_of_some
@@ -47,6 +51,11 @@ class ClassMetrics(FrozenModel):
     """Probability that an image of this class ranks above an image of another class."""
     pr_auc: MetricEstimate | None
     """Average precision; None if the class, or every other class, has no image."""
+    expected: ClassShare | None = None
+    """Its share of the images beside its mean probability; None if it was not computed."""
+    balanced_recall: float | None = None
+    """Recall if the label were the class with the highest probability divided by the class shares,
+    as in a training with balanced classes; None of any other model, and without images."""
 
 
 def softmax(logits_NK: Array, temperature: float = 1.0) -> Array:
@@ -125,6 +134,7 @@ def by_class(
     cells = ConfusionCells.of_answers(labels_N, predictions_N, len(names))
     hits, predicted, images = cells.hits, cells.predicted, cells.images
     areas = areas or Areas.of(probabilities_NK, labels_N, groups)
+    expected = class_shares(probabilities_NK, labels_N, groups)
     nothing = (None,) * len(names)
     if groups is None:
         shares = (
@@ -144,6 +154,7 @@ def by_class(
             f1=f1,
             roc_auc=roc,
             pr_auc=average_precision,
+            expected=expected[k],
         )
         for k, (name, precision, recall, f1, roc, average_precision) in enumerate(
             zip(

@@ -47,6 +47,8 @@ class LabelCalibration(FrozenModel):
     """Number of images that it was fitted on."""
     fewest: int = FEWEST
     """Images with a label, and images without it, below which it is not fitted."""
+    off: str = Field(default="", exclude_if=operator.not_)
+    """What the images of a report show against the probabilities; empty if nothing."""
     members: tuple[LabelCalibration, ...] = Field(default=(), exclude_if=operator.not_)
     """Of an ensemble, whose average is not calibrated again: the fits of its models, each on images
     that its model was not trained on."""
@@ -90,10 +92,18 @@ class LabelCalibration(FrozenModel):
             }
         )
 
+    def scaling(self, _num_labels: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
+        """Return what each of the K logits is multiplied with, and what is then added to it."""
+        return self.scales, self.shifts
+
+    def logits(self, logits_NK: Array) -> Array:
+        """Return calibrated logits (N, K) in float64, whose sigmoids are the probabilities."""
+        scaled_NK: Array = logits_NK * np.array(self.scales) + np.array(self.shifts)
+        return scaled_NK
+
     def probabilities(self, logits_NK: Array) -> Array:
         """Return calibrated probabilities (N, K) in float64."""
-        scaled_NK: Array = logits_NK.astype(np.float64) * np.array(self.scales)
-        return sigmoid(scaled_NK + np.array(self.shifts))
+        return sigmoid(self.logits(logits_NK))
 
     def uncalibrated_probabilities(self, probabilities_NK: Array) -> Array:
         """Return the probabilities before calibration of calibrated ones (N, K), in float64."""
@@ -102,6 +112,11 @@ class LabelCalibration(FrozenModel):
         inside = np.clip(probabilities_NK.astype(np.float64), _LEAST, 1 - _LEAST)
         before_NK: Array = (logit(inside) - np.array(self.shifts)) / np.array(self.scales)
         return sigmoid(before_NK)
+
+    @property
+    def is_calibrated(self) -> bool:
+        """Whether the images tell the calibration of every label, and none contradict it."""
+        return self.is_determined and not self.off
 
     @property
     def is_determined(self) -> bool:
@@ -120,6 +135,10 @@ class LabelCalibration(FrozenModel):
         Args:
             labels: names of the K labels; without them, those that are not calibrated are counted.
         """
+        return f"{self._sentence(labels)}{f'; but {self.off}' if self.off else ''}"
+
+    def _sentence(self, labels: Sequence[str]) -> str:
+        """Return what was calibrated."""
         images, total = counted(self.images, "validation image"), len(self.determined)
         lacking = total - sum(self.determined)
         if self.members:

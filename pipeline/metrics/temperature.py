@@ -1,17 +1,23 @@
 """The temperature that calibrates a classifier, and how well its images determine it.
 
+A model that was trained with balanced class weights or balanced sampling answers as if every class
+were equally frequent. A temperature cannot undo that, so it has a bias for each class, too.
+
 Shapes: N images, K classes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import operator
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, Self
 
 import numpy as np
+from pydantic import Field
 
 from patchline.pipeline.errors import RunError
 from patchline.pipeline.frozen_model import FrozenModel
+from patchline.pipeline.metrics.image_groups import ImageGroups
 from patchline.pipeline.metrics.row_pieces import row_slices
 from patchline.pipeline.terminal_words import by_number
 
@@ -21,6 +27,11 @@ LOWEST, HIGHEST = 0.05, 20.0
 PRIOR_DEVIATION = 0.35
 """Of log T before any image is seen, normal around 0: T lies between 0.5 and 2 in 95% of models.
 `benchmarks.statistical_methods calibration` compares it with others on small validation sets."""
+SHARE_DEVIATION, BIAS_DEVIATION = 0.5, 0.5
+"""Of the bias of a model that was trained with balanced classes, before any image is seen: it is a
+multiple of the logarithm of the class shares, normal around 1 with the first standard deviation,
+and each class deviates from that by the second. `benchmarks.statistical_methods weights` compares
+it with no bias and with the logarithm alone."""
 WIDEST = 4.0
 """Ratio of the interval's ends up to which the images determine a temperature."""
 _NARROW = 1.1
@@ -29,15 +40,20 @@ _DROP = 1.920729  # half of the 0.95 quantile of chi-squared with one degree of 
 _POINTS = 33
 _PRECISE, _PRECISE_END = 1e-4, 5e-3
 _FIRST_STEP = 0.05
+_MOST_BIAS_STEPS, _IMPOSSIBLE = 200, 1e4
+_LEAST_PROBABILITY = 1e-300
 _MOST_PRECISE = 2**25
 """Logits up to which the likelihood is computed in float64; more of them say enough in float32."""
 
 
 class TemperatureFit(FrozenModel):
-    """A temperature, and what the images say about it."""
+    """What maps logits to probabilities, softmax(logits / temperature + bias), and its evidence."""
 
     temperature: float
     """Divides the logits before the softmax."""
+    bias: tuple[float, ...] = Field(default=(), exclude_if=operator.not_)
+    """Of each class, added to the divided logits: undoes balanced class weights, or balanced
+    sampling; empty of a model that was trained without."""
     state: Literal["fitted", "uncertain", "not fitted", "by member", "unknown"]
     """fitted: the images determine it. uncertain: they show that it is not 1, but leave open how
     large it is, which the prior decides. not fitted: they cannot tell it, so it is 1. by member:
@@ -52,6 +68,45 @@ class TemperatureFit(FrozenModel):
     """Why the images do not determine it; empty if they do."""
     members: tuple[TemperatureFit, ...] = ()
     """The fits of an ensemble's models, each on images that its model was not trained on."""
+
+    off: str = Field(default="", exclude_if=operator.not_)
+    """What the images of a report show against the probabilities; empty if nothing."""
+
+    def scaling(self, num_classes: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
+        """Return what each of the K logits is multiplied with, and what is then added to it."""
+        return (1 / self.temperature,) * num_classes, self.bias or (0.0,) * num_classes
+
+    def logits(self, logits_NK: Array) -> Array:
+        """Return calibrated logits (N, K) in float64, whose softmax is the probabilities."""
+        scaled_NK: Array = logits_NK.astype(np.float64) / self.temperature + np.array(
+            self.bias or 0.0
+        )
+        return scaled_NK
+
+    def uncalibrated_probabilities(self, probabilities_NK: Array) -> Array:
+        """Return the probabilities before calibration of calibrated ones (N, K), in float64."""
+        from scipy.special import softmax
+
+        logs_NK = np.log(np.maximum(probabilities_NK.astype(np.float64), _LEAST_PROBABILITY))
+        before_NK: Array = softmax(self.temperature * (logs_NK - self.class_bias), axis=1)
+        return before_NK
+
+    def undivided(self) -> Self:
+        """Return what adds the bias to the logits, with temperature 1."""
+        bias = tuple(self.temperature * each for each in self.bias)
+        return self.model_copy(update={"temperature": 1.0, "bias": bias})
+
+    @property
+    def class_bias(self) -> Array:
+        """The bias of each class (K), of an ensemble the mean of its models'; 0 without any."""
+        members = [each.class_bias for each in self.members]
+        bias_K: Array = np.mean(members, axis=0) if members else np.array(self.bias or 0.0)
+        return bias_K
+
+    @property
+    def is_calibrated(self) -> bool:
+        """Whether images determine the temperature, and none are known to contradict it."""
+        return self.is_determined and not self.off
 
     @property
     def is_determined(self) -> bool:
@@ -72,7 +127,14 @@ class TemperatureFit(FrozenModel):
         return f"{self.low:.2f} to {self.high:.2f}"
 
     def sentence(self) -> str:
-        """Return the temperature with its evidence, without a full stop."""
+        """Return the calibration with its evidence, without a full stop."""
+        biased = ""
+        if self.class_bias.any():
+            biased = "; a bias for each class undoes the balanced classes of the training"
+        return f"{self._sentence()}{biased}{f'; but {self.off}' if self.off else ''}"
+
+    def _sentence(self) -> str:
+        """Return the temperature with its evidence."""
         images = f"{self.images:,} validation image{'' if self.images == 1 else 's'}"
         if self.state == "fitted":
             return (
@@ -136,7 +198,12 @@ def by_member(members: tuple[TemperatureFit, ...]) -> TemperatureFit:
 
 
 def fit_temperature(
-    logits_NK: Array, labels_N: Array, prior_deviation: float = PRIOR_DEVIATION
+    logits_NK: Array,
+    labels_N: Array,
+    prior_deviation: float = PRIOR_DEVIATION,
+    *,
+    groups: ImageGroups | None = None,
+    class_images: Sequence[int] = (),
 ) -> TemperatureFit:
     """Fit the temperature of a classifier on images that it was not trained on.
 
@@ -149,28 +216,52 @@ def fit_temperature(
     around 0 with standard deviation 0.35; if they determine T, within the interval. So few move T
     little, and rather towards less confidence than towards more, which costs more if it is wrong.
 
+    With groups, the groups are the sample: the log-likelihood is divided by the design effect of
+    the images' scores at the largest likelihood (Kish 1965), with the degrees of freedom of the
+    groups. Few groups so leave the interval open.
+
+    If the classes had equal weight in training, a bias of each is fitted first: see `_fitted_bias`.
+
     Args:
         logits_NK: of the model; minus infinity for impossible classes.
         labels_N: class indices.
         prior_deviation: of log T.
+        groups: of the images; None if these are independent.
+        class_images: number of training images of each class (K), if the classes were balanced in
+            training by weights or by sampling; else empty.
 
     Raises:
         RunError: if logits are NaN or plus infinity.
     """
+    bias = _fitted_bias(logits_NK, labels_N, np.array(class_images)) if class_images else ()
+    fit = _fitted(logits_NK, labels_N, prior_deviation, groups, bias)
+    return fit.model_copy(update={"bias": bias})
+
+
+def _fitted(
+    logits_NK: Array,
+    labels_N: Array,
+    prior_deviation: float,
+    groups: ImageGroups | None,
+    bias: tuple[float, ...],
+) -> TemperatureFit:
+    """Return the temperature beside a bias that is known."""
     images, classes = len(labels_N), len(np.unique(labels_N))
     if images == 0:
         return _unfitted(0, "there is no validation image")
-    likelihood = _Likelihood.of(logits_NK, labels_N)
+    likelihood = _Likelihood.of(logits_NK, labels_N, bias)
     peak, interval = _profile(likelihood.value)
+    if groups is not None:
+        likelihood = likelihood._replace(inflation=groups.inflation(likelihood.scores(peak)))
+        peak, interval = _profile(likelihood.value)
     low, high = interval.ends()
     bounds = {"low": low, "high": high, "images": images}
     if classes == 1 and logits_NK.shape[1] > 1:
         return _unfitted(images, "all validation images are of one class")
     wide = low is None or high is None or high / low > WIDEST
     if wide and interval.start <= 0 <= interval.stop:
-        reason = _flat(
-            logits_NK, labels_N, TemperatureFit(temperature=1, state="unknown", **bounds)
-        )
+        flat = TemperatureFit(temperature=1, state="unknown", **bounds)
+        reason = _flat(logits_NK, labels_N, flat, groups, bias)
         return _unfitted(images, reason, low, high)
     narrow = low is not None and high is not None and high / low < _NARROW
     if not narrow:
@@ -192,9 +283,15 @@ def _unfitted(
     )
 
 
-def _flat(logits_NK: Array, labels_N: Array, fit: TemperatureFit) -> str:
+def _flat(
+    logits_NK: Array,
+    labels_N: Array,
+    fit: TemperatureFit,
+    groups: ImageGroups | None,
+    bias: tuple[float, ...],
+) -> str:
     """Return why the likelihood is too flat."""
-    right = int((logits_NK.argmax(axis=1) == labels_N).sum())
+    right = int(((logits_NK + np.array(bias or 0.0)).argmax(axis=1) == labels_N).sum())
     images = fit.images
     are = by_number(right, "is", "are")
     how = f"{right:,} of {images:,} validation images {are} classified correctly"
@@ -203,7 +300,8 @@ def _flat(logits_NK: Array, labels_N: Array, fit: TemperatureFit) -> str:
             f"all {images:,} validation images are classified {'in' if not right else ''}correctly"
         )
         how = how.replace("all 1 validation images are", "the only validation image is")
-    return f"{how}, which allows {fit.allowed}"
+    grouped = f" of {groups.count:,} {by_number(groups.count, 'group', 'groups')}" if groups else ""
+    return f"{how}{grouped}, which allows {fit.allowed}"
 
 
 def _listed(members: tuple[TemperatureFit, ...]) -> str:
@@ -240,9 +338,12 @@ class _Likelihood(NamedTuple):
     labels_N: Array
     highest_N: Array
     precise: type[np.floating[Any]]
+    bias_K: Array
+    inflation: float = 1.0
+    """By how much groups inflate the squared width of an interval."""
 
     @classmethod
-    def of(cls, logits_NK: Array, labels_N: Array) -> Self:
+    def of(cls, logits_NK: Array, labels_N: Array, bias: Sequence[float] = ()) -> Self:
         """Check the logits."""
         highest_N = logits_NK.max(axis=1, keepdims=True)
         broken = int((~np.isfinite(highest_N)).sum())  # the largest is NaN if any is
@@ -253,35 +354,48 @@ class _Likelihood(NamedTuple):
                 "training.precision float32, or with a lower learning rate."
             )
         precise = np.float64 if logits_NK.size <= _MOST_PRECISE else np.float32
-        return cls(logits_NK, labels_N, highest_N, precise)
+        return cls(logits_NK, labels_N, highest_N, precise, np.array(bias or 0.0, precise))
 
     def value(self, log_temperature: float) -> float:
         """Return the log-likelihood of all images that some temperature makes possible."""
-        return self._sums(log_temperature, expected=False)[0]
+        return self._sums(log_temperature) / self.inflation
 
     def expected_logits(self, log_temperature: float) -> tuple[float, float]:
         """Return the log-likelihood and the sum of each image's expected logit below its highest.
 
         The second increases as the temperature falls, towards 0.
         """
-        return self._sums(log_temperature, expected=True)
+        expected_N = np.empty(len(self.labels_N))
+        likelihood = self._sums(log_temperature, expected_N)
+        return likelihood / self.inflation, float(expected_N.sum())
 
-    def _sums(self, log_temperature: float, *, expected: bool) -> tuple[float, float]:
+    def scores(self, log_temperature: float) -> Array:
+        """Return each image's expected logit less that of its label (N)."""
+        scores_N = np.empty(len(self.labels_N))
+        self._sums(log_temperature, scores_N)
+        own_N = np.take_along_axis(self.logits_NK, self.labels_N[:, None], axis=1)
+        own_N = (own_N.astype(np.float64) - self.highest_N)[:, 0]
+        return np.where(np.isfinite(own_N), scores_N - own_N, 0.0)
+
+    def _sums(self, log_temperature: float, expected_N: Array | None = None) -> float:
+        """Return the log-likelihood; fill in the expected logits below the highest."""
         temperature = self.precise(np.exp(log_temperature))
-        likelihood = logits = 0.0
+        likelihood = 0.0
         for rows in row_slices(self.logits_NK.shape):
             scaled = self.logits_NK[rows].astype(self.precise)
             scaled -= self.highest_N[rows].astype(self.precise)
             scaled /= temperature
             own_N = np.take_along_axis(scaled, self.labels_N[rows, None], axis=1)[:, 0]
-            powers = np.exp(scaled)
+            if self.bias_K.ndim:
+                own_N = own_N + self.bias_K[self.labels_N[rows]]
+            powers = np.exp(scaled + self.bias_K)
             totals_N = powers.sum(axis=1)
             possible_N = np.isfinite(own_N)  # no temperature makes the others possible
             likelihood += float((own_N - np.log(totals_N))[possible_N].sum(dtype=np.float64))
-            if expected:
+            if expected_N is not None:
                 powers *= np.where(powers > 0, scaled, 0)
-                logits += float((powers.sum(axis=1) / totals_N).sum(dtype=np.float64))
-        return likelihood, logits * float(temperature)
+                expected_N[rows] = powers.sum(axis=1) / totals_N * temperature
+        return likelihood
 
 
 def _profile(value: Callable[[float], float]) -> tuple[float, _Interval]:
@@ -332,3 +446,66 @@ def _least_expected_loss(
     weights_S = np.exp(logs_S - logs_S.max())
     mean = float((weights_S * logits_S).sum() / weights_S.sum())
     return float(np.interp(mean, logits_S[::-1], at_S[::-1]))  # they fall as T rises
+
+
+def _fitted_bias(logits_NK: Array, labels_N: Array, images_K: Array) -> tuple[float, ...]:
+    """Return the bias of each class, the largest of which is 0.
+
+    Weights that are inverse to the class shares, or sampling by them, move the log odds of a fitted
+    model by the logarithm of the shares (King and Zeng 2001, Political Analysis 9); those of a
+    model that fits every training image, by less (arXiv 1812.03372). So the bias is a multiple of
+    that logarithm plus a deviation of each class, at the mode of the posterior with T. Without
+    validation images of two classes, it is the logarithm itself.
+
+    Args:
+        logits_NK: of the model.
+        labels_N: class indices.
+        images_K: number of training images of each class.
+    """
+    from scipy.optimize import minimize
+
+    log_K = np.log(np.maximum(images_K, 1) / max(1, images_K.max()))
+    if len(np.unique(labels_N)) < 2:  # noqa: PLR2004 - nothing to tell apart
+        return tuple(log_K.tolist())
+    _Likelihood.of(logits_NK, labels_N)
+    finite_NK = np.where(np.isfinite(logits_NK), logits_NK, -_IMPOSSIBLE)
+    shifted_NK = finite_NK - finite_NK.max(axis=1, keepdims=True)
+    counts_K = np.bincount(labels_N, minlength=len(log_K))
+
+    def posterior(values: Array) -> tuple[float, Array]:
+        """Return its negative logarithm, and that's gradient: log 1/T, multiple, deviations."""
+        power, multiple, deviation_K = np.exp(values[0]), values[1], values[2:]
+        bias_K = multiple * log_K + deviation_K
+        loss = (
+            values[0] ** 2 / 2 / PRIOR_DEVIATION**2 + (multiple - 1) ** 2 / 2 / SHARE_DEVIATION**2
+        )
+        loss += float((deviation_K**2).sum()) / 2 / BIAS_DEVIATION**2
+        slope, expected_K = 0.0, -counts_K.astype(np.float64)
+        for rows in row_slices(shifted_NK.shape):
+            part = shifted_NK[rows].astype(np.float64)
+            own = np.take_along_axis(part, labels_N[rows, None], axis=1)[:, 0]
+            scaled = power * part + bias_K
+            highest = scaled.max(axis=1, keepdims=True)
+            powers = np.exp(scaled - highest)
+            totals = powers.sum(axis=1, keepdims=True)
+            own_log = power * own + bias_K[labels_N[rows]]
+            loss += float((highest[:, 0] + np.log(totals[:, 0]) - own_log).sum())
+            powers /= totals
+            expected_K = expected_K + powers.sum(axis=0)
+            slope += float((powers * part).sum() - own.sum())
+        return loss, np.concatenate(
+            [
+                [power * slope + values[0] / PRIOR_DEVIATION**2],
+                [expected_K @ log_K + (multiple - 1) / SHARE_DEVIATION**2],
+                expected_K + deviation_K / BIAS_DEVIATION**2,
+            ]
+        )
+
+    start = np.concatenate([[0.0, 1.0], np.zeros(len(log_K))])
+    bounds = [(-np.log(HIGHEST), -np.log(LOWEST)), *[(None, None)] * (len(log_K) + 1)]
+    options = {"maxiter": _MOST_BIAS_STEPS}
+    found = minimize(
+        posterior, start, jac=True, method="L-BFGS-B", bounds=bounds, options=options
+    ).x
+    bias_K = found[1] * log_K + found[2:]
+    return tuple((bias_K - bias_K.max()).tolist())

@@ -9,60 +9,45 @@ import torch
 from torch import nn
 
 from patchline.pipeline.metrics.label_calibration import LabelCalibration
-from patchline.pipeline.models.model_description import ModelDescription
+from patchline.pipeline.models.model_description import Calibration
 
 
 def class_probabilities(
-    logits: torch.Tensor,
-    temperature: float,
-    labels: LabelCalibration | None = None,
-    *,
-    dim: int = -1,
+    logits: torch.Tensor, calibration: Calibration, *, dim: int = -1
 ) -> torch.Tensor:
-    """Return calibrated probabilities of logits, of any shape whose axis `dim` is K.
+    """Return calibrated probabilities of logits (…, K).
 
     Args:
         logits: of a model.
-        temperature: divides them before the softmax of a model with one label for each image.
-        labels: scale and shift before the sigmoid of a multi-label model; None of any other.
-        dim: the axis K; the last one of a multi-label model.
+        calibration: of a model; that of a multi-label model has sigmoids, any other a softmax.
+        dim: the axis K by its number, which is the last one.
     """
-    if labels is None:
-        return torch.softmax(logits.float() / temperature, dim=dim)
-    return torch.sigmoid(calibrated_logits(logits, labels))
+    scaled = calibrated_logits(logits, calibration)
+    if isinstance(calibration, LabelCalibration):
+        return torch.sigmoid(scaled)
+    return torch.softmax(scaled, dim=dim)
 
 
-def calibrated_logits(logits: torch.Tensor, labels: LabelCalibration) -> torch.Tensor:
-    """Return the logits (…, K) whose sigmoids are the calibrated probabilities."""
-    scales_K = torch.tensor(labels.scales, dtype=torch.float32, device=logits.device)
-    shifts_K = torch.tensor(labels.shifts, dtype=torch.float32, device=logits.device)
+def calibrated_logits(logits: torch.Tensor, calibration: Calibration) -> torch.Tensor:
+    """Return the logits (…, K) whose softmax, or sigmoids, are the calibrated probabilities."""
+    scales, shifts = calibration.scaling(logits.shape[-1])
+    scales_K = torch.tensor(scales, dtype=torch.float32, device=logits.device)
+    shifts_K = torch.tensor(shifts, dtype=torch.float32, device=logits.device)
     return logits.float() * scales_K + shifts_K
 
 
-class CalibratedLabels(nn.Module):
-    """A multi-label model whose logits are calibrated: (B, C, H, W) -> (B, K).
+class CalibratedModel(nn.Module):
+    """A model whose logits are calibrated: (B, C, H, W) -> (B, K).
 
     Args:
         model: the model.
-        labels: its scales and shifts.
+        calibration: of its logits.
     """
 
-    def __init__(self, model: nn.Module, labels: LabelCalibration) -> None:
+    def __init__(self, model: nn.Module, calibration: Calibration) -> None:
         super().__init__()
-        self.model, self.labels = model, labels
+        self.model, self.calibration = model, calibration
 
     def forward(self, images_BCHW: torch.Tensor) -> torch.Tensor:
         """Return the calibrated logits."""
-        return calibrated_logits(self.model(images_BCHW), self.labels)
-
-
-def label_calibration_of(description: ModelDescription) -> LabelCalibration | None:
-    """Return the scales and shifts of a multi-label model; None of any other."""
-    if not description.is_multi_label:
-        return None
-    return description.label_calibration or LabelCalibration.none(len(description.classes))
-
-
-def described_probabilities(logits: torch.Tensor, description: ModelDescription) -> torch.Tensor:
-    """Return calibrated probabilities of logits (…, K), as a model's package computes them."""
-    return class_probabilities(logits, description.temperature, label_calibration_of(description))
+        return calibrated_logits(self.model(images_BCHW), self.calibration)

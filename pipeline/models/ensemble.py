@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from patchline.pipeline.metrics.label_calibration import LabelCalibration
+from patchline.pipeline.models.model_description import Calibration
 
 
 class Ensemble(nn.Module):
@@ -18,43 +19,29 @@ class Ensemble(nn.Module):
 
     Args:
         models: the members.
-        temperatures: divides the logits of each member before its softmax.
-        calibrations: of multi-label members: the scales and shifts of each before its sigmoid.
+        calibrations: what maps the logits of each member to its probabilities.
+        num_classes: K.
     """
 
-    temperatures_M: torch.Tensor
     scales_MK: torch.Tensor
     shifts_MK: torch.Tensor
 
     def __init__(
-        self,
-        models: Sequence[nn.Module],
-        temperatures: Sequence[float] = (),
-        *,
-        calibrations: Sequence[LabelCalibration] = (),
+        self, models: Sequence[nn.Module], calibrations: Sequence[Calibration], num_classes: int
     ) -> None:
         super().__init__()
         self.members = nn.ModuleList(models)
-        self.is_multi_label = bool(calibrations)
-        if calibrations:
-            self.register_buffer("scales_MK", torch.tensor([each.scales for each in calibrations]))
-            self.register_buffer("shifts_MK", torch.tensor([each.shifts for each in calibrations]))
-            return
-        values = torch.tensor(temperatures) if temperatures else torch.ones(len(models))
-        self.register_buffer("temperatures_M", values)
+        self.is_multi_label = isinstance(calibrations[0], LabelCalibration)
+        scaling = [each.scaling(num_classes) for each in calibrations]
+        self.register_buffer("scales_MK", torch.tensor([scales for scales, _ in scaling]))
+        self.register_buffer("shifts_MK", torch.tensor([shifts for _, shifts in scaling]))
 
     def forward(self, images_BCHW: torch.Tensor) -> torch.Tensor:
         """Return the logits of the average probabilities."""
-        if self.is_multi_label:
-            return self.mixed([member(images_BCHW) for member in self.members])
-        logs = [
-            torch.log_softmax(member(images_BCHW).float() / temperature, dim=1)
-            for member, temperature in zip(self.members, self.temperatures_M, strict=True)
-        ]
-        return torch.logsumexp(torch.stack(logs), dim=0) - math.log(len(logs))
+        return self.mixed([member(images_BCHW) for member in self.members])
 
     def mixed(self, logits: Sequence[torch.Tensor]) -> torch.Tensor:
-        """Return the logits of the average of multi-label members' probabilities.
+        """Return the logits of the average of the members' probabilities.
 
         Args:
             logits: of each member, with the axis K last.
@@ -67,6 +54,17 @@ class Ensemble(nn.Module):
                 )
             ]
         )
+        if not self.is_multi_label:
+            logs = torch.log_softmax(scaled, dim=-1)
+            return torch.logsumexp(logs, dim=0) - math.log(len(logits))
         with_label = torch.logsumexp(nn.functional.logsigmoid(scaled), dim=0)
         without = torch.logsumexp(nn.functional.logsigmoid(-scaled), dim=0)
         return with_label - without
+
+
+def scaled_by_class(weights: dict[str, torch.Tensor], num_classes: int) -> None:
+    """Replace the temperature of each member, as older packages have it, by a scale per class."""
+    temperatures_M = weights.pop("temperatures_M", None)
+    if temperatures_M is not None:
+        weights["scales_MK"] = (1 / temperatures_M)[:, None].repeat(1, num_classes)
+        weights["shifts_MK"] = torch.zeros_like(weights["scales_MK"])

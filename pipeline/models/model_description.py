@@ -12,7 +12,7 @@ from patchline.pipeline.frozen_model import FrozenModel
 from patchline.pipeline.labels.label_sets import MULTI_LABEL, SINGLE_LABEL, Task
 from patchline.pipeline.metrics.label_calibration import LabelCalibration
 from patchline.pipeline.metrics.label_thresholds import LabelThresholds
-from patchline.pipeline.metrics.temperature import TemperatureFit
+from patchline.pipeline.metrics.temperature import UNRECORDED, TemperatureFit
 from patchline.pipeline.models.answer_rules import AnswerRules
 from patchline.pipeline.models.model_file_names import DESCRIPTION_FILE, WEIGHTS_FILE
 from patchline.pipeline.plugin_system import plugin_loader
@@ -28,6 +28,8 @@ __all__ = [
     "load_description",
 ]
 FORMAT_VERSION = 1
+Calibration = TemperatureFit | LabelCalibration
+"""What maps a model's logits to probabilities, by a softmax or by sigmoids."""
 
 
 def _is_of_one_label(value: object) -> bool:
@@ -78,6 +80,14 @@ class ModelDescription(FrozenModel):
     def is_multi_label(self) -> bool:
         """Whether an image has a set of labels."""
         return self.task == MULTI_LABEL
+
+    @property
+    def logit_calibration(self) -> Calibration:
+        """What maps the model's logits to the probabilities that its package answers with."""
+        if self.is_multi_label:
+            return self.label_calibration or LabelCalibration.none(len(self.classes))
+        unrecorded = UNRECORDED.model_copy(update={"temperature": self.temperature})
+        return self.calibration or unrecorded
 
 
 def describe_plugins(choice: ModelChoice) -> tuple[PluginRecord, ...]:

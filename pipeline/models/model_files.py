@@ -8,8 +8,7 @@ from torch import nn
 
 from patchline.pipeline.files.atomic_files import write_text
 from patchline.pipeline.files.sealed_files import read_tensors, write_tensors
-from patchline.pipeline.metrics.label_calibration import LabelCalibration
-from patchline.pipeline.models.ensemble import Ensemble
+from patchline.pipeline.models.ensemble import Ensemble, scaled_by_class
 from patchline.pipeline.models.model_building import build_model
 from patchline.pipeline.models.model_description import (
     DESCRIPTION_FILE,
@@ -55,7 +54,8 @@ def load_model(folder: Path) -> tuple[nn.Module, ModelDescription]:
     ]
     model = built[0]
     if len(built) > 1:
-        uncalibrated = [LabelCalibration.none(len(description.classes))] * len(built)
-        model = Ensemble(built, calibrations=uncalibrated if description.is_multi_label else ())
+        count = len(description.classes)
+        scaled_by_class(weights, count)
+        model = Ensemble(built, [description.logit_calibration] * len(built), count)
     model.load_state_dict(weights)
     return model.eval(), description

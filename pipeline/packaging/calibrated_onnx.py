@@ -14,12 +14,10 @@ from torch import nn
 
 from patchline.pipeline.errors import PackagingError
 from patchline.pipeline.metrics.label_calibration import LabelCalibration
-from patchline.pipeline.models.class_probabilities import (
-    class_probabilities,
-    label_calibration_of,
-)
+from patchline.pipeline.metrics.temperature import UNRECORDED
+from patchline.pipeline.models.class_probabilities import class_probabilities
 from patchline.pipeline.models.inference import normalised
-from patchline.pipeline.models.model_description import ModelDescription
+from patchline.pipeline.models.model_description import Calibration, ModelDescription
 from patchline.pipeline.models.onnx_export import write_onnx
 from patchline.pipeline.packaging.inner_outputs import Inside, inside_of
 from patchline.pipeline.probing.linear_head import linear_head
@@ -34,28 +32,21 @@ class ProbabilityModel(nn.Module):
     Args:
         model: returns logits (B, K).
         image: what it takes.
-        temperature: divides the logits before the softmax.
-        labels: of a multi-label model, scale and shift of each logit before the sigmoid.
+        calibration: of its logits.
     """
 
     def __init__(
-        self,
-        model: nn.Module,
-        image: ImageSpec,
-        temperature: float,
-        labels: LabelCalibration | None = None,
+        self, model: nn.Module, image: ImageSpec, calibration: Calibration = UNRECORDED
     ) -> None:
         super().__init__()
         self.model = model
         self.image = image
-        self.temperature = temperature
-        self.labels = labels
+        self.calibration = calibration
 
     @classmethod
     def of(cls, model: nn.Module, description: ModelDescription) -> Self:
         """Return a model with the calibration that its description holds."""
-        labels = label_calibration_of(description)
-        return cls(model, description.image, description.temperature, labels)
+        return cls(model, description.image, description.logit_calibration)
 
     def forward(self, images_BHWC: torch.Tensor) -> torch.Tensor:
         """Return the probabilities."""
@@ -64,7 +55,7 @@ class ProbabilityModel(nn.Module):
 
     def probabilities(self, logits: torch.Tensor, *, dim: int = -1) -> torch.Tensor:
         """Return the probabilities of logits, whose axis `dim` is K."""
-        return class_probabilities(logits, self.temperature, self.labels, dim=dim)
+        return class_probabilities(logits, self.calibration, dim=dim)
 
 
 class FeatureModel(nn.Module):
@@ -121,7 +112,7 @@ def answering(model: ProbabilityModel) -> Iterator[AnsweringModel]:
     with torch.inference_mode():
         shape = (1, model.image.height, model.image.width, model.image.channels)
         num_classes = model(torch.zeros(shape, dtype=torch.uint8)).shape[1]
-    is_multi_label = model.labels is not None
+    is_multi_label = isinstance(model.calibration, LabelCalibration)
     with inside_of(model.model, model.image, num_classes, is_multi_label=is_multi_label) as inside:
         yield AnsweringModel(model, inside, inside.names).eval()
 

@@ -66,8 +66,8 @@ class Inside:
     """
 
     names: tuple[str, ...] = ()
-    members: list[tuple[nn.Module, float, _Captured]] = field(default_factory=list)
-    """Each model with its temperature; several of an ensemble."""
+    members: list[tuple[nn.Module, _Captured]] = field(default_factory=list)
+    """The models; several of an ensemble."""
     is_multi_label: bool = False
     ensemble: Ensemble | None = None
     """Whose members these are; None of a single model."""
@@ -93,23 +93,16 @@ class Inside:
         return [computed[name]() for name in names]
 
     def _features(self) -> torch.Tensor:
-        parts = [each.features_BD for *_, each in self.members if each.features_BD is not None]
+        parts = [each.features_BD for _, each in self.members if each.features_BD is not None]
         return torch.cat(parts, dim=1).float()
 
     def _attention(self, images: int) -> torch.Tensor:
-        maps = [_attention(model, captured, images) for model, _, captured in self.members]
+        maps = [_attention(model, captured, images) for model, captured in self.members]
         return torch.stack(maps).mean(0)
 
     def _readings(self, images: int, probabilities: Probabilities) -> torch.Tensor:
-        if self.is_multi_label:
-            logits = [_readings(model, captured, images) for model, _, captured in self.members]
-            return probabilities(self.ensemble.mixed(logits) if self.ensemble else logits[0])
-        logs = [
-            torch.log_softmax(_readings(model, captured, images) / own, dim=-1)
-            for model, own, captured in self.members
-        ]
-        mean_BLK = torch.logsumexp(torch.stack(logs), dim=0)  # as `Ensemble` averages
-        return probabilities(mean_BLK)
+        logits = [_readings(model, captured, images) for model, captured in self.members]
+        return probabilities(self.ensemble.mixed(logits) if self.ensemble else logits[0])
 
 
 @contextmanager
@@ -126,16 +119,12 @@ def inside_of(
     """
     with ExitStack() as stack:
         inside = Inside(is_multi_label=is_multi_label)
-        members: list[tuple[nn.Module, float]] = [(model, 1.0)]
         if isinstance(model, Ensemble):
             inside.ensemble = model
-            count = len(model.members)
-            temperatures = [1.0] * count if is_multi_label else model.temperatures_M.tolist()
-            members = list(zip(model.members, temperatures, strict=True))
         try:
-            for member, temperature in members:
+            for member in inside.ensemble.members if inside.ensemble else [model]:
                 captured = stack.enter_context(_observed(member, image, num_classes))
-                inside.members.append((member, temperature, captured))
+                inside.members.append((member, captured))
         except ConfigError:  # it does not end in a linear layer
             inside.members.clear()
         else:
@@ -150,10 +139,10 @@ def _names(inside: Inside, model: nn.Module, image: ImageSpec) -> tuple[str, ...
     names = ["features"]
     with torch.inference_mode():
         logits_BK = model(torch.randn(shape, generator=random))
-        features = [captured.features_BD for *_, captured in inside.members]
+        features = [captured.features_BD for _, captured in inside.members]
         if any(each is None or each.ndim != 2 or len(each) != 2 for each in features):  # noqa: PLR2004 - (B, D) of two images
             return ()
-        parts = [(member, captured) for member, _, captured in inside.members]
+        parts = inside.members
         if all(_has_attention(captured) for _, captured in parts) and _same(
             [_attention(member, captured, 2).shape for member, captured in parts]
         ):

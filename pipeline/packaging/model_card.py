@@ -28,7 +28,8 @@ _CONTROL = re.compile(r"[\x00-\x1f\x7f]+")
 _ADDRESS = re.compile(r"\b(https?|ftp)://|\bwww\.", re.IGNORECASE)
 
 _CALIBRATED = "Its probabilities are calibrated on images like its training images."
-_NOT_CALIBRATED = (
+_NOT_CALIBRATED = "Its probabilities are not calibrated: see the fact “calibration”."
+_UNKNOWN = (
     "It is not known whether its probabilities are calibrated: the validation images cannot tell."
 )
 
@@ -269,7 +270,7 @@ def model_card(
         name=facts.name or "NAME",
         num_classes=len(description.classes),
         calibrated=" calibrated" if is_calibrated else "",
-        limits=_CALIBRATED if is_calibrated else _NOT_CALIBRATED,
+        limits=_limits(description),
         thresholds=escaped(description.thresholds.sentence(description.classes))
         if description.thresholds
         else "",
@@ -338,8 +339,14 @@ def _facts(
 def _is_calibrated(description: ModelDescription) -> bool:
     if description.is_multi_label:
         fit = description.label_calibration
-        return fit is not None and fit.is_determined
-    return (description.calibration or UNRECORDED).is_determined
+        return fit is not None and fit.is_calibrated
+    return (description.calibration or UNRECORDED).is_calibrated
+
+
+def _limits(description: ModelDescription) -> str:
+    if _is_calibrated(description):
+        return _CALIBRATED
+    return _NOT_CALIBRATED if getattr(description.logit_calibration, "off", "") else _UNKNOWN
 
 
 def _calibration(description: ModelDescription) -> str:
@@ -350,7 +357,7 @@ def _calibration(description: ModelDescription) -> str:
     if not description.classes:
         return ""
     fit_of_one = description.calibration or UNRECORDED
-    return f"{fit_of_one.sentence()}; a temperature divides the logits"
+    return fit_of_one.sentence()
 
 
 def _pixel_values(values: PixelValues) -> Iterator[str]:

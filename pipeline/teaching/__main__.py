@@ -10,9 +10,9 @@ import torch
 
 from patchline.pipeline.data.reading.image_root import exists
 from patchline.pipeline.labels import label_sets
-from patchline.pipeline.metrics.label_calibration import sigmoid
+from patchline.pipeline.metrics.label_calibration import LabelCalibration, sigmoid
 from patchline.pipeline.metrics.mean_average_precision import mean_average_precision
-from patchline.pipeline.models.class_probabilities import CalibratedLabels, label_calibration_of
+from patchline.pipeline.models.class_probabilities import CalibratedModel
 from patchline.pipeline.models.model_files import load_model
 from patchline.pipeline.teaching.class_columns import class_columns
 from patchline.pipeline.teaching.job import Taught, TeachingJob
@@ -38,8 +38,11 @@ def teach(job: TeachingJob, events: EventWriter) -> Taught:
     make_repeatable(job.threads, device)
     model, description = load_model(job.teacher)
     columns = class_columns(job.name, description.classes, job.classes, job.task).columns
-    if (labels := label_calibration_of(description)) is not None:
-        model = CalibratedLabels(model, labels)
+    calibration = description.logit_calibration
+    if isinstance(calibration, LabelCalibration):
+        model = CalibratedModel(model, calibration)
+    elif calibration.bias:  # `training.teacher_temperature` is in place of its temperature
+        model = CalibratedModel(model, calibration.undivided())
     tables = [rows_of(each) for each in job.images]
     outputs = TeacherOutputs(
         model=model.to(device).eval(),

@@ -379,6 +379,11 @@ class TrainingConfig(FrozenModel):
                 "balanced, which weighs each label by itself, or leave out training.sampling"
             )
 
+    @property
+    def balances_classes(self) -> bool:
+        """Whether every class counts equally in training, by its weight or by sampling."""
+        return "balanced" in (self.sampling, self.class_weights)
+
     @model_validator(mode="after")
     def _classes_are_balanced_once(self) -> Self:
         if self.sampling == self.class_weights == "balanced":

@@ -157,11 +157,19 @@ def _softmax(subject: Subject) -> list[str]:
             "the logits into probabilities that sum to 1."
         )
     ]
-    temperature = subject.description.temperature
+    description = subject.description
+    temperature, calibration = description.temperature, description.calibration
+    bias = calibration.bias if calibration else ()
     if not math.isclose(temperature, 1.0):
         sentences.append(
             f"Before the softmax, the logits are divided by the temperature {temperature:.2f}, "
-            "which was fitted to make the probabilities calibrated."
+            "which was fitted on the validation images."
+        )
+    if bias:
+        least = int(np.argmin(bias))
+        sentences.append(
+            "Each gets a bias, because the training counted all classes equally: that of "
+            f"“{description.classes[least]}” is {bias[least]:.2f}, the largest is 0."
         )
     return sentences
 

@@ -21,6 +21,9 @@ from torch import nn
 from torch.nn import functional
 
 from patchline.pipeline.metrics.label_calibration import LabelCalibration
+from patchline.pipeline.metrics.temperature import UNRECORDED
+from patchline.pipeline.models.class_probabilities import calibrated_logits
+from patchline.pipeline.models.model_description import Calibration
 from patchline.pipeline.visual_guide.attention_statistics import rank_correlation
 
 Array = np.ndarray[Any, Any]
@@ -77,8 +80,7 @@ def attribute(
     label: int,
     grid: tuple[int, int],
     *,
-    temperature: float = 1.0,
-    labels: LabelCalibration | None = None,
+    calibration: Calibration = UNRECORDED,
     occlusion: bool = True,
     on_progress: Callable[[int, int], None] | None = None,
 ) -> Attributions:
@@ -89,18 +91,16 @@ def attribute(
         input_CHW: the normalised image.
         label: number of the class.
         grid: rows and columns of cells.
-        temperature: divides the logits.
-        labels: scales and shifts of the logits of a multi-label model.
+        calibration: of the logits.
         occlusion: whether to cover the cells, which runs the model once for each.
         on_progress: called with the cells that are done, and all.
     """
 
     def losses(images_BCHW: torch.Tensor) -> torch.Tensor:
-        if labels is not None:
-            logits_B = model(images_BCHW).float()[:, label]
-            return functional.softplus(-(logits_B * labels.scales[label] + labels.shifts[label]))
+        logits_BK = calibrated_logits(model(images_BCHW), calibration)
+        if isinstance(calibration, LabelCalibration):
+            return functional.softplus(-logits_BK[:, label])
         targets_B = torch.full((len(images_BCHW),), label)
-        logits_BK = model(images_BCHW).float() / temperature
         return functional.cross_entropy(logits_BK, targets_B, reduction="none")
 
     [gradient_hw] = _by_gradient(losses, input_CHW[None], grid)

@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 from patchline.pipeline.metrics.intervals import mean_of_repeats
-from patchline.pipeline.models.class_probabilities import described_probabilities
+from patchline.pipeline.models.class_probabilities import class_probabilities
 from patchline.pipeline.models.inference import normalised
 from patchline.pipeline.models.model_description import ModelDescription
 from patchline.pipeline.visual_guide.attention_maps import attention_maps
@@ -129,7 +129,7 @@ class _Cover:
 
     def _probabilities(self, images_BCHW: torch.Tensor) -> torch.Tensor:
         with torch.inference_mode():
-            return described_probabilities(self.model(images_BCHW), self.description)
+            return class_probabilities(self.model(images_BCHW), self.description.logit_calibration)
 
 
 def _own(probabilities_BK: torch.Tensor, labels_B: torch.Tensor) -> Array:

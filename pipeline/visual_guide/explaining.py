@@ -18,7 +18,6 @@ from patchline.pipeline.data.reading.jpeg_decoding import decode_jpeg
 from patchline.pipeline.data.reading.resizing import resize_image
 from patchline.pipeline.errors import ConfigError, DataError
 from patchline.pipeline.files.atomic_files import storage_errors, write_text
-from patchline.pipeline.models.class_probabilities import label_calibration_of
 from patchline.pipeline.models.model_description import ModelDescription
 from patchline.pipeline.models.model_files import load_model
 from patchline.pipeline.visual_guide.attention_statistics import (
@@ -173,8 +172,7 @@ def subject_of(
         traced.input_CHW,
         (*given, traced.predicted)[0] if named is None else named,
         cell_grid(image.pixels.shape[:2], inside.grid if inside else None),
-        temperature=description.temperature,
-        labels=label_calibration_of(description),
+        calibration=description.logit_calibration,
         occlusion=occlusion,
         on_progress=on_progress and (lambda done, of: on_progress("Covering parts", done, of)),
     )

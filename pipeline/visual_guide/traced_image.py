@@ -18,7 +18,7 @@ from torch import nn
 from patchline.pipeline.layers.class_token import ClassToken
 from patchline.pipeline.layers.intermediate_values import BlockValues, recorded
 from patchline.pipeline.layers.registers import RegisterTokens
-from patchline.pipeline.models.class_probabilities import described_probabilities
+from patchline.pipeline.models.class_probabilities import class_probabilities
 from patchline.pipeline.models.ensemble import Ensemble
 from patchline.pipeline.models.inference import normalised
 from patchline.pipeline.models.model_description import ModelDescription
@@ -114,7 +114,7 @@ def trace(model: nn.Module, description: ModelDescription, pixels: Pixels) -> Tr
             logits_BK, transformer = _traced(model, images_BCHW, description)
             why = "" if transformer else "Its tokens are not one sequence of patches of the image."
     logits_K = logits_BK[0].float()
-    probabilities_K = described_probabilities(logits_K, description)
+    probabilities_K = class_probabilities(logits_K, description.logit_calibration)
     return TracedImage(
         pixels=pixels,
         input_CHW=images_BCHW[0],
@@ -230,5 +230,5 @@ def _readouts(
         return None
     if not torch.allclose(outputs_LK[-1], logits_BK[0], atol=_READOUT_TOLERANCE, rtol=1e-3):
         return None  # the model ends in another way
-    readouts: Array = described_probabilities(outputs_LK, description).numpy()
+    readouts: Array = class_probabilities(outputs_LK, description.logit_calibration).numpy()
     return readouts

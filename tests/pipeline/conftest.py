@@ -14,14 +14,16 @@ from patchline.pipeline.config import ModelChoice
 from patchline.pipeline.labels.label_sets import MULTI_LABEL
 from patchline.pipeline.metrics.label_calibration import LabelCalibration
 from patchline.pipeline.metrics.label_thresholds import LabelThresholds
+from patchline.pipeline.metrics.temperature import TemperatureFit
 from patchline.pipeline.models.model_building import build_model
-from patchline.pipeline.models.model_description import ModelDescription
+from patchline.pipeline.models.model_description import Calibration, ModelDescription
 from patchline.pipeline.models.model_files import save_model
 from patchline.pipeline.packaging.calibrated_onnx import ProbabilityModel, export_onnx
 from patchline.plugin_api import ImageSpec
 from tests.conftest import shared_folder
 
 SIDE = 16
+TEMPERATURE = TemperatureFit(temperature=0.7, state="unknown")
 CLASSES = ("across", "down", "rising", "falling", "flat", "dotted")
 
 
@@ -44,8 +46,7 @@ def random_model(
     embedding: str = "conv",
     *,
     seed: int = 0,
-    temperature: float = 0.7,
-    labels: LabelCalibration | None = None,
+    calibration: Calibration | None = None,
 ) -> ProbabilityModel:
     """Return a small `vit` with weights large enough that images differ in their answers."""
     torch.manual_seed(seed)
@@ -54,7 +55,7 @@ def random_model(
     for parameter in model.parameters():
         if parameter.ndim > 1:
             nn.init.normal_(parameter, std=0.25)
-    return ProbabilityModel(model, image, temperature, labels).eval()
+    return ProbabilityModel(model, image, calibration or TEMPERATURE).eval()
 
 
 def vit_choice(embedding: str) -> ModelChoice:
@@ -88,7 +89,7 @@ LABEL_THRESHOLDS = LabelThresholds(
 def _export(shared: Path, channels: int, *, labels: LabelCalibration | None = None) -> Exported:
     """Export the model, once for all test processes."""
     name = f"exported_{channels}{'_sets' if labels else ''}"
-    model, folder = random_model(channels, labels=labels), shared / name
+    model, folder = random_model(channels, calibration=labels), shared / name
     with FileLock(shared / f"{name}.lock"):
         if not folder.exists():
             description = ModelDescription(

@@ -261,6 +261,13 @@ def classes(manifest: pd.DataFrame, task: label_sets.Task = label_sets.SINGLE_LA
     return sorted(labels.unique())
 
 
+def class_images(manifest: pd.DataFrame, classes: Sequence[str]) -> tuple[int, ...]:
+    """Return the number of usable training images of each class, in the order of the classes."""
+    rows = usable(manifest)
+    counts = rows.loc[rows["split"] == "train", "label"].value_counts()
+    return tuple(int(counts.get(name, 0)) for name in classes)
+
+
 def examples(paths: Iterable[str], limit: int = 3) -> str:
     """Return a few paths for a message: `a, b, c and 4 more`."""
     listed = list(paths)

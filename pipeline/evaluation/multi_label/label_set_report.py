@@ -28,6 +28,7 @@ from patchline.pipeline.evaluation.multi_label.label_set_robustness import Label
 from patchline.pipeline.evaluation.slices import Part, groups_within, measured_parts, undivided
 from patchline.pipeline.metrics.calibration import (
     calibration_error_of,
+    contradiction,
     reliability_of,
 )
 from patchline.pipeline.metrics.image_groups import ImageGroups, share
@@ -174,7 +175,7 @@ class MultiLabelReport(ModelReport):
                 f"every {before_image(self.split)}image has the label "
                 f"{listed(self.unranked_labels)}: its average precision is unknown, and not in mAP"
             )
-        if not self.calibration.is_determined:
+        if not self.calibration.is_calibrated:
             notes.append(f"calibration: {self.calibration.sentence(self.classes)}")
         if not all(self.thresholds.fitted):
             notes.append(f"thresholds: {self.thresholds.sentence(self.classes)}")
@@ -226,6 +227,15 @@ def evaluate_label_sets(
     before = pairs(calibration.uncalibrated_probabilities(probabilities), labels)
     of_pairs = groups_of_pairs(groups, len(classes))
 
+    classwise = by_label(probabilities, labels, predicted, classes, thresholds.values, groups)
+    estimates = multi_label_metrics(probabilities, labels, predicted, groups=groups)
+    off = contradiction(
+        classes,
+        [row.expected for row in classwise if row.expected],
+        estimates["ece"],
+        f"{before_image(split)}image",
+    )
+
     def shown(pairs_M: galleries.Pairs) -> tuple[LabelSetImage, ...]:
         chosen = pairs_M.of_one_image_each(config.gallery_size)
         return galleries.described(predictions, classes, thresholds.values, chosen)
@@ -238,13 +248,8 @@ def evaluate_label_sets(
         images=images,
         groups=groups.count if groups else None,
         classes=classes,
-        metrics={
-            f"{split}/{key}": value
-            for key, value in multi_label_metrics(
-                probabilities, labels, predicted, groups=groups
-            ).items()
-        },
-        by_label=by_label(probabilities, labels, predicted, classes, thresholds.values, groups),
+        metrics={f"{split}/{key}": value for key, value in estimates.items()},
+        by_label=classwise,
         unlabelled=int((labels.sum(axis=1) == 0).sum()),
         labels_per_image=float(labels.sum() / images),
         predicted_per_image=float(predicted.sum() / images),
@@ -256,7 +261,7 @@ def evaluate_label_sets(
         confident_false_negatives=shown(missed),
         missing_labels=shown(lacking),
         suspected_labels=len(lacking.images_M),
-        calibration=calibration,
+        calibration=calibration.model_copy(update={"off": off}),
         thresholds=thresholds,
         computed_by=computed_by,
         reliability=reliability_of(pairs(probabilities, labels), groups=of_pairs),

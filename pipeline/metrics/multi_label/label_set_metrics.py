@@ -16,7 +16,12 @@ import numpy as np
 from patchline.pipeline.errors import DataError
 from patchline.pipeline.frozen_model import FrozenModel
 from patchline.pipeline.metrics import ranking
-from patchline.pipeline.metrics.calibration import Answers, calibration_error_of
+from patchline.pipeline.metrics.calibration import (
+    Answers,
+    ClassShare,
+    calibration_error_of,
+    class_shares,
+)
 from patchline.pipeline.metrics.image_groups import ImageGroups, inflation, share, share_of_some
 from patchline.pipeline.metrics.intervals import (
     MetricEstimate,
@@ -60,6 +65,8 @@ class LabelMetrics(FrozenModel):
     """Share of the images with this label for which it is predicted."""
     f1: MetricEstimate | None
     """Harmonic mean of both; n counts the images that have it or for which it is predicted."""
+    expected: ClassShare | None = None
+    """Its share of the images beside its mean probability; None if it was not computed."""
 
 
 class _Counts(NamedTuple):
@@ -187,6 +194,7 @@ def by_label(
     )
     if groups is not None:
         shares = _grouped_shares(labels_NK, predicted_NK, groups)
+    expected = class_shares(probabilities_NK, labels_NK, groups)
     return tuple(
         LabelMetrics(
             name=name,
@@ -200,6 +208,7 @@ def by_label(
             precision=precision if predicted[k] else None,
             recall=recall if images[k] else None,
             f1=f1 if images[k] else None,
+            expected=expected[k],
         )
         for k, (name, precision, recall, f1) in enumerate(zip(names, *shares, strict=True))
     )

@@ -16,6 +16,7 @@ from torch import nn
 
 from patchline.pipeline.data.manifests import manifest as manifests
 from patchline.pipeline.data.store.prepared_store import open_images
+from patchline.pipeline.evaluation.grouped_images import image_groups
 from patchline.pipeline.labels import label_sets
 from patchline.pipeline.metrics.label_calibration import fit_label_calibration
 from patchline.pipeline.metrics.label_thresholds import fit_label_thresholds
@@ -55,12 +56,16 @@ def combine_members(job: TrainingJob, events: EventWriter) -> EnsembleResult:
         )
         models.append(model.cpu())
         logits.append(logits_NK.numpy())
-        held.append(rows["label"].iloc[held_out])
+        held.append(rows.iloc[held_out])
         events.progress(number, len(job.part.members), "model")
     folder = job.folder / _WEIGHTS
     described = description.model_copy(update={"members": len(models), "run_id": job.run_id})
-    combine = _combined_sets if described.is_multi_label else _combined
-    ensemble, fits = combine(models, logits, held, job.classes)
+    if described.is_multi_label:
+        ensemble, fits = _combined_sets(models, logits, held, job.classes)
+    else:
+        balanced = job.config.training.balances_classes
+        class_images = manifests.class_images(rows, job.classes) if balanced else ()
+        ensemble, fits = _combined(models, logits, held, job.classes, class_images)
     save_model(folder, ensemble, described, provenance_of_job(job))
     return EnsembleResult(weights=folder, seconds=time.monotonic() - began, **fits)
 
@@ -68,23 +73,28 @@ def combine_members(job: TrainingJob, events: EventWriter) -> EnsembleResult:
 def _combined(
     models: Sequence[nn.Module],
     logits: Sequence[Array],
-    held: Sequence[pd.Series[str]],
+    held: Sequence[pd.DataFrame],
     classes: tuple[str, ...],
+    class_images: Sequence[int],
 ) -> tuple[Ensemble, dict[str, Any]]:
-    """Return the ensemble, and the temperature of each member."""
+    """Return the ensemble, and the calibration of each member."""
     index = {label: number for number, label in enumerate(classes)}
     fits = tuple(
-        fit_temperature(logits_NK, labels.map(index).to_numpy().astype(np.int64))
-        for logits_NK, labels in zip(logits, held, strict=True)
+        fit_temperature(
+            logits_NK,
+            rows["label"].map(index).to_numpy().astype(np.int64),
+            groups=image_groups(rows),
+            class_images=class_images,
+        )
+        for logits_NK, rows in zip(logits, held, strict=True)
     )
-    ensemble = Ensemble(models, [fit.temperature for fit in fits])
-    return ensemble, {"calibrations": fits}
+    return Ensemble(models, fits, len(classes)), {"calibrations": fits}
 
 
 def _combined_sets(
     models: Sequence[nn.Module],
     logits: Sequence[Array],
-    held: Sequence[pd.Series[str]],
+    held: Sequence[pd.DataFrame],
     classes: tuple[str, ...],
 ) -> tuple[Ensemble, dict[str, Any]]:
     """Return the ensemble, the calibration of each member, and the thresholds.
@@ -92,7 +102,7 @@ def _combined_sets(
     No image is left that no member was trained on. So the thresholds are those of the members, each
     on its own fold, as the thresholds of a model that is trained again are those of its folds.
     """
-    sets = [label_sets.matrix(list(labels), classes) for labels in held]
+    sets = [label_sets.matrix(list(rows["label"]), classes) for rows in held]
     fits = tuple(
         fit_label_calibration(logits_NK, sets_NK)
         for logits_NK, sets_NK in zip(logits, sets, strict=True)
@@ -101,7 +111,7 @@ def _combined_sets(
         fit.probabilities(logits_NK) for fit, logits_NK in zip(fits, logits, strict=True)
     ]
     thresholds = fit_label_thresholds(np.concatenate(probabilities), np.concatenate(sets))
-    return Ensemble(models, calibrations=fits), {
+    return Ensemble(models, fits, len(classes)), {
         "label_calibrations": fits,
         "thresholds": thresholds.model_copy(update={"basis": _BASIS}),
     }

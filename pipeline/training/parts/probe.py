@@ -338,7 +338,7 @@ def head_of_rows(
 ) -> FittedHead:
     """Fit a head on some training images, with a C that is given or decided by others."""
     weights_K, units_N, data, features_ND = None, None, frozen.data, frozen.features_ND
-    if "balanced" in (job.config.training.class_weights, job.config.training.sampling):
+    if job.config.training.balances_classes:
         weights_K = data.class_weights_of(training).numpy()
     if regularization is None and len(validation) < FEWEST_VALIDATION:
         units_N = units_of_rows(job, training)

@@ -60,7 +60,7 @@ def store(tmp_path_factory: pytest.TempPathFactory, empty_store: Path) -> str:
     first = folder / "1" / "artifacts"
     first.mkdir(parents=True)
     save_model(first, model, description)
-    export_onnx(ProbabilityModel(model, image, 1.0).eval(), first / "model.onnx")
+    export_onnx(ProbabilityModel(model, image).eval(), first / "model.onnx")
     shutil.copytree(folder / "1", folder / "2")
     for version in ("1", "2"):
         client.create_model_version("pets", str(folder / version))

@@ -64,6 +64,11 @@ def test_probabilities_are_the_logits_over_the_temperature() -> None:
     logits = np.stack(list(table["logits"])).astype(np.float64)
     expected = softmax(logits / fit.temperature, axis=1)
     assert Predictions.of(table).probabilities_NK == pytest.approx(expected, abs=1e-6)
+    rows, images = predicted_rows(CLASSES, per_class=40), (900, 60, 30, 10)
+    table, fit = calibrated(rows, CLASSES, None, images)
+    assert len(fit.bias) == len(CLASSES)
+    expected = softmax(logits / fit.temperature + fit.bias, axis=1)
+    assert Predictions.of(table).probabilities_NK == pytest.approx(expected, abs=1e-6)
 
 
 @pytest.mark.parametrize("epochs", [0, 3])

@@ -19,7 +19,6 @@ from patchline.pipeline.metrics import classification
 from patchline.pipeline.metrics.calibration import (
     expected_calibration_error,
     reliability,
-    with_temperature,
 )
 from patchline.pipeline.metrics.intervals import MetricEstimate
 from patchline.pipeline.metrics.temperature import TemperatureFit
@@ -64,7 +63,7 @@ def _check(report: EvaluationReport, predictions: Predictions) -> None:
     assert report.errors == int((answers != labels).sum())
     assert report.by_class == classification.by_class(probabilities, labels, report.classes)
     assert report.reliability == reliability(probabilities, labels)
-    before = with_temperature(probabilities, report.calibration.temperature)
+    before = report.calibration.uncalibrated_probabilities(probabilities)
     assert report.uncalibrated_reliability == reliability(before, labels)
     assert report.uncalibrated_ece == expected_calibration_error(before, labels)
     for name in GALLERIES:
@@ -112,6 +111,32 @@ def test_the_report_of_any_predictions(count: int, num_classes: int, skill: floa
     absent = [figures.name for figures in report.by_class if figures.images == 0]
     missing = set(range(num_classes)) - set(predictions.labels_N.tolist())
     assert absent == [f"class {k}" for k in sorted(missing)]
+
+
+def test_a_report_says_what_a_bias_costs_and_which_class_is_off() -> None:
+    """The recall of equal weights stands beside that of labels; a class that is off is no claim."""
+    generator = np.random.default_rng(0)
+    labels = generator.choice(3, 2000, p=(0.8, 0.14, 0.06))
+    scores = generator.normal(size=(2000, 3))
+    scores[np.arange(2000), labels] += 1.5
+    balanced = classification.softmax(1.5 * scores)
+    bias = tuple(np.log((0.8, 0.14, 0.06)).tolist())
+    fit = TemperatureFit(temperature=1.0, state="fitted", bias=bias)
+    right_NK = classification.softmax(fit.logits(1.5 * scores))
+    report = _evaluate(made_of(right_NK, labels.tolist()), calibration=fit)
+    assert report.calibration.is_calibrated
+    right = balanced.argmax(axis=1) == labels
+    expected = [float(right[labels == k].mean()) for k in range(3)]
+    assert [row.balanced_recall for row in report.by_class] == pytest.approx(expected)
+    assert f"{np.mean(expected):.1%} and {expected[2]:.1%}" in report.note_on_balance
+    assert report.by_class[2].recall.value < expected[2]
+    claimed = _evaluate(
+        made_of(balanced, labels.tolist()),
+        calibration=TemperatureFit(temperature=1.0, state="fitted"),
+    )
+    assert not claimed.calibration.is_calibrated
+    assert "'class 2' has a mean probability of" in claimed.calibration.sentence()
+    assert claimed.note_on_balance == ""
 
 
 @pytest.mark.parametrize("right", [True, False])

@@ -10,12 +10,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from patchline.pipeline.metrics.calibration import (
+    class_shares,
+    contradiction,
     expected_calibration_error,
     reliability,
-    with_temperature,
 )
 from patchline.pipeline.metrics.classification import softmax
+from patchline.pipeline.metrics.image_groups import ImageGroups
 from patchline.pipeline.metrics.intervals import proportion
+from patchline.pipeline.metrics.temperature import TemperatureFit
 from tests.pipeline.metrics.classifiers import calibrated, predictions, sample
 
 Array = np.ndarray[Any, Any]
@@ -23,15 +26,18 @@ Array = np.ndarray[Any, Any]
 
 @given(st.floats(0.2, 5))
 def test_calibration_can_be_undone(temperature: float) -> None:
-    """Probabilities at temperature T, taken back with T, are the uncalibrated ones."""
+    """Probabilities with a temperature and a bias, taken back, are the uncalibrated ones."""
     logits, _ = sample(20, 4)
-    undone = with_temperature(softmax(logits, temperature), temperature)
+    fit = TemperatureFit(temperature=temperature, bias=(0.0, -1.0, 0.5, 0.1), state="fitted")
+    undone = fit.uncalibrated_probabilities(softmax(fit.logits(logits)))
     assert np.allclose(undone, softmax(logits), atol=1e-9)
 
 
 def test_calibration_of_a_probability_of_zero_can_be_undone() -> None:
     """A probability that was rounded to zero stays near zero, and nothing is undefined."""
-    undone = with_temperature(np.array([[1.0, 0.0]], np.float32), 0.5)
+    undone = TemperatureFit(temperature=0.5, state="fitted").uncalibrated_probabilities(
+        np.array([[1.0, 0.0]], np.float32)
+    )
     assert np.allclose(undone, [[1.0, 0.0]])
 
 
@@ -87,8 +93,46 @@ def test_interval_of_calibrated_probabilities_reaches_nearly_0() -> None:
 def test_interval_of_overconfident_probabilities_excludes_0() -> None:
     """Probabilities that are far too sure are found out."""
     probabilities, labels = calibrated(1000, 3, skill=1.0)
-    sure = with_temperature(probabilities, 3.0)
+    cold = TemperatureFit(temperature=3.0, state="fitted")
+    sure = cold.uncalibrated_probabilities(probabilities)
     assert expected_calibration_error(sure, labels).low > 0.1
+
+
+def test_the_mean_probability_of_a_class_is_compared_with_its_share() -> None:
+    """Calibrated classes agree but by chance; doubled odds differ; few images tell nothing."""
+    alarms = 0
+    for seed in range(60):
+        generator = np.random.default_rng(seed)
+        probabilities = generator.dirichlet((8, 1.4, 0.6), 400)
+        labels = (generator.random((400, 1)) > probabilities.cumsum(axis=1)).sum(axis=1)
+        found = class_shares(probabilities, labels)
+        alarms += any(each.state == "differs" for each in found)
+        assert found[0].share.value == (labels == 0).mean()
+        tripled = probabilities * (1, 1, 3)
+        tripled /= tripled.sum(axis=1, keepdims=True)
+        assert class_shares(tripled, labels)[2].state == "differs"
+        few = class_shares(probabilities[:12], labels[:12])
+        assert few[2].state == "unknown"
+    assert alarms <= 7  # 3 expected; more in 2% of such tests
+    rows = np.repeat(np.arange(12), 30)
+    groups = ImageGroups.of(rows)
+    assert class_shares(tripled[rows], labels[rows], groups)[2].state != "differs"
+
+
+def test_what_contradicts_calibration_is_said() -> None:
+    """A class that is off is named with both figures, and so is a large calibration error."""
+    generator = np.random.default_rng(1)
+    labels = (generator.random(1000) < 0.06).astype(int)
+    probabilities = np.tile((0.6, 0.4), (1000, 1))
+    found = class_shares(probabilities, labels)
+    ece = expected_calibration_error(probabilities, labels)
+    said = contradiction(("common", "rare"), found, ece, "test image")
+    assert "on 1,000 test images, 'common' has a mean probability of 60.0% and is 9" in said
+    assert "'rare' has a mean probability of 40.0%" in said
+    assert "expected calibration error is 0.3" in said
+    exact = np.tile((1 - labels.mean(), labels.mean()), (1000, 1))
+    ece = expected_calibration_error(exact, labels)
+    assert contradiction(("common", "rare"), class_shares(exact, labels), ece, "image") == ""
 
 
 def test_no_images_say_nothing_of_the_calibration() -> None:

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from patchline.pipeline.errors import RunError
 from patchline.pipeline.metrics.classification import softmax
+from patchline.pipeline.metrics.image_groups import ImageGroups
 from patchline.pipeline.metrics.losses import log_losses
 from patchline.pipeline.metrics.temperature import TemperatureFit, by_member, fit_temperature
 
@@ -157,3 +158,64 @@ def test_members_of_an_ensemble_are_said_one_by_one() -> None:
     mixed = by_member((fitted, unfitted))
     assert not mixed.is_determined
     assert "fold 2: all 3 validation images are classified correctly" in mixed.sentence()
+
+
+SHARES = (0.8, 0.14, 0.06)
+
+
+def _draw_balanced(images: int, *, effect: float, seed: int) -> tuple[Array, Array]:
+    """Return logits of T 1.5 that lack so much of the logarithm of the class shares, and labels."""
+    generator = np.random.default_rng(seed)
+    labels = generator.choice(3, images, p=SHARES)
+    scores = generator.normal(size=(images, 3))
+    scores[np.arange(images), labels] += 2
+    return 1.5 * (2 * scores + (1 - effect) * np.log(SHARES)), labels
+
+
+@pytest.mark.parametrize("effect", [1.0, 0.5, 0.0])
+@pytest.mark.parametrize("images", [150, 1000])
+def test_a_bias_undoes_balanced_classes(images: int, effect: float) -> None:
+    """However much the weights did, each class has its share on average; T alone is far off."""
+    found, alone = [], []
+    for seed in range(8):
+        logits, labels = _draw_balanced(images, effect=effect, seed=seed)
+        new, truth = _draw_balanced(20_000, effect=effect, seed=100 + seed)
+        fit = fit_temperature(logits, labels, class_images=(800, 140, 60))
+        found.append(softmax(fit.logits(new)).mean(axis=0) / np.bincount(truth) * len(truth))
+        temperature = fit_temperature(logits, labels).temperature
+        alone.append(softmax(new, temperature).mean(axis=0) / np.bincount(truth) * len(truth))
+    assert np.mean(found, axis=0) == pytest.approx(1, abs=0.12)
+    assert np.mean(alone, axis=0)[2] > (2.0 if effect == 1 else 1.3 if effect else 0.8)
+
+
+def test_a_bias_without_images_is_that_of_the_shares() -> None:
+    """No image, or images of one class, tell nothing else; the fit does not claim to know."""
+    logits, labels = _draw_balanced(30, effect=1, seed=0)
+    for rows in (labels < 0, labels == 0):
+        fit = fit_temperature(logits[rows], labels[rows], class_images=(800, 140, 60))
+        assert fit.bias == pytest.approx(np.log(np.divide((800, 140, 60), 800)))
+        assert fit.state == "not fitted"
+        assert not fit.is_calibrated
+        assert "a bias for each class" in fit.sentence()
+    assert fit_temperature(logits, labels).bias == ()
+
+
+def test_the_interval_counts_groups_not_images() -> None:
+    """Copies of an image say no more than it does; a single group says nothing."""
+    logits, labels = _draw(200, 4, 2.0, seed=5)
+    alone = fit_temperature(logits, labels)
+    copied = np.repeat(np.arange(200), 10)
+    groups = ImageGroups.of(copied)
+    grouped = fit_temperature(logits[copied], labels[copied], groups=groups)
+    naive = fit_temperature(logits[copied], labels[copied])
+
+    def width(fit: TemperatureFit) -> float:
+        assert fit.low is not None
+        assert fit.high is not None
+        return float(np.log(fit.high / fit.low))
+
+    assert width(grouped) == pytest.approx(width(alone), rel=0.15)
+    assert width(naive) < 0.4 * width(alone)
+    one = fit_temperature(logits, labels, groups=ImageGroups.of(["patient"] * 200))
+    assert (one.state, one.temperature) == ("not fitted", 1.0)
+    assert "of 1 group" in one.sentence()

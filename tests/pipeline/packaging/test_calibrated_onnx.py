@@ -91,7 +91,7 @@ def test_what_torch_cannot_export_is_an_error_and_leaves_no_file(tmp_path: Path)
                 return images_BCHW.flatten(1)[:, :3]
             return images_BCHW.flatten(1)[:, 3:6]
 
-    model = ProbabilityModel(Branching(), image_spec(3), temperature=1.0)
+    model = ProbabilityModel(Branching(), image_spec(3))
     with pytest.raises(PackagingError, match="cannot be exported to ONNX"):
         export_onnx(model, tmp_path / "model.onnx")
     assert list(tmp_path.iterdir()) == []

@@ -13,6 +13,7 @@ from torch import nn
 
 from patchline.pipeline.config import ModelChoice
 from patchline.pipeline.layers.intermediate_values import recorded
+from patchline.pipeline.metrics.temperature import TemperatureFit
 from patchline.pipeline.models.ensemble import Ensemble
 from patchline.pipeline.models.inference import normalised
 from patchline.pipeline.models.model_building import build_model
@@ -22,6 +23,10 @@ from tests.pipeline.conftest import CLASSES, SIDE, Exported, image_spec, random_
 
 Array = np.ndarray[Any, Any]
 ALL = ("probabilities", "features", "attention", "readings")
+FITS = [
+    TemperatureFit(temperature=0.7, state="fitted", bias=tuple(np.linspace(-2, 0, len(CLASSES)))),
+    TemperatureFit(temperature=2.0, state="fitted"),
+]
 SMALL: dict[str, Any] = {"embed_dim": 24, "depth": 2, "num_heads": 2, "mlp_dim": 32}
 
 
@@ -86,7 +91,9 @@ MODELS: dict[str, tuple[Any, tuple[str, ...]]] = {
     "no head": (Headless, ALL[:1]),
     "resnet": (lambda: _model("torchvision", "none", architecture="resnet18"), ALL[:2]),
     "ensemble": (
-        lambda: Ensemble([_model("vit", **SMALL), _model("simple_vit", **SMALL)], [0.5, 2.0]),
+        lambda: Ensemble(
+            [_model("vit", **SMALL), _model("simple_vit", **SMALL)], FITS, len(CLASSES)
+        ),
         ALL,
     ),
     "mixed ensemble": (
@@ -94,7 +101,9 @@ MODELS: dict[str, tuple[Any, tuple[str, ...]]] = {
             [
                 _model("vit", **SMALL),
                 _model("torchvision", "none", architecture="mobilenet_v3_small"),
-            ]
+            ],
+            FITS,
+            len(CLASSES),
         ),
         ALL[:2],
     ),
@@ -105,7 +114,7 @@ MODELS: dict[str, tuple[Any, tuple[str, ...]]] = {
 def test_each_model_has_what_it_can(kind: str) -> None:
     """A model has the outputs that its layers allow; the last reading is its prediction."""
     build, names = MODELS[kind]
-    whole = ProbabilityModel(build().eval(), image_spec(3), 0.7).eval()
+    whole = ProbabilityModel(build().eval(), image_spec(3), FITS[0]).eval()
     images = torch.from_numpy(_images(5))
     with torch.inference_mode():
         expected = whole(images)
@@ -129,7 +138,10 @@ def test_each_model_has_what_it_can(kind: str) -> None:
 def test_the_exported_outputs_equal_torchs(tmp_path: Path, kind: str) -> None:
     """Exported, the outputs agree with torch for batches of several sizes."""
     build, names = MODELS[kind]
-    whole, file = ProbabilityModel(build().eval(), image_spec(3), 0.7).eval(), tmp_path / "m.onnx"
+    whole, file = (
+        ProbabilityModel(build().eval(), image_spec(3), FITS[0]).eval(),
+        tmp_path / "m.onnx",
+    )
     assert export_onnx(whole, file) == names
     differences = inner_differences(whole, file, _images(5), np.arange(5))
     assert set(differences) == set(names[1:])

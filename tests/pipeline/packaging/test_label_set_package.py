@@ -142,11 +142,11 @@ def test_an_ensemble_averages_the_sigmoids_of_its_members(tmp_path: Path) -> Non
     members = [random_model(3, seed=seed).model for seed in (0, 1)]
     other = LABEL_CALIBRATION.model_copy(update={"shifts": (0.5,) * len(CLASSES)})
     fits = [LABEL_CALIBRATION, other]
-    ensemble = Ensemble(members, calibrations=fits).eval()
+    ensemble = Ensemble(members, fits, len(CLASSES)).eval()
     none = LabelCalibration.none(len(CLASSES))
-    whole = ProbabilityModel(ensemble, image_spec(3), 1.0, none).eval()
+    whole = ProbabilityModel(ensemble, image_spec(3), none).eval()
     alone = [
-        ProbabilityModel(member, image_spec(3), 1.0, fit)
+        ProbabilityModel(member, image_spec(3), fit)
         for member, fit in zip(members, fits, strict=True)
     ]
     images = torch.from_numpy(_pixels(4))

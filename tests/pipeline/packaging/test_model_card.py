@@ -133,18 +133,20 @@ def test_packaging_writes_the_card(tmp_path: Path) -> None:
     manifests.save(pd.DataFrame(rows), tmp_path / "manifest.parquet")
     (tmp_path / "store").mkdir()
     np.save(tmp_path / "store/images.npy", np.stack([draw_photo(n, n, SIDE) for n in range(12)]))
+    bias = tuple(-float(k) for k in range(len(description.classes)))
+    fit = FITTED.model_copy(update={"temperature": 1.5, "bias": bias})
     job = PackagingJob(
         model_folder=tmp_path / "trained",
         manifest_file=tmp_path / "manifest.parquet",
         store=tmp_path / "store",
-        calibration=FITTED.model_copy(update={"temperature": 1.5}),
+        calibration=fit,
         reported=tmp_path / "predictions.parquet",
         folder=tmp_path / "package",
         card=FACTS,
     )
     job.folder.mkdir()
     pixels = torch.from_numpy(np.load(tmp_path / "store/images.npy"))
-    probabilities = ProbabilityModel(model, image_spec(3), 1.5)(pixels).detach().numpy()
+    probabilities = ProbabilityModel(model, image_spec(3), fit)(pixels).detach().numpy()
     table = pd.DataFrame(rows).assign(row=range(12), probabilities=list(probabilities))
     table.to_parquet(job.reported)
     made = package(job, EventWriter(tmp_path / "events.jsonl"))
@@ -188,4 +190,9 @@ def test_a_card_says_where_calibration_is_unknown() -> None:
         assert "with a probability for each class" in card
         assert "It is not known whether its probabilities are calibrated" in card
     assert reason in _card(_description(calibration=unfitted))
+    off = FITTED.model_copy(update={"off": "on 300 test images, 'c' has a mean probability of 33%"})
+    card = _card(_description(calibration=off))
+    assert "with a probability for each class" in card
+    assert "Its probabilities are not calibrated" in card
+    assert "'c' has a mean probability of 33%" in card
     assert "with a calibrated probability" in _card(_description())

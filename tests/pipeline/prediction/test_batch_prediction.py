@@ -50,7 +50,7 @@ def test_probabilities_are_those_of_the_evaluation(
     stored = np.stack([resize_image(pixels, SIDE, SIDE, "crop") for pixels in decoded])
     trained = exported_rgb.model
     logits_NK = predict_logits(trained.model, stored, np.arange(len(stored)), trained.image)
-    expected_NK = softmax(logits_NK.numpy(), trained.temperature)
+    expected_NK = softmax(trained.calibration.logits(logits_NK.numpy()))
     assert len(table) == 100
     np.testing.assert_allclose(np.stack(table["probabilities"].tolist()), expected_NK, atol=1e-5)
     assert table["label"].tolist() == [CLASSES[k] for k in expected_NK.argmax(axis=1)]

@@ -60,7 +60,7 @@ def test_every_probability_is_a_sigmoid_of_its_own() -> None:
 def test_a_cell_changes_the_probability_of_the_explained_label_alone() -> None:
     """The loss is that of the label's own sigmoid, whatever the other labels are."""
     fits = LabelCalibration(scales=(1.0, 2.0), shifts=(0.0, 0.5), determined=(True, True))
-    found = attribute(Corner(), torch.ones(3, 8, 8), 1, (2, 2), labels=fits)
+    found = attribute(Corner(), torch.ones(3, 8, 8), 1, (2, 2), calibration=fits)
     assert found.probabilities_hw is not None
     before, after = 1 / (1 + np.exp(-2.5)), 1 / (1 + np.exp(-0.5))
     expected = [[after, before], [before, before]]

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from patchline.pipeline.layers.intermediate_values import IntermediateValues, recorded
+from patchline.pipeline.metrics.temperature import UNRECORDED
 from patchline.pipeline.models.ensemble import Ensemble
 from patchline.pipeline.visual_guide import page_data
 from patchline.pipeline.visual_guide.explaining import ImageToExplain, subject_of, write_guide
@@ -128,7 +129,7 @@ def test_other_models_get_the_image_the_answer_and_the_attribution(
 def test_an_ensemble_gets_the_same_short_page(tmp_path: Path) -> None:
     """Its members are ViTs that could be shown, but the answer is that of all together."""
     model, description = make_model({"name": "vit", "depth": 1})
-    ensemble = Ensemble([model, model], [1.0, 2.0]).eval()
+    ensemble = Ensemble([model, model], [UNRECORDED] * 2, len(description.classes)).eval()
     pixels = np.random.default_rng(3).integers(0, 256, (SIDE, SIDE, 3), np.uint8)
     subject = subject_of(ensemble, description, ImageToExplain("rose", pixels, pixels, "rose"))
     write_guide([subject], "flowers/3", tmp_path / "guide.html")
