@@ -16,7 +16,7 @@ from patchline.pipeline.frozen_model import FrozenModel
 from patchline.pipeline.metrics.intervals import MetricEstimate
 from patchline.pipeline.metrics.multi_label.names import MULTI_LABEL_METRICS
 from patchline.pipeline.metrics.names import METRICS
-from patchline.pipeline.metrics.temperature import UNRECORDED
+from patchline.pipeline.metrics.temperature import UNRECORDED, TemperatureFit
 from patchline.pipeline.models.model_description import ModelDescription
 from patchline.pipeline.plugin_system.plugin_settings import named_patch_embedding
 from patchline.pipeline.provenance.provenance import UNKNOWN, ProvenanceSummary
@@ -29,6 +29,10 @@ _ADDRESS = re.compile(r"\b(https?|ftp)://|\bwww\.", re.IGNORECASE)
 
 _CALIBRATED = "Its probabilities are calibrated on images like its training images."
 _NOT_CALIBRATED = "Its probabilities are not calibrated: see the fact “calibration”."
+_MOST_PROBABLE = (
+    "A label is the most probable class, although the training counted all classes equally: rare "
+    "classes are found less often than with equal weights."
+)
 _UNKNOWN = (
     "It is not known whether its probabilities are calibrated: the validation images cannot tell."
 )
@@ -344,9 +348,12 @@ def _is_calibrated(description: ModelDescription) -> bool:
 
 
 def _limits(description: ModelDescription) -> str:
-    if _is_calibrated(description):
-        return _CALIBRATED
-    return _NOT_CALIBRATED if getattr(description.logit_calibration, "off", "") else _UNKNOWN
+    """Return what is known of the probabilities, and of labels that come from them."""
+    fit = description.logit_calibration
+    known = _CALIBRATED if _is_calibrated(description) else _UNKNOWN
+    known = _NOT_CALIBRATED if fit.off else known
+    biased = isinstance(fit, TemperatureFit) and fit.class_bias.any()
+    return f"{_MOST_PROBABLE} {known}" if biased else known
 
 
 def _calibration(description: ModelDescription) -> str:

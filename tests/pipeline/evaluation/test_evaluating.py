@@ -15,6 +15,7 @@ from patchline.pipeline.evaluation.__main__ import predict
 from patchline.pipeline.evaluation.calibrated_predictions import calibrated
 from patchline.pipeline.evaluation.chosen_images import EXPLANATIONS
 from patchline.pipeline.evaluation.config import EvaluationConfig
+from patchline.pipeline.evaluation.grouped_images import image_groups
 from patchline.pipeline.evaluation.html_report import ReportPage
 from patchline.pipeline.evaluation.prediction_job import CorruptionJob, PredictionJob
 from patchline.pipeline.evaluation.predictions import Predictions
@@ -47,7 +48,7 @@ def test_the_temperature_comes_from_the_validation_split() -> None:
     table, fit = calibrated(rows, CLASSES)
     logits = np.stack(list(rows["logits"]))[validation]
     labels = table["label_index"].to_numpy()[validation]
-    assert fit == fit_temperature(logits, labels)
+    assert fit == fit_temperature(logits, labels, groups=image_groups(rows[validation]))
     assert fit.images == 160
     _, other = calibrated(predicted_rows(CLASSES, per_class=40), CLASSES)
     assert fit.temperature > 2 * other.temperature
