@@ -15,9 +15,10 @@ import torch
 from torch import nn
 
 from patchline.pipeline.data.manifests import manifest as manifests
+from patchline.pipeline.data.manifests.same_images import units_of
 from patchline.pipeline.data.store.prepared_store import open_images
-from patchline.pipeline.evaluation.grouped_images import image_groups
 from patchline.pipeline.labels import label_sets
+from patchline.pipeline.metrics.image_groups import ImageGroups
 from patchline.pipeline.metrics.label_calibration import fit_label_calibration
 from patchline.pipeline.metrics.label_thresholds import fit_label_thresholds
 from patchline.pipeline.metrics.temperature import fit_temperature
@@ -83,7 +84,7 @@ def _combined(
         fit_temperature(
             logits_NK,
             rows["label"].map(index).to_numpy().astype(np.int64),
-            groups=image_groups(rows),
+            groups=ImageGroups.of(units_of(rows)),
             class_images=class_images,
         )
         for logits_NK, rows in zip(logits, held, strict=True)
