@@ -1,6 +1,7 @@
 """How many labels are needed: the order of `patchline label` against a random one.
 
 python -m benchmarks.labelling digits [--rare 0.1]
+python -m benchmarks.labelling digits --reported [--draws 20]
 python -m benchmarks.labelling FOLDER WEIGHTS [--pool 2000] [--tests 500] [--side 112] [--rare 0.1]
 
 `digits` are the 1,797 scanned digits that ship with scikit-learn, a third of them for the test; the
@@ -8,11 +9,16 @@ features are their pixels. FOLDER holds `train` and `test` with a folder for eac
 CIFAR-10; WEIGHTS is a file of a ViT's weights, whose features are those of the images enlarged to
 `--side` pixels. `--rare` keeps only this share of the first class's pool images.
 
-The pool's labels are hidden; an order asks for them, 20 at a time, two of them at random. The
+The pool's labels are hidden; an order asks for them, 21 at a time, seven of them at random. The
 learner is a linear head on frozen features, with the same features for the order. Printed is the
 number of labels from which the accuracy on the test images is at least 90 % of that of all labels
 for three batches, over draws of the order; with a rare class, the accuracy is averaged over the
 classes. Features and finished draws are kept in `--keep`, so an interrupted command continues.
+
+`--reported` compares the test accuracy that a run on the table reports with the accuracy on the
+images that were not asked about: with images chosen by this order, and with a near duplicate of
+each image, labelled with it. The splits are those of a run, with and without the columns of the
+table that say which images were drawn at random, and which belong together.
 """
 
 from __future__ import annotations
@@ -23,24 +29,29 @@ import inspect
 import json
 import statistics
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import pandas as pd
 from sklearn.datasets import load_digits
 
 from benchmarks.frozen_networks import chosen_images, features, network_of
 from benchmarks.measured_runs import machine
+from patchline.pipeline.data.config import OWN_COLUMN
+from patchline.pipeline.data.splits.split import assign
 from patchline.pipeline.files.atomic_files import write_text
 from patchline.pipeline.labelling import ranking as ranked_by
+from patchline.pipeline.labelling.image_order import EVERY
 from patchline.pipeline.labelling.ranking import fitted_head, ranking
-from patchline.pipeline.metrics.intervals import mean_of_repeats
+from patchline.pipeline.labels.answer_columns import ANSWER_SOURCE, RANDOM
+from patchline.pipeline.metrics.intervals import mean_of_repeats, proportion
 
 Array = np.ndarray[Any, Any]
-_BATCH = 20
+_BATCH = 21
 _SHARE = 0.9
-_RANDOM_EVERY = 10
-_SHOWN = (40, 100, 200, 300, 400, 600)
+_SHOWN = (42, 105, 210, 294, 399, 588)
 _FIRST_DRAW = 100
 """Lower numbers are for trying other orders: what is reported has not been used for choosing."""
 
@@ -63,10 +74,14 @@ def main() -> None:
     parser.add_argument("--side", type=int, default=112)
     parser.add_argument("--most", type=int, default=600, help="labels that are asked for")
     parser.add_argument("--rare", type=float, default=1.0)
+    parser.add_argument("--reported", action="store_true", help="compare test and true accuracy")
     parser.add_argument("--keep", type=Path, default=Path("labelling-features"))
     given = parser.parse_args()
     pool, tests = _digits() if str(given.data) == "digits" else _of_folder(given)
     pool = _with_rare_class(pool, given.rare)
+    if given.reported:
+        _print_reported(pool, given.draws)
+        return
     full = _accuracy(pool, tests)
     print(machine())
     print(
@@ -162,24 +177,90 @@ def _kept_curve(
 
 def _curve(order: str, draw: int, pool: Images, tests: Images, most: int) -> dict[int, float]:
     """Return the accuracy for each number of labels."""
-    shuffled = np.random.default_rng(draw).permutation(len(pool.labels_N)).tolist()
-    sample, others = shuffled[::_RANDOM_EVERY], set(shuffled) - set(shuffled[::_RANDOM_EVERY])
-    chosen: list[int] = []
     curve = {}
-    while len(chosen) + _BATCH <= min(most, len(shuffled)):
-        if order == "random":
-            chosen = shuffled[: len(chosen) + _BATCH]
-        else:
-            names = [(str(pool.labels_N[row]),) for row in chosen]
-            left = sorted(others - set(chosen))
-            drawn = [row for row in sample if row not in chosen][: _BATCH // _RANDOM_EVERY]
-            count = _BATCH - len(drawn)
-            seed = draw + len(chosen)
-            rows = ranking(pool.features_ND, left, chosen, names, count, seed).rows
-            chosen = [*chosen, *rows, *drawn]
-        part = Images(pool.features_ND[chosen], pool.labels_N[chosen])
-        curve[len(chosen)] = _accuracy(part, tests)
+    for asked in _asked(order, draw, pool, most):
+        part = Images(pool.features_ND[list(asked)], pool.labels_N[list(asked)])
+        curve[len(asked)] = _accuracy(part, tests)
     return curve
+
+
+def _asked(order: str, draw: int, pool: Images, most: int) -> Iterator[dict[int, str]]:
+    """Yield the images that were asked about, and why, after each batch."""
+    shuffled = np.random.default_rng(draw).permutation(len(pool.labels_N)).tolist()
+    sample, others = shuffled[::EVERY], set(shuffled) - set(shuffled[::EVERY])
+    asked: dict[int, str] = {}
+    while len(asked) + _BATCH <= min(most, len(shuffled)):
+        if order == "random":
+            asked = dict.fromkeys(shuffled[: len(asked) + _BATCH], RANDOM)
+        else:
+            names = [(str(pool.labels_N[row]),) for row in asked]
+            left = sorted(others - set(asked))
+            drawn = [row for row in sample if row not in asked][: _BATCH // EVERY]
+            seed = draw + len(asked)
+            found = ranking(pool.features_ND, left, list(asked), names, _BATCH - len(drawn), seed)
+            asked |= dict.fromkeys(found.rows, found.source) | dict.fromkeys(drawn, RANDOM)
+        yield asked
+
+
+# -- what a run reports --
+
+
+def _print_reported(pool: Images, draws: int) -> None:
+    print(machine())
+    for name, doubled, column in (
+        ("images that help most", False, f"{OWN_COLUMN}{ANSWER_SOURCE}"),
+        ("near duplicates", True, "group"),
+    ):
+        found = [_reported(pool, draw, column, doubled=doubled) for draw in range(draws)]
+        for rule, pairs in (("without the column", 0), ("with it", 1)):
+            reported, true, covered = zip(*(each[pairs] for each in found), strict=True)
+            errors = [100 * (one - other) for one, other in zip(reported, true, strict=True)]
+            print(
+                f"{name}, {rule}: test accuracy {statistics.mean(reported):.1%}, true "
+                f"{statistics.mean(true):.1%}, error {_with_interval(errors)} points; "
+                f"{sum(covered)} of {draws} intervals contain the true accuracy"
+            )
+
+
+def _reported(
+    pool: Images, draw: int, column: str, *, doubled: bool
+) -> list[tuple[float, float, bool]]:
+    """Return the reported and the true accuracy, and whether the interval of the former holds it.
+
+    Args:
+        pool: the images to label.
+        draw: of the order, and of the split.
+        column: what the first of the two results does not have.
+        doubled: whether each image has a near duplicate, all are drawn at random, and fewer.
+    """
+    *_, asked = _asked("random" if doubled else "patchline", draw, pool, 105 if doubled else 210)
+    rows = np.repeat(list(asked), 1 + doubled)
+    left = np.setdiff1d(np.arange(len(pool.labels_N)), rows)
+    noise_ND = 0.02 * np.random.default_rng(draw).normal(size=pool.features_ND[rows].shape)
+    images = Images(_normalized(pool.features_ND[rows] + doubled * noise_ND), pool.labels_N[rows])
+    names = [f"{row} {place % 2 if doubled else 0}" for place, row in enumerate(rows)]
+    manifest = pd.DataFrame(
+        {
+            "path": names,
+            "label": images.labels_N.astype(str),
+            "split": "",
+            "group": [f"near {row}" for row in rows] if doubled else "",
+            "sha256": [hashlib.sha256(name.encode()).hexdigest() for name in names],
+            "status": "ok",
+            f"{OWN_COLUMN}{ANSWER_SOURCE}": [asked[row] for row in rows],
+        }
+    )
+    results = []
+    for table in (manifest.drop(columns=column), manifest):
+        assigned, _ = assign(table, validation_fraction=0.15, test_fraction=0.15, seed=draw)
+        is_test = (assigned["split"] == "test").to_numpy()
+        is_train = (assigned["split"] == "train").to_numpy()
+        head = fitted_head(images.features_ND[is_train], images.labels_N[is_train])
+        right_N = head.predict(images.features_ND[is_test]) == images.labels_N[is_test]
+        true = float(np.mean(head.predict(pool.features_ND[left]) == pool.labels_N[left]))
+        estimate = proportion(int(right_N.sum()), len(right_N))
+        results.append((estimate.value, true, estimate.low <= true <= estimate.high))
+    return results
 
 
 def _accuracy(train: Images, tests: Images) -> float:

@@ -55,7 +55,14 @@ from patchline.pipeline.files.made_once import known_digest, made_once
 from patchline.pipeline.files.table_cells import plain_cell
 from patchline.pipeline.files.tar_shards import sample_key, shards_in
 from patchline.pipeline.frozen_model import FrozenModel
-from patchline.pipeline.labels.answer_columns import ANSWER_COLUMNS, answer_rules, are_answers
+from patchline.pipeline.labels.answer_columns import (
+    ANSWER_COLUMNS,
+    ANSWER_GROUP,
+    ANSWER_SOURCE,
+    answer_groups,
+    answer_rules,
+    are_answers,
+)
 from patchline.pipeline.labels.folder_levels import unclear_level
 from patchline.pipeline.labels.label_cells import read_label_cells
 from patchline.pipeline.labels.label_sets import MULTI_LABEL, SINGLE_LABEL
@@ -75,6 +82,8 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ANSWER_COLUMNS",
+    "ANSWER_GROUP",
+    "ANSWER_SOURCE",
     "API_VERSION",
     "ARCHIVE_SUFFIXES",
     "IMAGE_SUFFIXES",
@@ -127,6 +136,7 @@ __all__ = [
     "ValueRange",
     "WorkerError",
     "WorkerTask",
+    "answer_groups",
     "answer_rules",
     "are_answers",
     "check_expansion",

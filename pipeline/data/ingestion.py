@@ -37,7 +37,7 @@ from patchline.pipeline.data.near_duplicates.search_memory import SearchMemory
 from patchline.pipeline.data.near_duplicates.thumbnails import ThumbnailCollector
 from patchline.pipeline.data.reading.image_root import example_on_disk
 from patchline.pipeline.data.set_notes import notes_on_sets
-from patchline.pipeline.data.splits import split, split_memory
+from patchline.pipeline.data.splits import random_draws, split, split_memory
 from patchline.pipeline.data.splits.leakage import (
     check_leakage,
     notes_on_augmented_copies,
@@ -263,6 +263,7 @@ def _ingested(
             *range_notes,
             *split_notes,
             *notes_on_leakage(rows),
+            *random_draws.notes(rows),
             *notes_on_augmented_copies(rows),
             *notes_on_size(rows),
             *([assumed] if labelled and (assumed := unmeasured_symmetries(config)) else []),

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from patchline.pipeline.data.manifests.same_images import content_numbers, united
+from patchline.pipeline.data.splits import random_draws
 from patchline.pipeline.evaluation.compared_models import (
     ComparedImages,
     ComparedModels,
@@ -33,6 +34,7 @@ SEEN_BY_CHAMPION = "used for training or model selection of the champion"
 SEEN_BY_CHALLENGER = "copy of an image used for training or model selection of the challenger"
 SEEN_GROUP = "its group was used for training or model selection of either model"
 CONTRADICTING = "copies of one image with different labels"
+NOT_RANDOM = "not drawn at random to be labelled, but chosen"
 COPY = "further copy of an image that is counted once"
 
 _GALLERY_SIZE = 24
@@ -163,6 +165,7 @@ def comparable_images(
         SEEN_BY_CHALLENGER: content.isin(by_challenger),
         SEEN_GROUP: content.isin(of_seen_group),
         CONTRADICTING: tests["label"].groupby(content).transform("nunique") > 1,
+        NOT_RANDOM: random_draws.chosen(challengers)[tests.index],
         COPY: content.duplicated(),
     }
     remaining = pd.Series(data=True, index=tests.index)

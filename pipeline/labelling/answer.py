@@ -14,14 +14,11 @@ from patchline.pipeline.labels.label_sets import MULTI_LABEL, Task, encoded
 Verdict = Literal["label", "unsure", "skip"]
 """`label` has labels; `unsure` sets an image aside; `skip` puts it behind all others."""
 VERDICTS: tuple[Verdict, ...] = get_args(Verdict)
-RANDOM: Final = "random"
 REPRESENTATIVE: Final = "representative"
 UNCERTAIN: Final = "uncertain"
-"""Why an image was asked about: drawn at random, typical of many others, or hard to predict."""
-NEAR_DUPLICATE, FINDING, ASKED = "near duplicate", "finding", "asked"
-"""Likewise: like an image that was answered, a finding of an inspection, a person asked for it."""
-DATA, TABLE, FEEDBACK = "data", "table", "feedback"
-"""Where else a label is from: the folder's own, an edited table, a client of a served model."""
+"""Why an image was asked about: typical of many others, or hard to predict."""
+FEEDBACK: Final = "feedback"
+"""Where else a label is from: a client of a served model."""
 _LIST = re.compile(r"\s*\[.*\]\s*", re.DOTALL)
 
 

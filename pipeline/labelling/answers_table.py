@@ -29,17 +29,25 @@ from patchline.pipeline.labelling.answer import (
     label_cell,
     labels_in,
     looks_like_list,
+    new_batch,
     now,
 )
 from patchline.pipeline.labelling.edited_table import Row, merged, paths_of, read_table
 from patchline.pipeline.labelling.journal import Journal
-from patchline.pipeline.labelling.standing import Event, Standing
-from patchline.pipeline.labels.answer_columns import ANSWER_COLUMNS, LABEL, PATH
+from patchline.pipeline.labelling.standing import Event, Standing, name_of_group
+from patchline.pipeline.labels.answer_columns import (
+    ANSWER_COLUMNS,
+    ANSWER_GROUP,
+    LABEL,
+    NEAR,
+    PATH,
+)
 from patchline.pipeline.labels.label_sets import MULTI_LABEL, SINGLE_LABEL, Task
 
 logger = logging.getLogger(__name__)
 _NAMED = 3
 TABLE_NAME = "labels.csv"
+_WRITTEN_COLUMNS = (*ANSWER_COLUMNS, ANSWER_GROUP)
 _QUOTED = re.compile(r'[",;|\t\r\n]|^\s|\s$|^$')
 """What a cell has quotes for, so that no reader takes a part of it for a delimiter."""
 
@@ -77,6 +85,8 @@ class AnswersTable:
         self._lines: dict[str, str] = {}
         self._others: dict[str, tuple[str, ...]] = {}
         self._other_columns: tuple[str, ...] = ()
+        self._groups: dict[str, str] = {}
+        """The groups that the data, or a person, has named in the table."""
         self._stamp: tuple[int, ...] | None = None
         self._written: int | None = None
         """The number of events that the table holds."""
@@ -222,17 +232,32 @@ class AnswersTable:
 
         Args:
             answers: of the data.
-            columns: further columns, with a cell for each answer; only a new table gets them.
+            columns: groups and further columns, with a cell for each answer; only a new table gets
+                them.
         """
         with self._current():
             new = [each for each in answers if each.path not in self._standing.history]
             if columns and not self._lines and not self._other_columns:
-                self._other_columns = tuple(columns)
-                cells = zip(*columns.values(), strict=True)
-                paths = (each.path for each in answers)
-                self._others = dict(zip(paths, cells, strict=True))
+                others = {name: each for name, each in columns.items() if name != ANSWER_GROUP}
+                paths = [each.path for each in answers]
+                self._other_columns = tuple(others)
+                self._others = dict(zip(paths, zip(*others.values(), strict=True), strict=False))
+                self._groups = dict(zip(paths, columns.get(ANSWER_GROUP, ()), strict=False))
             if new:
                 self._append({"event": "answers", "answers": [each.to_json() for each in new]})
+                self._write()
+
+    def group(self, groups: Iterable[Sequence[str]]) -> None:
+        """Write which images are near duplicates of one another, whenever they were answered.
+
+        Args:
+            groups: the paths of the images of each.
+        """
+        with self._current():
+            new = [list(paths) for paths in groups if not self._standing.are_grouped(paths)]
+            if new:
+                named = {name_of_group(new_batch()): paths for paths in new}
+                self._append({"event": "groups", "groups": named, "at": now()})
                 self._write()
 
     def begin_round(self, findings: str) -> None:
@@ -285,16 +310,28 @@ class AnswersTable:
             changed: Iterable[str] = self._standing.history
         else:
             changed = paths_of(event)
-        for path in changed:
-            self._lines.pop(path, None)
+        if event["event"] != "groups":
+            for path in changed:
+                self._lines.pop(path, None)
+        for path in dict.fromkeys(p for each in changed for p in self._standing.group_of(each)):
             history = self._standing.history.get(path)
             if history and history[-1].verdict == "label":
                 self._lines[path] = self._line(history[-1])
 
     def _line(self, answer: Answer) -> str:
-        cells = _row(answer, self.task)
+        cells = (*_row(answer, self.task), self._group_cell(answer.path))
         others = self._others.get(answer.path, ("",) * len(self._other_columns))
         return ",".join(map(_quoted, (*cells, *others))) + "\n"
+
+    def _group_cell(self, path: str) -> str:
+        """Return the name of an image's group: that of a person, else that of the journal."""
+        named = self._groups.get(path, "")
+        if named and not named.startswith(NEAR):
+            return named
+        members = self._standing.group_of(path)
+        own = {self._groups.get(each, "") for each in members}
+        own = {name for name in own if name and not name.startswith(NEAR)}
+        return min(own, default=self._standing.groups.get(path, named))
 
     def _write(self) -> None:
         """Replace the table, unless it says all of this already; a new one waits for a label."""
@@ -302,7 +339,7 @@ class AnswersTable:
         is_current = stamp == self._stamp and self._written == len(self._events)
         if (stamp is None and not self._lines) or (stamp is not None and is_current):
             return
-        header = ",".join(map(_quoted, (*ANSWER_COLUMNS, *self._other_columns))) + "\n"
+        header = ",".join(map(_quoted, (*_WRITTEN_COLUMNS, *self._other_columns))) + "\n"
         content = "".join((header, *self._lines.values())).encode()
         with replacing(self.file) as temporary, temporary.open("wb") as opened:
             opened.write(content)
@@ -327,14 +364,14 @@ class AnswersTable:
         if stamp == self._stamp:
             return False
         table = read_table(self.file)
-        others = tuple(name for name in table.columns if name not in ANSWER_COLUMNS)
-        if others != self._other_columns or self._other_columns:
-            if others != self._other_columns:
-                self._others.clear()
-            self._other_columns = others
-            cells = {row[PATH]: tuple(row[name] for name in others) for row in table.rows}
-            self._others.update(cells)
-            self._relabel()
+        others = tuple(name for name in table.columns if name not in _WRITTEN_COLUMNS)
+        if others != self._other_columns:
+            self._others.clear()
+        self._other_columns = others
+        for row in table.rows:
+            self._others[row[PATH]] = tuple(row[name] for name in others)
+            self._groups[row[PATH]] = row.get(ANSWER_GROUP, "")
+        self._relabel()
         self._stamp = stamp
         is_own = _text_of(self._written_file) == table.sha256
         lost = [row[PATH] for row in table.rows if row[PATH] not in self._standing.history]

@@ -19,9 +19,13 @@ from typing import NamedTuple
 
 from patchline.pipeline.errors import DataError
 from patchline.pipeline.files.table_cells import plain_cell
-from patchline.pipeline.labelling.answer import TABLE, Answer, labels_in, now
+from patchline.pipeline.labelling.answer import (
+    Answer,
+    labels_in,
+    now,
+)
 from patchline.pipeline.labelling.standing import Event, Standing
-from patchline.pipeline.labels.answer_columns import ANSWER_COLUMNS, LABEL, PATH
+from patchline.pipeline.labels.answer_columns import ANSWER_COLUMNS, LABEL, PATH, TABLE
 
 Row = dict[str, str]
 _LONGEST_FIELD = 1 << 24
@@ -150,7 +154,8 @@ def _base(told: Mapping[str, Row], events: Sequence[Event]) -> Standing:
 
 def paths_of(event: Event) -> list[str]:
     """Return the images that an event is about."""
-    return [*(each["path"] for each in event.get("answers", ())), *event.get("paths", ())]
+    grouped = (path for paths in event.get("groups", {}).values() for path in paths)
+    return [*(each["path"] for each in event.get("answers", ())), *event.get("paths", ()), *grouped]
 
 
 def _difference(row: Row | None, answer: Answer | None) -> int:

@@ -16,8 +16,13 @@ from patchline.pipeline.data.manifests.exclusion import PATH, table_of
 from patchline.pipeline.data.manifests.label_task import is_labelled, task_of
 from patchline.pipeline.errors import DataError
 from patchline.pipeline.files.table_cells import plain_cell
-from patchline.pipeline.labelling.answer import DATA, Answer, labels_in, looks_like_list
+from patchline.pipeline.labelling.answer import (
+    Answer,
+    labels_in,
+    looks_like_list,
+)
 from patchline.pipeline.labelling.pool import Pool
+from patchline.pipeline.labels.answer_columns import DATA
 from patchline.pipeline.labels.label_sets import MULTI_LABEL, SINGLE_LABEL, Task
 from patchline.plugin_api import ImageListing
 

@@ -1,17 +1,20 @@
-"""Which image is asked about next: every tenth at random, the others as they are ranked."""
+"""Which image is asked about next: every third at random, the others as they are ranked."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Literal, NamedTuple
 
-from patchline.pipeline.labelling.answer import FINDING, RANDOM, REPRESENTATIVE
+from patchline.pipeline.labelling.answer import (
+    REPRESENTATIVE,
+)
 from patchline.pipeline.labelling.pool import drawn_at_random
+from patchline.pipeline.labels.answer_columns import FINDING, RANDOM
 
 Source = Literal["representative", "uncertain"]
 REST = "rest"
 """The image was next in a random order of those that are left, because no other was ranked."""
-EVERY = 10
+EVERY = 3
 """One of so many images is drawn at random."""
 IsOpen = Callable[[str], bool]
 
@@ -38,6 +41,7 @@ class ImageOrder:
     def __init__(self, keys: Sequence[str], seed: int, listed: Sequence[str] | None = None) -> None:
         self.seed = seed
         self.listed = None if listed is None else dict.fromkeys(listed)
+        self._near: Mapping[str, Sequence[str]] = {}
         self.use(keys)
         self._ranked: list[str] = []
         self._source: Source | None = None
@@ -45,7 +49,19 @@ class ImageOrder:
 
     def use(self, keys: Sequence[str]) -> None:
         """Use these images; each of those that were there before keeps its place."""
-        self._sample, self._others = drawn_at_random(list(keys), self.seed)
+        self._keys = list(keys)
+        self._sample, self._others = drawn_at_random(self._keys, self.seed, self._near)
+
+    def group(self, near: Mapping[str, Sequence[str]]) -> None:
+        """Draw near duplicates together, so that no choice takes one of them from the sample.
+
+        Args:
+            near: the near duplicates of images that have some.
+        """
+        self._near = near
+        self.use(self._keys)
+        sample = self.sample
+        self._ranked = [key for key in self._ranked if key not in sample]
 
     @property
     def source(self) -> Source | None:

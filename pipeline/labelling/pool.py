@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -14,8 +14,9 @@ from patchline.pipeline.files.data_names import IMAGE_SUFFIXES
 from patchline.pipeline.files.folder_walk import walk_files
 from patchline.pipeline.files.table_cells import plain_cell, table_cell
 
-_RANDOM_SHARE = 0.1
-"""Of the images: those that only the random draws ask about."""
+_RANDOM_SHARE = 1 / 3
+"""Of the images: those that only the random draws ask about. A run's validation and test splits are
+made of them, and by default these take 30 %."""
 
 
 class PoolImage(NamedTuple):
@@ -91,20 +92,26 @@ class Pool:
             yield PoolImage(key, path, name, Path(entry.path))
 
 
-def drawn_at_random(keys: list[str], seed: int) -> tuple[list[str], list[str]]:
-    """Return a random tenth of the images, and the others, both in a random order.
+def drawn_at_random(
+    keys: Iterable[str], seed: int, near: Mapping[str, Sequence[str]] | None = None
+) -> tuple[list[str], list[str]]:
+    """Return a random third of the images, and the others, both in a random order.
 
-    An image is in the same part, whatever other images there are. Only random draws ask about the
-    tenth, so that those of it that are labelled are a random sample of all images at any time.
+    An image is in the same part, whatever other images there are, with the near duplicates of it.
+    Only random draws ask about the third, so that those of it that are labelled are a random sample
+    of all images at any time.
 
     Args:
         keys: of all images.
         seed: of the draw.
+        near: the near duplicates of images that have some.
     """
+    near = near or {}
     sample: list[tuple[float, str]] = []
     others: list[tuple[float, str]] = []
     for key in keys:
-        number = random.Random(f"{seed} {key}").random()  # noqa: S311 - statistics
+        first = min((key, *near.get(key, ())))
+        number = random.Random(f"{seed} {first}").random()  # noqa: S311 - statistics
         (sample if number < _RANDOM_SHARE else others).append((number, key))
     return [key for _, key in sorted(sample)], [key for _, key in sorted(others)]
 

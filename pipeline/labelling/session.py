@@ -13,9 +13,6 @@ from typing import Any, NamedTuple, Protocol
 
 from patchline.pipeline.errors import ConfigError
 from patchline.pipeline.labelling.answer import (
-    FINDING,
-    NEAR_DUPLICATE,
-    RANDOM,
     Answer,
     Suggestion,
     Verdict,
@@ -29,6 +26,7 @@ from patchline.pipeline.labelling.image_order import Chosen, ImageOrder
 from patchline.pipeline.labelling.leases import MOST_EACH, MOST_TOGETHER, Leases
 from patchline.pipeline.labelling.new_class import checked_class
 from patchline.pipeline.labelling.pool import Pool
+from patchline.pipeline.labels.answer_columns import FINDING, NEAR_DUPLICATE, RANDOM
 from patchline.pipeline.labels.label_sets import MULTI_LABEL, SINGLE_LABEL
 from patchline.pipeline.metrics.intervals import proportion
 
@@ -223,7 +221,9 @@ class Session:
         if self._asks_findings:
             return FINDING
         answer = self.answers.answer(self.pool.images[key].path)
-        return answer.source if answer else self._offered.get(key, "")
+        if answer:
+            return answer.source
+        return self._offered.get(key) or (RANDOM if key in self.order.sample else "")
 
     # -- answering --
 

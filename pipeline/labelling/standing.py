@@ -6,6 +6,7 @@ the findings doubt it, so it is no answer to them.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,6 +14,7 @@ from pydantic import BaseModel, ValidationError
 
 from patchline.pipeline.files.json_lines import DamagedLineError
 from patchline.pipeline.labelling.answer import Answer
+from patchline.pipeline.labels.answer_columns import NEAR
 from patchline.pipeline.labels.label_sets import Task
 
 Event = dict[str, Any]
@@ -43,6 +45,10 @@ class _Findings(BaseModel):
     digest: str
 
 
+class _Groups(BaseModel):
+    groups: dict[str, list[str]]
+
+
 _KINDS: dict[str, type[BaseModel]] = {
     "answers": _Answers,
     "undo": _Undo,
@@ -50,7 +56,15 @@ _KINDS: dict[str, type[BaseModel]] = {
     "classes": _Classes,
     "task": _OfTask,
     "findings": _Findings,
+    "groups": _Groups,
 }
+
+_NAME_DIGITS = 12
+
+
+def name_of_group(batch: str) -> str:
+    """Return the name of the group of the images that were answered at once."""
+    return f"{NEAR}{batch.rpartition('.')[2][:_NAME_DIGITS]}"
 
 
 @dataclass
@@ -66,15 +80,17 @@ class Standing:
     """The digest of the findings of the last round; empty if there was none."""
     earlier: dict[str, int] = field(default_factory=dict)
     """How many answers of an image's history are older than the last round."""
+    groups: dict[str, str] = field(default_factory=dict)
+    """The name of the group of each image that has near duplicates."""
+    members: dict[str, list[str]] = field(default_factory=dict)
+    """The images of each group, the oldest group first."""
 
     def apply(self, event: Event) -> None:
         """Change the state by an event; one of a later Patchline changes nothing."""
         kind = event["event"]
+        self._take_groups(event.get("groups", {}))
         if kind == "answers":
-            for content in event["answers"]:
-                answer = Answer.of_json(content)
-                self.history.setdefault(answer.path, []).append(answer)
-                self.classes.update(dict.fromkeys(answer.labels))
+            self._take(map(Answer.of_json, event["answers"]))
         elif kind == "undo":
             for path in event["paths"]:
                 self._take_back(path, event["batch"])
@@ -89,6 +105,41 @@ class Standing:
         elif kind == "findings":
             self.findings = event["digest"]
             self.earlier = {path: len(history) for path, history in self.history.items()}
+
+    def _take(self, answers: Iterable[Answer]) -> None:
+        batches: dict[str, list[str]] = {}
+        for answer in answers:
+            self.history.setdefault(answer.path, []).append(answer)
+            self.classes.update(dict.fromkeys(answer.labels))
+            batches.setdefault(answer.batch, []).append(answer.path)
+        several = {batch: paths for batch, paths in batches.items() if batch and len(paths) > 1}
+        self._take_groups({name_of_group(batch): paths for batch, paths in several.items()})
+
+    def _take_groups(self, groups: Mapping[str, Sequence[str]]) -> None:
+        for name, paths in groups.items():
+            self._group(name, paths)
+
+    def are_grouped(self, paths: Sequence[str]) -> bool:
+        """Return whether images are known to belong to one group."""
+        return len({self.groups.get(path, path) for path in paths}) == 1
+
+    def group_of(self, path: str) -> list[str]:
+        """Return the images of the group of an image; itself alone if it is in none."""
+        return self.members.get(self.groups.get(path, ""), [path])
+
+    def _group(self, name: str, paths: Sequence[str]) -> None:
+        """Put images into one group, with the groups that they are in; the oldest gives the name.
+
+        A group stays one, also when an answer is taken back: its images still look alike.
+        """
+        there = {self.groups[path] for path in paths if path in self.groups}
+        if there:
+            name = there.pop() if len(there) == 1 else min(there, key=list(self.members).index)
+        joined = [*self.members.get(name, ()), *(p for path in paths for p in self.group_of(path))]
+        for other in there - {name}:
+            del self.members[other]
+        self.members[name] = list(dict.fromkeys(joined))
+        self.groups.update(dict.fromkeys(joined, name))
 
     def answer(self, path: str) -> Answer | None:
         """Return the answer that stands for an image; None without one."""

@@ -8,16 +8,28 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from typing import Final
 
 from patchline.pipeline.files.ignored_files import DEFAULT
 from patchline.pipeline.labels.reading_rules import AUTO, LIST, NONE, ReadingRules
 
-PATH, LABEL = "path", "label"
+PATH, LABEL, ANSWER_GROUP = "path", "label", "group"
 ANSWER_COLUMNS = (
     *(PATH, LABEL, "labeled_by", "labeled_at"),
     *("suggestion", "suggestion_probability", "source"),
 )
-"""In the order of the table; a person may add others behind them."""
+"""In the order of the table; `ANSWER_GROUP` and columns of a person are behind them."""
+NEAR = "near "
+"""Start of the names of groups that `patchline label` makes of near duplicates."""
+
+ANSWER_SOURCE = "label_source"
+"""The column of the manifest for the cells of `source`."""
+RANDOM: Final = "random"
+"""The image was drawn at random."""
+DATA, TABLE, FINDING = "data", "table", "finding"
+"""Where else a label is from: the folder's own, an edited table, the correction of a finding."""
+NEAR_DUPLICATE = "near duplicate"
+"""The image is like another one, which a person was asked about."""
 
 
 def are_answers(names: Sequence[str]) -> bool:
@@ -39,6 +51,47 @@ def answer_rules(rules: ReadingRules, cells: Sequence[str]) -> ReadingRules:
     if rules.no_label == (DEFAULT,):
         changed["no_label"] = ()  # an image without an answer has no row
     return rules.model_copy(update=changed)
+
+
+def answer_groups(own: Sequence[str], cells: Sequence[str], fixed: Sequence[bool]) -> list[str]:
+    """Return the groups of the images of a table of answers.
+
+    Args:
+        own: those of another column, which a person has named; empty for an image in none.
+        cells: of the column `ANSWER_GROUP`.
+        fixed: whether the table says which split an image is in; near duplicates in several are
+            for an inspection to find.
+    """
+    near = [
+        "" if is_fixed and name.startswith(NEAR) else name
+        for name, is_fixed in zip(cells, fixed, strict=True)
+    ]
+    return joined_groups(own, near)
+
+
+def joined_groups(own: Sequence[str], near: Sequence[str]) -> list[str]:
+    """Return the name of each image's group if images that share a name in either are in one.
+
+    Args:
+        own: names of a person's groups, which come first; empty for an image in none.
+        near: names of groups of near duplicates.
+    """
+    parent: dict[tuple[bool, str], tuple[bool, str]] = {}
+
+    def root(key: tuple[bool, str]) -> tuple[bool, str]:
+        while parent.setdefault(key, key) != key:
+            parent[key] = key = parent[parent[key]]
+        return key
+
+    keys = [
+        [key for key in ((False, one), (True, other)) if key[1]]
+        for one, other in zip(own, near, strict=True)
+    ]
+    for each in keys:
+        roots = sorted(map(root, each))
+        for other in roots[1:]:
+            parent[other] = roots[0]
+    return [root(each[0])[1] if each else "" for each in keys]
 
 
 def _is_list(cell: str) -> bool:

@@ -8,6 +8,8 @@ from typing import NamedTuple
 
 from patchline.plugin_api import (
     ANSWER_COLUMNS,
+    ANSWER_GROUP,
+    ANSWER_SOURCE,
     MULTI_LABEL,
     SINGLE_LABEL,
     DataError,
@@ -15,6 +17,7 @@ from patchline.plugin_api import (
     ListedImage,
     SourceContext,
     Split,
+    answer_groups,
     are_answers,
     is_several,
 )
@@ -50,12 +53,15 @@ def own_columns(table: Table, columns: Columns, rows: list[int]) -> dict[str, li
     """Return the other columns of the table, for the rows whose images are listed."""
     taken = {*columns[:4], *columns.labels, *table.embedded}
     if are_answers(table.names):  # who labelled an image, and when, is no property of it
-        taken |= {*ANSWER_COLUMNS}
+        taken |= {*ANSWER_COLUMNS, ANSWER_GROUP}
     others = [name for name in table.names if name not in taken]
     found = {}
     for name in others[:_MOST_COLUMNS]:
         values = table.column(name)
         found[name] = [values[row] for row in rows]
+    if are_answers(table.names):
+        values = table.column(ANSWER_COLUMNS[-1])
+        found[ANSWER_SOURCE] = [values[row] for row in rows]
     return found
 
 
@@ -83,7 +89,7 @@ def listed_rows(
     """
     read = row_labels(table, columns, context)
     splits = splits_of(table, columns.split, len(read.sets))
-    groups: Sequence[str] = table.column(columns.group) if columns.group else [""] * len(read.sets)
+    groups = _groups(table, columns, splits)
     rows = [
         ListedImage(path, "", splits[row], groups[row] or None, read.sets[row])
         for row, path in enumerate(places.paths)
@@ -122,6 +128,14 @@ def listed_rows(
     if several and read.how:
         notes += _differing(table, rows)
     return ListedRows(kept, list(left_out.values()), kept_rows, notes)
+
+
+def _groups(table: Table, columns: Columns, splits: Sequence[Split | None]) -> Sequence[str]:
+    """Return the group of each row; a table of answers names those of near duplicates itself."""
+    own = table.column(columns.group) if columns.group else [""] * len(splits)
+    if not are_answers(table.names) or ANSWER_GROUP not in table.names:
+        return own
+    return answer_groups(own, table.column(ANSWER_GROUP), [split is not None for split in splits])
 
 
 def _united(rows: Sequence[ListedImage]) -> dict[str, tuple[str, ...]]:

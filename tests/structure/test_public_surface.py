@@ -15,6 +15,8 @@ def test_the_plugin_api_exports_exactly_these_names() -> None:
     """A name that appears or vanishes here changes the contract with plugin authors."""
     assert sorted(plugin_api.__all__) == [
         "ANSWER_COLUMNS",
+        "ANSWER_GROUP",
+        "ANSWER_SOURCE",
         "API_VERSION",
         "ARCHIVE_SUFFIXES",
         "Assumptions",
@@ -67,6 +69,7 @@ def test_the_plugin_api_exports_exactly_these_names() -> None:
         "ValueRange",
         "WorkerError",
         "WorkerTask",
+        "answer_groups",
         "answer_rules",
         "are_answers",
         "check_expansion",

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from patchline.pipeline.data.config import GROUP_NAME
 from patchline.pipeline.errors import ConfigError
+from patchline.pipeline.labels.answer_columns import NEAR, joined_groups
 from patchline.pipeline.terminal_words import counted
 from patchline.plugin_api import ImageListing
 
@@ -17,12 +18,14 @@ _EXAMPLES = 2
 def with_groups(listing: ImageListing, text: str) -> ImageListing:
     """Return a listing whose images are grouped by what a pattern captures in their paths.
 
-    Images in whose path the pattern is not found are in no group.
+    Images in whose path the pattern is not found are in no group, unless near duplicates of them
+    are in one.
 
     Raises:
         ConfigError: if it is found in no path, or the source has named groups itself.
     """
-    if any(image.group for image in listing.images):
+    given = [image.group or "" for image in listing.images]
+    if not all(group.startswith(NEAR) for group in given if group):
         raise ConfigError(
             f"data.group_pattern is '{text}', but the data names groups itself. Leave out "
             "data.group_pattern, or data.group_column if that names them."
@@ -39,7 +42,7 @@ def with_groups(listing: ImageListing, text: str) -> ImageListing:
         )
     images = [
         image._replace(group=group or None)
-        for image, group in zip(listing.images, names, strict=True)
+        for image, group in zip(listing.images, joined_groups(names, given), strict=True)
     ]
     return replace(listing, images=images, notes=[*listing.notes, _note(names)])
 

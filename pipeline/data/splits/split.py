@@ -27,6 +27,7 @@ from patchline.pipeline.data.manifests.same_images import (
     content_numbers,
     united,
 )
+from patchline.pipeline.data.splits import random_draws
 from patchline.pipeline.data.splits.label_gaps import fill_label_gaps
 from patchline.pipeline.data.splits.split_gaps import (
     NEW,
@@ -88,7 +89,7 @@ def assign(
     rows = manifest[movable]
     memory = _empty() if remembered is None else remembered
     pairs = label_pairs(rows["label"], task)
-    new = _NewUnits(pairs, fractions, seed, task)
+    new = _NewUnits(pairs, fractions, seed, task, random_draws.chosen(rows).to_numpy())
     codes, notes, gaps = _decided(rows, new, memory, scope)
     manifest.loc[movable, "split"] = np.array(SPLITS, dtype=object)[codes]
     manifest.loc[~usable, "split"] = ""
@@ -118,7 +119,10 @@ def origin(manifest: pd.DataFrame, missing_splits: Iterable[str]) -> str:
     if not split_off:
         return "as given by the data"
     has_given = (manifest.loc[manifest["status"] == "ok", "split"] != "").any()
-    return f"{split_off} split off from {'train' if has_given else 'all images'}"
+    drawn = ""
+    if random_draws.chosen(manifest[movable_rows(manifest)]).any():
+        drawn = ", the test images of those that were drawn at random"
+    return f"{split_off} split off from {'train' if has_given else 'all images'}{drawn}"
 
 
 def movable_rows(manifest: pd.DataFrame) -> pd.Series[bool]:
@@ -273,12 +277,20 @@ class _NewUnits:
         fractions: shares of the splits to split off.
         seed: of the split.
         task: whether an image has one class, or a set of labels.
+        chosen_N: images that were chosen to be labelled; they are in the test split only if others
+            do not suffice.
     """
 
     def __init__(
-        self, pairs: LabelPairs, fractions: dict[str, float], seed: int, task: Task
+        self,
+        pairs: LabelPairs,
+        fractions: dict[str, float],
+        seed: int,
+        task: Task,
+        chosen_N: Array,
     ) -> None:
         self._pairs, self._fractions, self._seed, self._task = pairs, fractions, seed, task
+        self._chosen_N = chosen_N
         self._needed = [SPLITS.index(split) for split in (*fractions, "train")]
 
     def decided(self, units: Array, names: list[str], fixed: Array) -> tuple[Array, list[Gap]]:
@@ -306,27 +318,64 @@ class _NewUnits:
                 raise too_few(name, int(images[label]), int(own[label]), self._needed)
         parts = Parts(*(table[column].to_numpy() for column in ("label", "unit", "fixed")))
 
+        last = np.zeros(len(names))
+        last[units[self._chosen_N]] = 1  # so that they fill gaps only if no others can
+
         def fresh() -> tuple[Array, Array]:
-            return of_units(units, names, np.full_like(fixed, NEW))
+            numbers, codes = of_units(units, names, np.full_like(fixed, NEW))
+            return numbers + last, codes
 
         filled = fill_label_gaps if self._task == MULTI_LABEL else fill_gaps
-        gaps = filled(Assignment(parts, codes, numbers, fresh, self._needed))
+        gaps = filled(Assignment(parts, codes, numbers + last, fresh, self._needed))
         return np.where(fixed == NEW, codes[units], fixed), gaps
 
     def _by_number(self, units: Array, names: list[str], fixed: Array) -> tuple[Array, Array]:
         """Return numbers and splits of the units: the number of a unit decides."""
         numbers, codes = self._numbers(units, names, fixed), np.full(len(names), NEW)
-        for unit in np.unique(units[fixed == NEW]).tolist():
-            codes[unit] = _split_of(numbers[unit], self._fractions)
+        for rows, fractions in self._parts(units, fixed):
+            for unit in np.unique(units[rows]).tolist():
+                codes[unit] = _split_of(numbers[unit], fractions)
         return numbers, codes
 
     def _stratified(self, units: Array, names: list[str], fixed: Array) -> tuple[Array, Array]:
         """Return numbers and splits of the units: each label has its share in each split."""
-        numbers = self._numbers(units, names, fixed)
-        shares = [self._fractions.get(split, 0.0) for split in SPLITS]
+        numbers, codes = self._numbers(units, names, fixed), np.full(len(names), NEW)
+        _, *others = self._parts(units, fixed)
+        for rows, fractions in others:  # then the images drawn at random fill what is lacking
+            place_N, own = np.cumsum(rows) - 1, rows[self._pairs.images]
+            labels = self._pairs.labels[own]
+            pairs = LabelPairs(place_N[self._pairs.images[own]], labels, self._pairs.names)
+            stratum = Stratum(units[rows], pairs, fixed[rows], numbers)
+            codes = self._distributed(stratum, fractions)
+            fixed = np.where(rows, codes[units], fixed)
+        rest = self._distributed(Stratum(units, self._pairs, fixed, numbers), self._fractions)
+        return numbers, np.where(codes == NEW, rest, codes)
+
+    def _distributed(self, stratum: Stratum, fractions: dict[str, float]) -> Array:
+        shares = [fractions.get(split, 0.0) for split in SPLITS]
         shares[SPLITS.index("train")] = 1 - sum(shares)
-        important = self._needed[-1:] + self._needed[:-1]
-        return numbers, stratified(Stratum(units, self._pairs, fixed, numbers), shares, important)
+        return stratified(stratum, shares, self._needed[-1:] + self._needed[:-1])
+
+    def _parts(self, units: Array, fixed: Array) -> list[tuple[Array, dict[str, float]]]:
+        """Return the new images that were drawn at random, then the others, with their fractions.
+
+        The test split is made of the former alone, and the validation split as far as they suffice:
+        so that the splits have their shares of all new images, that of the former is larger.
+        """
+        is_new, is_chosen = fixed == NEW, self._chosen_N
+        drawn_units = len(np.unique(units[~is_chosen]))
+        if not is_chosen.any() or drawn_units < random_draws.FEWEST:
+            return [(is_new, self._fractions)]
+        drawn, others = is_new & ~is_chosen, is_new & is_chosen
+        share = drawn.sum() / max(1, is_new.sum())
+        of_drawn, of_others, room = {}, {}, 1.0
+        for split, fraction in self._fractions.items():  # the test split is the first
+            of_drawn[split] = min(room, fraction / share) if share else 0.0
+            room -= of_drawn[split]
+            rest = fraction - of_drawn[split] * share
+            if split != "test" and share < 1:
+                of_others[split] = max(0.0, rest / (1 - share))
+        return [(drawn, of_drawn), (others, of_others)]
 
     def _numbers(self, units: Array, names: list[str], fixed: Array) -> Array:
         numbers = np.zeros(len(names))

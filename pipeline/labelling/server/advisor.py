@@ -111,6 +111,7 @@ class Advisor:
                     if self._stopped:
                         return
                     self._groups = _near(known) if known else {}
+                    self._tell_groups()
                 if known and self._order.ranked(self._is_unanswered) < _FEW:
                     self._rank(known)
                 self._changed.wait()
@@ -118,6 +119,15 @@ class Advisor:
             logger.exception("The images cannot be ranked.")
             reason = str(error).splitlines()[0][:200] if str(error) else type(error).__name__
             self._words = f"random, because the images could not be ranked: {reason}"
+
+    def _tell_groups(self) -> None:
+        """Tell the order, and the table, which images are near duplicates of one another."""
+        self._order.group(self._groups)
+        images = self._pool.images
+        groups = {tuple(sorted((key, *others))) for key, others in self._groups.items()}
+        self._answers.group(
+            [images[key].path for key in keys if key in images] for keys in sorted(groups)
+        )
 
     def _described(
         self, source: FeatureSource, images: Sequence[PoolImage], before: Described | None
@@ -170,7 +180,7 @@ class Advisor:
         is_typical = found.source == REPRESENTATIVE
         how = "typical images first" if is_typical else "images first that are hard to predict"
         name = self._source.name if self._source else ""
-        self._words = f"{how}, by the features of {name}; every tenth at random"
+        self._words = f"{how}, by the features of {name}; every third at random"
 
 
 def _near(described: Described) -> dict[str, tuple[str, ...]]:

@@ -32,7 +32,7 @@ def test_an_answer_that_changes_replaces_its_row_and_the_journal_keeps_both(tmp_
     table.append([_answer("2.png"), _answer("3.png", "tulip")])
     table.append([_answer("1.png", "tulip")])
     rows = rows_of(table.file)
-    assert tuple(rows[0]) == ANSWER_COLUMNS
+    assert tuple(rows[0]) == (*ANSWER_COLUMNS, "group")
     assert {row["path"]: row["label"] for row in rows} == {"1.png": "tulip", "3.png": "tulip"}
     journal = (tmp_path / ".patchline-labels.jsonl").read_text().splitlines()
     assert [len(json.loads(line)["answers"]) for line in journal] == [1, 2, 1]
@@ -141,7 +141,7 @@ def test_what_a_person_edits_in_the_table_counts(tmp_path: Path, *, is_open: boo
         table.append([_answer(f"{number}.png", "rose")])
     lines = table.file.read_text().splitlines()
     changed = lines[2].replace("rose", "tulip")
-    new = "9.png,iris,bob,,,,"
+    new = "9.png,iris,bob,,,,,"
     edited = [f"{lines[0]},patient", f"{lines[1]},p1", f"{changed},p2", f"{new},p3"]
     table.file.write_text("\n".join(edited) + "\n")
     if not is_open:
@@ -313,3 +313,41 @@ def test_links_in_place_of_its_files_are_refused(tmp_path: Path, name: str) -> N
         with pytest.raises(StorageError, match="is a link"):
             answers.append([_answer("1.png", "rose")])
     assert own.read_text() == "mine"
+
+
+def _groups(table: AnswersTable) -> dict[str, str]:
+    return {row["path"]: row["group"] for row in rows_of(table.file)}
+
+
+def test_near_duplicates_are_one_group_whenever_they_are_answered(tmp_path: Path) -> None:
+    """Those answered at once, and those that are found later; the older group keeps its name."""
+    table = AnswersTable(tmp_path / "labels.csv")
+    table.append([_answer(path, "rose", batch=f"{ADA}.0") for path in ("1.png", "2.png")])
+    for path in ("3.png", "4.png", "5.png"):
+        table.append([_answer(path, "rose")])
+    first = _groups(table)
+    assert first["1.png"] == first["2.png"] != ""
+    assert {first[f"{number}.png"] for number in (3, 4, 5)} == {""}
+    table.group([["3.png", "4.png"], ["4.png", "2.png"], ["8.png", "9.png"]])
+    table.undo(table.last_batch(ADA, "ada"))
+    table.append([_answer("9.png", "tulip")])
+    found = _groups(AnswersTable(tmp_path / "labels.csv"))
+    assert found["3.png"] == found["4.png"] == first["1.png"]
+    assert found["9.png"] not in {"", first["1.png"]}
+    assert found["5.png"] == ""
+    size = table.journal.file.stat().st_size
+    AnswersTable(tmp_path / "labels.csv").group([["2.png", "3.png"]])
+    assert table.journal.file.stat().st_size == size, "what is known is not written again"
+
+
+def test_groups_that_a_person_names_stay_and_take_near_duplicates_in(tmp_path: Path) -> None:
+    """A column `group` of the data, or one that was edited."""
+    table = AnswersTable(tmp_path / "labels.csv")
+    data = [_answer(f"{number}.png", "rose")._replace(batch="") for number in range(3)]
+    table.begin(data, {"split": ["", "", ""], "group": ["patient 7", "", ""]})
+    table.group([["0.png", "1.png"]])
+    assert _groups(table) == {"0.png": "patient 7", "1.png": "patient 7", "2.png": ""}
+    table.file.write_text(table.file.read_text().replace("patient 7", "patient 8", 1))
+    table.append([_answer("3.png", "rose")])
+    assert _groups(table)["0.png"] == "patient 8"
+    assert AnswersTable(tmp_path / "labels.csv").notes == []

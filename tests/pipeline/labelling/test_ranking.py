@@ -1,4 +1,4 @@
-"""Which images are asked about: typical ones, then uncertain ones, a tenth at random."""
+"""Which images are asked about: typical ones, then uncertain ones, a third at random."""
 
 from __future__ import annotations
 
@@ -52,25 +52,38 @@ def test_uncertain_images_follow_once_each_class_has_labels() -> None:
     assert ranking(features, left, labelled[:3], labels[:3], 3).source == "representative"
 
 
-def test_every_tenth_image_is_a_random_draw() -> None:
-    """A tenth of the images is for random draws alone, whatever is ranked."""
+def test_every_third_image_is_a_random_draw() -> None:
+    """A third of the images is for random draws alone, whatever is ranked."""
     order = ImageOrder(KEYS, seed=3)
     order.rank([key for key in KEYS if key not in order.sample], "representative")
     asked: dict[str, str] = {}
-    for _ in range(100):
+    for _ in range(300):
         chosen = order.next(lambda key: key not in asked)
         assert chosen is not None
         asked[chosen.key] = chosen.source
     drawn = {key for key, source in asked.items() if source == "random"}
-    assert len(drawn) == 10
+    assert len(drawn) == 100
     assert drawn <= order.sample
 
 
-def test_the_random_tenth_stays_when_images_are_added() -> None:
+def test_the_random_third_stays_when_images_are_added() -> None:
     """The statistics of a folder that grows stay those of a random sample."""
     sample, others = drawn_at_random(KEYS, seed=0)
-    assert 60 < len(sample) < 140
+    assert 280 < len(sample) < 390
     assert sorted(sample + others) == sorted(KEYS)
     fewer, _ = drawn_at_random(KEYS[:300], seed=0)
     assert fewer == [key for key in sample if key in KEYS[:300]]
     assert drawn_at_random(KEYS, seed=1)[0] != sample
+
+
+def test_near_duplicates_are_in_the_random_third_together() -> None:
+    """As often as a single image, however many they are; and no other draw asks about one."""
+    bursts = [KEYS[start : start + 10] for start in range(0, len(KEYS), 10)]
+    near = {key: [other for other in each if other != key] for each in bursts for key in each}
+    order = ImageOrder(KEYS, seed=0)
+    order.rank(KEYS, "uncertain")
+    order.group(near)
+    inside = [sum(key in order.sample for key in each) for each in bursts]
+    assert set(inside) == {0, 10}
+    assert 20 < inside.count(10) < 47
+    assert order.ranked(lambda key: key in order.sample) == 0

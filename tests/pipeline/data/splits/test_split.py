@@ -10,9 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from patchline.pipeline.data.splits.split import assign, origin, split_fractions
+from patchline.pipeline.data.splits import random_draws
+from patchline.pipeline.data.splits.split import assign, learned, origin, split_fractions
 from patchline.pipeline.data.splits.split_gaps import SPLITS
 from patchline.pipeline.errors import DataError
+from patchline.pipeline.labels.label_sets import MULTI_LABEL, SINGLE_LABEL, Task
 
 
 def table(
@@ -254,3 +256,73 @@ def test_class_without_training_images_is_refused(split: str) -> None:
     assert "'late'" in sentence
     assert split in sentence
     assert "Add some" in sentence
+
+
+def labelled(reasons: Sequence[str], *, classes: int = 3, start: int = 0) -> pd.DataFrame:
+    """Return a manifest of images that were labelled one after another, with the reasons."""
+    labels = [f"class {number % classes}" for number in range(len(reasons))]
+    contents = [f"{start + number}" for number in range(len(reasons))]
+    return table(labels, contents=contents).assign(**{"column:label_source": list(reasons)})
+
+
+TURNS = ("uncertain", "representative", "random", "rest", "feedback", "random")
+
+
+@pytest.mark.parametrize("task", [SINGLE_LABEL, MULTI_LABEL])
+def test_images_that_were_chosen_to_be_labelled_are_not_tested_on(task: Task) -> None:
+    """The splits have their shares all the same, as the table grows, also of sets of labels."""
+    earlier, whole = None, pd.DataFrame()
+    for start in (0, 600):
+        whole = pd.concat([whole, labelled(TURNS * 100, start=start)], ignore_index=True)
+        rows = whole.assign(label='["' + whole["label"] + '"]') if task == MULTI_LABEL else whole
+        found, notes = assign(
+            rows,
+            validation_fraction=0.15,
+            test_fraction=0.15,
+            seed=3,
+            remembered=earlier,
+            task=task,
+        )
+        is_random = found["column:label_source"] == "random"
+        shares = found["split"].value_counts(normalize=True)
+        assert is_random[found["split"] == "test"].all()
+        assert shares["test"] == pytest.approx(0.15, abs=0.05)
+        assert shares["validation"] == pytest.approx(0.15, abs=0.05)
+        assert notes == []
+        assert random_draws.notes(found) == []
+        if earlier is not None:
+            assert found["split"].iloc[:600].tolist() == before
+        earlier, before = learned(found), found["split"].tolist()
+    assert "those that were drawn at random" in origin(rows, ["test"])
+
+
+def test_a_group_is_tested_on_if_it_was_drawn_and_no_image_of_it_was_chosen() -> None:
+    """A near duplicate counts as the image that a person was asked about."""
+    kinds = {
+        "drawn": ("random", "near duplicate"),
+        "chosen": ("uncertain", "near duplicate"),
+        "both": ("random", "uncertain"),
+        "unknown": ("near duplicate", "near duplicate"),
+    }
+    names = [(kind, number) for number in range(60) for kind in kinds]
+    rows = labelled([reason for kind, _ in names for reason in kinds[kind]])
+    rows["label"] = [f"class {number % 3}" for _, number in names for _ in range(2)]
+    rows["group"] = [f"near {kind} {number}" for kind, number in names for _ in range(2)]
+    found = split_of(rows)
+    assert splits_for_each(found, "group") == {1}
+    tested = found[found["split"] == "test"]["group"].str.split().str[1]
+    assert set(tested) == {"drawn"}
+    assert len(tested) == pytest.approx(0.15 * len(rows), abs=20)
+
+
+def test_too_few_images_drawn_at_random_are_said() -> None:
+    """Nine are no test; a class that was only chosen is tested on all the same."""
+    few = split_of(labelled(["uncertain"] * 81 + ["random"] * 9))
+    tested = int((few["split"] == "test").sum())
+    [note] = random_draws.notes(few)
+    assert f"of the {tested} test images were not drawn at random" in note
+    rare = labelled(["random"] * 60 + ["uncertain"] * 60)
+    rare.loc[100:, "label"] = "rare"
+    [note] = random_draws.notes(split_of(rare))
+    assert note.startswith("1 of the")
+    assert random_draws.notes(split_of(table(labels_of(3, 30)))) == []
