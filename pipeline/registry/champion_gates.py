@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from patchline.pipeline.evaluation.compared_models import p_value_text
-from patchline.pipeline.evaluation.comparison import ClassChange, Comparison
+from patchline.pipeline.evaluation.comparison import NOT_RANDOM, ClassChange, Comparison
 from patchline.pipeline.evaluation.multi_label.label_set_comparison import (
     LabelChange,
     LabelSetComparison,
@@ -56,12 +56,15 @@ def _better_than_champion(
     """Run the paired test: a higher metric on the common images, and significantly so."""
     if comparison.units < config.min_images:
         more = "test images" if comparison.groups is None else "test images of other groups"
+        chosen = comparison.left_out.get(NOT_RANDOM)
+        others = f"; {chosen:,} more were {NOT_RANDOM}" if chosen else ""
+        remedy = f"add {more}, or lower promotion.min_images"
         return GateResult(
             name="better_than_champion",
             passed=False,
             value=None,
             threshold=0.0,
-            sentence=f"{_too_few(config, comparison)}; add {more}, or lower promotion.min_images",
+            sentence=f"{_too_few(config, comparison)}{others}; {remedy}",
         )
     verdict = (
         _by_label_sets(config, comparison)

@@ -10,6 +10,7 @@ import numpy as np
 import pandas as pd
 
 from patchline.pipeline.data.manifests import manifest as manifests
+from patchline.pipeline.data.splits import random_draws
 from patchline.pipeline.errors import ModelReferenceError
 from patchline.pipeline.evaluation.comparison import Comparison, comparable_images, compare
 from patchline.pipeline.evaluation.multi_label.label_set_comparison import (
@@ -72,7 +73,9 @@ def evaluate_gates(
     """
     challenger = load_records(reference)
     provenance = challenger.provenance.summary
-    results = promotion_gates.absolute_gates(config, challenger.metrics)
+    manifest = challenger.manifest
+    notes = [] if manifest is None else random_draws.notes(manifests.usable(manifest))
+    results = promotion_gates.absolute_gates(config, challenger.metrics, "; ".join(notes))
     comparison, pixels_of = None, None
     if champion is not None and champion != reference.version:
         on_note(f"comparing with version {champion}, the champion")

@@ -39,12 +39,15 @@ def provenance_gate(name: str, provenance: ProvenanceSummary) -> GateResult:
     )
 
 
-def absolute_gates(config: PromotionConfig, metrics: Mapping[str, float]) -> list[GateResult]:
+def absolute_gates(
+    config: PromotionConfig, metrics: Mapping[str, float], caveat: str = ""
+) -> list[GateResult]:
     """Check the version's own test metrics against the limits in the config.
 
     Args:
         config: holds the limits.
         metrics: from the version's own test report, without the prefix `test/`.
+        caveat: why they may be wrong; empty if nothing is known against them.
     """
     limits = [
         *((name, value, f"minimum_{name}") for name, value in config.minimum.items()),
@@ -53,7 +56,8 @@ def absolute_gates(config: PromotionConfig, metrics: Mapping[str, float]) -> lis
     gates = [_limit(key, name, metrics.get(name), limit) for name, limit, key in limits]
     if config.max_calibration_error is not None:
         gates.append(_limit("calibration", "ece", metrics.get("ece"), config.max_calibration_error))
-    return gates
+    note = f"; note that {caveat}" if caveat else ""
+    return [gate.model_copy(update={"sentence": f"{gate.sentence}{note}"}) for gate in gates]
 
 
 def package_gates(config: PromotionConfig, check: PackageCheck) -> list[GateResult]:

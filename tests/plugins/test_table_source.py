@@ -17,8 +17,11 @@ from patchline.pipeline.config_files import requested
 from patchline.pipeline.data.ingested_data import IngestedData
 from patchline.pipeline.data.ingestion import check_source, ingest, prepare, resolve
 from patchline.pipeline.data.manifests import manifest as manifests
+from patchline.pipeline.data.manifests.groups import with_groups
 from patchline.pipeline.data.store.prepared_store import open_images
 from patchline.pipeline.errors import ConfigError, DataError
+from patchline.pipeline.labelling.answer import Answer
+from patchline.pipeline.labelling.answers_table import AnswersTable
 from patchline.plugin_api import ImageListing, SourceContext
 from patchline.plugins.data_sources.embedded_images import image_names
 from patchline.plugins.data_sources.table import ImageTable, TableConfig
@@ -409,3 +412,30 @@ def test_an_address_that_is_none_names_the_table(tmp_path: Path) -> None:
     (tmp_path / "x.csv").write_text("image,label\nfile://host/x.png,a\n1.png,b\n")
     with pytest.raises(DataError, match=r"x\.csv cannot be used: .* is file://host/x\.png"):
         listed(tmp_path / "x.csv")
+
+
+def test_a_table_of_answers_names_near_duplicates_and_why_images_were_labelled(
+    tmp_path: Path,
+) -> None:
+    """Without a setting, and beside a column of groups that a person names."""
+    table = AnswersTable(tmp_path / "labels.csv")
+    for number, source in enumerate(("random", "uncertain", "random", "random")):
+        Image.new("RGB", (20, 20), (number, 0, 0)).save(tmp_path / f"{number}.png")
+        table.append([Answer(f"{number}.png", "label", ("rose",), source=source)])
+    table.group([["0.png", "1.png"]])
+    near = {image.path: image.group for image in listed(table.file).images}
+    assert near["0.png"] == near["1.png"] != near["2.png"]
+    assert near["2.png"] is near["3.png"] is None
+    assert listed(table.file).columns["label_source"] == ["random", "uncertain", "random", "random"]
+    lines = table.file.read_text().splitlines()
+    patients = ("patient", "", "p1", "p1", "")
+    file = tmp_path / "named.csv"
+    file.write_text("\n".join(f"{a},{b}" for a, b in zip(lines, patients, strict=True)))
+    named = [image.group for image in listed(file, group_column="patient").images]
+    assert named == ["p1", "p1", "p1", None]
+    pattern = with_groups(listed(table.file), r"([12])\.png")
+    assert [image.group for image in pattern.images] == ["1", "1", "2", None]
+    fixed = tmp_path / "split.csv"
+    splits = ("split", "train", "test", "", "")
+    fixed.write_text("\n".join(f"{a},{b}" for a, b in zip(lines, splits, strict=True)))
+    assert {image.group for image in listed(fixed).images} == {None}

@@ -147,6 +147,24 @@ def test_too_few_common_images_refuse(tmp_path: Path) -> None:
     assert "fewer than promotion.min_images 31" in decision.reason
 
 
+def test_images_that_were_chosen_to_be_labelled_promote_nothing(tmp_path: Path) -> None:
+    """A gain on the images that help most is none in the inbox, and the gates say so."""
+    manifest = made_manifest()
+    reasons = ["random" if number < 40 else "uncertain" for number in range(len(manifest))]
+    manifest["column:label_source"] = reasons
+    make_version("roses", tmp_path, wrong=range(40, 120), manifest=manifest)
+    challenger = make_version("roses", tmp_path, manifest=manifest)
+    few = _decision(challenger, tmp_path, QUICK.model_copy(update={"min_images": 41}))
+    assert "only 40 images were not used" in few.reason
+    assert "; 160 more were not drawn at random to be labelled, but chosen; add" in few.reason
+    limits = QUICK.model_copy(update={"minimum": {"accuracy": 0.0}, "max_class_drop": None})
+    decision = _decision(challenger, tmp_path, limits)
+    assert decision.failed == ("better_than_champion",)
+    assert decision.reason.startswith("of 40 images not used for training")
+    [limit] = [gate for gate in decision.gates if gate.name == "minimum_accuracy"]
+    assert "note that 160 of the 200 test images were not drawn at random" in limit.sentence
+
+
 def test_images_of_one_patient_are_one_observation(tmp_path: Path) -> None:
     """20 frames of one patient that flip together promote nothing, and everything says why."""
     manifest = made_manifest()
