@@ -16,7 +16,7 @@ for three batches, over draws of the order; with a rare class, the accuracy is a
 classes. Features and finished draws are kept in `--keep`, so an interrupted command continues.
 
 `--reported` compares the test accuracy that a run on the table reports with that on the test images
-of the benchmark: after 200 labels in this order, and after 100 of images that each have a near
+of the benchmark: after 200 labels in this order, and after 160 of images that each have a near
 duplicate, labelled with it. The splits are those of a run, with and without the column of the table
 that says which images were drawn at random, or which belong together.
 """
@@ -195,11 +195,12 @@ def _asked(order: str, draw: int, pool: Images, most: int) -> Iterator[dict[int,
         if order == "random":
             asked = dict.fromkeys(shuffled[: len(asked) + _BATCH], RANDOM)
         else:
-            names = [(str(pool.labels_N[row]),) for row in asked]
+            known = [row for row, reason in asked.items() if reason != RANDOM]
+            names = [(str(pool.labels_N[row]),) for row in known]
             left = sorted(others - set(asked))
             drawn = [row for row in sample if row not in asked][: round(_BATCH / EVERY)]
             seed = draw + len(asked)
-            found = ranking(pool.features_ND, left, list(asked), names, _BATCH - len(drawn), seed)
+            found = ranking(pool.features_ND, left, known, names, _BATCH - len(drawn), seed)
             asked |= dict.fromkeys(found.rows, found.source) | dict.fromkeys(drawn, RANDOM)
         yield asked
 
@@ -236,7 +237,7 @@ def _reported(
         doubled: whether each image has a near duplicate, all are drawn at random, and fewer.
     """
     pool, tests = images
-    *_, asked = _asked("random" if doubled else "patchline", draw, pool, 100 if doubled else 200)
+    *_, asked = _asked("random" if doubled else "patchline", draw, pool, 160 if doubled else 200)
     rows = np.repeat(list(asked), 1 + doubled)
     noise_ND = 0.02 * np.random.default_rng(draw).normal(size=pool.features_ND[rows].shape)
     given = Images(_normalized(pool.features_ND[rows] + doubled * noise_ND), pool.labels_N[rows])

@@ -20,10 +20,10 @@ STEPS = [line.split()[1:] for block in blocks(PAGE, "sh") for line in block.spli
 ADA = "ada-00000001"
 DARKER = 0.3
 SHORT = ("--preset", "none", "--training.epochs", "80", "--json")
-LABELLED, MORE = 40, 60
+LABELLED, MORE = 40, 180
 """The paired test needs six images that only the new version gets right, and none that only the
-champion does (p = 2 / 2^6). Half of the new labels are in the test set, a part of them is dark, and
-the new version learns some of those: 40 have made five such images, 60 make more."""
+champion does (p = 2 / 2^6). A third of the new labels is drawn at random and in the test set, 28% of
+those are dark, and the champion is wrong about half of them."""
 
 
 def write(folder: Path, number: int, brightness: float = 1.0) -> Path:
@@ -77,8 +77,9 @@ def test_an_inbox_becomes_a_model_that_learns_what_has_drifted(tmp_path: Path) -
         label(inbox, MORE, more_labels)
         rows = rows_of(inbox / "labels.csv")
         assert len(rows) == LABELLED + MORE
-        dark = sum(int(Path(row["path"]).stem) >= 300 for row in rows)
-        assert dark > 0.6 * MORE, "of all images without a label, 28% are dark"
+        chosen = [row for row in rows if row["source"] != "random"]
+        dark = sum(int(Path(row["path"]).stem) >= 300 for row in chosen)
+        assert dark > 0.4 * len(chosen), "of all images without a label, 28% are dark"
         second = patchline(*second_run, *SHORT, cwd=tmp_path)
         assert second.code == 0, second.err
         decided = patchline(*promote, "--json", cwd=tmp_path)

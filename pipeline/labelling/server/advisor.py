@@ -24,6 +24,7 @@ from patchline.pipeline.labelling.image_order import ImageOrder
 from patchline.pipeline.labelling.pool import Pool, PoolImage
 from patchline.pipeline.labelling.ranking import predicted, ranking, suggestions
 from patchline.pipeline.labelling.server.image_features import Described, FeatureSource
+from patchline.pipeline.labels.answer_columns import RANDOM
 from patchline.pipeline.labels.label_sets import MULTI_LABEL
 
 logger = logging.getLogger(__name__)
@@ -158,19 +159,22 @@ class Advisor:
     def _rank(self, advice: Described) -> None:
         rows = {key: row for row, key in enumerate(advice.keys)}
         standing = self._answers.standing()
-        pairs = [
-            (rows[image.key], answer.labels)
+        sample = self._order.sample
+        answered = [
+            (rows[image.key], answer.labels, answer.source == RANDOM or image.key in sample)
             for path, answer in standing.items()
             if (image := self._pool.by_path.get(path)) is not None and image.key in rows
             if answer.verdict == "label"
         ]
-        labelled, labels = [row for row, _ in pairs], [each for _, each in pairs]
-        sample = self._order.sample
+        labelled, labels = [row for row, _, _ in answered], [each for _, each, _ in answered]
+        # What is chosen must not depend on what was drawn: a run tests on that, and trains on this.
+        own_rows = [row for row, _, is_drawn in answered if not is_drawn]
+        own_labels = [each for _, each, is_drawn in answered if not is_drawn]
         open_rows = [
             row for key, row in rows.items() if key not in sample and self._is_unanswered(key)
         ]
         seed = self._order.seed + len(labelled)
-        found = ranking(advice.features_ND, open_rows, labelled, labels, _BATCH, seed)
+        found = ranking(advice.features_ND, open_rows, own_rows, own_labels, _BATCH, seed)
         if not advice.classes and self._answers.task != MULTI_LABEL:
             own = predicted(advice.features_ND, labelled, labels)
             if own is not None:

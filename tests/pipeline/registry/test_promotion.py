@@ -153,7 +153,8 @@ def test_images_that_were_chosen_to_be_labelled_promote_nothing(tmp_path: Path) 
     reasons = ["random" if number < 40 else "uncertain" for number in range(len(manifest))]
     manifest["column:label_source"] = reasons
     make_version("roses", tmp_path, wrong=range(40, 120), manifest=manifest)
-    challenger = make_version("roses", tmp_path, manifest=manifest)
+    metrics = {"accuracy": 0.9}
+    challenger = make_version("roses", tmp_path, manifest=manifest, metrics=metrics)
     few = _decision(challenger, tmp_path, QUICK.model_copy(update={"min_images": 41}))
     assert "only 40 images were not used" in few.reason
     assert "; 160 more were not drawn at random to be labelled, but chosen; add" in few.reason
