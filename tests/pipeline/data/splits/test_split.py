@@ -271,7 +271,8 @@ TURNS = ("uncertain", "representative", "random", "rest", "feedback", "random")
 @pytest.mark.parametrize("task", [SINGLE_LABEL, MULTI_LABEL])
 def test_images_that_were_chosen_to_be_labelled_are_not_tested_on(task: Task) -> None:
     """The splits have their shares all the same, as the table grows, also of sets of labels."""
-    earlier, whole, before = None, pd.DataFrame(), []
+    before: list[str] = []
+    earlier, whole = None, pd.DataFrame()
     for start in (0, 600):
         whole = pd.concat([whole, labelled(TURNS * 100, start=start)], ignore_index=True)
         rows = whole.assign(label='["' + whole["label"] + '"]') if task == MULTI_LABEL else whole
