@@ -7,6 +7,7 @@
     python -m benchmarks.statistical_methods gate
     python -m benchmarks.statistical_methods label_sets [TRIALS]
     python -m benchmarks.statistical_methods groups [TRIALS]
+    python -m benchmarks.statistical_methods mirror [TRIALS]
 
 `intervals` prints how often the 95% intervals contain the true value, by metric and number of
 images (about ten minutes on two cores; 1,000 simulations unless given). A population of 60,000
@@ -42,6 +43,11 @@ pairs of models a setting unless given; a quarter of them for sets of labels, wi
 images). In each group the
 images on which just one model is right prefer one of the two, by a normal deviate of the group; a
 quarter of the groups have as many images as the other three quarters.
+
+`mirror` prints what the measurement of mirror symmetry answers, for data sets that are symmetric by
+construction and for others (40 of each setting unless given; about six minutes). An image is its
+class's pattern, its group's, and noise. In a symmetric data set each group, or each image, shows
+its patterns mirrored with probability one half; in an asymmetric one the class's pattern never is.
 """
 
 from __future__ import annotations
@@ -61,6 +67,7 @@ import numpy as np
 from scipy.stats import norm
 
 from benchmarks.measured_runs import machine
+from patchline.pipeline.data.symmetry.mirror_probe import measured
 from patchline.pipeline.metrics.classification import by_class, metrics, softmax
 from patchline.pipeline.metrics.image_groups import ImageGroups
 from patchline.pipeline.metrics.intervals import MetricEstimate, f1_scores, proportion
@@ -805,6 +812,78 @@ def print_groups(given: argparse.Namespace) -> None:
         )
 
 
+class MirrorSetting(NamedTuple):
+    """Data sets of images that may be mirrored."""
+
+    classes: str
+    groups: tuple[int, ...]
+    """Of each class."""
+    images: int
+    """Of each group."""
+    labels: int = 1
+    """Whose patterns an image shows; it counts for one of them."""
+    by_group: bool = True
+    """Whether all images of a group face the same way."""
+
+
+_MIRROR_SETTINGS = (
+    MirrorSetting("one image each", (1,) * 120, 1),
+    MirrorSetting("one group each", (1,) * 4, 12),
+    MirrorSetting("two groups each", (2,) * 4, 12),
+    MirrorSetting("three groups each", (3,) * 4, 12),
+    MirrorSetting("three groups each, images face their own way", (3,) * 4, 12, by_group=False),
+    MirrorSetting("three images each", (3,) * 60, 1),
+    MirrorSetting("ten groups each", (10,) * 4, 5),
+    MirrorSetting("two of 60 images, 20 of one or two", (60, 60) + (1, 2) * 10, 1),
+    MirrorSetting("three of 40 images", (40,) * 3, 1),
+    MirrorSetting("no classes, 12 groups", (12,), 10),
+    MirrorSetting("six labels, three on an image", (30,) * 6, 1, labels=3),
+)
+
+
+def mirrored_data(
+    generator: np.random.Generator, setting: MirrorSetting, *, symmetric: bool
+) -> tuple[Array, Array, Array]:
+    """Return images (N, 32, 32, 3), their labels (N) and groups (N)."""
+    number = len(setting.groups)
+    patterns_KSSC = generator.normal(size=(number, 8, 8, 3))
+    images, labels, groups = [], [], []
+    for label in np.repeat(np.arange(number), setting.groups):
+        of_group = generator.normal(size=(8, 8, 3))
+        turned = generator.random() < 1 / 2
+        for _ in range(setting.images):
+            turned = turned if setting.by_group else generator.random() < 1 / 2
+            more = generator.permutation(np.delete(np.arange(number), label))[: setting.labels - 1]
+            own = patterns_KSSC[[label, *more]].sum(0)
+            seen = [own[:, ::-1] if turned and symmetric else own, of_group[:, :: 1 - 2 * turned]]
+            noise = np.kron(generator.normal(size=(16, 16, 3)), np.ones((2, 2, 1))) / 2
+            image = np.kron(sum(seen), np.ones((4, 4, 1))) + noise
+            images.append((40 * image + 128).clip(0, 255).astype(np.uint8))
+            labels.append(label)
+            groups.append(len(groups) // setting.images)
+    return np.stack(images), np.array(labels), np.array(groups)
+
+
+def print_mirror(given: argparse.Namespace) -> None:
+    """Print what the measurement answers."""
+    trials = given.simulations or 40
+    print(f"{trials} data sets in each setting: symmetric / not symmetric / not known")
+    print("| classes | images | of symmetric data | of asymmetric data |")
+    print("|---" * 4 + "|")
+    for place, setting in enumerate(_MIRROR_SETTINGS):
+        cells = []
+        for symmetric in (True, False):
+            generator = np.random.default_rng((place, symmetric))
+            answers = [
+                measured(*mirrored_data(generator, setting, symmetric=symmetric)).answer
+                for _ in range(trials)
+            ]
+            counts = [answers.count(each) for each in ("symmetric", "asymmetric", "unknown")]
+            cells.append(" / ".join(map(str, counts)))
+        images = sum(setting.groups) * setting.images
+        print(f"| {setting.classes} | {images} | {' | '.join(cells)} |", flush=True)
+
+
 def main() -> None:
     """Simulate what the command names."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
@@ -816,6 +895,7 @@ def main() -> None:
         ("temperature_groups", print_temperature_groups),
         ("label_sets", print_label_sets),
         ("groups", print_groups),
+        ("mirror", print_mirror),
     ):
         command = commands.add_parser(name)
         command.add_argument("simulations", type=int, nargs="?")

@@ -9,6 +9,10 @@ colours and coarse pixels, and tested out of fold:
 - **Originals.** For each class, a probe tells originals from mirror images. It cannot where both
   occur. It can for text, for views from one side, and for organs, however hard the classes are.
 
+What counts is a unit: an image, or all images of a group. A unit is scored by probes that have seen
+other units of its class; an image whose class is one unit is left out. Nothing is concluded from a
+probe without skill: where it does not recognise originals, nothing is lost on mirror images.
+
 N images, S pixels on a side, D features, K classes.
 """
 
@@ -39,6 +43,8 @@ _TOLD_APART, _ALONE = 0.7, 0.65
 _ROUNDING = 1e-6
 _LEVEL = 0.001
 """Of each test, shared by the classes."""
+_FLIPS = 999
+"""Random choices of the units to mirror, which the second probe is compared with."""
 _Z = 1.96
 _SUSPICIOUS = 0.02
 """A class that fails its own test at this level is not called symmetric; it stays unknown."""
@@ -72,6 +78,9 @@ class Measured:
 
     answer: Answer
     images: int
+    """That were scored."""
+    left_out: int
+    """Images that no probe could be tested on, as their class is one image or one group."""
     accuracy: Share
     """Of the class probe on held-out images."""
     mirrored: Share
@@ -94,50 +103,56 @@ def measured(images_NSSC: Array, labels_N: Array, units_N: Array) -> Measured:
         labels_N: numbers of the classes from 0.
         units_N: what belongs together, such as copies; never on both sides of a fold.
     """
-    count = len(images_NSSC)
     originals_ND = _features(images_NSSC)
     mirrored_ND = _features(images_NSSC[:, :, ::-1])
-    _, places = np.unique(units_N, return_inverse=True)
-    folds_N = _ranks(labels_N, places) % FOLDS
+    _, units_N = np.unique(units_N, return_inverse=True)
+    folds_N = _ranks(labels_N, units_N) % FOLDS
     scores_NK, mirrored_NK = _class_scores(originals_ND, mirrored_ND, labels_N, folds_N)
-    told_N = _told_apart(originals_ND - mirrored_ND, labels_N, folds_N)
-    right_N = scores_NK.argmax(1) == labels_N
-    guesses_N = mirrored_NK.argmax(1)
-    pooled, by_class = _kept_skill(scores_NK, mirrored_NK, labels_N)
-    classes, sides = [], []
+    told_N, told_by_chance = _told_apart(originals_ND - mirrored_ND, labels_N, folds_N, units_N)
+    scored_N = np.isfinite(told_N)
+    guesses_NK = np.stack([_guesses(scores_NK), _guesses(mirrored_NK)], axis=1)
+    right_N, kept_N = np.where(scored_N, (guesses_NK == labels_N[:, None]).T, np.nan)
+    lead_N, contrast_N = _kept_skill(scores_NK, mirrored_NK, labels_N, folds_N)
     number = scores_NK.shape[1]
-    for label, (lost_here, _) in enumerate(by_class):
-        own_N = labels_N == label
-        size, hits = int(own_N.sum()), float(told_N[own_N].sum())
-        if number > 1 and lost_here < _LEVEL / number:
-            others = np.bincount(guesses_N[own_N & (guesses_N != label)], minlength=number)
-            other = int(others.argmax())
-            as_other = share(int(others[other]), size)
-            kept = float((guesses_N[own_N] == label).mean())
-            classes.append(
-                ClassEvidence(label, float(right_N[own_N].mean()), kept, other, as_other)
-            )
-        if size and bdtrc(np.ceil(hits) - 1, size, _TOLD_APART) < _LEVEL / number:
-            sides.append((label, hits / size))
-    lost, kept_more = pooled
-    told = share(float(told_N.sum()), count)
-    skilled = number > 1 and _probability_of_less(_lead(scores_NK, labels_N), 0.0) < _LEVEL
+    classes, sides, suspicious = [], [], False
+    for label in range(number):
+        own_N = (labels_N == label) & scored_N
+        lost = _at_least_zero(_by_unit(contrast_N, units_N, own_N))
+        skill = _at_most_zero(_by_unit(lead_N, units_N, own_N))
+        suspicious |= lost < _SUSPICIOUS
+        if number > 1 and max(lost, skill) < _LEVEL / number:
+            others = np.where(guesses_NK[:, 1] == label, -1, guesses_NK[:, 1])
+            other = int(np.bincount(others[own_N & (others >= 0)], minlength=number).argmax())
+            as_other = _share(_by_unit((others == other).astype(float), units_N, own_N))
+            recognised = float(right_N[own_N].mean()), float(kept_N[own_N].mean())
+            classes.append(ClassEvidence(label, *recognised, other, as_other))
+        told_U = _by_unit(told_N, units_N, own_N)
+        if len(told_U) and bdtrc(np.floor(told_U.sum()) - 1, len(told_U), _TOLD_APART) < (
+            _LEVEL / number
+        ):
+            sides.append((label, float(told_N[own_N].mean())))
+    contrast_U = _by_unit(contrast_N, units_N, scored_N)
+    told = _share(_by_unit(told_N, units_N, scored_N))
+    skilled = number > 1 and _at_most_zero(_by_unit(lead_N, units_N, scored_N)) < _LEVEL
+    is_lost = skilled and _at_least_zero(contrast_U) < _LEVEL
+    images = int(scored_N.sum())
     answer: Answer = "unknown"
-    if count < FEWEST:
+    if images < FEWEST:
         pass
-    elif classes or sides or told.low > _TOLD_APART or (number > 1 and lost < _LEVEL):
+    elif classes or sides or is_lost or (told.low > _TOLD_APART and told_by_chance <= _LEVEL):
         answer = "asymmetric"
-    elif number > 1 and min(lost for lost, _ in by_class) < _SUSPICIOUS:
+    elif 2 * images < len(images_NSSC) or (number > 1 and suspicious):
         pass
     elif number == 1:
         answer = "symmetric" if told.high < _ALONE else "unknown"
-    elif skilled and kept_more < 2 * _LEVEL and told.value < _TOLD_APART:
+    elif skilled and _at_most_zero(contrast_U) < 2 * _LEVEL and told.value < _TOLD_APART:
         answer = "symmetric"
     return Measured(
         answer=answer,
-        images=count,
-        accuracy=share(int(right_N.sum()), count),
-        mirrored=share(int((guesses_N == labels_N).sum()), count),
+        images=images,
+        left_out=len(images_NSSC) - images,
+        accuracy=_share(_by_unit(right_N, units_N, scored_N)),
+        mirrored=_share(_by_unit(kept_N, units_N, scored_N)),
         told_apart=told,
         classes=tuple(sorted(classes, key=lambda each: (each.mirrored - each.originals, each))),
         sides=tuple(sorted(sides, key=lambda each: (-each[1], each[0]))),
@@ -145,13 +160,22 @@ def measured(images_NSSC: Array, labels_N: Array, units_N: Array) -> Measured:
     )
 
 
-def share(hits: float, count: int) -> Share:
-    """Return a share with its Wilson interval."""
-    value, square = hits / max(count, 1), _Z * _Z
-    size = max(count, 1)
+def _share(values_U: Array) -> Share:
+    """Return the mean of units' values of 0 to 1 with its Wilson interval."""
+    size, square = max(len(values_U), 1), _Z * _Z
+    value = float(values_U.sum()) / size
     centre = (value + square / (2 * size)) / (1 + square / size)
     half = _Z * np.sqrt(value * (1 - value) / size + square / (4 * size**2)) / (1 + square / size)
     return Share(value, max(0.0, float(centre - half)), min(1.0, float(centre + half)))
+
+
+def _by_unit(values_N: Array, units_N: Array, chosen_N: Array) -> Array:
+    """Return the mean over the chosen images of each unit that has any, where it is known (U,)."""
+    chosen_N = chosen_N & np.isfinite(values_N)
+    counts = np.bincount(units_N[chosen_N])
+    sums = np.bincount(units_N[chosen_N], values_N[chosen_N])
+    means: Array = sums[counts > 0] / counts[counts > 0]
+    return means
 
 
 def _features(images_NSSC: Array) -> Array:
@@ -204,90 +228,113 @@ def _ranks(labels_N: Array, units_N: Array) -> Array:
 def _ridge(inputs_ND: Array, targets_NK: Array) -> Array:
     """Return the weights (D, K) of a ridge regression, by whichever system is smaller."""
     count, depth = inputs_ND.shape
-    penalty = _RIDGE * float((inputs_ND**2).sum()) / depth + 1e-9
     if count < depth:
-        gram = inputs_ND @ inputs_ND.T
-        penalty *= depth / count
-        gram[np.diag_indices_from(gram)] += penalty
-        weights: Array = inputs_ND.T @ np.linalg.solve(gram, targets_NK)
+        weights: Array = inputs_ND.T @ _of_images(inputs_ND, targets_NK)
         return weights
     gram = inputs_ND.T @ inputs_ND
-    gram[np.diag_indices_from(gram)] += penalty
+    gram[np.diag_indices_from(gram)] += _RIDGE * np.trace(gram) / depth + 1e-9
     solved: Array = np.linalg.solve(gram, inputs_ND.T @ targets_NK)
     return solved
+
+
+def _of_images(inputs_ND: Array, targets_NK: Array) -> Array:
+    """Return how much each image counts in the weights of a ridge regression (N, K)."""
+    gram = inputs_ND @ inputs_ND.T
+    gram[np.diag_indices_from(gram)] += _RIDGE * np.trace(gram) / len(gram) + 1e-9
+    counts: Array = np.linalg.solve(gram, targets_NK)
+    return counts
 
 
 def _class_scores(
     originals_ND: Array, mirrored_ND: Array, labels_N: Array, folds_N: Array
 ) -> tuple[Array, Array]:
-    """Return the out-of-fold scores of images and of their mirror images (N, K)."""
+    """Return the out-of-fold scores of images and of their mirror images (N, K).
+
+    The score of a class is NaN where the probe has seen no image of it.
+    """
     targets_NK = np.eye(int(labels_N.max()) + 1)[labels_N]
-    scores_NK, mirrored_NK = np.zeros_like(targets_NK), np.zeros_like(targets_NK)
+    scores_NK = np.full_like(targets_NK, np.nan)
+    mirrored_NK = scores_NK.copy()
     for fold in range(FOLDS):
         held, rest = folds_N == fold, folds_N != fold
         if not held.any() or not rest.any():
             continue
         centre, prior = originals_ND[rest].mean(0), targets_NK[rest].mean(0)
         weights = _ridge(originals_ND[rest] - centre, targets_NK[rest] - prior)
-        scores_NK[held] = (originals_ND[held] - centre) @ weights + prior
-        mirrored_NK[held] = (mirrored_ND[held] - centre) @ weights + prior
+        offset = np.where(prior > 0, prior, np.nan)
+        scores_NK[held] = (originals_ND[held] - centre) @ weights + offset
+        mirrored_NK[held] = (mirrored_ND[held] - centre) @ weights + offset
     return scores_NK, mirrored_NK
 
 
-def _told_apart(differences_ND: Array, labels_N: Array, folds_N: Array) -> Array:
+def _guesses(scores_NK: Array) -> Array:
+    guesses: Array = np.where(np.isnan(scores_NK), -np.inf, scores_NK).argmax(1)
+    return guesses
+
+
+def _told_apart(
+    differences_ND: Array, labels_N: Array, folds_N: Array, units_N: Array
+) -> tuple[Array, float]:
     """Return 1 for each image that a probe of its class tells from its mirror image, else 0.
 
     The probe is linear in what mirroring changes, so it is right about an image exactly if it is
-    right about the mirror image. Where it has nothing to go by, an image counts half.
+    right about the mirror image. Where it has nothing to go by, an image counts half; where it has
+    seen no other unit of the class, NaN.
+
+    Returns:
+        The values (N,), and the p-value of their mean: the share of random choices of units to
+        mirror, the actual one among them, that are told apart as well. Of a symmetric class all
+        choices are equally likely, whatever the units have in common.
     """
-    told_N = np.full(len(labels_N), 0.5)
+    turns_UR = np.random.default_rng(0).choice((-1.0, 1.0), (int(units_N.max()) + 1, 1 + _FLIPS))
+    turns_UR[:, 0] = 1
+    told_NR = np.full((len(labels_N), 1 + _FLIPS), np.nan, np.float32)
     for label in np.unique(labels_N):
         for fold in range(FOLDS):
             rest = (labels_N == label) & (folds_N != fold)
             held = (labels_N == label) & (folds_N == fold)
-            if rest.sum() > 1 and held.any():
-                weights = _ridge(differences_ND[rest], np.ones((int(rest.sum()), 1)))
-                value = (differences_ND[held] @ weights)[:, 0]
-                told_N[held] = np.where(np.abs(value) < _ROUNDING, 0.5, value > 0)
-    return told_N
-
-
-def _lead(scores_NK: Array, labels_N: Array) -> Array:
-    """Return how far the score of each image's class is above its mean for other images (N,)."""
-    own_N = scores_NK[np.arange(len(labels_N)), labels_N]
-    return own_N - _elsewhere(scores_NK, labels_N)[labels_N]
-
-
-def _elsewhere(scores_NK: Array, labels_N: Array) -> Array:
-    """Return the mean score of each class for the images of other classes (K,)."""
-    own_NK = np.eye(scores_NK.shape[1], dtype=np.bool_)[labels_N]
-    others_K = (~own_NK).sum(0)
-    means: Array = np.where(own_NK, 0, scores_NK).sum(0) / np.maximum(others_K, 1)
-    return means
+            if rest.any() and held.any():
+                counts_NR = _of_images(differences_ND[rest], turns_UR[units_N[rest]])
+                alike_NN = differences_ND[held] @ differences_ND[rest].T
+                value_NR = alike_NN @ counts_NR * turns_UR[units_N[held]]
+                told_NR[held] = np.where(np.abs(value_NR) < _ROUNDING, 0.5, value_NR > 0)
+    scored = np.isfinite(told_NR[:, 0])
+    weights_N = scored / np.maximum(np.bincount(units_N, scored), 1)[units_N]
+    totals_R = weights_N[scored] @ told_NR[scored]
+    return told_NR[:, 0].astype(float), float((totals_R >= totals_R[0] - _ROUNDING).mean())
 
 
 def _kept_skill(
-    scores_NK: Array, mirrored_NK: Array, labels_N: Array
-) -> tuple[tuple[float, float], list[tuple[float, float]]]:
-    """Test whether mirror images keep half of the skill, pooled and for each class.
+    scores_NK: Array, mirrored_NK: Array, labels_N: Array, folds_N: Array
+) -> tuple[Array, Array]:
+    """Return by how much an image, and its mirror image, show its class more than others do.
+
+    Both are compared with the images of other classes that the same probe scores.
 
     Returns:
-        The p-values of keeping at least half of it, and of keeping at most half.
+        The lead of the image (N,), and what its mirror image has above half of it (N,); NaN where
+        they are not known.
     """
     own_N = np.arange(len(labels_N)), labels_N
-    base_N = _elsewhere(scores_NK, labels_N)[labels_N]
-    contrast_N = mirrored_NK[own_N] - _KEPT * scores_NK[own_N] - (1 - _KEPT) * base_N
-    by_class = [_both_sides(contrast_N[labels_N == k]) for k in range(scores_NK.shape[1])]
-    return _both_sides(contrast_N), by_class
+    base_N = np.full(len(labels_N), np.nan)
+    for fold in range(FOLDS):
+        held = folds_N == fold
+        others_NK = ~np.eye(scores_NK.shape[1], dtype=np.bool_)[labels_N[held]]
+        sums_K = np.where(others_NK, scores_NK[held], 0).sum(0)
+        counts_K = others_NK.sum(0)
+        means_K = np.where(counts_K > 0, sums_K / np.maximum(counts_K, 1), np.nan)
+        base_N[held] = means_K[labels_N[held]]
+    lead_N = scores_NK[own_N] - base_N
+    return lead_N, mirrored_NK[own_N] - base_N - _KEPT * lead_N
 
 
-def _both_sides(values: Array) -> tuple[float, float]:
-    return _probability_of_less(-values, 0.0), _probability_of_less(values, 0.0)
+def _at_least_zero(values: Array) -> float:
+    """Return the p-value of Student's t-test of a mean of at least 0."""
+    return _at_most_zero(-values)
 
 
-def _probability_of_less(values: Array, limit: float) -> float:
-    """Return the p-value of Student's t-test of a mean of at most the limit."""
+def _at_most_zero(values: Array) -> float:
     if len(values) < 4:  # noqa: PLR2004 - three values tell no deviation
         return 1.0
     error = values.std(ddof=1) / np.sqrt(len(values)) + 1e-9
-    return float(1 - stdtr(len(values) - 1, (values.mean() - limit) / error))
+    return float(1 - stdtr(len(values) - 1, values.mean() / error))

@@ -31,7 +31,7 @@ from patchline.pipeline.files.atomic_files import storage_errors, write_text
 from patchline.pipeline.files.workspace_folder import make_folder
 from patchline.pipeline.workspace import kept_files
 
-FORMAT = 1
+FORMAT = 2
 """Increase it when the measurement finds something else in the same images."""
 OPTION = "mirror_symmetric"
 _FEWEST_IMAGES, _IMAGES, _MOST_IMAGES = 200, 1000, 5000
@@ -186,10 +186,18 @@ def _in_words(probe: Measured, names: list[str]) -> MirrorSymmetry:
             f"{_interval(probe.mirrored)} of their mirror images, and {told}, where 50% is chance"
         )
     if probe.answer == "unknown":
+        every = probe.images + probe.left_out
+        if probe.images < max(FEWEST, probe.left_out):
+            return _unknown(
+                f"{probe.left_out:,} of {every:,} training images are the only image or group of "
+                "their class, so no probe can be tested on them"
+            )
         skilled = probe.is_skilled or not labelled
         reason = f"{evidence}: no evidence either way" if skilled else _UNSKILLED
-        return _unknown(reason, probe.images)
+        return _unknown(reason, every)
     of = f"measured on {probe.images:,} training images"
+    if probe.left_out:
+        of += f" (not on {probe.left_out:,} that are the only image or group of their class)"
     if probe.answer == "symmetric":
         note = f"mirrored images show the same classes, {of}: {evidence}"
         return MirrorSymmetry(answer="symmetric", origin="measured", note=note)

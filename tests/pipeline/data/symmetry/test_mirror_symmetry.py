@@ -12,6 +12,7 @@ import pytest
 from PIL import Image, ImageDraw, ImageFont
 from sklearn.datasets import load_digits
 
+from benchmarks.statistical_methods import MirrorSetting, mirrored_data
 from patchline.pipeline.config import RunConfig
 from patchline.pipeline.config_files import validated
 from patchline.pipeline.data.ingested_data import IngestedData
@@ -163,6 +164,32 @@ def test_copies_are_never_on_both_sides_of_a_fold() -> None:
     assert found.accuracy.value < 0.8
 
 
+def drawn(setting: MirrorSetting, *, symmetric: bool, seed: int) -> Measured:
+    """Measure a made data set."""
+    generator = np.random.default_rng(seed)
+    return measured(*mirrored_data(generator, setting, symmetric=symmetric))
+
+
+@pytest.mark.parametrize(
+    ("groups", "size"), [((1,) * 60, 1), ((1,) * 4, 12), ((2,) * 4, 8), ((3,) * 4, 8)]
+)
+def test_what_few_images_or_groups_have_in_common_is_no_asymmetry(
+    groups: tuple[int, ...], size: int
+) -> None:
+    """Each group of symmetric classes happens to face one way; a class is one to three of them."""
+    setting = MirrorSetting("", groups, size)
+    answers = [drawn(setting, symmetric=True, seed=seed).answer for seed in range(3)]
+    assert "asymmetric" not in answers
+    assert max(groups) > 1 or set(answers) == {"unknown"}
+
+
+def test_an_asymmetry_is_noticed_beside_classes_of_one_image() -> None:
+    """The single ones are left out; 20 groups of each other class are enough."""
+    setting = MirrorSetting("", (20, 20, *(1,) * 15), 2)
+    found = drawn(setting, symmetric=False, seed=0)
+    assert (found.answer, found.images, found.left_out) == ("asymmetric", 80, 30)
+
+
 # -- from the files to the settings --------------------------------------------------------------
 
 
@@ -218,6 +245,21 @@ def test_few_images_are_not_mirrored(tmp_path: Path) -> None:
     assert "not known" in data.notes[-1]
     assert "set data.mirror_symmetric" in data.notes[-1]
     assert resolve(config, data).data.mirror_symmetric is None
+
+
+def test_classes_of_one_image_are_said_to_be_untestable(tmp_path: Path) -> None:
+    """Not known is said with its reason, and nothing is mirrored."""
+    generator = np.random.default_rng(0)
+    pixels = generator.integers(0, 256, (30, SIDE, SIDE, 3)).astype(np.uint8)
+    for number, each in enumerate(pixels):
+        Image.fromarray(each).save(tmp_path / f"{number}.png")
+    frame = pd.DataFrame({"path": [f"{number}.png" for number in range(30)]})
+    frame["label"] = [f"class {number}" for number in range(30)]
+    rows = frame.assign(sha256=frame["path"], pixels="", group="", width=32, height=32)
+    files = symmetry.Files(tmp_path, PixelMapping())
+    found = symmetry.measured_symmetry(rows, files, tmp_path / "work")
+    assert found.answer == "unknown"
+    assert "30 of 30 training images are the only image or group of their class" in found.note
 
 
 @pytest.mark.parametrize("where", ["data", "options", "augmentation"])
