@@ -127,14 +127,13 @@ def measured(images_NSSC: Array, labels_N: Array, units_N: Array) -> Measured:
             recognised = float(right_N[own_N].mean()), float(kept_N[own_N].mean())
             classes.append(ClassEvidence(label, *recognised, other, as_other))
         told_U = _by_unit(told_N, units_N, own_N)
-        if len(told_U) and bdtrc(np.floor(told_U.sum()) - 1, len(told_U), _TOLD_APART) < (
-            _LEVEL / number
-        ):
+        if bdtrc(np.floor(told_U.sum()) - 1, len(told_U), _TOLD_APART) < _LEVEL / number:
             sides.append((label, float(told_N[own_N].mean())))
     contrast_U = _by_unit(contrast_N, units_N, scored_N)
     told = _share(_by_unit(told_N, units_N, scored_N))
     skilled = number > 1 and _at_most_zero(_by_unit(lead_N, units_N, scored_N)) < _LEVEL
-    is_lost = skilled and _at_least_zero(contrast_U) < _LEVEL
+    seen = len(np.unique(labels_N[scored_N]))
+    is_lost = skilled and _at_least_zero(contrast_U, seen) < _LEVEL
     images = int(scored_N.sum())
     answer: Answer = "unknown"
     if images < FEWEST:
@@ -328,13 +327,28 @@ def _kept_skill(
     return lead_N, mirrored_NK[own_N] - base_N - _KEPT * lead_N
 
 
-def _at_least_zero(values: Array) -> float:
-    """Return the p-value of Student's t-test of a mean of at least 0."""
-    return _at_most_zero(-values)
+def _at_least_zero(values_U: Array, classes: int = 1) -> float:
+    """Return the p-value of units' mean of at least 0: of a t-test or a sign test, the larger.
 
-
-def _at_most_zero(values: Array) -> float:
-    if len(values) < 4:  # noqa: PLR2004 - three values tell no deviation
+    Two units that happen to face the same way agree with each other, so one unit of each class
+    tells nothing: it does not count. The sign test knows that few units may all do so by chance.
+    """
+    size = len(values_U) - classes
+    if size < 1:
         return 1.0
-    error = values.std(ddof=1) / np.sqrt(len(values)) + 1e-9
-    return float(1 - stdtr(len(values) - 1, values.mean() / error))
+    below = np.floor((values_U < 0).mean() * size)
+    return max(float(bdtrc(below - 1, size, 1 / 2)), _at_most_zero(-values_U, size))
+
+
+def _at_most_zero(values_U: Array, size: int = 0) -> float:
+    """Return the p-value of Student's t-test of a mean of at most 0.
+
+    Args:
+        values_U: of units.
+        size: how many of them count; all unless given.
+    """
+    size = size or len(values_U)
+    if size < 4:  # noqa: PLR2004 - three values tell no deviation
+        return 1.0
+    error = values_U.std(ddof=1) / np.sqrt(size) + 1e-9
+    return float(1 - stdtr(size - 1, values_U.mean() / error))

@@ -183,6 +183,13 @@ def test_what_few_images_or_groups_have_in_common_is_no_asymmetry(
     assert max(groups) > 1 or set(answers) == {"unknown"}
 
 
+def test_few_groups_that_face_one_way_may_do_so_by_chance() -> None:
+    """Twelve groups of four classes: eight coin tosses; with 24 it is no chance any more."""
+    few, more = MirrorSetting("", (3,) * 4, 6), MirrorSetting("", (6,) * 4, 3)
+    assert {drawn(few, symmetric=False, seed=seed).answer for seed in range(3)} == {"unknown"}
+    assert {drawn(more, symmetric=False, seed=seed).answer for seed in range(3)} == {"asymmetric"}
+
+
 def test_an_asymmetry_is_noticed_beside_classes_of_one_image() -> None:
     """The single ones are left out; 20 groups of each other class are enough."""
     setting = MirrorSetting("", (20, 20, *(1,) * 15), 2)
