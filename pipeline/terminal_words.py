@@ -158,6 +158,14 @@ def counted(number: int, one: str, many: str = "") -> str:
     return f"{number:,} {one if number == 1 else many or f'{one}s'}"
 
 
+def epochs_in_words(epochs: float) -> str:
+    """Return a length with two digits: `12 epochs`, `0.01 epochs (1% of the images)`."""
+    if epochs < 0.1:  # noqa: PLR2004 - rounded, it would be nothing
+        return f"{epochs:.2g} epochs ({100 * epochs:.2g}% of the images)"
+    number = f"{epochs:.1f}".removesuffix(".0") if epochs < 10 else f"{epochs:,.0f}"  # noqa: PLR2004
+    return f"{number} epoch{'' if number == '1' else 's'}"
+
+
 def by_number(number: int, one: str, many: str) -> str:
     """Return the word that agrees with a number: `is` or `are`."""
     return one if number == 1 else many

@@ -19,7 +19,7 @@ from patchline.pipeline.packaging.model_card import escaped
 from patchline.pipeline.pretraining.evaluating import PretrainingEvaluated
 from patchline.pipeline.registry.promotion import Promotion
 from patchline.pipeline.registry.registration import Registered
-from patchline.pipeline.terminal_words import counted
+from patchline.pipeline.terminal_words import counted, epochs_in_words
 from patchline.pipeline.tracking import addresses, provenance
 from patchline.pipeline.tracking.tracked_run import TrackedRun
 from patchline.pipeline.training.train_result import TrainResult
@@ -205,7 +205,9 @@ def _ancestors(outcome: Outcome | EncoderOutcome) -> Iterator[tuple[str, str]]:
 def _lineage(outcome: Outcome | EncoderOutcome) -> Iterator[tuple[str, str]]:
     data, trained, config = outcome.data, outcome.trained, outcome.config
     counts = ", ".join(f"{count:,} {split}" for split, count in data.counts.items())
-    length = f"{trained.epochs:.4g} epochs ({trained.steps:,} steps) in {trained.seconds:.0f} s"
+    length = (
+        f"{epochs_in_words(trained.epochs)}, {trained.steps:,} steps, in {trained.seconds:.0f} s"
+    )
     if trained.probe is not None:
         length = f"the head alone, on frozen features, in {trained.seconds:.0f} s"
     yield "data", f"{escaped(data.name)}: {counts}"
@@ -225,7 +227,7 @@ def _lineage(outcome: Outcome | EncoderOutcome) -> Iterator[tuple[str, str]]:
         refit = trained.refit
         again = f"{refit.images:,} images (train and validation)"
         if trained.probe is None:
-            again += f" for {refit.epochs:.4g} epochs"
+            again += f" for {epochs_in_words(refit.epochs)}"
         yield "refit", f"{again} in {refit.seconds:.0f} s; these weights were tested"
     if trained.ensemble is not None:
         yield "ensemble", f"of {trained.ensemble.models} models, one of each fold"

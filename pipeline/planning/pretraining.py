@@ -28,7 +28,7 @@ from patchline.pipeline.planning.recipes import Length
 from patchline.pipeline.planning.tiers import OWN, TIERS
 from patchline.pipeline.planning.user_settings import UserSettings
 from patchline.pipeline.presets import PRESETS
-from patchline.pipeline.terminal_words import duration
+from patchline.pipeline.terminal_words import duration, epochs_in_words
 
 _DEFAULTS = RunConfig()
 _FEWER_FROM_WEIGHTS = 3
@@ -107,7 +107,7 @@ def _summary(
     rate = user.get("optimizer.learning_rate", default)
     name = user.get("optimizer.name", _DEFAULTS.optimizer.name)
     limit = user.get("training.time_limit")
-    epochs = f"{number(length.epochs)} epochs"
+    epochs = epochs_in_words(length.epochs)
     long = f"{limit}, about {epochs}" if limit else epochs
     return f"model: {of}", f"pre-training without labels: {long}, {name} at {rate:g}"
 
@@ -118,8 +118,8 @@ def _why_length(facts: PlanFacts, user: UserSettings, length: Length, most: int)
         f"{verb} {number(length.images_per_second)} images/s "
         f"({facts.machine.computes_on}) on {facts.data.training_images:,} training images"
     )
-    epochs = number(length.epochs)
+    epochs = epochs_in_words(length.epochs)
     if limit := user.get("training.time_limit"):
-        return f"{known}: {limit}, including validation, is about {epochs} epochs"
-    took = f"{epochs} epochs take about {duration(length.seconds / length.training_share)}"
+        return f"{known}: {limit}, including validation, is about {epochs}"
+    took = f"{epochs} take about {duration(length.seconds / length.training_share)}"
     return f"{known}: {took}{aim(facts, user, most)}"

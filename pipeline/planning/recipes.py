@@ -245,6 +245,8 @@ def augmentation(
         name, strength = "standard", "simple"
     again = " more" if facts.length_share < 1 else ""
     seen = f"each image is seen {_times(length.epochs)}{again}"
+    if length.epochs < 0.95:  # noqa: PLR2004 - as rounded
+        seen = f"{100 * length.epochs:.2g}% of the images are seen, once"
     mixed = (
         ", MixUp and CutMix" if is_mixed(facts, tier, side, length) else " without mixing images"
     )

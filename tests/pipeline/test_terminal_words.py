@@ -20,6 +20,7 @@ from patchline.pipeline import redaction
 from patchline.pipeline.host.output_streams import RewrittenStream
 from patchline.pipeline.terminal_words import (
     duration,
+    epochs_in_words,
     harmless,
     pasted_path,
     protect_terminal,
@@ -146,3 +147,10 @@ def test_joined_letters_stay_joined() -> None:
     family, persian = "\U0001f468\u200d\U0001f469", "\u0645\u06cc\u200c\u062e"
     assert visible(family + persian) == family + persian
     assert visible("c\u200dat") == r"c\u200dat"
+
+
+def test_less_than_a_tenth_of_an_epoch_is_not_rounded_away() -> None:
+    """The share of the images is said; longer ones have two digits."""
+    lengths = {0.01: "0.01 epochs (1% of the images)", 0.0996: "0.1 epochs (10% of the images)"}
+    lengths |= {0.119: "0.1 epochs", 1.0: "1 epoch", 3.44: "3.4 epochs", 71.6: "72 epochs"}
+    assert {length: epochs_in_words(length) for length in lengths} == lengths

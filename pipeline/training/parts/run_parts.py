@@ -18,6 +18,7 @@ import psutil
 from patchline.pipeline.config import RunConfig
 from patchline.pipeline.data.ingested_data import UNLABELLED, IngestedData
 from patchline.pipeline.metrics.intervals import MetricEstimate, mean_of_repeats
+from patchline.pipeline.terminal_words import epochs_in_words
 from patchline.pipeline.tracking import nested_runs, tracked_run
 from patchline.pipeline.tracking.exactly_once_metrics import MetricSender
 from patchline.pipeline.training.config import duration_seconds
@@ -183,7 +184,7 @@ class RunParts:
         part = TrainingPart(refit=True, plan_steps_per_epoch=first.steps_per_epoch, epochs=epochs)
         data = self.inputs.data
         images = data.training_images + data.counts["validation"]
-        what = f"training on all {images:,} images for {epochs:.4g} epochs"
+        what = f"training on all {images:,} images for {epochs_in_words(epochs)}"
         if first.probe is not None:
             c_used = first.probe.regularization
             part = part.model_copy(update={"regularization": c_used})
