@@ -265,7 +265,9 @@ def _uncalibrated(package: PackagedModel) -> Iterator[str]:
 
 
 def _not_known(package: PackagedModel, coverage: float | None) -> Iterator[str]:
-    """Say which sets and warnings answers will not have."""
+    """Say which sets and warnings answers will not have, and which are not guaranteed."""
+    from patchline.pipeline.models.answer_rules import VALIDATION, AnswerRules
+
     least, promised, unknown = package.judge.threshold(coverage)
     if package.is_multi_label and coverage is None:
         pass  # nobody asks for prediction sets
@@ -276,7 +278,10 @@ def _not_known(package: PackagedModel, coverage: float | None) -> Iterator[str]:
             f"Prediction sets have a coverage of {promised:g}: the model has no threshold for "
             f"{coverage:g}"
         )
-    reasons = (package.judge.rules or {}).get("unknown", {})
+    rules = package.judge.rules or {}
+    if least is not None and rules["basis"] != VALIDATION:
+        yield f"Prediction sets: {AnswerRules.model_validate(rules).on_coverage}"
+    reasons = rules.get("unknown", {})
     for kind, why in reasons.items():
         yield f"The warning '{kind}' is not known, so it is never given: {why}"
     others = [kind for kind in package.judge.unchecked if kind not in reasons]

@@ -3,8 +3,9 @@
 The distance to the features of seen images needs a reference that the threshold's images are no
 part of. So the held-out images are divided: a random half is the reference, the other half gives
 the threshold, and both guarantees are exact (`patchline.pipeline.metrics.conformal`). If the final
-model was trained on the validation images, its features of them are not those of new images; the
-distance then comes from the test images, whose labels play no part in it.
+model was trained on the validation images, other models predict them, and the coverage of sets is
+not guaranteed. Nor are its features of them those of new images; the distance then comes from the
+test images, whose labels play no part in it.
 
 Shapes: N held-out images, K classes, D features.
 """

@@ -1,4 +1,4 @@
-"""Whether the sets and warnings of a package keep their promises, on images with labels.
+"""How often the sets of a package hold the true class, and images get warnings; with labels.
 
 Shapes: N images, K classes, D features.
 """
@@ -51,10 +51,10 @@ class ClassCoverage(FrozenModel):
 
 
 class SetCheck(FrozenModel):
-    """Prediction sets of one promised coverage, on images with labels."""
+    """Prediction sets of one nominal coverage, on images with labels."""
 
     coverage: float
-    """Promised."""
+    """Nominal."""
     covered: MetricEstimate | None
     """Share of the images whose set holds the true class; None if there are no sets."""
     mean_size: float | None = None
@@ -64,13 +64,13 @@ class SetCheck(FrozenModel):
     by_class: tuple[ClassCoverage, ...] = ()
     """Of classes with enough images; the worst first."""
     each_class: bool = False
-    """Whether each class has its own threshold, so that the coverage is promised for each."""
+    """Whether each class has its own threshold, so that the coverage is meant for each."""
     unknown: str = ""
     """Why there are no sets."""
 
     @property
     def is_broken(self) -> bool:
-        """Whether the coverage of these images is below the promised one, beyond chance."""
+        """Whether the coverage of these images is below the nominal one, beyond chance."""
         return self.covered is not None and self.covered.high < self.coverage
 
 
@@ -126,9 +126,11 @@ class AnswersReport(FrozenModel):
     def sentences(self, images: str) -> list[str]:
         """Return what was measured in words; `images` names them, such as `test images`."""
         said = [_about_sets(each, images) for each in self.sets]
+        if self.chosen.covered is not None:
+            said.append(self.rules.on_coverage)
         if self.groups and self.chosen.covered is not None:
             said.append(
-                f"the images form {self.groups:,} groups: the coverage is promised for an image of "
+                f"the images form {self.groups:,} groups: the coverage is that of an image of "
                 "a new group, each group with equal weight; the intervals of the sets are by "
                 "groups; those of the warnings, which take images as independent, are too narrow"
             )
@@ -301,14 +303,14 @@ def _spaced(count: int) -> Array:
 
 
 def _about_sets(check: SetCheck, images: str) -> str:
-    promised = f"{check.coverage:.4g}"
+    nominal = f"{check.coverage:.4g}"
     if check.covered is None or check.single is None:
-        return f"sets with a coverage of {promised} are not known: {check.unknown}"
+        return f"sets with a coverage of {nominal} are not known: {check.unknown}"
     own = ", for each class by its own threshold" if check.each_class else ""
     classes = "class" if check.mean_size == 1 else "classes"
-    broken = ", less than promised" if check.is_broken else ""
+    broken = ", less than nominal" if check.is_broken else ""
     return (
-        f"sets with a promised coverage of {promised}{own} hold the true class of "
+        f"sets with a nominal coverage of {nominal}{own} hold the true class of "
         f"{_words(check.covered, images)}{broken}; they hold {check.mean_size:.2f} {classes} on "
         f"average, and {check.single.value:.1%} of them a single one"
     )

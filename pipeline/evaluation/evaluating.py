@@ -59,7 +59,7 @@ from patchline.pipeline.metrics.intervals import (
     proportion,
     with_effective_size,
 )
-from patchline.pipeline.models.answer_rules import AnswerRules
+from patchline.pipeline.models.answer_rules import VALIDATION, AnswerRules
 from patchline.pipeline.models.reference_images import (
     REFERENCE_IMAGES_FILE,
     ReferenceImages,
@@ -69,6 +69,7 @@ from patchline.pipeline.models.reference_images import (
 from patchline.pipeline.models.stored_features import load_features
 from patchline.pipeline.run_memory import stage_keys
 from patchline.pipeline.run_memory.stage_memory import Ingredients, result_files
+from patchline.pipeline.terminal_words import epochs_in_words
 from patchline.pipeline.training.train_result import TrainResult
 from patchline.pipeline.workers import active_launcher
 from patchline.pipeline.workers.event_log import Event
@@ -354,7 +355,7 @@ def _held_out_images(
         measured: features of both by the final model, of as many as were kept.
     """
     config, trained = run.config, run.trained
-    basis, why_none = "the validation images", ""
+    basis, why_none = VALIDATION, ""
     if trained.folds is not None:
         final = (
             "the ensemble averages these models"
@@ -415,7 +416,7 @@ def _weights_facts(trained: TrainResult, validated: str) -> dict[str, str]:
     if trained.refit is not None:
         refit = trained.refit
         done, unit = "trained", "training"
-        long = f"for {refit.epochs:.1f} epochs in {refit.seconds:.0f} s"
+        long = f"for {epochs_in_words(refit.epochs)} in {refit.seconds:.0f} s"
         if trained.probe is not None:
             done, unit, long = "fitted", "fit", f"in {refit.seconds:.0f} s"
         facts["Refit"] = (
@@ -614,7 +615,7 @@ def _explained(run: TrainedRun, folder: Path) -> ExplanationJob:
 
 
 def _training(trained: TrainResult) -> str:
-    what = "the head alone" if trained.probe else f"{trained.epochs:.1f} epochs"
+    what = "the head alone" if trained.probe else epochs_in_words(trained.epochs)
     return f"{what} in {trained.seconds:.0f} s on {trained.device} ({trained.precision})"
 
 

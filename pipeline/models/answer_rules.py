@@ -8,12 +8,15 @@ from pydantic import Field
 
 from patchline.pipeline.frozen_model import FrozenModel
 
+VALIDATION = "the validation images"
+"""The basis of rules whose images the final model predicts and was not trained on."""
+
 
 class SetThreshold(FrozenModel):
     """The threshold of prediction sets for one coverage."""
 
     coverage: float
-    """Probability that the set of a new image holds its true class."""
+    """Nominal: the share of new images like the held-out ones whose set holds the true class."""
     least_probability: float | None
     """A set holds every class with at least this probability; None if it is not known."""
     by_class: tuple[float, ...] = ()
@@ -55,3 +58,16 @@ class AnswerRules(FrozenModel):
     model was not trained on."""
     unknown: dict[str, str] = Field(default_factory=dict)
     """Why a limit is not known, by the kind of the warning."""
+
+    @property
+    def on_coverage(self) -> str:
+        """What the coverage of sets means, in a sentence."""
+        if self.basis == VALIDATION:
+            return (
+                "coverage is an average over new images like the validation images, not a "
+                "probability for one image"
+            )
+        return (
+            "coverage is measured, but not guaranteed: the thresholds come from predictions of "
+            "other models than this one"
+        )

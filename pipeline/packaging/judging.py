@@ -1,4 +1,4 @@
-"""How reliable an answer is: the set of classes that an image may be of, and warnings.
+"""How reliable an answer is: a prediction set, and warnings.
 
 It applies the rules of `patchline.pipeline.models.answer_rules`, which a package holds as JSON, to
 one batch. Inlined into every package, so it needs only numpy and OpenCV.
@@ -53,7 +53,7 @@ class Judged(NamedTuple):
     members: tuple[int, ...] | None
     """The classes of its set, the most probable first; None if the set is not known."""
     coverage: float | None
-    """Probability that a set holds the true class; None if there is no set and none was asked."""
+    """Nominal coverage of the sets; None if there is no set and none was asked."""
     unknown: str
     """Why there is no set."""
     warnings: tuple[tuple[str, str], ...]

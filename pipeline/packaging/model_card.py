@@ -114,8 +114,8 @@ Classifies an image into one of $num_classes classes, with a$calibrated probabil
     + _USAGE
     + """\
 **Output** for each image: `label`, `probability`, `top_k` (the most probable classes and their
-probabilities), `set` (the classes that the image may be of; null if it is not known, with the
-reason in `set_unknown`), `coverage` (how often a set holds the true class), `warnings` (each with
+probabilities), `set` (the prediction set; null if it is not known, with the reason in
+`set_unknown`), `coverage` (nominal, an average over images), `warnings` (each with
 `kind` and `message`) and `error`, the reason if the image cannot be read. With the parameter
 `coverage` the sets have another coverage, and with `map` an answer says where the model looked. An
 unreadable image does not affect the others.

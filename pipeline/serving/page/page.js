@@ -174,12 +174,12 @@ function unchecked(answer) {
 
 function inSet(answer) {
   if (answer.labels) return "";
-  if (!answer.set) return `Which other classes are possible is not known${answer.set_unknown ? `: ${answer.set_unknown}` : ""}.`;
-  const share = `${+(100 * answer.coverage).toFixed(1)}%`;
+  if (!answer.set) return `There is no prediction set${answer.set_unknown ? `: ${answer.set_unknown}` : ""}.`;
+  // An average over images: nothing is said of this one.
+  const nominal = `Prediction set (${+(100 * answer.coverage).toFixed(1)}% nominal coverage)`;
   const unlike = answer.warnings.length ? " It was measured on images that are not like this one." : "";
-  if (answer.set.length === 1) return `At ${share} coverage, no other class is possible.${unlike}`;
   const more = answer.set.length > 8 ? `, and ${answer.set.length - 8} more` : "";
-  return `At ${share} coverage, one of: ${answer.set.slice(0, 8).join(", ")}${more}.${unlike}`;
+  return `${nominal}: ${answer.set.slice(0, 8).join(", ")}${more}.${unlike}`;
 }
 
 // -- inside the model --

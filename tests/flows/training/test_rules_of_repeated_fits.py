@@ -43,9 +43,15 @@ def test_a_model_of_folds_has_sets_and_the_warning_far(
     assert rules["far_split"] == "test"
     assert rules["unknown"] == {}
     said = "its share is not measured here: the limit comes from these images"
-    assert said in (package / "model_card.md").read_text(encoding="utf-8")
+    card = (package / "model_card.md").read_text(encoding="utf-8")
+    assert said in card
+    assert "coverage is measured, but not guaranteed" in card
     digits = tmp_path / ".patchline" / "sources" / "digits"
     done = patchline_here("evaluate", "team", str(digits), "--json", cwd=tmp_path)
     assert done.code == 0, done.err
     report = Path(tmp_path / json.loads(done.out)["report"]).read_text(encoding="utf-8")
     assert said in report
+    assert "not guaranteed" in report
+    image = next(digits.rglob("*.png"))
+    predicted = patchline_here("predict", "team", str(image), cwd=tmp_path)
+    assert "Prediction sets: coverage is measured, but not guaranteed" in predicted.err

@@ -214,8 +214,8 @@ def test_sets_of_an_ensemble_from_its_members_cover_what_was_promised() -> None:
     assert (np.mean(covered, axis=0) > np.array([0.9, 0.95, 0.99]) - 2 * error).all()
 
 
-def test_a_promise_that_was_not_kept_is_said() -> None:
-    """Where coverage is below the promised one beyond chance, the sentence says so."""
+def test_what_coverage_means_is_said() -> None:
+    """Below the nominal one beyond chance; an average; not guaranteed for another final model."""
     rules, _ = fitted_rules(_held(_predictions(0, 400)), CONFIG)
     kept, broken = (
         checked_answers(rules, each, MeasuredImages(NOTHING, None), CONFIG)
@@ -223,7 +223,10 @@ def test_a_promise_that_was_not_kept_is_said() -> None:
     )
     assert not kept.chosen.is_broken
     assert broken.chosen.is_broken
-    assert "less than promised" in broken.sentences("test images")[0]
+    assert "less than nominal" in broken.sentences("test images")[0]
+    assert "an average over new images like the validation images" in kept.sentences("")[3]
+    refitted = kept.rules.model_copy(update={"basis": "the models of folds"})
+    assert "not guaranteed" in kept.model_copy(update={"rules": refitted}).sentences("")[3]
 
 
 def test_the_distance_is_scikit_learns() -> None:
