@@ -847,7 +847,9 @@ def mirrored_data(
     """Return images (N, 32, 32, 3), their labels (N) and groups (N)."""
     number = len(setting.groups)
     patterns_KSSC = generator.normal(size=(number, 8, 8, 3))
-    images, labels, groups = [], [], []
+    images: list[Array] = []
+    labels: list[int] = []
+    groups: list[int] = []
     for label in np.repeat(np.arange(number), setting.groups):
         of_group = generator.normal(size=(8, 8, 3))
         turned = generator.random() < 1 / 2

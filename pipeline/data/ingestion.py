@@ -17,10 +17,12 @@ from patchline.pipeline.data.image_size import default_image_size
 from patchline.pipeline.data.ingested_data import IngestedData, PreparedData
 from patchline.pipeline.data.ingestion_memory import IngestionMemory
 from patchline.pipeline.data.ingestion_notes import (
+    dominant_groups,
     empty_classes,
     notes_on_classes,
     notes_on_empty_classes,
     notes_on_files,
+    notes_on_held_out,
     notes_on_size,
 )
 from patchline.pipeline.data.manifests import earlier_manifests, exclusion
@@ -266,6 +268,8 @@ def _ingested(
             *random_draws.notes(rows),
             *notes_on_augmented_copies(rows),
             *notes_on_size(rows),
+            *(notes_on_held_out(rows, fractions, task) if labelled else ()),
+            *(each.sentence for each in (dominant_groups(rows, task) if labelled else ())),
             *([assumed] if labelled and (assumed := unmeasured_symmetries(config)) else []),
             *([mirror.note] if mirror.note else []),
         ),

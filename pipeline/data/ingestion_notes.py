@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
+from typing import NamedTuple
 
+import numpy as np
 import pandas as pd
 
 from patchline.pipeline.data.manifests import manifest as manifests
 from patchline.pipeline.data.manifests.label_task import task_of
 from patchline.pipeline.data.manifests.left_out import left_out, note
+from patchline.pipeline.data.manifests.manifest import examples
+from patchline.pipeline.data.manifests.same_images import GROUP, column_of, units_of
 from patchline.pipeline.labels.class_names import suspicions
 from patchline.pipeline.labels.label_pairs import label_pairs
+from patchline.pipeline.labels.label_sets import Task
+from patchline.pipeline.labels.label_words import by_task
 from patchline.pipeline.terminal_words import by_number, counted
 from patchline.plugin_api import ImageListing
 
@@ -19,6 +25,12 @@ logger = logging.getLogger(__name__)
 
 _NAMED_FILES = 20
 _FEW_IMAGES = 50
+_MANY_HELD_OUT, _MORE_THAN_ASKED = 0.4, 0.1
+"""Shares of the images that are worth a word."""
+_FEW_UNITS = 6
+"""Images or groups of a class, of which one in each split is far from its share."""
+_FEW_OF_ONE = 3
+"""Images of a class in one group, with fewer of which nothing is said."""
 
 
 def notes_on_files(manifest: pd.DataFrame) -> list[str]:
@@ -48,6 +60,70 @@ def notes_on_size(rows: pd.DataFrame) -> list[str]:
         for split, meaning in words.items()
         if counts[split] < _FEW_IMAGES
     ]
+
+
+def notes_on_held_out(rows: pd.DataFrame, fractions: Mapping[str, float], task: Task) -> list[str]:
+    """Say that far more images are held out than the settings ask for, and why.
+
+    Args:
+        rows: the usable images, with their splits.
+        fractions: the splits that the source does not give, with their shares.
+        task: whether an image has one class, or a set of labels.
+    """
+    own = rows[rows["split"].isin(["train", *fractions])]
+    counts, asked = own["split"].value_counts(), sum(fractions.values())
+    held = {split: int(counts.get(split, 0)) for split in fractions}
+    share = sum(held.values()) / max(1, len(own))
+    if share <= max(_MANY_HELD_OUT, asked + _MORE_THAN_ASKED):
+        return []
+    pairs, one = label_pairs(own["label"], task), by_task(task).one
+    units = pd.Series(units_of(own)[pairs.images]).groupby(pairs.labels).nunique()
+    fewest = int(units.median()) if len(units) else 0
+    what = "groups" if (column_of(own, GROUP) != "").any() else "different images"
+    why = "groups are not divided, and no image changes its split"
+    if fewest <= _FEW_UNITS:
+        why = f"each {one} has one in every split, and half of them have at most {fewest} {what}"
+    note = (
+        f"{sum(held.values()):,} of {len(own):,} images are held out "
+        f"({' and '.join(f'{count:,} for {split}' for split, count in held.items())}), where the "
+        f"settings ask for {asked:.0%}: {why}; training.refit and training.folds also train on "
+        "the validation images"
+    )
+    return [note]
+
+
+class DominantGroup(NamedTuple):
+    """A group that most images of several classes belong to."""
+
+    classes: tuple[str, ...]
+    sentence: str
+
+
+def dominant_groups(rows: pd.DataFrame, task: Task) -> list[DominantGroup]:
+    """Return the groups, such as a patient, that hold most images of at least two classes each.
+
+    Args:
+        rows: the usable images.
+        task: whether an image has one class, or a set of labels.
+    """
+    pairs, words = label_pairs(rows["label"], task), by_task(task)
+    groups = column_of(rows, GROUP).to_numpy(str)[pairs.images]
+    table = pd.DataFrame({"label": np.array(pairs.names, object)[pairs.labels], "group": groups})
+    counts = table.value_counts(sort=False).reset_index(name="count")
+    counts["share"] = counts["count"] / counts.groupby("label")["count"].transform("sum")
+    is_most = (counts["group"] != "") & (counts["share"] > 1 / 2) & (counts["count"] >= _FEW_OF_ONE)
+    found = []
+    for group, own in counts[is_most].groupby("group"):
+        if len(own) > 1:
+            shares = zip(own["label"], own["share"], strict=True)
+            named = examples([f"{label} ({share:.0%})" for label, share in shares], 5)
+            sentence = (
+                f"group '{group}' holds most images of {len(own):,} {words.several}: {named}; a "
+                f"group stays in one split, so these {words.several} are mostly trained on that "
+                "group alone, or mostly tested on it"
+            )
+            found.append(DominantGroup(tuple(own["label"]), sentence))
+    return found
 
 
 def empty_classes(manifest: pd.DataFrame, listing: ImageListing) -> list[str]:

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from patchline.pipeline.data.ingestion_notes import dominant_groups
 from patchline.pipeline.data.manifests.manifest import examples
 from patchline.pipeline.data.manifests.same_images import FILE, GROUP, PIXELS, column_of, united
 from patchline.pipeline.data.symmetry.mirror_answer import MirrorSymmetry
@@ -48,7 +49,13 @@ def findings_on_classes(
     needed = needed_splits if task == SINGLE_LABEL else 1
     own = divided.iloc[pairs.images].to_numpy()
     small = _small(each, own, counts, needed, damaged, words) if counts else []
-    return [*small, *_imbalance(counts, task), *_empty(empty, task), *_suspicious(counts, words)]
+    return [
+        *small,
+        *_imbalance(counts, task),
+        *_dominated(rows, task),
+        *_empty(empty, task),
+        *_suspicious(counts, words),
+    ]
 
 
 def finding_on_mirror_images(mirror: MirrorSymmetry, labels: Sequence[str]) -> list[Finding]:
@@ -162,6 +169,20 @@ def _imbalance(counts: Mapping[str, int], task: Task) -> list[Finding]:
             f"({counts[largest]:,}): {named}.",
             action,
         )
+    ]
+
+
+def _dominated(rows: pd.DataFrame, task: Task) -> list[Finding]:
+    words = by_task(task)
+    return [
+        finding_on_classes(
+            "imbalance",
+            "warning",
+            group.classes,
+            f"{group.sentence[0].upper()}{group.sentence[1:]}.",
+            f"Keeps the group in one split. Add images of other groups to these {words.several}.",
+        )
+        for group in dominant_groups(rows, task)
     ]
 
 

@@ -12,6 +12,7 @@ import pandas as pd
 from patchline.pipeline.config import RunConfig
 from patchline.pipeline.data import ingestion
 from patchline.pipeline.data.ingestion import ScannedData
+from patchline.pipeline.data.ingestion_notes import notes_on_held_out
 from patchline.pipeline.data.manifests import exclusion, overlap
 from patchline.pipeline.data.manifests import manifest as manifests
 from patchline.pipeline.data.manifests.class_checks import check_images, unreadable_classes
@@ -220,7 +221,9 @@ def _with_splits(
             "as given by the data; a run cannot split it",
             stops or [f"a run would stop: {error}"],
         )
-    return assigned, split.origin(manifest, fractions), stops
+    rows, task = manifests.usable(assigned), scanned.task
+    held_out = notes_on_held_out(rows, fractions, task) if uses_labels(config) else []
+    return assigned, split.origin(manifest, fractions), [*stops, *held_out]
 
 
 def _sorted(findings: list[Finding]) -> tuple[Finding, ...]:

@@ -12,6 +12,9 @@ SHARE_OF_EACH = 0.9
 """Of the speed of one process with a GPU of its own, what each of several reaches. An assumption:
 they wait for each other's gradients in every step."""
 
+_MANY_TO_TRAIN_ON = 10_000
+"""Labelled images with which a second training brings less than more epochs would."""
+
 
 class DataFacts(FrozenModel):
     """The images to train on."""
@@ -49,6 +52,15 @@ class DataFacts(FrozenModel):
         if self.validation_positives is None:
             return self.validation_images
         return min(self.validation_images, round(self.validation_positives))
+
+    @property
+    def is_mostly_validated(self) -> bool:
+        """Whether the validation split has half as many images as training, which has few.
+
+        A split of classes of three images or groups is like that: each is in every split.
+        """
+        labelled = self.training_images - self.unlabelled_images
+        return labelled < _MANY_TO_TRAIN_ON and 2 * self.validation_images >= labelled
 
     @property
     def choosing_in_words(self) -> str:

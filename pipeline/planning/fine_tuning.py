@@ -25,11 +25,13 @@ from patchline.pipeline.planning.last_blocks import (
 from patchline.pipeline.planning.plan import (
     LEAST_BESIDE_TEACHER,
     images_by_training,
+    may_repeat,
     time_of_teacher,
+    why_repeated,
 )
 from patchline.pipeline.planning.user_settings import UserSettings
 from patchline.pipeline.presets import PRESETS
-from patchline.pipeline.terminal_words import counted, duration
+from patchline.pipeline.terminal_words import counted, duration, epochs_in_words
 from patchline.pipeline.training.config import TrainingConfig
 
 FEATURES = "features"
@@ -89,7 +91,9 @@ def fine_tuning_plan(facts: PlanFacts, user_settings: Mapping[str, Any]) -> Plan
     cost = _cost(facts, speed) if speed else None
     length, blocks = _length(facts, user, cost), blocks_length(facts, user, speed)
     chosen = user.get("training.trainable") or _chosen(facts, user, cost, length, blocks)
-    training = {"training": {"trainable": chosen}}
+    many = facts.data.is_mostly_validated and may_repeat(facts, user)
+    repeated = {"refit": True} if many and chosen == "head" else {}
+    training: dict[str, Any] = {"training": {"trainable": chosen, **repeated}}
     if chosen == "last_blocks":
         training = config_files.merged(recipe.LAST_BLOCKS, training)
         training["training"] |= blocks.settings(user)
@@ -103,6 +107,7 @@ def fine_tuning_plan(facts: PlanFacts, user_settings: Mapping[str, Any]) -> Plan
         summary=_summary(user, chosen, training),
         reasons=(
             *_reasons(facts, user, cost, chosen, length, blocks),
+            *(why_repeated(facts, user, repeated) if repeated else ()),
             *filter(None, [why_no_blocks(facts, user_settings)]),
             *why_workers,
             *time_of_teacher(facts, user),
@@ -299,7 +304,7 @@ def _summary(user: UserSettings, chosen: str, settings: Mapping[str, Any]) -> tu
         most = user.get("training.max_epochs", training["max_epochs"])
         long = f"for {limit}" + (f", at most {counted(most, 'epoch')}" if most else "")
     else:
-        long = _epochs(user.get("training.epochs", training["epochs"]))
+        long = _for(user.get("training.epochs", training["epochs"]))
     if knots := training.get("step_plan"):
         long = f"for {knots[-1][-1]:,} steps"
     last = user.get("training.last_blocks", TrainingConfig().last_blocks)
@@ -310,9 +315,8 @@ def _summary(user: UserSettings, chosen: str, settings: Mapping[str, Any]) -> tu
     return model, f"training: {first} {long}, learning rate {rate}, layer decay {decay}"
 
 
-def _epochs(number: float) -> str:
-    words = f"{number:.1f}".removesuffix(".0")
-    return f"for {words} epoch{'' if words == '1' else 's'}"
+def _for(epochs: float) -> str:
+    return f"for {epochs_in_words(epochs)}"
 
 
 def _reasons(
@@ -376,7 +380,7 @@ def _why(facts: PlanFacts, user: UserSettings, cost: _Cost, chosen: str, length:
     if chosen == "head_then_all":
         took = duration(length.epochs * cost.epoch)
         return (
-            f"training all weights {_epochs(length.epochs)} ({length.updates:,.0f} updates) takes "
+            f"training all weights {_for(length.epochs)} ({length.updates:,.0f} updates) takes "
             f"about {took} more, and is kept as far as the validation images allow"
             f"{_what_ends(facts, user, length.most, is_limited=length.is_limited)}"
         )
@@ -389,9 +393,7 @@ def _why(facts: PlanFacts, user: UserSettings, cost: _Cost, chosen: str, length:
     budget = user.get("training.time_limit") or f"{PRESETS[facts.preset].minutes:g} minutes"
     if epochs := user.get("training.epochs"):
         took = duration(epochs * cost.epoch)
-        return (
-            f"training all weights {_epochs(epochs)} would take about {took}, longer than {budget}"
-        )
+        return f"training all weights {_for(epochs)} would take about {took}, longer than {budget}"
     left = "" if user.seconds else " beside the features"
     return (
         f"{budget} have time for about {length.updates:,.0f} updates of all weights{left}, too few "

@@ -38,7 +38,7 @@ from patchline.pipeline.planning.tiers import (
 )
 from patchline.pipeline.planning.user_settings import UserSettings
 from patchline.pipeline.presets import PRESETS
-from patchline.pipeline.terminal_words import duration
+from patchline.pipeline.terminal_words import duration, epochs_in_words
 from patchline.pipeline.training.part import images_of_fits
 
 Settings = dict[str, Any]
@@ -137,7 +137,7 @@ def plan(
     reasons = [
         _why_model(facts, chosen, user, follows=follows),
         _why_length(facts, chosen, length, whole, user),
-        *_why_repeated(facts, repeated),
+        *([] if follows else why_repeated(facts, asked, repeated)),
         *_why_averaged(facts) * is_averaged,
         *time_of_teacher(facts, user),
     ]
@@ -208,14 +208,12 @@ def _repeated(facts: PlanFacts, user: UserSettings) -> Settings:
     enough updates.
     """
     data = facts.data
-    if not (data.classes and data.validation_images) or any(key in user for key in _ONE_FIT):
-        return {}
-    if data.unlabelled_images:  # beside these, the validation images add nothing
+    if not may_repeat(facts, user):
         return {}
     options: list[Settings] = []
     if data.choosing_images < FEW_FOR_A_CHOICE and data.can_be_folded:
         options.append({"folds": FOLDS})
-    if data.choosing_images < _FEW_FOR_A_METRIC:
+    if data.choosing_images < _FEW_FOR_A_METRIC or data.is_mostly_validated:
         options.append({"refit": True})
     once, _ = _chosen(facts, user)
     for option in options:
@@ -225,6 +223,16 @@ def _repeated(facts: PlanFacts, user: UserSettings) -> Settings:
         if chosen.tier == once.tier and steps >= _STEPS_OF_A_FIT:
             return option
     return {}
+
+
+def may_repeat(facts: PlanFacts, user: UserSettings) -> bool:
+    """Return whether folds or a refit are possible, and left to the plan.
+
+    Beside unlabelled images, the validation images add nothing.
+    """
+    data = facts.data
+    possible = data.classes and data.validation_images and not data.unlabelled_images
+    return bool(possible) and not any(key in user for key in _ONE_FIT)
 
 
 def _fewest_images_of_a_batch(user: UserSettings) -> int:
@@ -431,8 +439,8 @@ def _summary(
         count = (chosen.side // patch) ** 2 if patch else tokens(chosen.side, halved)
         embedding = f"{embedding} ({count} tokens)"
     limit = value("training.time_limit", "")
-    epochs = number(length.epochs)
-    long = f"{limit}, about {epochs} epochs" if limit else f"{epochs} epochs"
+    epochs = epochs_in_words(length.epochs)
+    long = f"{limit}, about {epochs}" if limit else epochs
     recipe = (
         f"training: {long}, batch {value('training.batch_size')}, "
         f"{value('optimizer.name')} at {value('optimizer.learning_rate')}, "
@@ -464,26 +472,36 @@ def _why_length(
     vector = f", {machine.vector_instructions}" if machine.vector_instructions else ""
     busy = f"; other programs used {facts.busy_cores:.1f} CPU cores" * is_busy(facts)
     known = f"{verb} {number(length.images_per_second)} images/s ({where}{vector}{busy})"
-    limit, epochs = user.get("training.time_limit"), number(whole.epochs)
+    limit, epochs = user.get("training.time_limit"), epochs_in_words(whole.epochs)
     fits = images_by_training(facts, user)
     each = f" for each of {len(fits)} fits" if len(fits) > 1 else ""
     between = round(1 - whole.training_share, 2)
     is_long = between > round(1 - recipes.MOST_TRAINING_SHARE, 2)
     if limit:
         rest = f"{between:.0%} for validation and keeping weights" if is_long else "validation"
-        return f"{known}: {limit}, including {rest}, is about {epochs} epochs{each}"
+        return f"{known}: {limit}, including {rest}, is about {epochs}{each}"
     seconds = whole.seconds / whole.training_share * sum(fits) / fits[0]
     rest = f", {between:.0%} of it for validation and keeping weights" if is_long else ""
-    took = f"{epochs} epochs{each} take about {duration(seconds)}{rest}"
+    took = f"{epochs}{each} take about {duration(seconds)}{rest}"
     return f"{known}: {took}{aim(facts, user, most_epochs(facts, user))}"
 
 
-def _why_repeated(facts: PlanFacts, repeated: Settings) -> list[str]:
-    if not repeated:
-        return []
+def why_repeated(facts: PlanFacts, user: UserSettings, repeated: Settings) -> list[str]:
+    """Return why the training is repeated, or not in spite of many validation images.
+
+    Args:
+        facts: the numbers of images.
+        user: what the user has set.
+        repeated: the planned settings.
+    """
     data = facts.data
     known = data.choosing_in_words
     everything = data.training_images + data.validation_images
+    if not repeated and data.is_mostly_validated and may_repeat(facts, user):
+        trained = f"{data.training_images:,} training images"
+        return [f"{known} beside {trained}: too little time to refit on all (training.refit)"]
+    if not repeated:
+        return []
     why = (
         f"worth training on, so the model is trained once more on all {everything} images, for as "
         "many epochs as were best (training.refit)"

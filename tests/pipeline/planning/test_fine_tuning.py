@@ -43,6 +43,19 @@ def test_a_slow_machine_trains_the_head_alone() -> None:
     assert "would take about 4.5 h, longer than 30 minutes" in longer.reasons[1]
 
 
+def test_a_head_is_refitted_where_half_of_the_images_would_only_validate_it() -> None:
+    """500 classes with three images each: one to train on, one to validate."""
+    data = DataFacts(
+        training_images=500, validation_images=500, test_images=500, classes=500, median_side=224
+    )
+    speeds = (Speed(candidate=FEATURES, images_per_second=50.0),)
+    facts = PlanFacts(preset="balanced", data=data, speeds=speeds)
+    head = fine_tuning_plan(facts, {})
+    assert head.settings["training"] == {"trainable": "head", "refit": True}
+    assert "trained once more on all 1000 images" in head.text()
+    assert "refit" not in fine_tuning_plan(facts, {"training.refit": False}).settings["training"]
+
+
 def test_a_fast_machine_trains_all_weights_as_long_as_the_time_allows() -> None:
     """A GPU trains for all ten epochs, a slower one for as many as fit."""
     fast, slower = made(400.0), made(50.0, training__last_blocks=4, model__name="timm")

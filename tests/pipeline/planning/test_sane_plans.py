@@ -149,6 +149,24 @@ def test_few_validation_images_choose_no_epoch_alone() -> None:
     assert "trained once more on all" in alone.text()
 
 
+def mostly_validated(images: int = 500) -> PlanFacts:
+    """Return the facts of a split of classes with three images: one in each part."""
+    facts = facts_of(Case(1_000, 2, 300), CPU)
+    counts = {"training_images": images, "validation_images": images, "classes": images}
+    return facts.model_copy(update={"data": facts.data.model_copy(update=counts)})
+
+
+def test_validation_images_as_many_as_training_images_are_trained_on() -> None:
+    """A refit where there is time; else the plan says that they are not trained on."""
+    made = plan(mostly_validated(), {})
+    assert made.settings["training"]["refit"] is True
+    assert "500 validation images: worth training on" in made.text()
+    short = plan(mostly_validated(), {"training.time_limit": "10s"})
+    assert "refit" not in short.settings["training"]
+    assert "beside 500 training images: too little time to refit on all" in short.text()
+    assert "refit" not in plan(mostly_validated(20_000), {}).text()
+
+
 @pytest.mark.parametrize(
     "user",
     [
