@@ -45,7 +45,7 @@ def test_a_model_of_folds_has_sets_and_the_warning_far(
     said = "its share is not measured here: the limit comes from these images"
     card = (package / "model_card.md").read_text(encoding="utf-8")
     assert said in card
-    assert "coverage is measured, but not guaranteed" in card
+    assert "overage is measured, but not guaranteed" in card
     digits = tmp_path / ".patchline" / "sources" / "digits"
     done = patchline_here("evaluate", "team", str(digits), "--json", cwd=tmp_path)
     assert done.code == 0, done.err
