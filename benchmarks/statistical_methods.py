@@ -861,7 +861,7 @@ def mirrored_data(
             noise = np.kron(generator.normal(size=(16, 16, 3)), np.ones((2, 2, 1))) / 2
             image = np.kron(sum(seen), np.ones((4, 4, 1))) + noise
             images.append((40 * image + 128).clip(0, 255).astype(np.uint8))
-            labels.append(label)
+            labels.append(int(label))
             groups.append(len(groups) // setting.images)
     return np.stack(images), np.array(labels), np.array(groups)
 
