@@ -22,8 +22,8 @@ DARKER = 0.3
 SHORT = ("--preset", "none", "--training.epochs", "80", "--json")
 LABELLED, MORE = 40, 180
 """The paired test needs six images that only the new version gets right, and none that only the
-champion does (p = 2 / 2^6). A third of the new labels is drawn at random and in the test set, 28% of
-those are dark, and the champion is wrong about half of them."""
+champion does (p = 2 / 2^6). A third of the new labels is drawn at random and in the test set, 28%
+of those are dark, and the champion is wrong about half of them."""
 
 
 def write(folder: Path, number: int, brightness: float = 1.0) -> Path:
