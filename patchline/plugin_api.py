@@ -61,6 +61,7 @@ from patchline.pipeline.labels.answer_columns import (
     ANSWER_SOURCE,
     answer_groups,
     answer_rules,
+    answer_sources,
     are_answers,
 )
 from patchline.pipeline.labels.folder_levels import unclear_level
@@ -138,6 +139,7 @@ __all__ = [
     "WorkerTask",
     "answer_groups",
     "answer_rules",
+    "answer_sources",
     "are_answers",
     "check_expansion",
     "coco_files",

@@ -79,10 +79,11 @@ def notes_on_held_out(rows: pd.DataFrame, fractions: Mapping[str, float], task: 
     pairs, one = label_pairs(own["label"], task), by_task(task).one
     units = pd.Series(units_of(own)[pairs.images]).groupby(pairs.labels).nunique()
     fewest = int(units.median()) if len(units) else 0
-    what = "groups" if (column_of(own, GROUP) != "").any() else "different images"
+    what = "group" if (column_of(own, GROUP) != "").any() else "different image"
     why = "groups are not divided, and no image changes its split"
     if fewest <= _FEW_UNITS:
-        why = f"each {one} has one in every split, and half of them have at most {fewest} {what}"
+        most = counted(fewest, what)
+        why = f"each {one} has one in every split, and half of them have at most {most}"
     note = (
         f"{sum(held.values()):,} of {len(own):,} images are held out "
         f"({' and '.join(f'{count:,} for {split}' for split, count in held.items())}), where the "

@@ -71,7 +71,9 @@ def predict(job: PredictionJob, events: EventWriter) -> PredictionResult:
     if job.tries_averaging:
         averaged = averaging_copy(job.model_folder, job.file.with_name("averaged"))
         both = ChosenFeatures(chosen_rows(table, job.seed))
-        table_of_both, averaging = _averaged(chosen, averaged, images, devices, both)
+        table_of_both, averaging = _averaged(
+            chosen, averaged, images, devices, both, job.class_images
+        )
         if averaging.is_on:
             chosen, folder, features = table_of_both, averaged, both
     seconds = time.monotonic() - began
@@ -104,6 +106,7 @@ def _averaged(
     images: StoredImages,
     devices: Sequence[torch.device],
     features: ChosenFeatures,
+    class_images: Sequence[int],
 ) -> tuple[pd.DataFrame, TestTimeAveraging]:
     """Predict the validation images with their mirror images too, and if that is better, all.
 
@@ -113,6 +116,7 @@ def _averaged(
         images: the prepared store.
         devices: to compute on.
         features: receives those of the model that averages.
+        class_images: number of training images of each class, if the training balanced them.
 
     Returns:
         Its predictions, and the decision.
@@ -120,6 +124,9 @@ def _averaged(
     description = load_description(folder)
     alone_NK = np.stack(list(plain["logits"]))
     averaged_NK = alone_NK.copy()
+    fit = UNRECORDED
+    if class_images:
+        _, fit = calibrated(plain, description.classes, None, class_images)
 
     def compared(split: str) -> TestTimeAveraging:
         of_split = np.flatnonzero(plain["split"] == split)
@@ -133,7 +140,9 @@ def _averaged(
             return decided_by_map(labels_NK, alone, averaged, groups)
         number = {name: position for position, name in enumerate(description.classes)}
         labels_N = np.array([number[label] for label in labels], np.int64)
-        right, right_averaged = (each.argmax(axis=1) == labels_N for each in (alone, averaged))
+        right, right_averaged = (
+            fit.logits(each).argmax(axis=1) == labels_N for each in (alone, averaged)
+        )
         return decided(right, right_averaged, groups)
 
     decision = compared("validation")
@@ -163,8 +172,8 @@ def _robustness(
     device = torch.device(job.device)
     model = model.to(device)
     fit = UNRECORDED
-    if job.corrupted.class_images:
-        _, fit = calibrated(logits, job.corrupted.classes, None, job.corrupted.class_images)
+    if job.class_images:
+        _, fit = calibrated(logits, job.corrupted.classes, None, job.class_images)
 
     def scores(images_BHWC: Array) -> Array:
         rows = np.arange(len(images_BHWC))

@@ -521,6 +521,7 @@ def _job(run: TrainedRun, folder: Path) -> FrozenModel:
         processes=_devices(run),
         file=folder.parent / "prediction" / "logits.parquet",
         corrupted=_corrupted(run),
+        class_images=() if trained.ensemble else _class_images(run),
         tries_averaging=run.config.evaluation.test_time_averaging == "auto"
         and not _why_not_averaged(run.config, run.data, run.trained),
         explained=_explained(run, folder) if run.config.evaluation.explanations else None,
@@ -591,7 +592,6 @@ def _corrupted(run: TrainedRun) -> CorruptionJob | None:
         images=images,
         seed=run.config.seed,
         classes=run.data.classes,
-        class_images=() if run.trained.ensemble else _class_images(run),
     )
 
 

@@ -87,9 +87,6 @@ class CorruptionJob(FrozenModel):
     seed: int
     """Draws the images and the corruptions."""
     classes: tuple[str, ...]
-    class_images: tuple[int, ...] = ()
-    """Number of training images of each class, if the logits are to lose what balancing the classes
-    in training has added to them; those of an ensemble have lost it."""
 
 
 class PredictionJob(FrozenModel):
@@ -114,6 +111,9 @@ class PredictionJob(FrozenModel):
     seed: int = 0
     """Draws the images whose features are kept."""
     corrupted: CorruptionJob | None = None
+    class_images: tuple[int, ...] = ()
+    """Number of training images of each class, if the logits are to lose what balancing the classes
+    in training has added to them; those of an ensemble have lost it."""
     tries_averaging: bool = False
     """Decide on the validation images whether an image is predicted with its mirror image."""
 

@@ -82,7 +82,10 @@ def check_secret(file: Path, what: str) -> None:
         return
     mode = stat.S_IMODE(status.st_mode)
     if mode & (0o027 if status.st_uid == _ROOT else 0o077):
+        remedy = f"Run `chmod 600 {file}`"
+        if status.st_uid == _ROOT != os.geteuid():
+            remedy = "Mount it with mode 0440 (`defaultMode` of a Kubernetes secret), or copy it"
         raise ConfigError(
-            f"The {what} {file} may be read or changed by other users (mode {mode:04o}). Run "
-            f"`chmod 600 {file}`, and replace the secret if one of them may have read it."
+            f"The {what} {file} may be read or changed by other users (mode {mode:04o}). {remedy}, "
+            "and replace the secret if one of them may have read it."
         )

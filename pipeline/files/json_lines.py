@@ -41,11 +41,21 @@ def whole_lines(content: bytes, first: int = 1) -> Iterator[Line]:
             read = json.loads(text)
         except UnicodeDecodeError:
             raise DamagedLineError(f"line {number} is not UTF-8") from None
-        except (ValueError, RecursionError):
+        except (ValueError, RecursionError) as error:
+            if text.startswith(b"{") and _ends_early(error):
+                yield Line(number, None)
+                continue
             raise DamagedLineError(f"line {number} is not JSON") from None
         if not isinstance(read, dict):
             raise DamagedLineError(f"line {number} is not a JSON object")
         yield Line(number, read)
+
+
+def _ends_early(error: Exception) -> bool:
+    """Return whether only the rest of a line was missing: it was cut off behind an inner brace."""
+    return isinstance(error, json.JSONDecodeError) and (
+        error.pos >= len(error.doc) or error.msg.startswith("Unterminated string")
+    )
 
 
 def objects(content: bytes) -> Iterator[tuple[int, dict[str, Any]]]:

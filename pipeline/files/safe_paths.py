@@ -50,10 +50,12 @@ def unsafe_reason(path: str) -> str:
     parts = _SEPARATORS.split(path)
     if ".." in parts:
         return "leads out of its folder"
-    if path.startswith(("/", "\\")) or _DRIVE.match(path):
+    if path.startswith(("/", "\\")):
         return "is absolute"
+    if _DRIVE.match(path):
+        return "begins like a drive of Windows"
     if any(part in ("", ".") for part in parts):
-        return "is empty, or has an empty part or a dot"
+        return "has a part that is empty or '.'"
     if "\0" in path:
         return "has a null byte"
     return ""

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Literal, NamedTuple
 
-from patchline.pipeline.labelling.answer import (
-    REPRESENTATIVE,
-)
+from patchline.pipeline.labelling.answer import REPRESENTATIVE
 from patchline.pipeline.labelling.pool import drawn_at_random
 from patchline.pipeline.labels.answer_columns import FINDING, RANDOM
 
@@ -42,6 +41,7 @@ class ImageOrder:
         self.seed = seed
         self.listed = None if listed is None else dict.fromkeys(listed)
         self._near: Mapping[str, Sequence[str]] = {}
+        self._lock = threading.Lock()  # images arrive while their near duplicates are found
         self.use(keys)
         self._ranked: list[str] = []
         self._source: Source | None = None
@@ -49,7 +49,11 @@ class ImageOrder:
 
     def use(self, keys: Sequence[str]) -> None:
         """Use these images; each of those that were there before keeps its place."""
-        self._keys = list(keys)
+        with self._lock:
+            self._keys = list(keys)
+            self._draw()
+
+    def _draw(self) -> None:
         self._sample, self._others = drawn_at_random(self._keys, self.seed, self._near)
 
     def group(self, near: Mapping[str, Sequence[str]]) -> None:
@@ -58,8 +62,9 @@ class ImageOrder:
         Args:
             near: the near duplicates of images that have some.
         """
-        self._near = near
-        self.use(self._keys)
+        with self._lock:
+            self._near = near
+            self._draw()
         sample = self.sample
         self._ranked = [key for key in self._ranked if key not in sample]
 

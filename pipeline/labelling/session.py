@@ -26,7 +26,7 @@ from patchline.pipeline.labelling.image_order import Chosen, ImageOrder
 from patchline.pipeline.labelling.leases import MOST_EACH, MOST_TOGETHER, Leases
 from patchline.pipeline.labelling.new_class import checked_class
 from patchline.pipeline.labelling.pool import Pool
-from patchline.pipeline.labels.answer_columns import FINDING, NEAR_DUPLICATE, RANDOM
+from patchline.pipeline.labels.answer_columns import FINDING, NEAR_DUPLICATE, RANDOM, UNCHOSEN
 from patchline.pipeline.labels.label_sets import MULTI_LABEL, SINGLE_LABEL
 from patchline.pipeline.metrics.intervals import proportion
 
@@ -218,9 +218,9 @@ class Session:
 
     def _source_of(self, key: str) -> str:
         """Return why an image is asked about, or was asked about first."""
-        if self._asks_findings:
-            return FINDING
         answer = self.answers.answer(self.pool.images[key].path)
+        if self._asks_findings and (answer is None or answer.source in UNCHOSEN):
+            return FINDING  # of an image that was chosen before, the source stays
         if answer:
             return answer.source
         return self._offered.get(key) or (RANDOM if key in self.order.sample else "")

@@ -22,12 +22,14 @@ ANSWER_COLUMNS = (
 NEAR = "near "
 """Start of the names of groups that `patchline label` makes of near duplicates."""
 
-ANSWER_SOURCE = "label_source"
-"""The column of the manifest for the cells of `source`."""
+ANSWER_SOURCE = "patchline_label_source"
+"""The column of the manifest for the cells of `source`: a name that no person gives."""
 RANDOM: Final = "random"
 """The image was drawn at random."""
 DATA, TABLE, FINDING = "data", "table", "finding"
 """Where else a label is from: the folder's own, an edited table, the correction of a finding."""
+UNCHOSEN = frozenset({RANDOM, DATA, TABLE, FINDING})
+"""The sources of labels of images that nobody chose because they help most."""
 NEAR_DUPLICATE = "near duplicate"
 """The image is like another one, which a person was asked about."""
 
@@ -51,6 +53,16 @@ def answer_rules(rules: ReadingRules, cells: Sequence[str]) -> ReadingRules:
     if rules.no_label == (DEFAULT,):
         changed["no_label"] = ()  # an image without an answer has no row
     return rules.model_copy(update=changed)
+
+
+def answer_sources(sources: Sequence[str], times: Sequence[str]) -> list[str]:
+    """Return why the images of a table of answers were labelled; a row without both is by hand.
+
+    Args:
+        sources: cells of the column `source`.
+        times: cells of the column `labeled_at`.
+    """
+    return [source or ("" if time else TABLE) for source, time in zip(sources, times, strict=True)]
 
 
 def answer_groups(own: Sequence[str], cells: Sequence[str], fixed: Sequence[bool]) -> list[str]:

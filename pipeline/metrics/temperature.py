@@ -148,7 +148,8 @@ class TemperatureFit(FrozenModel):
             )
         if self.state == "not fitted":
             return (
-                f"temperature 1, not fitted: {self.reason}, so the probabilities are uncalibrated"
+                f"temperature 1, not fitted: {self.reason}, so the probabilities are "
+                f"{'not calibrated further' if self.bias else 'uncalibrated'}"
             )
         if self.state == "by member":
             return f"each model of the ensemble has its own temperature: {_listed(self.members)}"
@@ -294,14 +295,13 @@ def _flat(
     right = int(((logits_NK + np.array(bias or 0.0)).argmax(axis=1) == labels_N).sum())
     images = fit.images
     are = by_number(right, "is", "are")
-    how = f"{right:,} of {images:,} validation images {are} classified correctly"
+    of = f" of {groups.count:,} {by_number(groups.count, 'group', 'groups')}" if groups else ""
+    how = f"{right:,} of {images:,} validation images{of} {are} classified correctly"
     if right in (0, images):
-        how = (
-            f"all {images:,} validation images are classified {'in' if not right else ''}correctly"
-        )
-        how = how.replace("all 1 validation images are", "the only validation image is")
-    grouped = f" of {groups.count:,} {by_number(groups.count, 'group', 'groups')}" if groups else ""
-    return f"{how}{grouped}, which allows {fit.allowed}"
+        correctly = "correctly" if right else "incorrectly"
+        how = f"all {images:,} validation images{of} are classified {correctly}"
+        how = how.replace(f"all 1 validation images{of} are", "the only validation image is")
+    return f"{how}, which allows {fit.allowed}"
 
 
 def _listed(members: tuple[TemperatureFit, ...]) -> str:

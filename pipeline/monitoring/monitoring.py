@@ -55,7 +55,7 @@ from patchline.pipeline.packaging.packaged_model import PackagedModel
 from patchline.pipeline.registry.registered_models import ModelReference
 from patchline.pipeline.registry.version_records import VersionRecords, available_records
 from patchline.pipeline.serving.traffic_recorder import is_traffic
-from patchline.pipeline.terminal_words import counted
+from patchline.pipeline.terminal_words import by_number, counted
 
 Array = np.ndarray[Any, Any]
 LEAST_IMAGES = 20
@@ -245,11 +245,17 @@ def _check_enough_independent(
     least, count = max(choices.least_images, fewest), len(tested.positions)
     if count >= least:
         return
+    remedy = "Wait for more."
+    if count >= fewest:
+        remedy = (
+            f"Wait for more, or set --least-images to {fewest:,} or more; a few images show only a "
+            "gross drift."
+        )
     raise TooFewImagesError(
-        f"Only {count:,} of {counted(images, 'new image')} of {stream} are independent (near "
-        f"duplicates and groups are counted once), but a check needs at least {least:,}: whether "
-        "they have drifted is not known, and nothing of the false-alarm rate is spent. Wait for "
-        f"more, or set --least-images to {fewest:,} or more; a few images show only a gross drift."
+        f"Only {count:,} of {counted(images, 'new image')} of {stream} "
+        f"{by_number(count, 'is', 'are')} independent (near duplicates and groups are counted "
+        f"once), but a check needs at least {least:,}: whether they have drifted is not known, and "
+        f"nothing of the false-alarm rate is spent. {remedy}"
     )
 
 

@@ -129,6 +129,8 @@ async def _received(request: Request, most: int, share: BodyShare, window: int |
             raise ClientDisconnect
         chunk = message.get("body", b"")
         received += len(chunk)
+        if received > most:  # compressed bytes count, too: zlib keeps what follows their end
+            raise _too_large(most)
         async for part in _decompressed(chunk, decompressor):
             length = len(content) + len(part)
             if length > most:

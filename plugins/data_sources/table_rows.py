@@ -18,6 +18,7 @@ from patchline.plugin_api import (
     SourceContext,
     Split,
     answer_groups,
+    answer_sources,
     are_answers,
     is_several,
 )
@@ -60,8 +61,8 @@ def own_columns(table: Table, columns: Columns, rows: list[int]) -> dict[str, li
         values = table.column(name)
         found[name] = [values[row] for row in rows]
     if are_answers(table.names):
-        values = table.column(ANSWER_COLUMNS[-1])
-        found[ANSWER_SOURCE] = [values[row] for row in rows]
+        sources = answer_sources(table.column("source"), table.column("labeled_at"))
+        found[ANSWER_SOURCE] = [sources[row] for row in rows]
     return found
 
 

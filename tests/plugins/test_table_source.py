@@ -426,8 +426,16 @@ def test_a_table_of_answers_names_near_duplicates_and_why_images_were_labelled(
     near = {image.path: image.group for image in listed(table.file).images}
     assert near["0.png"] == near["1.png"] != near["2.png"]
     assert near["2.png"] is near["3.png"] is None
-    assert listed(table.file).columns["label_source"] == ["random", "uncertain", "random", "random"]
+    assert listed(table.file).columns["patchline_label_source"] == [
+        "random",
+        "uncertain",
+        "random",
+        "random",
+    ]
     lines = table.file.read_text().splitlines()
+    by_hand = tmp_path / "by_hand.csv"
+    by_hand.write_text("\n".join([lines[0], "3.png,rose,,,,,,", lines[2]]))
+    assert listed(by_hand).columns["patchline_label_source"] == ["table", "uncertain"]
     patients = ("patient", "", "p1", "p1", "")
     file = tmp_path / "named.csv"
     file.write_text("\n".join(f"{a},{b}" for a, b in zip(lines, patients, strict=True)))

@@ -71,6 +71,7 @@ def test_the_plugin_api_exports_exactly_these_names() -> None:
         "WorkerTask",
         "answer_groups",
         "answer_rules",
+        "answer_sources",
         "are_answers",
         "check_expansion",
         "coco_files",

@@ -13,12 +13,10 @@ from patchline.pipeline.data.config import OWN_COLUMN
 from patchline.pipeline.data.manifests.same_images import column_of, units_of
 from patchline.pipeline.labels.answer_columns import (
     ANSWER_SOURCE,
-    DATA,
-    FINDING,
     NEAR_DUPLICATE,
-    RANDOM,
-    TABLE,
+    UNCHOSEN,
 )
+from patchline.pipeline.terminal_words import by_number
 
 _COLUMN = f"{OWN_COLUMN}{ANSWER_SOURCE}"
 FEWEST = 10
@@ -35,7 +33,7 @@ def chosen(rows: pd.DataFrame) -> pd.Series[bool]:
         rows: of a manifest.
     """
     sources = column_of(rows, _COLUMN)
-    is_drawn = sources.isin((RANDOM, DATA, TABLE, FINDING))
+    is_drawn = sources.isin(UNCHOSEN)
     if is_drawn.all() or _COLUMN not in rows:
         return pd.Series(data=False, index=rows.index)
     units = pd.Series(units_of(rows), index=rows.index)
@@ -52,13 +50,17 @@ def notes(rows: pd.DataFrame) -> list[str]:
         rows: the usable images of a manifest, with their splits.
     """
     tests = rows["split"] == "test"
-    count, tested = int((chosen(rows) & tests).sum()), int(tests.sum())
+    is_chosen = chosen(rows)
+    count, tested = int((is_chosen & tests).sum()), int(tests.sum())
     if not count:
         return []
-    are = "image was" if count == 1 else "images were"
+    drawn = len(set(units_of(rows)[~is_chosen.to_numpy()]))
+    remedy = "label more images with it"
+    if drawn >= FEWEST:
+        remedy = "another data.split_seed makes a new test of those"
     note = (
-        f"{count:,} of the {tested:,} test {are} not drawn at random to be labelled, so the test "
-        "metrics are not those of the images that come in; `patchline label` draws every third "
-        "image at random, and another data.split_seed makes a new test of those"
+        f"{count:,} of the {tested:,} test images {by_number(count, 'was', 'were')} not drawn at "
+        "random to be labelled, so the test metrics are not those of the images that come in; "
+        f"`patchline label` draws every third image at random: {remedy}"
     )
     return [note]

@@ -22,7 +22,7 @@ from starlette.datastructures import QueryParams
 from starlette.requests import Request
 from starlette.responses import Response
 
-from patchline.pipeline.errors import ConfigError
+from patchline.pipeline.errors import ConfigError, PipelineError
 from patchline.pipeline.files.access import check_no_link, check_own_folder
 from patchline.pipeline.files.atomic_files import replacing
 from patchline.pipeline.files.workspace_folder import make_private_file
@@ -72,6 +72,8 @@ async def feedback(request: Request) -> Response:
             )
         except ConfigError as error:
             raise bad_request(str(error)) from error
+        except PipelineError as error:  # the table or its journal is damaged, or the disk is full
+            raise Refusal(HTTPStatus.SERVICE_UNAVAILABLE, str(error)) from error
     new = [label for label in row.labels if label not in classes]
     said = {"path": row.path, "labels": list(row.labels), "new_classes": new}
     return json_response(said, answered.version)

@@ -67,8 +67,11 @@ def test_a_kill_between_journal_and_table_loses_nothing(tmp_path: Path) -> None:
     assert [row["path"] for row in rows_of(again.file)] == ["1.png", "2.png"]
     assert again.notes == []
     again.append([_answer("4.png", "rose")])
+    with table.journal.file.open("ab") as opened:
+        opened.write(b'{"event":"answers","answers":[{"path":"5.png"}')  # behind an inner brace
+    again.append([_answer("6.png", "rose")])
     third = AnswersTable(tmp_path / "labels.csv")
-    assert set(third.standing()) == {"1.png", "2.png", "4.png"}
+    assert set(third.standing()) == {"1.png", "2.png", "4.png", "6.png"}
     assert "line 3 of .patchline-labels.jsonl was cut off" in third.notes[0]
 
 

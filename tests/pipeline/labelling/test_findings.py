@@ -112,6 +112,24 @@ def test_a_finding_is_asked_about_whatever_the_table_says(tmp_path: Path) -> Non
     assert {row["label"] for row in rows_of(table)} == {"cat"}
 
 
+def test_an_image_that_was_chosen_stays_so_when_its_label_is_corrected(tmp_path: Path) -> None:
+    """Otherwise a run would test on it, as on images that nobody chose."""
+    photos, table = write_images(tmp_path / "photos", 2), tmp_path / "labels.csv"
+    sources = {"photos/000.png": "random", "photos/001.png": "uncertain"}
+    answers = AnswersTable(table)
+    for path, source in sources.items():
+        answers.append([Answer(path, "label", ("cat",), "ada", now(), source, batch=path)])
+    findings = tmp_path / "findings.csv"
+    rows = "".join(f"{path},train,cat,label_error,warning,,\n" for path in sources)
+    findings.write_text(f"{_HEADER}{rows}")
+    assert len(_answer_all(_page(photos, table, findings), "dog")) == 2
+    corrected = {row["path"]: (row["label"], row["source"]) for row in rows_of(table)}
+    assert corrected == {
+        "photos/000.png": ("dog", "finding"),
+        "photos/001.png": ("dog", "uncertain"),
+    }
+
+
 @pytest.mark.parametrize("year", ["2024", ""])
 def test_folders_that_are_not_the_classes_of_the_findings_make_no_labels(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, year: str

@@ -151,7 +151,7 @@ def test_images_that_were_chosen_to_be_labelled_promote_nothing(tmp_path: Path) 
     """A gain on the images that help most is none in the inbox, and the gates say so."""
     manifest = made_manifest()
     reasons = ["random" if number < 40 else "uncertain" for number in range(len(manifest))]
-    manifest["column:label_source"] = reasons
+    manifest["column:patchline_label_source"] = reasons
     make_version("roses", tmp_path, wrong=range(40, 120), manifest=manifest)
     metrics = {"accuracy": 0.9}
     challenger = make_version("roses", tmp_path, manifest=manifest, metrics=metrics)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import gzip
 import json
 import time
@@ -195,6 +196,14 @@ def test_a_compressed_body_is_read_in_parts(attacked: Serving) -> None:
     bomb = gzip.compress(bytes(1 << 27))
     assert attacked.predict(bomb, coding).status == 413
     assert attacked.predict(gzip.compress(png(1))[:-9], coding).status == 400
+    lines = ("Transfer-Encoding: chunked", "Content-Encoding: gzip")
+    part = bytes(1 << 20)
+    chunks = [gzip.compress(b"x"), *[part] * 40]  # zlib keeps what follows the end
+    with connected(attacked) as connection, contextlib.suppress(ConnectionError):
+        connection.sendall(head(attacked, b"", *lines))
+        for chunk in chunks:
+            connection.sendall(b"%x\r\n%s\r\n" % (len(chunk), chunk))
+        assert connection.recv(1 << 12).startswith(b"HTTP/1.1 413")
     image = png(1, side=2000) + bytes(3 << 20)
     plain, packed = attacked.predict(image), attacked.predict(gzip.compress(image), coding)
     assert (plain.status, plain.json) == (packed.status, packed.json)

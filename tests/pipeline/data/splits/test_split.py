@@ -262,7 +262,9 @@ def labelled(reasons: Sequence[str], *, classes: int = 3, start: int = 0) -> pd.
     """Return a manifest of images that were labelled one after another, with the reasons."""
     labels = [f"class {number // 7 % classes}" for number in range(len(reasons))]
     contents = [f"{start + number}" for number in range(len(reasons))]
-    return table(labels, contents=contents).assign(**{"column:label_source": list(reasons)})
+    return table(labels, contents=contents).assign(
+        **{"column:patchline_label_source": list(reasons)}
+    )
 
 
 TURNS = ("uncertain", "representative", "random", "rest", "feedback", "random")
@@ -284,7 +286,7 @@ def test_images_that_were_chosen_to_be_labelled_are_not_tested_on(task: Task) ->
             remembered=earlier,
             task=task,
         )
-        is_random = found["column:label_source"] == "random"
+        is_random = found["column:patchline_label_source"] == "random"
         shares = found["split"].value_counts(normalize=True)
         assert is_random[found["split"] == "test"].all()
         assert shares["test"] == pytest.approx(0.15, abs=0.05)
