@@ -129,7 +129,7 @@ async def _received(request: Request, most: int, share: BodyShare, window: int |
             raise ClientDisconnect
         chunk = message.get("body", b"")
         received += len(chunk)
-        if received > most:  # compressed bytes count, too: zlib keeps what follows their end
+        if received > most:  # also if it is nothing when decompressed
             raise _too_large(most)
         async for part in _decompressed(chunk, decompressor):
             length = len(content) + len(part)
@@ -174,6 +174,8 @@ async def _decompressed(chunk: bytes, decompressor: Any) -> AsyncIterator[bytes]
             raise bad_request(
                 "The body is not in its content encoding. Send it as it is."
             ) from None
+        if decompressor.unused_data:  # which zlib would keep and copy with each chunk
+            raise bad_request("Bytes follow the end of the compressed body. Leave them out.")
         yield part
         chunk = decompressor.unconsumed_tail
         await asyncio.sleep(0)

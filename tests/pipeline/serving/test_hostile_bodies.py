@@ -198,12 +198,12 @@ def test_a_compressed_body_is_read_in_parts(attacked: Serving) -> None:
     assert attacked.predict(gzip.compress(png(1))[:-9], coding).status == 400
     lines = ("Transfer-Encoding: chunked", "Content-Encoding: gzip")
     part = bytes(1 << 20)
-    chunks = [gzip.compress(b"x"), *[part] * 40]  # zlib keeps what follows the end
+    chunks = [gzip.compress(b"x"), *[part] * 65]
     with connected(attacked) as connection, contextlib.suppress(ConnectionError):
         connection.sendall(head(attacked, b"", *lines))
         for chunk in chunks:
             connection.sendall(b"%x\r\n%s\r\n" % (len(chunk), chunk))
-        assert connection.recv(1 << 12).startswith(b"HTTP/1.1 413")
+        assert connection.recv(1 << 12).startswith(b"HTTP/1.1 400")
     image = png(1, side=2000) + bytes(3 << 20)
     plain, packed = attacked.predict(image), attacked.predict(gzip.compress(image), coding)
     assert (plain.status, plain.json) == (packed.status, packed.json)
