@@ -155,7 +155,10 @@ KINDS: Mapping[str, Kind] = {
     DRIFT_DETECTED: Kind(
         "A check found that new images have drifted from those that a version was tested on",
         "patchline.model.NAME",
-        ("name", "version", "stream", "check", "images", "p_value", "level", "page"),
+        (
+            *("name", "version", "stream", "check", "images", "independent_images"),
+            *("p_value", "level", "page"),
+        ),
         "{images} new images of {stream} have drifted from those that version {version} of {name} "
         "was tested on (check {check}, p = {p_value}).",
     ),

@@ -17,7 +17,7 @@ from patchline.pipeline.metrics.temperature import TemperatureFit, fit_temperatu
 def calibrated(
     table: pd.DataFrame,
     classes: tuple[str, ...],
-    known: TemperatureFit | None = None,
+    fit: TemperatureFit | None = None,
     class_images: Sequence[int] = (),
 ) -> tuple[pd.DataFrame, TemperatureFit]:
     """Fit the calibration on all images but the test split; return the predictions and it.
@@ -25,13 +25,13 @@ def calibrated(
     Args:
         table: rows of the manifest with `logits`.
         classes: the model's classes, in the order of its outputs.
-        known: the calibration, if it needs no fit.
+        fit: the calibration, if it needs no fit.
         class_images: number of training images of each class, if the training balanced them.
 
     Raises:
         RunError: if the model's outputs are not finite numbers.
     """
-    fit = known or _fitted(table[table["split"] != "test"], classes, class_images)
+    fit = fit or _fitted(table[table["split"] != "test"], classes, class_images)
     probabilities_NK = np.empty((len(table), len(classes)), np.float32)
     for rows in row_slices(probabilities_NK.shape):
         probabilities_NK[rows] = softmax(fit.logits(stacked(table["logits"].iloc[rows])))

@@ -55,7 +55,7 @@ class ClassMetrics(FrozenModel):
     """Its share of the images beside its mean probability; None if it was not computed."""
     balanced_recall: float | None = None
     """Recall if the label were the class with the highest probability divided by the class shares,
-    as in a training with balanced classes; None of any other model, and without images."""
+    as in training with balanced classes; None of any other model, and without images."""
 
 
 def softmax(logits_NK: Array, temperature: float = 1.0) -> Array:

@@ -16,6 +16,7 @@ from patchline.pipeline.errors import ConfigError
 from patchline.pipeline.labelling.answer import Answer, now
 from patchline.pipeline.labelling.answers_table import AnswersTable
 from patchline.pipeline.labelling.new_class import checked_class
+from patchline.pipeline.labels.answer_columns import ANSWER_SOURCE
 from patchline.plugin_api import SourceContext
 from patchline.plugins.data_sources.table import ImageTable, TableConfig
 from tests.conftest import draw_photo, patchline
@@ -184,7 +185,7 @@ def test_the_table_is_read_without_a_question(tmp_path: Path, *, several: bool) 
         table.append([Answer(f"{number:03d}.png", "label", labels, "ada", now(), "random")])
     listing = ImageTable(TableConfig(), SourceContext(str(table.file), tmp_path)).list_images()
     assert listing.left_out == []
-    assert listing.columns == {}  # who labelled an image is no property of it
+    assert set(listing.columns) == {ANSWER_SOURCE}  # who labelled an image is no property of it
     read = {image.path: image.labels or (image.label,) for image in listing.images}
     if several:
         read = {image.path: image.labels or () for image in listing.images}
