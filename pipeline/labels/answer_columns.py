@@ -20,7 +20,7 @@ ANSWER_COLUMNS = (
 )
 """In the order of the table; `ANSWER_GROUP` and columns of a person are behind them."""
 NEAR = "near "
-"""Start of the names of groups that `patchline label` makes of near duplicates."""
+"""Start of the names of groups of near duplicates, which the data itself does not group."""
 
 ANSWER_SOURCE = "patchline_label_source"
 """The column of the manifest for the cells of `source`: a name that no person gives."""

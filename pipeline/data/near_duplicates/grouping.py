@@ -12,10 +12,9 @@ from patchline.pipeline.data.manifests.same_images import GROUP, column_of, cont
 from patchline.pipeline.data.near_duplicates.search import Progress, near_duplicates
 from patchline.pipeline.data.near_duplicates.search_memory import SearchMemory
 from patchline.pipeline.data.near_duplicates.thumbnails import ThumbnailCollector
+from patchline.pipeline.labels.answer_columns import NEAR
 
 Array = np.ndarray[Any, Any]
-NEAR = "near "
-"""Begins the name of a group of near duplicates that the data itself does not group."""
 _NAME_DIGITS = 12
 
 
