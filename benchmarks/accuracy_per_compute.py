@@ -151,7 +151,7 @@ def main() -> None:
         file.write_text(yaml.safe_dump(recipe), encoding="utf-8")
         data = str(given.data.resolve())
         arguments = [data, "--config", str(file), "--seed", str(given.seed)]
-    steps = recipe["training"]["step_plan"][0][2]
+    steps = recipe["record"]["step_plan"][0][2]
     summary = _trained(folder, arguments)
     accuracy = summary["metrics"]["test/accuracy"]
     print(machine())
@@ -170,7 +170,7 @@ def _recipe(folder: Path, given: argparse.Namespace) -> dict[str, Any]:
         recipe = planned(folder, given.data.resolve(), given.preset, flops, given.changes)
     else:
         recipe = changed(yaml.safe_load(given.recipe.read_text(encoding="utf-8")), given.changes)
-    recipe["training"]["step_plan"] = [[0, 0.0, affordable_steps(flops, recipe)]]
+    recipe["record"] = {"step_plan": [[0, 0.0, affordable_steps(flops, recipe)]]}
     recipe["preset"] = "none"
     return recipe
 

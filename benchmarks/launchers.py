@@ -88,8 +88,11 @@ def _training(cluster: Cluster, folder: Path, rounds: int) -> None:
 
 
 def _job(workspace: Path) -> TrainingJob:
-    training = {**TRAINING, "step_plan": [[0, 0.0, STEPS]], "device": "cpu"}
-    config = config_files.validated({"name": "digits", "preset": "none", "training": training})
+    training = {**TRAINING, "device": "cpu"}
+    length = {"step_plan": [[0, 0.0, STEPS]]}
+    config = config_files.validated(
+        {"name": "digits", "preset": "none", "training": training, "record": length}
+    )
     data = ingestion.ingest(config, workspace)
     config = ingestion.resolve(config, data)
     prepared = ingestion.prepare(config, data, workspace)

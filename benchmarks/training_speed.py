@@ -163,11 +163,8 @@ def settings(folder: Path, steps: int, precision: str) -> RunConfig:
             "data": {"source": "image_folder", "path": str(folder / "images"), "image_size": SIDE},
             "augmentation": {"name": "standard"},
             "model": {"name": "vit", **sizes, "patch_embedding": embedding},
-            "training": {
-                "batch_size": BATCH,
-                "precision": precision,
-                "step_plan": [[0, 0.0, steps]],
-            },
+            "training": {"batch_size": BATCH, "precision": precision},
+            "record": {"step_plan": [[0, 0.0, steps]]},
         }
     )
 

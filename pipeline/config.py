@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from typing import Annotated, Any, Self
 
 from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, model_validator
@@ -13,6 +14,7 @@ from patchline.pipeline.frozen_model import FrozenModel
 from patchline.pipeline.presets import DEFAULT, PresetChoice, preset_choice
 from patchline.pipeline.registry.config import PromotionConfig
 from patchline.pipeline.training.config import OptimizerConfig, TrainingConfig
+from patchline.pipeline.training.record import RunRecord, with_record
 from patchline.plugin_api import NO_PATCH_EMBEDDING
 
 AUTO = "auto"
@@ -93,12 +95,9 @@ class ModelChoice(PluginChoice):
     download: bool = False
     """Download published initial weights that are not in their library's cache yet."""
 
-    init_sha256: Annotated[str, Field(pattern="^[0-9a-f]{64}$")] | None = None
-    """Recorded SHA-256 of the initial weights, to reproduce the run."""
-
     def architecture(self) -> Self:
         """Return the same model without its initial weights."""
-        return self.model_copy(update={"init": None, "init_sha256": None, "download": False})
+        return self.model_copy(update={"init": None, "download": False})
 
     @property
     def names(self) -> list[str]:
@@ -107,8 +106,16 @@ class ModelChoice(PluginChoice):
         return [self.name] if embedding == NO_PATCH_EMBEDDING else [self.name, embedding]
 
 
+def _without_record(schema: dict[str, Any]) -> None:
+    """Show no form what runs write; they submit it all the same."""
+    del schema["properties"]["record"]
+    del schema["additionalProperties"]
+
+
 class RunConfig(FrozenModel):
     """All settings of a run."""
+
+    model_config = ConfigDict(json_schema_extra=_without_record)
 
     name: Annotated[str, AfterValidator(_checked_name)] | None = None
     """Name of the experiment and of the registered model; by default the data's own name."""
@@ -144,16 +151,37 @@ class RunConfig(FrozenModel):
     launcher: PluginChoice = PluginChoice(name="local")
     """Where the stages compute: local for this machine, ray for a cluster. It changes no result."""
 
-    set_by_user: tuple[str, ...] | None = None
-    """Dotted keys of the settings that the user has given, such as model.activation, if the others
-    follow initial weights; a value that differs from the default counts as given even if it is not
-    listed. Null once they are resolved, and without initial weights."""
+    record: RunRecord = RunRecord()
+    """What the run decided or met, to reproduce it; nobody sets it."""
 
     preset: Annotated[PresetChoice | None, BeforeValidator(preset_choice)] = PresetChoice(
         name=DEFAULT
     )
     """Preset that plans all settings not given, from the data and the machine: quick, balanced,
     best, or none for the defaults; null, the same as none, once the plan is made."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _read_former_records(cls, values: Any) -> Any:
+        return with_record(values)[0] if isinstance(values, Mapping) else values
+
+    @model_validator(mode="after")
+    def _extension_is_one_fit(self) -> Self:
+        training = self.training
+        whole = training.trainable in (None, "all")
+        several = {
+            "folds": training.folds,
+            "refit": training.refit,
+            "time_limit": training.time_limit,
+            "trainable": None if whole else training.trainable,
+        }
+        for name, value in several.items():
+            if self.record.extends is not None and value:
+                raise ValueError(
+                    f"training.{name} is {value}, but --extend trains all weights of a single fit "
+                    f"to more epochs. Leave out training.{name}"
+                )
+        return self
 
     @model_validator(mode="after")
     def _a_trained_head_has_initial_weights(self) -> Self:
@@ -178,7 +206,7 @@ class RunConfig(FrozenModel):
     def flat(self) -> dict[str, str]:
         """Return dotted keys and their values as text, as MLflow params hold them.
 
-        A preset and `set_by_user` are left out: a resolved config has all settings instead.
+        A preset and `record.set_by_user` are left out: a resolved config has all settings instead.
         """
         pairs: dict[str, str] = {}
 
@@ -189,5 +217,5 @@ class RunConfig(FrozenModel):
             else:
                 pairs[prefix] = "" if value is None else str(value)
 
-        walk("", self.model_dump(mode="json", exclude={"preset", "set_by_user"}))
+        walk("", self.model_dump(mode="json", exclude={"preset": True, "record": {"set_by_user"}}))
         return pairs

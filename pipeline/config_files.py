@@ -5,6 +5,7 @@ Flags override the file, and both override the preset, which is planned once the
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -25,8 +26,10 @@ from patchline.pipeline.plugin_system.plugin_loader import (
 )
 from patchline.pipeline.plugin_system.plugin_settings import checked_plugins
 from patchline.pipeline.presets import PresetName
+from patchline.pipeline.training.record import TrainingRecord, with_record
 
 Settings = dict[str, Any]
+logger = logging.getLogger(__name__)
 
 
 def read_settings(file: Path) -> Settings:
@@ -57,6 +60,24 @@ def read_settings(file: Path) -> Settings:
     return content
 
 
+def _settings_of(file: Path) -> Settings:
+    """Return the settings of a file, where an earlier version may have recorded values."""
+    settings, moved = with_record(read_settings(file))
+    if moved:
+        threads = "training.thread_changes" in moved
+        logger.warning(
+            "%s is of an earlier version: what it records among the settings (%s) is read as "
+            "`record:`%s.",
+            file,
+            ", ".join(moved),
+            ", except for training.thread_changes, as threads no longer change within a training "
+            "run"
+            if threads
+            else "",
+        )
+    return settings
+
+
 def merged(weaker: Mapping[str, Any], stronger: Mapping[str, Any]) -> Settings:
     """Return both merged; where both have a key, the stronger value is taken.
 
@@ -73,7 +94,7 @@ def merged(weaker: Mapping[str, Any], stronger: Mapping[str, Any]) -> Settings:
     return result
 
 
-_OF_ANY_MODEL = ("patch_embedding", "init", "init_sha256", "download")
+_OF_ANY_MODEL = ("patch_embedding", "init", "download")
 
 
 def _kept(old: Mapping[str, Any], new: Mapping[str, Any]) -> Settings:
@@ -86,9 +107,7 @@ def _kept(old: Mapping[str, Any], new: Mapping[str, Any]) -> Settings:
     return kept
 
 
-_RECORDED = {"step_plan", "validation_plan", "rate_cuts", "halvings", "thread_changes"}
-"""Settings of the training that record what a run of that length did."""
-_GIVEN = "set_by_user"
+_GIVEN = "record.set_by_user"
 
 
 def assemble(*, preset_name: str | None, file: Path | None, flags: Settings) -> Settings:
@@ -103,20 +122,21 @@ def assemble(*, preset_name: str | None, file: Path | None, flags: Settings) -> 
         file: a YAML file with settings, and optionally `preset: quick`.
         flags: nested settings, which override the file.
     """
-    settings = read_settings(file) if file is not None else {}
+    settings = _settings_of(file) if file is not None else {}
     preset = settings.pop("preset", presets.DEFAULT)
     if "preset" in flags:
         flags = {**flags}
         preset = flags.pop("preset")
     name = _preset_name(preset if preset_name is None else preset_name)
     given = _given(settings, flags, preset)
-    settings.pop(_GIVEN, None)
     chosen = _assembled(settings, flags)
+    chosen.get("record", {}).pop("set_by_user", None)
     if _in_section(chosen, "model", "init") == NO_WEIGHTS:
         chosen["model"] = {**chosen["model"], "init": None}
     reference = _in_section(chosen, "model", "init")
     if reference:
-        chosen[_GIVEN] = sorted(given - _left_open(chosen))
+        listed = sorted(given - _left_open(chosen))
+        chosen["record"] = {**chosen.get("record", {}), "set_by_user": listed}
     if reference and name is None:  # else the plan decides
         trainable = _in_section(chosen, "training", "trainable")
         taught = bool(_in_section(chosen, "training", "teacher"))
@@ -147,7 +167,7 @@ def _given(settings: Settings, flags: Settings, preset: object) -> set[str]:
     A config that was stored before it was resolved, as the parameters of a schedule hold it, has
     all settings and lists these.
     """
-    listed = settings.get(_GIVEN)
+    listed = _in_section(settings, "record", "set_by_user")
     if listed is None and isinstance(preset, Mapping):
         listed = preset.get("keep", ())
     if isinstance(listed, list | tuple):
@@ -195,23 +215,25 @@ def _assembled(settings: Settings, flags: Settings) -> Settings:
         raise ConfigError(
             "training.time_limit and training.epochs both set the length of training. Give one."
         )
-    given_up: set[str] = set()
-    if "time_limit" in training_flags:  # a new length overrides the one in the file
-        given_up = {"max_epochs", *_RECORDED} - training_flags
-    elif "epochs" in training_flags:
-        given_up = {"time_limit", "max_epochs", *_RECORDED} - training_flags
-    if given_up and "training" in settings:
-        training = {k: v for k, v in settings["training"].items() if k not in given_up}
-        settings = {**settings, "training": training}
-    if _in_section(flags, "model", "init") and _in_section(settings, "model", "init_sha256"):
-        model = {k: v for k, v in settings["model"].items() if k != "init_sha256"}
-        settings = {**settings, "model": model}
-    if _in_section(flags, "training", "teacher") and "training" in settings:
-        training = {k: v for k, v in settings["training"].items() if k != "teacher_sha256"}
-        settings = {**settings, "training": training}
+    if training_flags & {"time_limit", "epochs"}:  # a new length overrides the one in the file
+        given_up = {"max_epochs"} | ({"time_limit"} if "epochs" in training_flags else set())
+        settings = _without(settings, "training", given_up - training_flags)
+        settings = _without(settings, "record", set(TrainingRecord.model_fields))
+    if _in_section(flags, "model", "init"):
+        settings = _without(settings, "record", {"init_sha256"})
+    if _in_section(flags, "training", "teacher"):
+        settings = _without(settings, "record", {"teacher_sha256"})
     if settings:
         settings = _with_own_embedding(_with_plugin_names(settings), flags)
     return merged(settings, flags)
+
+
+def _without(settings: Settings, section: str, keys: set[str]) -> Settings:
+    """Return the settings without some keys of a section."""
+    values = settings.get(section)
+    if not isinstance(values, Mapping):
+        return settings
+    return {**settings, section: {k: v for k, v in values.items() if k not in keys}}
 
 
 def _with_own_embedding(settings: Settings, flags: Settings) -> Settings:

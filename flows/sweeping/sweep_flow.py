@@ -493,7 +493,7 @@ def _digest(config: RunConfig) -> str:
     own: Any = {
         **dict.fromkeys(("launcher", "promotion", "evaluation"), True),
         "data": {"path", "root", "workers"},
-        "training": {"threads", "thread_changes"},
+        "training": {"threads"},
     }
     text = config.model_dump_json(exclude=own)
     return hashlib.sha256(text.encode()).hexdigest()[:32]

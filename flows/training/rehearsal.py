@@ -150,8 +150,8 @@ def _training_seconds(config: RunConfig, data: IngestedData, rate: float) -> flo
         return sum(data.counts.values()) / rate
     if training.time_limit:
         return min(duration_seconds(training.time_limit), (training.max_epochs or math.inf) * epoch)
-    if training.step_plan:
-        return training.step_plan[-1][2] * training.batch_size / rate
+    if config.record.step_plan:
+        return config.record.step_plan[-1][2] * training.batch_size / rate
     return training.epochs * epoch
 
 

@@ -410,7 +410,8 @@ def resolve(config: RunConfig, data: IngestedData) -> RunConfig:
     )
     resolved = _for_task(resolve_settings(config, traits), data)
     sections = {
-        "set_by_user": None,  # nothing is left to follow from other settings
+        # nothing is left to follow from other settings
+        "record": config.record.model_copy(update={"set_by_user": None}),
         "name": config.name or (data.name if data.classes else f"{data.name}-encoder"),
         "data": config.data.model_copy(
             update={

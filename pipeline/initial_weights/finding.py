@@ -116,7 +116,7 @@ def find(
         raise ConfigError(
             f"model.init {reference} has changed since its weights were recorded: the SHA-256 was "
             f"{str(sha256)[:12]}, and is {record.sha256[:12]} now. Restore the file, or remove "
-            "model.init_sha256."
+            "record.init_sha256 from the config."
         )
     return record
 

@@ -39,7 +39,6 @@ OF_ALL_WEIGHTS: dict[str, Any] = {
     "teacher": None,
     "average_last": None,
     "ensemble": False,
-    "extends": None,
 }
 """Settings of the training that only a training run of all weights has, and the values that turn
 them off; `TrainingConfig` refuses them beside a head."""

@@ -52,7 +52,6 @@ def with_initial_weights(
         _check("model.size", chosen.get("size"), start.settings.get("size"), start)
     reference = {
         "init": start.reference,
-        "init_sha256": start.sha256,
         "download": config.model.download,
     }
     followed = _with_suitable_head(start, classes)
@@ -66,7 +65,7 @@ def with_initial_weights(
     changes = {
         "data": _of_images(config, start),
         "training": {"trainable": trainable, **_last_blocks(config, start)},
-        "set_by_user": _listed_with(config, chosen),
+        "record": {"init_sha256": start.sha256, "set_by_user": _listed_with(config, chosen)},
     }
     if start.head_only and trainable not in (None, "head"):
         settings = config_files.merged(settings, _fine_tuning(config))
@@ -126,7 +125,7 @@ def _fine_tuning(config: RunConfig) -> Settings:
 
     Until the weights were found, they were taken for those of a warm start.
     """
-    if config.set_by_user is None or config.model.init_sha256:
+    if config.record.set_by_user is None or config.record.init_sha256:
         return {}  # from a form, or resolved before
     last = config.training.trainable == "last_blocks"
     settings = recipe.LAST_BLOCKS if last else recipe.FINE_TUNING
@@ -134,7 +133,7 @@ def _fine_tuning(config: RunConfig) -> Settings:
         section: {
             key: value
             for key, value in values.items()
-            if f"{section}.{key}" not in config.set_by_user
+            if f"{section}.{key}" not in config.record.set_by_user
         }
         for section, values in settings.items()
     }
@@ -163,15 +162,15 @@ def without_initial_weights(config: RunConfig) -> RunConfig:
 
 def _listed(config: RunConfig) -> set[str]:
     """Return the dotted keys that were listed as set by the user when the settings were read."""
-    if config.set_by_user is not None:
-        return set(config.set_by_user)
+    if config.record.set_by_user is not None:
+        return set(config.record.set_by_user)
     return set(config.preset.keep) if config.preset else set()
 
 
 def _listed_with(config: RunConfig, chosen: Settings) -> list[str] | None:
     """Return the listed keys and those that the user has chosen besides, in a form."""
-    if config.model.init_sha256:  # resolved before; its values also differ because of the weights
-        return None if config.set_by_user is None else list(config.set_by_user)
+    if config.record.init_sha256:  # resolved before; its values also differ because of the weights
+        return None if config.record.set_by_user is None else list(config.record.set_by_user)
     return sorted({*_listed(config), *config_files.dotted_keys({"model": chosen})})
 
 
@@ -194,7 +193,7 @@ def _set_by_user(config: RunConfig) -> Settings:
     config that was resolved before, such as that of a resumed run, every value is final.
     """
     model = config.model.architecture().model_dump(mode="json")
-    if config.set_by_user is None and config.model.init_sha256:
+    if config.record.set_by_user is None and config.record.init_sha256:
         return _without_null_dimensions(model)
     name, embedding = config.model.name, config.model.patch_embedding.name
     names = {"name": name, "patch_embedding": {"name": embedding}}

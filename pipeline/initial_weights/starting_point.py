@@ -95,7 +95,7 @@ def starting_point(
         str(model.init),
         workspace,
         name,
-        sha256=model.init_sha256,
+        sha256=config.record.init_sha256,
         num_heads=heads,
         download=model.download,
     )

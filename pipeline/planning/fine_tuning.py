@@ -96,10 +96,10 @@ def fine_tuning_plan(facts: PlanFacts, user_settings: Mapping[str, Any]) -> Plan
     training: dict[str, Any] = {"training": {"trainable": chosen, **repeated}}
     if chosen == "last_blocks":
         training = config_files.merged(recipe.LAST_BLOCKS, training)
-        training["training"] |= blocks.settings(user)
+        training = config_files.merged(training, blocks.settings(user))
     elif chosen != "head":
         training = config_files.merged(recipe.FINE_TUNING, training)
-        training["training"] |= _settings_of(length, user)
+        training = config_files.merged(training, _settings_of(length, user))
     workers, why_workers = _workers(facts, user, chosen)
     training = config_files.merged(training, workers)
     return Plan(
@@ -221,10 +221,10 @@ def _length(facts: PlanFacts, user: UserSettings, cost: _Cost | None) -> _Length
 def _settings_of(length: _Length, user: UserSettings) -> dict[str, Any]:
     """Return epochs, most epochs in a time limit, or the steps where the time ends them."""
     if user.seconds:
-        return {"max_epochs": length.most}
+        return {"training": {"max_epochs": length.most}}
     if length.is_limited and not length_is_set(user.values):
-        return {"step_plan": [[0, 0.0, max(1, round(length.updates))]]}
-    return {"epochs": max(1, round(length.epochs))}
+        return {"record": {"step_plan": [[0, 0.0, max(1, round(length.updates))]]}}
+    return {"training": {"epochs": max(1, round(length.epochs))}}
 
 
 def _enough_images(facts: PlanFacts) -> bool:
@@ -305,7 +305,7 @@ def _summary(user: UserSettings, chosen: str, settings: Mapping[str, Any]) -> tu
         long = f"for {limit}" + (f", at most {counted(most, 'epoch')}" if most else "")
     else:
         long = _for(user.get("training.epochs", training["epochs"]))
-    if knots := training.get("step_plan"):
+    if knots := settings.get("record", {}).get("step_plan"):
         long = f"for {knots[-1][-1]:,} steps"
     last = user.get("training.last_blocks", TrainingConfig().last_blocks)
     first = {

@@ -109,7 +109,7 @@ def _measured(facts: PlanFacts, candidate: str) -> tuple[Speed | None, Speed | N
 def fixed_length(
     facts: PlanFacts, user: UserSettings, length: Length, *, batch: int, most_epochs: int
 ) -> dict[str, Any]:
-    """Return the settings of the length: whole epochs, or the steps that fit into the time.
+    """Return the sections with the length: whole epochs, or the steps that fit into the time.
 
     Args:
         facts: with the numbers of images.
@@ -121,9 +121,9 @@ def fixed_length(
     steps = planned_steps(length, batch)
     validations = _validations(facts, length, steps)
     is_whole = length.epochs >= min(most_epochs, _WHOLE_EPOCHS) and not validations
-    if is_whole or "training.extends" in user:
-        return {"epochs": max(1, int(length.epochs + _ROUNDING))}
-    return {"step_plan": [[0, 0.0, steps]], **validations}
+    if is_whole or "record.extends" in user:
+        return {"training": {"epochs": max(1, int(length.epochs + _ROUNDING))}}
+    return {"record": {"step_plan": [[0, 0.0, steps]], **validations}}
 
 
 def planned_steps(length: Length, batch: int) -> int:
@@ -144,7 +144,7 @@ def _validations(facts: PlanFacts, length: Length, steps: int) -> dict[str, Any]
 
 def length_is_set(settings: Mapping[str, Any]) -> bool:
     """Return whether settings by dotted key decide how long the training is."""
-    keys = ("training.time_limit", "training.step_plan", "training.epochs")
+    keys = ("training.time_limit", "record.step_plan", "training.epochs")
     return any(settings.get(key) is not None for key in keys)
 
 

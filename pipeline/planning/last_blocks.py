@@ -42,7 +42,7 @@ NEEDED = {
     "training.early_stopping": None,
     "training.average_last": None,
     "training.ensemble": False,
-    "training.extends": None,
+    "record.extends": None,
 }
 """Values of settings that training from tokens needs."""
 
@@ -69,10 +69,10 @@ class BlocksLength(NamedTuple):
     def settings(self, user: UserSettings) -> dict[str, Any]:
         """Return epochs, most epochs in a time limit, or the steps that fit where the time ends."""
         if user.seconds:
-            return {"max_epochs": self.most}
+            return {"training": {"max_epochs": self.most}}
         if self.is_limited and not length_is_set(user.values):
-            return {"step_plan": [[0, 0.0, max(1, round(self.updates))]]}
-        return {"epochs": max(1, round(self.epochs))}
+            return {"record": {"step_plan": [[0, 0.0, max(1, round(self.updates))]]}}
+        return {"training": {"epochs": max(1, round(self.epochs))}}
 
     def sentence(self) -> str:
         """Return what it takes."""

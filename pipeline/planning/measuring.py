@@ -20,6 +20,7 @@ import psutil
 import torch
 from torch import nn
 
+from patchline.pipeline.config import PluginChoice
 from patchline.pipeline.data.batches.augmentation import Pixels, SeededAugmentation
 from patchline.pipeline.models.inference import PREDICTED_TOGETHER
 from patchline.pipeline.models.model_building import build_model
@@ -27,12 +28,7 @@ from patchline.pipeline.models.model_files import load_model
 from patchline.pipeline.planning.facts import Speed
 from patchline.pipeline.planning.measuring_job import MeasuredCandidate, Measurement, MeasuringJob
 from patchline.pipeline.planning.recipes import SMALLER, batch_of_images
-from patchline.pipeline.planning.tiers import OWN
-from patchline.pipeline.probing.features import seconds_per_image, suitable_batch_size
-from patchline.pipeline.training.device import make_repeatable
-from patchline.pipeline.training.machine import choose_device, detect_machine
-from patchline.pipeline.training.speed.precision import MOST_SECONDS, Chooser, Precision
-from patchline.pipeline.training.speed.thread_plan import (
+from patchline.pipeline.planning.thread_choice import (
     BUSY_CORES,
     WORTH_CHANGING,
     OtherPrograms,
@@ -40,8 +36,12 @@ from patchline.pipeline.training.speed.thread_plan import (
     measured_rates,
     numbers_of_threads,
     threads_are_set,
-    trial_of,
 )
+from patchline.pipeline.planning.tiers import OWN
+from patchline.pipeline.probing.features import seconds_per_image, suitable_batch_size
+from patchline.pipeline.training.device import make_repeatable
+from patchline.pipeline.training.machine import choose_device, detect_machine
+from patchline.pipeline.training.speed.precision import MOST_SECONDS, Chooser, Precision
 from patchline.pipeline.training.speed.trial_steps import (
     EPOCH_ENDS,
     EpochEnd,
@@ -154,7 +154,7 @@ def _choose_threads(job: MeasuringJob, candidate: MeasuredCandidate) -> str:
     if candidate.features_only:
         affordable = int(images * _BATCH_SECONDS / max(taken, 1e-9))
         images = max(images, min(suitable_batch_size(_image(candidate), _CPU), affordable))
-    rates = measured_rates(trial, numbers_of_threads(most), images, seconds, fewest_rounds=1)
+    rates = measured_rates(trial, numbers_of_threads(most), images, seconds)
     fastest = max(rates, key=lambda number: rates[number])
     if rates[fastest] < WORTH_CHANGING * rates[most]:
         return ""
@@ -173,8 +173,15 @@ def _trial(job: MeasuringJob, candidate: MeasuredCandidate) -> tuple[Trial, int]
     """
     config, image = candidate.config, _image(candidate)
     if not candidate.features_only:
-        trial = trial_of(config, image, job.num_classes, "float32")
-        return trial, max(2, min(_BATCH, job.images))
+        plain = config.model_copy(update={"augmentation": PluginChoice(name="none")})
+
+        def steps(images: int) -> Iterator[float]:
+            model = build_model(config.model, image, job.num_classes)
+            return trial_steps(
+                TrialSettings(plain, image, job.num_classes, "float32"), model, images
+            )
+
+        return steps, max(2, min(_BATCH, job.images))
     model = _features_model(job, candidate, _CPU)
     return partial(trial_predictions, image, model, "float32"), _FEWEST_PREDICTED
 

@@ -76,7 +76,7 @@ LEAST_BESIDE_TEACHER = 1 / 3
 """Of a preset's time for the training itself, however slow the teacher is."""
 _ONE_FIT = (
     *("training.folds", "training.refit", "training.ensemble", "training.average_last"),
-    *("training.epochs", "training.step_plan", "training.extends", "training.early_stopping"),
+    *("training.epochs", "record.step_plan", "record.extends", "training.early_stopping"),
 )
 """Settings of the user with which the plan does not repeat the training."""
 
@@ -111,10 +111,13 @@ def plan(
     whole = with_step_cost(user, length, cost, most_epochs(facts, user))
     if is_averaged := _is_averaged(facts, user, chosen, whole):
         training["average_last"] = _AVERAGED
+    of_length: Settings = {}
     if not length_is_set(user.values):
         most = most_epochs(facts, user)
-        training |= fixed_length(facts, user, whole, batch=batch, most_epochs=most)
+        of_length = fixed_length(facts, user, whole, batch=batch, most_epochs=most)
+        training |= of_length.get("training", {})
     settings: Settings = {
+        **of_length,
         **chosen.settings,
         "optimizer": recipes.optimizer(facts, user, chosen.tier, chosen.side, batch, length),
         "training": training,
@@ -357,7 +360,7 @@ def _length(facts: PlanFacts, candidate: Candidate, user: UserSettings) -> Lengt
     rate = speed.images_per_second(facts, candidate.tier, tiers, candidate.name)
     overhead = epoch_overhead(facts, candidate.name, rate, _epoch_images(facts, user))
     length = Length(0.0, 0.0, rate, overhead)
-    knots = user.get("training.step_plan")
+    knots = user.get("record.step_plan")
     if knots:
         seen = knots[-1][2] * float(user.get("training.batch_size") or _STEPS_OF_A_PLAN)
     elif user.seconds:
@@ -396,7 +399,7 @@ def most_epochs(facts: PlanFacts, user: UserSettings) -> int:
 
 def _is_averaged(facts: PlanFacts, user: UserSettings, chosen: Candidate, length: Length) -> bool:
     """Return whether the last weights are averaged, because few images would choose an epoch."""
-    is_open = not {"training.average_last", "training.extends"} & set(user.values)
+    is_open = not {"training.average_last", "record.extends"} & set(user.values)
     few = facts.data.choosing_images < _FEW_TO_CHOOSE_ON
     is_small = chosen.side < THUMBNAIL or bool(facts.data.unlabelled_images)
     return is_open and few and is_small and length.epochs >= _AVERAGED_FROM
@@ -542,7 +545,7 @@ def _too_short(facts: PlanFacts, user: UserSettings, length: Length, batch: int)
     """Return a sentence if the weights are updated too rarely for a good model."""
     images = images_by_training(facts, user)[0]
     steps = math.ceil(images / batch) * length.epochs
-    if steps >= FEWEST_STEPS or user.get("training.step_plan"):
+    if steps >= FEWEST_STEPS or user.get("record.step_plan"):
         return []
     remedy = "a longer training.time_limit" if length_is_set(user.values) else "a longer preset"
     if user.get("training.epochs"):
@@ -556,6 +559,6 @@ def _too_short(facts: PlanFacts, user: UserSettings, length: Length, batch: int)
 
 
 def _kept(given: Collection[str]) -> list[str]:
-    prefixes = ("model", "optimizer", "training", "augmentation", "data.image_size")
+    prefixes = ("model", "optimizer", "training", "record", "augmentation", "data.image_size")
     keys = [key for key in sorted(given) if key.startswith(prefixes)]
     return [f"kept as set: {', '.join(keys)}"] if keys else []

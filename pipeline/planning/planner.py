@@ -165,7 +165,7 @@ def planned(
     try:
         measured = choice.measurement if choice else None
         if measured is None:
-            sha256 = config.training.teacher_sha256
+            sha256 = config.record.teacher_sha256
             teacher = teacher_folder(workspace, sha256).resolve() if sha256 else None
             job = measuring_job(config, data, request.facts, request.settings, teacher)
             measured = measured_apart(job, workspace)
@@ -493,8 +493,9 @@ def measuring_job(
         return _job(config, data, [MeasuredCandidate(name=OWN, config=whole)])
     if _has_frozen_features(config):
         # What needs all weights does not change the speed of their features.
-        alone = {**recipe.OF_ALL_WEIGHTS, "trainable": "head", "teacher_sha256": None}
-        whole = _resolved(config, data, {"training": alone})
+        alone = {**recipe.OF_ALL_WEIGHTS, "trainable": "head"}
+        record = {"extends": None, "teacher_sha256": None}
+        whole = _resolved(config, data, {"training": alone, "record": record})
         features = MeasuredCandidate(name=FEATURES, config=whole, features_only=True)
         return _job(config, data, [features], teacher)
     unmeasured = plan(facts, set_keys).settings
@@ -526,7 +527,7 @@ def _is_warm_start(config: RunConfig) -> bool:
 
 def given_by_user(config: RunConfig, set_keys: Mapping[str, Any]) -> set[str]:
     """Return the keys of what the user has set, without what follows from the initial weights."""
-    listed = set(config.set_by_user or ())
+    listed = set(config.record.set_by_user or ())
     recipes = config_files.dotted_keys(recipe.FINE_TUNING)
     follow = {key for key in set_keys if key.startswith("model.") or key in {*_FOLLOW, *recipes}}
     return {key for key in set_keys if key in listed or key not in follow}

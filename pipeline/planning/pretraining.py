@@ -51,8 +51,8 @@ def pretraining_plan(facts: PlanFacts, user_settings: Mapping[str, Any]) -> Plan
     length = _length(facts, user, most)
     if not length_is_set(user.values):
         batch = user.get("training.batch_size") or _DEFAULTS.training.batch_size
-        training = fixed_length(facts, user, length, batch=batch, most_epochs=most)
-        settings = config_files.merged(settings, {"training": training})
+        own = fixed_length(facts, user, length, batch=batch, most_epochs=most)
+        settings = config_files.merged(settings, own)
     reasons = [_why_length(facts, user, length, most)]
     measured = next((each for each in facts.speeds if each.candidate == OWN), None)
     workers = speed.workers(facts.machine, measured) if measured else 0
@@ -79,7 +79,7 @@ def _length(facts: PlanFacts, user: UserSettings, most: int) -> Length:
     images = max(1, facts.data.training_images)
     fit = EpochImages(images, facts.data.validation_images)
     length = Length(0.0, 0.0, rate, epoch_overhead(facts, OWN, rate, fit))
-    knots = user.get("training.step_plan")
+    knots = user.get("record.step_plan")
     if knots:
         batch = user.get("training.batch_size") or _DEFAULTS.training.batch_size
         seen = float(knots[-1][2] * batch)

@@ -7,7 +7,7 @@ suggestions like every other setting.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from types import NoneType
 from typing import Annotated, Any, get_args
 
@@ -21,7 +21,6 @@ from patchline.pipeline.data.config import SHORT_OPTIONS, DataConfig, source_of
 from patchline.pipeline.files.data_kinds import data_kind
 from patchline.pipeline.frozen_model import FrozenModel
 from patchline.pipeline.plugin_system.plugin_loader import Kind, config_class, patch_embedding_name
-from patchline.pipeline.training.config import TrainingConfig
 from patchline.plugin_api import NO_PATCH_EMBEDDING
 
 Settings = dict[str, Any]
@@ -96,15 +95,12 @@ def composed_config(arguments: Sequence[str], settings: Settings) -> type[BaseMo
         ModelChoice,
         patch_embedding=(embedding_class, _documented(ModelChoice, "patch_embedding", None)),
         init=_field_of(ModelChoice, "init"),
-        init_sha256=_hidden_field(ModelChoice, "init_sha256"),
         download=_field_of(ModelChoice, "download", flags=("--model.download", "--download")),
     )
     data_class = _replaced(DataConfig, options=_options_class(source))
-    training_class = _without_help(TrainingConfig, TrainingConfig.recorded)
     return _replaced(
         RunConfig,
         data=data_class,
-        training=training_class,
         augmentation=_choice_class("augmentation", augmentation, PluginChoice),
         model=model_class,
         objective=_choice_class("objective", objective, PluginChoice),
@@ -197,7 +193,7 @@ def _replaced(section: type[BaseModel], **classes: type[BaseModel]) -> type[Base
     """Return the section with some of its fields replaced by other classes."""
     fields: dict[str, Any] = {}
     for key, field in section.model_fields.items():
-        if key in ("preset", "set_by_user"):  # --preset is the command's own; nobody sets the other
+        if key in ("preset", "record"):  # --preset is the command's own; nobody sets the other
             continue
         if key in classes:
             # A plugin without settings has no flag.
@@ -215,19 +211,6 @@ def _field_of(
     field = section.model_fields[key]
     annotation: Any = field.annotation
     return Annotated[annotation, Parameter(name=flags, negative=())] if flags else annotation, field
-
-
-def _without_help(section: type[BaseModel], keys: Collection[str]) -> type[BaseModel]:
-    """Return the section with some of its flags left out of the help, as runs set them."""
-    fields: dict[str, Any] = {key: _hidden_field(section, key) for key in keys}
-    no_source = {"use_attribute_docstrings": False}
-    return create_model(section.__name__, __base__=section, __cls_kwargs__=no_source, **fields)
-
-
-def _hidden_field(section: type[BaseModel], key: str) -> tuple[Any, FieldInfo]:
-    field = section.model_fields[key]
-    annotation: Any = field.annotation
-    return Annotated[annotation, Parameter(show=False)], field
 
 
 def _annotation(field: FieldInfo) -> Any:

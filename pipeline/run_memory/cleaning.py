@@ -24,6 +24,7 @@ from patchline.pipeline.run_memory import live_runs
 from patchline.pipeline.tracking import liveness
 from patchline.pipeline.tracking.tracked_run import FOLDER_TAG, REQUEST_FILE
 from patchline.pipeline.tracking.tracking_store import all_runs, store_exists
+from patchline.pipeline.training.record import with_record
 from patchline.pipeline.workspace import chosen, unneeded_objects
 from patchline.pipeline.workspace.run_folders import LAST_CHECKPOINT
 
@@ -158,7 +159,7 @@ def _extended_elsewhere(workspace: Path, states: Mapping[Path, tuple[str, str]])
 def _extended_by(folder: Path) -> set[str]:
     """Return the id of the run that a run extends, if it does."""
     request = _json(folder / REQUEST_FILE)
-    extends = request.get("config", {}).get("training", {}).get("extends")
+    extends = with_record(request.get("config", {}))[0].get("record", {}).get("extends")
     return {str(extends)} if extends else set()
 
 

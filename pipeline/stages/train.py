@@ -153,8 +153,8 @@ def recipe(config: RunConfig) -> str:
 def _of_all_weights(config: RunConfig) -> str:
     epochs = config.training.epochs
     length = config.training.time_limit or f"{epochs} epoch{'' if epochs == 1 else 's'}"
-    if config.training.step_plan:
-        length = f"{config.training.step_plan[-1][2]} steps"
+    if config.record.step_plan:
+        length = f"{config.record.step_plan[-1][2]} steps"
     return f"{' with '.join(config.model.names)} for {length}{_repeated(config)}"
 
 

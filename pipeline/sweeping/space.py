@@ -34,24 +34,19 @@ _FIXED: dict[str, str] = {
     "seed": "the best of several seeds is luck, so the final fits vary it instead",
     "name": "it names the study's experiment",
     "preset": "the plan is made once, and its settings are where the search begins",
-    "set_by_user": "it is a record",
+    "record": "it is what the plan has decided",
     "launcher": "it changes no result",
     "evaluation": "it changes no weights",
     "promotion": "it changes no weights",
     "objective": _EQUAL_TERMS,
     "model.init": _ONE_START,
-    "model.init_sha256": _ONE_START,
     "model.download": _ONE_START,
-    **{
-        f"training.{key}": _LENGTH
-        for key in ("epochs", "time_limit", "max_epochs", "step_plan", "validation_plan")
-    },
+    **{f"training.{key}": _LENGTH for key in ("epochs", "time_limit", "max_epochs")},
     **{
         f"training.{key}": _EQUAL_TERMS
         for key in (
-            *("extends", "folds", "refit", "ensemble", "trainable", "teacher", "teacher_sha256"),
-            *("teacher_views", "halvings", "rate_cuts", "thread_changes", "device", "threads"),
-            "processes",
+            *("folds", "refit", "ensemble", "trainable", "teacher", "teacher_views", "device"),
+            *("threads", "processes"),
         )
     },
 }

@@ -21,6 +21,7 @@ from patchline.pipeline.plugin_system.plugin_loader import load_objective
 from patchline.pipeline.sweeping.ranges import shown
 from patchline.pipeline.terminal_words import by_number
 from patchline.pipeline.training.config import duration_seconds
+from patchline.pipeline.training.record import TrainingRecord
 
 
 class WholeFit(NamedTuple):
@@ -48,7 +49,6 @@ def check_settings(config: RunConfig) -> None:
         "folds": training.folds,
         "refit": training.refit,
         "ensemble": training.ensemble,
-        "extends": training.extends,
     }
     for name, value in refused.items():
         if value:
@@ -88,13 +88,13 @@ def whole_fit(config: RunConfig, plan: Plan | None, data: IngestedData) -> Whole
             "the settings that were found"
         )
     epochs = _epochs(config, plan, data)
-    if training.time_limit or training.step_plan:
-        limit = training.time_limit or f"{training.step_plan[-1][2]} steps"  # type: ignore[index]
+    knots = config.record.step_plan
+    if limit := training.time_limit or (f"{knots[-1][2]} steps" if knots else None):
         notes.append(
             f"a whole fit has {epochs} epochs, as many as are expected in the plan's {limit}"
         )
     update = {
-        **dict.fromkeys(("folds", "time_limit", "max_epochs", "step_plan", "validation_plan")),
+        **dict.fromkeys(("folds", "time_limit", "max_epochs")),
         "refit": False,
         "ensemble": False,
         "epochs": epochs,
@@ -104,7 +104,9 @@ def whole_fit(config: RunConfig, plan: Plan | None, data: IngestedData) -> Whole
     settings = training.model_copy(update=update)
     rate = plan.images_per_second if plan else 0.0
     seconds = data.training_images / rate if rate else None
-    return WholeFit(config.model_copy(update={"training": settings}), tuple(notes), seconds)
+    record = config.record.of(TrainingRecord())
+    whole = config.model_copy(update={"training": settings, "record": record})
+    return WholeFit(whole, tuple(notes), seconds)
 
 
 def check_test_labels(data: IngestedData) -> None:
@@ -132,9 +134,9 @@ def has_rungs(config: RunConfig) -> bool:
 
 def _epochs(config: RunConfig, plan: Plan | None, data: IngestedData) -> int:
     training, images = config.training, max(1, data.training_images)
-    if training.step_plan is not None:
+    if knots := config.record.step_plan:
         steps_per_epoch = max(1, -(-images // training.batch_size))
-        return max(1, round(training.step_plan[-1][2] / steps_per_epoch))
+        return max(1, round(knots[-1][2] / steps_per_epoch))
     if training.time_limit is None:
         return training.epochs
     rate = plan.images_per_second if plan else 0.0

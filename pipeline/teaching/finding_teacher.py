@@ -46,6 +46,6 @@ def seen_before(
 
 def with_teacher(config: RunConfig, teacher: Teacher) -> RunConfig:
     """Return the config with the very teacher that was found, so that it can be repeated."""
-    recorded = {"teacher": teacher.reference, "teacher_sha256": teacher.sha256}
-    training = config.training.model_copy(update=recorded)
-    return config.model_copy(update={"training": training})
+    training = config.training.model_copy(update={"teacher": teacher.reference})
+    record = config.record.model_copy(update={"teacher_sha256": teacher.sha256})
+    return config.model_copy(update={"training": training, "record": record})

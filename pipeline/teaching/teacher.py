@@ -134,7 +134,7 @@ def find_teacher(config: RunConfig, workspace: Path) -> Teacher:
         ConfigError: if there is no such model, its classes are not known, or it is not the one that
             the run has recorded.
     """
-    reference, sha256 = _given(config), config.training.teacher_sha256
+    reference, sha256 = _given(config), config.record.teacher_sha256
     if sha256 and (kept := _kept(workspace, sha256)):
         return kept
     trained = finding.find_trained(reference, workspace, SETTING)
@@ -148,7 +148,7 @@ def find_teacher(config: RunConfig, workspace: Path) -> Teacher:
         raise ConfigError(
             f"{SETTING} {reference} has changed since the run recorded it: the SHA-256 of its "
             f"weights was {str(sha256)[:12]}, and is {teacher.sha256[:12]} now. Restore it, or "
-            "remove training.teacher_sha256."
+            "remove record.teacher_sha256 from the config."
         )
     write_text(teacher.folder / _RECORD_FILE, teacher.model_dump_json(indent=2) + "\n")
     return teacher

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
 import re
-from typing import Annotated, ClassVar, Literal, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import AfterValidator, Field, model_validator
 
@@ -35,36 +34,6 @@ def _checked_duration(text: str) -> str:
 
 
 Duration = Annotated[str, AfterValidator(_checked_duration)]
-
-
-StepPlanKnots = tuple[tuple[int, float, int], ...]
-
-
-def _checked_plan(knots: StepPlanKnots) -> StepPlanKnots:
-    """Return the knots if they are a valid plan.
-
-    Raises:
-        ValueError: if there is none, they do not begin at step 0, steps or progress decrease, or an
-            end is before a step that has to be reached.
-    """
-    if not knots or knots[0][0] != 0 or knots[-1][2] < 1:
-        raise ValueError("must have a knot (step, progress, end) at step 0, and end at 1 or later")
-    last_step, _, last_end = knots[-1]
-    for (step, _, end), (following, _, _) in itertools.pairwise(knots):
-        if not step < following <= end:
-            raise ValueError(
-                f"has a knot at step {following} after one from step {step} to {end}: steps must "
-                "rise, and not pass the end of the knot before"
-            )
-    if last_end < last_step:
-        raise ValueError(f"ends at {last_end}, before its last knot at step {last_step}")
-    progress = [knot[1] for knot in knots]
-    if progress != sorted(progress) or not (0 <= progress[0] < 1 and progress[-1] <= 1):
-        raise ValueError("must have a progress that starts below 1 and rises from 0 to 1")
-    return knots
-
-
-ValidationPlanSteps = tuple[tuple[Annotated[int, Field(ge=1)], Annotated[int, Field(ge=1)]], ...]
 
 
 class OptimizerConfig(FrozenModel):
@@ -130,18 +99,6 @@ class OptimizerConfig(FrozenModel):
 class TrainingConfig(FrozenModel):
     """Length, batch size and precision of training."""
 
-    recorded: ClassVar[tuple[str, ...]] = (
-        "step_plan",
-        "validation_plan",
-        "extends",
-        "teacher_sha256",
-        "halvings",
-        "rate_cuts",
-        "thread_changes",
-    )
-    """Settings that runs record in their resolved config; the help of the command line leaves them
-    out."""
-
     epochs: Annotated[int, Field(ge=1, le=100_000)] = 60
     """Passes over the training split; ignored if time_limit is set."""
 
@@ -153,17 +110,6 @@ class TrainingConfig(FrozenModel):
     max_epochs: Annotated[int, Field(ge=1, le=100_000)] | None = None
     """Most passes over the training split within time_limit, whichever ends first; null for no
     maximum."""
-
-    step_plan: Annotated[StepPlanKnots, AfterValidator(_checked_plan)] | None = None
-    """Steps of the training as (step, progress, end) knots: planned for the time of a preset, or
-    recorded by a run with a time limit, to reproduce it."""
-
-    validation_plan: ValidationPlanSteps | None = None
-    """Each validation as (step, images): planned or recorded with step_plan."""
-
-    extends: str | None = None
-    """MLflow id of a finished run on the same data that is trained further, up to more epochs; set
-    by `patchline run --extend`."""
 
     trainable: Literal["all", "head", "head_then_all", "last_blocks"] | None = None
     """Weights that are trained: all; only the head, as a linear probe on features that are computed
@@ -193,17 +139,9 @@ class TrainingConfig(FrozenModel):
     """Number of micro-batches that the batch of a step is divided into, to save memory; batch norm
     sees micro-batches."""
 
-    halvings: tuple[Annotated[int, Field(ge=0)], ...] = ()
-    """Recorded steps from which micro-batches were half as large because memory was short, to
-    reproduce the run."""
-
     retries_after_divergence: Annotated[int, Field(ge=0, le=20)] = 2
     """How often training may restart from the last validation, with half the learning rate, after
     the loss or the gradient became infinite or nan; 0 to stop with an error."""
-
-    rate_cuts: tuple[Annotated[int, Field(ge=0)], ...] = ()
-    """Recorded steps from which the learning rate was halved after a divergence, to reproduce the
-    run."""
 
     initial_image_scale: Annotated[float, Field(gt=0, le=1)] = 1.0
     """Size of the training images at the start, as a fraction of data.image_size; smaller images
@@ -225,11 +163,6 @@ class TrainingConfig(FrozenModel):
     (arXiv 1710.03740). auto measures float32 and bfloat16, or float16 on a GPU without bfloat16,
     and chooses the latter if it is clearly faster."""
 
-    feature_precision: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-    """Precision of the features that a head is fitted on. auto is training.precision if that is
-    set; otherwise it is measured, with a forward pass only. The config of a finished run names
-    it where it may differ: with training.trainable head_then_all."""
-
     compile: bool | None = None
     """Whether to compile the model with torch.compile, which takes a minute or more; by default on
     a GPU for a long training run. Affects the results."""
@@ -238,12 +171,8 @@ class TrainingConfig(FrozenModel):
     """Device to train on; auto uses a CUDA device if there is one."""
 
     threads: Annotated[int, Field(ge=1, le=1024)] | None = None
-    """Number of torch threads on the CPU. A plan sets it. Without one, torch's own number, and
-    fewer from a checkpoint on if that is measured to be faster, because other programs use the
-    cores. Affects the results."""
-
-    thread_changes: tuple[tuple[Annotated[int, Field(ge=0)], Annotated[int, Field(ge=1)]], ...] = ()
-    """Recorded (step, threads): the number of threads from a step on, to reproduce the run."""
+    """Number of torch threads on the CPU. A plan measures it where other programs use the cores;
+    otherwise torch's own number. It is chosen once, when a run starts. Affects the results."""
 
     processes: Annotated[int, Field(ge=1, le=1024)] = 1
     """Number of processes that train together, each on its part of every batch: on a CPU they share
@@ -315,9 +244,6 @@ class TrainingConfig(FrozenModel):
     teacher_views: Annotated[int, Field(ge=1, le=10)] = 2
     """Views of each image over which the teacher's probabilities are averaged: the image, its
     mirror image unless data.mirror_symmetric denies it, and then crops at its corners."""
-
-    teacher_sha256: Annotated[str, Field(pattern="^[0-9a-f]{64}$")] | None = None
-    """Recorded SHA-256 of the teacher's weights, to reproduce the run."""
 
     ema_decay: Annotated[float, Field(ge=0, lt=1)] = 0.999
     """Decay rate of the exponential moving average of the weights, warmed up from 0; the average is
@@ -394,20 +320,8 @@ class TrainingConfig(FrozenModel):
         return self
 
     @model_validator(mode="after")
-    def _extension_is_one_training(self) -> Self:
-        several = {"folds": self.folds, "refit": self.refit, "time_limit": self.time_limit}
-        for name, value in several.items():
-            if self.extends is not None and value:
-                raise ValueError(
-                    f"training.{name} is {value}, but training.extends continues a single fit "
-                    f"to a number of epochs. Leave out training.{name}"
-                )
-        return self
-
-    @model_validator(mode="after")
     def _head_is_one_fit(self) -> Self:
         several = {
-            "extends": self.extends,
             "average_last": self.average_last,
             "ensemble": self.ensemble,
         }

@@ -55,7 +55,6 @@ from patchline.pipeline.training.speed.compilation import compile_model
 from patchline.pipeline.training.speed.compute_share import ComputeShare
 from patchline.pipeline.training.speed.precision import Chooser, Precision, choose_for_training
 from patchline.pipeline.training.speed.recent_rate import RecentRate
-from patchline.pipeline.training.speed.thread_plan import ThreadPlan, trial_of
 from patchline.pipeline.training.start.initial_model import description_of, initial_model
 from patchline.pipeline.training.start.starting_state import log_history, take_over
 from patchline.pipeline.training.train_result import AverageRecord, EpochRecord, TrainResult
@@ -97,16 +96,6 @@ class Training:
             weights_K = self.data.class_weights_K().to(self.device)
             if note := self.data.note_on_weights():
                 events.write("note", message=note)
-        trial = trial_of(job.config, job.image, len(job.classes), self.precision.name)
-        alone = self.ranks.size == 1
-        self.thread_plan = ThreadPlan(
-            job.config,
-            self.device,
-            trial,
-            events,
-            alone=alone,
-            own_threads=self.ranks.own_threads,
-        )
         self.objective = build_objective(job.config, job.image, len(job.classes), weights_K)
         self.sizes = ProgressiveSize(settings, job.image, model)
         model = self.objective.training_module(model).to(self.device)
@@ -129,7 +118,7 @@ class Training:
         self.validator = Validator(
             self.data, self.objective, job.image, self.device, self.precision.name, self.ranks
         )
-        length = (settings, job.part, self.order.steps_per_epoch, len(self.data.validation_rows))
+        length = (job.config, job.part, self.order.steps_per_epoch, len(self.data.validation_rows))
         self.validations = planned_validations(*length)
         self.planner, plan = planned_steps(*length, self.validations)
         self.state = TrainState(
@@ -139,9 +128,8 @@ class Training:
             plan=plan,
             loss_scale=LossScale(self.precision.name),
             sums=RunningSums(self.ranks.sum),
-            rate_cuts=list(settings.rate_cuts),
-            halvings=list(settings.halvings),
-            thread_changes=list(settings.thread_changes),
+            rate_cuts=list(job.config.record.rate_cuts),
+            halvings=list(job.config.record.halvings),
         )
         self.dividing = DividingBatches(self.state, self.order.batch_size, events, job.folder)
         self.checkpoints = Checkpoints(
@@ -214,7 +202,6 @@ class Training:
         batches = itertools.chain([next(batches)], batches)  # starting workers is no training
         self.clock.restart(state.step)
         while not self.is_finished:
-            self.thread_plan.before_step(state)
             self._train_step(next(batches))
             if self.clock.is_due(state.step) or state.step >= state.plan.last_step:
                 self._count_training_time(self.clock.read_after(state.step))
@@ -455,8 +442,6 @@ class Training:
         )
 
     def _write_checkpoint(self) -> None:
-        if not self.is_finished:
-            self.thread_plan.adapt(self.state)
         self.state.elapsed_seconds = self.elapsed
         self.checkpoints.write(self.state)
         self.last_weights.checkpointed(self.state.step)
@@ -504,7 +489,6 @@ class Training:
             validation_plan=tuple((each.step, each.validation_images) for each in state.history),
             rate_cuts=tuple(state.rate_cuts),
             halvings=tuple(state.halvings),
-            thread_changes=tuple(state.thread_changes),
             history=tuple(state.history),
         )
 

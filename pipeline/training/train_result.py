@@ -11,6 +11,7 @@ from patchline.pipeline.metrics.intervals import MetricEstimate
 from patchline.pipeline.metrics.label_calibration import LabelCalibration
 from patchline.pipeline.metrics.label_thresholds import LabelThresholds
 from patchline.pipeline.metrics.temperature import TemperatureFit, by_member
+from patchline.pipeline.training.record import TrainingRecord
 
 
 class EpochRecord(FrozenModel):
@@ -276,7 +277,7 @@ class FoldsResult(FrozenModel):
         )
 
 
-class TrainResult(FrozenModel):
+class TrainResult(TrainingRecord):
     """Paths and numbers; large data stays in files.
 
     With a refit or folds, `best` is the folder of the final weights; the other values are those of
@@ -299,29 +300,17 @@ class TrainResult(FrozenModel):
     images_per_second: float
     """Training images per second of training steps, without validation; of a fitted head, images
     per second of their features."""
-    step_plan: tuple[tuple[int, float, int], ...]
     precision: str
     precision_reason: str = ""
     """Why the precision was chosen; empty if it was set."""
-    feature_precision: str = ""
-    """That of the features that the head was fitted on, before all weights were trained."""
     compiled: bool = False
     """Whether the model was compiled with `torch.compile`."""
     device: str
     threads: int
-    """At the start of the training."""
     parameters: int
     stopped_because: str
     stopped_early: bool = False
     """Whether validations without improvement ended the training."""
-    validation_plan: tuple[tuple[int, int], ...] = ()
-    """(step, images) of each validation."""
-    rate_cuts: tuple[int, ...] = ()
-    """Steps from which the learning rate was halved, because training diverged later."""
-    halvings: tuple[int, ...] = ()
-    """Steps from which micro-batches were half as large, because memory was short."""
-    thread_changes: tuple[tuple[int, int], ...] = ()
-    """(step, threads): the number of threads from a step on, because the machine was busy."""
     history: tuple[EpochRecord, ...]
     probe: ProbeRecord | None = None
     """How the head was fitted, if `best` is the initial weights with another head."""
@@ -335,11 +324,6 @@ class TrainResult(FrozenModel):
     """Before a refit without folds, the folder of the weights with the best validation metrics."""
     folds: FoldsResult | None = None
     ensemble: EnsembleResult | None = None
-
-    @property
-    def last_threads(self) -> int:
-        """The number of threads at the end of the training."""
-        return self.thread_changes[-1][1] if self.thread_changes else self.threads
 
     @property
     def steps_per_epoch(self) -> int:

@@ -50,8 +50,6 @@ class TrainState:
     """Steps from which the learning rate is halved, after a divergence."""
     halvings: list[int] = field(default_factory=list)
     """Steps from which micro-batches are half as large, after the device ran out of memory."""
-    thread_changes: list[tuple[int, int]] = field(default_factory=list)
-    """(step, threads): the number of threads from a step on, after a measurement."""
 
     @cached_property
     def parameters(self) -> list[nn.Parameter]:
@@ -96,7 +94,6 @@ class TrainState:
             "sums": self.sums.numbers(),
             "rate_cuts": self.rate_cuts,
             "halvings": self.halvings,
-            "thread_changes": self.thread_changes,
             "loss_scale": self.loss_scale.numbers(),
             "optimizer_groups": [_numbers_of(group) for group in self.optimizer.param_groups],
         }
@@ -139,7 +136,6 @@ class TrainState:
         self.sums.restore(numbers["sums"])
         self.rate_cuts = list(numbers["rate_cuts"])
         self.halvings = list(numbers["halvings"])
-        self.thread_changes = [(int(at), int(threads)) for at, threads in numbers["thread_changes"]]
 
 
 def _numbers_of(group: dict[str, Any]) -> Numbers:

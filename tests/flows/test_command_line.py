@@ -29,7 +29,7 @@ def test_run_help_holds_the_settings_of_the_chosen_plugins(tmp_path: Path) -> No
     for flag in ("--model.depth", "--model.patch-embedding.patch-size", "--training.time-limit"):
         assert flag in shown
     assert "Side of a patch in pixels" in shown
-    assert "Recorded" not in shown
+    assert "--record" not in shown
 
 
 def test_the_schema_describes_every_setting(tmp_path: Path) -> None:

@@ -6,13 +6,14 @@ import json
 
 import pytest
 import yaml
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from patchline.pipeline.config import ModelChoice, PluginChoice, RunConfig
 from patchline.pipeline.data.config import DataConfig
 from patchline.pipeline.training.config import OptimizerConfig, TrainingConfig, duration_seconds
+from patchline.pipeline.training.record import RunRecord
 
 configs = st.builds(
     RunConfig,
@@ -30,8 +31,8 @@ configs = st.builds(
         TrainingConfig,
         epochs=st.integers(1, 1000),
         time_limit=st.none() | st.sampled_from(["90s", "20m", "1.5h"]),
-        step_plan=st.none() | st.just(((0, 0.0, 80), (7, 0.25, 90))),
     ),
+    record=st.builds(RunRecord, step_plan=st.none() | st.just(((0, 0.0, 80), (7, 0.25, 90)))),
 )
 
 
@@ -60,6 +61,7 @@ def test_unknown_settings_are_refused(settings: dict[str, object]) -> None:
     assert [error["type"] for error in raised.value.errors()] == ["extra_forbidden"]
 
 
+@settings(deadline=None)
 @given(configs)
 def test_json_gives_back_the_config(config: RunConfig) -> None:
     """A config written as JSON and read again is equal."""
@@ -69,6 +71,7 @@ def test_json_gives_back_the_config(config: RunConfig) -> None:
     )
 
 
+@settings(deadline=None)
 @given(configs)
 def test_yaml_gives_back_the_config(config: RunConfig) -> None:
     """A config written as YAML and read again is equal."""
@@ -114,6 +117,7 @@ def test_flat_names_every_value_by_its_dotted_key() -> None:
     assert flat["training.time_limit"] == ""
 
 
+@settings(deadline=None)
 @given(configs)
 def test_flat_has_all_fields_and_tells_configs_apart(config: RunConfig) -> None:
     """Every field is in the flat form as text, and another seed shows."""

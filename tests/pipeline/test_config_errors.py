@@ -225,8 +225,8 @@ def test_unknown_key_is_what_the_user_gave() -> None:
 )
 def test_a_step_plan_by_which_no_training_can_go_is_refused(plan: list[Any], rule: str) -> None:
     """Nothing of it reaches the training: the setting is named, with the rule that it breaks."""
-    sentence = sentence_of({"training": {"step_plan": plan}})
-    assert "training.step_plan" in sentence
+    sentence = sentence_of({"record": {"step_plan": plan}})
+    assert "record.step_plan" in sentence
     assert rule in sentence
     assert "Choose" not in sentence.partition(rule)[0]
 
@@ -234,5 +234,5 @@ def test_a_step_plan_by_which_no_training_can_go_is_refused(plan: list[Any], rul
 def test_a_recorded_step_plan_is_accepted() -> None:
     """Also one whose last knot is a single step."""
     plan = ((0, 0.0, 10**9), (2, 2e-9, 40), (40, 1.0, 42), (41, 1.0, 41))
-    settings = {"training": {"step_plan": [list(knot) for knot in plan]}}
-    assert validated(settings).training.step_plan == plan
+    settings = {"record": {"step_plan": [list(knot) for knot in plan]}}
+    assert validated(settings).record.step_plan == plan

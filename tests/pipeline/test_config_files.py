@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from patchline.pipeline.config import RunConfig
 from patchline.pipeline.config_files import (
@@ -20,6 +21,7 @@ from patchline.pipeline.config_files import (
 from patchline.pipeline.data.ingestion import ingest, resolve
 from patchline.pipeline.errors import ConfigError
 from patchline.pipeline.presets import PRESETS, PresetChoice, PresetName
+from patchline.pipeline.training.record import RunRecord
 
 
 @pytest.fixture
@@ -149,42 +151,69 @@ def test_a_limit_that_nothing_can_reach_is_refused() -> None:
         validated({"promotion": {"minimum": {"accuracy": 90}}})
 
 
-@pytest.mark.parametrize("length", ["time_limit: 20m", "step_plan: [[0, 0.0, 90]]"])
+@pytest.mark.parametrize(
+    "length", ["training: {time_limit: 20m, batch_size: 16}", "record: {step_plan: [[0, 0.0, 90]]}"]
+)
 def test_epochs_flag_drops_another_length_of_the_file(written: Any, length: str) -> None:
     """Who asks for epochs gets epochs, whatever time limit or plan the file holds."""
-    file = written(f"training: {{{length}, batch_size: 16}}\n")
+    file = written(f"{length}\nseed: 16\n")
     flags = {"training": {"epochs": 3}}
-    training = validated(assemble(preset_name=None, file=file, flags=flags)).training
-    assert (training.epochs, training.time_limit, training.step_plan) == (3, None, None)
-    assert training.batch_size == 16
+    config = validated(assemble(preset_name=None, file=file, flags=flags))
+    assert (config.training.epochs, config.training.time_limit) == (3, None)
+    assert (config.record.step_plan, config.seed) == (None, 16)
 
 
 def test_time_limit_flag_drops_the_plan_of_the_file(written: Any) -> None:
     """Who asks for a time limit does not replay the steps that an old run recorded."""
-    file = written("training: {time_limit: 20m, step_plan: [[0, 0.0, 90]]}\n")
+    file = written("training: {time_limit: 20m}\nrecord: {step_plan: [[0, 0.0, 90]]}\n")
     flags = {"training": {"time_limit": "5m"}}
-    training = validated(assemble(preset_name=None, file=file, flags=flags)).training
-    assert (training.time_limit, training.step_plan) == ("5m", None)
+    config = validated(assemble(preset_name=None, file=file, flags=flags))
+    assert (config.training.time_limit, config.record.step_plan) == ("5m", None)
 
 
 @pytest.mark.parametrize("length", [{"epochs": 3}, {"time_limit": "5m"}])
 def test_a_new_length_drops_what_a_run_recorded(written: Any, length: dict[str, Any]) -> None:
     """Steps of an old run mean nothing in a run of another length."""
     file = written(
-        "training: {validation_plan: [[90, 50]], rate_cuts: [10], halvings: [20], batch_size: 16, "
-        "max_epochs: 7, thread_changes: [[5, 1]]}\n"
+        "record: {validation_plan: [[90, 50]], rate_cuts: [10], halvings: [20], extends: a1}\n"
+        "training: {batch_size: 16, max_epochs: 7}\n"
     )
-    training = validated(assemble(preset_name=None, file=file, flags={"training": length})).training
-    assert (training.validation_plan, training.rate_cuts, training.halvings) == (None, (), ())
-    assert (training.max_epochs, training.thread_changes) == (None, ())
-    assert training.batch_size == 16
+    flags = {"training": length}
+    chosen = assemble(preset_name=None, file=file, flags=flags)
+    assert chosen["record"] == {"extends": "a1"}
+    assert chosen["training"] == {"batch_size": 16, **length}
+
+
+FORMER = {
+    "training": {"halvings": [20], "thread_changes": [[5, 1]], "feature_precision": "auto"},
+    "model": {"init": "w.safetensors", "init_sha256": "a" * 64},
+    "set_by_user": ["model.init"],
+}
+
+
+def test_a_config_of_an_earlier_version_is_read_with_one_sentence(
+    written: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What it recorded among the settings is the record; a flag still overrules it."""
+    file = written(yaml.safe_dump(FORMER))
+    record = validated(assemble(preset_name="none", file=file, flags={})).record
+    assert (record.halvings, record.feature_precision) == ((20,), None)
+    assert record.init_sha256 == "a" * 64
+    [said] = [each.getMessage() for each in caplog.records]
+    assert "is of an earlier version: what it records among the settings (training.halv" in said
+    assert "is read as `record:`, except for training.thread_changes" in said
+    other = {"model": {"init": "other.safetensors"}}
+    assert validated(assemble(preset_name="none", file=file, flags=other)).record == RunRecord(
+        halvings=(20,), set_by_user=("model.init",)
+    )
+    assert RunConfig.model_validate(FORMER).record.halvings == (20,)  # a request, or a schedule
 
 
 def test_file_keeps_its_length_without_a_flag(written: Any) -> None:
     """A recorded plan is replayed when no flag asks for another length."""
-    file = written("training: {time_limit: 20m, step_plan: [[0, 0.0, 90]]}\n")
-    training = validated(assemble(preset_name=None, file=file, flags={"seed": 1})).training
-    assert (training.time_limit, training.step_plan) == ("20m", ((0, 0.0, 90),))
+    file = written("training: {time_limit: 20m}\nrecord: {step_plan: [[0, 0.0, 90]]}\n")
+    config = validated(assemble(preset_name=None, file=file, flags={"seed": 1}))
+    assert (config.training.time_limit, config.record.step_plan) == ("20m", ((0, 0.0, 90),))
 
 
 @pytest.mark.parametrize(
@@ -301,7 +330,8 @@ def test_saved_config_is_the_same_config(photos: Path, tmp_path: Path) -> None:
         {
             "data": {"source": "image_folder", "path": str(photos)},
             "optimizer": {"learning_rate": 1e-5},
-            "training": {"time_limit": "90s", "step_plan": [[0, 0.0, 18], [7, 0.3, 20]]},
+            "training": {"time_limit": "90s"},
+            "record": {"step_plan": [[0, 0.0, 18], [7, 0.3, 20]]},
             "augmentation": {"name": "light", "rotation": 3},
         }
     )

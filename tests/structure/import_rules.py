@@ -218,6 +218,7 @@ _FREE = (
     "pipeline.data.image_size",
     "pipeline.initial_weights.recipe",
     "pipeline.training.config",
+    "pipeline.training.record",
     "pipeline.training.train_result",
     "pipeline.evaluation.config",
     "pipeline.registry.config",

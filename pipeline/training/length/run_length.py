@@ -10,7 +10,8 @@ planned in its resolved config, which then replays by steps.
 
 from __future__ import annotations
 
-from patchline.pipeline.training.config import TrainingConfig, duration_seconds
+from patchline.pipeline.config import RunConfig
+from patchline.pipeline.training.config import duration_seconds
 from patchline.pipeline.training.length.step_plan import StepPlan, TimePlanner
 from patchline.pipeline.training.length.validation_plan import (
     EachEpoch,
@@ -22,26 +23,27 @@ from patchline.pipeline.training.part import TrainingPart
 
 
 def planned_validations(
-    settings: TrainingConfig, part: TrainingPart, steps_per_epoch: int, images: int
+    config: RunConfig, part: TrainingPart, steps_per_epoch: int, images: int
 ) -> ValidationPlan:
     """Return when to validate.
 
     Args:
-        settings: decide the length.
+        config: decides the length.
         part: a refit has no validation, but reports each epoch.
         steps_per_epoch: of the training split.
         images: size of the validation split.
     """
-    if settings.validation_plan is not None and not part.refit:
-        return Recorded(part.validations(settings.validation_plan, steps_per_epoch), images)
-    if settings.time_limit is None or settings.step_plan is not None:
+    settings, record = config.training, config.record
+    if record.validation_plan is not None and not part.refit:
+        return Recorded(part.validations(record.validation_plan, steps_per_epoch), images)
+    if settings.time_limit is None or record.step_plan is not None:
         return EachEpoch(steps_per_epoch, images)
     limit = duration_seconds(settings.time_limit)
     return Timed(limit, steps_per_epoch, images, settings.batch_size)
 
 
 def planned_steps(
-    settings: TrainingConfig,
+    config: RunConfig,
     part: TrainingPart,
     steps_per_epoch: int,
     images: int,
@@ -50,14 +52,15 @@ def planned_steps(
     """Return the plan of the steps, and with a time limit what changes it.
 
     Args:
-        settings: decide the length.
+        config: decides the length.
         part: may follow the plan of another training.
         steps_per_epoch: of the training split.
         images: size of the validation split.
         validations: share the time limit with the steps.
     """
-    if settings.step_plan is not None:
-        return None, StepPlan(part.plan(settings.step_plan, steps_per_epoch))
+    settings, record = config.training, config.record
+    if record.step_plan is not None:
+        return None, StepPlan(part.plan(record.step_plan, steps_per_epoch))
     if settings.time_limit is None:
         knots = StepPlan.of_steps(settings.epochs * steps_per_epoch).knots
         return None, StepPlan(part.plan(knots, steps_per_epoch))

@@ -51,6 +51,7 @@ from patchline.pipeline.training.parts.stored_tokens import TokenStore
 from patchline.pipeline.training.parts.token_fit import TokenFit, fit_alone, fit_of_ranks
 from patchline.pipeline.training.processes.machines import Machines
 from patchline.pipeline.training.processes.ranks import Ranks
+from patchline.pipeline.training.record import TrainingRecord
 from patchline.pipeline.training.start.initial_model import HEAD_FOLDER
 from patchline.pipeline.training.train_result import FineTuningRecord, RefitResult, TrainResult
 from patchline.pipeline.training.training_data import Integers, units_of_rows
@@ -86,15 +87,22 @@ class _Start:
     run: Run | None
     """For several processes."""
 
-    def fit(self, events: EventWriter, settings: dict[str, Any], **changes: Any) -> TokenFit:
+    def fit(
+        self,
+        events: EventWriter,
+        settings: dict[str, Any],
+        record: TrainingRecord | None = None,
+        **changes: Any,
+    ) -> TokenFit:
         """Train from the tokens to the end, with changes of the settings and of the job.
 
         Args:
             events: of the job's folder.
             settings: of the training.
+            record: replaces that of the config.
             changes: of the job.
         """
-        job = self._job_with(settings, **changes)
+        job = self._job_with(settings, record, **changes)
         if self.run is None:
             return fit_alone(job, events)
         self.frozen.model.cpu()  # the processes need the memory of the GPU
@@ -104,7 +112,9 @@ class _Start:
         events.catch_up()
         return fit_of_ranks(job, result, events)
 
-    def _job_with(self, settings: dict[str, Any], **changes: Any) -> TrainingJob:
+    def _job_with(
+        self, settings: dict[str, Any], record: TrainingRecord | None, **changes: Any
+    ) -> TrainingJob:
         """Return the job of a fit, with what the frozen network has decided."""
         decided = {
             "precision": self.frozen.precision.name,
@@ -114,6 +124,8 @@ class _Start:
         }
         training = self.job.config.training.model_copy(update={**decided, **settings})
         changed: dict[str, Any] = {"training": training}
+        if record:
+            changed["record"] = self.job.config.record.of(record)
         if not self.tokens.blocks:  # no block whose rate could decay
             optimizer = self.job.config.optimizer.model_copy(update={"layer_decay": 1.0})
             changed["optimizer"] = optimizer
@@ -383,15 +395,11 @@ def _fold_logits(
     """Train without a part of the training images, and predict it."""
     _write_head(folder / _HEAD_FILE, head)
     tokens = tokens.model_copy(update={"head": folder / _HEAD_FILE})
-    length = {
-        "step_plan": _result_of(whole).step_plan,
-        "time_limit": None,
-        "validation_plan": None,
-        **dict.fromkeys(("rate_cuts", "halvings", "thread_changes"), ()),
-    }
+    length = {"time_limit": None}
+    plan = TrainingRecord(step_plan=_result_of(whole).step_plan)
     part = start.job.part.model_copy(update={"plan_steps_per_epoch": whole.steps_per_epoch})
     quiet = EventWriter(folder / EVENTS_FILE)  # its metrics are not those of the run
-    fit = start.fit(quiet, length, tokens=tokens, folder=folder, part=part)
+    fit = start.fit(quiet, length, plan, tokens=tokens, folder=folder, part=part)
     quiet.close()
     return {"logits": torch.from_numpy(fit.logits_along()), "labels": torch.from_numpy(fit.truth)}
 

@@ -146,7 +146,7 @@ def job_of(
             manifest_file=data.unlabelled.manifest_file.resolve(),
             store=prepared.unlabelled.resolve(),
         )
-    sha256 = config.model.init_sha256
+    sha256 = config.record.init_sha256
     initial = weights_folder(workspace, sha256) if workspace and sha256 else None
     return TrainingJob(
         config=config,
@@ -238,7 +238,7 @@ def ingredients(
         ConfigError: if the machine does not have the requested device.
     """
     machine = cached_machine()
-    sections = ("seed", "augmentation", "model", "objective", "optimizer", "training")
+    sections = ("seed", "augmentation", "model", "objective", "optimizer", "training", "record")
     return {
         "data": data.fingerprint,
         "images": repr(prepared.image),
@@ -276,26 +276,20 @@ def _part_ingredients(config: RunConfig, part: TrainingPart) -> dict[str, str]:
 
 def replayable(config: RunConfig, result: TrainResult) -> RunConfig:
     """Return the config with everything that the machine decided, to reproduce the run."""
-    planned = config.training.time_limit is not None
-    of_features = result.feature_precision or config.training.feature_precision
     training = config.training.model_copy(
         update={
             "precision": result.precision,
-            "feature_precision": of_features,
             "compile": result.compiled,
             "device": result.device,
             "threads": result.threads,
             "time_limit": None,
-            "step_plan": result.step_plan if planned else config.training.step_plan,
-            "validation_plan": (
-                result.validation_plan if planned else config.training.validation_plan
-            ),
-            "rate_cuts": result.rate_cuts,
-            "halvings": result.halvings,
-            "thread_changes": result.thread_changes,
         }
     )
-    return config.model_copy(update={"training": training})
+    record = config.record.of(result)
+    if config.training.time_limit is None:  # epochs, or a plan that is recorded already
+        kept = {name: getattr(config.record, name) for name in ("step_plan", "validation_plan")}
+        record = record.model_copy(update=kept)
+    return config.model_copy(update={"training": training, "record": record})
 
 
 def machine_tags(result: TrainResult) -> dict[str, str]:

@@ -62,9 +62,9 @@ class RunParts:
         training = self.inputs.config.training
         if training.folds is not None:
             return self._with_folds(training.folds)
-        if training.extends:
+        if extended := self.inputs.config.record.extends:
             self.on_note(
-                f"extending the training of run {training.extends[:8]} to {training.epochs} epochs"
+                f"extending the training of run {extended[:8]} to {training.epochs} epochs"
             )
         seen = self._prepare_next if training.refit else self._last_seen
         first = launching.train(replace(self.inputs, config=self._first(), on_event=seen))
@@ -120,7 +120,7 @@ class RunParts:
         part, config = TrainingPart(fold=fold, folds=folds), self._first()
         if first is not None:
             config = _following(config, first)
-            if config.training.step_plan is not None:
+            if config.record.step_plan is not None:
                 part = part.model_copy(update={"plan_steps_per_epoch": first.steps_per_epoch})
         inputs = replace(self.inputs, config=config, on_event=self._prepare_next)
         finished = nested_runs.finished_fold(inputs.run, fold)
@@ -179,8 +179,6 @@ class RunParts:
         A fitted head has its regularization instead.
         """
         config = _following(self._first(), first)
-        knots = first.step_plan
-        training = config.training.model_copy(update={"step_plan": knots})
         part = TrainingPart(refit=True, plan_steps_per_epoch=first.steps_per_epoch, epochs=epochs)
         data = self.inputs.data
         images = data.training_images + data.counts["validation"]
@@ -195,7 +193,8 @@ class RunParts:
             part = part.model_copy(update=own)
             what += f", {record.share:.0%} of the way from the fitted head"
         self.on_note(f"refit: {what}")
-        config = config.model_copy(update={"training": training})
+        planned = config.record.model_copy(update={"step_plan": first.step_plan})
+        config = config.model_copy(update={"record": planned})
         return launching.train_part(part, RefitResult, self._last_inputs(config))
 
     def _ensemble(self, first: TrainResult, result: FoldsResult) -> EnsembleResult:
@@ -266,9 +265,8 @@ def _following(config: RunConfig, first: TrainResult) -> RunConfig:
     If a later part diverges or runs out of memory, it does so in steps of its own.
     """
     replay = replayable(config, first)
-    own = {"rate_cuts": (), "halvings": (), "thread_changes": (), "threads": first.last_threads}
-    training = replay.training.model_copy(update=own)
-    return replay.model_copy(update={"training": training})
+    record = replay.record.model_copy(update={"rate_cuts": (), "halvings": ()})
+    return replay.model_copy(update={"record": record})
 
 
 def _with_median_regularization(first: TrainResult, folds: Sequence[FoldRecord]) -> TrainResult:

@@ -88,10 +88,8 @@ class Chooser:
     @property
     def setting(self) -> str:
         """What the config says: a precision, or auto."""
-        training = self.config.training
-        if self.is_frozen and training.feature_precision != "auto":
-            return training.feature_precision
-        return training.precision
+        recorded = self.config.record.feature_precision if self.is_frozen else None
+        return recorded or self.config.training.precision
 
     def choose(self, seconds: float = MOST_SECONDS) -> Precision:
         """Return the precision that is set, certain, remembered, or else faster."""

@@ -16,6 +16,7 @@ from patchline.pipeline.tracking import liveness
 from patchline.pipeline.tracking.tracked_run import REQUEST_FILE
 from patchline.pipeline.training.job import ExtendedTraining, TrainingJob
 from patchline.pipeline.training.part import TrainingPart
+from patchline.pipeline.training.record import TrainingRecord
 from patchline.pipeline.training.train_result import TrainResult
 from patchline.pipeline.workers.worker_process import JOB_FILE, RESULT_FILE, reported
 from patchline.pipeline.workspace import run_folders
@@ -23,15 +24,6 @@ from patchline.pipeline.workspace.run_folders import LAST_CHECKPOINT
 
 _OPEN_SECTIONS = ("name", "optimizer", "training", "augmentation", "evaluation", "promotion")
 """Settings that may change when a run is extended."""
-_OF_THE_LENGTH = (
-    "time_limit",
-    "max_epochs",
-    "step_plan",
-    "validation_plan",
-    "rate_cuts",
-    "halvings",
-    "thread_changes",
-)
 Content = TypeVar("Content", bound=FrozenModel)
 
 
@@ -66,9 +58,8 @@ def requested(reference: str, flags: dict[str, Any], runs: Path) -> RunConfig:
             f"with model.init {run_id[:8]} and training.trainable all to train all weights."
         )
     settings = request.config.model_dump(mode="json")
-    for key in _OF_THE_LENGTH:
-        settings["training"].pop(key, None)
-    settings["training"]["extends"] = run_id
+    settings["training"] |= {"time_limit": None, "max_epochs": None}
+    settings["record"] |= {**TrainingRecord().model_dump(), "extends": run_id}
     config = config_files.validated(config_files.merged(settings, flags))
     checkpoint = folder / TrainingPart().folder / LAST_CHECKPOINT
     if not checkpoint.is_file():
@@ -96,7 +87,7 @@ def extended_training(job: TrainingJob, runs: Path) -> ExtendedTraining | None:
     Raises:
         ConfigError: if the run is not there, or its training was another one.
     """
-    run_id = job.config.training.extends
+    run_id = job.config.record.extends
     if run_id is None:
         return None
     _, folder = _finished(run_id, runs)
@@ -107,11 +98,12 @@ def extended_training(job: TrainingJob, runs: Path) -> ExtendedTraining | None:
     compared = {
         "The data": (job.data_fingerprint, before.data_fingerprint),
         "data.unlabelled": (_unlabelled(job), _unlabelled(before)),
-        "training.teacher": (config.training.teacher_sha256, old.training.teacher_sha256),
+        "training.teacher": (config.record.teacher_sha256, old.record.teacher_sha256),
         "The list of classes": (job.classes, before.classes),
         "The size or normalization of the images": (job.image, before.image),
         "seed": (config.seed, old.seed),
         "model": (config.model, old.model),
+        "model.init": (config.record.init_sha256, old.record.init_sha256),
         "optimizer.name": (config.optimizer.name, old.optimizer.name),
         "optimizer.layer_decay": (config.optimizer.layer_decay, old.optimizer.layer_decay),
         "training.batch_size": (config.training.batch_size, old.training.batch_size),

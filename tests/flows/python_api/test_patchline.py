@@ -201,14 +201,14 @@ def test_a_run_starts_from_weights(tmp_path: Path) -> None:
     assert asked.training.trainable is None  # the plan decides
     plain = new_run("photos", {"model": {"init": file}}, preset="none")
     assert plain.training.trainable == "head"
-    assert "model.activation" in (asked.set_by_user or ())
+    assert "model.activation" in (asked.record.set_by_user or ())
 
 
 def test_the_settings_are_the_sections_of_a_run() -> None:
     """What an editor completes is what a run takes."""
     from patchline.pipeline.config import RunConfig
 
-    keyword = {"preset", "set_by_user"}  # a parameter of its own; a list of what is given
+    keyword = {"preset", "record"}  # a parameter of its own; what a run writes
     assert set(patchline.Settings.__annotations__) == set(RunConfig.model_fields) - keyword
 
 

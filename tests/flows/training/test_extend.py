@@ -43,7 +43,7 @@ def test_a_finished_run_is_extended_by_a_new_one(tmp_path: Path) -> None:
     before = client.get_metric_history(run_id, "validation/accuracy")
     assert [each.value for each in curve[:2]] == [each.value for each in before]
     assert len(curve) == 4
-    assert client.get_run(extended["run_id"]).data.params["training.extends"] == run_id
+    assert client.get_run(extended["run_id"]).data.params["record.extends"] == run_id
     write_photos(tmp_path / "photos", images=13)
     changed = patchline("run", "--extend", run_id, "--training.epochs", "4", cwd=tmp_path)
     assert changed.code == 2

@@ -56,7 +56,7 @@ def test_model_and_images_follow_the_weights() -> None:
     assert config.model.patch_embedding.settings["patch_size"] == 8
     assert (config.data.image_size, config.data.channels) == (32, 3)
     assert (config.data.mean, config.data.std) == (FOUND.mean, FOUND.std)
-    assert (config.model.init, config.model.init_sha256) == (FOUND.reference, FOUND.sha256)
+    assert (config.model.init, config.record.init_sha256) == (FOUND.reference, FOUND.sha256)
     assert config.training.trainable == "head"
     again = with_initial_weights(config, FOUND)
     assert again == config
@@ -123,7 +123,8 @@ def test_a_value_that_equals_its_default_stays(tmp_path: Path) -> None:
     configs = [asked(model={"activation": "gelu"}), asked("quick", model={"activation": "gelu"})]
     for given in (*configs, of_file, stored):
         config = with_initial_weights(given, found)
-        resolved = config.model_copy(update={"set_by_user": None, "preset": None})
+        record = config.record.model_copy(update={"set_by_user": None})
+        resolved = config.model_copy(update={"record": record, "preset": None})
         config_files.save(resolved, file)
         again = config_files.requested(None, file=file)
         for each in (config, with_initial_weights(resolved, found)):
@@ -263,13 +264,13 @@ def test_a_recorded_digest_belongs_to_the_recorded_weights() -> None:
     """A flag that names other weights drops the digest of the file; a saved run keeps it."""
     resolved = with_initial_weights(asked(), FOUND)
     saved = resolved.model_dump(mode="json")
-    assert config_files.validated(saved).model.init_sha256 == FOUND.sha256
+    assert config_files.validated(saved).record.init_sha256 == FOUND.sha256
     file = Path("run.yaml")
     config_files.save(resolved, file)
     same = config_files.requested(None, file=file)
-    assert same.model.init_sha256 == FOUND.sha256
+    assert same.record.init_sha256 == FOUND.sha256
     other = config_files.requested(None, file=file, flags={"model": {"init": "other.npz"}})
-    assert (other.model.init, other.model.init_sha256) == ("other.npz", None)
+    assert (other.model.init, other.record.init_sha256) == ("other.npz", None)
 
 
 def test_a_head_alone_needs_trained_weights() -> None:

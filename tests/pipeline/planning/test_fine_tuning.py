@@ -63,7 +63,7 @@ def test_a_fast_machine_trains_all_weights_as_long_as_the_time_allows() -> None:
         "trainable": "head_then_all"
     }
     assert fast.settings["optimizer"]["layer_decay"] == 0.75
-    ((_, _, steps),) = slower.settings["training"]["step_plan"]
+    ((_, _, steps),) = slower.settings["record"]["step_plan"]
     assert 3 <= steps * 32 / 3_000 < 10
     assert "kept as far as the validation images allow" in fast.reasons[1]
     blocks = made(50.0)
@@ -85,7 +85,7 @@ def test_the_rate_of_the_last_blocks_is_that_of_their_own_steps() -> None:
     assert (everything.images_per_second, everything.seconds_before) == (400 / 3.5, 9.0)
     assert (alone.images_per_second, alone.seconds_before) == (2.0, 0.0)
     assert made(50.0, training__trainable="all").seconds_before == 0
-    [[_, _, steps]] = blocks.settings["training"]["step_plan"]
+    [[_, _, steps]] = blocks.settings["record"]["step_plan"]
     seconds = steps * 32 / blocks.images_per_second
     assert seconds == pytest.approx(30 * 60 / 4, rel=0.05)  # validation takes the rest
     few = made(400.0, images=40)  # too few validation images: two folds beside
@@ -266,7 +266,7 @@ def test_folds_and_a_refit_share_the_time() -> None:
     """Six fits of all weights have a sixth of the time each, two have about half of it."""
     every: dict[str, Any] = {"training__trainable": "all"}
     one, two, six = (
-        made(30.0, **every, **repeated).settings["training"]["step_plan"][0][2]
+        made(30.0, **every, **repeated).settings["record"]["step_plan"][0][2]
         for repeated in ({}, {"training__refit": True}, {"training__folds": 5})
     )
     assert 1.9 <= one / two <= 2.2

@@ -313,7 +313,7 @@ def test_photographs_with_several_labels_are_not_cropped() -> None:
         {"optimizer.weight_decay": 0.33, "optimizer.schedule": "wsd"},
         {"training.epochs": 7, "training.batch_size": 20},
         {"training.ema_decay": 0.5, "training.label_smoothing": 0.0},
-        {"training.step_plan": [[0, 0.0, 90]]},
+        {"record.step_plan": [[0, 0.0, 90]]},
         {"data.image_size": 24},
     ],
     ids=",".join,
@@ -391,10 +391,10 @@ def test_a_preset_without_a_length_keeps_to_its_minutes_and_epochs() -> None:
     assert few.settings["training"]["epochs"] == PRESETS["quick"].epochs
     for rate, preset in ((100.0, "quick"), (100.0, "best"), (20.0, "balanced")):
         made = plan(facts(rate=rate, preset=preset), {})
-        training = whole(made).training
+        training, knots = whole(made).training, whole(made).record.step_plan
         assert training.time_limit is None
-        if training.step_plan:
-            [(_, _, steps)] = training.step_plan
+        if knots:
+            [(_, _, steps)] = knots
             images = steps * training.batch_size
         else:
             images = training.epochs * 42_500
@@ -414,7 +414,7 @@ def test_smaller_images_are_no_cheaper_steps_on_a_gpu() -> None:
     )
     assert whole(on_gpu).training.initial_image_scale == 0.75
     seen = [
-        made.settings["training"]["step_plan"][-1][2] * made.settings["training"]["batch_size"]
+        made.settings["record"]["step_plan"][-1][2] * made.settings["training"]["batch_size"]
         for made in (on_cpu, on_gpu)
     ]
     assert seen[1] == pytest.approx(100 * 30 * 60 * 0.9, rel=0.01)
@@ -424,17 +424,18 @@ def test_smaller_images_are_no_cheaper_steps_on_a_gpu() -> None:
 def test_a_validation_split_larger_than_the_training_is_validated_in_parts() -> None:
     """All validations take at most a tenth of the time, and there are some before the last."""
     given = facts(training_images=1_000_000, validation_images=200_000, rate=50.0)
-    training = whole(plan(given, {})).training
-    assert training.step_plan
-    assert training.validation_plan
-    steps = [step for step, _ in training.validation_plan]
-    assert (len(steps), steps[-1]) == (6, training.step_plan[0][2])
-    validated = sum(images for _, images in training.validation_plan)
-    trained = training.step_plan[0][2] * training.batch_size
+    made = whole(plan(given, {}))
+    knots, validations = made.record.step_plan, made.record.validation_plan
+    assert knots
+    assert validations
+    steps = [step for step, _ in validations]
+    assert (len(steps), steps[-1]) == (6, knots[0][2])
+    validated = sum(images for _, images in validations)
+    trained = knots[0][2] * made.training.batch_size
     assert validated / 6 >= 64
     assert validated / 3 <= 0.12 * trained
-    small = whole(plan(facts(validation_images=5_000, rate=200.0), {})).training
-    assert small.validation_plan is None
+    small = whole(plan(facts(validation_images=5_000, rate=200.0), {}))
+    assert small.record.validation_plan is None
 
 
 def test_a_maximum_of_epochs_that_is_set_counts() -> None:
@@ -443,9 +444,9 @@ def test_a_maximum_of_epochs_that_is_set_counts() -> None:
     assert (
         plan(facts(training_images=1_000, rate=5_000.0), user).settings["training"]["epochs"] == 5
     )
-    slow = plan(facts(rate=1.0), user).settings["training"]
-    assert "epochs" not in slow
-    assert slow["step_plan"][0][2] < 5 * 42_500 / slow["batch_size"]
+    slow = plan(facts(rate=1.0), user).settings
+    assert "epochs" not in slow["training"]
+    assert slow["record"]["step_plan"][0][2] < 5 * 42_500 / slow["training"]["batch_size"]
 
 
 def test_what_was_measured_at_a_busy_moment_stays_the_plan() -> None:

@@ -136,4 +136,4 @@ def seen(made: Plan, images: int) -> float:
     training = made.settings["training"]
     if "epochs" in training:
         return float(training["epochs"] * images)
-    return float(training["step_plan"][-1][2] * training["batch_size"])
+    return float(made.settings["record"]["step_plan"][-1][2] * training["batch_size"])

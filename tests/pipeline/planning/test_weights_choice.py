@@ -327,7 +327,7 @@ def test_a_run_starts_from_the_choice_as_if_the_user_had_set_it(
     resolved, made = run()
     assert made.reasons[0].startswith(f"starts from {tmp_path / 'vit.safetensors'} (torchvision")
     assert resolved.model.init == str(tmp_path / "vit.safetensors")
-    assert resolved.model.init_sha256 is not None
+    assert resolved.record.init_sha256 is not None
     assert (resolved.model.settings["embed_dim"], resolved.data.image_size) == (64, 32)
     assert resolved.training.trainable == "head_then_all"
     assert len(measured) == 1
@@ -335,7 +335,7 @@ def test_a_run_starts_from_the_choice_as_if_the_user_had_set_it(
     assert len(measured) == 1
     save_file(tiny_vit(128), tmp_path / "vit.safetensors")
     again, _ = run()
-    assert again.model.init_sha256 != resolved.model.init_sha256
+    assert again.record.init_sha256 != resolved.record.init_sha256
     assert len(measured) == 2
     events.close()
 

@@ -250,7 +250,7 @@ def test_checkpoints_stay_that_a_run_on_another_machine_extends(
         kinds = [each.kind for each in workspace.look().removable]
         assert kinds == ["checkpoint", "object"]
     with machine("b", uri) as other:
-        request = {"config": {"training": {"extends": (finished / "id").read_text()}}}
+        request = {"config": {"record": {"extends": (finished / "id").read_text()}}}
         (other / "runs/2").mkdir(parents=True)
         (other / "runs/2" / REQUEST_FILE).write_text(json.dumps(request))
         run_folders.send_file(other / "runs/2" / REQUEST_FILE)

@@ -85,7 +85,7 @@ def test_another_model_under_the_recorded_name_is_refused(tmp_path: Path) -> Non
     shutil.rmtree(workspace)
     with pytest.raises(ConfigError, match=r"training.teacher .* has changed since the run rec"):
         find_teacher(recorded, workspace)
-    assert find_teacher(config_of(folder), workspace).sha256 != recorded.training.teacher_sha256
+    assert find_teacher(config_of(folder), workspace).sha256 != recorded.record.teacher_sha256
 
 
 def test_published_weights_teach_if_their_classes_have_names(tmp_path: Path) -> None:

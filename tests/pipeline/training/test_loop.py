@@ -246,6 +246,7 @@ def test_a_time_limit_records_a_plan_that_replays(make_job: MakeJob, tmp_path: P
     limited = make_job(tmp_path / "limited", **ramps)
     result = _trained(limited)
     assert result.stopped_because == f"time limit of {limit}"
+    assert result.step_plan
     assert result.step_plan[0][:2] == (0, 0.0)
     assert result.step_plan[-1][2] == result.steps
     config = launching.replayable(limited.config, result)

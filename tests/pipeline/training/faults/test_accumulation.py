@@ -196,14 +196,14 @@ def test_an_optimizer_that_does_not_fit_is_one_sentence(make_job: MakeJob, tmp_p
 
 def test_recorded_halvings_replay(make_job: MakeJob, tmp_path: Path) -> None:
     """The recorded config divides the batches from the same step."""
-    job = make_job(tmp_path / "first", training={"epochs": 1, "halvings": [2]})
+    job = make_job(tmp_path / "first", training={"epochs": 1}, record={"halvings": [2]})
     training = Training(job, EventWriter(tmp_path / "first" / "events.jsonl"))
     assert training.step.micro_batches_at(training.state) == 1
     training.state.step = 2
     assert training.step.micro_batches_at(training.state) == 2
     training.state.step = 0
     result = training.run()
-    assert launching.replayable(job.config, result).training.halvings == (2,)
+    assert launching.replayable(job.config, result).record.halvings == (2,)
 
 
 def test_a_validation_that_does_not_fit_uses_smaller_batches(

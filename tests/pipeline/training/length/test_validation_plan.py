@@ -116,7 +116,7 @@ def test_the_best_is_chosen_by_images_that_all_validations_share(
     monkeypatch.setattr(validation_plan, "_FEWEST_IMAGES", 4)
     steps = ((2, 5), (4, 5), (6, 21))
     job = make_job(
-        tmp_path, training={"step_plan": [[0, 0.0, 6]], "validation_plan": [list(s) for s in steps]}
+        tmp_path, record={"step_plan": [[0, 0.0, 6]], "validation_plan": [list(s) for s in steps]}
     )
     result = Training(job, EventWriter(tmp_path / "events.jsonl")).run()
     assert result.validation_plan == steps

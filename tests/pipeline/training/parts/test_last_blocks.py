@@ -274,7 +274,7 @@ def test_a_refit_goes_as_far_on_all_images(make_job: MakeJob, tmp_path: Path) ->
     result = trained(job)
     record = result.fine_tuning
     assert record is not None
-    training = job.config.training.model_copy(update={"step_plan": result.step_plan})
+    planned = job.config.record.model_copy(update={"step_plan": result.step_plan})
     part = TrainingPart(
         refit=True,
         plan_steps_per_epoch=result.steps_per_epoch,
@@ -285,7 +285,7 @@ def test_a_refit_goes_as_far_on_all_images(make_job: MakeJob, tmp_path: Path) ->
         update={
             "part": part,
             "folder": tmp_path / "refit",
-            "config": job.config.model_copy(update={"training": training}),
+            "config": job.config.model_copy(update={"record": planned}),
         }
     )
     refit = train(again, EventWriter(again.folder / "events.jsonl"))

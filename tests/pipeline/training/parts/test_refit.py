@@ -32,6 +32,7 @@ from patchline.pipeline.training.recipe.weight_averaging import (
     measure_batch_norm,
     measure_batch_norm_often,
 )
+from patchline.pipeline.training.record import TrainingRecord
 from patchline.pipeline.training.train_result import RefitResult
 from patchline.pipeline.training.training_data import TrainingData
 from patchline.pipeline.workers.event_log import EventWriter
@@ -43,8 +44,8 @@ PLAN = ((0, 0.0, 40), (10, 0.2, 30), (20, 0.6, 30))
 
 
 def _part(job: TrainingJob, part: TrainingPart, plan: tuple[Knot, ...] | None) -> TrainingJob:
-    training = job.config.training.model_copy(update={"step_plan": plan})
-    config = job.config.model_copy(update={"training": training})
+    record = job.config.record.model_copy(update={"step_plan": plan})
+    config = job.config.model_copy(update={"record": record})
     return job.model_copy(update={"part": part, "config": config})
 
 
@@ -64,7 +65,7 @@ def _refitted(job: TrainingJob, events: EventWriter | None = None) -> RefitResul
 def test_a_scaled_plan_is_a_valid_plan(numerator: int, denominator: int) -> None:
     """Whatever the number of steps per epoch, the knots are accepted as a recorded plan."""
     knots = scaled(PLAN, numerator, denominator)
-    assert TrainingConfig(step_plan=knots).step_plan == knots
+    assert TrainingRecord(step_plan=knots).step_plan == knots
     exact = StepPlan(PLAN).last_step * numerator / denominator
     assert abs(StepPlan(knots).last_step - exact) <= len(PLAN)
 
@@ -73,7 +74,7 @@ def test_a_part_follows_the_plan_epoch_for_epoch_and_stops_at_the_chosen_one() -
     """Twice the steps per epoch: the same progress at the same epoch, up to the end."""
     part = TrainingPart(refit=True, plan_steps_per_epoch=5, epochs=4.0)
     knots = part.plan(PLAN, 10)
-    TrainingConfig(step_plan=knots)
+    TrainingRecord(step_plan=knots)
     before, plan = StepPlan(PLAN), StepPlan(knots)
     assert plan.last_step == 40
     for step in (0, 5, 12, 19):

@@ -190,8 +190,8 @@ def test_a_head_is_refitted_with_the_median_regularization_of_its_folds(
     write_photos(tmp_path / "photos", images=12, side=16)
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path / 'mlflow.db'}")
     sha256 = "0" * 64
-    settings = {"init": "some.safetensors", "init_sha256": sha256}
-    config = config_files.validated(config_files.merged(_SETTINGS, {"model": settings}))
+    own = {"model": {"init": "some.safetensors"}, "record": {"init_sha256": sha256}}
+    config = config_files.validated(config_files.merged(_SETTINGS, own))
     torch.manual_seed(7)
     spread = (0.5,) * 3
     image = ImageSpec(channels=3, height=16, width=16, mean=spread, std=spread, resize="crop")
@@ -210,7 +210,8 @@ def test_a_head_is_refitted_with_the_median_regularization_of_its_folds(
     folder = weights_folder((tmp_path / ".patchline").resolve(), sha256)
     write_tensors(folder / TENSORS_FILE, model.state_dict())
     write_text(folder / RECORD_FILE, found.model_dump_json())
-    monkeypatch.setitem(_SETTINGS, "model", {**_SETTINGS["model"], **settings})
+    monkeypatch.setitem(_SETTINGS, "model", {**_SETTINGS["model"], **own["model"]})
+    monkeypatch.setitem(_SETTINGS, "record", own["record"])
     _, result, (_, notes) = train_parts(tmp_path, trainable="head", folds=3)
     assert result.folds
     assert result.probe

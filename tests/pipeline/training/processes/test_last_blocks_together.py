@@ -158,9 +158,9 @@ def test_a_refit_in_two_processes_is_that_of_one(together: TrainingJob, tmp_path
     )
     refits = []
     for processes in (1, 2):
-        settings = {"step_plan": result.step_plan, "processes": processes}
-        training = together.config.training.model_copy(update=settings)
-        config = together.config.model_copy(update={"training": training})
+        training = together.config.training.model_copy(update={"processes": processes})
+        record = together.config.record.model_copy(update={"step_plan": result.step_plan})
+        config = together.config.model_copy(update={"training": training, "record": record})
         own = {"part": part, "config": config, "folder": tmp_path / f"by-{processes}"}
         job = together.model_copy(update=own)
         refits.append(run_worker(MODULE, job.folder, job, RefitResult, lambda _: None))

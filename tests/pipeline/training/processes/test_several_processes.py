@@ -468,7 +468,9 @@ def test_a_rank_without_memory_restarts_all_with_smaller_micro_batches(
             "micro-batches. The effective batch size is unchanged."
         ),
     ]
-    replayed = make_job(tmp_path / "replay", model=model, training={**settings, "halvings": (4,)})
+    replayed = make_job(
+        tmp_path / "replay", model=model, training=settings, record={"halvings": (4,)}
+    )
     run_worker(MODULE, replayed.folder, replayed, TrainResult, lambda _: None)
     one, other = (load_file(each.folder / "last.safetensors") for each in (job, replayed))
     assert [key for key in one if not torch.equal(one[key], other[key])] == []

@@ -9,11 +9,13 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
+from patchline.pipeline.config import RunConfig
 from patchline.pipeline.training.checkpoints import checkpoint
 from patchline.pipeline.training.checkpoints.checkpoint import load
 from patchline.pipeline.training.config import TrainingConfig
 from patchline.pipeline.training.job import ExtendedTraining, TrainingJob
 from patchline.pipeline.training.loop import Training
+from patchline.pipeline.training.record import RunRecord
 from patchline.pipeline.training.start import starting_state
 from patchline.pipeline.training.start.starting_state import take_over
 from patchline.pipeline.training.train_result import EpochRecord, TrainResult
@@ -126,4 +128,4 @@ def test_only_a_single_training_is_extended(setting: dict[str, Any]) -> None:
     """The message names the setting to leave out."""
     [name] = setting
     with pytest.raises(ValidationError, match=f"Leave out training.{name}"):
-        TrainingConfig(extends="1234", **setting)
+        RunConfig(record=RunRecord(extends="1234"), training=TrainingConfig(**setting))
