@@ -5,6 +5,7 @@ Flags override the file, and both override the preset, which is planned once the
 
 from __future__ import annotations
 
+import functools
 import logging
 from collections.abc import Mapping
 from pathlib import Path
@@ -62,20 +63,23 @@ def read_settings(file: Path) -> Settings:
 
 def _settings_of(file: Path) -> Settings:
     """Return the settings of a file, where an earlier version may have recorded values."""
-    settings, moved = with_record(read_settings(file))
+    read = read_settings(file)
+    settings, moved = with_record(read)
     if moved:
-        threads = "training.thread_changes" in moved
-        logger.warning(
-            "%s is of an earlier version: what it records among the settings (%s) is read as "
-            "`record:`%s.",
-            file,
-            ", ".join(moved),
-            ", except for training.thread_changes, as threads no longer change within a training "
-            "run"
-            if threads
-            else "",
-        )
+        _say_earlier(file, threads=bool(_in_section(read, "training", "thread_changes")))
     return settings
+
+
+@functools.cache
+def _say_earlier(file: Path, *, threads: bool) -> None:
+    """Say that an earlier version wrote a config, once."""
+    logger.warning(
+        "%s is of an earlier version: what it records in `training:` and `model:` is read as "
+        "`record:`%s.",
+        file,
+        ", except for training.thread_changes, as threads no longer change within a training run; "
+        "the last bits of the weights may differ" * threads,
+    )
 
 
 def merged(weaker: Mapping[str, Any], stronger: Mapping[str, Any]) -> Settings:

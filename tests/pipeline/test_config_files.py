@@ -200,8 +200,10 @@ def test_a_config_of_an_earlier_version_is_read_with_one_sentence(
     assert (record.halvings, record.feature_precision) == ((20,), None)
     assert record.init_sha256 == "a" * 64
     [said] = [each.getMessage() for each in caplog.records]
-    assert "is of an earlier version: what it records among the settings (training.halv" in said
-    assert "is read as `record:`, except for training.thread_changes" in said
+    assert (
+        "is of an earlier version: what it records in `training:` and `model:` is read as" in said
+    )
+    assert "`record:`, except for training.thread_changes, as threads no longer change" in said
     other = {"model": {"init": "other.safetensors"}}
     assert validated(assemble(preset_name="none", file=file, flags=other)).record == RunRecord(
         halvings=(20,), set_by_user=("model.init",)
