@@ -50,9 +50,8 @@ MARKER = "patchline-traffic.json"
 """In the folder; tells that its parts are recorded traffic."""
 _FORMAT = 1
 PARTS, IMAGES = "part-*.jsonl", "images"
-_SERVER, _LOCK = ".server-", ".lock"
-"""A file so called, with a key between, is locked while the server with that key writes parts."""
-_PRUNING_LOCK = ".pruning.lock"
+_LOCK = ".server.lock"
+"""Held while a server records into the folder."""
 _LARGEST_FEATURE = float(np.finfo(np.float16).max)
 _ROWS = 1000
 """Lines of a full part."""
@@ -81,8 +80,7 @@ class TrafficRecorder:
     """Writes parts into a folder; called by the threads that compute.
 
     Those threads wait for each other only while lines are appended. A thread of its own keeps the
-    size of the folder. Several servers may write into one folder: none removes a part that another
-    one still writes.
+    size of the folder. Each server has a folder of its own.
 
     Args:
         folder: created if it does not exist; only its owner can read what is recorded.
@@ -90,7 +88,8 @@ class TrafficRecorder:
         most_bytes: size of the folder beyond which the oldest parts are removed.
 
     Raises:
-        ConfigError: if the folder cannot be written, holds other files, or others may write to it.
+        ConfigError: if the folder cannot be written, holds other files, others may write to it, or
+            another server records into it.
     """
 
     def __init__(self, folder: Path, *, with_images: bool, most_bytes: int) -> None:
@@ -99,7 +98,6 @@ class TrafficRecorder:
         """Why nothing is recorded at the moment; None if it is."""
         self.missed = 0
         """Images that were answered and could not be recorded."""
-        self._key = uuid.uuid4().hex[:8]
         self._lock = threading.Lock()
         self._part: TextIO | None = None
         self._part_began = dt.datetime.fromtimestamp(0, dt.UTC)
@@ -109,13 +107,19 @@ class TrafficRecorder:
         self._closed = False
         try:
             self._prepare()
+            alive = file_locks.acquire(folder / _LOCK, 0)
             self._bytes = _measured(folder)
-            self._alive = file_locks.acquire(self._lock_file, 0)
         except (OSError, StorageError) as error:
             raise ConfigError(
                 f"--record is {folder}, which cannot be written ({_reason(error)}). Name a folder "
                 "that you may write to."
             ) from error
+        if alive is None:
+            raise ConfigError(
+                f"--record is {folder}, where another server records, and each server needs a "
+                "folder of its own. Name another folder."
+            )
+        self._alive = alive
         self._pruning = threading.Thread(target=self._prune, name="traffic-size", daemon=True)
         self._pruning.start()
 
@@ -145,11 +149,6 @@ class TrafficRecorder:
             check_no_link(each, "--record")
         if (self.folder / IMAGES).is_dir():
             check_own_folder(self.folder / IMAGES, "The folder of --record-images", remedy)
-
-    @property
-    def _lock_file(self) -> Path:
-        """Held while this recorder may write its newest part."""
-        return self.folder / f"{_SERVER}{self._key}{_LOCK}"
 
     def record(
         self,
@@ -183,16 +182,13 @@ class TrafficRecorder:
             raise
 
     def close(self) -> None:
-        """Close the part, and let other servers remove it."""
+        """Close the part, and let another server have the folder."""
         with self._lock, contextlib.suppress(OSError):
             self._closed = True
             self._close_part()
         self._part_begins.set()
         self._pruning.join(_CLOSE_SECONDS)
-        if self._alive is not None:
-            with contextlib.suppress(OSError):
-                self._lock_file.unlink(missing_ok=True)
-            self._alive.release()
+        self._alive.release()
 
     def _row(
         self,
@@ -252,7 +248,7 @@ class TrafficRecorder:
             self._close_part()
             next_one = self._part_began + dt.timedelta(microseconds=1)
             self._part_began = max(dt.datetime.now(dt.UTC), next_one)  # a clock may be set back
-            file = self.folder / f"part-{self._part_began:%Y%m%d-%H%M%S.%f}-{self._key}.jsonl"
+            file = self.folder / f"part-{self._part_began:%Y%m%d-%H%M%S.%f}.jsonl"
             self._part = part = open(file, "x", encoding="utf-8", opener=_private)  # noqa: SIM115 - until it is full
             self._part_rows = self._part_bytes = 0
             self._part_begins.set()
@@ -293,47 +289,31 @@ class TrafficRecorder:
     def _keep_size(self) -> None:
         """Remove the oldest parts if the folder has no room for another one.
 
-        The folder is measured before anything is removed, and whenever a part begins while other
-        servers write into it, too, because somebody else changes its size then.
+        The folder is measured before anything is removed: a person may have removed something.
         """
-        with file_locks.try_lock(self.folder / _PRUNING_LOCK) as free:
-            if not free:  # another server is at it
-                return
-            servers = self._servers()
-            room = self.most_bytes * (1 - _LARGEST_PART_SHARE)
-            if self._bytes <= room and servers <= {self._key}:
-                return
-            counted = self._bytes
-            measured = _measured(self.folder)
-            with self._lock:  # what was written meanwhile may count twice, until the next time
-                self._bytes += measured - counted
-            if self._bytes > room:
-                self._remove_oldest(room - self.most_bytes * _LARGEST_PART_SHARE, servers)
+        room = self.most_bytes * (1 - _LARGEST_PART_SHARE)
+        if self._bytes <= room:
+            return
+        counted = self._bytes
+        measured = _measured(self.folder)
+        with self._lock:  # what was written meanwhile may count twice, until the next time
+            self._bytes += measured - counted
+        if self._bytes > room:
+            self._remove_oldest(room - self.most_bytes * _LARGEST_PART_SHARE)
 
-    def _servers(self) -> set[str]:
-        """Return the keys of the servers that write into the folder; forget those that ended."""
-        alive = set()
-        for file in self.folder.glob(f"{_SERVER}*{_LOCK}"):
-            if file_locks.state_of(file) is file_locks.LockState.FREE:
-                file.unlink(missing_ok=True)
-            else:  # held, or not to be seen from here
-                alive.add(file.name.removeprefix(_SERVER).removesuffix(_LOCK))
-        return alive
-
-    def _remove_oldest(self, most: float, servers: set[str]) -> None:
+    def _remove_oldest(self, most: float) -> None:
         """Remove the oldest parts, with their images, until the folder is small enough.
 
         Args:
             most: bytes that may remain.
-            servers: keys of those that write; the newest part of each stays.
         """
         parts = sorted(part for part in self.folder.glob(PARTS) if part.is_file())
-        newest = {part.stem.rpartition("-")[2]: part for part in parts}
-        open_parts = {part for key, part in newest.items() if key in servers}
+        with self._lock:
+            open_part = None if self._part is None else Path(self._part.name)
         for part in parts:
             if self._bytes <= most or self._closed:
                 break
-            if part in open_parts:
+            if part == open_part:
                 continue
             removed = _size(part)
             for row in rows_of(part):
