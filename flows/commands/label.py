@@ -25,6 +25,13 @@ if TYPE_CHECKING:
     from patchline.pipeline.packaging.packaged_model import PackagedModel
 
 _PORT = 8765
+_NAMED = 3
+_IMPORTED = {
+    "taken": "Rows taken in",
+    "older": "Rows left out, because the answer is newer",
+    "unknown": "Rows left out, because the folder has no such image",
+    "columns": "Columns added",
+}
 
 
 def label(
@@ -36,6 +43,7 @@ def label(
     multi_label: Switch = False,
     findings: Path | None = None,
     table: Annotated[Path | None, Parameter(name=("--table", "--label.table"))] = None,
+    edited: Annotated[Path | None, Parameter(name="--import")] = None,
     host: str = "127.0.0.1",
     port: int = _PORT,
     allowed_host: Annotated[tuple[str, ...], Parameter(name="--allowed-host")] = (),
@@ -63,6 +71,8 @@ def label(
         only the images whose labels may be wrong are shown, with these labels.
     table
         CSV table for the labels, by default labels.csv in the folder; `patchline run` trains on it.
+    edited
+        Table with the columns path and label that somebody has edited: take its labels in, and end.
     host
         Address to listen on; any other than this machine's own (127.0.0.1, ::1) needs a token.
     port
@@ -100,9 +110,11 @@ def label(
 
     log_to_standard_error("patchline.pipeline.labelling")
     check_certificate(config)
-    package, name = _package(model)
     file = (table or folder / TABLE_NAME).absolute()
     pool = Pool(folder, file.parent)
+    if edited is not None:
+        return _import(edited, file, pool, as_json=as_json)
+    package, name = _package(model)
     with server.listening_socket(config) as listening:
         url = url_of(config, listening.getsockname()[1])
         several = multi_label or (package is not None and package.is_multi_label)
@@ -136,6 +148,31 @@ def label(
     if computes:  # the interpreter would crash if it ended while the network computes
         sys.stdout.flush()
         os._exit(0)
+    return 0
+
+
+def _import(edited: Path, file: Path, pool: Pool, *, as_json: bool) -> int:
+    """Take the labels of an edited table into that of a folder."""
+    from patchline.pipeline.labelling.answers_table import AnswersTable
+    from patchline.pipeline.labelling.edited_table import read_table
+    from patchline.pipeline.labels.answer_columns import PATH
+
+    rows = read_table(edited, "Give a CSV table with the columns path and label.")
+    answers = AnswersTable(file)
+    known, columns = {*pool.by_path, *answers.standing()}, answers.columns
+    found = answers.take_in([row for row in rows if row[PATH] in known])
+    result = {
+        "taken": [*(each.path for each in found.answers), *found.removed],
+        "older": found.older,
+        "unknown": [row[PATH] for row in rows if row[PATH] not in known],
+        "columns": [name for name in answers.columns if name not in columns],
+    }
+    if as_json:
+        print(json.dumps({"table": str(file), "rows": len(rows), **result}))
+        return 0
+    for name, listed in result.items():
+        some = ", ".join(listed[:_NAMED])
+        print(visible(f"{_IMPORTED[name]}: {len(listed):,}" + f" ({some})" * bool(listed)))
     return 0
 
 
@@ -230,5 +267,3 @@ def _tell(url: str, answers: Any, images: int, *, as_json: bool) -> None:
         return
     print(f"Label {images:,} images at {url}. Ctrl-C stops it.", flush=True)
     print(visible(f"Labels are written to {answers.file}"), flush=True)
-    for note in answers.notes:
-        print(visible(f"Note: {note}."), flush=True)

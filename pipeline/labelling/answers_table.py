@@ -2,12 +2,16 @@
 
 An answer is appended to the journal, `.patchline-labels.jsonl`, which is synced; then the table is
 replaced as a whole, so that it has one row for each image whose label stands. Several processes may
-append: a lock on a file beside them keeps them in order, and each reads what the others wrote. What
-a person changes in the table counts, too: it becomes an event of the journal.
+append: a lock on a file beside them keeps them in order, and each reads what the others wrote.
+
+The table is a copy of the journal. One that another program has changed is kept beside it under
+another name, until somebody imports it; one that is there before any answer is imported at once.
 """
 
 from __future__ import annotations
 
+import contextlib
+import datetime as dt
 import glob
 import hashlib
 import logging
@@ -20,7 +24,7 @@ from pathlib import Path
 
 from patchline.pipeline.errors import ConfigError
 from patchline.pipeline.files.access import check_no_link, check_own_folder
-from patchline.pipeline.files.atomic_files import replacing, write_text
+from patchline.pipeline.files.atomic_files import replacing, storage_errors, write_text
 from patchline.pipeline.files.file_locks import locked, try_lock
 from patchline.pipeline.files.table_cells import table_cell
 from patchline.pipeline.labelling.answer import (
@@ -32,7 +36,12 @@ from patchline.pipeline.labelling.answer import (
     new_batch,
     now,
 )
-from patchline.pipeline.labelling.edited_table import Row, merged, paths_of, read_table
+from patchline.pipeline.labelling.edited_table import (
+    Differences,
+    Row,
+    differences,
+    read_table,
+)
 from patchline.pipeline.labelling.journal import Journal
 from patchline.pipeline.labelling.standing import Event, Standing, name_of_group
 from patchline.pipeline.labels.answer_columns import (
@@ -45,9 +54,7 @@ from patchline.pipeline.labels.answer_columns import (
 from patchline.pipeline.labels.label_sets import MULTI_LABEL, SINGLE_LABEL, Task
 
 logger = logging.getLogger(__name__)
-_NAMED = 3
 TABLE_NAME = "labels.csv"
-_WRITTEN_COLUMNS = (*ANSWER_COLUMNS, ANSWER_GROUP)
 _QUOTED = re.compile(r'[",;|\t\r\n]|^\s|\s$|^$')
 """What a cell has quotes for, so that no reader takes a part of it for a delimiter."""
 
@@ -60,8 +67,8 @@ class AnswersTable:
         task: of a new table.
 
     Attributes:
-        notes: what was read in another way than it is written, or saved by another program; those
-            after the table was opened are logged, too.
+        notes: what a person should know of the files, such as a change by another program; they
+            are logged, too.
 
     Raises:
         ConfigError: if others may write to its folder, or one of its files is a link.
@@ -77,17 +84,14 @@ class AnswersTable:
         self._check_place()
         self._lock_file = self.beside("lock")
         self._written_file = self.beside("written")
-        """The digest of the table as it was written last: a file with another one was edited."""
-        self._is_open = False
+        """The digests of the table as it was written last, and before: it has one of them unless
+        another program has changed it."""
         self._mutex = threading.RLock()
         self._events: list[Event] = []
         self._standing = Standing()
         self._lines: dict[str, str] = {}
-        self._others: dict[str, tuple[str, ...]] = {}
-        self._other_columns: tuple[str, ...] = ()
-        self._groups: dict[str, str] = {}
-        """The groups that the data, or a person, has named in the table."""
         self._stamp: tuple[int, ...] | None = None
+        self._digest = ""
         self._written: int | None = None
         """The number of events that the table holds."""
         with self._current():
@@ -95,11 +99,10 @@ class AnswersTable:
                 self._append({"event": "task", "task": task})
             self._write()
         for number in self.journal.cut:
-            self.notes.append(
+            self._note(
                 f"line {number} of {self.journal.file.name} was cut off when a process was killed, "
                 "and counts for nothing"
             )
-        self._is_open = True
         self._events_before = len(self._events)
 
     def _check_place(self) -> None:
@@ -210,10 +213,9 @@ class AnswersTable:
     # -- writing --
 
     def refresh(self) -> None:
-        """Read what other processes, or a person with an editor, have written since."""
-        with self._current() as has_changed:
-            if has_changed:
-                self._write()
+        """Read what other processes have written since, and look whether one changed the table."""
+        with self._current():
+            self._write()
 
     def append(self, answers: Sequence[Answer]) -> None:
         """Write answers that were given at once.
@@ -237,15 +239,22 @@ class AnswersTable:
         """
         with self._current():
             new = [each for each in answers if each.path not in self._standing.history]
-            if columns and not self._lines and not self._other_columns:
-                others = {name: each for name, each in columns.items() if name != ANSWER_GROUP}
+            event: Event = {"event": "answers", "answers": [each.to_json() for each in new]}
+            if columns and not self._lines and not self._standing.columns:
                 paths = [each.path for each in answers]
-                self._other_columns = tuple(others)
-                self._others = dict(zip(paths, zip(*others.values(), strict=True), strict=False))
-                self._groups = dict(zip(paths, columns.get(ANSWER_GROUP, ()), strict=False))
+                event["columns"] = {
+                    name: dict(zip(paths, each, strict=True)) for name, each in columns.items()
+                }
             if new:
-                self._append({"event": "answers", "answers": [each.to_json() for each in new]})
+                self._append(event)
                 self._write()
+
+    def take_in(self, rows: list[Row]) -> Differences:
+        """Write the labels and the further columns of a table that somebody has edited."""
+        with self._current():
+            found = self._take(rows)
+            self._write()
+            return found
 
     def group(self, groups: Iterable[Sequence[str]]) -> None:
         """Write which images are near duplicates of one another, whenever they were answered.
@@ -287,15 +296,14 @@ class AnswersTable:
     # -- the files --
 
     @contextmanager
-    def _current(self) -> Iterator[bool]:
-        """Hold the table, up to date; yield whether others have changed it."""
+    def _current(self) -> Iterator[None]:
+        """Hold the table, up to date."""
         with self._mutex, locked(self._lock_file):
-            before = len(self._events)
-            new = self.journal.new_events()
-            for event in new:
+            is_first = not self._events
+            for event in self.journal.new_events():
                 self._apply(event)
-            edited = self._take_edits(first=before == 0)
-            yield bool(new) or edited
+            self._check_copy(is_first=is_first)
+            yield
 
     def _append(self, event: Event) -> None:
         self.journal.append(event)
@@ -305,32 +313,40 @@ class AnswersTable:
     def _apply(self, event: Event) -> None:
         self._events.append(event)
         self._standing.apply(event)
+        grouped = [path for paths in event.get("groups", {}).values() for path in paths]
+        changed = [*(each["path"] for each in event.get("answers", ())), *event.get("paths", ())]
         if event["event"] == "task":
-            self._lines.clear()
-            changed: Iterable[str] = self._standing.history
-        else:
-            changed = paths_of(event)
-        if event["event"] != "groups":
-            for path in changed:
-                self._lines.pop(path, None)
-        for path in dict.fromkeys(p for each in changed for p in self._standing.group_of(each)):
+            changed = list(self._standing.history)
+        for path in changed:
+            self._lines.pop(path, None)
+        for path in dict.fromkeys(
+            p for each in (*changed, *grouped) for p in self._standing.group_of(each)
+        ):
             history = self._standing.history.get(path)
             if history and history[-1].verdict == "label":
                 self._lines[path] = self._line(history[-1])
+        if event.get("columns"):
+            for path in self._lines:
+                self._lines[path] = self._line(self._standing.history[path][-1])
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The columns of the table."""
+        further = (name for name in self._standing.columns if name != ANSWER_GROUP)
+        return (*ANSWER_COLUMNS, ANSWER_GROUP, *further)
 
     def _line(self, answer: Answer) -> str:
-        cells = (*_row(answer, self.task), self._group_cell(answer.path))
-        others = self._others.get(answer.path, ("",) * len(self._other_columns))
-        return ",".join(map(_quoted, (*cells, *others))) + "\n"
+        further = (self._cell(answer.path, name) for name in self.columns[len(ANSWER_COLUMNS) :])
+        return ",".join(map(_quoted, (*_row(answer, self.task), *further))) + "\n"
 
-    def _group_cell(self, path: str) -> str:
-        """Return the name of an image's group: that of a person, else that of the journal."""
-        named = self._groups.get(path, "")
-        if named and not named.startswith(NEAR):
+    def _cell(self, path: str, name: str) -> str:
+        """Return the cell of a group, or of a further column."""
+        cells = self._standing.columns.get(name, {})
+        named = cells.get(path, "")
+        if name != ANSWER_GROUP or (named and not named.startswith(NEAR)):
             return named
-        members = self._standing.group_of(path)
-        own = {self._groups.get(each, "") for each in members}
-        own = {name for name in own if name and not name.startswith(NEAR)}
+        own = {cells.get(each, "") for each in self._standing.group_of(path)}
+        own = {each for each in own if each and not each.startswith(NEAR)}
         return min(own, default=self._standing.groups.get(path, named))
 
     def _write(self) -> None:
@@ -339,90 +355,92 @@ class AnswersTable:
         is_current = stamp == self._stamp and self._written == len(self._events)
         if (stamp is None and not self._lines) or (stamp is not None and is_current):
             return
-        header = ",".join(map(_quoted, (*_WRITTEN_COLUMNS, *self._other_columns))) + "\n"
+        header = ",".join(map(_quoted, self.columns)) + "\n"
         content = "".join((header, *self._lines.values())).encode()
+        digest = _digest(content)
+        write_text(self._written_file, f"{self._digest}\n{digest}\n")
         with replacing(self.file) as temporary, temporary.open("wb") as opened:
             opened.write(content)
             opened.flush()
             os.fsync(opened.fileno())
-        self._stamp = _stamp_of(self.file)
+            if _stamp_of(self.file) not in (None, self._stamp):  # changed a moment ago
+                self._keep_beside()
+        self._digest, self._stamp = digest, _stamp_of(self.file)
         self._written = len(self._events)
-        write_text(self._written_file, hashlib.sha256(content).hexdigest())
 
-    # -- what a person has changed in the table --
+    # -- what another program has written --
 
-    def _take_edits(self, *, first: bool) -> bool:
-        """Take over what a person has changed in the table; return whether it says other things."""
+    def _check_copy(self, *, is_first: bool = False) -> None:
+        """Keep a table beside that another program has changed; take in one without a journal."""
         stamp = _stamp_of(self.file)
-        if stamp is None:
-            if first and self._lines:
-                self._note(
-                    f"{self.file.name} was missing and is written again from its journal, "
-                    f"{self.journal.file.name}; remove both to start over"
-                )
-            return False
-        if stamp == self._stamp:
-            return False
-        table = read_table(self.file)
-        others = tuple(name for name in table.columns if name not in _WRITTEN_COLUMNS)
-        if others != self._other_columns:
-            self._others.clear()
-        self._other_columns = others
-        for row in table.rows:
-            self._others[row[PATH]] = tuple(row[name] for name in others)
-            self._groups[row[PATH]] = row.get(ANSWER_GROUP, "")
-        self._relabel()
-        self._stamp = stamp
-        is_own = _text_of(self._written_file) == table.sha256
-        lost = [row[PATH] for row in table.rows if row[PATH] not in self._standing.history]
-        if is_own and not lost:
-            return False
-        if is_own:
+        if stamp is None and is_first and self._lines:
             self._note(
-                f"{self.journal.file.name} lacks answers that {self.file.name} has: it is damaged, "
-                "or not the one that the table was written from"
+                f"{self.file.name} was missing and is written again from its journal, "
+                f"{self.journal.file.name}; remove both to start over"
             )
-        return self._take(table.rows)
+        if stamp in (None, self._stamp):
+            return
+        with storage_errors(self.file), contextlib.suppress(FileNotFoundError):
+            digest = _digest(self.file.read_bytes())
+            if not self._standing.history:
+                rows = read_table(self.file)
+                write_text(self._written_file, digest)
+                self._take(rows)
+            elif digest not in _text_of(self._written_file).split() or not self._has_all_rows():
+                self._keep_beside()
+                return
+            self._digest, self._stamp, self._written = digest, stamp, None
 
-    def _relabel(self) -> None:
-        for path in list(self._lines):
-            self._lines[path] = self._line(self._standing.history[path][-1])
+    def _has_all_rows(self) -> bool:
+        """Return whether the journal has every answer of the table that was written from it.
 
-    def _take(self, rows: list[Row]) -> bool:
-        found = merged(rows, self._events, self._standing)
+        That of an earlier Patchline has no further columns, so these are taken from the table.
+        """
+        rows = read_table(self.file)
+        if not self._standing.columns and (cells := self._further_cells(rows)):
+            self._append({"event": "answers", "answers": [], "columns": cells})
+        return all(row[PATH] in self._standing.history for row in rows)
+
+    def _keep_beside(self) -> None:
+        name = f"{self.file.stem}.edited-{dt.datetime.now(dt.UTC):%Y%m%d-%H%M%S}"
+        others = len(list(self.folder.glob(f"{glob.escape(name)}*")))
+        number = f"-{others + 1}" if others else ""
+        kept = self.file.rename(self.file.with_name(f"{name}{number}{self.file.suffix}"))
+        self._note(
+            f"{self.file.name} had changes that its journal lacks: it is kept as {kept.name}, and "
+            f"{self.file.name} is written from the journal again; `patchline label FOLDER --import "
+            f"{kept.name}` takes the changes in"
+        )
+
+    def _take(self, rows: list[Row]) -> Differences:
+        """Write what rows say beyond the journal."""
+        found = differences(rows, self._standing)
+        cells = self._further_cells(rows)
         if not self._standing.tasks and any(looks_like_list(row[LABEL]) for row in rows):
             self._append({"event": "task", "task": MULTI_LABEL})
-        if found.answers:
+        if found.answers or cells:
             given = [each.to_json() for each in found.answers]
-            self._append({"event": "answers", "answers": given})
+            self._append({"event": "answers", "answers": given, "columns": cells})
         if found.removed:
             self._append({"event": "removed", "paths": found.removed, "at": now()})
-        changed = [*(each.path for each in found.answers), *found.removed]
-        if changed:
-            rows_are = "row was" if len(changed) == 1 else "rows were"
-            self._note(
-                f"{len(changed):,} {rows_are} changed in {self.file.name} by another program, "
-                f"which counts: {_some(changed)}"
-            )
-        if found.newer:
-            self._written = None
-            stays = "answer, which stays" if found.newer == 1 else "answers, which stay"
-            also = f" (also for {_some(found.outdated)})" if found.outdated else ""
-            self._note(
-                f"{self.file.name} was saved as it was before the last {found.newer:,} {stays}"
-                f"{also}; open it again before you change more"
-            )
-        return bool(changed or found.newer)
+        return found
+
+    def _further_cells(self, rows: list[Row]) -> dict[str, dict[str, str]]:
+        """Return the cells of groups and further columns that differ from those of the answers."""
+        cells: dict[str, dict[str, str]] = {}
+        for row in rows:
+            for name in row.keys() - ANSWER_COLUMNS:
+                if name not in self.columns or row[name] != self._cell(row[PATH], name):
+                    cells.setdefault(name, {})[row[PATH]] = row[name]
+        return {name: cells[name] for name in rows[0] if name in cells} if rows else {}
 
     def _note(self, note: str) -> None:
         self.notes.append(note)
-        if self._is_open:
-            logger.warning("%s.", note)
+        logger.warning("%s.", note)
 
 
-def _some(paths: Sequence[str]) -> str:
-    more = f" and {len(paths) - _NAMED:,} more" if len(paths) > _NAMED else ""
-    return ", ".join(paths[:_NAMED]) + more
+def _digest(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
 
 
 def _text_of(file: Path) -> str:
@@ -438,7 +456,8 @@ def table_labels(file: Path) -> dict[str, tuple[str, ...]]:
     Raises:
         DataError: if it is another table, or cannot be read.
     """
-    return {row[PATH]: labels_in(row[LABEL]) for row in read_table(file).rows}
+    rows = read_table(file)
+    return {row[PATH]: labels_in(row[LABEL]) for row in rows if row[LABEL].strip()}
 
 
 def _row(answer: Answer, task: Task) -> tuple[str, ...]:

@@ -1,71 +1,55 @@
-"""What people change in a table with other programs, merged with what was answered meanwhile.
+"""A table that somebody has written or edited, and what it says beyond a journal of answers.
 
-A program saves a table as it was opened, with what was changed in it; answers may have been given
-since then. The file alone tells from which state of the journal it comes: that which needs the
-fewest changes to become the file, and of several the last one. An edit is a difference from that
-state. An answer that was given since is no edit, although the file does not have it, and stays.
-
-If the file lacks nothing but the row of the newest answer, a person has removed that row.
+A row is older than what the journal says of its image if it has the label of an earlier answer, or
+the time of one that was answered or taken back since. Such a row changes nothing.
 """
 
 from __future__ import annotations
 
 import csv
-import hashlib
 import io
-from collections.abc import Iterable, Mapping, Sequence
+import re
+from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
 from patchline.pipeline.errors import DataError
 from patchline.pipeline.files.table_cells import plain_cell
-from patchline.pipeline.labelling.answer import (
-    Answer,
-    labels_in,
-    now,
-)
-from patchline.pipeline.labelling.standing import Event, Standing
+from patchline.pipeline.labelling.answer import Answer, labels_in, now
+from patchline.pipeline.labelling.standing import Standing
 from patchline.pipeline.labels.answer_columns import ANSWER_COLUMNS, LABEL, PATH, TABLE
 
 Row = dict[str, str]
 _LONGEST_FIELD = 1 << 24
-_OTHER_CELLS = ("labeled_by", "labeled_at", "source")
-"""They tell two answers with the same label apart."""
+_TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ")
+"""As `answer.now` writes it; a spreadsheet may have changed it to another form."""
 
 
-class Table(NamedTuple):
-    """A table of answers as it is in the file."""
-
-    columns: list[str]
-    rows: list[Row]
-    """Those with a path and a label."""
-    sha256: str
-    """Of the file."""
-
-
-class Merged(NamedTuple):
-    """What a saved table changes."""
+class Differences(NamedTuple):
+    """What the rows of a table say beyond a journal."""
 
     answers: list[Answer]
     """Labels that were changed or added."""
     removed: list[str]
-    """Paths of rows that were removed."""
-    newer: int
-    """Answers that were given since the file was opened, and that stay."""
-    outdated: list[str]
-    """Paths of those of them whose rows were changed in the file, too."""
+    """Paths of labelled images whose cell `label` is empty."""
+    older: list[str]
+    """Paths of rows that are older than what the journal says of the image."""
 
 
-def read_table(file: Path) -> Table:
-    """Return the columns and the rows of a table of answers.
+def read_table(
+    file: Path, remedy: str = "Choose another file with --table, or move this one away."
+) -> list[Row]:
+    """Return the rows of a table of answers that have a path, and of each image the last one.
+
+    Args:
+        file: the table.
+        remedy: what to do if it is another table.
 
     Raises:
         DataError: if it is another table, or cannot be read.
     """
-    remedy = "Choose another file with --table, or move this one away."
     try:
-        content = file.read_bytes()
-        text = content.decode("utf-8-sig")
+        text = file.read_bytes().decode("utf-8-sig")
         csv.field_size_limit(_LONGEST_FIELD)
         delimiter = max(",;\t", key=text.partition("\n")[0].count)
         lines = list(csv.reader(io.StringIO(text, newline=""), delimiter=delimiter))
@@ -74,14 +58,9 @@ def read_table(file: Path) -> Table:
     columns = [plain_cell(cell.strip()) for cell in lines[0]] if lines else []
     missing = [name for name in (PATH, LABEL) if name not in columns]
     if missing and lines:
-        raise DataError(
-            f"{file} is another table: it has no column '{missing[0]}', and answers would replace "
-            f"it. {remedy}"
-        )
-    rows = []
+        raise DataError(f"{file} is another table: it has no column '{missing[0]}'. {remedy}")
+    rows = {}
     for number, cells in enumerate(lines[1:], 2):
-        if not any(cells):
-            continue
         row = dict(zip(columns, map(plain_cell, cells), strict=False))
         row = {name: row.get(name, "") for name in (*ANSWER_COLUMNS, *columns)}
         try:
@@ -90,106 +69,40 @@ def read_table(file: Path) -> Table:
             raise DataError(
                 f"Line {number} of {file} cannot be read: {error}. Repair it."
             ) from error
-        if row[PATH] and row[LABEL].strip():
-            rows.append(row)
-    return Table(columns, rows, hashlib.sha256(content).hexdigest())
+        if row[PATH]:
+            rows[row[PATH]] = row
+    return list(rows.values())
 
 
-def merged(rows: Iterable[Row], events: Sequence[Event], current: Standing) -> Merged:
-    """Return what a saved table changes in the state that its journal leads to.
-
-    Args:
-        rows: of the table; of several for one image, the last counts.
-        events: of the journal.
-        current: the state that they lead to.
-    """
-    told = {row[PATH]: row for row in rows}
-    base = _base(told, events)
-    since = [
-        path
-        for path in {*base.history, *current.history}
-        if _label_answer(base, path) != _label_answer(current, path)
-    ]
-    if len(since) == 1 and since[0] not in told and _label_answer(base, since[0]) is None:
-        base = current  # rather than older by one row, the file had that row, and it was removed
-    answers, removed, outdated = [], [], []
-    newer = 0
-    for path in sorted({*told, *base.history, *current.history}):
-        before, now_there = _label_answer(base, path), _label_answer(current, path)
-        labels = labels_in(told[path][LABEL]) if path in told else None
-        is_edit = labels != (_labels(before) if before else None)
-        has_newer = before != now_there
-        is_known = labels == (_labels(now_there) if now_there else None)
-        newer += has_newer and not is_known
-        if not is_edit or is_known:
+def differences(rows: Iterable[Row], standing: Standing) -> Differences:
+    """Return what rows say beyond what stands after the events of a journal."""
+    found = Differences([], [], [])
+    for row in rows:
+        path, given = row[PATH], row["labeled_at"]
+        history, changed_at = standing.history.get(path, []), standing.changed_at.get(path, "")
+        before = history[-1] if history else None
+        labels = labels_in(row[LABEL]) if row[LABEL].strip() else None
+        if labels == (before.labels if before and before.verdict == "label" else None):
             continue
-        if has_newer:
-            outdated.append(path)
-        elif path in told:
-            answers.append(_answer(told[path], before))
+        time = given if before is None or _TIME.fullmatch(given) else ""
+        earlier = [(each.labels, time and each.labeled_at) for each in history[:-1]]
+        if "" < time < changed_at or (labels, time) in earlier:
+            found.older.append(path)
+        elif labels is None:
+            found.removed.append(path)
         else:
-            removed.append(path)
-    return Merged(answers, removed, newer, outdated)
+            found.answers.append(_answer(row, labels, before, time if time > changed_at else now()))
+    return found
 
 
-def _base(told: Mapping[str, Row], events: Sequence[Event]) -> Standing:
-    """Return the state that needs the fewest changes to become the table; the last one of equal."""
-    state = Standing()
-    differences = dict.fromkeys(told, 1)
-    total = least = len(told)
-    best = 0
-    for number, event in enumerate(events, 1):
-        state.apply(event)
-        for path in paths_of(event):
-            difference = _difference(told.get(path), _label_answer(state, path))
-            total += difference - differences.get(path, 0)
-            differences[path] = difference
-        if total <= least:
-            least, best = total, number
-    base = Standing()
-    for event in events[:best]:
-        base.apply(event)
-    return base
-
-
-def paths_of(event: Event) -> list[str]:
-    """Return the images that an event is about."""
-    grouped = (path for paths in event.get("groups", {}).values() for path in paths)
-    return [*(each["path"] for each in event.get("answers", ())), *event.get("paths", ()), *grouped]
-
-
-def _difference(row: Row | None, answer: Answer | None) -> int:
-    """Return how much a row is changed from an answer: its label, and what else tells both apart.
-
-    A label that was changed back to that of an earlier answer has the name and the time of the
-    later one: so it is as far from both, and the last state counts.
-    """
-    if row is None or answer is None:
-        return int((row is None) != (answer is None))
-    others = any(row[name] != getattr(answer, name) for name in _OTHER_CELLS)
-    return int(labels_in(row[LABEL]) != _labels(answer)) + int(others)
-
-
-def _label_answer(state: Standing, path: str) -> Answer | None:
-    """Return the answer of an image that the table has a row for."""
-    answer = state.answer(path)
-    return answer if answer is not None and answer.verdict == "label" else None
-
-
-def _labels(answer: Answer) -> tuple[str, ...]:
-    return tuple(sorted(answer.labels))
-
-
-def _answer(row: Row, before: Answer | None) -> Answer:
-    """Return the answer that an edited row is: one of this moment, unless it has another time."""
-    is_old = before is not None and row["labeled_at"] == before.labeled_at
+def _answer(row: Row, labels: tuple[str, ...], before: Answer | None, time: str) -> Answer:
     return Answer(
         row[PATH],
         "label",
-        labels_in(row[LABEL]),
+        labels,
         row["labeled_by"],
-        (not is_old and row["labeled_at"]) or now(),
-        row["source"] or TABLE,
+        time,
+        row["source"] or (before.source if before else TABLE),
         row["suggestion"],
         _number(row["suggestion_probability"]),
     )

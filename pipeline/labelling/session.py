@@ -101,7 +101,6 @@ class Session:
         self._offered: dict[str, str] = {}
         self._seen: dict[str, Answer | None] = {}
         """The answer that stood when an image was given to a page."""
-        self._first_note = len(answers.notes)
         self._lock = threading.RLock()
         self._looking, self._looked_at = threading.Lock(), time.monotonic()
 
@@ -399,7 +398,7 @@ class Session:
                 "order": self.advice.words(),
                 "suggests": self.advice.suggests(),
                 "agreement": self._agreement(list(here.values())),
-                "notes": self.answers.notes[self._first_note :],
+                "notes": list(self.answers.notes),
             }
 
     def _agreement(self, answers: Sequence[Answer]) -> dict[str, Any] | None:

@@ -22,6 +22,7 @@ Event = dict[str, Any]
 
 class _Answers(BaseModel):
     answers: list[Answer]
+    columns: dict[str, dict[str, str]] = {}
 
 
 class _Undo(BaseModel):
@@ -84,13 +85,20 @@ class Standing:
     """The name of the group of each image that has near duplicates."""
     members: dict[str, list[str]] = field(default_factory=dict)
     """The images of each group, the oldest group first."""
+    columns: dict[str, dict[str, str]] = field(default_factory=dict)
+    """The cells of the groups and of further columns that the data or a person has, by path."""
+    changed_at: dict[str, str] = field(default_factory=dict)
+    """When each image was answered, or an answer to it was taken back, the last time."""
 
     def apply(self, event: Event) -> None:
         """Change the state by an event; one of a later Patchline changes nothing."""
         kind = event["event"]
         self._take_groups(event.get("groups", {}))
+        self.changed_at.update(dict.fromkeys(event.get("paths", ()), event.get("at", "")))
         if kind == "answers":
             self._take(map(Answer.of_json, event["answers"]))
+            for name, cells in event.get("columns", {}).items():
+                self.columns.setdefault(name, {}).update(cells)
         elif kind == "undo":
             for path in event["paths"]:
                 self._take_back(path, event["batch"])
@@ -110,6 +118,7 @@ class Standing:
         batches: dict[str, list[str]] = {}
         for answer in answers:
             self.history.setdefault(answer.path, []).append(answer)
+            self.changed_at[answer.path] = answer.labeled_at
             self.classes.update(dict.fromkeys(answer.labels))
             batches.setdefault(answer.batch, []).append(answer.path)
         several = {batch: paths for batch, paths in batches.items() if batch and len(paths) > 1}

@@ -26,7 +26,7 @@ from patchline.pipeline.data.value_ranges.model_fit import with_unfit_damaged
 from patchline.pipeline.errors import DataError
 from patchline.pipeline.models.reference_images import ReferenceImages
 from patchline.pipeline.monitoring.given_labels import (
-    LABELS_TABLE,
+    LABEL_TABLES,
     Labels,
     LabelsTable,
     labels_table,
@@ -132,7 +132,7 @@ class ImageFiles:
         manifest = manifests.scan(listing, reading, labelled=False, memory=memory)
         manifest = with_unfit_damaged(manifest, self._package.mapping)
         notes = []
-        is_other = manifest["path"] == LABELS_TABLE
+        is_other = manifest["path"].str.fullmatch(LABEL_TABLES)
         unusable = int(((manifest["status"] != "ok") & ~is_other).sum())
         if unusable:
             notes.append(f"{counted(unusable, 'file')} left out: no image, or damaged")

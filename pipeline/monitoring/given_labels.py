@@ -15,6 +15,8 @@ from patchline.pipeline.packaging.packaged_model import PackagedModel
 
 LABELS_TABLE = "labels.csv"
 """In a folder of images: columns path and label, as `patchline label` writes them."""
+LABEL_TABLES = r"labels(\.edited-[\d-]+)?\.csv"
+"""It and those that `patchline label` keeps beside it."""
 Labels = tuple[str, ...]
 """Of an image: its class, or any number of labels."""
 

@@ -141,6 +141,7 @@ def test_labels_give_the_accuracy_whenever_they_come(registry: Registry) -> None
     assert first["before"]["value"] == 1
     late = [f"unsorted/{seed}.png,{classes[1]}" for seed in range(100, 110)]
     (inbox / "labels.csv").write_text("\n".join(["path,label", *late]), encoding="utf-8")
+    (inbox / "labels.edited-20261128-120354.csv").write_text("kept beside", encoding="utf-8")
     again = monitor(folder, "inbox").json
     both = [*right(range(30), 0), *right(range(100, 110), 1)]
     assert (again["new"], again["check"], again["accuracy"]["now"]["n"]) == (False, 1, 40)

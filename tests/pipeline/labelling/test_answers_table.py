@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import subprocess
 import sys
@@ -12,6 +13,7 @@ import pytest
 from patchline.pipeline.errors import ConfigError, DataError, StorageError
 from patchline.pipeline.labelling.answer import Answer, Verdict, new_batch, now
 from patchline.pipeline.labelling.answers_table import AnswersTable
+from patchline.pipeline.labelling.edited_table import read_table
 from patchline.pipeline.labels.answer_columns import ANSWER_COLUMNS
 from tests.patience import patient
 from tests.pipeline.labelling.labelled import rows_of
@@ -52,14 +54,15 @@ def test_what_was_taken_back_leaves_what_stood_before(tmp_path: Path) -> None:
     assert table.last_batch(ADA, "ada") == []
 
 
-def test_a_kill_between_journal_and_table_loses_nothing(tmp_path: Path) -> None:
+@pytest.mark.parametrize("early", [True, False])
+def test_a_kill_between_journal_and_table_loses_nothing(tmp_path: Path, *, early: bool) -> None:
     """The next one who opens it writes the table again; a half line of a crash is no answer."""
     table = AnswersTable(tmp_path / "labels.csv")
     table.append([_answer("1.png", "rose")])
     files = (table.file, table.beside("written"))
     before = [file.read_bytes() for file in files]
     table.append([_answer("2.png", "tulip")])
-    for file, content in zip(files, before, strict=True):
+    for file, content in [*zip(files, before, strict=True)][: 2 if early else 1]:
         file.write_bytes(content)  # killed before the table was replaced
     with table.journal.file.open("ab") as opened:
         opened.write(b'{"event":"answers","answers":[{"path":"3.p')  # and within a line
@@ -122,9 +125,16 @@ def test_a_journal_that_has_lost_its_end_takes_no_label_from_the_table(
     table.journal.file.write_bytes(b"".join(lines[:kept]))
     again = AnswersTable(table.file)
     again.append([_answer("4.png", "tulip")])
-    names = ["1.png", "2.png", "3.png", "4.png"]
-    assert [row["path"] for row in rows_of(table.file)] == names
-    assert "lacks answers that labels.csv has" in again.notes[0]
+    if kept:
+        assert "had changes that its journal lacks" in again.notes[0]
+        [beside] = _kept_beside(tmp_path)
+        again.take_in(read_table(beside))
+    names = {"1.png", "2.png", "3.png", "4.png"}
+    assert {row["path"] for row in rows_of(table.file)} == names
+
+
+def _kept_beside(folder: Path) -> list[Path]:
+    return sorted(folder.glob("labels.edited-*.csv"), key=lambda file: file.stem)
 
 
 def test_a_table_that_was_removed_is_written_again(tmp_path: Path) -> None:
@@ -137,25 +147,41 @@ def test_a_table_that_was_removed_is_written_again(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("is_open", [True, False])
-def test_what_a_person_edits_in_the_table_counts(tmp_path: Path, *, is_open: bool) -> None:
-    """A changed label, a removed row, a new row and a new column, while the page is open or not."""
+def test_a_table_that_another_program_saves_is_kept_beside_and_can_be_imported(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, *, is_open: bool
+) -> None:
+    """A changed label, a removed row, an emptied label, a new row and column, several times."""
     table = AnswersTable(tmp_path / "labels.csv")
-    for number in range(3):
+    for number in range(4):
         table.append([_answer(f"{number}.png", "rose")])
     lines = table.file.read_text().splitlines()
-    changed = lines[2].replace("rose", "tulip")
-    new = "9.png,iris,bob,,,,,"
-    edited = [f"{lines[0]},patient", f"{lines[1]},p1", f"{changed},p2", f"{new},p3"]
-    table.file.write_text("\n".join(edited) + "\n")
-    if not is_open:
-        table = AnswersTable(tmp_path / "labels.csv")
-    table.append([_answer("5.png", "rose")])
-    rows = {row["path"]: row for row in rows_of(table.file)}
-    labels = {path: row["label"] for path, row in rows.items()}
-    assert labels == {"0.png": "rose", "1.png": "tulip", "9.png": "iris", "5.png": "rose"}
-    assert [rows[path]["patient"] for path in rows] == ["p1", "p2", "p3", ""]
-    assert "3 rows were changed" in table.notes[0]
-    assert AnswersTable(tmp_path / "labels.csv").notes == []
+    changed, emptied = lines[2].replace("rose", "tulip"), lines[4].replace("rose", "")
+    edited = [f"{lines[0]},patient", f"{lines[1]},p1", f"{changed},p2", f"{emptied},", "9.png,iris"]
+    for content in ("\n".join(edited) + "\n", "nothing that a table says"):
+        table.file.write_text(content)
+        if not is_open:
+            table = AnswersTable(tmp_path / "labels.csv")
+        table.refresh()
+        assert [row["label"] for row in rows_of(table.file)] == ["rose"] * 4
+        assert (
+            "labels.csv had changes that its journal lacks: it is kept as labels.edited-"
+            in caplog.text
+        )
+    assert len(table.notes) == (2 if is_open else 1)
+    first, second = _kept_beside(tmp_path)
+    assert (first.read_text().splitlines(), second.read_text()) == (edited, content)
+    found = table.take_in(read_table(first))
+    assert ([each.path for each in found.answers], found.removed) == (["1.png", "9.png"], ["3.png"])
+    rows = {row["path"]: (row["label"], row["patient"]) for row in rows_of(table.file)}
+    assert rows == {
+        "0.png": ("rose", "p1"),
+        "2.png": ("rose", ""),
+        "1.png": ("tulip", "p2"),
+        "9.png": ("iris", ""),
+    }
+    again = AnswersTable(tmp_path / "labels.csv")
+    assert again.take_in(read_table(first)) == ([], [], [])
+    assert again.notes == []
 
 
 def _at(minute: int, path: str, *labels: str) -> Answer:
@@ -163,65 +189,39 @@ def _at(minute: int, path: str, *labels: str) -> Answer:
     return _answer(path, *labels)._replace(labeled_at=f"2026-01-01T00:{minute:02d}:00Z")
 
 
-@pytest.mark.parametrize("is_open", [True, False])
-def test_a_table_that_was_opened_before_answers_came_does_not_remove_them(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, *, is_open: bool
-) -> None:
-    """A spreadsheet saves what it has read: only what differs from that is an edit."""
+def test_rows_that_are_older_than_the_answers_change_nothing(tmp_path: Path) -> None:
+    """Changed or not, of an image that was answered, set aside or taken back since."""
     table = AnswersTable(tmp_path / "labels.csv")
-    for number in range(5):
-        table.append([_at(number, f"{number}.png", "rose")])
-    stale = table.file.read_text()
-    for number in range(4, 44):
-        table.append([_at(number + 5, f"{number}.png", "iris")])
-    edited = stale.replace("1.png,rose", "1.png,tulip").replace("4.png,rose", "4.png,tulip")
-    lines = [line for line in edited.splitlines() if not line.startswith("2.png")]
-    table.file.write_text("\n".join(lines) + "\n")
-    if is_open:
-        table.refresh()
-        assert "before the last 40 answers, which stay (also for 4.png" in caplog.text
-    else:
-        table = AnswersTable(tmp_path / "labels.csv")
-    labels = {row["path"]: row["label"] for row in rows_of(table.file)}
-    expected = {"0.png": "rose", "1.png": "tulip", "3.png": "rose"}
-    assert labels == expected | {f"{number}.png": "iris" for number in range(4, 44)}
-    assert "2 rows were changed" in table.notes[0]
-    table.file.write_text(stale)  # saved once more, from the state of the first five answers
-    table.refresh()
-    assert {row["path"] for row in rows_of(table.file)} == labels.keys()
+    data = [_answer(f"{number}.png", "rose")._replace(labeled_at="") for number in range(2)]
+    table.begin(data, {})
+    table.append([_at(0, f"{number}.png", "rose")._replace(batch="b") for number in range(2, 6)])
+    stale = tmp_path / "stale.csv"
+    stale.write_text(table.file.read_text().replace("3.png,rose", "3.png,iris"))
+    for number in (0, 2, 3):
+        table.append([_at(1, f"{number}.png", "tulip")])
+    table.append([_at(1, "4.png")])
+    table.undo([table.standing()["5.png"]])
+    before = table.file.read_text()
+    found = table.take_in(read_table(stale))
+    assert found == ([], [], ["0.png", "2.png", "3.png", "4.png", "5.png"])
+    assert table.file.read_text() == before
+    stale.write_text("path,label\n1.png,iris\n4.png,iris\n")  # nobody knows when
+    assert [each.path for each in table.take_in(read_table(stale)).answers] == ["1.png", "4.png"]
 
 
-def test_a_table_that_is_saved_unchanged_changes_nothing(tmp_path: Path) -> None:
-    """A state of long ago, an empty file, and a copy that a program has quoted in another way."""
+def test_a_table_of_an_earlier_version_keeps_its_columns(tmp_path: Path) -> None:
+    """Its journal does not have them; a group of the data is a column, too."""
     table = AnswersTable(tmp_path / "labels.csv")
-    table.append([_at(0, "0.png", "rose")])
-    states = ["", table.file.read_text()]
-    for number in range(1, 5):
-        table.append([_at(number, f"{number}.png", "rose")])
-    current = table.file.read_text()
-    for state in states:
-        table.file.write_text(state)
-        table.refresh()
-        assert table.file.read_text() == current
-        assert "which stay" in table.notes.pop()
-    table.file.write_text(current.replace("rose", '"rose"'))
-    table.refresh()
-    assert table.notes == []
-
-
-@pytest.mark.parametrize("is_open", [True, False])
-def test_an_edit_that_reverts_the_last_answer_counts(tmp_path: Path, *, is_open: bool) -> None:
-    """It is no leftover of a crash, and it can be edited back again."""
-    table = AnswersTable(tmp_path / "labels.csv")
-    table.append([_at(0, "0.png", "rose")])
-    table.append([_at(1, "0.png", "tulip")])
-    for before, after in (("tulip", "rose"), ("rose", "tulip")):
-        table.file.write_text(table.file.read_text().replace(before, after))
-        if not is_open:
-            table = AnswersTable(tmp_path / "labels.csv")
-        table.append([_at(2, "1.png", "iris")])
-        assert [row["label"] for row in rows_of(table.file)] == [after, "iris"]
-        assert "1 row was changed" in table.notes.pop()
+    table.append([_answer("1.png", "rose"), _answer("2.png", "rose")])
+    header, *rows = table.file.read_text().splitlines()
+    content = "\n".join([f"{header},split", f"{rows[0]}patient 7,test", f"{rows[1]},train"]) + "\n"
+    table.file.write_text(content)
+    table.beside("written").write_text(hashlib.sha256(content.encode()).hexdigest())
+    again = AnswersTable(tmp_path / "labels.csv")
+    again.append([_answer("3.png", "rose")])
+    assert again.notes == []
+    cells = [(row["group"], row["split"]) for row in rows_of(table.file)]
+    assert cells == [("patient 7", "test"), ("", "train"), ("", "")]
 
 
 def test_another_table_is_not_replaced(tmp_path: Path) -> None:
@@ -350,7 +350,9 @@ def test_groups_that_a_person_names_stay_and_take_near_duplicates_in(tmp_path: P
     table.begin(data, {"split": ["", "", ""], "group": ["patient 7", "", ""]})
     table.group([["0.png", "1.png"]])
     assert _groups(table) == {"0.png": "patient 7", "1.png": "patient 7", "2.png": ""}
-    table.file.write_text(table.file.read_text().replace("patient 7", "patient 8", 1))
-    table.append([_answer("3.png", "rose")])
-    assert _groups(table)["0.png"] == "patient 8"
+    edited = tmp_path / "edited.csv"
+    edited.write_text(table.file.read_text().replace("patient 7", "patient 8"))
+    table.take_in(read_table(edited))
+    table.group([["1.png", "2.png"]])
+    assert set(_groups(table).values()) == {"patient 8"}
     assert AnswersTable(tmp_path / "labels.csv").notes == []

@@ -83,6 +83,48 @@ def test_every_image_is_asked_about_once_and_skipped_ones_at_the_end(tmp_path: P
     assert len(rows_of(folder / "labels.csv")) == 12
 
 
+def test_a_table_that_a_person_edits_is_imported_while_the_page_is_open(tmp_path: Path) -> None:
+    """The page says that it is kept; the command tells the outcome of each row."""
+    folder = write_images(tmp_path / "inbox", 6)
+    table = folder / "labels.csv"
+    with labelling(folder, "--classes", "rose,tulip") as page:
+        for _ in range(3):
+            [image] = page.next(ADA)
+            assert page.answer(ADA, [image["id"]], "rose").status == HTTPStatus.OK
+        first, second, third = (row["path"] for row in rows_of(table))
+        [new] = page.next(ADA)
+        header, *rows = table.read_text().splitlines()
+        rows = [rows[0].replace("rose", "tulip"), rows[1].replace("rose", "")]
+        more = [f"{new['name']},iris", "typo.png,iris"]
+        table.write_text("\n".join([f"{header},site", *rows, *more]) + "\n")
+        imported = patchline("label", str(folder), "--import", str(table), "--json", cwd=tmp_path)
+        assert imported.code == 0, imported.err
+        assert imported.json == {
+            "table": str(table),
+            "rows": 4,
+            "taken": [first, new["name"], second],
+            "older": [],
+            "unknown": ["typo.png"],
+            "columns": ["site"],
+        }
+        [kept] = folder.glob("labels.edited-*.csv")
+        assert kept.name in imported.err
+        page.next(ADA)
+        assert page.progress()["labeled"] == 3
+    labels = {row["path"]: row["label"] for row in rows_of(table)}
+    assert labels == {first: "tulip", third: "rose", new["name"]: "iris"}
+    again = patchline("label", str(folder), "--import", str(kept), cwd=tmp_path)
+    assert again.out.splitlines() == [
+        "Rows taken in: 0",
+        "Rows left out, because the answer is newer: 0",
+        "Rows left out, because the folder has no such image: 1 (typo.png)",
+        "Columns added: 0",
+    ]
+    wrong = patchline("label", str(folder), "--import", str(folder / "000.png"), cwd=tmp_path)
+    assert wrong.code == 2
+    assert "Give a CSV table with the columns path and label." in wrong.err
+
+
 def test_new_images_join_and_broken_ones_are_left_out(tmp_path: Path) -> None:
     """A file that is no image is named once, and asked about no more."""
     folder = write_images(tmp_path / "inbox", 1)
