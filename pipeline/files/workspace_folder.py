@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from patchline.pipeline.errors import StorageError
 from patchline.pipeline.files import workspace_identity
 
 logger = logging.getLogger(__name__)
@@ -62,6 +63,29 @@ def use_scratch(folder: Path | None) -> None:
     """Keep the caches of this process elsewhere, because the workspace is read-only."""
     global _scratch  # noqa: PLW0603 - a command has one workspace
     _scratch = folder
+
+
+def check_paths() -> None:
+    """Refuse a workspace that was moved or copied, and whose paths cannot follow it.
+
+    Raises:
+        StorageError: if it may not be written, and the paths in its store lead elsewhere.
+    """
+    identity = workspace_identity.read(WORKSPACE)
+    if identity is None or is_same_folder(Path(identity.folder), Path()):
+        return
+    raise StorageError(
+        f"The workspace {Path.cwd()} was last used in {identity.folder}, where its runs and models "
+        "have their files, and may not be written, so that they cannot follow it. Make it "
+        f"writable, mount it at {identity.folder}, or copy it (`cp -r`) to a folder of yours."
+    )
+
+
+def is_same_folder(one: Path, other: Path) -> bool:
+    """Return whether two paths name one folder, as far as can be seen."""
+    with contextlib.suppress(OSError):
+        return one.samefile(other)
+    return False
 
 
 @contextmanager

@@ -24,7 +24,7 @@ from patchline.pipeline.files import workspace_identity
 from patchline.pipeline.files.atomic_files import storage_errors, write_text
 from patchline.pipeline.files.file_locks import is_held, locked
 from patchline.pipeline.files.path_uris import artifact_path, sqlite_path
-from patchline.pipeline.files.workspace_folder import WORKSPACE
+from patchline.pipeline.files.workspace_folder import WORKSPACE, is_same_folder
 from patchline.pipeline.files.workspace_identity import Identity
 from patchline.pipeline.relocation import path_rewriting
 from patchline.pipeline.run_memory import live_runs
@@ -97,7 +97,7 @@ def _recorded(workspace: Path) -> str | None:
 
 def _followed(workspace: Path, identity: Identity) -> str | None:
     old, new = Path(identity.folder), workspace.parent
-    if _is_same_folder(old / WORKSPACE, workspace):
+    if is_same_folder(old / WORKSPACE, workspace):
         return None
     is_copy = _holds(old / WORKSPACE, identity)
     if not is_copy and (users := _users(workspace)):
@@ -148,13 +148,6 @@ def _moved(old: Path, new: Path, changed: int) -> str:
         f"This workspace was moved from {visible(str(old))}. Its runs and models now use their "
         f"files in {visible(str(new))} ({changed} paths)."
     )
-
-
-def _is_same_folder(one: Path, other: Path) -> bool:
-    try:
-        return one.samefile(other)
-    except OSError:
-        return False
 
 
 def _holds(workspace: Path, identity: Identity) -> bool:

@@ -8,7 +8,6 @@ from pathlib import Path
 from patchline.pipeline import local_services
 from patchline.pipeline.files.path_uris import sqlite_path
 from patchline.pipeline.redaction import redacted
-from patchline.pipeline.relocation import read_only
 from patchline.pipeline.tracking import team_stores
 from patchline.pipeline.tracking.tracking_store import DATABASE
 
@@ -33,5 +32,5 @@ def store_elsewhere(folder: Path) -> str | None:
     database = sqlite_path(given)
     if database is not None:
         is_here = database.resolve() == (folder / DATABASE).resolve()
-        return None if is_here or read_only.is_copy(database) else redacted(given)
+        return None if is_here else redacted(given)
     return redacted(given)

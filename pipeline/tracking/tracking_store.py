@@ -17,7 +17,7 @@ from patchline.pipeline.files import file_locks
 from patchline.pipeline.files.atomic_files import storage_errors
 from patchline.pipeline.files.file_locks import locked
 from patchline.pipeline.files.path_uris import artifact_uri, sqlite_path, sqlite_uri
-from patchline.pipeline.files.workspace_folder import WORKSPACE, make_folder
+from patchline.pipeline.files.workspace_folder import WORKSPACE, check_paths, make_folder, place
 from patchline.pipeline.host import environment, proxies
 from patchline.pipeline.host.interruption import signals_held
 from patchline.pipeline.redaction import redacted, split_credentials
@@ -61,6 +61,7 @@ _REMEDIES = (
     ),
     ("is malformed", "Restore the file from a backup, or move it elsewhere to begin a new store."),
     ("unable to open database file", "Move away what is in the place of the file."),
+    ("readonly database", "Make its folder writable, or copy it (`cp -r`) to a folder of yours."),
     (
         "requires its secret",
         "Set the variables in .patchline/services/login.env of the folder of `patchline up`.",
@@ -183,6 +184,9 @@ def client() -> MlflowClient:
             return _answering_client(busy_server.patient_client())
         if database is None:
             _connect_once(uri)
+            return _answering_client(_holding_client())
+        if place() != WORKSPACE.resolve() and database == Path(DATABASE).resolve():
+            check_paths()
             return _answering_client(_holding_client())
         lock = database.parent / WORKSPACE / "mlflow.lock"
         with storage_errors(database):

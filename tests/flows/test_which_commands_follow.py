@@ -1,4 +1,4 @@
-"""Which command lines rewrite a moved workspace, or copy one that may not be written."""
+"""Which command lines rewrite a moved workspace, and what they do if it may not be written."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 from patchline.pipeline.files import workspace_folder, workspace_identity
-from patchline.pipeline.relocation import read_only
 from tests.flows.conftest import Command
 
 ASKING: tuple[list[str], ...] = (
@@ -29,7 +28,6 @@ ASKING: tuple[list[str], ...] = (
 def _nothing_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     """Forget afterwards what a command sets in its process."""
     monkeypatch.setattr(workspace_folder, "_scratch", None)
-    monkeypatch.setattr(read_only, "_copies", {})
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "")
     monkeypatch.delenv("MLFLOW_TRACKING_URI")
 
@@ -56,7 +54,7 @@ def _everything(folder: Path) -> dict[str, bytes]:
 def test_help_and_version_leave_every_file_alone(
     words: list[str], moved: Path, run_here: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Neither a moved workspace nor a copy of one that may not be written is needed for them."""
+    """They need no workspace, wherever it was moved, and whether it may be written or not."""
     before = _everything(moved)
     code, _, err = run_here(*words)
     assert (code, "was moved" in err) == (0, False), err
@@ -89,6 +87,19 @@ def test_a_plugin_file_in_front_of_the_command_is_not_the_command(
     assert "`patchline run` writes to it" in err
     _, _, err = run_here(*option, "models")
     assert "writes to it" not in err
+
+
+def test_a_moved_workspace_that_may_not_be_written_says_where_its_files_are(
+    moved: Path, run_here: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its store names files in the old folder; what does not read the store works."""
+    before = _everything(moved)
+    monkeypatch.setattr(workspace_folder, "is_read_only", lambda: True)
+    code, _, err = run_here("models")
+    old = moved.with_name("old")
+    assert (code, f"{moved} was last used in {old}, where its runs" in err) == (1, True), err
+    assert run_here("plugins", "list")[0] == 0
+    assert _everything(moved) == before
 
 
 @pytest.mark.parametrize("beside", ["nothing", "an empty folder", "a workspace"])

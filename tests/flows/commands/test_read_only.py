@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -12,6 +13,7 @@ from typing import NamedTuple
 
 import pytest
 
+from patchline.pipeline.relocation import following
 from tests.conftest import Finished, Run
 from tests.patience import patient
 
@@ -50,9 +52,11 @@ class Read(NamedTuple):
 
 @pytest.fixture(scope="module")
 def read(finished_run: Run, tmp_path_factory: pytest.TempPathFactory) -> Read:
-    """Run commands in a copy of a workspace, which none of them has seen yet, mounted read-only."""
-    folder = tmp_path_factory.mktemp("snapshot") / "read only?"
+    """Run commands in a workspace that is mounted read-only."""
+    folder = tmp_path_factory.mktemp("disk") / "read only?"
     shutil.copytree(finished_run.folder, folder)
+    with contextlib.chdir(folder):
+        following.follow()
     page = tmp_path_factory.mktemp("elsewhere") / "page"
     photo = next((folder / "photos" / "down").iterdir())
     given = {"PHOTO": str(photo), "PAGE": str(page)}
@@ -82,7 +86,7 @@ def _everything(folder: Path) -> dict[str, bytes]:
 
 
 def test_models_are_listed_and_used(read: Read) -> None:
-    """`models` and `predict` answer, from the copy's own files."""
+    """`models` and `predict` answer, from the workspace's own files."""
     listed, predicted = (read.answers[command] for command in _COMMANDS[:2])
     assert listed.code == 0, listed.err
     assert [model["name"] for model in listed.json["models"]] == ["photos"]

@@ -1,4 +1,4 @@
-"""The Python API in a workspace that may not be written: it refuses to write, and reads a copy."""
+"""The Python API in a workspace that may not be written: it reads, and refuses to write."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ import patchline
 from patchline.flows.python_api.session import session
 from patchline.pipeline.errors import StorageError
 from patchline.pipeline.files import workspace_folder
-from patchline.pipeline.relocation import read_only
 
 CALLS: dict[str, Callable[[], object]] = {
     "patchline.run()": lambda: patchline.run("photos"),
@@ -33,7 +32,6 @@ def _unwritable_database(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "")
     monkeypatch.delenv("MLFLOW_TRACKING_URI")
-    monkeypatch.setattr(read_only, "_copies", {})
     asked = os.access
 
     def access(path: str | Path, mode: int) -> bool:
@@ -55,20 +53,13 @@ def test_a_call_that_writes_is_refused(name: str, capfd: pytest.CaptureFixture[s
     assert list(Path(".patchline").iterdir()) == []
 
 
-def test_calls_that_read_say_so_and_share_one_copy(capfd: pytest.CaptureFixture[str]) -> None:
-    """Only a database that has changed is copied again; the earlier copy is deleted."""
-
-    def copied() -> Path:
-        assert len(patchline.models()) == 0
-        assert "is read-only: this command records nothing" in capfd.readouterr().err
-        with session():
-            return Path(os.environ["MLFLOW_TRACKING_URI"].removeprefix("sqlite:///"))
-
-    first = copied()
-    assert copied() == first
-    os.utime("mlflow.db", ns=(1, 1))
-    second = copied()
-    assert second != first
-    assert (first.exists(), second.exists()) == (False, True)
-    assert list(second.parents[1].glob("*/mlflow.db")) == [second]
-    assert "MLFLOW_TRACKING_URI" not in os.environ
+def test_calls_that_read_say_so_and_leave_nothing(capfd: pytest.CaptureFixture[str]) -> None:
+    """The store is read where it is, and what calls keep for later is elsewhere."""
+    before = Path("mlflow.db").read_bytes()
+    assert len(patchline.models()) == 0
+    assert "is read-only: this command records nothing" in capfd.readouterr().err
+    with session():
+        assert workspace_folder.place() != workspace_folder.WORKSPACE.resolve()
+    assert workspace_folder.place() == workspace_folder.WORKSPACE.resolve()
+    assert Path("mlflow.db").read_bytes() == before
+    assert list(Path(".patchline").iterdir()) == []
