@@ -72,7 +72,7 @@ def test_every_package_says_what_it_is_for() -> None:
         ("pipeline/data/splits/split.py", "from patchline.pipeline.data.store import store_shards"),
         ("pipeline/data/reading/decoding.py", "from patchline.pipeline.data import ingestion"),
         (
-            "pipeline/data/pixel_values/tiff_page.py",
+            "pipeline/data/pixel_values/tiff_values.py",
             "import patchline.pipeline.data.reading.resizing",
         ),
         (

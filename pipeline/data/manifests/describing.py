@@ -21,7 +21,7 @@ from patchline.pipeline.data.pixel_values.file_summary import (
 )
 from patchline.pipeline.data.pixel_values.file_values import may_be_deep
 from patchline.pipeline.data.pixel_values.pixel_mapping import PixelMapping
-from patchline.pipeline.data.pixel_values.tiff_page import tiff_page
+from patchline.pipeline.data.pixel_values.tiff_values import tiff_page
 from patchline.pipeline.data.reading.decoding import (
     ImageHeader,
     Pixels,

@@ -7,14 +7,17 @@ reduced to 8 bits by Pillow.
 
 from __future__ import annotations
 
+import io
+import math
 import struct
+from functools import partial
 from typing import NamedTuple
 
 import cv2
 import numpy as np
 from PIL import Image
 
-from patchline.pipeline.data.pixel_values.pixel_mapping import FileValues, Values
+from patchline.pipeline.data.pixel_values.pixel_mapping import DeepFile, FileValues, Values
 from patchline.pipeline.data.pixel_values.undecodable import UndecodableImageError
 
 _START = b"\xff\x4f\xff\x51"
@@ -30,18 +33,6 @@ _FRAMES = {*range(0xC0, 0xD0)} - {0xC4, 0xC8, 0xCC}
 _JPEG_LS, _SCAN = 0xF7, 0xDA
 
 
-class DeepJpeg(NamedTuple):
-    """What the header of a file of more than 8 bits states, all of which can be read."""
-
-    width: int
-    height: int
-    bits: int
-    samples: int
-    """Per pixel: 1 for grey, 3 for RGB, 4 for RGB and another band."""
-    opacity: str
-    """How colors and opacity are stored, if the fourth band is one."""
-
-
 class _Frame(NamedTuple):
     start: int
     width: int
@@ -54,8 +45,8 @@ class _Frame(NamedTuple):
         return max((depth & ~_SIGNED for depth, _, _ in self.components), default=0) + 1
 
 
-def deep_jpeg(data: bytes) -> DeepJpeg | None:
-    """Return what the header states; None for 8 bits or fewer, and for what is reduced to 8 bits.
+def deep_jpeg(data: bytes) -> DeepFile | None:
+    """Return a file of more than 8 bits; None if it has fewer, or is reduced to 8 bits.
 
     Raises:
         UndecodableImageError: if its values have a sign, or more than 16 bits.
@@ -72,8 +63,7 @@ def deep_jpeg(data: bytes) -> DeepJpeg | None:
     samples = len(frame.components)
     if frame.bits <= 8 or not _is_read_whole(data, frame):  # noqa: PLR2004 - bits
         return None
-    opacity = _declared_opacity(data[: frame.start]) if samples == _FOUR else ""
-    return DeepJpeg(frame.width, frame.height, frame.bits, samples, opacity)
+    return DeepFile.of((frame.width, frame.height), samples, partial(_jpeg_values, data, frame))
 
 
 def jpeg_bits(data: bytes) -> int:
@@ -102,27 +92,29 @@ def check_jpeg(data: bytes) -> None:
         at += 2 + int.from_bytes(data[at + 2 : at + 4], "big")
 
 
-def jpeg_values(data: bytes, image: Image.Image, header: DeepJpeg) -> FileValues:
-    """Return the values of a file that Pillow has opened.
+def _jpeg_values(data: bytes, frame: _Frame) -> FileValues:
+    """Return the values of a file.
 
     Raises:
         UndecodableImageError: if it is damaged, or its bits cannot be read.
     """
-    image.load()  # says what is damaged, without printing as OpenCV does
+    with Image.open(io.BytesIO(data), formats=("JPEG2000",)) as opened:
+        opened.load()  # says what is damaged, without printing as OpenCV does
     decoded: Values | None = cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_UNCHANGED)
-    size = header.width * header.height * header.samples
-    if decoded is None or decoded.size != size or decoded.dtype != np.uint16:
+    samples = len(frame.components)
+    shape = frame.height, frame.width, samples
+    if decoded is None or decoded.size != math.prod(shape) or decoded.dtype != np.uint16:
         raise UndecodableImageError(
-            f"its {header.bits} bits cannot be read; save it as 16-bit PNG or as TIFF"
+            f"its {frame.bits} bits cannot be read; save it as 16-bit PNG or as TIFF"
         )
-    samples_HWN = decoded.reshape(header.height, header.width, header.samples)
-    if header.samples > _ONE:
-        samples_HWN = np.ascontiguousarray(samples_HWN[:, :, [2, 1, 0, 3][: header.samples]])
+    samples_HWN = decoded.reshape(shape)
+    if samples > _ONE:
+        samples_HWN = np.ascontiguousarray(samples_HWN[:, :, [2, 1, 0, 3][:samples]])
     return FileValues(
         samples_HWN,
-        min(header.samples, _THREE),
-        opacity=header.opacity,
-        declared=float((1 << header.bits) - 1),
+        min(samples, _THREE),
+        opacity=_declared_opacity(data[: frame.start]) if samples == _FOUR else "",
+        declared=float((1 << frame.bits) - 1),
     )
 
 

@@ -9,22 +9,28 @@ H: height, W: width, N: samples per pixel as they are in the file, C: channels.
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import numpy as np
 
 from patchline.pipeline.data.pixel_values.undecodable import UndecodableImageError
 
+if TYPE_CHECKING:
+    from PIL import Image
+
 Values = np.ndarray[Any, Any]
 
 EIGHT_BITS = "uint8"
 FLOAT = "float"
+_SIXTEEN_BITS = np.dtype(np.uint16)
 _WHITE = 255
 _LEAST_USED = 1 / 16
 """Without a range, 16-bit values that use a smaller part of theirs may be of 12 bits or fewer."""
+_ORIENTATION_TAG = 0x0112
 _LUMA = (0.299, 0.587, 0.114)  # ITU-R BT.601, as in image decoders
+_PILLOW_MODES = {"uint16": "I;16", "int32": "I", FLOAT: "F"}
 
 
 class FileValues(NamedTuple):
@@ -65,6 +71,30 @@ class FileValues(NamedTuple):
         if self.no_data is not None:
             wrong |= samples == self.no_data
         return wrong
+
+
+class DeepFile(NamedTuple):
+    """An image file that does not simply hold 8 bits per color."""
+
+    width: int
+    height: int
+    mode: str
+    """Pillow's name of the pixel format where it has one, else the type and number of samples."""
+    pixel_bytes: int
+    read: Callable[[], FileValues]
+
+    @classmethod
+    def of(
+        cls,
+        size: tuple[int, int],
+        samples: int,
+        read: Callable[[], FileValues],
+        dtype: np.dtype[Any] = _SIXTEEN_BITS,
+    ) -> Self:
+        """Return a file of so many samples per pixel; its size is width and height."""
+        kind = kind_of(dtype)
+        mode = _PILLOW_MODES.get(kind, kind) if samples == 1 else f"{kind} x {samples}"
+        return cls(*size, mode, samples * dtype.itemsize, read)
 
 
 class ValueFit(NamedTuple):
@@ -176,6 +206,14 @@ PLAIN = PixelMapping()
 def kind_of(dtype: np.dtype[Any]) -> str:
     """Return the name of a type of values; that of all floating-point numbers is the same."""
     return FLOAT if dtype.kind == "f" else dtype.name
+
+
+def orientation_of(image: Image.Image) -> int:
+    """Return the orientation that the EXIF data of an image states; 1 if it cannot be read."""
+    try:
+        return int(image.getexif().get(_ORIENTATION_TAG, 1))
+    except Exception:  # noqa: BLE001 - an unreadable orientation counts as none
+        return 1
 
 
 def chosen_bands(samples_HWN: Values, bands: tuple[int, ...]) -> Values:

@@ -1,77 +1,110 @@
-"""Read all 16 bits of PNG files.
+"""Check the chunks of a PNG file, drop those that are not pixels, and read all 16 bits.
 
 This module is copied into every packaged model.
+
+Without its text, profiles and private chunks, a file can neither unpack to more memory than its
+pixels need nor make a decoder print warnings.
 """
 
 from __future__ import annotations
 
+import io
 import struct
 import zlib
 from collections.abc import Iterator
+from functools import partial
 from typing import NamedTuple
 
 import cv2
 import numpy as np
+from PIL import Image
 
-from patchline.pipeline.data.pixel_values.pixel_mapping import FileValues, Values
+from patchline.pipeline.data.pixel_values.pixel_mapping import (
+    DeepFile,
+    FileValues,
+    Values,
+    orientation_of,
+)
 from patchline.pipeline.data.pixel_values.undecodable import UndecodableImageError
 
 _SIGNATURE = b"\x89PNG\r\n\x1a\n"
-_DEPTH, _COLOR, _INTERLACED = 24, 25, 28
-"""Where the number of bits, the color type, and whether it is interlaced are."""
+_INTERLACED = 28
+"""Where it says whether it is interlaced, the last byte that is asked about."""
 _PIECE = 1 << 20
 _EDGES = 12  # bytes: length, kind, checksum
-_KEPT, _READ = {b"IHDR", b"IDAT"}, {b"IHDR", b"IDAT", b"sBIT", b"tRNS"}
+_MANY_CHUNKS = 100_000
 _GREY, _RGB, _GREY_OPACITY, _RGB_OPACITY = 0, 2, 4, 6
 _PNG_SAMPLES = {_GREY: 1, _RGB: 3, _GREY_OPACITY: 2, _RGB_OPACITY: 4}
 
 
-class DeepPng(NamedTuple):
-    """What the header of a PNG file of 16 bits states."""
+class PlainPng(NamedTuple):
+    """An 8-bit greyscale or RGB image without transparency."""
 
+    data: bytes
+    """The file with only the chunks that affect its pixels."""
     width: int
     height: int
-    samples: int
-    """Per pixel."""
+    is_grey: bool
 
 
-def deep_png(data: bytes) -> DeepPng | None:
-    """Return what the header states; None for a PNG file of 8 bits or fewer."""
-    if len(data) <= _INTERLACED or not data.startswith(_SIGNATURE) or data[_DEPTH] != 16:  # noqa: PLR2004
+def plain_png(data: bytes) -> PlainPng | None:
+    """Return the file with only its pixels; None if it is another kind or incomplete."""
+    width, height, bits, color = _png_header(data)
+    if bits != 8 or color not in (_GREY, _RGB) or not width * height:  # noqa: PLR2004 - bits
         return None
-    width, height = struct.unpack_from(">II", data, 16)
-    samples = _PNG_SAMPLES.get(data[_COLOR])
-    return DeepPng(width, height, samples) if samples else None
+    kept = [_SIGNATURE]
+    try:  # with the EXIF orientation
+        for kind, chunk in _chunks(data, {b"IHDR", b"IDAT", b"IEND", b"eXIf", b"tRNS"}):
+            if kind == b"tRNS":
+                return None
+            kept.append(chunk)
+    except UndecodableImageError:
+        return None
+    return PlainPng(b"".join(kept), width, height, is_grey=color == _GREY)
 
 
-def png_values(data: bytes, orientation: int) -> FileValues:
+def deep_png(data: bytes) -> DeepFile | None:
+    """Return a PNG file of 16 bits; None for 8 bits or fewer."""
+    width, height, bits, color = _png_header(data)
+    if bits != 16 or color not in _PNG_SAMPLES:  # noqa: PLR2004 - bits
+        return None
+    return DeepFile.of((width, height), _PNG_SAMPLES[color], partial(_png_values, data))
+
+
+def _png_header(data: bytes) -> tuple[int, int, int, int]:
+    """Return width, height, bits and type of colors; zeros if it is no PNG file."""
+    if len(data) <= _INTERLACED or not data.startswith(_SIGNATURE) or data[12:16] != b"IHDR":
+        return 0, 0, 0, 0
+    width, height, bits, color = struct.unpack_from(">IIBB", data, 16)
+    return width, height, bits, color
+
+
+def _png_values(data: bytes) -> FileValues:
     """Return the values of a PNG file of 16 bits.
-
-    Args:
-        data: the file.
-        orientation: as in EXIF.
 
     Raises:
         UndecodableImageError: if it is damaged.
     """
-    plain, significant, transparent = [_SIGNATURE], b"", b""
-    for kind, chunk in _chunks(data):
-        if kind in _KEPT:
+    with Image.open(io.BytesIO(data), formats=("PNG",)) as opened:
+        orientation = orientation_of(opened)
+    plain, noted = [_SIGNATURE], {b"sBIT": b"", b"tRNS": b""}
+    for kind, chunk in _chunks(data, {b"IHDR", b"IDAT", *noted}):
+        if kind in noted:
+            noted[kind] = chunk[8:-4]
+        else:
             plain.append(chunk)
-        significant = chunk[8:-4] if kind == b"sBIT" else significant
-        transparent = chunk[8:-4] if kind == b"tRNS" else transparent
     _check_whole(data, plain[2:])
     plain.append(b"\0\0\0\0IEND\xaeB`\x82")
-    color = data[_COLOR]
     decoded: Values | None = cv2.imdecode(
         np.frombuffer(b"".join(plain), np.uint8), cv2.IMREAD_UNCHANGED
     )
     if decoded is None or decoded.dtype != np.uint16:
         raise UndecodableImageError("its packed pixels are damaged or incomplete")
+    color = _png_header(data)[3]
     samples_HWN = _in_order(decoded, color)
-    if transparent and color in (_GREY, _RGB):
-        samples_HWN = _with_opacity(samples_HWN, transparent)
-    colors = 3 if color in (_RGB, _RGB_OPACITY) else 1
+    colors, significant = 3 if color & _RGB else 1, noted[b"sBIT"]
+    if noted[b"tRNS"] and samples_HWN.shape[2] == colors:
+        samples_HWN = _with_opacity(samples_HWN, noted[b"tRNS"])
     return FileValues(
         samples_HWN,
         colors,
@@ -83,10 +116,10 @@ def png_values(data: bytes, orientation: int) -> FileValues:
 
 def _check_whole(data: bytes, packed: list[bytes]) -> None:
     """Raise an error if pixels are missing, before libpng prints one of its own."""
-    header = deep_png(data)
-    if header is None or data[_INTERLACED]:
+    if data[_INTERLACED]:
         return
-    left = header.height * (1 + 2 * header.width * header.samples)
+    width, height, _, color = _png_header(data)
+    left = height * (1 + 2 * width * _PNG_SAMPLES[color])
     unpacker = zlib.decompressobj()
     try:
         for chunk in packed:
@@ -117,19 +150,22 @@ def _with_opacity(samples_HWN: Values, transparent: bytes) -> Values:
     return np.concatenate([samples_HWN, opaque.astype(np.uint16) * np.uint16(65535)], axis=2)
 
 
-def _chunks(data: bytes) -> Iterator[tuple[bytes, bytes]]:
-    """Yield the chunks that matter, with their edges; those that are damaged are an error."""
-    at, kind = len(_SIGNATURE), b""
-    while kind != b"IEND":
+def _chunks(data: bytes, kinds: set[bytes]) -> Iterator[tuple[bytes, bytes]]:
+    """Yield the chunks of some kinds, with their edges; those that are damaged are an error."""
+    at = len(_SIGNATURE)
+    for _ in range(_MANY_CHUNKS):
         if at + _EDGES > len(data):
-            raise UndecodableImageError("the file ends too early")
+            break
         length, kind = int.from_bytes(data[at : at + 4], "big"), data[at + 4 : at + 8]
         end = at + _EDGES + length
         if end > len(data):
-            raise UndecodableImageError("the file ends too early")
-        if kind in _READ:
+            break
+        if kind in kinds:
             checksum = zlib.crc32(memoryview(data)[at + 4 : end - 4])
             if checksum != int.from_bytes(data[end - 4 : end], "big"):
                 raise UndecodableImageError("a checksum of the file is wrong")
             yield kind, data[at:end]
+        if kind == b"IEND":
+            return
         at = end
+    raise UndecodableImageError("the file ends too early")

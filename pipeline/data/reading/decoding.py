@@ -23,13 +23,15 @@ import cv2
 import numpy as np
 from PIL import Image
 
-from patchline.pipeline.data.pixel_values.file_values import DeepFile, deep_file, may_be_deep
+from patchline.pipeline.data.pixel_values.file_values import deep_file, may_be_deep
 from patchline.pipeline.data.pixel_values.pixel_mapping import (
     PLAIN,
+    DeepFile,
     FileValues,
     PixelMapping,
     ValueFit,
 )
+from patchline.pipeline.data.pixel_values.png_values import PlainPng, plain_png
 from patchline.pipeline.data.pixel_values.undecodable import UndecodableImageError
 from patchline.pipeline.data.reading.image_formats import HEAD_BYTES, format_of, why_not_read
 from patchline.pipeline.data.reading.jpeg_wholeness import JpegFrame, jpeg_frame, lacks_data
@@ -40,7 +42,6 @@ from patchline.pipeline.data.reading.pillow_decoding import (
     mapped_pixels,
     upright_pixels,
 )
-from patchline.pipeline.data.reading.png_chunks import PlainPng, plain_png
 from patchline.pipeline.data.reading.reduced_values import reduced_bits
 
 __all__ = [

@@ -11,8 +11,12 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from patchline.pipeline.data.pixel_values.file_values import orientation_of
-from patchline.pipeline.data.pixel_values.pixel_mapping import FileValues, PixelMapping, ValueFit
+from patchline.pipeline.data.pixel_values.pixel_mapping import (
+    FileValues,
+    PixelMapping,
+    ValueFit,
+    orientation_of,
+)
 from patchline.pipeline.data.pixel_values.undecodable import UndecodableImageError
 
 Pixels = np.ndarray[Any, np.dtype[np.uint8]]

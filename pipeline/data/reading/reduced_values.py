@@ -12,7 +12,7 @@ import struct
 from collections.abc import Iterator
 
 from patchline.pipeline.data.pixel_values.jpeg_k_values import jpeg_bits
-from patchline.pipeline.data.pixel_values.tiff_page import tiff_page
+from patchline.pipeline.data.pixel_values.tiff_values import tiff_page
 from patchline.pipeline.data.reading.image_formats import HEAD_BYTES, format_of
 
 _ORDINARY_BITS = 8
