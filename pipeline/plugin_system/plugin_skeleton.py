@@ -1,7 +1,7 @@
 """Create a package with a new plugin that can be installed, run and tested immediately.
 
 The templates are in `plugin_skeletons`: one folder for each kind, and `shared` for files of all
-kinds.
+kinds, laid out as in the package.
 """
 
 from __future__ import annotations
@@ -10,42 +10,23 @@ import difflib
 import keyword
 import re
 import shutil
-import unicodedata
 import uuid
 from dataclasses import dataclass
 from pathlib import Path
 from string import Template
 
 from patchline.pipeline.errors import ConfigError, StorageError
-from patchline.pipeline.plugin_system.plugin_loader import KINDS, Kind, PluginEntry, installed
+from patchline.pipeline.plugin_system.plugin_loader import KINDS, Kind, installed
 
 _TEMPLATES = Path(__file__).parent / "plugin_skeletons"
-_FILES = {
-    # file in the package: its template in `shared` or in the folder of the kind
-    "pyproject.toml": "shared/pyproject.toml.txt",
-    "README.md": "shared/README.md.txt",
-    "$package/__init__.py": "shared/package_init.py.txt",
-    "$package/plugin.py": "$kind/plugin.py.txt",
-    "$package/module.py": "$kind/module.py.txt",
-    "tests/__init__.py": "shared/tests_init.py.txt",
-    "tests/test_$name.py": "$kind/test_plugin.py.txt",
-}
-_WITH_MODULE = ("patch_embedding",)
-_DEPENDENCIES: dict[Kind, tuple[str, ...]] = {
-    "model": ("patchline", "pydantic", "torch"),
-    "patch_embedding": ("patchline", "pydantic", "torch"),
-    "data_source": ("patchline", "pillow", "pydantic"),
-    "augmentation": ("albumentations", "numpy", "patchline", "pydantic"),
-    "objective": ("patchline", "pydantic", "torch"),
-    "launcher": ("patchline", "pydantic"),
-}
-_RUN_COMMANDS: dict[Kind, str] = {
-    "model": "patchline run --model.name $name",
-    "patch_embedding": "patchline run --model.patch-embedding.name $name",
-    "data_source": "patchline run --data.source $name --data.path labels.csv",
-    "augmentation": "patchline run --augmentation.name $name",
-    "objective": "patchline run --objective.name $name",
-    "launcher": "patchline run --launcher.name $name",
+_OF_KIND: dict[Kind, tuple[str, str]] = {
+    # what its files import, and what chooses the plugin in `patchline run`
+    "model": ("patchline pydantic torch", "--model.name $name"),
+    "patch_embedding": ("patchline pydantic torch", "--model.patch-embedding.name $name"),
+    "data_source": ("patchline pillow pydantic", "--data.source $name --data.path labels.csv"),
+    "augmentation": ("albumentations numpy patchline pydantic", "--augmentation.name $name"),
+    "objective": ("patchline pydantic torch", "--objective.name $name"),
+    "launcher": ("patchline pydantic", "--launcher.name $name"),
 }
 _NAME = re.compile(r"[a-z][a-z0-9]*(_[a-z0-9]+)*", re.ASCII)
 _LONGEST_NAME = 40
@@ -73,37 +54,35 @@ def write_package(kind: str, name: str, into: Path) -> WrittenPackage:
         StorageError: if the folder is not writable.
     """
     known_kind = _checked_kind(kind)
-    fields = _fields(known_kind, _checked_name(known_kind, name))
+    _check_name(known_kind, name)
+    fields = _fields(known_kind, name)
     folder = _free_place(into.expanduser(), fields["distribution"])
-    contents = {
-        Template(target).substitute(fields): _rendered(template, fields)
-        for target, template in _FILES.items()
-        if known_kind in _WITH_MODULE or not target.endswith("/module.py")
-    }
+    contents = {}
+    for templates in (_TEMPLATES / "shared", _TEMPLATES / kind):
+        for file in sorted(templates.rglob("*.txt")):
+            target = file.relative_to(templates).with_suffix("").as_posix()
+            text = Template(file.read_text(encoding="utf-8")).substitute(fields)
+            contents[target.replace("package/", f"{fields['package']}/")] = text
     _write_whole(folder, contents)
     return WrittenPackage(known_kind, name, folder, tuple(contents), fields["run_command"])
 
 
 def _fields(kind: Kind, name: str) -> dict[str, str]:
     """Return the values of the templates' placeholders."""
+    dependencies, flags = _OF_KIND[kind]
     return {
         "kind": kind,
         "kind_in_words": kind.replace("_", " "),
         "name": name,
         "distribution": _distribution(name),
         "package": f"patchline_{name}",
-        "dependencies": ", ".join(f'"{dependency}"' for dependency in _DEPENDENCIES[kind]),
-        "run_command": Template(_RUN_COMMANDS[kind]).substitute(name=name),
+        "dependencies": ", ".join(f'"{each}"' for each in dependencies.split()),
+        "run_command": f"patchline run {Template(flags).substitute(name=name)}",
     }
 
 
 def _distribution(name: str) -> str:
     return f"patchline-{name.replace('_', '-')}"
-
-
-def _rendered(template: str, fields: dict[str, str]) -> str:
-    file = _TEMPLATES / Template(template).substitute(fields)
-    return Template(file.read_text(encoding="utf-8")).substitute(fields)
 
 
 def _checked_kind(kind: str) -> Kind:
@@ -115,51 +94,29 @@ def _checked_kind(kind: str) -> Kind:
     raise ConfigError(f"There is no plugin kind '{kind}'.{hint} Kinds: {', '.join(KINDS)}.")
 
 
-def _checked_name(kind: Kind, name: str) -> str:
-    """Return the name, or raise a `ConfigError` that suggests a valid one."""
-    entries = installed()
-    taken = {entry.name for entry in entries if entry.kind == kind}
-    remedy = f"Choose another name, such as '{_valid_name(name, taken)}'."
+def _check_name(kind: Kind, name: str) -> None:
     if not _NAME.fullmatch(name):
         raise ConfigError(
-            f"The plugin name '{name}' is invalid: use lower-case letters and digits, separated by "
-            f"single underscores, starting with a letter. {remedy}"
+            f"The plugin name '{name}' is invalid. Use lower-case letters and digits, separated by "
+            "single underscores, starting with a letter, such as my_plugin."
         )
     if len(name) > _LONGEST_NAME:
         raise ConfigError(
             f"The plugin name '{name}' has {len(name)} characters; at most {_LONGEST_NAME} are "
-            f"allowed. {remedy}"
+            "allowed. Choose another name."
         )
     if keyword.iskeyword(name) or name in _TAKEN_WORDS:
         owner = "Python" if keyword.iskeyword(name) else "Patchline"
-        raise ConfigError(f"The plugin name '{name}' is reserved by {owner}. {remedy}")
-    if name in taken:
-        raise ConfigError(f"The {kind} plugin '{name}' already exists. {remedy}")
-    _check_distribution(name, entries, remedy)
-    return name
-
-
-def _check_distribution(name: str, entries: list[PluginEntry], remedy: str) -> None:
-    """Refuse the name if its package is installed with a plugin of another kind."""
-    for entry in entries:
+        raise ConfigError(f"The plugin name '{name}' is reserved by {owner}. Choose another name.")
+    for entry in installed():
+        if (entry.kind, entry.name) == (kind, name):
+            raise ConfigError(f"The {kind} plugin '{name}' already exists. Choose another name.")
         if re.sub(r"[-_.]+", "-", entry.distribution).lower() == _distribution(name):
             raise ConfigError(
                 f"The package {entry.distribution} is already installed, with the {entry.kind} "
-                f"plugin '{entry.name}'; another package of that name would replace it. {remedy}"
+                f"plugin '{entry.name}'; another package of that name would replace it. Choose "
+                "another name."
             )
-
-
-def _valid_name(name: str, taken: set[str]) -> str:
-    """Return the closest valid name: 'My-Stem' becomes 'my_stem'."""
-    split_at_humps = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name)
-    letters = unicodedata.normalize("NFKD", split_at_humps.casefold())
-    plain = letters.encode("ascii", "ignore").decode()
-    joined = re.sub(r"[^a-z0-9]+", "_", plain).lstrip("_0123456789")
-    valid = joined[:_LONGEST_NAME].rstrip("_") or "my_plugin"
-    refused = taken | set(_TAKEN_WORDS)
-    if valid == name or valid in refused or keyword.iskeyword(valid):
-        valid = f"my_{valid}"[:_LONGEST_NAME].rstrip("_")
-    return valid
 
 
 def _free_place(into: Path, distribution: str) -> Path:

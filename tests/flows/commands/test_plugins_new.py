@@ -58,7 +58,7 @@ def test_the_answer_shows_files_and_next_commands(
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["patch_embedding", "My-Stem"], "'my_stem'"),
+        (["patch_embedding", "My-Stem"], "Use lower-case letters"),
         (["patch_embeding", "my_stem"], "Did you mean 'patch_embedding'?"),
         (["model", "vit"], "The model plugin 'vit' already exists"),
         (["model", "mine", "--into", "none"], "There is no folder none"),
