@@ -14,20 +14,25 @@ declares it with the reason:
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Any
 
 from pydantic import ValidationError
 
 from patchline.pipeline import config_errors, quiet_libraries
 from patchline.pipeline.errors import PluginError
+from patchline.pipeline.plugin_system.contract import (
+    data_source_checks,
+    launcher_checks,
+    settings_checks,
+)
 from patchline.pipeline.plugin_system.contract.checks import (
     Check,
     CheckError,
     CheckResult,
-    Rule,
+    Subject,
+    accepted_side,
     with_expected_failures,
 )
-from patchline.pipeline.plugin_system.contract.settings_checks import SettingsChecks
 from patchline.pipeline.plugin_system.plugin_loader import Plugin, kind_of
 from patchline.plugin_api import PluginConfig
 
@@ -53,14 +58,15 @@ def checks_of(plugin: Plugin, settings: Mapping[str, Any] | None = None) -> list
             "a check to the reason."
         )
     config = _config(plugin, settings or {})
-    rules = SettingsChecks(plugin, config).rules()
+    subject = Subject(plugin, config)
+    table = settings_checks.table(subject)
     if config is None:  # the other checks need settings
-        own = {name: expected[name] for name, _ in rules if name in expected}
-        return list(with_expected_failures(rules, own))
-    of_kind = _checks_of_kind(plugin, config)
+        names = {check.name for check in table}
+        expected = {name: reason for name, reason in expected.items() if name in names}
+        return with_expected_failures(table, expected)
     if settings:
-        of_kind.refuse_settings()
-    return list(with_expected_failures([*rules, *of_kind.rules()], expected))
+        accepted_side(lambda side: config.resolved_for(settings_checks.traits(side)))
+    return with_expected_failures([*table, *_table_of_kind(subject)], expected)
 
 
 def _config(plugin: Plugin, settings: Mapping[str, Any]) -> PluginConfig | None:
@@ -76,37 +82,22 @@ def _config(plugin: Plugin, settings: Mapping[str, Any]) -> PluginConfig | None:
         raise config_errors.sentence(error, config_class) from error
 
 
-class _Checks(Protocol):
-    def rules(self) -> list[Rule]: ...
-
-    def refuse_settings(self) -> None: ...
-
-
-def _checks_of_kind(plugin: Any, settings: Any) -> _Checks:
-    """Import only the checks of the plugin's kind: those of a data source need no torch."""
-    kind = kind_of(plugin)
-    if kind == "model":
-        from patchline.pipeline.plugin_system.contract.model_checks import ModelChecks
-
-        return ModelChecks(plugin, settings)
-    if kind == "patch_embedding":
-        from patchline.pipeline.plugin_system.contract.patch_embedding_checks import (
-            PatchEmbeddingChecks,
-        )
-
-        return PatchEmbeddingChecks(plugin, settings)
+def _table_of_kind(subject: Subject) -> list[Check]:
+    kind = kind_of(subject.plugin)
     if kind == "data_source":
-        from patchline.pipeline.plugin_system.contract.data_source_checks import DataSourceChecks
-
-        return DataSourceChecks(plugin, settings)
-    if kind == "objective":
-        from patchline.pipeline.plugin_system.contract.objective_checks import ObjectiveChecks
-
-        return ObjectiveChecks(plugin, settings)
+        return data_source_checks.table(subject)
     if kind == "launcher":
-        from patchline.pipeline.plugin_system.contract.launcher_checks import LauncherChecks
+        return launcher_checks.table(subject)
+    from patchline.pipeline.plugin_system.contract import (  # these need torch
+        augmentation_checks,
+        module_checks,
+        objective_checks,
+    )
 
-        return LauncherChecks(plugin, settings)
-    from patchline.pipeline.plugin_system.contract.augmentation_checks import AugmentationChecks
-
-    return AugmentationChecks(plugin, settings)
+    tables = {
+        "model": module_checks.model_table,
+        "patch_embedding": module_checks.patch_embedding_table,
+        "objective": objective_checks.table,
+        "augmentation": augmentation_checks.table,
+    }
+    return tables[kind](subject)

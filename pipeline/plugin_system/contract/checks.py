@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+import shutil
+import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
-from typing import Literal
+import weakref
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Any, Literal, TypeVar
 
-from patchline.pipeline.errors import PipelineError, PluginError
+from patchline.pipeline.errors import ConfigError, PipelineError, PluginError
 from patchline.pipeline.frozen_model import FrozenModel
+
+_USUAL_SIDES, _LARGEST_SIDE = (32, 64, 96, 128, 224, 256), 384
+S = TypeVar("S")
 
 
 class CheckError(AssertionError):
@@ -88,30 +97,60 @@ class Check:
             raise CheckError(f"It raised {type(error).__name__}: {reason}") from error
 
 
-Rule = tuple[str, Callable[[], None]]
-"""A check's name and its function, whose docstring is the summary."""
+class Subject:
+    """A plugin with the settings that it is checked with."""
+
+    def __init__(self, plugin: Any, settings: Any) -> None:
+        self.plugin, self.settings = plugin, settings
+
+    @cached_property
+    def folder(self) -> Path:
+        """A folder for all checks, removed with this object."""
+        folder = Path(tempfile.mkdtemp()).resolve()
+        weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
+        return folder
+
+
+def checks(subject: S, *functions: Callable[[S], None]) -> list[Check]:
+    """Return a check of the subject for each function: its name, and the line that explains it."""
+    return [
+        Check(each.__name__, (each.__doc__ or "").partition("\n")[0], partial(each, subject))
+        for each in functions
+    ]
 
 
 def with_expected_failures(
-    rules: Iterable[Rule], expected_failures: Mapping[str, str]
-) -> Iterator[Check]:
-    """Return a plugin's checks, including those that are expected to fail.
+    table: Iterable[Check], expected_failures: Mapping[str, str]
+) -> list[Check]:
+    """Return a plugin's checks with the reasons of those that are expected to fail.
 
     Raises:
         PluginError: for an expected failure without a reason, or of a check that does not exist.
     """
-    rules = list(rules)
-    names = [name for name, _ in rules]
+    by_name = {check.name: check for check in table}
     for name, reason in expected_failures.items():
-        if name not in names:
+        if name not in by_name:
             raise PluginError(
                 f"expected_failed_checks names '{name}', but there is no such check. "
-                f"Checks: {', '.join(names)}."
+                f"Checks: {', '.join(by_name)}."
             )
         if not reason.strip():
             raise PluginError(
                 f"expected_failed_checks gives no reason for '{name}'. Add the reason."
             )
-    for name, function in rules:
-        summary = (function.__doc__ or "").partition("\n")[0]
-        yield Check(name, summary, function, expected_failures.get(name))
+        by_name[name] = replace(by_name[name], reason=reason)
+    return list(by_name.values())
+
+
+def accepted_side(attempt: Callable[[int], object]) -> int:
+    """Return the smallest usual side of a square image that an attempt does not refuse.
+
+    Raises:
+        ConfigError: if it refuses all of them, 32 to 384 pixels.
+    """
+    for side in _USUAL_SIDES:
+        with suppress(ConfigError):
+            attempt(side)
+            return side
+    attempt(_LARGEST_SIDE)
+    return _LARGEST_SIDE

@@ -13,25 +13,19 @@ from torch import nn
 
 from patchline.pipeline.config import ModelChoice
 from patchline.pipeline.models.model_building import build_model
-from patchline.pipeline.plugin_system.contract.checks import Rule, require
+from patchline.pipeline.plugin_system.contract.checks import Check, Subject, checks, require
 from patchline.pipeline.plugin_system.contract.module_checks import (
     NUM_CLASSES,
-    TOLERANCE,
-    require_gradients,
+    ImageShape,
+    ModuleSubject,
+    images_do_not_see_each_other,
+    leaves_the_images_alone,
+    runs_in_bfloat16,
+    same_seed_same_output,
 )
-from patchline.plugin_api import (
-    ConfigError,
-    DataTraits,
-    ImageSpec,
-    Objective,
-    ObjectiveContext,
-    ObjectivePlugin,
-    PluginConfig,
-)
+from patchline.plugin_api import ConfigError, Objective, ObjectiveContext
 
-_SIDE, _CHANNELS, _BATCH = 32, 3, 8
-_STEPS = 10
-_BFLOAT16_TOLERANCE = 0.1
+_BATCH, _STEPS = 8, 10
 _MODEL = ModelChoice.model_validate(
     {
         "name": "vit",
@@ -42,196 +36,140 @@ _MODEL = ModelChoice.model_validate(
         "patch_embedding": {"name": "conv", "patch_size": 8},
     }
 )
-_IMAGE = ImageSpec(
-    channels=_CHANNELS,
-    height=_SIDE,
-    width=_SIDE,
-    mean=(0.5,) * _CHANNELS,
-    std=(0.25,) * _CHANNELS,
-    resize="crop",
-)
-_TRAITS = DataTraits(_CHANNELS, _SIDE, _SIDE, num_classes=NUM_CLASSES, mirror_symmetric=True)
 
 
-class ObjectiveChecks:
-    """Conformance checks of an objective with the given settings, on a small ViT."""
+def table(subject: Subject) -> list[Check]:
+    """Return the checks of an objective with the given settings, on a small ViT."""
+    losses, outputs = (kind(subject.plugin, subject.settings) for kind in (_Losses, _Outputs))
+    return [
+        *checks(
+            losses,
+            loss_is_a_number,
+            gives_the_model_back,
+            the_model_gets_gradients,
+            same_seed_same_output,
+            learns,
+            runs_in_bfloat16,
+            draws_every_image,
+        ),
+        *checks(outputs, images_do_not_see_each_other, leaves_the_images_alone),
+    ]
 
-    def __init__(self, plugin: ObjectivePlugin[Any], settings: PluginConfig) -> None:
-        self.plugin, self.settings = plugin, settings
 
-    def rules(self) -> list[Rule]:
-        """Return the checks in the order in which they run."""
-        return [
-            ("loss_is_a_number", self.loss_is_a_number),
-            ("gives_the_model_back", self.gives_the_model_back),
-            ("the_model_gets_gradients", self.the_model_gets_gradients),
-            ("same_seed_same_loss", self.same_seed_same_loss),
-            ("images_do_not_see_each_other", self.images_do_not_see_each_other),
-            ("leaves_the_images_alone", self.leaves_the_images_alone),
-            ("learns", self.learns),
-            ("runs_in_bfloat16", self.runs_in_bfloat16),
-            ("draws_every_image", self.draws_every_image),
-        ]
+class _Losses(ModuleSubject):
+    """The loss of a batch is what the checked module returns."""
 
-    def refuse_settings(self) -> None:
-        """Raise the plugin's own `ConfigError` if its settings do not fit a small ViT."""
-        self._built()
-
-    def loss_is_a_number(self) -> None:
-        """The loss of a batch is one finite float32 number; labelled objectives return logits."""
-        objective, module = self._built()
-        outputs = module(_images())
-        if self.plugin.uses_labels:
-            require(
-                outputs.shape == (_BATCH, NUM_CLASSES),
-                f"It uses labels, but its outputs have the shape {tuple(outputs.shape)} instead of "
-                f"{(_BATCH, NUM_CLASSES)}. Return logits.",
-            )
-        loss = objective.loss(outputs, _targets())
-        require(
-            loss.ndim == 0 and loss.dtype == torch.float32 and bool(loss.isfinite()),
-            f"The loss is a tensor of shape {tuple(loss.shape)} in {loss.dtype}: {loss}. Return "
-            "one finite float32 number.",
-        )
-
-    def gives_the_model_back(self) -> None:
-        """`model_in` finds the model in the trained module, and in a copy of it."""
-        torch.manual_seed(0)
-        objective, model = self._objective(), self._model()
-        module = objective.training_module(model)
-        require(objective.model_in(module) is model, "model_in does not return the model.")
-        copied = copy.deepcopy(module)
-        inner = objective.model_in(copied)
-        require(
-            inner is not model and any(each is inner for each in copied.modules()),
-            "In a copy of the trained module, model_in does not return the copied model. Find the "
-            "model in the module that it is given.",
-        )
-
-    def the_model_gets_gradients(self) -> None:
-        """The encoder blocks of the model learn, and all of what is trained beside it."""
-        objective, module = self._built()
-        module.train()
-        torch.manual_seed(1)
-        objective.loss(module(_images()), _targets()).backward()  # type: ignore[no-untyped-call]  # torch leaves it unannotated
-        model = objective.model_in(module)
-        blocks: Any = model.blocks
-        require_gradients(blocks.named_parameters())
-        inside = {id(parameter) for parameter in model.parameters()}
-        beside = ((n, each) for n, each in module.named_parameters() if id(each) not in inside)
-        require_gradients(beside)
-
-    @torch.no_grad()
-    def same_seed_same_loss(self) -> None:
-        """In training, the loss depends only on the weights, the batch and torch's seed."""
-        losses = []
-        for _ in range(2):
-            objective, module = self._built()
-            module.train()
-            for _ in range(2):
-                torch.manual_seed(1)
-                losses.append(float(objective.loss(module(_images()), _targets())))
-        require(
-            len(set(losses)) == 1,
-            "The same seed gives different losses. Draw only from torch's generator.",
-        )
-
-    @torch.no_grad()
-    def images_do_not_see_each_other(self) -> None:
-        """In evaluation mode an image's outputs depend neither on chance nor on the batch."""
-        _, module = self._built()
-        images = _images()
-        together = module.eval()(images)
-        alone = torch.cat([module(image[None]) for image in images])
-        difference = float((together - alone).abs().max())
-        require(
-            difference <= TOLERANCE,
-            f"Alone and in a batch, the outputs of an image differ by {difference:.2g}. Draw "
-            "nothing in evaluation mode, and treat every image by itself.",
-        )
-
-    @torch.no_grad()
-    def leaves_the_images_alone(self) -> None:
-        """The input images are not modified."""
-        _, module = self._built()
-        for training in (False, True):
-            images = _images()
-            module.train(training)(images)
-            require(torch.equal(images, _images()), "It modifies its input. Work on a copy.")
-
-    def learns(self) -> None:
-        """After a few steps on one batch, its loss is smaller."""
-        objective, module = self._built()
-        optimizer = torch.optim.AdamW(module.parameters(), lr=2e-3, weight_decay=0.0)
-        before = self._tested(objective, module)
-        module.train()
-        for _ in range(_STEPS):
-            loss = objective.loss(module(_images()), _targets())
-            optimizer.zero_grad()
-            loss.backward()  # type: ignore[no-untyped-call]  # torch leaves it unannotated
-            optimizer.step()
-        after = self._tested(objective, module)
-        require(
-            after < before,
-            f"After {_STEPS} steps on one batch, the loss has changed from {before:.3g} to "
-            f"{after:.3g}. Check its sign and its gradients.",
-        )
-
-    @torch.no_grad()
-    def runs_in_bfloat16(self) -> None:
-        """Under autocast the loss stays close to that in float32."""
-        objective, module = self._built()
-        expected = self._tested(objective, module)
-        with torch.autocast("cpu", torch.bfloat16):
-            outputs = module(_images())
-        loss = float(objective.loss(outputs, _targets()))
-        require(
-            abs(loss - expected) <= _BFLOAT16_TOLERANCE * abs(expected),
-            f"Under autocast the loss is {loss:.3g} instead of {expected:.3g}. Compute the "
-            "sensitive parts in float32.",
-        )
-
-    @torch.no_grad()
-    def draws_every_image(self) -> None:
-        """Its pictures, if there are any, have the shape of the images."""
-        objective, module = self._built()
-        images = _images()
-        for title, views in objective.pictures(module.eval(), images).items():
-            require(
-                views.shape == images.shape,
-                f"The pictures '{title}' have the shape {tuple(views.shape)} instead of "
-                f"{tuple(images.shape)}.",
-            )
-
-    def _tested(self, objective: Objective, module: nn.Module) -> float:
-        with torch.no_grad():
-            return float(objective.loss(module.eval()(_images()), _targets()))
-
-    def _built(self) -> tuple[Objective, nn.Module]:
-        torch.manual_seed(0)
-        objective = self._objective()
-        return objective, objective.training_module(self._model()).eval()
-
-    def _objective(self) -> Objective:
+    def build(self, shape: ImageShape) -> nn.Module:
         classes = NUM_CLASSES if self.plugin.uses_labels else 0
-        context = ObjectiveContext(_IMAGE, classes, nn.functional.cross_entropy)
-        objective = self.plugin.build(self.settings.resolved_for(_TRAITS), context)
+        context = ObjectiveContext(shape.image, classes, nn.functional.cross_entropy)
+        objective = self.plugin.build(self.settings.resolved_for(shape.traits), context)
         if not isinstance(objective, Objective):
             raise ConfigError(
                 f"build returned a {type(objective).__name__}, not an Objective. Derive its class "
                 "from patchline.plugin_api.Objective."
             )
-        return objective
+        return _Loss(objective, build_model(_MODEL, shape.image, classes))
 
-    def _model(self) -> nn.Module:
-        return build_model(_MODEL, _IMAGE, NUM_CLASSES if self.plugin.uses_labels else 0)
+
+class _Outputs(_Losses):
+    """The checked module is the one that the objective trains."""
+
+    def build(self, shape: ImageShape) -> nn.Module:
+        trained: Any = super().build(shape)
+        module: nn.Module = trained.module
+        return module
+
+
+class _Loss(nn.Module):
+    def __init__(self, objective: Objective, model: nn.Module) -> None:
+        super().__init__()
+        self.objective, self.model = objective, model
+        self.module = objective.training_module(model)
+
+    def forward(self, images_BCHW: torch.Tensor) -> torch.Tensor:
+        outputs = self.module(images_BCHW)
+        with torch.autocast("cpu", enabled=False):  # as in training
+            return self.objective.loss(outputs, torch.arange(len(images_BCHW)) % NUM_CLASSES)
+
+
+def loss_is_a_number(subject: _Losses) -> None:
+    """The loss of a batch is one finite float32 number; labelled objectives return logits."""
+    trained: Any = subject.built()
+    if subject.plugin.uses_labels:
+        shape = tuple(trained.module(_images()).shape)
+        require(
+            shape == (_BATCH, NUM_CLASSES),
+            f"It uses labels, but its outputs have the shape {shape} instead of "
+            f"{(_BATCH, NUM_CLASSES)}. Return logits.",
+        )
+    loss = trained(_images())
+    require(
+        loss.ndim == 0 and loss.dtype == torch.float32 and bool(loss.isfinite()),
+        f"The loss is a tensor of shape {tuple(loss.shape)} in {loss.dtype}: {loss}. Return "
+        "one finite float32 number.",
+    )
+
+
+def gives_the_model_back(subject: _Losses) -> None:
+    """`model_in` finds the model in the trained module, and in a copy of it."""
+    trained: Any = subject.built()
+    model_in = trained.objective.model_in
+    require(model_in(trained.module) is trained.model, "model_in does not return the model.")
+    copied = copy.deepcopy(trained.module)
+    inner = model_in(copied)
+    require(
+        inner is not trained.model and any(each is inner for each in copied.modules()),
+        "In a copy of the trained module, model_in does not return the copied model. Find the "
+        "model in the module that it is given.",
+    )
+
+
+def the_model_gets_gradients(subject: _Losses) -> None:
+    """The encoder blocks of the model learn, and all of what is trained beside it."""
+    trained: Any = subject.built()
+    trained.train()(_images()).backward()
+    model = trained.objective.model_in(trained.module)
+    spared = set(model.parameters()) - set(model.blocks.parameters())
+    for name, parameter in trained.module.named_parameters():
+        require(
+            parameter in spared or (parameter.grad is not None and (parameter.grad != 0).any()),
+            f"The parameter {name} gets no gradient. Check what blocks it.",
+        )
+
+
+def learns(subject: _Losses) -> None:
+    """After a few steps on one batch, its loss is smaller."""
+    trained = subject.built()
+    images = _images()
+    optimizer = torch.optim.AdamW(trained.parameters(), lr=2e-3, weight_decay=0.0)
+    before = float(trained(images).detach())
+    trained.train()
+    for _ in range(_STEPS):
+        loss = trained(images)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    after = float(trained.eval()(images).detach())
+    require(
+        after < before,
+        f"After {_STEPS} steps on one batch, the loss has changed from {before:.3g} to "
+        f"{after:.3g}. Check its sign and its gradients.",
+    )
+
+
+@torch.no_grad()
+def draws_every_image(subject: _Losses) -> None:
+    """Its pictures, if there are any, have the shape of the images."""
+    trained: Any = subject.built()
+    images = _images()
+    for title, views in trained.objective.pictures(trained.module, images).items():
+        require(
+            views.shape == images.shape,
+            f"The pictures '{title}' have the shape {tuple(views.shape)} instead of "
+            f"{tuple(images.shape)}.",
+        )
 
 
 def _images() -> torch.Tensor:
-    shape = (_BATCH, _CHANNELS, _SIDE, _SIDE)
-    noise = torch.rand(shape, generator=torch.Generator().manual_seed(0))
+    noise = torch.rand(_BATCH, 3, 32, 32, generator=torch.Generator().manual_seed(0))
     return nn.functional.avg_pool2d(noise, 5, stride=1, padding=2) * 4 - 2
-
-
-def _targets() -> torch.Tensor:
-    return torch.arange(_BATCH) % NUM_CLASSES

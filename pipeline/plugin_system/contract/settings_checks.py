@@ -7,113 +7,118 @@ import importlib.util
 import inspect
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
 
 from patchline.pipeline import config_errors
-from patchline.pipeline.plugin_system.contract.checks import CheckError, Rule, require
+from patchline.pipeline.plugin_system.contract.checks import (
+    Check,
+    CheckError,
+    Subject,
+    checks,
+    require,
+)
 from patchline.pipeline.plugin_system.plugin_loader import Plugin
 from patchline.plugin_api import ConfigError, DataTraits, PluginConfig
 
 _PUBLIC = ("patchline.plugin_api", "patchline.pipeline.layers", "patchline.plugin_checks")
 _TAKEN_NAMES = ("name", "patch_embedding")
-_TRAITS = [
-    DataTraits(3, side, side, num_classes=5, mirror_symmetric=True) for side in (32, 64, 224)
-]
 _BUILT_IN = "patchline.plugins"
 
 
-@dataclass(frozen=True)
-class SettingsChecks:
-    """Conformance checks shared by all kinds of plugins."""
+def says_what_it_is(subject: Subject) -> None:
+    """The summary is one line."""
+    summary = subject.plugin.summary
+    require(summary.strip(), "Its summary is empty. Describe the plugin in one line.")
+    require("\n" not in summary, "Its summary has several lines. Use one line.")
 
-    plugin: Plugin
-    settings: PluginConfig | None
-    """None if the config class has no valid defaults."""
 
-    def rules(self) -> list[Rule]:
-        """Return the checks in the order in which they run."""
-        return [
-            ("says_what_it_is", self.says_what_it_is),
-            ("rejects_unknown_settings", self.rejects_unknown_settings),
-            ("explains_every_setting", self.explains_every_setting),
-            ("settings_survive_json", self.settings_survive_json),
-            ("imports_only_the_public_api", self.imports_only_the_public_api),
-        ]
+def rejects_unknown_settings(subject: Subject) -> None:
+    """An unknown setting is an error; it is not ignored."""
+    config_class = subject.plugin.config_class
+    require(
+        isinstance(config_class, type) and issubclass(config_class, PluginConfig),
+        f"Its config class {config_class!r} does not derive from PluginConfig. Derive it.",
+    )
+    try:
+        config_class.model_validate({"no_such_setting_anywhere": 1})
+    except ValidationError:
+        return
+    require(False, f"{config_class.__name__} accepts unknown settings. Forbid extra keys.")
 
-    def says_what_it_is(self) -> None:
-        """The summary is one line."""
-        summary = self.plugin.summary
-        require(summary.strip(), "Its summary is empty. Describe the plugin in one line.")
-        require("\n" not in summary, "Its summary has several lines. Use one line.")
 
-    def rejects_unknown_settings(self) -> None:
-        """An unknown setting is an error; it is not ignored."""
-        config_class = self.plugin.config_class
+def explains_every_setting(subject: Subject) -> None:
+    """Every setting has a default and a docstring, which becomes its help text."""
+    for name, field in subject.plugin.config_class.model_fields.items():
         require(
-            isinstance(config_class, type) and issubclass(config_class, PluginConfig),
-            f"Its config class {config_class!r} does not derive from PluginConfig. Derive it.",
+            name not in _TAKEN_NAMES,
+            f"The setting name {name} is reserved. Rename the setting.",
         )
+        require(
+            field.description,
+            f"The setting {name} has no help text. Add a docstring below its field.",
+        )
+        require(
+            not field.is_required(),
+            f"The setting {name} has no default. Add one, so that the plugin works without it.",
+        )
+
+
+def settings_survive_json(subject: Subject) -> None:
+    """Settings survive a round trip through JSON unchanged."""
+    config_class = subject.plugin.config_class
+    settings = subject.settings or config_class()
+    _require_survival(settings)
+    for side in (32, 64, 224):
         try:
-            config_class.model_validate({"no_such_setting_anywhere": 1})
-        except ValidationError:
-            return
-        require(False, f"{config_class.__name__} accepts unknown settings. Forbid extra keys.")
+            resolved = settings.resolved_for(traits(side))
+        except ConfigError:
+            continue
+        require(
+            isinstance(resolved, config_class),
+            f"resolved_for returns {type(resolved).__name__}. Return the resolved settings.",
+        )
+        _require_survival(resolved)
 
-    def explains_every_setting(self) -> None:
-        """Every setting has a default and a docstring, which becomes its help text."""
-        for name, field in self.plugin.config_class.model_fields.items():
-            require(
-                name not in _TAKEN_NAMES,
-                f"The setting name {name} is reserved. Rename the setting.",
-            )
-            require(
-                field.description,
-                f"The setting {name} has no help text. Add a docstring below its field.",
-            )
-            require(
-                not field.is_required(),
-                f"The setting {name} has no default. Add one, so that the plugin works without it.",
-            )
 
-    def settings_survive_json(self) -> None:
-        """Settings survive a round trip through JSON unchanged."""
-        config_class = self.plugin.config_class
-        settings = self.settings or config_class()
-        self._survives(settings)
-        for traits in _TRAITS:
-            try:
-                resolved = settings.resolved_for(traits)
-            except ConfigError:
-                continue
-            require(
-                isinstance(resolved, config_class),
-                f"resolved_for returns {type(resolved).__name__}. Return the resolved settings.",
-            )
-            self._survives(resolved)
+def _require_survival(settings: PluginConfig) -> None:
+    try:
+        again = settings.model_validate_json(settings.model_dump_json())
+    except ValidationError as error:
+        raise CheckError(
+            f"{settings!r} cannot be read from its own JSON: "
+            f"{config_errors.sentence(error, type(settings))}"
+        ) from error
+    require(again == settings, f"{settings!r} is read from its own JSON as {again!r}.")
 
-    def _survives(self, settings: PluginConfig) -> None:
-        config_class = self.plugin.config_class
-        try:
-            again = config_class.model_validate_json(settings.model_dump_json())
-        except ValidationError as error:
-            raise CheckError(
-                f"{settings!r} cannot be read from its own JSON: "
-                f"{config_errors.sentence(error, config_class)}"
-            ) from error
-        require(again == settings, f"{settings!r} is read from its own JSON as {again!r}.")
 
-    def imports_only_the_public_api(self) -> None:
-        """From Patchline it imports only `patchline.plugin_api` and `patchline.pipeline.layers`."""
-        for file, line, module in foreign_imports(self.plugin):
-            require(
-                False,
-                f"{file.name}:{line} imports {module}. Import only patchline.plugin_api and "
-                "patchline.pipeline.layers; other modules may change.",
-            )
+def imports_only_the_public_api(subject: Subject) -> None:
+    """From Patchline it imports only `patchline.plugin_api` and `patchline.pipeline.layers`."""
+    for file, line, module in foreign_imports(subject.plugin):
+        require(
+            False,
+            f"{file.name}:{line} imports {module}. Import only patchline.plugin_api and "
+            "patchline.pipeline.layers; other modules may change.",
+        )
+
+
+def table(subject: Subject) -> list[Check]:
+    """Return the checks that all kinds share."""
+    return checks(
+        subject,
+        says_what_it_is,
+        rejects_unknown_settings,
+        explains_every_setting,
+        settings_survive_json,
+        imports_only_the_public_api,
+    )
+
+
+def traits(side: int) -> DataTraits:
+    """Return the traits of data with square colour images of five classes."""
+    return DataTraits(3, side, side, num_classes=5, mirror_symmetric=True)
 
 
 def foreign_imports(plugin: Plugin) -> Iterator[tuple[Path, int, str]]:

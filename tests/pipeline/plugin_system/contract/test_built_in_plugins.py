@@ -111,17 +111,11 @@ def test_the_one_exception_has_a_reason() -> None:
 )
 def test_compiles_to_machine_code(entry: PluginEntry) -> None:
     """With torch's own back end, a compiled forward and backward pass give the same numbers."""
-    from patchline.pipeline.plugin_system.contract.model_checks import ModelChecks
-    from patchline.pipeline.plugin_system.contract.module_checks import ImageShape
-    from patchline.pipeline.plugin_system.contract.patch_embedding_checks import (
-        PatchEmbeddingChecks,
-    )
+    from patchline.pipeline.plugin_system.contract import module_checks
 
     plugin = plugin_loader.load(entry.kind, entry.name)
-    kind = ModelChecks if entry.kind == "model" else PatchEmbeddingChecks
-    checks = kind(plugin, plugin.config_class())  # type: ignore[arg-type]  # one of two kinds
-    shape: ImageShape = checks.usual_shape()
-    module, images = checks.built(shape), shape.images(2)
+    kinds = {"model": module_checks.Model, "patch_embedding": module_checks.PatchEmbedding}
+    module, images = kinds[entry.kind](plugin, plugin.config_class()).sample(2)
     torch.compiler.reset()
     compiled = torch.compile(module)
     for run in (module, compiled):

@@ -23,9 +23,9 @@ from patchline.plugin_api import (
     PluginConfig,
 )
 from patchline.plugin_checks import checks_of
-from tests.pipeline.plugin_system.contract import test_data_source_checks as sources
-from tests.pipeline.plugin_system.contract import test_model_checks as models
-from tests.pipeline.plugin_system.contract import test_patch_embedding_checks as embeddings
+from tests.pipeline.plugin_system.contract import faulty_embeddings as embeddings
+from tests.pipeline.plugin_system.contract import faulty_models as models
+from tests.pipeline.plugin_system.contract import faulty_sources as sources
 from tests.pipeline.plugin_system.contract import test_settings_checks as settings
 from tests.pipeline.plugin_system.contract.faults import OF_SETTINGS, SLOW, failures, names_of
 
