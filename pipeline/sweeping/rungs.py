@@ -3,6 +3,8 @@
 The rule is that of asynchronous successive halving (Li et al. 2020, arXiv 1810.05934, algorithm 2):
 of the trials that have reached a rung so far, the best one in `reduction` continues. Each decision
 is stored with its trial: a process that resumes one would judge it against values reported since.
+Optuna's pruner has the same rule, but asked again at a rung it always lets a trial continue, which
+a process does that was killed before the answer was recorded.
 """
 
 from __future__ import annotations
@@ -35,18 +37,18 @@ def rungs(epochs: int, reduction: int, first: int | None = None) -> tuple[int, .
     return (*steps, epochs)
 
 
-def continues(value: float, others: Sequence[float], reduction: int) -> bool:
+def continues(value: float, reached: Sequence[float], reduction: int) -> bool:
     """Return whether a trial continues after a rung.
 
     Of fewer trials than `reduction`, the best continues. Equal values continue together.
 
     Args:
         value: of the trial; larger is better.
-        others: the values of all other trials that have reached the rung.
+        reached: the values of all trials that have reached the rung, this one included.
         reduction: one of so many continues.
     """
-    places = max(1, (len(others) + 1) // reduction)
-    return sum(other > value for other in others) < places
+    places = max(1, len(reached) // reduction)
+    return sum(other > value for other in reached) < places
 
 
 def expected_epochs(steps: Sequence[int], reduction: int, trials: int) -> float:

@@ -23,7 +23,6 @@ from optuna.distributions import (
     FloatDistribution,
     IntDistribution,
 )
-from optuna.pruners import BasePruner
 from optuna.samplers import BaseSampler, RandomSampler, TPESampler
 from optuna.storages import BaseStorage, JournalStorage, RDBStorage
 from optuna.storages.journal import JournalFileBackend
@@ -101,28 +100,6 @@ class StudyIdentity(FrozenModel):
     """The MLflow run that the trials are nested in."""
 
 
-class RungPruner(BasePruner):
-    """Stops a trial at a rung unless it is among the best; see `rungs.continues`.
-
-    The plan's own settings always continue, so that there is something to compare with.
-    """
-
-    def __init__(self, reduction: int) -> None:
-        self._reduction = reduction
-
-    def prune(self, study: optuna.Study, trial: FrozenTrial) -> bool:
-        """Return whether a trial stops at the rung that it has reported last."""
-        step = trial.last_step
-        if step is None or trial.user_attrs.get(_IS_PLAN):
-            return False
-        others = [
-            each.intermediate_values[step]
-            for each in study.get_trials(deepcopy=False)
-            if each.number != trial.number and step in each.intermediate_values
-        ]
-        return not continues(trial.intermediate_values[step], others, self._reduction)
-
-
 @dataclass(frozen=True)
 class StudyOptions:
     """How one process takes part in a study."""
@@ -191,7 +168,7 @@ class Trial:
             self._trial.set_user_attr(_SECONDS, seconds)
             self._trial.set_user_attr(_EPOCHS, float(epoch))
             self._trial.report(value, epoch)
-        decision = not self._trial.should_prune()
+        decision = self._study.continues_after(epoch, self.record)
         self._trial.set_user_attr(_DECISIONS, {**decisions, str(epoch): decision})
         return decision
 
@@ -289,6 +266,14 @@ class Study:
         """Return one trial."""
         return next(each for each in self.records() if each.number == number)
 
+    def continues_after(self, epoch: int, record: TrialRecord) -> bool:
+        """Return whether a trial continues after a rung that it has reported.
+
+        The plan's own settings always do, so that there is something to compare with.
+        """
+        reached = [each.rungs[epoch] for each in self.records() if epoch in each.rungs]
+        return record.is_plan or continues(record.rungs[epoch], reached, self._options.reduction)
+
     def tell(self, trial: optuna.Trial, state: TrialState, value: float | None = None) -> None:
         """Record the end of a trial."""
         self._study.tell(trial, value, state=state)
@@ -356,7 +341,6 @@ def open_study(
             storage=kept,
             study_name=identity.name if storage else STUDY,
             direction="maximize",
-            pruner=RungPruner(options.reduction),  # without one, Optuna takes the median
             load_if_exists=True,
         )
         stored = study.user_attrs.get(_IDENTITY)

@@ -79,12 +79,12 @@ def test_rungs_grow_by_the_reduction_and_end_with_the_whole_fit() -> None:
 
 def test_one_of_three_continues_and_the_best_of_fewer() -> None:
     """As in asynchronous successive halving; equal values continue together."""
-    assert continues(0.5, [], 3)
-    assert not continues(0.5, [0.6], 3)
-    assert continues(0.5, [0.4, 0.3], 3)
-    assert continues(0.5, [0.6, 0.4, 0.3, 0.2, 0.1], 3)  # two of six
-    assert not continues(0.5, [0.6, 0.7, 0.3, 0.2, 0.1], 3)
-    assert continues(0.5, [0.5, 0.5], 3)
+    assert continues(0.5, [0.5], 3)
+    assert not continues(0.5, [0.5, 0.6], 3)
+    assert continues(0.5, [0.5, 0.4, 0.3], 3)
+    assert continues(0.5, [0.5, 0.6, 0.4, 0.3, 0.2, 0.1], 3)  # two of six
+    assert not continues(0.5, [0.5, 0.6, 0.7, 0.3, 0.2, 0.1], 3)
+    assert continues(0.5, [0.5, 0.5, 0.5], 3)
 
 
 def test_the_plan_is_the_first_trial_and_is_never_stopped(opened: OpenStudy) -> None:
@@ -101,13 +101,6 @@ def test_the_plan_is_the_first_trial_and_is_never_stopped(opened: OpenStudy) -> 
     assert other.report(1, 0.9, 1.0)
     assert plan.report(1, 0.1, 1.0)
     assert other.record.number == 1
-
-
-def test_the_pruner_is_our_own_and_not_the_median(opened: OpenStudy) -> None:
-    """Optuna installs its median pruner unless one is given."""
-    from patchline.pipeline.sweeping.study import RungPruner
-
-    assert isinstance(opened()._study.pruner, RungPruner)
 
 
 def test_a_search_that_is_reopened_after_each_trial_tries_the_same(
@@ -135,16 +128,30 @@ def test_a_killed_trial_is_resumed_and_not_repeated(opened: OpenStudy) -> None:
     trial = study.next()
     assert trial is not None
     trial.started("run 3")
-    trial.report(1, 0.05, 4.0)
+    decided = trial.report(1, 0.05, 4.0)
     before = trial.record
     del study, trial  # killed
     resumed = opened().next()
     assert resumed is not None
     assert resumed.record == before
-    decisions = {resumed.report(1, 0.99, 8.0) for _ in range(2)}
-    assert len(decisions) == 1
+    assert [resumed.report(1, 0.99, 8.0) for _ in range(2)] == [decided, decided]
     assert resumed.record.rungs == {1: 0.05}
     assert [each.number for each in opened().records()] == [0, 1, 2]
+
+
+def test_a_rung_whose_decision_was_not_recorded_is_decided_by_the_rule(opened: OpenStudy) -> None:
+    """A process may be killed between the report and the decision."""
+    study = opened()
+    best, other = study.next(), study.next()
+    assert best is not None
+    assert other is not None
+    assert best.report(1, 0.9, 1.0)
+    best.complete(0.9, 0.1, 9.0, 9.0)
+    other._trial.report(0.1, 1)
+    del study  # killed
+    resumed = opened().next()
+    assert resumed is not None
+    assert not resumed.report(1, 0.1, 1.0)
 
 
 def test_a_trial_that_has_passed_a_rung_is_not_judged_again(opened: OpenStudy) -> None:
