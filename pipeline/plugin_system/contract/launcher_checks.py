@@ -76,6 +76,8 @@ def _started(subject: Subject, job: str) -> Iterator[tuple[Path, RunningWorker]]
     try:
         slots = launcher.slots(_RESOURCES)
         require(slots >= 1, f"slots returns {slots}. Return at least 1.")
+        shares = launcher.shares_workspace()
+        require(isinstance(shares, bool), f"shares_workspace returns {shares!r}. Return a bool.")
         folder = subject.folder / f"{job}-{uuid.uuid4().hex}"
         make_folder(folder)
         (folder / "job.json").write_text(f'"{job}"', encoding="utf-8")

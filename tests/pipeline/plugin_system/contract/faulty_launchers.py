@@ -44,6 +44,12 @@ class NoSlots(LocalLauncher):
         return 0
 
 
+class SharesNothing(LocalLauncher):
+    """Does not say whether its workers see the workspace."""
+
+    shares_workspace = None  # type: ignore[assignment]  # the fault
+
+
 class ForgetsResults(LocalLauncher):
     """Says that a worker has ended before its result is there."""
 
@@ -118,6 +124,7 @@ class ClosesOnce(LocalLauncher):
 SOUND = _plugin(LocalLauncher)
 FAULTS = [
     Fault("no slots", _plugin(NoSlots), "runs_a_worker", "at least 1"),
+    Fault("shares nothing", _plugin(SharesNothing), "runs_a_worker", "'NoneType' object is not"),
     Fault("forgets results", _plugin(ForgetsResults), "runs_a_worker", "no result.json"),
     Fault("always succeeds", _plugin(AlwaysSucceeds), "runs_a_worker", "poll returns 0"),
     Fault(
