@@ -19,7 +19,7 @@ from patchline.plugin_api import (
     PatchTokens,
     PluginConfig,
 )
-from patchline.plugin_checks import Check, checks_of
+from patchline.plugin_checks import checks_of
 from patchline.plugins.patch_embeddings.patch_grid import default_patch_size
 
 D = 16
@@ -187,18 +187,9 @@ def test_what_is_not_refused_works(name: str, data: st.DataObject) -> None:
     _check_promised_grid(name, height, width, resolved)
 
 
-@pytest.mark.parametrize(
-    "check",
-    [
-        check
-        for name, given in (("conv_stem", {"norm": "group"}), ("flexi", {"patch_sizes": (2, 4)}))
-        for check in checks_of(_plugin(name), given)
-        if str(check) != "exports_to_onnx"  # seconds each, and neither setting changes the export
-        # a patch size drawn in training breaks the graph there, which flexi documents
-        if (name, str(check)) != ("flexi", "compiles")
-    ],
-    ids=str,
-)
-def test_other_settings_keep_the_contract(check: Check) -> None:
-    """What holds for the default settings holds for group norm and for random patch sizes."""
-    check()
+def test_random_patch_sizes_keep_the_contract() -> None:
+    """What holds for one patch size holds for several; they break the graph in training."""
+    left_out = {"compiles", "exports_to_onnx"}  # the latter takes seconds, and is the same
+    for check in checks_of(_plugin("flexi"), {"patch_sizes": (2, 4)}):
+        if check.name not in left_out:
+            check()

@@ -174,8 +174,7 @@ def _imports(file: Path, name: str) -> Iterator[tuple[int, str]]:
             for alias in node.names:
                 yield node.lineno, alias.name
         elif isinstance(node, ast.ImportFrom):
-            parts = package.split(".")
-            above = ".".join(parts[: len(parts) - node.level + 1]) if node.level else ""
-            origin = ".".join(part for part in (above, node.module or "") if part)
+            named = "." * node.level + (node.module or "")
+            origin = importlib.util.resolve_name(named, package)
             for alias in node.names:
                 yield node.lineno, f"{origin}.{alias.name}"

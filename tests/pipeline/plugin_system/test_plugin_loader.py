@@ -186,64 +186,11 @@ def test_name_of_another_kind_is_unknown() -> None:
         load("augmentation", "vit")
 
 
-def test_name_taken_twice_is_an_error_that_names_both(install: Install) -> None:
-    """Two distributions with one name of one kind are both named, and neither is chosen."""
-    for owner in ("first-owner", "second-owner"):
-        module = owner.replace("-", "_")
-        files = {f"{module}.py": GOOD_MODULE}
-        install(owner, "augmentation", f"twice = {module}:plugin", files)
-    with pytest.raises(PluginError) as raised:
-        load("augmentation", "twice")
-    assert "first-owner and second-owner" in str(raised.value)
-    assert "Uninstall one of them" in str(raised.value)
-    assert load("augmentation", "light")
-
-
 def test_one_name_in_two_kinds_is_no_conflict(install: Install) -> None:
     """A model and an augmentation may share a name."""
     install("guests", "augmentation", "vit = guest_vit:plugin", {"guest_vit.py": GOOD_MODULE})
     assert isinstance(load("augmentation", "vit"), AugmentationPlugin)
     assert isinstance(load("model", "vit"), ModelPlugin)
-
-
-@pytest.mark.parametrize(
-    ("source", "reason"),
-    [
-        ("import no_such_library\n", "ModuleNotFoundError: No module named 'no_such_library'"),
-        ("raise RuntimeError('not today')\n", "RuntimeError: not today"),
-        ("def plugin(:\n", "SyntaxError"),
-        ("nothing = 1\n", "AttributeError"),
-        ("plugin = 3\n", "is a int, not a AugmentationPlugin"),
-        (GOOD_MODULE.replace('paper=""', 'paper="", api_version=99'), "plugin API 99"),
-        (None, "ModuleNotFoundError"),
-    ],
-)
-def test_broken_plugin_is_explained_and_hurts_nobody_else(
-    install: Install, source: str | None, reason: str
-) -> None:
-    """A broken plugin is named with its owner and the reason; listing and others still work."""
-    install(
-        "troubled",
-        "augmentation",
-        "trouble = trouble_module:plugin",
-        {} if source is None else {"trouble_module.py": source},
-    )
-    assert ("augmentation", "light") in {(entry.kind, entry.name) for entry in installed()}
-    assert load("augmentation", "light")
-    with pytest.raises(PluginError) as raised:
-        load("augmentation", "trouble")
-    sentence = str(raised.value)
-    assert sentence.startswith("The augmentation plugin 'trouble' of troubled 1.5")
-    assert reason in sentence
-
-
-@pytest.mark.parametrize("source", [None, "def plugin(:\n"])
-def test_listing_tells_which_plugin_is_broken(install: Install, source: str | None) -> None:
-    """A module that is missing or cannot be parsed is marked in the list."""
-    files = {} if source is None else {"listed_module.py": source}
-    install("troubled", "augmentation", "trouble = listed_module:plugin", files)
-    assert find("augmentation", "trouble").error
-    assert [entry.name for entry in installed() if entry.error] == ["trouble"]
 
 
 def test_single_file_is_a_plugin(tmp_path: Path) -> None:

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -126,43 +123,3 @@ def test_a_result_is_read_only_data() -> None:
     assert set(result.model_dump()) == {"name", "status", "seconds", "message"}
     with pytest.raises(ValidationError):
         result.status = "passed"  # type: ignore[misc]  # it is read-only
-
-
-_AUTHORS_TEST = """
-import pytest
-from patchline import plugin_checks
-from {module} import plugin
-
-
-@pytest.mark.parametrize("check", plugin_checks.checks_of(plugin), ids=str)
-def test_keeps_the_contract(check):
-    check()
-"""
-_AUTHORS_PLUGIN = """
-from dataclasses import replace
-from patchline.plugins.augmentations.none import plugin
-plugin = replace(plugin, expected_failed_checks={exceptions})
-"""
-
-
-def _pytest(folder: Path, *options: str) -> str:
-    command = [sys.executable, "-m", "pytest", "-v", "-p", "no:cacheprovider", *options]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
-    return done.stdout
-
-
-def test_the_test_of_the_documentation_passes_and_fails(tmp_path: Path) -> None:
-    """In a plugin's own repository each check is a test of its own, named after the check."""
-    for module, exceptions in (("sound", {_CHANGES: "still"}), ("faulty", {})):
-        source = _AUTHORS_PLUGIN.format(exceptions=exceptions)
-        (tmp_path / f"{module}.py").write_text(source, encoding="utf-8")
-        test = _AUTHORS_TEST.format(module=module)
-        (tmp_path / f"test_{module}.py").write_text(test, encoding="utf-8")
-    out = _pytest(tmp_path)
-    names = [check.name for check in checks_of(STILL)]
-    for name in names:
-        assert f"test_sound.py::test_keeps_the_contract[{name}] PASSED" in out
-        outcome = "FAILED" if name == _CHANGES else "PASSED"
-        assert f"test_faulty.py::test_keeps_the_contract[{name}] {outcome}" in out
-    assert "CheckError: 12 seeds give the same image. Change the image, or add" in out
-    assert f"1 failed, {2 * len(names) - 1} passed" in out
