@@ -50,7 +50,7 @@ from patchline.pipeline.tracking.exactly_once_metrics import MetricSender
 from patchline.pipeline.tracking.tracked_run import TrackedRun
 from patchline.pipeline.tracking.tracking_store import client
 from tests.object_server import ObjectServer, object_server
-from tests.postgres_server import PASSWORD, PostgresServer, free_port, postgres_server
+from tests.postgres_server import PASSWORD, USER, PostgresServer, free_port, postgres_server
 
 _WATCHERS, _METRICS = 8, 5
 _PATIENCE_SECONDS = 1800.0
@@ -63,7 +63,7 @@ def _servers(name: str, postgres: PostgresServer, s3: ObjectServer) -> Iterator[
     stores = []
     if name != "local":
         artifacts = f"s3://{s3.new_bucket()}/artifacts"
-        stores = ["--database", postgres.address(name), "--artifacts", artifacts]
+        stores = ["--database", _new_database(postgres, name), "--artifacts", artifacts]
     ports = ["--prefect-port", str(free_port()), "--mlflow-port", str(free_port())]
     given = {**os.environ, "PGPASSWORD": PASSWORD, **s3.environment}
     try:
@@ -116,7 +116,7 @@ def other_server(runs: int, steps: int) -> None:
     busy_server.logger.addHandler(Counting())
     with _stores() as (postgres, _):
         os.environ["PGPASSWORD"] = PASSWORD
-        named = database.database(postgres.address("other"))
+        named = database.database(_new_database(postgres, "other"))
         database.prepare(named)
         port = free_port()
         os.chdir(tempfile.mkdtemp(prefix="patchline-other-"))
@@ -253,6 +253,11 @@ def _check(started: list[str], began: float) -> None:
     )
     if dict(states) != {"Completed": len(started)} or set(tracked.values()) != {1}:
         raise SystemExit("a run is lost, was executed twice or is stuck")
+
+
+def _new_database(postgres: PostgresServer, name: str) -> str:
+    postgres.sql(f"CREATE DATABASE {name} OWNER {USER}")
+    return postgres.address(name)
 
 
 @contextmanager

@@ -51,7 +51,7 @@ def missing() -> str:
 
 @dataclass(frozen=True)
 class PostgresServer:
-    """A running server with a user that has a password and may create databases."""
+    """A running server with a user that has a password."""
 
     folder: Path
     port: int
@@ -104,7 +104,7 @@ def postgres_server(**settings: str) -> Iterator[PostgresServer]:
         server = PostgresServer(folder, free_port(), settings, os.environ.get(VARIABLE, ""))
         server.start()
         try:
-            server.sql(f"CREATE ROLE {USER} LOGIN CREATEDB PASSWORD '{PASSWORD}'")
+            server.sql(f"CREATE ROLE {USER} LOGIN PASSWORD '{PASSWORD}'")
             yield server
         finally:
             server.control("-m", "immediate", "stop")

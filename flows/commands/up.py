@@ -45,8 +45,8 @@ def up(
     max_concurrent_runs
         Maximum concurrent runs of schedules and watches.
     database
-        PostgreSQL database for MLflow and Prefect, as postgresql://USER@HOST:PORT/NAME; created if
-        it is missing. `local` returns to SQLite files in this folder. Later calls use it again.
+        PostgreSQL database for MLflow and Prefect, as postgresql://USER@HOST:PORT/NAME. `local`
+        returns to SQLite files in this folder. Later calls use it again.
     artifacts
         Where MLflow stores artifacts: s3://BUCKET/PREFIX or a folder; `local` returns to `mlruns`.
     artifact_access

@@ -37,7 +37,8 @@ ENVIRONMENT = {
 DESTINATION_VARIABLE = "_MLFLOW_SERVER_ARTIFACT_DESTINATION"
 SERVING_VARIABLE = "_MLFLOW_SERVER_SERVE_ARTIFACTS"
 """Where MLflow's server reads the place of the artifacts that it serves, and whether it does."""
-_POOL = ("POOL_SIZE", "MAX_OVERFLOW")
+_POOL = {"MLFLOW_SQLALCHEMYSTORE_POOL_SIZE": 5, "MLFLOW_SQLALCHEMYSTORE_MAX_OVERFLOW": 10}
+"""What limits the connections of each of MLflow's pools, and SQLAlchemy's defaults."""
 _KEPT = (
     "MLFLOW_SQLALCHEMYSTORE_",
     "MLFLOW_MYSQL_",
@@ -98,7 +99,7 @@ def serve(folder: Path, port: int, store: str) -> None:
     # With the first request, MLflow would create the folder again if it has been moved by then.
     handlers._get_tracking_store()  # noqa: SLF001 - no public function opens them
     handlers._get_model_registry_store()  # noqa: SLF001 - as above
-    served: App = Limited(app, connections) if (connections := _connections()) else app
+    served: App = app if database else Limited(app, _connections())
     guarded = Guarded(served, port, health="/health", home=HOME)
     gated_server.serve(guarded, ensure_secret(folder))
 
@@ -119,9 +120,8 @@ def artifact_environment(stores: TeamStores) -> dict[str, str]:
 
 
 def _connections() -> int:
-    """Return how many connections each pool may open, if that was set for this server."""
-    sizes = (os.environ.get(f"MLFLOW_SQLALCHEMYSTORE_{name}", "") for name in _POOL)
-    return sum(int(size) for size in sizes if size.isdecimal())
+    """Return how many connections each pool of MLflow may open."""
+    return sum(int(os.environ.get(name) or default) for name, default in _POOL.items())
 
 
 def _main() -> None:

@@ -172,7 +172,7 @@ def _check_serves(services: Services, serve: Serve | None) -> None:
 
 
 def _with_stores(folder: Path, plan: Plan, stores: TeamStores, notes: list[str]) -> Plan:
-    """Return the plan for a team's stores, which are checked, and created where they are missing.
+    """Return the plan for a team's stores, which are checked.
 
     Raises:
         OrchestrationError: if one of them cannot be used.
@@ -190,19 +190,14 @@ def _with_stores(folder: Path, plan: Plan, stores: TeamStores, notes: list[str])
             }
         )
     database = postgres.database(stores.database)
-    connections, created = postgres.prepare(database)
-    mlflow, prefect = 2 * connections.mlflow, connections.prefect
-    sizes = f"with at most {mlflow} and {prefect} connections"
-    notes = [*notes, *created, f"MLflow and Prefect use {database.address}, {sizes}."]
+    postgres.prepare(database)
+    notes = [*notes, f"MLflow and Prefect use {database.address}."]
     return plan.model_copy(
         update={
             "pool": pool_name(folder),
             "store": database.for_mlflow(),
-            "mlflow_environment": {
-                **postgres.mlflow_settings(database, connections.mlflow),
-                **mlflow_server.artifact_environment(stores),
-            },
-            "prefect_environment": postgres.prefect_settings(database, connections.prefect),
+            "mlflow_environment": mlflow_server.artifact_environment(stores),
+            "prefect_environment": database.for_prefect(),
             "notes": (*plan.notes, *notes),
         }
     )

@@ -1,15 +1,14 @@
-"""A team's database on a real PostgreSQL server: addresses, what is created, and what fails."""
+"""A team's database on a real PostgreSQL server: addresses, schemas, and what fails."""
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import os
-import ssl
-from collections.abc import Iterator
+import re
 
 import pytest
 
+from patchline.flows.command_line import run_command_line
 from patchline.flows.services import postgres as database
 from patchline.pipeline.errors import ConfigError, OrchestrationError
 from patchline.pipeline.redaction import redacted
@@ -24,20 +23,22 @@ def _password(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def name() -> str:
-    """Return the name of a database that no other test uses."""
-    return f"base_{next(_numbers)}"
+def name(postgres: PostgresServer) -> str:
+    """Return the name of an empty database that no other test uses."""
+    name = f"base_{next(_numbers)}"
+    postgres.sql(f"CREATE DATABASE {name} OWNER {USER}")
+    return name
 
 
-def prepared(address: str) -> tuple[database.Connections, list[str]]:
+def prepare(address: str) -> None:
     """Prepare the database of an address."""
-    return database.prepare(database.database(address))
+    database.prepare(database.database(address))
 
 
 def failure(address: str) -> str:
     """Return the sentence with which a database cannot be prepared."""
     with pytest.raises(OrchestrationError) as raised:
-        prepared(address)
+        prepare(address)
     assert "\n" not in str(raised.value)
     return str(raised.value)
 
@@ -45,13 +46,13 @@ def failure(address: str) -> str:
 @pytest.mark.parametrize(
     ("address", "shown"),
     [
-        ("postgresql://anna@host/base", "postgresql://anna@host:5432/base"),
+        ("postgresql://anna@host/base", "postgresql://anna@host/base"),
         ("postgres://anna:pw@host:1/base", "postgresql://anna@host:1/base"),
         ("postgresql+psycopg2://anna@[::1]:9/b%20c", "postgresql://anna@[::1]:9/b%20c"),
-        ("postgresql://anna:p@/w?:@host/base", "postgresql://anna@host:5432/base"),
+        ("postgresql://anna:p@/w?:@host/base", "postgresql://anna@host/base"),
         (
             "postgresql://anna@/base?host=/run/socket&sslmode=require",
-            "postgresql://anna@:5432/base?host=%2Frun%2Fsocket&sslmode=require",
+            "postgresql://anna@/base?host=%2Frun%2Fsocket&sslmode=require",
         ),
     ],
 )
@@ -60,18 +61,9 @@ def test_an_address_is_kept_without_its_password(address: str, shown: str) -> No
     once = database.database(address)
     assert once.address == shown
     again = database.database(once.address)
-    assert (again.host, again.port, again.name) == (once.host, once.port, once.name)
-    assert again.parameters == once.parameters
+    assert (again.place, again.parameters) == (once.place, once.parameters)
     assert "pw" not in repr(once)
     assert "p@/w" not in repr(once)
-
-
-def test_the_user_of_an_address_is_by_default_the_one_that_libpq_takes(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """That is PGUSER."""
-    monkeypatch.setenv("PGUSER", "berta")
-    assert database.database("postgresql://host/base").user == "berta"
 
 
 @pytest.mark.parametrize(
@@ -80,9 +72,9 @@ def test_the_user_of_an_address_is_by_default_the_one_that_libpq_takes(
         ("mysql://anna@host/base", "not the address of a PostgreSQL database"),
         ("sqlite:///a.db", "not the address of a PostgreSQL database"),
         ("host/base", "not the address of a PostgreSQL database"),
-        ("postgresql://anna@host", "names no database"),
-        ("postgresql://anna@/base", "names no host"),
-        ("postgresql://anna@host:70000/base", "port"),
+        ("postgresql://anna@host", "not the address of a PostgreSQL database"),
+        ("postgresql://anna@host:70000/base", "not the address of a PostgreSQL database"),
+        ("postgresql://anna@[::1/base", "not the address of a PostgreSQL database"),
         ("postgresql://anna@host/base?target_session_attrs=any", "target_session_attrs"),
     ],
 )
@@ -96,140 +88,49 @@ def test_parameters_of_tls_become_variables_of_both_drivers() -> None:
     """Neither driver reads the names of the other."""
     named = database.database("postgresql://a@h/b?sslmode=verify-full&sslrootcert=/ca.pem")
     assert named.variables == {"PGSSLMODE": "verify-full", "PGSSLROOTCERT": "/ca.pem"}
-    assert "sslmode" not in named.for_mlflow() + named.for_prefect()
+    assert "sslmode" not in f"{named.for_mlflow()} {named.for_prefect()}"
 
 
-def test_a_missing_database_is_created_with_a_schema_for_each_program(
-    postgres: PostgresServer, name: str
-) -> None:
-    """Each is said once; the second time there is nothing to create."""
-    connections, created = prepared(postgres.address(name))
-    assert [line.split()[:3] for line in created] == [
-        ["Created", "the", "database"],
-        ["Created", "the", "schema"],
-        ["Created", "the", "schema"],
-    ]
-    assert connections == database.Connections(mlflow=16, prefect=24)
-    assert prepared(postgres.address(name)) == (connections, [])
-
-
-def test_a_wrong_and_a_missing_password_are_told_apart(
-    postgres: PostgresServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The remedy names where it is read."""
-    monkeypatch.setenv("PGPASSWORD", "wr0ng/one")
-    assert "refused the password of team. Correct PGPASSWORD" in failure(postgres.address())
-    monkeypatch.delenv("PGPASSWORD")
-    monkeypatch.setenv("PGPASSFILE", "/nowhere")
-    assert "requires a password for team. Set PGPASSWORD" in failure(postgres.address())
-
-
-def test_a_server_that_cannot_be_reached_is_said_with_the_reason(
-    postgres: PostgresServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Nothing listens, no such host, no TLS."""
-    away = failure(f"postgresql://team@127.0.0.1:{free_port()}/base")
-    assert "does not answer. Start it, or correct --database." in away
-    assert "there is no such host" in failure("postgresql://team@nowhere.invalid/base")
-    monkeypatch.setenv("PGSSLMODE", "require")
-    assert "SSL" in failure(postgres.address())
-
-
-def test_who_may_not_create_a_database_is_told_what_to_ask_for(
-    postgres: PostgresServer, name: str
-) -> None:
-    """The statement can be given to an administrator as it is."""
+def test_a_database_gets_a_schema_for_each_program(postgres: PostgresServer, name: str) -> None:
+    """The socket leads to the same database; who may create no schema can use existing ones."""
+    socket = f"postgresql://{USER}@:{postgres.port}/{name}?host={postgres.folder}"
+    for address in (postgres.address(name), socket):
+        prepare(address)
+    query = "SELECT nspname FROM pg_namespace WHERE nspname IN ('mlflow', 'prefect') ORDER BY 1"
+    assert postgres.sql(query, name) == [("mlflow",), ("prefect",)]
     postgres.sql(f"CREATE ROLE guest_{name} LOGIN PASSWORD '{PASSWORD}'")
-    said = failure(postgres.address(name, f"guest_{name}"))
-    assert f'`CREATE DATABASE "{name}" OWNER "guest_{name}"`' in said
-    postgres.sql(f'CREATE DATABASE "{name}" OWNER "guest_{name}"')
-    prepared(postgres.address(name, f"guest_{name}"))
+    prepare(postgres.address(name, f"guest_{name}"))
 
 
-def test_who_may_not_create_a_schema_is_told_what_to_ask_for(
-    postgres: PostgresServer, name: str
+def test_a_missing_database_is_one_sentence_with_the_statements_that_create_it(
+    postgres: PostgresServer, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The same in a database of somebody else, and with a schema of somebody else."""
-    guest = f"guest_{name}"
-    postgres.sql(f"CREATE ROLE {guest} LOGIN PASSWORD '{PASSWORD}'")
-    postgres.sql(f"CREATE DATABASE {name}")
-    assert f"GRANT CREATE ON DATABASE {name} TO {guest}" in failure(postgres.address(name, guest))
-    postgres.sql("CREATE SCHEMA mlflow", name)
-    assert f'ALTER SCHEMA mlflow OWNER TO "{guest}"' in failure(postgres.address(name, guest))
+    """They work as they are; `up` starts nothing before."""
+    address = postgres.address("of-anna", "anna")
+    assert run_command_line(["up", "--database", address]) == 1
+    said = capsys.readouterr().err
+    assert f"127.0.0.1:{postgres.port}/of-anna cannot be used (" in said
+    for statement in re.findall(r"`(CREATE [^`]*)`", said):
+        postgres.sql(statement.replace("'...'", f"'{PASSWORD}'"))
+    prepare(address)
 
 
-def test_a_read_only_database_is_said(postgres: PostgresServer, name: str) -> None:
-    """As that of a standby server."""
-    postgres.sql(f"CREATE DATABASE {name} OWNER {USER}")
-    postgres.sql(f"ALTER DATABASE {name} SET default_transaction_read_only = on")
-    assert "is read-only" in failure(postgres.address(name))
-
-
-def test_too_few_connections_are_said_with_their_number(
-    postgres: PostgresServer, name: str
+def test_what_the_server_refuses_is_said_with_its_own_reason(
+    postgres: PostgresServer, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A limit of the user counts like one of the server."""
-    postgres.sql(f"CREATE ROLE few_{name} LOGIN CONNECTION LIMIT 10 PASSWORD '{PASSWORD}'")
-    postgres.sql(f"CREATE DATABASE {name} OWNER few_{name}")
-    said = failure(postgres.address(name, f"few_{name}"))
-    assert "allows 10 connections" in said
-    assert "need 19" in said
-    postgres.sql(f"ALTER ROLE few_{name} CONNECTION LIMIT 0")
-    assert "has no free connection" in failure(postgres.address(name, f"few_{name}"))
-
-
-def test_what_other_servers_may_still_open_is_not_taken_from_them(
-    postgres: PostgresServer, name: str
-) -> None:
-    """A server is counted by its limit, which its name says, even if most of it is idle."""
-    address = postgres.address(name)
-    before, _ = prepared(address)
-    with _opened(postgres, name, database.application_name("mlflow", 60)):
-        after, _ = prepared(address)
-    with _opened(postgres, name, "psql"):
-        beside_one, _ = prepared(address)
-    assert before.total == beside_one.total == 56
-    assert 16 <= after.total <= 97 - 3 - 60
-
-
-@contextlib.contextmanager
-def _opened(postgres: PostgresServer, name: str, application: str) -> Iterator[None]:
-    import psycopg2
-
-    address = database.database(postgres.address(name)).for_mlflow()
-    opened = psycopg2.connect(address, application_name=application)
-    with contextlib.closing(opened):
-        yield
-
-
-@pytest.mark.parametrize("free", range(10, 70))
-def test_pools_take_no_more_than_is_free(free: int) -> None:
-    """Each gets enough for two requests at a time, or there are none at all."""
-    pools = database.divided(free)
-    if free < 16:
-        assert pools is None
-    else:
-        assert pools is not None
-        assert pools.total <= free
-        assert pools.mlflow >= 4
-        assert pools.prefect >= 8
-
-
-def test_a_name_of_a_server_fits_into_what_postgresql_keeps() -> None:
-    """It keeps 63 bytes."""
-    assert len(database.application_name("prefect", 100)) <= 63
-
-
-def test_an_untrusted_certificate_is_not_taken_for_a_dead_server(
-    postgres: PostgresServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The remedy is about certificates."""
-
-    async def untrusted(*_: object) -> None:
-        raise ssl.SSLCertVerificationError(1, "certificate verify failed")
-
-    monkeypatch.setattr(database, "_connected", untrusted)
-    assert "Correct sslmode or sslrootcert" in failure(postgres.address())
+    """A right that is missing, a wrong password, a server that is not there, TLS."""
+    postgres.sql(f"CREATE ROLE guest_{name} LOGIN PASSWORD '{PASSWORD}'")
+    assert f"permission denied for database {name}" in failure(
+        postgres.address(name, f"guest_{name}")
+    )
+    monkeypatch.setenv("PGPASSWORD", "wr0ng/one")
+    said = failure(postgres.address(name))
+    assert 'password authentication failed for user "team"' in said
+    assert "wr0ng" not in said
+    assert "Connect call failed" in failure(f"postgresql://team@127.0.0.1:{free_port()}/{name}")
+    assert "nowhere.invalid" in failure(f"postgresql://team@nowhere.invalid/{name}")
+    monkeypatch.setenv("PGSSLMODE", "require")
+    assert "SSL" in failure(postgres.address(name))
 
 
 def test_a_missing_driver_is_one_sentence_with_the_command(
@@ -238,7 +139,7 @@ def test_a_missing_driver_is_one_sentence_with_the_command(
     """It names the extra."""
     monkeypatch.setitem(__import__("sys").modules, "psycopg2", None)
     with pytest.raises(OrchestrationError, match=r"pip install 'patchline\[postgres\]'"):
-        database.check_drivers()
+        prepare("postgresql://anna@host/base")
 
 
 def test_the_password_in_the_environment_is_hidden_in_every_text() -> None:

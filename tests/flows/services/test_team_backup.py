@@ -18,7 +18,7 @@ from tests.flows.services.buckets import administrator, keys_in
 from tests.flows.services.local_servers import Servers, ended, own_database, until
 from tests.object_server import ObjectServer
 from tests.pipeline.serving.served import serving as answering
-from tests.postgres_server import PASSWORD, PostgresServer, postgres_server, program
+from tests.postgres_server import PASSWORD, USER, PostgresServer, postgres_server, program
 
 _TRAINING = ("run", "photos", "--preset", "none", "--training.batch_size", "8", "--json")
 
@@ -73,6 +73,7 @@ def test_a_team_continues_on_another_machine_from_its_backup(
     write_photos(folder / "photos", images=20)
     bucket, other_bucket = objects.new_bucket(), objects.new_bucket()
     credentials = {"PGPASSWORD": PASSWORD, **objects.environment}
+    postgres.sql(f"CREATE DATABASE backup OWNER {USER}")
     stores = ("--database", postgres.address("backup"), "--artifacts", f"s3://{bucket}/art")
     with serving(folder, *stores, **credentials):
         _ok(patchline(*_TRAINING, "--name", "flowers", "--training.epochs", "2", cwd=folder))
@@ -83,7 +84,7 @@ def test_a_team_continues_on_another_machine_from_its_backup(
     shutil.move(folder, restored)
 
     with postgres_server() as another:
-        another.sql("CREATE DATABASE backup OWNER team")
+        another.sql(f"CREATE DATABASE backup OWNER {USER}")
         _psql("pg_restore", "--no-owner", f"--dbname={another.address('backup')}", dump)
         postgres.sql("DROP DATABASE backup")
         moved = ("--database", another.address("backup"), "--artifacts", f"s3://{other_bucket}/art")
