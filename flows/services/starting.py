@@ -262,14 +262,13 @@ def _plan(prefect_port: int, mlflow_port: int, max_concurrent_runs: int) -> Plan
     if prefect:
         prefect_settings.check_server(prefect)
         pool = _pool_on_shared_server()
-        place = prefect_settings.naming_place()
-        notes.append(f"Using the Prefect server {redacted(prefect)}, which {place} names.")
+        notes.append(f"Using the Prefect server {redacted(prefect)} of Prefect's settings.")
     store = absolute_store(os.environ.get(_MLFLOW) or "")
     mlflow = without_login(store).rstrip("/") if _REMOTE.match(store) else None
     if mlflow:
         notes.append(f"Using the MLflow server {redacted(mlflow)}, which {_MLFLOW} names.")
         if mlflow.startswith("http"):
-            proxies.check(mlflow, "requests")
+            proxies.check(mlflow)
         if mlflow.startswith("http") and not answers(f"{mlflow}/health"):
             raise OrchestrationError(
                 f"The MLflow server {redacted(mlflow)} that {_MLFLOW} names does not answer. "

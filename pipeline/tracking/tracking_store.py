@@ -178,9 +178,7 @@ def client() -> MlflowClient:
     try:
         database = sqlite_file()
         if uri.startswith(("http://", "https://")):
-            proxies.check(
-                uri, "requests"
-            )  # no signals are held: the server completes what it has begun
+            proxies.check(uri)  # no signals are held: the server completes what it has begun
             return _answering_client(busy_server.patient_client())
         if database is None:
             _connect_once(uri)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-from importlib.util import find_spec
-from typing import Literal
 
 import httpx
 import pytest
@@ -38,13 +36,12 @@ _HERE = (
 _EXEMPTED = {
     "localhost,127.0.0.1,[::1]": [],
     "::1/128, fd00::/8": [],
-    "[fd00::]/8,[::1/128]": [],
+    "[fd00::]/8,[::1/128],[fd00::5]": ["fd00::5"],
     "host:port": [],
-    "http://host:port,a.corp": ["a.corp"],
-    "[fd00::5]:8080,[::1]:x": ["all://[fd00::5]:8080"],
-    "münchen.de,.münchen.de:80": ["xn--mnchen-3ya.de", ".xn--mnchen-3ya.de:80"],
-    "straße.corp": ["xn--strae-oqa.corp"],
-    "ü..corp,\u2028,\x7f": [],
+    "http://host:port,a.corp:65535": ["a.corp:65535"],
+    "[fd00::5]:8080,[::1]:x": [],
+    "münchen.de,.münchen.de:80,xn--mnchen-3ya.de": ["xn--mnchen-3ya.de"],
+    "ü..corp,a..corp,\u2028,\x7f": [],
     "a.corp b.corp:80\tc_d.corp": ["a.corp", "b.corp:80", "c_d.corp"],
     "10.0.0.0/8,192.168.7.9/32,.svc,.cluster.local,10.1.2.3:80": [
         "10.0.0.0/8", "192.168.7.9", ".svc", ".cluster.local", "10.1.2.3:80"
@@ -63,7 +60,6 @@ def _no_proxies(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv(name, "")
         monkeypatch.delenv(name)
     monkeypatch.setattr(proxies, "_removed", {})
-    monkeypatch.setattr(proxies, "_networks", set())
     monkeypatch.setattr(proxies, "_left_out", {})
 
 
@@ -168,7 +164,8 @@ def test_what_is_left_out_is_said(name: str, proxy: str, monkeypatch: pytest.Mon
     proxies.apply()
     said = proxies.left_out()
     assert said.startswith("no_proxy: left out 'host:port', '[fd00::]/8', ")
-    assert all(word not in said for word in ("a.corp", "'[::1]'", "münchen.de", "hush"))
+    assert "'münchen.de'" in said
+    assert all(word not in said for word in ("a.corp", "'[::1]'", "hush"))
     proxies.forget()
     assert proxies.left_out() == ""
 
@@ -214,25 +211,6 @@ def test_what_was_removed_is_forgotten_when_it_is_set_again(
     proxies.check("http://mlflow.corp:5000")
 
 
-def test_a_client_needs_only_its_own_packages(monkeypatch: pytest.MonkeyPatch) -> None:
-    """MLflow's client needs no package of Prefect's for websockets."""
-    monkeypatch.setenv("ALL_PROXY", "socks5://proxy.corp:1080")
-    proxies.apply()
-    needed: dict[Literal["requests", "websockets"], dict[str, str]] = {
-        "requests": {"socksio": "socksio", "socks": "PySocks"},
-        "websockets": {"socksio": "socksio", "python_socks": "python-socks"},
-    }
-    for library, packages in needed.items():
-        with pytest.raises(OrchestrationError) as caught:
-            proxies.check("http://mlflow.corp:5000", library)
-        command = str(caught.value).partition("pip install ")[2].partition("`")[0]
-        assert command.split() == [
-            name for module, name in packages.items() if not find_spec(module)
-        ]
-    with pytest.raises(OrchestrationError, match="`pip install socksio`"):
-        proxies.check("https://hooks.example.org/x")
-
-
 def test_an_asterisk_stays_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """Libraries know `*`, for no proxy at all, only on its own."""
     monkeypatch.setenv("no_proxy", "*")
@@ -245,9 +223,9 @@ def test_an_asterisk_stays_alone(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("value", "words"),
     [
-        ("socks5://me:hush@127.0.0.1:1080", r"a SOCKS proxy.*mlflow\.corp.*`pip install .*socksio"),
-        ("socks4://proxy.corp", r"no proxy that can be used to reach mlflow\.corp"),
-        ("http://proxy:port", r"no proxy that can be used.*http://HOST:PORT"),
+        ("socks5://me:hush@127.0.0.1:1080", r"mlflow\.corp.*`pip install .*socksio"),
+        ("socks4://proxy.corp", r"cannot be used to reach mlflow\.corp"),
+        ("http://proxy:port", r"cannot be used.*http://HOST:PORT"),
     ],
 )
 def test_a_server_elsewhere_names_a_proxy_that_cannot_be_used(
