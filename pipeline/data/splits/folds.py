@@ -19,8 +19,8 @@ import pandas as pd
 
 from patchline.pipeline.data.manifests import manifest as manifests
 from patchline.pipeline.data.manifests.same_images import FILE, GROUP, column_of, units_of
-from patchline.pipeline.data.splits.class_coverage import Demand, Search, Units
-from patchline.pipeline.data.splits.stratification import NEW, Stratum, stratified
+from patchline.pipeline.data.splits.class_coverage import NEW, Parts, spread
+from patchline.pipeline.data.splits.stratification import Stratum, stratified
 from patchline.pipeline.errors import DataError
 from patchline.pipeline.labels.label_pairs import label_pairs
 from patchline.pipeline.labels.label_sets import MULTI_LABEL, Task
@@ -61,7 +61,9 @@ def folds_of(rows: pd.DataFrame, folds: int, seed: int, task: Task | None = None
         of_unit = stratified(stratum, [1 / folds] * folds)
     else:
         of_unit = _assigned(table, folds, seed)
-    of_unit = _spread(table, numbers, of_unit, folds)
+    pairs_of_units = table.drop_duplicates(["label", "unit"]).sort_values("label", kind="stable")
+    codes, held = pd.factorize(pairs_of_units["label"])[0], pairs_of_units["unit"].to_numpy()
+    spread(Parts(codes, held, np.full(len(held), NEW)), of_unit, numbers, range(folds))
     assigned = of_unit[units]
     _check(table, of_unit, folds, by_task(task))
     folds_N = np.full(len(rows), NO_FOLD, np.int64)
@@ -110,25 +112,6 @@ def _numbers_of(units: Integers, keys: pd.Series[str], seed: int) -> Floats:
     """Return the number of each unit."""
     first = pd.Series(keys.to_numpy(object)).groupby(units).min()
     return np.array([_number(f"{seed}:{key}") for key in first])
-
-
-def _spread(table: pd.DataFrame, numbers: Floats, of_unit: Integers, folds: int) -> Integers:
-    """Move units until each class is in two folds, better in all, and no fold is empty."""
-    spread = table.assign(fold=of_unit[table["unit"]]).groupby("label")[["fold", "unit"]].nunique()
-    if (spread["fold"] >= spread["unit"].clip(upper=folds)).all() and len(set(of_unit)) == folds:
-        return of_unit
-    pairs = table.drop_duplicates(["label", "unit"]).sort_values(["label", "number"])
-    members = [group["unit"].tolist() for _, group in pairs.groupby("label")]
-    everything = np.argsort(numbers, kind="stable").tolist()
-    units = Units([*members, everything], [frozenset()] * (len(members) + 1))
-    parts, at_least = tuple(range(folds)), min(2, folds)
-    for most in range(folds, at_least - 1, -1):
-        demands = [Demand(parts, min(most, len(each))) for each in members]
-        demands.append(Demand(parts, min(folds, len(everything))))
-        search = Search(units, demands, dict(enumerate(of_unit.tolist())))
-        if search.solve(thorough=most == at_least):
-            return np.array([search.parts[unit] for unit in range(len(of_unit))], np.int64)
-    return of_unit
 
 
 def _number(text: str) -> float:

@@ -4,7 +4,7 @@ Images that belong together form a unit that is never divided: images of one gro
 the same pixels or the same file. A new unit gets a number in [0, 1) from the SHA-256 of the split
 seed and its key (the first of its group names, else of its file digests); the number decides. If
 a class has no image in a split by chance, the new unit whose number is closest to that split goes
-there; where units hold several classes, more of the new ones move if need be (`split_gaps`).
+there; where units hold several classes, more of the new ones may move (`class_coverage`).
 Images with sets of labels are stratified instead (`stratification`), and a gap in a label is filled
 in the same way. Assignments are remembered and never change, however the data grows.
 """
@@ -28,13 +28,10 @@ from patchline.pipeline.data.manifests.same_images import (
     united,
 )
 from patchline.pipeline.data.splits import random_draws
-from patchline.pipeline.data.splits.label_gaps import fill_label_gaps
+from patchline.pipeline.data.splits.class_coverage import NEW, Parts
 from patchline.pipeline.data.splits.split_gaps import (
-    NEW,
     SPLITS,
-    Assignment,
     Gap,
-    Parts,
     fill_gaps,
     notes_on_gaps,
     too_few,
@@ -320,13 +317,7 @@ class _NewUnits:
 
         last = np.zeros(len(names))
         last[units[self._chosen_N]] = 1  # so that they fill gaps only if no others can
-
-        def fresh() -> tuple[Array, Array]:
-            numbers, codes = of_units(units, names, np.full_like(fixed, NEW))
-            return numbers + last, codes
-
-        filled = fill_label_gaps if self._task == MULTI_LABEL else fill_gaps
-        gaps = filled(Assignment(parts, codes, numbers + last, fresh, self._needed))
+        gaps = fill_gaps(parts, codes, numbers + last, self._needed)
         return np.where(fixed == NEW, codes[units], fixed), gaps
 
     def _by_number(self, units: Array, names: list[str], fixed: Array) -> tuple[Array, Array]:
