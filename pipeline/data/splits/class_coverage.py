@@ -65,7 +65,8 @@ def spread(
     counts = _counts(pairs, part_of, parts)
     there = counts[:, list(parts)] > 0
     is_open = (there.sum(axis=1) < _enough(counts, parts)).any() or not there.any(axis=0).all()
-    if is_open and len(counts):
+    is_untrained = train is not None and not counts[:, train].all()
+    if len(counts) and (is_open or is_untrained):
         units, fixed = np.unique(np.stack([pairs.units, pairs.fixed]), axis=1)
         every = Parts(np.full(len(units), len(counts)), units, fixed)  # so that no part is empty
         names = ("labels", "units", "fixed")
@@ -137,10 +138,9 @@ class _Repair:
         self, label: int, moved: Container[int]
     ) -> Iterator[tuple[_Value, int, int, int, int]]:
         """Yield the moves that bring a class to one more part, the best of which is the highest."""
-        if self._present(label) == self._enough[label]:
-            return
+        is_lacking = self._present(label) < self._enough[label]
         for place, part in enumerate(self._parts):
-            if not self._counts[label][part]:
+            if not self._counts[label][part] and (is_lacking or part == self._train):
                 members = self._members[label]
                 for rank, unit in enumerate(members[::-1] if part == self._train else members):
                     if unit not in moved and (gain := self._gain(unit, part))[0] >= 0:
