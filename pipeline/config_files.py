@@ -133,14 +133,14 @@ def assemble(*, preset_name: str | None, file: Path | None, flags: Settings) -> 
         preset = flags.pop("preset")
     name = _preset_name(preset if preset_name is None else preset_name)
     given = _given(settings, flags, preset)
-    chosen = _assembled(settings, flags)
-    chosen.get("record", {}).pop("set_by_user", None)
+    chosen = _without(_assembled(settings, flags), "record", {"set_by_user"})
     if _in_section(chosen, "model", "init") == NO_WEIGHTS:
         chosen["model"] = {**chosen["model"], "init": None}
     reference = _in_section(chosen, "model", "init")
     if reference:
         listed = sorted(given - _left_open(chosen))
-        chosen["record"] = {**chosen.get("record", {}), "set_by_user": listed}
+        if isinstance(record := chosen.get("record", {}), Mapping):  # else it is refused later
+            chosen["record"] = {**record, "set_by_user": listed}
     if reference and name is None:  # else the plan decides
         trainable = _in_section(chosen, "training", "trainable")
         taught = bool(_in_section(chosen, "training", "teacher"))

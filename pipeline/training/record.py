@@ -121,7 +121,7 @@ def with_record(settings: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]
             moved |= {f"{section}.{key}": values[key] for key in former}
     if "set_by_user" in result:
         moved["set_by_user"] = result.pop("set_by_user")
-    if moved:
+    if moved and isinstance(given := result.get("record", {}), Mapping):
         record = {key.rpartition(".")[2]: value for key, value in moved.items()}
-        result["record"] = {**record, **(result.get("record") or {})}
+        result["record"] = {**record, **given}
     return result, list(moved)

@@ -211,6 +211,13 @@ def test_a_config_of_an_earlier_version_is_read_with_one_sentence(
     assert RunConfig.model_validate(FORMER).record.halvings == (20,)  # a request, or a schedule
 
 
+@pytest.mark.parametrize("text", ["record: 3", "record:", "training: {halvings: [1]}\nrecord: 3"])
+def test_a_record_that_is_no_section_is_named(written: Any, text: str) -> None:
+    """As any other section of a file."""
+    with pytest.raises(ConfigError, match="record"):
+        requested(None, file=written(f"{text}\nmodel: {{init: w.safetensors}}\n"))
+
+
 def test_file_keeps_its_length_without_a_flag(written: Any) -> None:
     """A recorded plan is replayed when no flag asks for another length."""
     file = written("training: {time_limit: 20m}\nrecord: {step_plan: [[0, 0.0, 90]]}\n")
