@@ -160,15 +160,15 @@ def check(url: str) -> None:
     if is_here(url) or proxy_bypass(parts.netloc.rpartition("@")[2]):
         return
     for wanted in (f"{parts.scheme}_proxy", "all_proxy"):
-        for name, value in _removed.items():
-            if name.lower() == wanted:
+        for name, value in {**_removed, **os.environ}.items():
+            if name.lower() == wanted and value:
+                if _is_usable(value):
+                    return
                 raise OrchestrationError(
                     f"{name} is {redacted(value)!r}, which cannot be used to reach "
                     f"{parts.hostname}. Set it to http://HOST:PORT, add {parts.hostname} to "
                     "no_proxy, or run `pip install socksio PySocks python-socks` for SOCKS."
                 )
-        if any(os.environ.get(name) for name in (wanted, wanted.upper())):
-            return
 
 
 def _is_usable(value: str) -> bool:

@@ -46,7 +46,7 @@ def _name(entry: PluginEntry) -> str:
 
 def _complaints(checks: list[Check]) -> list[str]:
     results = [check.result() for check in checks]
-    assert len(results) > 8
+    assert len(results) >= 8
     return [f"{result.name}: {result.message}" for result in results if result.status == "failed"]
 
 
