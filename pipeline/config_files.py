@@ -222,7 +222,8 @@ def _assembled(settings: Settings, flags: Settings) -> Settings:
     if training_flags & {"time_limit", "epochs"}:  # a new length overrides the one in the file
         given_up = {"max_epochs"} | ({"time_limit"} if "epochs" in training_flags else set())
         settings = _without(settings, "training", given_up - training_flags)
-        settings = _without(settings, "record", set(TrainingRecord.model_fields))
+        of_length = set(TrainingRecord.model_fields) - {"feature_precision"}
+        settings = _without(settings, "record", of_length)
     if _in_section(flags, "model", "init"):
         settings = _without(settings, "record", {"init_sha256"})
     if _in_section(flags, "training", "teacher"):

@@ -252,7 +252,7 @@ def _repeated(user: UserSettings) -> str:
 def _needs_all(user: UserSettings) -> str:
     """Return the setting that only a training run of all weights has, if there is one."""
     settings = (f"training.{name}" for name in recipe.OF_ALL_WEIGHTS)
-    return next((name for name in settings if user.get(name)), "")
+    return next((name for name in (*settings, "record.extends") if user.get(name)), "")
 
 
 def _chosen(

@@ -27,9 +27,9 @@ from patchline.pipeline.models.model_building import build_model
 from patchline.pipeline.models.model_files import load_model
 from patchline.pipeline.planning.facts import Speed
 from patchline.pipeline.planning.measuring_job import MeasuredCandidate, Measurement, MeasuringJob
+from patchline.pipeline.planning.plan import BUSY_CORES
 from patchline.pipeline.planning.recipes import SMALLER, batch_of_images
 from patchline.pipeline.planning.thread_choice import (
-    BUSY_CORES,
     WORTH_CHANGING,
     OtherPrograms,
     Trial,

@@ -62,7 +62,7 @@ FEWEST_STEPS = 100
 """Updates of the weights below which a plan says that the model will be poor; batches are chosen to
 leave as many."""
 BUSY_CORES = 0.5
-"""CPU cores used by other programs from which a plan mentions them."""
+"""CPU cores used by other programs from which a plan mentions them, and tries fewer threads."""
 _ROUNDING = 1e-6
 _STEPS_OF_A_PLAN = 128
 """Images in a step of a recorded step plan whose batch size is not set."""

@@ -19,8 +19,6 @@ from patchline.pipeline.training.config import TrainingConfig
 Trial = Callable[[int], Iterator[float]]
 """Takes a number of images; the iterator does a step with each `next` and yields its seconds."""
 
-BUSY_CORES = 0.5
-"""Cores used by other programs from which fewer threads may be faster."""
 WORTH_CHANGING = 1.15
 """How many times faster another number has to be."""
 _MOST_ROUNDS = 20

@@ -46,15 +46,16 @@ def check_settings(config: RunConfig) -> None:
             "their validation metric. Set objective.name to supervised, or use `patchline run`."
         )
     refused = {
-        "folds": training.folds,
-        "refit": training.refit,
-        "ensemble": training.ensemble,
+        "training.folds": training.folds,
+        "training.refit": training.refit,
+        "training.ensemble": training.ensemble,
+        "record.extends": config.record.extends,
     }
     for name, value in refused.items():
         if value:
             raise ConfigError(
-                f"training.{name} is {value}, but each trial of a search is one fit that the "
-                f"validation split judges. Leave out training.{name}."
+                f"{name} is {value}, but each trial of a search is one fit that the validation "
+                f"split judges. Leave out {name}."
             )
     if training.time_limit is not None and config.preset is None:
         raise ConfigError(

@@ -279,6 +279,7 @@ def test_folds_and_a_refit_share_the_time() -> None:
         {"training__average_last": 3},
         {"training__ensemble": True, "training__folds": 5},
         {"training__teacher": "flowers@champion"},
+        {"record__extends": "132e24fd"},
     ],
 )
 def test_what_needs_all_weights_gets_them(needs: dict[str, Any]) -> None:
