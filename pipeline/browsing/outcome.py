@@ -216,8 +216,6 @@ def _lineage(outcome: Outcome | EncoderOutcome) -> Iterator[tuple[str, str]]:
         yield "objective", escaped(config.objective.name)
     yield "model", f"{escaped(recipe(config))}, {trained.parameters:,} parameters"
     yield from _ancestors(outcome)
-    summary = data.seen_before.provenance
-    yield "images seen", escaped(f"{summary.state}: {summary.sentence('the model')}")
     if trained.folds is not None:
         yield "cross-validation", trained.folds.sentence()
     if trained.fine_tuning is not None:

@@ -53,6 +53,8 @@ def read_table(
         csv.field_size_limit(_LONGEST_FIELD)
         delimiter = max(",;\t", key=text.partition("\n")[0].count)
         lines = list(csv.reader(io.StringIO(text, newline=""), delimiter=delimiter))
+    except FileNotFoundError:
+        raise DataError(f"There is no file {file}. Check the path.") from None
     except (OSError, ValueError, csv.Error) as error:
         raise DataError(f"{file} cannot be read as a table ({error}). {remedy}") from error
     columns = [plain_cell(cell.strip()) for cell in lines[0]] if lines else []

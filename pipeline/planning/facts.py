@@ -161,8 +161,6 @@ class Speed(FrozenModel):
     """What writing a checkpoint takes."""
     precision: str = ""
     """In which it is that fast: float32 or bfloat16."""
-    precision_reason: str = ""
-    """Empty if the user has set it."""
 
 
 class PlanFacts(FrozenModel):

@@ -84,7 +84,7 @@ _MEAN, _STD = 0.45, 0.25
 def measure(job: MeasuringJob, events: EventWriter) -> Measurement:
     """Measure the candidates in their order until the budget is used; the first one always."""
     began, speeds, others = time.monotonic(), [], _other_programs()
-    threads_reason = _choose_threads(job, job.candidates[0])
+    _choose_threads(job, job.candidates[0])
     threads = torch.get_num_threads()
     on_cpu, used = _is_on_cpu(job.candidates[0]), 0.0
     for number, candidate in enumerate(job.candidates):
@@ -101,7 +101,6 @@ def measure(job: MeasuringJob, events: EventWriter) -> Measurement:
                 smaller_step_share=step.smaller_share,
                 checkpoint_seconds=step.end.checkpoint_seconds,
                 precision=step.precision.name,
-                precision_reason=step.precision.reason,
             )
         )
         events.progress(number + 1, len(job.candidates), "candidate")
@@ -116,7 +115,6 @@ def measure(job: MeasuringJob, events: EventWriter) -> Measurement:
     return Measurement(
         speeds=tuple(speeds),
         threads=threads if _is_on_cpu(job.candidates[0]) else None,
-        threads_reason=threads_reason,
         busy_cores=others.cores(),
         teacher_per_second=_teacher_per_second(job),
         accelerator_gib=_accelerator_gib(),
@@ -133,36 +131,30 @@ def _is_on_cpu(candidate: MeasuredCandidate) -> bool:
     return choose_device(candidate.config.training, detect_machine()) == "cpu"
 
 
-def _choose_threads(job: MeasuringJob, candidate: MeasuredCandidate) -> str:
-    """Use fewer threads on a busy machine if that is faster, and return why; empty if it is not."""
+def _choose_threads(job: MeasuringJob, candidate: MeasuredCandidate) -> None:
+    """Use fewer threads on a busy machine if that is faster."""
     training = candidate.config.training
     make_repeatable(training.threads, torch.device(choose_device(training, detect_machine())))
     most = torch.get_num_threads()
     is_free = _is_on_cpu(candidate) and not threads_are_set(training) and training.processes == 1
     if most == 1 or not is_free:
-        return ""
+        return
     trial, images = _trial(job, candidate)
     taken = math.inf
     with torch.random.fork_rng():
         steps, began, others = trial(images), time.monotonic(), _other_programs()
         while time.monotonic() - began < _LOAD_SECONDS:
             taken = min(taken, next(steps))
-    busy_cores = others.cores()
-    if busy_cores <= BUSY_CORES:
-        return ""
+    if others.cores() <= BUSY_CORES:
+        return
     seconds = _SHARE_OF_ONE * job.budget_seconds
     if candidate.features_only:
         affordable = int(images * _BATCH_SECONDS / max(taken, 1e-9))
         images = max(images, min(suitable_batch_size(_image(candidate), _CPU), affordable))
     rates = measured_rates(trial, numbers_of_threads(most), images, seconds)
     fastest = max(rates, key=lambda number: rates[number])
-    if rates[fastest] < WORTH_CHANGING * rates[most]:
-        return ""
-    torch.set_num_threads(fastest)
-    return (
-        f"measured {rates[fastest]:,.0f} images/s against {rates[most]:,.0f} with {most}, while "
-        f"other programs use {busy_cores:.1f} CPU cores"
-    )
+    if rates[fastest] >= WORTH_CHANGING * rates[most]:
+        torch.set_num_threads(fastest)
 
 
 def _trial(job: MeasuringJob, candidate: MeasuredCandidate) -> tuple[Trial, int]:

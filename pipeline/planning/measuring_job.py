@@ -46,8 +46,6 @@ class Measurement(FrozenModel):
     speeds: tuple[Speed, ...]
     threads: int | None = None
     """Torch threads that computed on the CPU; None on an accelerator."""
-    threads_reason: str = ""
-    """Why these are fewer than torch's own number; empty if they are not."""
     busy_cores: float = 0.0
     """CPU cores that other programs used meanwhile."""
     teacher_per_second: float = 0.0

@@ -6,7 +6,7 @@ A pure function; `patchline.pipeline.planning.stage` collects the facts and reme
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -91,17 +91,15 @@ class Candidate:
     settings: Settings
 
 
-def plan(
-    facts: PlanFacts, user_settings: Mapping[str, Any], given: Collection[str] | None = None
-) -> Plan:
+def plan(facts: PlanFacts, user_settings: Mapping[str, Any], *, follows: bool = False) -> Plan:
     """Return the plan for a preset.
 
     Args:
         facts: data, machine and measured speeds.
         user_settings: what the user has set, by dotted key; never changed, and the rest fits it.
-        given: keys of these that the user has set, if others follow from initial weights.
+        follows: whether some of these follow from initial weights.
     """
-    asked, follows = UserSettings(user_settings), given is not None
+    asked = UserSettings(user_settings)
     user, chosen, length, batch, repeated = decided(facts, user_settings, follows=follows)
     decay, stochastic_depth = recipes.regularisation(user, chosen.tier, batch, length)
     training: Settings = {"batch_size": batch, "ema_decay": decay, **repeated}
@@ -149,7 +147,6 @@ def plan(
     if loaded and "workers" in settings.get("data", {}):
         reasons.append(speed.why_workers(facts.machine, workers, loaded.loaded_per_second))
     reasons += [why_windows] if "shuffle_window" in settings.get("training", {}) else []
-    reasons += _kept(asked.values if given is None else given)
     reasons += [] if follows else _too_short(facts, user, length, batch)
     return Plan(
         settings=settings,
@@ -556,9 +553,3 @@ def _too_short(facts: PlanFacts, user: UserSettings, length: Length, batch: int)
         "(model.init)"
     )
     return [words]
-
-
-def _kept(given: Collection[str]) -> list[str]:
-    prefixes = ("model", "optimizer", "training", "record", "augmentation", "data.image_size")
-    keys = [key for key in sorted(given) if key.startswith(prefixes)]
-    return [f"kept as set: {', '.join(keys)}"] if keys else []

@@ -195,17 +195,12 @@ def computed_as_measured(
     measured_in = {"precision": precision, "threads": measured.threads}
     settings = {key: value for key, value in measured_in.items() if value}
     left = UserSettings(user_settings).without_set({"training": settings})
-    reasons = []
-    if "threads" in left.get("training", {}):
-        why = f" ({measured.threads_reason})" if measured.threads_reason else ""
-        reasons.append(f"{counted(measured.threads or 1, 'thread')}{why}")
-    if "precision" in left.get("training", {}):
-        why = f" ({speed.precision_reason})" if speed.precision_reason else ""
-        reasons.append(f"{speed.precision}{why}")
-    if not reasons:
+    computed = left.get("training", {})
+    if not computed:
         return made
-    again = "; --fresh measures again" if measured.threads_reason else ""
-    words = f"computed with {' in '.join(reasons)}{again}"
+    threads = f" with {counted(computed['threads'], 'thread')}" if "threads" in computed else ""
+    precision = f" in {computed['precision']}" if "precision" in computed else ""
+    words = f"computed{threads}{precision}, as its speed was measured; --fresh measures again"
     return made.model_copy(
         update={
             "settings": config_files.merged(made.settings, left),
@@ -297,7 +292,7 @@ class _Request(NamedTuple):
     settings: Mapping[str, Any]
     """Of the user, by dotted key."""
     given: str
-    """For weights of ours that are trained further: the settings that do not follow from them."""
+    """For the weights of an encoder: the settings that do not follow from them."""
     decide: Callable[[PlanFacts, Mapping[str, Any]], Plan]
 
 
@@ -306,12 +301,12 @@ def _request(config: RunConfig, data: IngestedData, start: InitialWeights | None
     if not uses_labels(config):
         return _Request(facts, settings, "", pretraining_plan)
     if _is_warm_start(config):
+        if start is None or start.classes:
+            return _Request(facts, settings, "", warm_start_plan)
         given = given_by_user(config, settings)
+        from_encoder = partial(encoder_plan, given=given)
         names = ", ".join(sorted(given))
-        if start is not None and not start.classes:
-            from_encoder = partial(encoder_plan, given=given)
-            return _Request(facts, with_rate(settings), f"encoder: {names}", from_encoder)
-        return _Request(facts, settings, names, partial(warm_start_plan, given=given))
+        return _Request(facts, with_rate(settings), f"encoder: {names}", from_encoder)
     decide = fine_tuning_plan if _has_frozen_features(config) else plan
     return _Request(facts, settings, "", decide)
 

@@ -35,9 +35,9 @@ def encoder_plan(facts: PlanFacts, settings: Mapping[str, Any], given: Collectio
     Args:
         facts: as there.
         settings: as there, and the learning rate; see `with_rate`.
-        given: as there.
+        given: keys of the settings that the user has set.
     """
-    made = plan(facts, settings, given)
+    made = plan(facts, settings, follows=True)
     rate = {} if _RATE in given else {"optimizer": {"learning_rate": settings[_RATE]}}
     why_rate = (
         "the learning rate as set"
@@ -54,16 +54,15 @@ def encoder_plan(facts: PlanFacts, settings: Mapping[str, Any], given: Collectio
     )
 
 
-def warm_start_plan(facts: PlanFacts, settings: Mapping[str, Any], given: Collection[str]) -> Plan:
+def warm_start_plan(facts: PlanFacts, settings: Mapping[str, Any]) -> Plan:
     """Return the plan.
 
     Args:
         facts: data, machine and measured speeds.
         settings: by dotted key: what the user has set, and what follows from the initial weights.
-        given: keys of the settings that the user has set.
     """
     shorter = facts.model_copy(update={"length_share": recipe.WARM_SHARE})
-    made = plan(shorter, settings, given)
+    made = plan(shorter, settings, follows=True)
     third = f"a third of that of the preset {facts.preset} for random weights"
     reason = f"warm start: the length is {'as set' if length_is_set(settings) else third}"
     return made.model_copy(update={"reasons": (reason, *made.reasons)})

@@ -56,11 +56,6 @@ _OF_MORE_THAN_A_HEAD = (
 )
 """Settings of the user that all weights and the last blocks are trained with, and a head alone is
 not. Any other asks for a network that is trained from scratch."""
-_BROUGHT = (
-    "of 823 hidden flower photographs, 82.4% were right after 5 minutes from CLIP's ViT-B/16, and "
-    "79.0% after 15 minutes from random weights"
-)
-"""docs/reference/performance.md, "Starting from trained weights"."""
 _TO_FETCH = {
     True: "timm:vit_base_patch16_clip_224.openai",
     False: "torchvision:ViT_B_16_Weights.IMAGENET1K_V1",
@@ -374,7 +369,7 @@ def _are_few_photographs(data: DataFacts) -> bool:
 
 def _what_they_bring(data: DataFacts) -> str:
     """Return a warning that belongs to a reason for random weights; empty with many images."""
-    return f". Few photographs gain most from them: {_BROUGHT}" * _are_few_photographs(data)
+    return ". Few photographs gain most from them" * _are_few_photographs(data)
 
 
 def _what_would_help(data: DataFacts) -> list[str]:
@@ -383,4 +378,4 @@ def _what_would_help(data: DataFacts) -> list[str]:
         return []
     name = _TO_FETCH[importlib.util.find_spec("timm") is not None]
     why = "no pre-trained weights are at hand, which few photographs gain most from"
-    return [f"{why} ({_BROUGHT}): add --model.init {name} --download"]
+    return [f"{why}: add --model.init {name} --download"]

@@ -479,7 +479,6 @@ class Training:
             images_per_second=state.sums.total_images / state.training_seconds,
             step_plan=tuple(state.plan.knots),
             precision=self.precision.name,
-            precision_reason=self.precision.reason,
             compiled=self.compiled,
             device=self.device.type,
             threads=self.threads,

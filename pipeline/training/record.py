@@ -18,6 +18,10 @@ ValidationPlanSteps = tuple[tuple[Annotated[int, Field(ge=1)], Annotated[int, Fi
 Sha256 = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
 
 
+_NO_LONGER_READ = {"thread_changes", "precision_reason"}
+"""What earlier versions wrote, and nothing reads."""
+
+
 def _checked_plan(knots: StepPlanKnots) -> StepPlanKnots:
     """Return the knots if they are a valid plan.
 
@@ -52,9 +56,10 @@ class TrainingRecord(FrozenModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _threads_no_longer_change(cls, values: Any) -> Any:
-        is_former = isinstance(values, Mapping) and "thread_changes" in values
-        return {k: v for k, v in values.items() if k != "thread_changes"} if is_former else values
+    def _without_former_fields(cls, values: Any) -> Any:
+        if not isinstance(values, Mapping):
+            return values
+        return {key: value for key, value in values.items() if key not in _NO_LONGER_READ}
 
     step_plan: Annotated[StepPlanKnots, AfterValidator(_checked_plan)] | None = None
     """Steps as (step, progress, end) knots: planned for the time of a preset, or done within a time

@@ -301,8 +301,6 @@ class TrainResult(TrainingRecord):
     """Training images per second of training steps, without validation; of a fitted head, images
     per second of their features."""
     precision: str
-    precision_reason: str = ""
-    """Why the precision was chosen; empty if it was set."""
     compiled: bool = False
     """Whether the model was compiled with `torch.compile`."""
     device: str

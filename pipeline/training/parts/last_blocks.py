@@ -171,7 +171,7 @@ def train_last_blocks(job: TrainingJob, events: EventWriter, run: Run | None = N
     record = chosen.model_copy(update=own)
     events.write("note", message=record.sentence())
     place = interpolation.SHARES.index(record.share)
-    return _result(fit, start, fitted, record, logits_SMK[place])
+    return _result(fit, fitted, record, logits_SMK[place])
 
 
 def refit_last_blocks(job: TrainingJob, events: EventWriter, run: Run | None = None) -> RefitResult:
@@ -409,13 +409,12 @@ def _fold_logits(
 
 def _result(
     fit: TokenFit,
-    start: _Start,
     fitted: TrainResult,
     record: FineTuningRecord,
     logits_NK: Array,
 ) -> TrainResult:
     """Save the weights at the chosen share, and return the result of the fit with them."""
-    result, frozen = _result_of(fit), start.frozen
+    result = _result_of(fit)
     kept = quality(torch.from_numpy(logits_NK), fit.truth)
     best = fitted.best
     if not record.kept_head:
@@ -426,8 +425,6 @@ def _result(
     changes: dict[str, Any] = {"best": best, "fine_tuning": record, "parameters": count}
     if record.kept_head:
         changes["probe"] = fitted.probe
-    if frozen.precision.reason:
-        changes["precision_reason"] = frozen.precision.reason
     seconds = result.seconds + time.monotonic() - fit.ended
     return result.model_copy(update={**changes, **kept.of_result(), "seconds": seconds})
 

@@ -304,10 +304,7 @@ def machine_tags(result: TrainResult) -> dict[str, str]:
         "steps",
         "best_epoch",
     )
-    tags = {f"training.{name}": str(getattr(result, name)) for name in names}
-    if result.precision_reason:
-        tags["training.precision_reason"] = result.precision_reason
-    return tags
+    return {f"training.{name}": str(getattr(result, name)) for name in names}
 
 
 def log_config(config: RunConfig, run: tracked_run.TrackedRun) -> Path:

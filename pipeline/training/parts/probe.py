@@ -149,7 +149,6 @@ def probe_of(
         images_per_second=record.images_per_second,
         step_plan=((0, 0.0, record.step),),
         precision=frozen.precision.name,
-        precision_reason=frozen.precision.reason,
         device=frozen.device.type,
         threads=frozen.threads,
         parameters=sum(parameter.numel() for parameter in frozen.model.parameters()),

@@ -155,8 +155,6 @@ def test_without_weights_the_plan_says_what_they_would_bring(
     assert choice.reference == ""
     (line,) = choice.reasons
     assert "few photographs gain most from" in line
-    assert "82.4%" in line
-    assert "79.0%" in line
     assert "--model.init timm:vit_base_patch16_clip_224.openai --download" in line
     small = request_.facts.data.model_copy(update={"median_side": 32})
     smaller = request_._replace(facts=request_.facts.model_copy(update={"data": small}))
@@ -254,7 +252,7 @@ def test_settings_for_a_network_from_scratch_decline(
     choice = chosen(asked, tmp_path)
     assert choice.reference == ""
     assert "because optimizer.name is set: --model.init" in choice.reasons[0]
-    assert "Few photographs gain most from them: of 823" in choice.reasons[0]
+    assert "Few photographs gain most from them" in choice.reasons[0]
     length = {"training.epochs": 3, "training.batch_size": 16, "optimizer.learning_rate": 1e-3}
     long = request_._replace(settings=length)
     assert chosen(long, tmp_path).reference == str(tmp_path / "vit.safetensors")

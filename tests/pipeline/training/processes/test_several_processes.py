@@ -351,14 +351,12 @@ def test_a_time_limit_ends_all_ranks_at_the_same_step(ranks: dict[str, TrainingJ
 
 
 def test_a_rank_that_does_not_answer_is_named(ranks: dict[str, TrainingJob]) -> None:
-    """The others end with a sentence instead of waiting forever."""
+    """The first that gives up says so; the others end with it instead of waiting forever."""
     folder = ranks["whole"].folder.parent
-    for rank in range(SIZE - 1):
-        said = (folder / f"hanging-{rank}.txt").read_text(encoding="utf-8")
-        assert said == (
-            "A training process has not responded for 1 minutes, so all of them were ended. Start "
-            "the run again to resume training from its last checkpoint."
-        )
+    said = [(folder / f"hanging-{rank}.txt").read_text("utf-8") for rank in range(SIZE - 1)]
+    named = [each for each in said if each.startswith("A training process has not responded for")]
+    assert named
+    assert all("Connection closed by peer" in each for each in said if each not in named)
 
 
 def test_each_rank_has_dropout_of_its_own(ranks: dict[str, TrainingJob], tmp_path: Path) -> None:

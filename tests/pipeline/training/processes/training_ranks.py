@@ -176,7 +176,7 @@ def _wait_in_vain(folder: Path, ranks: Ranks) -> None:
     try:
         with stopped_ranks_named(wait):
             ranks.sum(torch.ones(1))
-    except WorkerError as error:
+    except (WorkerError, RuntimeError) as error:  # torch's, if another rank gave up before
         write_text(files[ranks.rank], str(error))
 
 

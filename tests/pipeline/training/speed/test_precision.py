@@ -276,7 +276,7 @@ def test_a_training_keeps_its_precision_and_a_replay_has_it(
     events.close()
     notes = [e["message"] for e in read_events(job.folder / "events.jsonl") if e["kind"] == "note"]
     assert notes == ["precision: bfloat16 (it was the faster one)"]
-    assert (result.precision, result.precision_reason) == ("bfloat16", "it was the faster one")
+    assert result.precision == "bfloat16"
     replay = launching.replayable(job.config, result)
     assert replay.training.precision == "bfloat16"
     assert replay.training.compile is False
