@@ -49,6 +49,9 @@ os.environ["PREFECT_API_AUTH_STRING"] = f"patchline:{SERVER_SECRET}"  # before P
 _MEMORY_DISK = Path("/dev/shm")  # noqa: S108 - pytest makes a private folder in it
 _MEMORY_NEEDED = 6 * 2**30
 """Bytes: several times what the folders of a whole session hold at once."""
+_MEMORY_OF_A_PROCESS, _MOST_PROCESSES = 5 * 2**30, 6
+"""Bytes of a process of tests with what it starts; more processes would wait for the same servers
+and modules."""
 _ROOT_OF_FOLDERS = "PYTEST_DEBUG_TEMPROOT"
 PREFECT_DATABASE = "PREFECT_SERVER_DATABASE_CONNECTION_URL"
 PATCHLINE = Path(sys.executable).parent / "patchline"
@@ -101,6 +104,14 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     module_of = scheduler._split_scope
     scheduler._split_scope = lambda test: _TOGETHER.get(module_of(test), module_of(test))
     return scheduler
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers() -> int:
+    """Run one process more than there are cores, as some wait for servers, and memory for each."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    by_memory = psutil.virtual_memory().total // _MEMORY_OF_A_PROCESS
+    return max(2, min((cores or 1) + 1, by_memory, _MOST_PROCESSES))
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -57,7 +57,7 @@ def test_weight_matrices_decay_and_nothing_else() -> None:
         (entry.kind, entry.name)
         for kind in ("model", "patch_embedding")
         for entry in plugin_loader.installed(kind)
-        if entry.target.startswith("plugins.")
+        if entry.target.startswith("patchline.plugins.")
     ],
 )
 def test_the_rule_holds_for_every_built_in_model(kind: str, name: str) -> None:
