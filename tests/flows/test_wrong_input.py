@@ -164,7 +164,7 @@ def test_a_patch_size_that_does_not_divide_the_image_is_refused(
 ) -> None:
     """The sentence names the patch size, the image and the sizes that fit."""
     write_photos(tmp_path / "photos", images=6)
-    done = ended("run", "photos", "--model.patch-embedding.patch-size", "5")
+    done = ended("run", "photos", "--preset=none", "--model.patch-embedding.patch-size", "5")
     _refused(done, "patch_size 5", "32x32", "4, 8, 16")
     _nothing_left(tmp_path, images_were_read=True)
 
@@ -194,5 +194,5 @@ def test_a_read_only_disk_ends_the_run_with_a_sentence(tmp_path: Path, small_dis
     """A folder that may not be written is named."""
     write_photos(tmp_path / "photos", images=6)
     subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)
-    done = patchline_here("run", tmp_path / "photos", cwd=small_disk)
+    done = patchline_here("run", tmp_path / "photos", "--preset=none", cwd=small_disk)
     _refused(done, str(small_disk), "may not be written", code=1)
