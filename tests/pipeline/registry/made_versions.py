@@ -141,7 +141,7 @@ def made_package(
     return Package(folder=folder, largest_difference=0.0, checked_images=0, bytes=0)
 
 
-def make_version(
+def registered_version(
     name: str,
     folder: Path,
     *,
@@ -156,7 +156,7 @@ def make_version(
     provenance: Provenance | None = None,
     classes: tuple[str, ...] = CLASSES,
 ) -> ModelReference:
-    """Register a version as a run does, with predictions that are wrong where they should be.
+    """Register a version with predictions that are wrong where they should be; it has no alias.
 
     They were compared with those of the package, unless `compared` is false.
     """
@@ -188,8 +188,16 @@ def make_version(
         if records_predictions and compared:
             package = package.model_copy(update={"reported_sha256": digest_of(table).sha256})
         registered = registration.register(run, model_id, name, package, {})
-    assign_aliases(registered.reference, config, run.folder / "promotion")
     return registered.reference
+
+
+def make_version(
+    name: str, folder: Path, *, config: PromotionConfig = QUICK, **made: Any
+) -> ModelReference:
+    """Register a version as a run does, which then asks for its aliases."""
+    reference = registered_version(name, folder, config=config, **made)
+    assign_aliases(reference, config, folder / "aliases" / name / reference.version)
+    return reference
 
 
 def promoted(reference: ModelReference, folder: Path, **settings: Any) -> bool:

@@ -17,7 +17,6 @@ from patchline.pipeline.registry.registered_models import ModelReference, summar
 from patchline.pipeline.tracking.tracking_store import client
 from tests.pipeline.registry.made_versions import QUICK, make_version
 
-pytestmark = pytest.mark.usefixtures("own_store")
 YES = Answer(decision="approve", who="Ada", reason="looks good")
 NO = Answer(decision="reject", who="Ada", reason="blurry")
 
@@ -38,13 +37,13 @@ def _champion() -> str | None:
     return alias_of(client(), "roses", CHAMPION)
 
 
-def test_an_answer_and_the_gates_decide_together(tmp_path: Path) -> None:
+def test_an_answer_and_the_gates_decide_together(
+    challenger: ModelReference, tmp_path: Path
+) -> None:
     """A rejection always counts; an approval needs the gates or force; the history names who."""
-    make_version("roses", tmp_path, wrong=range(60))
     equal = make_version("roses", tmp_path, wrong=range(60))
-    better = make_version("roses", tmp_path, wrong=range(10))
     for force in (None, "all the same"):
-        refused = _decided(better, tmp_path, NO, force=force)
+        refused = _decided(challenger, tmp_path, NO, force=force)
         assert refused is not None
         assert (refused.promoted, refused.forced, refused.reason) == (False, False, NO.text)
     against_gates = _decided(equal, tmp_path, YES)
@@ -53,40 +52,38 @@ def test_an_answer_and_the_gates_decide_together(tmp_path: Path) -> None:
     assert against_gates.reason.startswith("of 200 images")
     assert against_gates.reason.endswith("(although approved by Ada: looks good)")
     assert _champion() == "1"
-    promoted = _decided(better, tmp_path, YES)
+    promoted = _decided(challenger, tmp_path, YES)
     assert promoted is not None
     assert promoted.promoted
     [model] = summaries("roses")
     assert model.history[-1].reason.startswith("approved by Ada: looks good; better than version 1")
 
 
-def test_an_approval_holds_against_one_champion_and_a_rejection_against_any(tmp_path: Path) -> None:
+def test_an_approval_holds_against_one_champion_and_a_rejection_against_any(
+    challenger: ModelReference, tmp_path: Path
+) -> None:
     """Nothing is decided if the champion is not the one that the approver saw."""
-    make_version("roses", tmp_path, wrong=range(60))
-    better = make_version("roses", tmp_path, wrong=range(10))
-    assert _decided(better, tmp_path, YES, against="7") is None
+    assert _decided(challenger, tmp_path, YES, against="7") is None
     assert (_champion(), summaries("roses")[0].versions[0].decision) == ("1", None)
-    assert _decided(better, tmp_path, NO) is not None
+    assert _decided(challenger, tmp_path, NO) is not None
 
 
-def test_a_rejection_needs_no_comparison(tmp_path: Path) -> None:
+def test_a_rejection_needs_no_comparison(challenger: ModelReference, tmp_path: Path) -> None:
     """Without the version's run nothing can be compared, but a rejection is still recorded."""
-    make_version("roses", tmp_path, wrong=range(60))
-    better = make_version("roses", tmp_path, wrong=range(10))
-    run_id = str(client().get_model_version("roses", better.version).run_id)
+    run_id = str(client().get_model_version("roses", challenger.version).run_id)
     shutil.rmtree(tmp_path / "mlruns" / client().get_run(run_id).info.experiment_id / run_id)
     with pytest.raises(ModelReferenceError):
-        _decided(better, tmp_path, YES)
-    refused = _decided(better, tmp_path, NO)
+        _decided(challenger, tmp_path, YES)
+    refused = _decided(challenger, tmp_path, NO)
     assert refused is not None
     assert (refused.promoted, refused.reason) == (False, NO.text)
 
 
+@pytest.mark.usefixtures("champion")
 def test_the_question_has_metrics_gates_and_links(tmp_path: Path) -> None:
     """The text has what the approver needs, and the comparison is logged on the version's run."""
-    make_version("roses", tmp_path, wrong=range(20), metrics={"accuracy": 0.9})
     metrics = {"accuracy": 0.7, "accuracy_low": 0.6, "accuracy_high": 0.8}
-    worse = make_version("roses", tmp_path, wrong=range(60), metrics=metrics)
+    worse = make_version("roses", tmp_path, wrong=range(100), metrics=metrics)
     question = prepare_question(worse, "1", QUICK, tmp_path / "20261121")
     assert [gate.name for gate in question.failed_gates] == [
         "better_than_champion",
@@ -94,7 +91,7 @@ def test_the_question_has_metrics_gates_and_links(tmp_path: Path) -> None:
     ]
     words = question_text.page_text(question, 72)
     assert "2 of 3 gates fail: `better_than_champion`, `no_class_worse`" in words
-    assert "| accuracy on 200 images in common | 90.0% (" in words
+    assert "| accuracy on 200 images in common | 70.0% (" in words
     assert "| correct only here | 40 images | 0 images |" in words
     assert "| Accuracy, own test images | 0.9 | 0.7 (0.6 to 0.8) |" in words
     assert "### Largest losses of recall" in words
@@ -109,11 +106,12 @@ def test_the_question_has_metrics_gates_and_links(tmp_path: Path) -> None:
     assert question == Question.model_validate_json(question.model_dump_json())
 
 
-def test_without_a_champion_there_is_nothing_to_compare(tmp_path: Path) -> None:
+def test_without_a_champion_there_is_nothing_to_compare(
+    champion: ModelReference, tmp_path: Path
+) -> None:
     """The question then shows the version's own metrics."""
-    first = make_version("roses", tmp_path, wrong=range(20), metrics={"accuracy": 0.9})
     client().delete_registered_model_alias("roses", CHAMPION)
-    words = question_text.page_text(prepare_question(first, None, QUICK, tmp_path / "x"), 1)
+    words = question_text.page_text(prepare_question(champion, None, QUICK, tmp_path / "x"), 1)
     assert "There is no champion to compare with." in words
     assert "Every gate passes (1 of 1)" in words
     assert "| Accuracy, own test images |  | 0.9 |" in words

@@ -128,11 +128,9 @@ def test_after_a_crash_at_any_write_the_history_explains_the_champion(
     assert outcomes == {first.version, second.version}
 
 
-@pytest.mark.usefixtures("own_store")
-def test_a_change_outside_patchline_gets_an_entry_when_it_is_noticed(tmp_path: Path) -> None:
+@pytest.mark.usefixtures("challenger")
+def test_a_change_outside_patchline_gets_an_entry_when_it_is_noticed() -> None:
     """An alias that was set by hand in MLflow, or removed, is in the history afterwards."""
-    make_version("roses", tmp_path)
-    make_version("roses", tmp_path)
     store = client()
     store.set_registered_model_alias("roses", history.CHAMPION, "2")
     by_hand = _settled("roses")[-1]
@@ -144,12 +142,9 @@ def test_a_change_outside_patchline_gets_an_entry_when_it_is_noticed(tmp_path: P
     assert _settled("roses")[-1] == removed  # noticed once
 
 
-@pytest.mark.usefixtures("own_store")
-def test_every_change_of_an_alias_has_one_entry(tmp_path: Path) -> None:
+def test_every_change_of_an_alias_has_one_entry(challenger: ModelReference, tmp_path: Path) -> None:
     """Two versions, a promotion and a rollback: five changes, five entries, in order."""
-    make_version("roses", tmp_path, wrong=range(60))
-    second = make_version("roses", tmp_path, wrong=range(10))
-    promote(Request(second, QUICK), tmp_path / "promotion")
+    promote(Request(challenger, QUICK), tmp_path / "promotion")
     rollback("roses", "the greenhouse complained")
     entries = history.read(client(), "roses")
     assert [(e.sequence, e.alias, e.from_version, e.to_version, e.action) for e in entries] == [
@@ -200,16 +195,14 @@ def test_rollbacks_go_back_one_promotion_each(changes: str, earlier: str) -> Non
     assert "".join(history.earlier_champions(entries)) == earlier
 
 
-@pytest.mark.usefixtures("own_store")
-def test_unreadable_entries_are_skipped(tmp_path: Path) -> None:
+def test_unreadable_entries_are_skipped(champion: ModelReference) -> None:
     """A tag written by hand under our prefix does not stop a promotion."""
-    reference = make_version("roses", tmp_path)
     store = client()
     store.set_registered_model_tag("roses", f"{history.HISTORY_PREFIX}000009", "not ours")
     with changing("roses") as (_, still_held):
         history.settle(store, "roses")
         proposal = Proposal(
-            alias="old", to_version=reference.version, action="promoted", reason="a test"
+            alias="old", to_version=champion.version, action="promoted", reason="a test"
         )
         entry = history.change_alias(store, "roses", proposal, still_held)
     assert history.read(store, "roses")[-1] == entry

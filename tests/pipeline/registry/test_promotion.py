@@ -51,26 +51,26 @@ def _champion(name: str = "roses") -> str | None:
     return alias_of(client(), name, CHAMPION)
 
 
-def test_a_better_version_is_promoted_and_an_equal_one_is_not(tmp_path: Path) -> None:
+def test_a_better_version_is_promoted_and_an_equal_one_is_not(
+    challenger: ModelReference, tmp_path: Path
+) -> None:
     """Fewer errors on the same images promote; a tie, or one image more, does not."""
-    make_version("roses", tmp_path, wrong=range(40))
-    equal = make_version("roses", tmp_path, wrong=range(40, 80))
-    hardly = make_version("roses", tmp_path, wrong=range(1, 40))
-    better = make_version("roses", tmp_path, wrong=range(10))
+    equal = make_version("roses", tmp_path, wrong=range(60, 120))
+    hardly = make_version("roses", tmp_path, wrong=range(1, 60))
     assert not promoted(equal, tmp_path)
     assert not promoted(hardly, tmp_path)
     assert _champion() == "1"
-    decision = _decision(better, tmp_path, QUICK)
-    assert (decision.promoted, decision.champion, _champion()) == (True, "1", better.version)
+    decision = _decision(challenger, tmp_path, QUICK)
+    assert (decision.promoted, decision.champion, _champion()) == (True, "1", "2")
     gate, *_ = decision.gates
-    assert gate.value == pytest.approx(30 / 200)
-    assert "30 are correct only now and 0 were correct only before" in gate.sentence
+    assert gate.value == pytest.approx(60 / 200)
+    assert "60 are correct only now and 0 were correct only before" in gate.sentence
 
 
+@pytest.mark.usefixtures("champion")
 def test_a_decision_is_logged_with_its_comparison(tmp_path: Path) -> None:
     """Comparison and decision are logged on the run, and the version records the outcome."""
-    make_version("roses", tmp_path, wrong=range(40))
-    worse = make_version("roses", tmp_path, wrong=range(80))
+    worse = make_version("roses", tmp_path, wrong=range(100))
     decision = _decision(worse, tmp_path, QUICK)
     assert decision.failed == ("better_than_champion", "no_class_worse")
     [model] = summaries("roses")
@@ -221,22 +221,21 @@ def test_a_class_that_loses_too_much_refuses(tmp_path: Path) -> None:
     ids=str,
 )
 def test_limits_on_its_own_metrics(
-    tmp_path: Path, settings: dict[str, dict[str, float]], passes: bool
+    registered: ModelReference, tmp_path: Path, settings: dict[str, dict[str, float]], passes: bool
 ) -> None:
     """A first version becomes champion only within the limits; a missing metric fails."""
     config = PromotionConfig.model_validate({**QUICK.model_dump(), **settings})
-    metrics = {"accuracy": 0.9, "log_loss": 0.2, "ece": 0.03}
-    reference = make_version("roses", tmp_path, metrics=metrics, config=config)
+    assign_aliases(registered, config, tmp_path / "aliases")
     assert _champion() == ("1" if passes else None)
     [model] = summaries("roses")
     assert model.versions[0].aliases == (("challenger", "champion") if passes else ("challenger",))
-    assert _decision(reference, tmp_path, config).promoted == passes
+    assert _decision(registered, tmp_path, config).promoted == passes
 
 
+@pytest.mark.usefixtures("champion")
 def test_force_needs_a_reason_and_shows(tmp_path: Path) -> None:
     """Force overrules the gates; the history records why, and which gates failed."""
-    make_version("roses", tmp_path, wrong=range(10))
-    worse = make_version("roses", tmp_path, wrong=range(60))
+    worse = make_version("roses", tmp_path, wrong=range(100))
     request = Request(worse, QUICK, force_reason="the old one has a bug")
     decision, entry = promote(request, tmp_path / "promotion")
     assert decision is not None
@@ -247,11 +246,12 @@ def test_force_needs_a_reason_and_shows(tmp_path: Path) -> None:
     assert entry.gates["better_than_champion"] is False
 
 
-def test_promoting_the_champion_again_changes_nothing(tmp_path: Path) -> None:
+def test_promoting_the_champion_again_changes_nothing(
+    champion: ModelReference, tmp_path: Path
+) -> None:
     """A script that runs twice changes nothing the second time."""
-    reference = make_version("roses", tmp_path)
     before = summaries("roses")[0].history
-    decision, entry = promote(Request(reference, QUICK), tmp_path / "promotion")
+    decision, entry = promote(Request(champion, QUICK), tmp_path / "promotion")
     assert decision is not None
     assert (decision.promoted, entry) == (True, None)
     assert "already" in decision.reason
@@ -313,21 +313,20 @@ def test_a_comparison_does_not_claim_what_is_not_known(
     assert "its accuracy is optimistic" in page
 
 
+@pytest.mark.usefixtures("champion")
 def test_images_that_only_a_package_knows_are_not_compared(tmp_path: Path) -> None:
     """Those of an ancestor of another store, whose run nobody here has."""
     manifest = made_manifest()
     ancestor = made_manifest(range(0), range(150), range(150, 160))
-    make_version("roses", tmp_path, wrong=range(60))
     started = seen_in(manifest).from_initial(seen_in(ancestor))
     second = make_version("roses", tmp_path, provenance=started)
     decision = _decision(second, tmp_path, QUICK)
     assert "of 40 images not used for training" in decision.gates[0].sentence
 
 
+@pytest.mark.usefixtures("challenger")
 def test_automatic_promotion_is_a_setting(tmp_path: Path) -> None:
     """By default a better version waits for approval; with `automatic` it does not."""
-    make_version("roses", tmp_path, wrong=range(60))
-    make_version("roses", tmp_path, wrong=range(30))
     assert _champion() == "1"
     automatic = QUICK.model_copy(update={"automatic": True})
     make_version("roses", tmp_path, wrong=range(20), config=automatic)
@@ -343,11 +342,11 @@ def test_automatic_promotion_is_a_setting(tmp_path: Path) -> None:
         ((*CLASSES, "wavy"), "only roses/2 has wavy"),
     ],
 )
+@pytest.mark.usefixtures("champion")
 def test_versions_with_other_classes_are_neither_registered_nor_compared(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, classes: tuple[str, ...], difference: str
 ) -> None:
     """Two first runs of one name may both have begun when there was no version to compare with."""
-    make_version("roses", tmp_path)
     with pytest.raises(ModelReferenceError, match="has other classes than this data"):
         make_version("roses", tmp_path, classes=classes)
     assert [each.version for each in summaries("roses")[0].versions] == ["1"]
@@ -358,12 +357,12 @@ def test_versions_with_other_classes_are_neither_registered_nor_compared(
     assert "another name" in str(caught.value)
 
 
+@pytest.mark.usefixtures("champion")
 @pytest.mark.parametrize("removed", ["the alias", "the version"])
 def test_the_place_of_a_removed_champion_is_not_filled_unasked(
     tmp_path: Path, removed: str
 ) -> None:
     """Only the first champion needs no request: afterwards a run asks, or leaves it alone."""
-    make_version("roses", tmp_path)
     if removed == "the alias":
         client().delete_registered_model_alias("roses", CHAMPION)
     else:
@@ -377,12 +376,12 @@ def test_the_place_of_a_removed_champion_is_not_filled_unasked(
     assert _champion() == "2"
 
 
-def test_a_package_that_does_not_load_is_refused(tmp_path: Path) -> None:
+def test_a_package_that_does_not_load_is_refused(
+    challenger: ModelReference, tmp_path: Path
+) -> None:
     """A damaged package does not load in a clean process, so its version is refused."""
-    make_version("roses", tmp_path, wrong=range(60))
-    second = make_version("roses", tmp_path)
     config = QUICK.model_copy(update={"package_check": True, "max_latency_ms": 10_000.0})
-    decision = _decision(second, tmp_path, config)
+    decision = _decision(challenger, tmp_path, config)
     assert decision.promoted, decision.reason
     assert [gate.name for gate in decision.gates][2:] == ["package", "latency", "provenance"]
     first = resolve("roses/1")
@@ -395,14 +394,14 @@ def test_a_package_that_does_not_load_is_refused(tmp_path: Path) -> None:
     assert _champion() == "2"
 
 
-def test_a_rollback_goes_to_another_version_that_is_there(tmp_path: Path) -> None:
+def test_a_rollback_goes_to_another_version_that_is_there(
+    challenger: ModelReference, tmp_path: Path
+) -> None:
     """The target is neither the champion itself nor a deleted version."""
-    make_version("roses", tmp_path, wrong=range(60))
-    second = make_version("roses", tmp_path)
-    assert promoted(second, tmp_path)
+    assert promoted(challenger, tmp_path)
     store = client()
     store.delete_registered_model_alias("roses", CHAMPION)
-    assert promoted(second, tmp_path)
+    assert promoted(challenger, tmp_path)
     store.delete_model_version("roses", "1")
     with pytest.raises(ModelReferenceError, match="no previous champion"):
         rollback("roses", None)
@@ -419,46 +418,44 @@ def test_a_rollback_goes_to_another_version_that_is_there(tmp_path: Path) -> Non
     ],
 )
 def test_a_damaged_package_is_not_promoted(
-    tmp_path: Path, name: str, content: bytes | None, words: str
+    challenger: ModelReference, tmp_path: Path, name: str, content: bytes | None, words: str
 ) -> None:
     """Each file of a package is checked, also those that prediction does not need."""
-    make_version("roses", tmp_path, wrong=range(60))
-    second = make_version("roses", tmp_path)
-    file = _package(second) / "artifacts" / name
+    file = _package(challenger) / "artifacts" / name
     if content is None:
         file.unlink()
     else:
         file.write_bytes(content)
     config = QUICK.model_copy(update={"package_check": True})
     try:
-        reason = _decision(second, tmp_path, config).reason
+        reason = _decision(challenger, tmp_path, config).reason
     except ModelReferenceError as error:
         reason = str(error)
     assert re.search(words, reason)
     assert _champion() == "1"
 
 
-def test_a_version_whose_files_are_gone_is_named(tmp_path: Path) -> None:
+def test_a_version_whose_files_are_gone_is_named(
+    challenger: ModelReference, tmp_path: Path
+) -> None:
     """Neither a promotion nor a rollback touches an alias when the package is gone."""
-    make_version("roses", tmp_path, wrong=range(60))
-    second = make_version("roses", tmp_path)
-    shutil.rmtree(_package(second))
+    shutil.rmtree(_package(challenger))
     with pytest.raises(ModelReferenceError, match="version 2 are gone"):
-        promote(Request(second, QUICK), tmp_path / "promotion")
+        promote(Request(challenger, QUICK), tmp_path / "promotion")
     assert _champion() == "1"
 
 
-def test_a_version_without_records_cannot_be_compared(tmp_path: Path) -> None:
+def test_a_version_without_records_cannot_be_compared(
+    challenger: ModelReference, tmp_path: Path
+) -> None:
     """If its run was deleted, its test images are unknown, which is an error."""
-    make_version("roses", tmp_path, wrong=range(60))
-    second = make_version("roses", tmp_path)
     [model] = summaries("roses")
     run = client().get_run(model.versions[0].run_id)
     shutil.rmtree(run.info.artifact_uri.removeprefix("file://"))
     with pytest.raises(
         ModelReferenceError, match="training data of 'roses' version 2 is no longer recorded"
     ):
-        promote(Request(second, QUICK), tmp_path / "promotion")
+        promote(Request(challenger, QUICK), tmp_path / "promotion")
     shutil.rmtree(_package(resolve("roses/1")))
     automatic = QUICK.model_copy(update={"automatic": True})
     make_version(
@@ -468,13 +465,11 @@ def test_a_version_without_records_cannot_be_compared(tmp_path: Path) -> None:
 
 
 def test_the_comparison_is_repeated_if_the_champion_changes_meanwhile(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    challenger: ModelReference, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """If another machine is faster, the version is compared with the new champion."""
-    make_version("roses", tmp_path, wrong=range(60))
-    best = make_version("roses", tmp_path)
     late = make_version("roses", tmp_path, wrong=range(30))
-    evaluate_gates, rivals = gate_evaluation.evaluate_gates, [best.version]
+    evaluate_gates, rivals = gate_evaluation.evaluate_gates, [challenger.version]
 
     def evaluate_slowly(*values: object, **named: object) -> object:
         evaluation = evaluate_gates(*values, **named)  # type: ignore[arg-type]  # passed on as they are
@@ -486,18 +481,18 @@ def test_the_comparison_is_repeated_if_the_champion_changes_meanwhile(
     notes: list[str] = []
     decision, entry = promote(Request(late, QUICK), tmp_path / "promotion", notes.append)
     assert decision is not None
-    assert (decision.promoted, decision.champion, entry) == (False, best.version, None)
+    assert (decision.promoted, decision.champion, entry) == (False, challenger.version, None)
     assert "the champion changed; comparing again" in notes
-    assert _champion() == best.version
+    assert _champion() == challenger.version
 
 
-def test_the_decision_is_a_file_that_can_be_read_again(tmp_path: Path) -> None:
+def test_the_decision_is_a_file_that_can_be_read_again(
+    challenger: ModelReference, tmp_path: Path
+) -> None:
     """decision.json holds the gates with their values."""
-    reference = make_version("roses", tmp_path)
-    make_version("roses", tmp_path)
-    _decision(resolve("roses/2"), tmp_path, QUICK)
+    _decision(challenger, tmp_path, QUICK)
     content = json.loads((tmp_path / "promotion" / "decision.json").read_text("utf-8"))
-    assert content["champion"] == reference.version
+    assert content["champion"] == "1"
     assert {"name", "passed", "value", "threshold", "sentence"} == set(content["gates"][0])
 
 
