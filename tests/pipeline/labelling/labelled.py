@@ -1,10 +1,14 @@
-"""A real server of the page on which people label images, and what clients send to it."""
+"""Servers of the page on which people label images, and what clients send to them."""
 
 from __future__ import annotations
 
+import contextlib
 import csv
+import http.client
 import json
 import signal
+import subprocess
+import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -14,10 +18,20 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import uvicorn
 from PIL import Image
 
+from patchline.pipeline.labelling.answers_table import TABLE_NAME, AnswersTable
+from patchline.pipeline.labelling.image_order import ImageOrder
+from patchline.pipeline.labelling.pool import Pool
+from patchline.pipeline.labelling.server.advisor import Advisor
+from patchline.pipeline.labelling.server.application import application
+from patchline.pipeline.labelling.session import Session
+from patchline.pipeline.serving.config import ServingConfig
+from patchline.pipeline.serving.ready_server import uvicorn_config
+from patchline.pipeline.serving.server import listening_socket
 from tests.patience import patient
-from tests.pipeline.serving.served import Reply, Serving, started
+from tests.pipeline.serving.served import Reply, started
 
 Offered = dict[str, Any]
 """What the page knows of an image."""
@@ -39,15 +53,25 @@ def rows_of(table: Path) -> list[dict[str, str]]:
 
 
 @dataclass
-class Labelling(Serving):
-    """A server that runs."""
+class Page:
+    """A page that is served."""
 
+    port: int
     headers: Mapping[str, str]
 
-    @property
-    def table(self) -> Path:
-        """The table that it writes."""
-        return Path(self.ready["table"])
+    def ask(
+        self,
+        method: str,
+        path: str,
+        body: bytes | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> Reply:
+        """Send a request on a connection of its own."""
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=patient(60))
+        with contextlib.closing(connection):
+            connection.request(method, path, body, dict(headers or {}))
+            response = connection.getresponse()
+            return Reply(response.status, response.headers, response.read())
 
     def post(self, path: str, **content: Any) -> Reply:
         """Send a JSON object."""
@@ -73,6 +97,19 @@ class Labelling(Serving):
         progress: dict[str, Any] = self.ask("GET", "/progress", headers=self.headers).json
         return progress
 
+
+@dataclass
+class Labelling(Page):
+    """A command that serves the page."""
+
+    process: subprocess.Popen[str]
+    ready: dict[str, Any]
+
+    @property
+    def table(self) -> Path:
+        """The table that it writes."""
+        return Path(self.ready["table"])
+
     def kill(self) -> None:
         """Kill it with SIGKILL."""
         self.process.send_signal(signal.SIGKILL)
@@ -88,4 +125,27 @@ def labelling(
     command = ("label", str(folder), *arguments)
     with started(*command, folder=folder.parent, log=log) as (process, ready):
         port = int(ready["url"].rpartition(":")[2])
-        yield Labelling(process, port, ready, log, headers or {})
+        yield Labelling(port, headers or {}, process, ready)
+
+
+@contextmanager
+def page_here(
+    folder: Path, *classes: str, headers: Mapping[str, str] | None = None, **settings: Any
+) -> Iterator[Page]:
+    """Serve the page of a folder from a thread of this process, which spares the imports."""
+    config = ServingConfig(port=0, **settings)
+    pool, answers = Pool(folder, folder), AnswersTable(folder / TABLE_NAME)
+    order = ImageOrder(list(pool.images), 0)
+    session = Session(pool, answers, order, Advisor(pool, answers, order, None, "of the test"))
+    with listening_socket(config) as listening, answers.open_for_people("http://here"):
+        answers.add_classes(classes)
+        port = listening.getsockname()[1]
+        served = application(session, config, port, folder.name)
+        server = uvicorn.Server(uvicorn_config(served, config))
+        thread = threading.Thread(target=server.run, args=([listening],))
+        thread.start()
+        try:
+            yield Page(port, headers or {})
+        finally:
+            server.should_exit = True
+            thread.join()

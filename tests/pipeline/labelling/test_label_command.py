@@ -19,35 +19,32 @@ from patchline.pipeline.labelling.new_class import checked_class
 from patchline.pipeline.labels.answer_columns import ANSWER_SOURCE
 from patchline.plugin_api import SourceContext
 from patchline.plugins.data_sources.table import ImageTable, TableConfig
-from tests.conftest import draw_photo, patchline
+from tests.conftest import draw_photo, patchline, patchline_here
 from tests.patience import patient
-from tests.pipeline.labelling.labelled import Labelling, labelling, rows_of, write_images
+from tests.pipeline.labelling.labelled import Page, labelling, page_here, rows_of, write_images
 
 ADA, BOB = "ada-00000001", "bob-00000002"
 TOKEN = "0123456789abcdef0123"  # noqa: S105 - it guards nothing
 
 
-def test_a_folder_of_300_images_opens_quickly(tmp_path: Path) -> None:
-    """The page answers at once; an image arrives as a picture, whatever its format."""
-    folder = write_images(tmp_path / "inbox", 300)
+def test_two_people_never_get_the_same_image_even_if_the_server_is_killed(tmp_path: Path) -> None:
+    """A folder of 300 images opens at once, and each answer that is confirmed is in the table.
+
+    What is on a screen stays there, and an image arrives as a picture.
+    """
+    folder = write_images(tmp_path / "inbox", 300, side=8)
     began = time.monotonic()
     with labelling(folder, "--classes", "rose, tulip") as page:
-        [image] = page.next(ADA)
+        held = [image["id"] for image in page.next(ADA, 3)]
         seconds = time.monotonic() - began
         assert seconds < patient(6.0), seconds
-        assert page.ready["table"] == str(folder / "labels.csv")
-        reply = page.ask("GET", f"/image/{image['id']}?side=64")
-        assert Image.open(io.BytesIO(reply.body)).size == (24, 24)
+        assert page.table == folder / "labels.csv"
+        reply = page.ask("GET", f"/image/{held[0]}?side=64")
+        assert Image.open(io.BytesIO(reply.body)).size == (8, 8)
         progress = page.progress()
         assert progress["images"] == 300
         assert [each["name"] for each in progress["classes"]] == ["rose", "tulip"]
-
-
-def test_two_people_never_get_the_same_image_even_if_the_server_is_killed(tmp_path: Path) -> None:
-    """Each answer is in the table when it is confirmed, and what is on a screen stays there."""
-    folder = write_images(tmp_path / "inbox", 30)
-    with labelling(folder, "--classes", "rose,tulip") as page:
-        held = [image["id"] for image in page.next(ADA, 3)]
+        assert progress["order"].startswith("random, because")
         others = [image["id"] for image in page.next(BOB, 3)]
         assert not set(held) & set(others)
         assert page.answer(ADA, held[:1], "rose").status == HTTPStatus.OK
@@ -55,7 +52,7 @@ def test_two_people_never_get_the_same_image_even_if_the_server_is_killed(tmp_pa
         page.kill()
     [row] = rows_of(folder / "labels.csv")
     assert (row["label"], row["labeled_by"], row["source"]) == ("rose", "ada", "random")
-    with labelling(folder) as page:  # the classes are remembered, too
+    with page_here(folder) as page:  # the classes are remembered, too
         seen = {image["id"] for image in page.next(BOB, 8, others)}
         assert not seen & set(held)
         assert page.answer(ADA, held[1:2], "tulip").status == HTTPStatus.OK
@@ -68,9 +65,9 @@ def test_two_people_never_get_the_same_image_even_if_the_server_is_killed(tmp_pa
 
 
 def test_every_image_is_asked_about_once_and_skipped_ones_at_the_end(tmp_path: Path) -> None:
-    """The order is random without weights, and the page says so."""
+    """However often the page asks."""
     folder = write_images(tmp_path / "inbox", 12)
-    with labelling(folder, "--classes", "rose") as page:
+    with page_here(folder, "rose") as page:
         [first] = page.next(ADA)
         page.post("/answer", client=ADA, person="ada", ids=[first["id"]], verdict="skip")
         asked = []
@@ -79,7 +76,6 @@ def test_every_image_is_asked_about_once_and_skipped_ones_at_the_end(tmp_path: P
             assert page.answer(ADA, asked[-1:], "rose").status == HTTPStatus.OK
         assert asked[-1] == first["id"]
         assert len(set(asked)) == len(asked) == 12
-        assert page.progress()["order"].startswith("random, because")
     assert len(rows_of(folder / "labels.csv")) == 12
 
 
@@ -87,7 +83,7 @@ def test_a_table_that_a_person_edits_is_imported_while_the_page_is_open(tmp_path
     """The page says that it is kept; the command tells the outcome of each row."""
     folder = write_images(tmp_path / "inbox", 6)
     table = folder / "labels.csv"
-    with labelling(folder, "--classes", "rose,tulip") as page:
+    with page_here(folder, "rose", "tulip") as page:
         for _ in range(3):
             [image] = page.next(ADA)
             assert page.answer(ADA, [image["id"]], "rose").status == HTTPStatus.OK
@@ -97,7 +93,9 @@ def test_a_table_that_a_person_edits_is_imported_while_the_page_is_open(tmp_path
         rows = [rows[0].replace("rose", "tulip"), rows[1].replace("rose", "")]
         more = [f"{new['name']},iris", "typo.png,iris"]
         table.write_text("\n".join([f"{header},site", *rows, *more]) + "\n")
-        imported = patchline("label", str(folder), "--import", str(table), "--json", cwd=tmp_path)
+        imported = patchline_here(
+            "label", str(folder), "--import", str(table), "--json", cwd=tmp_path
+        )
         assert imported.code == 0, imported.err
         assert imported.json == {
             "table": str(table),
@@ -113,14 +111,14 @@ def test_a_table_that_a_person_edits_is_imported_while_the_page_is_open(tmp_path
         assert page.progress()["labeled"] == 3
     labels = {row["path"]: row["label"] for row in rows_of(table)}
     assert labels == {first: "tulip", third: "rose", new["name"]: "iris"}
-    again = patchline("label", str(folder), "--import", str(kept), cwd=tmp_path)
+    again = patchline_here("label", folder, "--import", kept, cwd=tmp_path)
     assert again.out.splitlines() == [
         "Rows taken in: 0",
         "Rows left out, because the answer is newer: 0",
         "Rows left out, because the folder has no such image: 1 (typo.png)",
         "Columns added: 0",
     ]
-    wrong = patchline("label", str(folder), "--import", str(folder / "000.png"), cwd=tmp_path)
+    wrong = patchline_here("label", folder, "--import", folder / "000.png", cwd=tmp_path)
     assert wrong.code == 2
     assert "Give a CSV table with the columns path and label." in wrong.err
 
@@ -128,7 +126,7 @@ def test_a_table_that_a_person_edits_is_imported_while_the_page_is_open(tmp_path
 def test_new_images_join_and_broken_ones_are_left_out(tmp_path: Path) -> None:
     """A file that is no image is named once, and asked about no more."""
     folder = write_images(tmp_path / "inbox", 1)
-    with labelling(folder, "--classes", "rose") as page:
+    with page_here(folder, "rose") as page:
         [image] = page.next(ADA)
         assert page.answer(ADA, [image["id"]], "rose").status == HTTPStatus.OK
         assert page.next(ADA) == []
@@ -144,7 +142,7 @@ def test_new_images_join_and_broken_ones_are_left_out(tmp_path: Path) -> None:
         assert [each["name"] for each in page.next(ADA, 3)] == ["001.png"]
 
 
-def _refusals(page: Labelling) -> dict[str, int]:
+def _refusals(page: Page) -> dict[str, int]:
     """Return the status of hostile requests."""
     body = json.dumps({"name": "rose"}).encode()
     as_json = {"content-type": "application/json"}
@@ -172,15 +170,11 @@ def test_hostile_requests_change_nothing(tmp_path: Path) -> None:
     """No path leaves the folder, no other page writes, and nothing is shown without the token."""
     folder = write_images(tmp_path / "inbox", 3)
     (tmp_path / "secret.txt").write_text("secret")
-    token = tmp_path / "token"
-    token.write_text(TOKEN)
-    token.chmod(0o600)
-    arguments = ("--host", "0.0.0.0", "--token-file", str(token))  # noqa: S104 - with a token
-    refused = patchline("label", str(folder), *arguments[:2], cwd=tmp_path)
+    refused = patchline_here("label", folder, "--host", "0.0.0.0", cwd=tmp_path)  # noqa: S104
     assert refused.code == 2
     assert "lets other machines label the images, which needs a token" in refused.err
     headers = {"authorization": f"Bearer {TOKEN}"}
-    with labelling(folder, *arguments, headers=headers) as page:
+    with page_here(folder, headers=headers, host="0.0.0.0", token=TOKEN) as page:  # noqa: S104
         assert _refusals(page) == {
             **dict.fromkeys(("path", "dots", "encoded"), HTTPStatus.NOT_FOUND),
             **dict.fromkeys(("origin", "site", "host"), HTTPStatus.FORBIDDEN),
