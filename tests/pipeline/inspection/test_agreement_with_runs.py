@@ -68,7 +68,7 @@ def test_table_of_a_leak_by_groups_unblocks_a_run(
 ) -> None:
     """Members of a group outside the most important of its splits are marked, as copies are."""
     monkeypatch.setenv("HOME", str(tmp_path))
-    folder = garden(tmp_path / "garden")
+    folder = garden(tmp_path / "garden", images=12)
     shutil.copy(folder / "test/day/00.png", folder / "train/day/copy.png")
     group = {"group_pattern": r"(0[01])\.png"}
     found = inspected(folder, **group)
@@ -101,7 +101,7 @@ def test_photographs_of_phones(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_images_of_a_given_test_split_do_not_make_a_class_large_enough(tmp_path: Path) -> None:
     """A validation split is split off from the training images alone."""
-    folder = garden(tmp_path / "garden")
+    folder = garden(tmp_path / "garden", images=12)
     shutil.rmtree(folder / "val")
     for split, count in (("train", 1), ("test", 12)):
         (folder / split / "dusk").mkdir(parents=True)
@@ -118,20 +118,19 @@ def test_images_of_a_given_test_split_do_not_make_a_class_large_enough(tmp_path:
 
 def test_data_of_an_earlier_run_is_not_inspected(tmp_path: Path) -> None:
     """The setting comes with configs of runs, so it is no error, but it is said."""
-    notes = inspected(garden(tmp_path / "garden", images=4), manifest="last").result.notes
+    notes = inspected(garden(tmp_path / "garden"), manifest="last").result.notes
     assert notes[0] == "the data is inspected as it is now: data.manifest affects runs only"
 
 
-@pytest.mark.parametrize("delimiter", [",", ";", "\t"])
-def test_what_is_excluded_already_stays_in_the_table(tmp_path: Path, delimiter: str) -> None:
+def test_what_is_excluded_already_stays_in_the_table(tmp_path: Path) -> None:
     """Inspecting with the table that the findings are written to excludes the same files again."""
     folder = garden(tmp_path / "garden")
     scene(900).point(lambda value: value // 8).save(folder / "train/day/odd.png")
     found, table = inspected(folder), tmp_path / "findings.csv"
     write_table(found.result, found.manifest, table)
     edited = table.read_text("utf-8").replace(",dark,note,,", ",dark,note,yes,")
-    table.write_text(edited.replace(",", delimiter), encoding="utf-8")
-    for _ in range(2):
+    for text in (edited.replace(",", ";"), edited.replace(",", "\t"), edited):
+        table.write_text(text, encoding="utf-8")
         again = inspected(folder, exclude=str(table))
         assert again.result.findings == ()
         write_table(again.result, again.manifest, table)
@@ -185,7 +184,7 @@ def test_a_person_may_exclude_the_other_copy(tmp_path: Path) -> None:
 @pytest.mark.parametrize("content", [b"path,exclude\n\xff,yes\n", b"file,exclude\na.png,yes\n"])
 def test_a_table_that_cannot_be_read_is_not_replaced(tmp_path: Path, content: bytes) -> None:
     """Its answers would be lost, so the error names it and what to do."""
-    found, table = inspected(garden(tmp_path / "garden", images=4)), tmp_path / "findings.csv"
+    found, table = inspected(garden(tmp_path / "garden")), tmp_path / "findings.csv"
     table.write_bytes(content)
     with pytest.raises(DataError, match=r"replace .*findings\.csv, .* or move it away\."):
         write_table(found.result, found.manifest, table)
