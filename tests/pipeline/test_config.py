@@ -71,7 +71,7 @@ def test_json_gives_back_the_config(config: RunConfig) -> None:
     )
 
 
-@settings(deadline=None)
+@settings(deadline=None, max_examples=30)
 @given(configs)
 def test_yaml_gives_back_the_config(config: RunConfig) -> None:
     """A config written as YAML and read again is equal."""

@@ -16,12 +16,12 @@ from tests.patience import patient
 ROOT = Path(__file__).resolve().parents[3]
 
 
-def test_some_tens_of_damaged_data_sets_are_answered() -> None:
+def test_some_damaged_data_sets_are_answered() -> None:
     """Whatever is packed, and however it is damaged, it is read or refused by name."""
-    found, failures = fuzz_data(30, seed=1)
+    found, failures = fuzz_data(12, seed=1)
     assert failures == []
-    assert found["read"] > 5
-    assert found["refused with a reason"] > 2
+    assert found["read"] > 2
+    assert found["refused with a reason"] > 1
     assert found["peak memory, MiB"] < 1000
 
 

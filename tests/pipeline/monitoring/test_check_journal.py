@@ -68,10 +68,14 @@ def writer(workspace: Path, checks: int) -> subprocess.Popen[str]:
 
 def test_two_processes_share_the_numbers(tmp_path: Path) -> None:
     """Each check spends a level of its own, whoever makes it."""
-    processes = [writer(tmp_path, 15) for _ in range(2)]
-    for process in processes:
-        process.communicate(timeout=patient(60))
-        assert process.returncode == 0
+    process, journal = writer(tmp_path, 15), CheckJournal(tmp_path, "digits/1", "inbox")
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready\n"
+    for _ in range(15):
+        with journal.alone():
+            journal.write(check_of(len(journal.checks()) + 1))
+    process.communicate(timeout=patient(60))
+    assert process.returncode == 0
     checks = CheckJournal(tmp_path, "digits/1", "inbox").checks()
     assert [each.number for each in checks] == list(range(1, 31))
     assert checks[-1].spent == pytest.approx(30 * 0.05 / 365)

@@ -85,9 +85,9 @@ def several(manifest: pd.DataFrame, by: pd.Series[Any]) -> set[Any]:
 
 @pytest.mark.parametrize("groups", [2, 200])
 def test_nobody_moves_however_the_data_grow(tmp_path: Path, groups: int) -> None:
-    """Of 10 data sets that grow three times no image moves; only groups may be torn, and noted."""
+    """Of data sets that grow three times no image moves; only groups may be torn, and noted."""
     joined = 0
-    for seed in range(6, 11):
+    for seed in range(8, 11):
         data, memory = Growing(seed, groups), SplitMemory(tmp_path / "none")
         before: dict[str, str] = {}
         torn: set[str] = set()
@@ -186,15 +186,16 @@ def splits_of(data: IngestedData) -> dict[str, str]:
     return dict(zip(names, manifest["split"], strict=True))
 
 
-def test_same_pixels_in_another_format_are_the_same_image(photos: Path) -> None:
+def test_same_pixels_in_another_format_are_the_same_image(tmp_path: Path) -> None:
     """BMP copies of PNG files lie where these lie, from the start or added later, and all stay."""
+    photos = write_photos(tmp_path / "photos", images=6)
     work = photos.parent / "work"
     before = splits_of(ingest(config_of(photos), work))
     for file in list(photos.rglob("*.png")):
         Image.open(file).save(file.with_suffix(".bmp"))
     assert splits_of(ingest(config_of(photos), work)) == before
     splits_of(ingest(config_of(photos), photos.parent / "fresh"))
-    write_photos(photos, classes=3, images=30)
+    write_photos(photos, images=9)
     after = splits_of(ingest(config_of(photos), work))
     assert {name: after[name] for name in before} == before
 

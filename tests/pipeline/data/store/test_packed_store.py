@@ -12,7 +12,7 @@ import pytest
 from PIL import Image
 
 from patchline.pipeline.config import PluginChoice
-from patchline.pipeline.data.batches.batch_order import BatchOrder
+from patchline.pipeline.data.batches.batch_order import BalancedOrder
 from patchline.pipeline.data.batches.loader import TrainingImages, training_batches
 from patchline.pipeline.data.store import decoded_files, store_shards
 from patchline.pipeline.data.store.packed_files import PackedImages, packed
@@ -76,18 +76,20 @@ def test_the_smaller_of_file_and_png_is_kept() -> None:
 
 
 def test_batches_do_not_depend_on_the_kind_of_store(root: Path, tmp_path: Path) -> None:
-    """Training sees the same augmented images, with a data-loader worker, too."""
+    """Training sees the same augmented images, also from a worker, and those drawn twice."""
     rows, stores = rows_of(root), tmp_path / "stores"
     image = ImageSpec(
         channels=3, height=16, width=16, mean=(0.5,) * 3, std=(0.2,) * 3, resize="crop"
     )
     batches = []
+    chosen = {"name": "standard", "horizontal_flip": True, "erase": 0.5}
+    labels = np.array([0, 0, 0, 0, 0, 1, 1])
     for kind, workers in (("decoded", 0), ("packed", 0), ("packed", 1)):
         store, _ = prepare(rows, root, SPEC, stores, kind=kind)  # type: ignore[arg-type] # a literal
         source = TrainingImages(
-            store, np.arange(7), np.arange(7) % 3, PluginChoice(name="light"), image, seed=3
+            store, np.arange(7), labels, PluginChoice.model_validate(chosen), image, seed=3
         )
-        stream = training_batches(BatchOrder(source.rows, 3, 3, 0), source, workers)
+        stream = training_batches(BalancedOrder(source.rows, 3, 3, 0, labels), source, workers)
         batches.append(np.concatenate([next(stream)[0].numpy() for _ in range(4)]))
     assert np.array_equal(batches[0], batches[1])
     assert np.array_equal(batches[0], batches[2])

@@ -36,9 +36,6 @@ store_shards.SHARD_BYTES = int(sys.argv[4])
 def on_progress(done, total):
     if done == killed_at:
         os.kill(os.getpid(), signal.SIGKILL)
-    if not killed_at:
-        print("decoding", done, flush=True)
-        sys.stdin.readline()
 
 rows = pd.read_parquet(sys.argv[5])
 print(prepare(rows, root, StoreSpec(3, 16, 16, "crop"), stores, on_progress)[1], flush=True)
@@ -68,33 +65,33 @@ def start_builder(root: Path, stores: Path, rows: Path, killed_at: int) -> subpr
         root: the folder of the images.
         stores: the folder of all stores.
         rows: Parquet file with the rows of the manifest.
-        killed_at: the process kills itself after as many images; with 0, it says so after each
-            image and waits for a line.
+        killed_at: the process kills itself after as many images; with -1, never.
     """
     arguments = [str(root), str(stores), str(killed_at), str(SHARD), str(rows)]
     return subprocess.Popen(
         [sys.executable, "-c", _BUILDER, *arguments],
-        stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
     )
 
 
+@pytest.mark.usefixtures("small_shards")
 def test_two_builders_at_once_decode_once(root: Path, tmp_path: Path) -> None:
     """Of two processes that want the same store, one decodes; the other says so and waits."""
     stores, table = tmp_path / "stores", tmp_path / "rows.parquet"
-    rows_of(root).to_parquet(table)
-    with start_builder(root, stores, table, 0) as first:
-        assert first.stdin
-        assert first.stdout
-        assert first.stdout.readline() == "decoding 1\n"  # and holds the lock
-        with start_builder(root, stores, table, 0) as second:
-            assert second.stderr
-            assert "waiting for it" in second.stderr.readline()
-            first.stdin.write("\n" * 7)
-            assert first.communicate(timeout=patient(60))[0].splitlines()[-1] == "False"
-            assert second.communicate(timeout=patient(60))[0] == "True\n"
+    rows = rows_of(root)
+    rows.to_parquet(table)
+    waiting: list[subprocess.Popen[str]] = []
+
+    def start_another(_done: int, _total: int) -> None:
+        if not waiting:  # and this process holds the lock
+            waiting.append(start_builder(root, stores, table, -1))
+            assert waiting[0].stderr
+            assert "waiting for it" in waiting[0].stderr.readline()
+
+    assert not prepare(rows, root, SPEC, stores, start_another)[1]
+    assert waiting[0].communicate(timeout=patient(60))[0] == "True\n"
     assert len(stores_in(stores)) == 1
 
 

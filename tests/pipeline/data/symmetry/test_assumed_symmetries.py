@@ -30,7 +30,7 @@ def saved(folder: Path, *transforms: Any) -> dict[str, Any]:
     return {"name": "custom", "file": str(file)}
 
 
-def wedges(folder: Path, count: int = 100) -> Path:
+def wedges(folder: Path, count: int = 40) -> Path:
     """Write images of wedges that point to the left and to the right."""
     random = np.random.default_rng(0)
     below = np.tri(12, 12)
@@ -46,23 +46,31 @@ def wedges(folder: Path, count: int = 100) -> Path:
     return folder
 
 
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder of 100 wedges; what was measured on them is kept beside it."""
+    return wedges(tmp_path_factory.mktemp("symmetry") / "wedges", 100)
+
+
 @pytest.mark.parametrize("name", ["HorizontalFlip", "D4", "SquareSymmetry"])
-def test_a_pipeline_of_ones_own_that_mirrors_is_contradicted(tmp_path: Path, name: str) -> None:
+def test_a_pipeline_of_ones_own_that_mirrors_is_contradicted(
+    tmp_path: Path, measured: Path, name: str
+) -> None:
     """It counts like the setting horizontal_flip, in the notes and the inspection."""
+    work = measured.parent / "work"
     transform = albumentations.OneOf([getattr(albumentations, name)(p=0.5)], p=1.0)
-    path = wedges(tmp_path / "wedges")
-    config = validated({"data": {"path": str(path)}, "augmentation": saved(tmp_path, transform)})
-    data = ingest(config, tmp_path / "work")
+    plain = {"data": {"path": str(measured)}}
+    config = validated({**plain, "augmentation": saved(tmp_path, transform)})
+    data = ingest(config, work)
     assert data.mirror.is_contradicted
     assert data.notes[-1].startswith(
         f"augmentation.name custom mirrors images ({name} in mine.yaml), but mirrored images do "
         "not show the same classes, measured on"
     )
-    inspected = inspect_data(config, tmp_path / "work").result
+    inspected = inspect_data(config, work).result
     finding = next(each for each in inspected.findings if each.kind == "mirror_asymmetric")
     assert finding.severity == "warning"
-    plain = validated({"data": {"path": str(path)}})
-    assert not ingest(plain, tmp_path / "work").mirror.is_contradicted  # nothing is remembered
+    assert not ingest(validated(plain), work).mirror.is_contradicted  # nothing is remembered
 
 
 def test_a_flip_that_never_happens_is_no_flip(tmp_path: Path) -> None:
@@ -155,14 +163,14 @@ def test_an_augmentation_that_declares_nothing_is_not_known(
     silent = replace(load_augmentation("light"), assumptions=None)
     monkeypatch.setattr(assumed_symmetries, "load_augmentation", lambda _name: silent)
     data = ingest(
-        validated({"data": {"path": str(wedges(tmp_path / "wedges", 40))}}), tmp_path / "work"
+        validated({"data": {"path": str(wedges(tmp_path / "wedges"))}}), tmp_path / "work"
     )
     assert any("under the augmentation light is not known" in note for note in data.notes)
 
 
 def test_an_assumption_is_noted_by_run_and_inspection(tmp_path: Path) -> None:
     """The sentence names the setting that ends it."""
-    path = str(wedges(tmp_path / "wedges", 40))
+    path = str(wedges(tmp_path / "wedges"))
     config = validated({"data": {"path": path}, "augmentation": {"name": "trivialaugment"}})
     for notes in (
         ingest(config, tmp_path / "work").notes,

@@ -220,10 +220,15 @@ def flips(config: RunConfig, data: IngestedData) -> object:
     return resolve(config, data).augmentation.settings["horizontal_flip"]
 
 
-def test_arrows_are_not_mirrored_and_the_reason_is_said(tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def arrows(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder of arrows; what was measured on them is kept beside it."""
+    return folder(tmp_path_factory.mktemp("symmetry") / "arrows", _arrow, CLASSES, 100)
+
+
+def test_arrows_are_not_mirrored_and_the_reason_is_said(arrows: Path) -> None:
     """Nothing is set: the plan, the notes, the resolved config and the inspection agree."""
-    path = folder(tmp_path / "arrows", _arrow, CLASSES, 100)
-    config, data = read(path)
+    config, data = read(arrows)
     assert data.mirror.answer == "asymmetric"
     assert "do not show the same classes, measured on" in data.notes[-1]
     assert "of these for 'class " in data.notes[-1]
@@ -232,7 +237,7 @@ def test_arrows_are_not_mirrored_and_the_reason_is_said(tmp_path: Path) -> None:
     facts = plan_facts(config, data).data
     assert not facts.mirror_symmetric
     assert "measured on" in facts.mirror
-    inspected = inspect_data(config, tmp_path / "work").result
+    inspected = inspect_data(config, arrows.parent / "work").result
     finding = next(each for each in inspected.findings if each.kind == "mirror_asymmetric")
     assert (finding.severity, set(finding.classes)) == ("note", {"class left", "class right"})
 
@@ -270,10 +275,9 @@ def test_classes_of_one_image_are_said_to_be_untestable(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("where", ["data", "options", "augmentation"])
-def test_settings_count_but_a_contradiction_is_said(tmp_path: Path, where: str) -> None:
+def test_settings_count_but_a_contradiction_is_said(arrows: Path, where: str) -> None:
     """Whoever mirrors arrows gets mirrored arrows, and a warning with the evidence."""
-    path = folder(tmp_path / "arrows", _arrow, CLASSES, 100)
-    settings: dict[str, Any] = {"data": {"path": str(path)}}
+    settings: dict[str, Any] = {"data": {"path": str(arrows)}}
     if where == "data":
         settings["data"]["mirror_symmetric"] = True
     elif where == "options":
@@ -281,17 +285,17 @@ def test_settings_count_but_a_contradiction_is_said(tmp_path: Path, where: str) 
     else:
         settings["augmentation"] = {"name": "light", "horizontal_flip": True}
     config = validated(settings)
-    data = ingest(config, tmp_path / "work")
+    data = ingest(config, arrows.parent / "work")
     assert flips(config, data) is True
     assert " is true, but mirrored images do not show the same classes" in data.notes[-1]
-    inspected = inspect_data(config, tmp_path / "work").result
+    inspected = inspect_data(config, arrows.parent / "work").result
     finding = next(each for each in inspected.findings if each.kind == "mirror_asymmetric")
     assert finding.severity == "warning"
 
 
-def test_a_setting_that_mirrors_is_no_setting_of_an_earlier_ingestion(tmp_path: Path) -> None:
+def test_a_setting_that_mirrors_is_no_setting_of_an_earlier_ingestion(arrows: Path) -> None:
     """What was remembered without it does not take its warning away, and the other way round."""
-    path = str(folder(tmp_path / "arrows", _arrow, CLASSES, 100))
+    path = str(arrows)
     plain = validated({"data": {"path": path}})
     for mirroring in (
         {"augmentation": {"name": "light", "horizontal_flip": True}},
@@ -299,7 +303,7 @@ def test_a_setting_that_mirrors_is_no_setting_of_an_earlier_ingestion(tmp_path: 
     ):
         config = validated({"data": {"path": path}, **mirroring})
         for each, contradicted in ((plain, False), (config, True), (plain, False)):
-            data = ingest(each, tmp_path / "work")
+            data = ingest(each, arrows.parent / "work")
             assert data.mirror.is_contradicted is contradicted
             assert ("is true, but" in data.notes[-1]) is contradicted
 
