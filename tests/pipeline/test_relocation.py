@@ -97,9 +97,10 @@ def _recalled(folder: Path) -> Path | None:
 
 
 @pytest.mark.parametrize(
-    "original", ["first", "why? 100%25 #1"], indirect=True, ids=["plain", "nasty"]
+    ("original", "name"),
+    [("first", "second"), ("why? 100%25 #1", "first/inside"), ("why? 100%25 #1", "ünï %41?")],
+    indirect=["original"],
 )
-@pytest.mark.parametrize("name", ["second", "first/inside", "ünï %41?"])
 def test_a_copy_follows_its_own_folder(original: Path, name: str, visit: Visit) -> None:
     """Its runs use its own files, with an id of its own; not a byte of the original changes."""
     copy = original.parent / name if "/" not in name else original / "inside"

@@ -22,7 +22,7 @@ from patchline.pipeline.errors import ConfigError, DataError
 from patchline.pipeline.inspection.inspecting import inspect_data
 from tests.conftest import draw_photo, write_photos
 
-FURTHER = 12
+LABELLED, FURTHER = 30, 6
 
 
 def config_of(folder: Path, **settings: Any) -> RunConfig:
@@ -44,8 +44,8 @@ def unlabelled(data: IngestedData) -> tuple[UnlabelledImages, pd.DataFrame]:
 
 @pytest.fixture
 def both(tmp_path: Path) -> Path:
-    """Return a folder with 60 labelled photos and 12 others."""
-    write_photos(tmp_path / "photos", images=20)
+    """Return a folder with labelled photos and others."""
+    write_photos(tmp_path / "photos", images=LABELLED // 3)
     (tmp_path / "more").mkdir()
     for number in range(FURTHER):
         image = Image.fromarray(draw_photo(number % 3, 100 + number))
@@ -65,7 +65,7 @@ def test_labelled_images_are_divided_as_without_unlabelled_ones(both: Path) -> N
     assert (images.count, images.left_out) == (FURTHER, {})
     assert set(rows["split"]) == {"unlabelled"}
     assert set(rows["label"]) == {""}
-    assert f"{60 + FURTHER} images" in data.findings()[0]
+    assert f"{LABELLED + FURTHER} images" in data.findings()[0]
 
 
 def test_copies_are_left_out_and_named_by_reason(both: Path) -> None:
@@ -105,7 +105,7 @@ def test_the_table_of_excluded_images_holds_for_unlabelled_ones(both: Path) -> N
     path = rows.loc[rows["split"] == "train", "path"].iloc[0]
     shutil.copy(both / "photos" / path, both / "more" / "copy.png")
     (both / "more" / path).parent.mkdir()
-    (both / "more" / "11.png").rename(both / "more" / path)
+    (both / "more" / "5.png").rename(both / "more" / path)
     table = both / "bad.csv"
     table.write_text(f"path,exclude\n{path},yes\n3.png,yes\nnone.png,yes\n")
     data = ingested(both, exclude=str(table))
@@ -194,7 +194,7 @@ def test_an_inspection_names_the_held_out_images_that_are_among_them(both: Path)
     shutil.copy(both / "photos" / path, both / "more" / "copy.png")
     found = inspect_data(config_of(both), both / "work").result
     assert found.unlabelled == FURTHER
-    assert sum(found.splits.values()) == found.images == 60
+    assert sum(found.splits.values()) == found.images == LABELLED
     leaks = [each for each in found.findings if each.kind == "leakage"]
     [leak] = [each for each in leaks if "data.unlabelled" in each.summary]
     assert leak.files == (path,)
@@ -211,11 +211,12 @@ def test_stores_of_both_are_read_as_one(both: Path) -> None:
     first, second = (open_stores([store]) for store in (prepared.store, prepared.unlabelled))
     images = open_stores([prepared.store, prepared.unlabelled])
     assert isinstance(images, JoinedImages)
-    assert len(images) == 60 + FURTHER
+    assert len(images) == LABELLED + FURTHER
     assert images.shape[1:] == tuple(first.shape[1:])
-    rows = np.array([61, 3, 60 + FURTHER - 1, 59, 60])
-    expected = np.stack([second[1], first[3], second[FURTHER - 1], first[59], second[0]])
+    rows = np.array([LABELLED + 1, 3, LABELLED + FURTHER - 1, LABELLED - 1, LABELLED])
+    expected = np.stack([second[1], first[3], second[FURTHER - 1], first[-1], second[0]])
     assert np.array_equal(images[rows], expected)
     assert np.array_equal(images[rows.tolist()], expected)
-    assert np.array_equal(images[58:62], images[np.arange(58, 62)])
-    assert np.array_equal(images[60], second[0])
+    around = np.arange(LABELLED - 2, LABELLED + 2)
+    assert np.array_equal(images[around[0] : around[-1] + 1], images[around])
+    assert np.array_equal(images[LABELLED], second[0])

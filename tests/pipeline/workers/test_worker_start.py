@@ -70,7 +70,8 @@ def _ask(folder: Path, words: str) -> tuple[Answer, list[Event]]:
 def test_a_prepared_worker_does_the_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is the process that was started before; result, events and log are where they belong.
 
-    Relative paths begin where the parent works by then.
+    Relative paths begin where the parent works by then. A worker does one job; the next one starts
+    as if nothing had been prepared.
     """
     [waiting] = _children()
     monkeypatch.chdir(tmp_path)
@@ -85,16 +86,9 @@ def test_a_prepared_worker_does_the_job(tmp_path: Path, monkeypatch: pytest.Monk
     assert [event["message"] for event in events if event["kind"] == "warning"] == ["hello"]
     assert "said hello" in (tmp_path / "job/worker.log").read_text(encoding="utf-8")
     assert not _children()
-
-
-@pytest.mark.usefixtures("_prepared")
-def test_the_second_job_gets_a_new_worker(tmp_path: Path) -> None:
-    """A worker does one job; the next one starts as if nothing had been prepared."""
-    first, _ = _ask(tmp_path / "first", "one")
     second, _ = _ask(tmp_path / "second", "two")
     assert (second.collected_at_import, second.collects) == (False, True)
-    assert first.process != second.process
-    assert second.words == "two"
+    assert (second.words, second.process == waiting.pid) == ("two", False)
 
 
 def test_a_worker_that_leads_a_group_is_ready_without_an_introduction(tmp_path: Path) -> None:

@@ -204,10 +204,6 @@ def test_bands_that_nobody_explains_are_a_question(
     root = write_files(tmp_path / "bands", "{:02}.tif", banded(bands, extra))
     with pytest.raises(DataError, match=f"{bands} bands, and nothing says which.*--data.bands"):
         ingested(root)
-    found = inspect_data(config_of(root), tmp_path / "inspection")
-    first = found.result.findings[0]
-    assert (first.kind, first.severity) == ("bands", "error")
-    write_page(found, tmp_path / "page.html")
     data = ingested(root, bands=[bands])
     assert data.greyscale
     for path, image_HWC in stored(root, data, bands=[bands]).items():
@@ -221,6 +217,10 @@ def test_a_declared_opacity_that_does_not_look_like_one_is_a_question(tmp_path: 
     root = write_files(tmp_path / "bands", "{:02}.tif", banded(4, [2]))
     with pytest.raises(DataError, match=r"does not look like one.*--data\.bands 1 2 3"):
         ingested(root)
+    found = inspect_data(config_of(root), tmp_path / "inspection")
+    first = found.result.findings[0]
+    assert (first.kind, first.severity) == ("bands", "error")
+    write_page(found, tmp_path / "page.html")
     assert ingested(root, bands=[1, 2, 3]).pixel_values.bands == (1, 2, 3)
 
 
