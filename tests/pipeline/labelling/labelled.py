@@ -71,7 +71,7 @@ class Page:
         with contextlib.closing(connection):
             connection.request(method, path, body, dict(headers or {}))
             response = connection.getresponse()
-            return Reply(response.status, response.headers, response.read())
+            return Reply(response.status, dict(response.headers), response.read())
 
     def post(self, path: str, **content: Any) -> Reply:
         """Send a JSON object."""

@@ -17,13 +17,6 @@ from tests.pipeline.workspace.machines import machine
 _BYTES = 40_960
 
 
-@pytest.fixture
-def team(tmp_path: Path) -> str:
-    """Return the address of a shared folder."""
-    (tmp_path / "team").mkdir()
-    return (tmp_path / "team").as_uri()
-
-
 def fill(workspace: Path, path: str, age: float) -> Path:
     """Write an entry of the cache that was last used some seconds ago."""
     folder = workspace / path

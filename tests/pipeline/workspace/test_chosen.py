@@ -10,13 +10,6 @@ from patchline.pipeline.errors import ConfigError
 from patchline.pipeline.workspace import chosen
 
 
-@pytest.fixture
-def team(tmp_path: Path) -> str:
-    """Return the address of a folder that machines share, and work beside it."""
-    (tmp_path / "team").mkdir()
-    return (tmp_path / "team").as_uri()
-
-
 def test_without_an_address_the_workspace_is_the_folder() -> None:
     """Nothing is opened, nothing is written."""
     assert chosen.address() is None

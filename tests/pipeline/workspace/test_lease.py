@@ -14,13 +14,6 @@ from patchline.pipeline.workspace.folder_store import FolderStore
 from tests.pipeline.workspace.machines import machine
 
 
-@pytest.fixture
-def team(tmp_path: Path) -> str:
-    """Return the address of a shared folder."""
-    (tmp_path / "team").mkdir()
-    return (tmp_path / "team").as_uri()
-
-
 def test_a_lease_is_renewed_while_it_is_held(team: str) -> None:
     """Another machine sees a young lease, with its holder's name, and none afterwards."""
     with machine("a", team):

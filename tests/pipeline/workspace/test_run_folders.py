@@ -20,13 +20,6 @@ from tests.pipeline.workspace.machines import machine
 HOSTILE = ("../../../../stolen", "training/../../../../stolen", "C:\\stolen", "a\\..\\..\\stolen")
 
 
-@pytest.fixture
-def team(tmp_path: Path) -> str:
-    """Return the address of a shared folder."""
-    (tmp_path / "team").mkdir()
-    return (tmp_path / "team").as_uri()
-
-
 def write_checkpoint(training: Path, step: int, events: int) -> None:
     """Write what a training leaves beside its checkpoint."""
     (training / f"best-{step}").mkdir(parents=True)

@@ -15,13 +15,6 @@ from tests.object_server import ObjectServer, faulty_connection
 from tests.pipeline.workspace.machines import machine
 
 
-@pytest.fixture
-def team(tmp_path: Path) -> str:
-    """Return the address of a shared folder."""
-    (tmp_path / "team").mkdir()
-    return (tmp_path / "team").as_uri()
-
-
 def publish(shared: SharedFiles, name: str, text: str) -> str:
     """Publish a file under a name, and return the key of its content."""
     folder = Path("content")
