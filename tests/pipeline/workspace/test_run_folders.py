@@ -11,7 +11,7 @@ import torch
 
 from patchline.pipeline.errors import DataError
 from patchline.pipeline.files.sealed_files import read_tensors, write_tensors
-from patchline.pipeline.workspace import chosen, run_folders
+from patchline.pipeline.workspace import chosen, remote_store, run_folders
 from patchline.pipeline.workspace.run_folders import CheckpointSender
 from patchline.pipeline.workspace.shared_files import Reference
 from tests.object_server import ObjectServer, faulty_connection
@@ -121,7 +121,8 @@ def test_a_store_that_is_away_stops_no_training(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """The checkpoint stays on the disk, one sentence says so, and a later one is sent."""
-    monkeypatch.setattr("patchline.pipeline.workspace.remote_store.PATIENCE_SECONDS", 0.3)
+    monkeypatch.setattr(remote_store, "PATIENCE_SECONDS", 0.3)
+    monkeypatch.setattr(remote_store, "_LEAST_SECONDS", 1.5)
     with faulty_connection(objects) as connection:
         for name, value in connection.environment.items():
             monkeypatch.setenv(name, value)
