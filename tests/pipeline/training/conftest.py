@@ -11,6 +11,7 @@ import torch
 
 from patchline.pipeline import config_files
 from patchline.pipeline.data import ingestion
+from patchline.pipeline.probing import linear_fit
 from patchline.pipeline.training.job import TrainingJob
 from patchline.pipeline.training.parts.launching import job_of
 from tests.conftest import write_photos
@@ -27,6 +28,8 @@ SETTINGS: dict[str, Any] = {
         "precision": "float32",
     },
 }
+FEW_PENALTIES = (0.001, 0.01)
+"""Values of C that need few iterations."""
 
 
 class MakeJob(Protocol):
@@ -57,6 +60,14 @@ def make_job(small_photos: Path) -> MakeJob:
         return job_of(config, data, prepared, folder, "no run")
 
     return make
+
+
+@pytest.fixture(scope="module")
+def few_penalties() -> Iterator[None]:
+    """Choose the penalty of a head among few, where the search is not what a test is about."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(linear_fit, "REGULARIZATIONS", FEW_PENALTIES)
+        yield
 
 
 @pytest.fixture(autouse=True)

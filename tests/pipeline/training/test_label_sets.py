@@ -30,6 +30,7 @@ from patchline.pipeline.workers.event_log import EventWriter, read_events
 from tests.pipeline.training.label_set_jobs import LABELS, label_set_job
 from tests.pipeline.training.parts.test_probe import events_of, with_weights
 
+pytestmark = pytest.mark.usefixtures("few_penalties")
 RANDOM: dict[str, Any] = {
     "model": {"dropout": 0.2, "stochastic_depth": 0.3},
     "training": {

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -37,6 +38,8 @@ from tests.pipeline.models.late_transfers import LateTransfers
 from tests.pipeline.training.conftest import MakeJob
 from tests.pipeline.training.parts.test_probe import events_of, with_weights
 
+pytestmark = pytest.mark.usefixtures("few_penalties")
+
 
 def blocks_job(
     make_job: MakeJob, folder: Path, name: str, augmentation: str = "light", **training: Any
@@ -64,12 +67,35 @@ def weights_of(folder: Path) -> dict[str, torch.Tensor]:
     return load_model(folder)[0].state_dict()
 
 
-def test_the_result_is_a_whole_model_that_says_how_it_was_made(
-    make_job: MakeJob, tmp_path: Path
-) -> None:
+def assert_same_weights(one: TrainResult, other: TrainResult) -> None:
+    """Compare every bit."""
+    weights, others = weights_of(one.best), weights_of(other.best)
+    assert all(torch.equal(weights[each], others[each]) for each in weights)
+
+
+class Done(NamedTuple):
+    """A job, and what came of it."""
+
+    job: TrainingJob
+    result: TrainResult
+
+
+@pytest.fixture(scope="module")
+def done(make_job: MakeJob, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Done]:
+    """Return a job that was done, with pieces and batches that do not depend on the clock.
+
+    Tests must not change its folders.
+    """
+    job = blocks_job(make_job, tmp_path_factory.mktemp("last_blocks"), "first")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(last_blocks, "suitable_batch_size", lambda *_: 16)
+        patch.setattr(stored_tokens, "PIECE_SECONDS", 0.0)
+        yield Done(job, trained(job))
+
+
+def test_the_result_is_a_whole_model_that_says_how_it_was_made(done: Done) -> None:
     """Only the last block, the norm and the head differ from the initial weights."""
-    job = blocks_job(make_job, tmp_path, "first")
-    result = trained(job)
+    job, result = done
     record = result.fine_tuning
     assert record is not None
     assert (record.blocks, record.views) == (1, 2)
@@ -99,30 +125,28 @@ def test_the_result_is_a_whole_model_that_says_how_it_was_made(
 
 
 def test_a_second_run_uses_the_tokens_and_reaches_the_same_weights(
-    make_job: MakeJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    done: Done, make_job: MakeJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Their size is announced once; another number of views has tokens of its own."""
-    results = [trained(blocks_job(make_job, tmp_path, "first"))]
+    shutil.copytree(done.job.workspace / FEATURES, tmp_path / FEATURES)
     monkeypatch.setattr(TokenStore, "_tokens", _not_again)
     job = blocks_job(make_job, tmp_path, "second")
-    results.append(trained(job))
-    first, second = (weights_of(result.best) for result in results)
-    assert all(torch.equal(first[name], second[name]) for name in first)
-    assert results[0].fine_tuning == results[1].fine_tuning
-    first_job = blocks_job(make_job, tmp_path, "first")
-    notes = [each["message"] for each in events_of(first_job, "note")]
-    [said] = [each for each in notes if "tokens of" in each]
+    result = trained(job)
+    assert_same_weights(result, done.result)
+    assert result.fine_tuning == done.result.fine_tuning
+    [said] = [each["message"] for each in events_of(done.job, "note")
+              if "tokens of" in each["message"]]  # fmt: skip
     assert said.startswith("tokens of 65 images in 2 views: 0.00041 GB, about ")
     assert not [each for each in events_of(job, "note") if "tokens of" in each["message"]]
     monkeypatch.undo()
-    trained(blocks_job(make_job, tmp_path, "third", token_views=1))
+    trained(blocks_job(make_job, tmp_path, "third", token_views=1, epochs=1))
     [folder] = (tmp_path / FEATURES).iterdir()
     kept = {file: file.read_bytes() for file in folder.glob("tokens-*")}
     assert len([file for file in kept if file.suffix == ".npy"]) == 2
     for file in kept:
         file.unlink()
     monkeypatch.setattr(stored_tokens, "Transfers", LateTransfers)  # as those of a GPU
-    trained(blocks_job(make_job, tmp_path, "late"))
+    trained(blocks_job(make_job, tmp_path, "late", epochs=1))
     [again] = folder.glob("tokens-*.npy")
     assert again.read_bytes() == kept[again]
 
@@ -141,8 +165,8 @@ def test_a_worker_that_is_killed_resumes_to_the_same_weights(
     make_job: MakeJob, tmp_path: Path, unit: str
 ) -> None:
     """SIGKILL of the process itself; the test below interrupts at all moments, in this process."""
-    expected = trained(blocks_job(make_job, tmp_path / "whole", "run"))
-    job = blocks_job(make_job, tmp_path / "killed", "run")
+    whole, job = (blocks_job(make_job, tmp_path / name, "run") for name in ("whole", "killed"))
+    expected = run_worker(MODULE, whole.folder, whole, TrainResult, lambda _: None)
     groups: list[int] = []
 
     def kill(event: Event) -> None:
@@ -155,8 +179,7 @@ def test_a_worker_that_is_killed_resumes_to_the_same_weights(
         run_worker(MODULE, job.folder, job, TrainResult, kill)
     resumed = run_worker(MODULE, job.folder, job, TrainResult, lambda _: None)
     assert resumed.fine_tuning == expected.fine_tuning
-    weights, others = weights_of(resumed.best), weights_of(expected.best)
-    assert all(torch.equal(weights[each], others[each]) for each in weights)
+    assert_same_weights(resumed, expected)
 
 
 @pytest.mark.parametrize(
@@ -169,13 +192,10 @@ def test_a_worker_that_is_killed_resumes_to_the_same_weights(
     ],
 )
 def test_a_killed_run_resumes_to_the_same_weights(
-    make_job: MakeJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at: str
+    done: Done, make_job: MakeJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at: str
 ) -> None:
     """Whatever it was doing: nothing that was finished is repeated, and no bit differs."""
-    monkeypatch.setattr(last_blocks, "suitable_batch_size", lambda *_: 16)
-    monkeypatch.setattr(stored_tokens, "PIECE_SECONDS", 0.0)
-    expected = trained(blocks_job(make_job, tmp_path / "whole", "run"))
-    job = blocks_job(make_job, tmp_path / "killed", "run")
+    job = blocks_job(make_job, tmp_path, "run")
     places: dict[str, tuple[Any, str, int]] = {
         "tokens": (TokenStore, "_of_rows", 4),  # two measure how long they take
         "first fit": (LastBlocksTraining, "_write_checkpoint", 1),
@@ -198,9 +218,8 @@ def test_a_killed_run_resumes_to_the_same_weights(
         trained(job)
     monkeypatch.setattr(owner, name, original)
     resumed = trained(job)
-    assert resumed.fine_tuning == expected.fine_tuning
-    weights, others = weights_of(resumed.best), weights_of(expected.best)
-    assert all(torch.equal(weights[each], others[each]) for each in weights)
+    assert resumed.fine_tuning == done.result.fine_tuning
+    assert_same_weights(resumed, done.result)
     if at in ("first fit", "the end"):
         warnings = [each["message"] for each in events_of(job, "warning")]
         assert any("resuming from step" in each for each in warnings)
@@ -259,7 +278,7 @@ def test_no_block_and_all_blocks_can_be_trained(
     make_job: MakeJob, tmp_path: Path, edge: Edge
 ) -> None:
     """Without a block, the final norm and the head are; with all, the embedding stays as it is."""
-    job = blocks_job(make_job, tmp_path, "edge", last_blocks=edge.blocks)
+    job = blocks_job(make_job, tmp_path, "edge", last_blocks=edge.blocks, epochs=1)
     result = trained(job)
     initial, saved = weights_of(job.folder / "head" / "best"), weights_of(result.best)
     changed = {name for name in saved if not torch.equal(saved[name], initial[name])}
@@ -268,10 +287,9 @@ def test_no_block_and_all_blocks_can_be_trained(
         assert any(name.startswith("blocks.0.") for name in changed)
 
 
-def test_a_refit_goes_as_far_on_all_images(make_job: MakeJob, tmp_path: Path) -> None:
+def test_a_refit_goes_as_far_on_all_images(done: Done, tmp_path: Path) -> None:
     """It follows the plan of the first fit, with the chosen C and share, and the stored tokens."""
-    job = blocks_job(make_job, tmp_path, "run")
-    result = trained(job)
+    job, result = done
     record = result.fine_tuning
     assert record is not None
     planned = job.config.record.model_copy(update={"step_plan": result.step_plan})

@@ -40,6 +40,8 @@ from patchline.pipeline.training.training_data import open_data
 from patchline.pipeline.workers.event_log import EventWriter, read_events
 from tests.pipeline.training.conftest import MakeJob
 
+pytestmark = pytest.mark.usefixtures("few_penalties")
+
 
 def with_weights(job: TrainingJob, folder: Path, *, blind: bool = False) -> TrainingJob:
     """Return the job with initial weights: a random network of another number of classes.

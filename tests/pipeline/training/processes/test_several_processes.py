@@ -39,6 +39,8 @@ from tests.pipeline.training.label_set_jobs import label_set_job
 from tests.pipeline.training.parts.test_probe import with_weights
 from tests.pipeline.training.processes.training_ranks import FEATURES_TOGETHER, random_head
 
+pytestmark = pytest.mark.usefixtures("few_penalties")
+
 MODULE = "patchline.pipeline.training"
 SIZE = 3
 """Ranks that are started together; with three, the order of a sum decides its last bits."""
@@ -73,7 +75,7 @@ TRAINED: dict[str, dict[str, Any]] = {
     },
     "timed": {
         "optimizer": {"name": "schedule_free", "schedule": "constant"},
-        "training": {**THREE, "time_limit": "1.5s", "early_stopping": 5},
+        "training": {**THREE, "time_limit": "0.3s", "early_stopping": 5},
     },
 }
 
@@ -109,19 +111,6 @@ plugin = PatchEmbeddingPlugin(
 """A patch embedding in a file."""
 
 
-def _start(folder: Path, size: int) -> list[subprocess.Popen[bytes]]:
-    command = [sys.executable, "-P", "-m", f"{__package__}.training_ranks", str(folder)]
-    environment = {
-        **os.environ,
-        "GLOO_SOCKET_IFNAME": interface_of(LOOPBACK),
-        "TORCH_CPP_LOG_LEVEL": "ERROR",
-        "PYTHONPATH": str(Path(__file__).parents[4]),
-    }
-    return [
-        subprocess.Popen([*command, str(rank), str(size)], env=environment) for rank in range(size)
-    ]
-
-
 @pytest.fixture(scope="module")
 def ranks(make_job: MakeJob, tmp_path_factory: pytest.TempPathFactory) -> dict[str, TrainingJob]:
     """Return jobs that three ranks have done; all of them process all jobs, to start only once."""
@@ -150,8 +139,14 @@ def ranks(make_job: MakeJob, tmp_path_factory: pytest.TempPathFactory) -> dict[s
     jobs["blocks"] = with_weights(make_job(folder / "last", **blocks), folder / "last-work")
     for name, job in jobs.items():
         (folder / f"{name}.json").write_text(job.model_dump_json(), encoding="utf-8")
-    processes = _start(folder, SIZE)
-    assert [each.wait(patient(120)) for each in processes] == [0] * SIZE
+    environment = {
+        **os.environ,
+        "GLOO_SOCKET_IFNAME": interface_of(LOOPBACK),
+        "TORCH_CPP_LOG_LEVEL": "ERROR",
+        "PYTHONPATH": str(Path(__file__).parents[4]),
+    }
+    command = [sys.executable, "-P", "-m", f"{__package__}.training_ranks", str(folder), str(SIZE)]
+    subprocess.run(command, env=environment, check=True, timeout=patient(120))
     return jobs
 
 

@@ -1,6 +1,6 @@
-"""One of several ranks: `python -P -m tests.pipeline.training.processes.training_ranks`.
+"""Several ranks: `python -P -m tests.pipeline.training.processes.training_ranks`.
 
-Arguments: a folder with jobs, the rank, and the number of ranks. All ranks do all jobs, in the
+Arguments: a folder with jobs, and the number of ranks. All ranks do all jobs, in the
 order of their names, and write what they have in the end to `rank-N.safetensors`: of the jobs
 `gradients-*` the gradients of two steps, of `head*` and `blocks` nothing, of the others the state.
 Those that begin with `stopped` are done in two attempts, and what the first has left is copied to
@@ -10,6 +10,7 @@ others.
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import shutil
 import sys
@@ -27,6 +28,7 @@ from torch.distributed import FileStore, distributed_c10d  # type: ignore[attr-d
 from patchline.pipeline.errors import WorkerError
 from patchline.pipeline.files.atomic_files import write_text
 from patchline.pipeline.files.sealed_files import write_tensors
+from patchline.pipeline.probing import linear_fit
 from patchline.pipeline.training.checkpoints import checkpoint
 from patchline.pipeline.training.fit import fit
 from patchline.pipeline.training.job import StoredTokens, TrainingJob
@@ -36,7 +38,7 @@ from patchline.pipeline.training.parts.refit import Refit
 from patchline.pipeline.training.processes.ranks import Place, Ranks, stopped_ranks_named
 from patchline.pipeline.workers.event_log import EventWriter
 from patchline.pipeline.workers.worker_process import leave
-from tests.pipeline.training.conftest import SETTINGS
+from tests.pipeline.training.conftest import FEW_PENALTIES, SETTINGS
 
 FEATURES_TOGETHER = 5
 """Images whose features a rank computes at once."""
@@ -61,6 +63,7 @@ def main(folder: Path, rank: int, size: int) -> None:
     """Do all jobs of the folder, in the order of their names."""
     checkpoint._PAUSE_SECONDS, checkpoint._SHARE = 0.0, float("inf")  # one after each step
     checkpoint._FIRST_PAUSE_SECONDS = 0.0
+    linear_fit.REGULARIZATIONS = FEW_PENALTIES
     store = FileStore(str(folder / "store"), size)
     ranks = Ranks(Place.on_one_machine(rank, size), "cpu", store)
     for file in sorted(folder.glob("*.json")):
@@ -180,5 +183,16 @@ def _wait_in_vain(folder: Path, ranks: Ranks) -> None:
         write_text(files[ranks.rank], str(error))
 
 
+def fork(folder: Path, size: int) -> int:
+    """Start all ranks, which share what is imported, and return 0 if each has ended well."""
+    context = multiprocessing.get_context("fork")
+    ranks = [context.Process(target=main, args=(folder, rank, size)) for rank in range(size)]
+    for each in ranks:
+        each.start()
+    for each in ranks:
+        each.join()
+    return int(any(each.exitcode for each in ranks))
+
+
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]))
+    sys.exit(fork(Path(sys.argv[1]), int(sys.argv[2])))
