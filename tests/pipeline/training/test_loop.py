@@ -36,7 +36,7 @@ from tests.pipeline.training.conftest import MakeJob
 Weights = dict[str, torch.Tensor]
 RANDOM: dict[str, Any] = {
     "model": {"dropout": 0.2, "attention_dropout": 0.1, "stochastic_depth": 0.3},
-    "training": {"initial_image_scale": 0.5},
+    "training": {"initial_image_scale": 0.5, "epochs": 2},
 }
 WORSE = property(lambda record: (0.5, float(record.step)))
 """Accuracy and loss with which the first validation stays the best."""
@@ -101,11 +101,16 @@ def reference(
 def test_the_same_job_gives_the_same_weights(
     reference: tuple[TrainingJob, TrainResult], make_job: MakeJob, tmp_path: Path
 ) -> None:
-    """Twice the same job leads to the same weights, averages and figures to the last bit."""
+    """Twice the same job leads to the same weights, averages and figures to the last bit.
+
+    A third time, what is finished, but not yet reported, is found again with the same weights.
+    """
     again = make_job(tmp_path, **RANDOM)
-    result = _trained(again)
-    assert _figures(result) == _figures(reference[1])
-    assert _same(_weights(again), _weights(reference[0]))
+    for _ in range(2):  # as if the process had died before it wrote its result
+        result = _trained(again)
+        assert result.best_step == reference[1].best_step
+        assert _figures(result) == _figures(reference[1])
+        assert _same(_weights(again), _weights(reference[0]))
 
 
 def test_another_seed_gives_other_weights(
@@ -118,7 +123,7 @@ def test_another_seed_gives_other_weights(
     assert not torch.equal(ours["model.head.weight"], theirs["model.head.weight"])
 
 
-@pytest.mark.parametrize(("stop_after", "resumed_at"), [(1, None), (3, 2), (8, 7), (9, 8)])
+@pytest.mark.parametrize(("stop_after", "resumed_at"), [(1, None), (3, 2), (4, 3), (5, 4)])
 def test_a_resumed_training_ends_where_an_uninterrupted_one_does(
     reference: tuple[TrainingJob, TrainResult],
     make_job: MakeJob,
@@ -230,7 +235,7 @@ def test_dropout_and_stochastic_depth_are_in_the_reference(
     reference: tuple[TrainingJob, TrainResult], make_job: MakeJob, tmp_path: Path
 ) -> None:
     """Without dropout and stochastic depth other weights come out, so the other tests see them."""
-    plain = make_job(tmp_path)
+    plain = make_job(tmp_path, training=RANDOM["training"])
     _trained(plain)
     ours, theirs = _weights(plain), _weights(reference[0])
     assert not torch.equal(ours["model.head.weight"], theirs["model.head.weight"])
@@ -238,7 +243,7 @@ def test_dropout_and_stochastic_depth_are_in_the_reference(
 
 def test_a_time_limit_records_a_plan_that_replays(make_job: MakeJob, tmp_path: Path) -> None:
     """The recorded plan without the time limit leads to the same weights, bit for bit."""
-    limit = f"{patient(1):.0f}s"
+    limit = f"{patient(0.5):.1f}s"
     ramps = {
         "model": {"stochastic_depth": 0.3},
         "training": {"time_limit": limit, "stochastic_depth_ramp": 0.8},
@@ -280,7 +285,7 @@ def test_starting_the_data_loader_workers_is_no_training(
 def test_it_learns_the_photos(make_job: MakeJob, tmp_path: Path) -> None:
     """Stripes in three directions are told apart far better than by chance."""
     job = make_job(
-        tmp_path, training={"epochs": 25, "batch_size": 8}, optimizer={"learning_rate": 5e-3}
+        tmp_path, training={"epochs": 16, "batch_size": 8}, optimizer={"learning_rate": 1e-2}
     )
     result = _trained(job)
     first, last = result.history[0], result.history[-1]
@@ -344,17 +349,6 @@ def test_at_most_two_best_weights_lie_on_the_disk(
     assert len(found) == 4
     assert max(found) <= 3  # the one that is just written, and those two
     assert [each.name for each in tmp_path.glob("best*")] == ["best"]
-
-
-def test_a_training_killed_after_its_last_step_gives_the_same_result(
-    reference: tuple[TrainingJob, TrainResult], make_job: MakeJob, tmp_path: Path
-) -> None:
-    """What is finished, but not yet reported, is found again with the same weights."""
-    job = make_job(tmp_path, **RANDOM)
-    first = _trained(job)
-    again = _trained(job)  # as if the process had died before it wrote its result
-    assert again.best_step == first.best_step
-    assert _same(_weights(job), _weights(reference[0]))
 
 
 @pytest.mark.parametrize("length", [{"epochs": 1}, {"time_limit": "0.001s"}])
@@ -439,11 +433,11 @@ def test_preview_rows_show_every_class_first() -> None:
 def test_a_fit_that_stops_at_rungs_ends_where_an_uninterrupted_one_does(
     make_job: MakeJob, tmp_path: Path, average: int | None
 ) -> None:
-    """Stopped after epochs 1 and 3 of 4 and continued from its checkpoint: the same bits."""
-    changes = {**RANDOM, "training": {**RANDOM["training"], "average_last": average}}
+    """Stopped after epochs 1 and 2 of 3 and continued from its checkpoint: the same bits."""
+    changes = {**RANDOM, "training": {**RANDOM["training"], "epochs": 3, "average_last": average}}
     whole, job = (make_job(tmp_path / name, **changes) for name in ("whole", "rungs"))
     expected = _trained(whole)
-    for epochs in (1, 3):
+    for epochs in (1, 2):
         stopped = _trained(job.model_copy(update={"part": TrainingPart(epochs=epochs)}))
         assert stopped.epochs == epochs
     ended = _trained(job)
