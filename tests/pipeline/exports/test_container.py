@@ -21,7 +21,7 @@ import yaml
 from patchline.pipeline.data.reading.decoding import MAX_PIXELS
 from patchline.pipeline.errors import PackagingError
 from patchline.pipeline.exports.comparison_images import ComparisonImages
-from patchline.pipeline.exports.container_files import ServedVersion, write_container
+from patchline.pipeline.exports.container_files import ServedVersion
 from patchline.pipeline.exports.container_form import check_server, running_server
 from patchline.pipeline.exports.exporting import export
 from patchline.pipeline.exports.import_closure import closure_of
@@ -287,11 +287,10 @@ def test_it_serves_from_an_empty_environment(out_of_wheel: tuple[Path, Path]) ->
 
 
 def test_a_package_that_cannot_be_served_says_why(
-    exported_rgb: Exported, photos: ComparisonImages, tmp_path: Path
+    folder: Path, photos: ComparisonImages, tmp_path: Path
 ) -> None:
     """The sentence names what is wrong with it, and no traceback is printed."""
-    (tmp_path / "out").mkdir()
-    write_container(SERVED, exported_rgb.onnx_file.parent, tmp_path / "out")
+    shutil.copytree(folder, tmp_path / "out")
     (tmp_path / "out/model/artifacts/model.onnx").write_bytes(b"damaged")
     with pytest.raises(PackagingError, match="its files are damaged"):
         check_server(tmp_path / "out", SERVED, photos.images_NHWC, np.zeros((8, 6)))
