@@ -40,9 +40,17 @@ def _report(logits: pd.DataFrame) -> tuple[MultiLabelReport, pd.DataFrame]:
     return report, table
 
 
-def test_metrics_can_be_computed_again_from_the_table_of_predictions(tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def usual() -> tuple[MultiLabelReport, pd.DataFrame]:
+    """Return the report on the usual logits, and its table; tests must not change them."""
+    return _report(logits_table())
+
+
+def test_metrics_can_be_computed_again_from_the_table_of_predictions(
+    usual: tuple[MultiLabelReport, pd.DataFrame], tmp_path: Path
+) -> None:
     """By anybody, with scikit-learn: the labels and the predicted labels are in the file."""
-    report, table = _report(logits_table())
+    report, table = usual
     html = _write(report, table, tmp_path)
     stored = pd.read_parquet(html.with_name("predictions.parquet"))
     stored = stored[stored["split"] == "test"]
@@ -60,9 +68,9 @@ def test_metrics_can_be_computed_again_from_the_table_of_predictions(tmp_path: P
     assert report.false_negatives == int(((said == 0) & (truth == 1)).sum())
 
 
-def test_what_is_not_known_is_said() -> None:
+def test_what_is_not_known_is_said(usual: tuple[MultiLabelReport, pd.DataFrame]) -> None:
     """A label without test images, and one of few validation images."""
-    report, _ = _report(logits_table())
+    report, _ = usual
     assert report.unknown_labels == ("unseen",)
     assert report.by_label[3].average_precision is None
     assert report.by_label[3].threshold == 0.5
@@ -93,10 +101,12 @@ def test_images_that_all_have_the_same_labels_get_a_report(
     assert MultiLabelReport.model_validate_json(report.model_dump_json()) == report
 
 
-def test_images_in_groups_make_the_intervals_wider(tmp_path: Path) -> None:
+def test_images_in_groups_make_the_intervals_wider(
+    usual: tuple[MultiLabelReport, pd.DataFrame], tmp_path: Path
+) -> None:
     """The report says so where two images share a group; an image without one is its own."""
     logits = logits_table()
-    assert _report(logits)[0].groups is None
+    assert usual[0].groups is None
     logits.loc[200:249, "group"] = "anna"
     report, table = _report(logits)
     assert report.groups == 101
@@ -124,9 +134,11 @@ def test_copies_of_images_make_nothing_more_certain() -> None:
             assert 0.7 * 5**0.5 < width / one_width < 5.5, key
 
 
-def test_a_model_that_ranks_by_chance_gets_a_warning() -> None:
+def test_a_model_that_ranks_by_chance_gets_a_warning(
+    usual: tuple[MultiLabelReport, pd.DataFrame],
+) -> None:
     """Random ranking has the mean share of the images with a label as its mAP."""
-    assert not _report(logits_table())[0].warning
+    assert not usual[0].warning
     warning = _report(logits_table(skill=0.0))[0].warning
     assert "not clearly better than random ranking, whose mAP is 3" in warning
 
@@ -153,9 +165,11 @@ def test_galleries_hold_the_most_striking_errors_first() -> None:
     assert probabilities == sorted(probabilities, reverse=True)
 
 
-def test_the_page_names_every_label_and_needs_no_other_file(tmp_path: Path) -> None:
+def test_the_page_names_every_label_and_needs_no_other_file(
+    usual: tuple[MultiLabelReport, pd.DataFrame], tmp_path: Path
+) -> None:
     """There are no scripts."""
-    report, table = _report(logits_table())
+    report, table = usual
     text = _write(report, table, tmp_path).read_text("utf-8")
     for part in ("mean average precision", "False positives", "unknown: no image has it", *LABELS):
         assert part in text

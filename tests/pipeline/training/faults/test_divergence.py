@@ -32,7 +32,7 @@ from tests.pipeline.training.test_loop import (
 
 EXPLOSIVE: dict[str, Any] = {
     "model": RANDOM["model"],
-    "training": {"precision": "float32"},
+    "training": {"precision": "float32", "epochs": 3},
     "optimizer": {"learning_rate": 2e-3},
 }
 
@@ -72,7 +72,7 @@ def test_it_restarts_from_the_last_validation(recovered: tuple[TrainingJob, Trai
     """One line says so, and the result says from which step the rate was halved."""
     job, result = recovered
     assert result.rate_cuts == (4,)
-    assert [record.step for record in result.history] == [4, 8, 12, 16]
+    assert [record.step for record in result.history] == [4, 8, 12]
     events = read_events(job.folder / "events.jsonl")
     [said] = [event["message"] for event in events if event["kind"] == "warning"]
     assert said.startswith("The loss became nan at step 7, at learning rate 0.0")
@@ -135,7 +135,7 @@ def test_it_may_diverge_again(make_job: MakeJob, tmp_path: Path) -> None:
     job = make_job(tmp_path, **EXPLOSIVE)
     result = _run(job, step=2, cuts=2)
     assert result.rate_cuts == (0, 0)
-    unharmed = make_job(tmp_path / "low", model=RANDOM["model"], optimizer={"learning_rate": 5e-4})
+    unharmed = make_job(tmp_path / "low", **{**EXPLOSIVE, "optimizer": {"learning_rate": 5e-4}})
     low = _run(unharmed, step=10**6)
     assert [r.learning_rate for r in result.history] == pytest.approx(
         [r.learning_rate for r in low.history]
@@ -156,7 +156,7 @@ def test_the_last_update_before_a_validation_counts_too(
 
     monkeypatch.setattr(Validator, "metrics", diverging)
     result = training.run()
-    assert (result.rate_cuts, result.steps) == ((4,), 16)
+    assert (result.rate_cuts, result.steps) == ((4,), 12)
     [said] = [e["message"] for e in read_events(job.folder / "events.jsonl")
               if e["kind"] == "warning"]  # fmt: skip
     assert "validation loss became nan at step 8" in said
