@@ -74,7 +74,7 @@ def assert_same_weights(one: TrainResult, other: TrainResult) -> None:
 
 
 class Done(NamedTuple):
-    """A job, and what came of it."""
+    """A job and its result."""
 
     job: TrainingJob
     result: TrainResult
