@@ -99,8 +99,8 @@ def test_too_large_bodies_are_refused_before_they_are_read(registry: Registry) -
 
 
 def test_large_images_do_not_delay_small_ones(registry: Registry) -> None:
-    """While images of 100 megapixels are decoded, small ones are answered."""
-    large, patient = big_png(10_000), ("--threads", "1", "--time-limit", "600")
+    """While images of more than 16 megapixels are decoded, small ones are answered."""
+    large, patient = big_png(4200), ("--threads", "1", "--time-limit", "600")
     with serving(registry.folder, *patient) as server, ThreadPoolExecutor(3) as pool:
         began = time.monotonic()
         slow = [pool.submit(server.predict, large) for _ in range(3)]
