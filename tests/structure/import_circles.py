@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import ast
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from tests.structure.import_rules import FOLDERS, ROOT_PACKAGE
+from tests.structure.source_files import source_file
 
 Imports = Mapping[str, set[str]]
 
@@ -50,24 +50,9 @@ def _module(file: Path) -> str:
 
 def _imported(file: Path, modules: set[str], *, types_too: bool) -> Iterator[str]:
     """Yield the modules among these that a file imports."""
-    tree = ast.parse(file.read_text(encoding="utf-8"))
-    for_types = {id(node) for guarded in _guarded(tree) for node in ast.walk(guarded)}
-    for node in ast.walk(tree):
-        if id(node) in for_types and not types_too:
-            continue
-        if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names if alias.name in modules)
-        elif isinstance(node, ast.ImportFrom) and node.module:
-            for alias in node.names:
-                name = f"{node.module}.{alias.name}"
-                yield from [each for each in (name, node.module) if each in modules][:1]
-
-
-def _guarded(tree: ast.AST) -> Iterator[ast.stmt]:
-    """Yield the statements below `if TYPE_CHECKING`."""
-    for node in ast.walk(tree):
-        if isinstance(node, ast.If) and ast.unparse(node.test).endswith("TYPE_CHECKING"):
-            yield from node.body
+    for each in source_file(file.read_text(encoding="utf-8")).imports:
+        if types_too or not each.for_types:
+            yield from [name for name in (str(each), each.module) if name in modules][:1]
 
 
 def _reached(module: str, imports: Imports) -> set[str]:

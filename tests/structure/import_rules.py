@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import ast
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
+
+from tests.structure.source_files import source_file
 
 ROOT_PACKAGE = "patchline"
 FOLDERS = ("pipeline", "flows", "plugins")
@@ -225,27 +226,16 @@ _FREE = (
 )
 
 
-def imports(file: Path) -> Iterator[tuple[int, str]]:
-    """Yield the line and the full module name of every import in a file."""
-    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
-        if isinstance(node, ast.Import):
-            for alias in node.names:
-                yield node.lineno, alias.name
-        elif isinstance(node, ast.ImportFrom) and node.module:
-            for alias in node.names:
-                yield node.lineno, f"{node.module}.{alias.name}"
-
-
 def violations(root: Path) -> list[str]:
     """Return each forbidden import as `file:line imports module: rule`."""
     found = []
     files = [file for folder in FOLDERS for file in sorted((root / folder).rglob("*.py"))]
     for file in [*files, *sorted((root / ROOT_PACKAGE).glob("*.py"))]:
         relative = file.relative_to(root).as_posix()
-        for line, module in imports(file):
-            rule = _broken_rule(relative, module)
+        for each in source_file(file.read_text(encoding="utf-8")).imports:
+            rule = _broken_rule(relative, str(each))
             if rule:
-                found.append(f"{relative}:{line} imports {module}: {rule}")
+                found.append(f"{relative}:{each.line} imports {each}: {rule}")
     return found
 
 

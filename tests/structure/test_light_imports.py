@@ -18,9 +18,9 @@ for arguments in json.loads(sys.argv[1]):
     names = {name.partition(".")[0] for name in sys.modules}
     print("\\nLOADED", json.dumps(sorted(names)))
 """
+_HELP = (["--help"], ["run", "--help"])
 LIGHT = [
-    ["--help"],
-    ["run", "--help"],
+    *_HELP,
     ["plugins", "list"],
     ["plugins", "list", "--json"],
     ["run", "--training.epochz", "3"],
@@ -28,7 +28,6 @@ LIGHT = [
     ["run", "--model.name", "vti"],
     ["run", "--config", "none.yaml"],
     ["run", "--schema"],
-    ["plugins", "new", "--help"],
     ["plugins", "new", "patch_embedding", "my_stem"],
     ["plugins", "new", "model", "My-Vit"],
     ["plugins", "show", "vit", "--model.sise", "b"],
@@ -38,7 +37,7 @@ LIGHT = [
     ["plugins", "show", "image_folder", "--json"],
     ["plugins", "show", "vit", "--picture", "x.png"],
     ["plugins", "show", "conv", "--photo", "x.png"],
-    *([*command.words.split(), "--help"] for command in COMMANDS),
+    *(help_ for each in COMMANDS if (help_ := [*each.words.split(), "--help"]) not in _HELP),
 ]
 
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import ast
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from tests.structure.source_files import source_file
 from tests.structure.word_rules import BANNED, stumbles
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -56,26 +55,13 @@ def test_plain_sentences_pass(tmp_path: Path) -> None:
 _NOT_A_NAME = {"found", "known", "wanted", "asked", "look", "seen"}
 
 
-def _names(tree: ast.AST) -> Iterator[tuple[int, str]]:
-    """Yield what functions, classes, their parameters and their fields are called."""
-    for node in ast.walk(tree):
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-            yield node.lineno, node.name
-        elif isinstance(node, ast.arg):
-            yield node.lineno, node.arg
-        if isinstance(node, ast.ClassDef):
-            for field in node.body:
-                if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name):
-                    yield field.lineno, field.target.id
-
-
 @pytest.mark.parametrize("package", ["pipeline", "flows", "plugins", "patchline"])
 def test_a_participle_names_no_function_parameter_or_field(package: str) -> None:
     """A reader meets the name of the thing, not what somebody has done with it."""
     misnamed = [
         f"{file.relative_to(ROOT)}:{line}: {name}"
         for file in sorted((ROOT / package).rglob("*.py"))
-        for line, name in _names(ast.parse(file.read_text("utf-8")))
+        for line, name in source_file(file.read_text("utf-8")).names
         if name.strip("_").lower() in _NOT_A_NAME
     ]
     assert misnamed == []
@@ -84,6 +70,6 @@ def test_a_participle_names_no_function_parameter_or_field(package: str) -> None
 def test_a_participle_as_a_parameter_is_noticed() -> None:
     """Functions, parameters and fields count; locals do not."""
     source = "def f(known):\n    found = 1\nclass A:\n    seen: int\n    def look(self): ...\n"
-    assert {name for _, name in _names(ast.parse(source))} & _NOT_A_NAME == {
+    assert {name for _, name in source_file(source).names} & _NOT_A_NAME == {
         *("known", "seen", "look")
     }
