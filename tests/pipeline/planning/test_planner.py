@@ -203,13 +203,16 @@ def test_the_planned_config_has_every_setting_and_no_preset(photos: Path, tmp_pa
     assert whole.data.path == str(photos)
 
 
-def measured_on(photos: Path, tmp_path: Path, **training: Any) -> Measurement:
+SMALL = {"embed_dim": 24, "depth": 1, "num_heads": 2, "mlp_dim": 24}
+
+
+def measured_on(photos: Path, tmp_path: Path, **flags: Any) -> Measurement:
     """Measure the fastest candidate alone, with real steps."""
-    config = asked(photos, training=training)
+    config = asked(photos, **flags)
     data = ingest(config, tmp_path / "work")
     facts = planner.plan_facts(config, data)
     job = planner.measuring_job(config, data, facts, planner.user_settings(config))
-    job = job.model_copy(update={"budget_seconds": 0.001, "images": 8})
+    job = job.model_copy(update={"budget_seconds": 0.001, "images": 2})
     with closing(EventWriter(tmp_path / "events.jsonl")) as events:
         return measure(job, events)
 
@@ -234,7 +237,8 @@ def test_what_is_set_is_not_measured(
     monkeypatch.setattr(precision, "faster", lambda _: pytest.fail("was measured"))
     before = torch.get_num_threads()
     try:
-        found = measured_on(photos, tmp_path, precision="bfloat16", threads=2)
+        training = {"precision": "bfloat16", "threads": 2}
+        found = measured_on(photos, tmp_path, model=SMALL, training=training)
     finally:
         torch.set_num_threads(before)
     assert found.speeds[0].precision == "bfloat16"
@@ -252,10 +256,10 @@ def test_fewer_threads_are_planned_where_other_programs_use_the_cores(
     before = torch.get_num_threads()
     torch.set_num_threads(2)
     try:
-        found = measured_on(photos, tmp_path)
+        found = measured_on(photos, tmp_path, model=SMALL)
         torch.set_num_threads(2)
         rates[2] = 900.0
-        close = measured_on(photos, tmp_path)
+        close = measured_on(photos, tmp_path, model=SMALL)
     finally:
         torch.set_num_threads(before)
     assert (found.threads, close.threads) == (1, 2)
@@ -276,9 +280,8 @@ def test_fewer_threads_compute_features_where_other_programs_use_the_cores(
         return {2: 3.0, 1: 30.0}
 
     monkeypatch.setattr(measuring, "measured_rates", rates)
-    size = {"embed_dim": 24, "depth": 1, "num_heads": 2, "mlp_dim": 24}
     data = {"image_size": 16}
-    config = RunConfig.model_validate({"model": {"name": "vit", **size}, "data": data})
+    config = RunConfig.model_validate({"model": {"name": "vit", **SMALL}, "data": data})
     features = MeasuredCandidate(name=FEATURES, config=config, features_only=True)
     job = MeasuringJob(candidates=(features,), num_classes=2, images=50, budget_seconds=0.01)
     before = torch.get_num_threads()
