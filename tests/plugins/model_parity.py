@@ -236,6 +236,29 @@ def assert_same_function(
         assert float((found[name] - gradient).abs().max()) <= allowed, name
 
 
+def assert_parity(
+    ours: nn.Module,
+    theirs: nn.Module,
+    names: Callable[[Tensors], Tensors],
+    images: tuple[int, int],
+    *,
+    zeroed: Collection[str] = (),
+    weights: Tensors | None = None,
+) -> None:
+    """Give our model the weights of theirs, and compare logits and gradients.
+
+    Args:
+        ours: our model.
+        theirs: a model that maps images to logits.
+        names: gives their weights and gradients our names.
+        images: how many random ones, and their side.
+        zeroed: ends of our names that theirs lacks.
+        weights: those of ours, if they are not just the renamed ones of theirs.
+    """
+    load(ours, weights or names(values_of(theirs)), zeroed)
+    assert_same_function(ours, theirs, names, random_images(*images))
+
+
 def random_images(batch: int, side: int, seed: int = 7) -> torch.Tensor:
     """Return normal noise in the shape of square RGB images, (B, 3, H, W)."""
     return torch.randn(batch, 3, side, side, generator=torch.Generator().manual_seed(seed))

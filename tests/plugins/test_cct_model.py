@@ -11,14 +11,12 @@ from vit_pytorch import cct as vit_pytorch_cct
 from patchline.pipeline.config_files import validated
 from tests.plugins.model_parity import (
     Tensors,
-    assert_same_function,
+    assert_parity,
     built,
-    load,
     parameters_of,
     random_images,
     randomise,
     renamed,
-    values_of,
 )
 
 
@@ -71,8 +69,7 @@ def test_equals_vit_pytorch(
     randomise(theirs)
     embedding = _embedding(num_layers, kernel_size)
     ours = built("cct", side, 10, size=size, positions=positions, embedding=embedding)
-    load(ours, _our_names(values_of(theirs)))
-    assert_same_function(ours, theirs, _our_names, random_images(2, side))
+    assert_parity(ours, theirs, _our_names, (2, side))
 
 
 @pytest.mark.parametrize(

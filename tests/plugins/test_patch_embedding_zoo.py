@@ -171,7 +171,7 @@ def test_which_images_fit(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=6, deadline=None)
 @given(st.data())
 def test_what_is_not_refused_works(name: str, data: st.DataObject) -> None:
     """Any settings are either refused for an image, or built with the grid that they promise."""

@@ -12,9 +12,8 @@ from patchline.pipeline.errors import ConfigError
 from patchline.plugins.models.rope_vit import RopeVitConfig
 from tests.plugins.model_parity import (
     Tensors,
-    assert_same_function,
+    assert_parity,
     built,
-    load,
     parameters_of,
     random_images,
     randomise,
@@ -55,8 +54,7 @@ def test_equals_timm(architecture: str, frequencies: str, depth: int) -> None:
     randomise(theirs)
     ours = _ours(frequencies=frequencies, depth=depth)
     assert parameters_of(ours) == parameters_of(theirs)
-    load(ours, _our_names(values_of(theirs)))
-    assert_same_function(ours, theirs, _our_names, random_images(2, 224))
+    assert_parity(ours, theirs, _our_names, (2, 224))
 
 
 @pytest.mark.parametrize(
@@ -80,8 +78,7 @@ def test_equals_timm_with_absolute_positions(architecture: str, frequencies: str
     weights = names(values_of(theirs))
     weights[name][:, 0] = 0.0
     ours = _ours(96, frequencies=frequencies, depth=DEPTH, absolute_positions=True)
-    load(ours, weights)
-    assert_same_function(ours, theirs, names, random_images(2, 96))
+    assert_parity(ours, theirs, names, (2, 96), weights=weights)
 
 
 @torch.no_grad()

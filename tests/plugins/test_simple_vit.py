@@ -11,15 +11,12 @@ from vit_pytorch.simple_vit import SimpleViT
 from tests.plugins.model_parity import (
     ForeignTokens,
     Tensors,
-    assert_same_function,
+    assert_parity,
     built,
     built_with,
-    load,
     parameters_of,
-    random_images,
     randomise,
     renamed,
-    values_of,
 )
 
 WITHOUT = (".query_key_value.bias", ".attention.projection.bias")
@@ -67,8 +64,7 @@ def test_equals_vit_pytorch(
     grid = (side // patch_size, side // patch_size)
     tokenizer = deepcopy(theirs.to_patch_embedding)
     ours = built_with("simple_vit", lambda _: ForeignTokens(tokenizer, grid), 10, size=size)
-    load(ours, _our_names(values_of(theirs)), zeroed=WITHOUT)
-    assert_same_function(ours, theirs, _our_names, random_images(2, side))
+    assert_parity(ours, theirs, _our_names, (2, side), zeroed=WITHOUT)
 
 
 def test_has_the_published_number_of_parameters() -> None:

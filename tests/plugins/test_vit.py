@@ -18,24 +18,9 @@ from patchline.pipeline.layers.mlp import MLP
 from patchline.pipeline.models.model_building import build_model, build_on_meta
 from patchline.pipeline.plugin_system.plugin_loader import load_model
 from patchline.pipeline.probing.linear_head import linear_head
-from patchline.plugin_api import DataTraits, ImageSpec
 from patchline.plugins.models.transformer_settings import VIT_SIZES
 from patchline.plugins.models.vit import VitConfig
-
-TRAITS = DataTraits(channels=3, height=32, width=32, num_classes=5, mirror_symmetric=True)
-
-
-def _image(side: int = 16, channels: int = 3) -> ImageSpec:
-    return ImageSpec.model_validate(
-        {
-            "channels": channels,
-            "height": side,
-            "width": side,
-            "mean": (0.5,) * channels,
-            "std": (0.25,) * channels,
-            "resize": "crop",
-        }
-    )
+from tests.plugins.model_parity import image_spec, parameters_of, random_images, traits
 
 
 def _choice(*, patch_size: int = 4, embedding: str = "conv", **settings: Any) -> ModelChoice:
@@ -47,17 +32,13 @@ def _choice(*, patch_size: int = 4, embedding: str = "conv", **settings: Any) ->
 
 def _small(seed: int = 0, **settings: Any) -> nn.Module:
     torch.manual_seed(seed)
-    return build_model(_choice(depth=2, **settings), _image(), num_classes=5).eval()
-
-
-def _images(batch: int = 4) -> torch.Tensor:
-    return torch.randn(batch, 3, 16, 16, generator=torch.Generator().manual_seed(7))
+    return build_model(_choice(depth=2, **settings), image_spec(16), num_classes=5).eval()
 
 
 @pytest.mark.parametrize("size", list(VIT_SIZES))
 def test_every_size_builds(size: str) -> None:
     """Every size has its number of blocks and maps images to logits."""
-    model: Any = build_on_meta(_choice(size=size, patch_size=16), _image(224), 7)
+    model: Any = build_on_meta(_choice(size=size, patch_size=16), image_spec(224), 7)
     assert len(model.blocks) == VIT_SIZES[size].depth
     assert model(torch.zeros(2, 3, 224, 224, device="meta")).shape == (2, 7)
 
@@ -70,13 +51,13 @@ def test_base_large_and_huge_have_their_published_sizes(
     size: str, patch_size: int, parameters: int
 ) -> None:
     """86, 307 and 632 million, as torchvision states exactly (arXiv 2010.11929, table 1)."""
-    model = build_on_meta(_choice(size=size, patch_size=patch_size), _image(224), 1000)
-    assert sum(parameter.numel() for parameter in model.parameters()) == parameters
+    model = build_on_meta(_choice(size=size, patch_size=patch_size), image_spec(224), 1000)
+    assert parameters_of(model) == parameters
 
 
 def test_a_dimension_beats_the_size() -> None:
     """What is set separately replaces the size's number, and only that."""
-    model: Any = build_on_meta(_choice(size="ti", depth=3, mlp_dim=100), _image(), 7)
+    model: Any = build_on_meta(_choice(size="ti", depth=3, mlp_dim=100), image_spec(16), 7)
     assert len(model.blocks) == 3
     assert model.blocks[0].mlp.expand.weight.shape == (100, VIT_SIZES["ti"].embed_dim)
 
@@ -86,7 +67,7 @@ def test_a_dimension_beats_the_size() -> None:
 def test_a_flip_at_test_time_averages_both_views(pooling: str) -> None:
     """Logits are the mean of those of the image and its mirror image; training does not change."""
     plain, flipped = _small(pooling=pooling), _small(pooling=pooling, test_time_flip=True)
-    images = _images()
+    images = random_images(4, 16)
     expected = (plain(images) + plain(images.flip(3))) / 2
     torch.testing.assert_close(flipped(images), expected, atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(flipped(images.flip(3)), expected, atol=1e-5, rtol=1e-5)
@@ -97,7 +78,7 @@ def test_a_flip_at_test_time_averages_both_views(pooling: str) -> None:
 def test_a_flipped_model_can_be_probed() -> None:
     """The head reads one vector for each image, whose linear map the answer is."""
     model: Any = _small(test_time_flip=True)
-    assert linear_head(model, 5, _image()) is model.head
+    assert linear_head(model, 5, image_spec(16)) is model.head
 
 
 @pytest.mark.parametrize(
@@ -124,12 +105,12 @@ def test_dimensions_that_do_not_fit_are_refused(
 ) -> None:
     """Settings that do not divide are refused with both settings, both numbers and a remedy."""
     with pytest.raises(ConfigError, match=words):
-        load_model(name).config_class(**settings).resolved_for(TRAITS)
+        load_model(name).config_class(**settings).resolved_for(traits())
 
 
 def test_resolving_fills_in_the_dimensions() -> None:
     """Open dimensions become the size's; set ones stay."""
-    resolved = VitConfig(size="ti", depth=3).resolved_for(TRAITS)
+    resolved = VitConfig(size="ti", depth=3).resolved_for(traits())
     assert resolved.dimensions() == (192, 3, 3, 768)
     assert (resolved.embed_dim, resolved.depth) == (192, 3)
     assert (resolved.num_heads, resolved.mlp_dim) == (3, 768)
@@ -137,7 +118,7 @@ def test_resolving_fills_in_the_dimensions() -> None:
 
 def test_stochastic_depth_rises_from_zero() -> None:
     """The first block is never skipped, the last one with the probability that was set."""
-    model: Any = build_on_meta(_choice(depth=5, stochastic_depth=0.4), _image(), 5)
+    model: Any = build_on_meta(_choice(depth=5, stochastic_depth=0.4), image_spec(16), 5)
     rates = [block.stochastic_depth.drop_probability for block in model.blocks]
     assert rates == pytest.approx([0.0, 0.1, 0.2, 0.3, 0.4])
 
@@ -148,7 +129,7 @@ def test_every_norm_has_the_epsilon(name: str) -> None:
     further: dict[str, object] = {} if name == "rope_vit" else {"embedding_norm": True}
     further |= {"pooling": "attention"} if name == "vit" else {}
     choice = {"name": name, "depth": 2, "norm_epsilon": 1e-3, **further}
-    model = build_on_meta(ModelChoice.model_validate(choice), _image(32), 5)
+    model = build_on_meta(ModelChoice.model_validate(choice), image_spec(32), 5)
     norms = [module for module in model.modules() if isinstance(module, nn.LayerNorm)]
     assert len(norms) == 2 * 2 + 1 + len(further)
     assert {norm.eps for norm in norms} == {1e-3}
@@ -158,6 +139,6 @@ def test_every_norm_has_the_epsilon(name: str) -> None:
 def test_every_mlp_has_the_activation(name: str) -> None:
     """The setting reaches the MLP of every block."""
     choice = {"name": name, "depth": 2, "activation": "quick_gelu"}
-    model = build_on_meta(ModelChoice.model_validate(choice), _image(32), 5)
+    model = build_on_meta(ModelChoice.model_validate(choice), image_spec(32), 5)
     found = [m.activation for m in model.modules() if isinstance(m, MLP)]
     assert [type(activation) for activation in found] == [QuickGELU, QuickGELU]

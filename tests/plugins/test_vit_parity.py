@@ -18,15 +18,12 @@ from vit_pytorch.simple_vit import posemb_sincos_2d
 
 from tests.plugins.model_parity import (
     Tensors,
-    assert_same_function,
+    assert_parity,
     built,
-    load,
     parameters_of,
-    random_images,
     randomise,
     renamed,
     timm_names,
-    values_of,
     with_joined_projections,
     without_weights,
 )
@@ -97,8 +94,7 @@ def test_base_equals_torchvision(depth: int) -> None:
     )
     randomise(theirs)
     ours = _published("b", depth=depth)
-    load(ours, _torchvision_names(values_of(theirs)))
-    assert_same_function(ours, theirs, _torchvision_names, random_images(1, 224))
+    assert_parity(ours, theirs, _torchvision_names, (1, 224))
 
 
 @pytest.mark.parametrize(
@@ -114,8 +110,7 @@ def test_equals_timm(architecture: str, size: str) -> None:
     randomise(theirs)
     ours = _published(size)
     assert parameters_of(ours) == parameters_of(theirs)
-    load(ours, timm_names(values_of(theirs)))
-    assert_same_function(ours, theirs, timm_names, random_images(2, 224))
+    assert_parity(ours, theirs, timm_names, (2, 224))
 
 
 @pytest.mark.parametrize("depth", [2, pytest.param(12, marks=pytest.mark.slow)])
@@ -129,8 +124,7 @@ def test_equals_transformers(depth: int) -> None:
         return _transformers_names({n.removeprefix("model."): t for n, t in tensors.items()})
 
     ours = _published("b", depth=depth)
-    load(ours, names(values_of(theirs)))
-    assert_same_function(ours, theirs, names, random_images(1, 224))
+    assert_parity(ours, theirs, names, (1, 224))
 
 
 def _timm_small(**settings: Any) -> Any:
@@ -181,8 +175,7 @@ def _small(**settings: Any) -> Any:
 def test_every_choice_equals_timm(own: dict[str, Any], settings: dict[str, Any]) -> None:
     """Pooling, layer scale, norms, no positions: what timm's ViT does with the same choice."""
     ours, theirs = _small(**own), _timm_small(**settings)
-    load(ours, timm_names(values_of(theirs)))
-    assert_same_function(ours, theirs, timm_names, random_images(3, 32))
+    assert_parity(ours, theirs, timm_names, (3, 32))
 
 
 @pytest.mark.parametrize("pooling", ["class_token", "average"])
@@ -200,8 +193,7 @@ def test_sine_cosine_positions_equal_fixed_ones_in_timm(pooling: str) -> None:
         return timm_names({name: t for name, t in tensors.items() if name != "pos_embed"})
 
     ours = _small(positions="sine_cosine", pooling=pooling)
-    load(ours, names(values_of(theirs)))
-    assert_same_function(ours, theirs, names, random_images(3, 32))
+    assert_parity(ours, theirs, names, (3, 32))
 
 
 class _TanhOnTop(nn.Module):
@@ -232,8 +224,7 @@ def test_the_tanh_head_equals_its_formula_on_the_features_of_timm() -> None:
         return {**timm_names(body), **head}
 
     ours = _small(head="tanh")
-    load(ours, names(values_of(theirs)))
-    assert_same_function(ours, theirs, names, random_images(3, 32))
+    assert_parity(ours, theirs, names, (3, 32))
 
 
 @pytest.mark.parametrize(

@@ -14,9 +14,8 @@ from transformers import Dinov2WithRegistersConfig, Dinov2WithRegistersModel
 from patchline.plugins.models.vit_registers import VitRegistersConfig
 from tests.plugins.model_parity import (
     Tensors,
-    assert_same_function,
+    assert_parity,
     built,
-    load,
     parameters_of,
     random_images,
     randomise,
@@ -80,8 +79,7 @@ def test_equals_transformers() -> None:
     theirs = _ClassTokenHead(Dinov2WithRegistersModel(config))
     randomise(theirs)
     ours = _small(layer_scale=1.0)
-    load(ours, _transformers_names(values_of(theirs)))
-    assert_same_function(ours, theirs, _transformers_names, random_images(3, 32))
+    assert_parity(ours, theirs, _transformers_names, (3, 32))
 
 
 def test_equals_timm() -> None:
@@ -109,8 +107,7 @@ def test_equals_timm() -> None:
     weights = names(values_of(theirs))
     weights["registers.registers_1RD"] = (theirs.reg_token + theirs.pos_embed[:, 1:4]).detach()
     ours = _small(num_registers=3)
-    load(ours, weights)
-    assert_same_function(ours, theirs, names, random_images(3, 32))
+    assert_parity(ours, theirs, names, (3, 32), weights=weights)
 
 
 @pytest.mark.parametrize("num_registers", [1, 4, 16])

@@ -14,10 +14,9 @@ from patchline.pipeline.config_files import validated
 from tests.plugins.model_parity import (
     ForeignTokens,
     Tensors,
-    assert_same_function,
+    assert_parity,
     built,
     built_with,
-    load,
     parameters_of,
     random_images,
     randomise,
@@ -71,8 +70,7 @@ def test_equals_vit_pytorch(size: str) -> None:
     for name in weights:
         if name.endswith("log_sharpness"):  # theirs holds the whole factor, ours what is learned
             weights[name] = weights[name] + math.log(math.sqrt(head_dim))
-    load(ours, weights)
-    assert_same_function(ours, theirs, _our_names, random_images(2, 32))
+    assert_parity(ours, theirs, _our_names, (2, 32), weights=weights)
 
 
 def test_is_fed_by_shifted_patches() -> None:
