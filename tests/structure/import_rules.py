@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from tests.structure.source_files import source_file
@@ -226,16 +226,22 @@ _FREE = (
 )
 
 
+def imports(file: Path) -> Iterator[tuple[int, str]]:
+    """Yield the line and the full module name of every import in a file."""
+    for each in source_file(file.read_text(encoding="utf-8")).imports:
+        yield each.line, str(each)
+
+
 def violations(root: Path) -> list[str]:
     """Return each forbidden import as `file:line imports module: rule`."""
     found = []
     files = [file for folder in FOLDERS for file in sorted((root / folder).rglob("*.py"))]
     for file in [*files, *sorted((root / ROOT_PACKAGE).glob("*.py"))]:
         relative = file.relative_to(root).as_posix()
-        for each in source_file(file.read_text(encoding="utf-8")).imports:
-            rule = _broken_rule(relative, str(each))
+        for line, module in imports(file):
+            rule = _broken_rule(relative, module)
             if rule:
-                found.append(f"{relative}:{each.line} imports {each}: {rule}")
+                found.append(f"{relative}:{line} imports {module}: {rule}")
     return found
 
 

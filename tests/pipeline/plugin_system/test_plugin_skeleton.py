@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ruff import find_ruff_bin
+from ruff import find_ruff_bin  # type: ignore[import-untyped]  # it has no types
 
 from patchline.pipeline.errors import ConfigError, StorageError
 from patchline.pipeline.plugin_system import plugin_loader
@@ -114,7 +114,7 @@ def test_the_files_are_tidy(kind: Kind, letters: int, tmp_path: Path) -> None:
     """The linter and the formatter find nothing, however long the name is."""
     folder = write_package(kind, "x" * letters, tmp_path).folder
     for command in (["check"], ["format", "--check"]):
-        options = ["--no-cache", "--config", ROOT / "pyproject.toml", "."]
+        options = ["--no-cache", "--config", str(ROOT / "pyproject.toml"), "."]
         subprocess.run([find_ruff_bin(), *command, *options], cwd=folder, check=True)
 
 
