@@ -128,6 +128,7 @@ def test_a_second_run_uses_the_tokens_and_reaches_the_same_weights(
     done: Done, make_job: MakeJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Their size is announced once; another number of views has tokens of its own."""
+    assert done.job.workspace is not None
     shutil.copytree(done.job.workspace / FEATURES, tmp_path / FEATURES)
     monkeypatch.setattr(TokenStore, "_tokens", _not_again)
     job = blocks_job(make_job, tmp_path, "second")
