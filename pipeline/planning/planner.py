@@ -200,7 +200,7 @@ def computed_as_measured(
         return made
     threads = f" with {counted(computed['threads'], 'thread')}" if "threads" in computed else ""
     precision = f" in {computed['precision']}" if "precision" in computed else ""
-    words = f"computed{threads}{precision}, as its speed was measured; --fresh measures again"
+    words = f"computed{threads}{precision}, as in the measurement; --fresh measures again"
     return made.model_copy(
         update={
             "settings": config_files.merged(made.settings, left),

@@ -17,7 +17,6 @@ StepPlanKnots = tuple[tuple[int, float, int], ...]
 ValidationPlanSteps = tuple[tuple[Annotated[int, Field(ge=1)], Annotated[int, Field(ge=1)]], ...]
 Sha256 = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
 
-
 _NO_LONGER_READ = {"thread_changes", "precision_reason"}
 """What earlier versions wrote, and nothing reads."""
 

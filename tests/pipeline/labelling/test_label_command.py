@@ -30,16 +30,22 @@ TOKEN = "0123456789abcdef0123"  # noqa: S105 - it guards nothing
 def test_two_people_never_get_the_same_image_even_if_the_server_is_killed(tmp_path: Path) -> None:
     """A folder of 300 images opens at once, and each answer that is confirmed is in the table.
 
-    What is on a screen stays there, and an image arrives as a picture.
+    What is on a screen stays there, and an image arrives as a picture. The command asks for the
+    token of its file.
     """
+    token = tmp_path / "token"
+    token.write_text(TOKEN)
+    token.chmod(0o600)
+    headers, command = {"authorization": f"Bearer {TOKEN}"}, ("--token-file", str(token))
     folder = write_images(tmp_path / "inbox", 300, side=8)
     began = time.monotonic()
-    with labelling(folder, "--classes", "rose, tulip") as page:
+    with labelling(folder, "--classes", "rose, tulip", *command, headers=headers) as page:
         held = [image["id"] for image in page.next(ADA, 3)]
         seconds = time.monotonic() - began
         assert seconds < patient(6.0), seconds
         assert page.table == folder / "labels.csv"
-        reply = page.ask("GET", f"/image/{held[0]}?side=64")
+        assert page.ask("GET", "/progress").status == HTTPStatus.UNAUTHORIZED
+        reply = page.ask("GET", f"/image/{held[0]}?side=64", headers=headers)
         assert Image.open(io.BytesIO(reply.body)).size == (8, 8)
         progress = page.progress()
         assert progress["images"] == 300
