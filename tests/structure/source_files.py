@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import gc
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from functools import cache
 from typing import NamedTuple
 
@@ -15,8 +15,6 @@ class Import(NamedTuple):
     line: int
     module: str
     name: str | None
-    for_types: bool
-    """Whether it is below `if TYPE_CHECKING`."""
 
     def __str__(self) -> str:
         return f"{self.module}.{self.name}" if self.name else self.module
@@ -35,25 +33,17 @@ def source_file(text: str) -> SourceFile:
     gc.disable()  # it would look at the growing tree many times, and find nothing
     try:
         tree = ast.parse(text)
-        return SourceFile(list(_imports(tree.body)), list(_names(tree)))
+        return SourceFile(list(_imports(tree)), list(_names(tree)))
     finally:
         gc.enable()
 
 
-def _imports(statements: Iterable[ast.stmt], *, for_types: bool = False) -> Iterator[Import]:
-    for node in statements:
+def _imports(tree: ast.Module) -> Iterator[Import]:
+    for node in ast.walk(tree):
         if isinstance(node, ast.Import):
-            yield from (Import(node.lineno, each.name, None, for_types) for each in node.names)
+            yield from (Import(node.lineno, each.name, None) for each in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module:
-            for each in node.names:
-                yield Import(node.lineno, node.module, each.name, for_types)
-        elif isinstance(node, ast.If):
-            guarded = ast.unparse(node.test).endswith("TYPE_CHECKING")
-            yield from _imports(node.body, for_types=for_types or guarded)
-            yield from _imports(node.orelse, for_types=for_types)
-        else:
-            for name in ("body", "orelse", "finalbody", "handlers", "cases"):
-                yield from _imports(getattr(node, name, ()), for_types=for_types)
+            yield from (Import(node.lineno, node.module, each.name) for each in node.names)
 
 
 def _names(tree: ast.Module) -> Iterator[tuple[int, str]]:

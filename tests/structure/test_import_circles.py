@@ -2,50 +2,60 @@
 
 from __future__ import annotations
 
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
-import pytest
-
-from tests.structure.import_circles import import_circles
+from tests.structure.import_rules import FOLDERS, ROOT_PACKAGE
+from tests.structure.source_files import source_file
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
-@pytest.mark.parametrize("types_too", [False, True], ids=["at run time", "for types"])
-def test_no_files_of_the_product_are_in_a_circle(*, types_too: bool) -> None:
+def import_circle(root: Path, *packages: str) -> list[str]:
+    """Return files that import each other in a circle, one way round; none: no file does.
+
+    Imports in functions and below `if TYPE_CHECKING` count: they hide a circle from Python, and
+    not from a reader.
+    """
+    sources = [file for package in packages for file in sorted((root / package).rglob("*.py"))]
+    files = {_module(file.relative_to(root)): file for file in sources}
+    imports = {
+        module: {
+            name
+            for each in source_file(file.read_text(encoding="utf-8")).imports
+            for name in [name for name in (str(each), each.module) if name in files][:1]
+        }
+        - {module}
+        for module, file in files.items()
+    }
+    try:
+        TopologicalSorter(imports).prepare()
+    except CycleError as error:
+        circle: list[str] = error.args[1]
+        return circle
+    return []
+
+
+def _module(file: Path) -> str:
+    parts = (*([ROOT_PACKAGE] if file.parts[0] in FOLDERS else []), *file.with_suffix("").parts)
+    return ".".join(parts).removesuffix(".__init__")
+
+
+def test_no_files_of_the_product_are_in_a_circle() -> None:
     """A reader can read each file before those that use it."""
-    assert (
-        import_circles(ROOT, "pipeline", "flows", "plugins", "patchline", types_too=types_too) == []
-    )
+    assert import_circle(ROOT, "pipeline", "flows", "plugins", "patchline") == []
 
 
-@pytest.fixture
-def package(tmp_path: Path) -> Path:
-    """Return a package `library` of three files that import nothing."""
-    for name in ("__init__", "first", "second", "third"):
-        (tmp_path / "library").mkdir(exist_ok=True)
-        (tmp_path / "library" / f"{name}.py").write_text("", encoding="utf-8")
-    return tmp_path
-
-
-def test_a_circle_of_three_files_is_found(package: Path) -> None:
-    """Whatever form an import has, and also if a function hides it."""
-    library = package / "library"
+def test_a_circle_of_three_files_is_found(tmp_path: Path) -> None:
+    """Whatever form an import has, and also if a function or `TYPE_CHECKING` hides it."""
+    library = tmp_path / "library"
+    library.mkdir()
     (library / "first.py").write_text("from library import second\n", encoding="utf-8")
     (library / "second.py").write_text("import library.third\n", encoding="utf-8")
-    assert import_circles(package, "library") == []
-    hidden = "def late():\n    from library.first import name\n"
-    (library / "third.py").write_text(hidden, encoding="utf-8")
-    circle = ["library.first", "library.second", "library.third"]
-    assert import_circles(package, "library") == [circle]
-    assert import_circles(package, "library", types_too=False) == [circle]
-
-
-def test_a_circle_for_types_counts_only_with_types(package: Path) -> None:
-    """`if TYPE_CHECKING` is no circle at run time, but one for a reader."""
-    library = package / "library"
-    (library / "first.py").write_text("from library.second import name\n", encoding="utf-8")
-    guarded = "from typing import TYPE_CHECKING\n\nif TYPE_CHECKING:\n    import library.first\n"
-    (library / "second.py").write_text(guarded, encoding="utf-8")
-    assert import_circles(package, "library", types_too=False) == []
-    assert import_circles(package, "library") == [["library.first", "library.second"]]
+    third = library / "third.py"
+    third.write_text("", encoding="utf-8")
+    assert import_circle(tmp_path, "library") == []
+    for hidden in ("def late():", "if TYPE_CHECKING:"):
+        third.write_text(f"{hidden}\n    from library.first import name\n", encoding="utf-8")
+        circle = import_circle(tmp_path, "library")
+        assert set(circle) == {"library.first", "library.second", "library.third"}

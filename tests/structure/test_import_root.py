@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import os
 import shutil
@@ -27,22 +28,30 @@ assert flows.mine.NAME == "flows" and pipeline.mine.NAME == "pipeline"
 print(json.dumps([patchline.__file__, plugin_api.__file__, command_line.__file__, vit.__file__]))
 assert command_line.run_command_line(["plugins", "list"]) == 0
 """
-_OWN_FILES = """
-import json
-from pathlib import Path
-from patchline.pipeline.exports.container_files import ServedVersion, write_container
-from patchline.pipeline.plugin_system import plugin_loader
-from patchline.pipeline.run_memory import stage_keys
-from patchline.pipeline.tracking import provenance
 
-Path("artifacts").mkdir()
-Path("out").mkdir()
-write_container(ServedVersion("a", "1"), Path("artifacts"), Path("out"))
-served = sorted(str(file) for file in Path("out/app/patchline").rglob("*"))
-keys = stage_keys.code("patchline.pipeline.training.__main__", "patchline.pipeline.layers")
-plugins = sorted(f"{each.kind} {each.name}" for each in plugin_loader.installed())
-print(json.dumps({"same": [served, keys, plugins], "commit": provenance.commit()[0]}))
-"""
+
+def own_files() -> tuple[object, str]:
+    """Return what Patchline finds of its own files, below paths that are no matter, and its commit.
+
+    Its source is executed in a process of the wheel, too.
+    """
+    from pathlib import Path
+    from tempfile import TemporaryDirectory
+
+    from patchline.pipeline.exports.container_files import ServedVersion, write_container
+    from patchline.pipeline.plugin_system import plugin_loader
+    from patchline.pipeline.run_memory import stage_keys
+    from patchline.pipeline.tracking import provenance
+
+    with TemporaryDirectory() as made:
+        artifacts, out = Path(made, "artifacts"), Path(made, "out")
+        artifacts.mkdir()
+        out.mkdir()
+        write_container(ServedVersion("a", "1"), artifacts, out)
+        served = sorted(file.relative_to(out).as_posix() for file in out.rglob("*.*"))
+    keys = stage_keys.code("patchline.pipeline.training.__main__", "patchline.pipeline.layers")
+    plugins = sorted(f"{each.kind} {each.name}" for each in plugin_loader.installed())
+    return [served, keys, plugins], provenance.commit()[0]
 
 
 @pytest.fixture(scope="module")
@@ -83,8 +92,15 @@ def _files(folder: Path) -> list[Path]:
     ]
 
 
-@pytest.mark.parametrize("how", ["program.py", "-m program", "-c import program", "PYTHONPATH"])
-@pytest.mark.parametrize("installed", ["checkout", "wheel"])
+@pytest.mark.parametrize(
+    ("installed", "how"),
+    [
+        ("checkout", "program.py"),
+        ("checkout", "PYTHONPATH"),
+        ("wheel", "-m program"),
+        ("wheel", "-c import program"),
+    ],
+)
 def test_a_project_has_packages_of_the_same_names(
     project: Path, wheel: Path, installed: str, how: str, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
@@ -121,18 +137,16 @@ def test_a_wheel_finds_its_own_files(wheel: Path, tmp_path: Path) -> None:
         subprocess.run(("git", *who, *command), cwd=tmp_path, check=True)
     inside = tmp_path / "venv"
     shutil.copytree(wheel, inside)
-    shown = []
-    for name, path in (("checkout", []), ("wheel", [str(inside)])):
-        (tmp_path / name).mkdir()
-        done = subprocess.run(
-            [sys.executable, "-c", _OWN_FILES],
-            cwd=tmp_path / name,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(path)},
-            capture_output=True,
-            text=True,
-            check=True,
-        )
-        shown.append(json.loads(done.stdout))
-    assert shown[0]["same"] == shown[1]["same"]
-    assert "out/app/patchline/pipeline/serving/__main__.py" in shown[1]["same"][0]
-    assert shown[1]["commit"] == ""
+    program = f"import json\n{inspect.getsource(own_files)}\nprint(json.dumps(own_files()))"
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(inside)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    found, commit = json.loads(done.stdout)
+    assert found == json.loads(json.dumps(own_files()[0]))
+    assert "app/patchline/pipeline/serving/__main__.py" in found[0]
+    assert commit == ""

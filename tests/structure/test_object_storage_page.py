@@ -15,7 +15,6 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from patchline.flows.commands.application import application
 from patchline.pipeline.workspace.address import parsed
 from patchline.pipeline.workspace.remote_store import RemoteStore
 from tests.conftest import patchline, write_photos
@@ -68,22 +67,6 @@ def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ObjectSe
                     shard.addfile(member, io.BytesIO(content))
         images.upload(tmp_path / "shard.tar", "shards/flowers-000000.tar")
         yield running
-
-
-@pytest.mark.usefixtures("server")
-def test_every_command_has_these_arguments() -> None:
-    """Each command of the page can be parsed, and there are some."""
-    assert len(page_commands()) >= 7
-    for arguments in map(_own, page_commands()):
-        application(arguments).parse_args(arguments, exit_on_error=False, print_error=False)
-
-
-def _own(arguments: list[str]) -> list[str]:
-    """Return what a command sees of its arguments: `--workspace` is taken off before."""
-    if "--workspace" not in arguments:
-        return arguments
-    place = arguments.index("--workspace")
-    return arguments[:place] + arguments[place + 2 :]
 
 
 @pytest.mark.slow
