@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -27,11 +26,6 @@ def _small_parts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 def _kept(file: Path, count: int) -> KeptImages:
     np.save(file, np.zeros((count, 8, 8, 3), np.uint8))
     return KeptImages(file, "squash")
-
-
-def _rows_with(wide: Wide, root: Path, files: list[tuple[ListedImage, bool]]) -> list[Any]:
-    with active_launcher.using("wide", lambda: wide):
-        return list(rows_of(root, files))
 
 
 def test_parts_return_the_rows_of_one_process(tmp_path: Path) -> None:
@@ -64,13 +58,12 @@ def test_what_only_this_machine_has_is_described_here(
     monkeypatch.setattr(chosen, "_on_note", notes.append)
     folder = write_photos(tmp_path / root / photos, classes=1, images=6)
     paths = [each.relative_to(tmp_path / root).as_posix() for each in folder.rglob("*.png")]
-    files = [(ListedImage(each, "a"), True) for each in paths]
-    for is_far in (True, False):
-        wide = Wide()
-        wide.is_far = is_far
-        rows = _rows_with(wide, tmp_path / root, files)
-        assert {row["status"] for row in rows} == {"ok"}
-        assert bool(wide.parts) != is_far
+    wide = Wide()
+    wide.is_far = True
+    with active_launcher.using("wide", lambda: wide):
+        rows = list(rows_of(tmp_path / root, [(ListedImage(each, "a"), True) for each in paths]))
+    assert {row["status"] for row in rows} == {"ok"}
+    assert not wide.parts
     assert ["read on this machine alone" in each for each in notes] == [True]
 
 
