@@ -11,7 +11,6 @@ import pytest
 from patchline.pipeline.data.store import store_builds
 from patchline.pipeline.data.store.decoded_files import IMAGES_FILE
 from patchline.pipeline.data.store.prepared_store import StoreSpec, prepare
-from patchline.pipeline.errors import DataError
 from patchline.pipeline.workers import active_launcher
 from tests.conftest import write_photos
 from tests.pipeline.data.store.test_prepared_store import rows_of
@@ -55,14 +54,3 @@ def test_what_only_this_machine_has_is_decoded_here(tmp_path: Path, photos: Path
     with active_launcher.using("wide", lambda: wide):
         prepare(rows_of(root), root, SPEC, tmp_path / "stores")
     assert wide.parts == []
-
-
-def test_a_machine_without_the_data_is_an_error(photos: Path, tmp_path: Path) -> None:
-    """One sentence, and nothing that looks like a store."""
-    rows = rows_of(photos)
-    with (
-        active_launcher.using("wide", Wide),
-        pytest.raises(DataError, match="A node of the cluster has no"),
-    ):
-        prepare(rows, tmp_path / "elsewhere", SPEC, tmp_path / "stores")
-    assert [each.name for each in (tmp_path / "stores").iterdir()] == [".locks"]
