@@ -14,7 +14,7 @@ from patchline.pipeline.workspace.folder_store import FolderStore
 from patchline.pipeline.workspace.object_store import ConflictError, ObjectStore
 from patchline.pipeline.workspace.shared_file import SharedFile
 from patchline.pipeline.workspace.shared_files import SharedFiles
-from tests.pipeline.data.splits.test_split_memory import assigned, digest, table
+from tests.pipeline.data.splits.made_tables import assigned, by_content, table
 
 NAME = "splits/seed-0.parquet"
 
@@ -22,7 +22,15 @@ NAME = "splits/seed-0.parquet"
 def images(first: int, count: int) -> pd.DataFrame:
     """Return a manifest of images by number."""
     numbers = range(first, first + count)
-    return table([("ab"[n % 2], digest(f"file {n}"), digest(f"pixels {n}"), "") for n in numbers])
+    return table(["ab"[n % 2] for n in numbers], contents=[f"file {n}" for n in numbers])
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> FolderStore:
+    """Return an empty store beside the folders of two machines."""
+    for name in ("store", "a", "b"):
+        (tmp_path / name).mkdir()
+    return FolderStore(tmp_path / "store")
 
 
 def assign_on_machine(store: ObjectStore, folder: Path, manifest: pd.DataFrame) -> pd.DataFrame:
@@ -32,7 +40,7 @@ def assign_on_machine(store: ObjectStore, folder: Path, manifest: pd.DataFrame) 
         shared = SharedFile(SharedFiles(store), NAME)
         shared.fetch(file)
         memory = SplitMemory(file, shared=shared)
-        found, _ = assigned(manifest, SplitMemory(file))
+        found, _ = assigned(manifest, remembered=SplitMemory(file).table)
         try:
             memory.remember(found)
         except ConflictError:
@@ -40,33 +48,23 @@ def assign_on_machine(store: ObjectStore, folder: Path, manifest: pd.DataFrame) 
         return found
 
 
-def test_many_machines_at_once_lose_nothing(tmp_path: Path) -> None:
+def test_many_machines_at_once_lose_nothing(store: FolderStore, tmp_path: Path) -> None:
     """Each has assigned other images and common ones: all are remembered, none has two splits."""
-    store, machines = FolderStore(tmp_path / "store"), 4
-    (tmp_path / "store").mkdir()
 
     def work(number: int) -> pd.DataFrame:
         folder = tmp_path / f"machine {number}"
         folder.mkdir()
         return assign_on_machine(store, folder, images(20 * number, 40))
 
-    with ThreadPoolExecutor(machines) as pool:
-        found = list(pool.map(work, range(machines)))
-    together = pd.concat(found)
+    with ThreadPoolExecutor(3) as pool:
+        together = pd.concat(pool.map(work, range(3)))
     assert together.groupby("sha256")["split"].nunique().max() == 1
-    (tmp_path / "last").mkdir()
-    everything = images(0, 20 * machines + 20)
-    last = assign_on_machine(store, tmp_path / "last", everything)
-    told = dict(zip(together["sha256"], together["split"], strict=True))
-    assert dict(zip(last["sha256"], last["split"], strict=True)) == told
+    last = assign_on_machine(store, tmp_path / "a", images(0, 80))
+    assert by_content(last) == by_content(together)
 
 
-def test_a_damaged_memory_is_never_begun_again(tmp_path: Path) -> None:
+def test_a_damaged_memory_is_never_begun_again(store: FolderStore, tmp_path: Path) -> None:
     """Images could move to another split; a machine that still has the file repairs the store."""
-    (tmp_path / "store").mkdir()
-    for name in "ab":
-        (tmp_path / name).mkdir()
-    store = FolderStore(tmp_path / "store")
     assign_on_machine(store, tmp_path / "a", images(0, 40))
     for file in (tmp_path / "store/files").rglob("*"):
         if file.is_file():
@@ -79,19 +77,13 @@ def test_a_damaged_memory_is_never_begun_again(tmp_path: Path) -> None:
     object_file.write_text("{")
     with pytest.raises(DataError, match="cannot be used"):
         assign_on_machine(store, tmp_path / "b", images(0, 40))
-    assert object_file.exists()
 
 
-def test_what_the_store_has_lost_is_sent_again(tmp_path: Path) -> None:
+def test_what_the_store_has_lost_is_sent_again(store: FolderStore, tmp_path: Path) -> None:
     """A machine that has the splits keeps them, and tells the others, also without new images."""
-    (tmp_path / "store").mkdir()
-    for name in "ab":
-        (tmp_path / name).mkdir()
-    store = FolderStore(tmp_path / "store")
     assign_on_machine(store, tmp_path / "a", images(0, 40))
     before = SplitMemory(tmp_path / "a/seed-0.parquet").table
     store.delete(f"names/{NAME}.json")
     assign_on_machine(store, tmp_path / "a", images(0, 20))
     assign_on_machine(store, tmp_path / "b", images(50, 20))
-    after = SplitMemory(tmp_path / "b/seed-0.parquet").table
-    assert set(before["key"]) < set(after["key"])
+    assert set(before["key"]) < set(SplitMemory(tmp_path / "b/seed-0.parquet").table["key"])
