@@ -14,7 +14,6 @@ from patchline.pipeline.data.reading.jpeg_decoding import decode_jpeg
 from patchline.pipeline.data.reading.jpeg_wholeness import jpeg_frame
 from tests.conftest import draw_photo
 
-SIZES = [(1, 1), (17, 16), (33, 47), (100, 75)]
 CODINGS: list[dict[str, Any]] = [
     {"quality": 90},
     {"quality": 60, "progressive": True},
@@ -57,7 +56,7 @@ def answer(data: bytes, **options: Any) -> Any:
 
 @pytest.mark.parametrize("subsampling", [0, 1, 2])
 @pytest.mark.parametrize("coding", CODINGS, ids=str)
-@pytest.mark.parametrize("size", SIZES, ids=str)
+@pytest.mark.parametrize("size", [(1, 1), (33, 47), (100, 75)], ids=str)
 def test_the_pixels_are_the_same(
     size: tuple[int, int], coding: dict[str, Any], subsampling: int
 ) -> None:
@@ -67,18 +66,15 @@ def test_the_pixels_are_the_same(
 
 
 @pytest.mark.parametrize("byte_order", ["<", ">"])
-@pytest.mark.parametrize("orientation", range(1, 9))
+@pytest.mark.parametrize("orientation", [1, 2, 6, 8])
 def test_turned_photographs_are_left_to_the_usual_way(orientation: int, byte_order: str) -> None:
-    """Only a photograph that is upright as it is stored is decoded here."""
+    """Only a photograph in color that is upright as it is stored is decoded here."""
     data = turned(orientation, byte_order)
     assert (at_once(data) is None) == (orientation != 1)
+    assert at_once(jpeg(40, 24, mode="L")) is at_once(jpeg(40, 24, mode="CMYK")) is None
     assert np.array_equal(answer(data, jpeg_decoder=decode_jpeg), decode_image(data, 3))
-
-
-@pytest.mark.parametrize("mode", ["L", "CMYK"])
-def test_files_without_three_colors_are_left_to_the_usual_way(mode: str) -> None:
-    """Grey and CMYK files are decoded in other ways."""
-    assert at_once(jpeg(40, 24, mode=mode)) is None
+    with decoded(data, 1, jpeg_decoder=decode_jpeg) as grey_HW1:
+        assert np.array_equal(grey_HW1, decode_image(data, 1))
 
 
 @pytest.mark.parametrize("coding", CODINGS, ids=str)
@@ -99,7 +95,7 @@ def test_damaged_files_get_the_same_answer() -> None:
     rng = np.random.default_rng(0)
     files = [jpeg(40, 24, **coding) for coding in CODINGS] + [turned(1, ">"), turned(6, "<")]
     seen = {"pixels": 0, "refused": 0}
-    for number in range(600):
+    for number in range(400):
         data = bytearray(files[number % len(files)])
         for _ in range(int(rng.integers(1, 4))):
             place, kind = int(rng.integers(2, len(data) - 2)), rng.integers(3)
@@ -113,7 +109,7 @@ def test_damaged_files_get_the_same_answer() -> None:
         strict = answer(bytes(data), jpeg_decoder=decode_jpeg)
         assert np.array_equal(strict, usual), number
         seen["refused" if isinstance(usual, str) else "pixels"] += 1
-    assert min(seen.values()) > 100
+    assert min(seen.values()) > 60
 
 
 @pytest.mark.parametrize("place", [b"\xff\xda", b"\xff\xd9"], ids=["header", "end"])
@@ -130,10 +126,3 @@ def test_harmless_bytes_are_passed_over_in_silence(
     assert capfd.readouterr().err == ""
     assert np.array_equal(found, decode_image(data, 3))
     assert np.array_equal(known, found)
-
-
-def test_one_channel_is_decoded_in_the_usual_way() -> None:
-    """The brightness of a photograph in color is that of the file, not made from its colors."""
-    data = jpeg(40, 24, quality=90)
-    with decoded(data, 1, jpeg_decoder=decode_jpeg) as grey_HW1:
-        assert np.array_equal(grey_HW1, decode_image(data, 1))
