@@ -10,12 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from PIL import Image
 
 from patchline.pipeline.data.ingested_data import IngestedData
 from patchline.pipeline.data.ingestion import ingest
 from patchline.pipeline.data.manifests import describing
-from patchline.pipeline.data.manifests import manifest as manifests
 from patchline.pipeline.data.reading.decoding import UndecodableImageError, decoded
 from tests.conftest import write_photos
 from tests.pipeline.data.test_ingestion import config_of
@@ -131,21 +129,6 @@ def test_a_file_that_was_just_written_may_change_unnoticed(photos: Path) -> None
     """So nothing is remembered yet."""
     ingested(photos)
     assert not is_recalled(ingested(photos))
-
-
-@pytest.mark.usefixtures("later")
-def test_what_is_said_once_is_not_repeated(photos: Path) -> None:
-    """A note names a new image that joins copies in different splits, in its first run alone."""
-    settings: dict[str, Any] = {"group_pattern": r"/(\w+)"}
-    rows = manifests.load(ingested(photos, **settings).manifest_file).set_index("split")
-    train, test = (rows.loc[[split], "path"].iloc[0] for split in ("train", "test"))
-    copy = (photos / train).with_stem(f"{Path(test).stem} copy")
-    Image.open(photos / train).save(copy, compress_level=0)
-    assert any("already in different splits" in note for note in ingested(photos, **settings).notes)
-    after = ingested(photos, **settings)
-    assert not is_recalled(after)
-    assert not any("already in different splits" in note for note in after.notes)
-    assert is_recalled(ingested(photos, **settings))
 
 
 @pytest.mark.usefixtures("later")

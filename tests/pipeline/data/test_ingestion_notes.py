@@ -1,14 +1,23 @@
-"""Notes on data whose splits or groups leave little to learn from."""
+"""What a run says about splits, groups and sets of labels before it trains."""
 
 from __future__ import annotations
+
+import re
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
 
+from patchline.pipeline import config_files
+from patchline.pipeline.config import PluginChoice, RunConfig
+from patchline.pipeline.data import ingestion
 from patchline.pipeline.data.ingestion_notes import dominant_groups, notes_on_held_out
+from patchline.pipeline.data.set_notes import notes_on_sets
+from patchline.pipeline.errors import ConfigError
 from patchline.pipeline.inspection.class_findings import findings_on_classes
-from patchline.pipeline.labels.label_sets import SINGLE_LABEL
+from patchline.pipeline.labels.label_pairs import label_pairs
+from patchline.pipeline.labels.label_sets import MULTI_LABEL, SINGLE_LABEL, encoded
 from tests.pipeline.data.splits.made_tables import assigned, table
 
 
@@ -46,3 +55,65 @@ def test_a_group_that_holds_most_images_of_several_classes_is_named() -> None:
     findings = findings_on_classes(images, pd.Series(data=True, index=images.index), (), 3)
     [finding] = [each for each in findings if each.kind == "imbalance"]
     assert (finding.severity, finding.classes) == ("warning", ("c0", "c2"))
+
+
+@pytest.mark.parametrize(
+    ("sets", "words"),
+    [
+        (["a", "ab", "c"] * 20, []),
+        (["a", "b", ""] * 10, ["10 images have no label: 2.png, 5.png, 8.png and 7 more$"]),
+        (
+            ["a"] * 30 + ["ab"] * 4 + ["ac"] * 9 + ["b"] * 3,
+            [r"2 labels are on fewer than 10.*b \(7\), c \(9\)", r"1 label is .* a \(not on 3\)"],
+        ),
+    ],
+)
+def test_what_is_unusual_about_sets_of_labels_is_said(sets: list[str], words: list[str]) -> None:
+    """Images without labels, labels on few or on nearly all images; not a rare set."""
+    texts = [encoded(each) for each in sets]
+    rows = pd.DataFrame({"path": [f"{n}.png" for n in range(len(sets))], "label": texts})
+    first, *notes = notes_on_sets(rows, label_pairs(texts, MULTI_LABEL))
+    assert first.startswith("several labels for each image: ")
+    assert all(re.match(word, note) for word, note in zip(words, notes, strict=True))
+
+
+def test_pairs_are_the_same_for_one_label_and_for_sets_of_one() -> None:
+    """Names are sorted; images without labels have no pair."""
+    single = label_pairs(["b", "a", "b"], SINGLE_LABEL)
+    sets = label_pairs([encoded(name) for name in "bab"], MULTI_LABEL)
+    assert single.names == sets.names == ("a", "b")
+    assert single.labels.tolist() == sets.labels.tolist() == [1, 0, 1]
+    several = label_pairs([encoded("ca"), "[]", encoded("b"), ""], MULTI_LABEL)
+    assert list(zip(several.images, several.labels, strict=True)) == [(0, 0), (0, 2), (2, 1)]
+    assert several.counts() == {"a": 1, "b": 1, "c": 1}
+
+
+def _config(**data: object) -> RunConfig:
+    shapes = {"source": "shapes", "options": {"images": 60}, **data}
+    return config_files.validated({"name": "shapes", "data": shapes})
+
+
+def test_sets_of_labels_are_read_and_said(tmp_path: Path) -> None:
+    """Classes are the labels, images without any are used, and the config says the task."""
+    data = ingestion.ingest(_config(), tmp_path)
+    assert data.task == MULTI_LABEL
+    assert data.classes == ("blue", "circle", "green", "red", "square", "triangle")
+    assert sum(data.counts.values()) == 60
+    said = "\n".join(data.findings())
+    assert "60 images with sets of 6 labels: " in said
+    assert "have no label" in said
+    assert ingestion.resolve(_config(), data).data.task == MULTI_LABEL
+    plain = _config().model_copy(update={"objective": PluginChoice(name="mae")})
+    encoder = ingestion.ingest(plain, tmp_path)  # masked autoencoders see no sets
+    assert (encoder.classes, encoder.class_counts) == ((), {})
+
+
+def test_repeated_data_has_the_task_of_its_manifest(tmp_path: Path) -> None:
+    """The labels of an earlier manifest are sets, whatever the source says now."""
+    data = ingestion.ingest(_config(), tmp_path)
+    repeated = ingestion.ingest(_config(manifest=str(data.manifest_file)), tmp_path)
+    assert (repeated.task, repeated.classes) == (data.task, data.classes)
+    assert repeated.class_counts == data.class_counts
+    contrary = _config(manifest=str(data.manifest_file), task="single_label")
+    with pytest.raises(ConfigError, match=r"data\.task is single_label, but the labels are those"):
+        ingestion.ingest(contrary, tmp_path)

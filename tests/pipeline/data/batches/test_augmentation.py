@@ -13,7 +13,6 @@ from patchline.pipeline.config import PluginChoice
 from patchline.pipeline.data.batches.augmentation import SeededAugmentation
 from patchline.pipeline.errors import PluginError
 from patchline.pipeline.plugin_system.plugin_loader import FILES_VARIABLE, use_plugin_files
-from patchline.pipeline.training.augmentation_preview import preview_grid
 from patchline.plugin_api import ImageSpec
 from tests.conftest import draw_photo
 
@@ -109,18 +108,3 @@ def test_augmentation_that_breaks_the_contract_is_named(
     use_plugin_files([file])
     with pytest.raises(PluginError, match=f"'wrong'.*{made}"):
         augmentation("wrong")(image_of(), 0, 0)
-
-
-@pytest.mark.parametrize(("channels", "side", "factor"), [(1, 8, 8), (3, 96, 1)])
-def test_preview_shows_originals_and_epochs_side_by_side(
-    channels: int, side: int, factor: int
-) -> None:
-    """The preview has a line for each image: the original first, then one column an epoch."""
-    images = np.stack([image_of(channels, side), image_of(channels, side)[::-1]])
-    augment = augmentation(channels=channels, side=side)
-    grid = preview_grid(augment, images, np.array([1, 0]), epochs=3)
-    cell = side * factor + 4
-    assert grid.shape == (2 * cell, 4 * cell, 3)
-    for at, pixels in ((0, images[1]), (cell, augment(images[0], 0, 0))):
-        shown = grid[at : at + side * factor : factor, at : at + side * factor : factor]
-        assert np.array_equal(shown, np.broadcast_to(pixels, shown.shape))

@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from patchline.pipeline.data.batches.batch_order import BalancedOrder, BatchOrder, row_of
+from patchline.pipeline.data.batches.batch_order import BatchOrder
 from patchline.pipeline.data.batches.shuffle_windows import BLOCK_BYTES, Rows, ShuffleWindows
 
 
@@ -83,13 +83,3 @@ def test_images_of_a_window_are_shuffled() -> None:
     drawn = epoch_of(order)
     assert np.mean(np.diff(drawn) == 1) < 0.02
     assert not np.array_equal(drawn, epoch_of(order.from_step(order.steps_per_epoch)))
-
-
-def test_balanced_draws_stay_balanced() -> None:
-    """Windows change the order of the draws, not which there are."""
-    labels = np.array([0] * 90 + [1] * 10)
-    rows, windows = np.arange(100), ShuffleWindows(4, 100, 2)
-    whole = epoch_of(BalancedOrder(rows, 8, 1, 0, labels))
-    windowed = epoch_of(BalancedOrder(rows, 8, 1, 0, labels, windows))
-    assert sorted(whole) == sorted(windowed)
-    assert np.bincount(labels[[row_of(draw, 100) for draw in windowed]]).tolist() == [50, 50]

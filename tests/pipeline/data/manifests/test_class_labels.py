@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import tarfile
 import unicodedata
 from collections.abc import Iterable
 from pathlib import Path
@@ -101,19 +100,6 @@ def test_paths_of_a_table_can_name_the_classes(tmp_path: Path) -> None:
     (root / "files.csv").write_text("image\ncat/1.jpg\ndog/2.jpg\n", encoding="utf-8")
     for label in ("leaf", "top", "{label}/*"):
         assert list(labels(listed(root / "files.csv", label=label)).values()) == ["cat", "dog"]
-
-
-def test_a_shard_is_no_class_folder(tmp_path: Path) -> None:
-    """Top and leaf look at the folders inside the shards; the shards differ in nothing."""
-    root = tmp_path / "photos"
-    for shard, folder in (("train/a.tar", "siteA/"), ("test/b.tar", "siteB/")):
-        (root / shard).parent.mkdir(parents=True)
-        with tarfile.open(root / shard, "w") as archive:
-            for name in (f"{folder}cat_1.jpg", f"{folder}cat_1.cls", f"{folder}dog_2.jpg"):
-                archive.addfile(tarfile.TarInfo(name))
-    for label in ("top", "leaf"):
-        assert set(labels(listed(root, label=label)).values()) == {"siteA", "siteB"}
-    assert set(labels(listed(root, label="**/{label}_*.jpg")).values()) == {"cat", "dog"}
 
 
 def test_two_forms_of_unicode_are_one_class(tmp_path: Path) -> None:

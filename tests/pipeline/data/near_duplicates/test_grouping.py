@@ -15,18 +15,9 @@ from patchline.pipeline.data.ingestion import ingest
 from patchline.pipeline.data.manifests import manifest as manifests
 from patchline.pipeline.data.near_duplicates.grouping import with_near_groups
 from patchline.pipeline.data.near_duplicates.thumbnails import ThumbnailCollector
-from tests.conftest import draw_photo
+from tests.pipeline.inspection.test_inspecting import scene
 
 SIDE, PLAIN, COPIED = 48, 30, 8
-
-
-def _picture(number: int) -> Image.Image:
-    """Return a picture that differs from all others in large and small shapes."""
-    generator = np.random.default_rng(number)
-    small = generator.integers(0, 256, (6, 6, 3), dtype=np.uint8)
-    coarse = Image.fromarray(small).resize((SIDE, SIDE), Image.Resampling.BICUBIC)
-    fine = Image.fromarray(draw_photo(number % 4, number, SIDE))
-    return Image.blend(coarse, fine, 0.3)
 
 
 def _save(image: Image.Image, folder: Path, number: int, name: str) -> None:
@@ -46,14 +37,14 @@ def test_crops_and_mirror_images_stay_in_one_split(tmp_path: Path) -> None:
     """Each picture's versions are in one split, and a version that arrives later joins them."""
     folder = tmp_path / "photos"
     for number in range(PLAIN):
-        _save(_picture(number), folder, number, "whole.png")
+        _save(scene(number, SIDE), folder, number, "whole.png")
         if number < COPIED:
-            cropped = _picture(number).crop((3, 3, SIDE - 3, SIDE - 3)).resize((SIDE, SIDE))
+            cropped = scene(number, SIDE).crop((3, 3, SIDE - 3, SIDE - 3)).resize((SIDE, SIDE))
             _save(cropped, folder, number, "crop.png")
     before = _rows(folder).groupby("number")["split"].agg(set)
     assert all(len(splits) == 1 for splits in before)
     for number in range(COPIED):
-        mirrored = _picture(number).transpose(Image.Transpose.FLIP_LEFT_RIGHT)
+        mirrored = scene(number, SIDE).transpose(Image.Transpose.FLIP_LEFT_RIGHT)
         _save(mirrored, folder, number, "mirror.jpg")
     rows = _rows(folder)
     pd.testing.assert_series_equal(rows.groupby("number")["split"].agg(set), before)
@@ -73,8 +64,8 @@ def test_groups_that_near_duplicates_connect_become_one(
     given: list[str], expected: list[str | None]
 ) -> None:
     """A name that the data gives stays; a group without one is named by a digest."""
-    first = _picture(1)
-    pictures = [first, first.resize((40, 40)), _picture(2), _picture(3)]
+    first = scene(1, SIDE)
+    pictures = [first, first.resize((40, 40)), scene(2, SIDE), scene(3, SIDE)]
     thumbnails = ThumbnailCollector()
     for number, picture in enumerate(pictures):
         thumbnails.add(str(number), b"", np.asarray(picture))

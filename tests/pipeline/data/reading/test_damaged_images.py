@@ -2,47 +2,29 @@
 
 from __future__ import annotations
 
+import io
 import os
 import re
 import subprocess
 import sys
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from PIL import Image
 
 from benchmarks.fuzz import MAPPING, fuzz_images
 from benchmarks.mutated_data import whole_files
 from patchline.pipeline.data.manifests import manifest as manifests
 from patchline.pipeline.data.reading.decoding import UndecodableImageError, decode_image
+from patchline.pipeline.data.reading.image_file import MAX_FILE_BYTES, content_of
 from patchline.pipeline.data.reading.resizing import resize_image
 from patchline.plugin_api import ImageListing, ListedImage
 from tests.patience import patient
-from tests.pipeline.data.reading.test_decoding import encoded, photo, png_of_zeros
+from tests.pipeline.data.reading.test_decoding import png_of_zeros
 
 ROOT = Path(__file__).resolve().parents[4]
-
-
-@pytest.mark.parametrize(
-    "options",
-    [{"quality": 95, "subsampling": 0}, {"restart_marker_blocks": 2}, {"progressive": True}],
-    ids=str,
-)
-@pytest.mark.parametrize("mode", ["RGB", "L"])
-def test_every_part_of_a_jpeg_with_an_end_marker_is_refused(
-    mode: str, options: dict[str, Any]
-) -> None:
-    """A JPEG cut anywhere in its data is refused although an end marker follows."""
-    data = encoded(Image.fromarray(photo(16, 24)).convert(mode), "JPEG", **options)
-    reference = decode_image(data, 3)
-    for length in range(data.index(b"\xff\xda") + 14, len(data) - 2):
-        try:
-            decoded = decode_image(data[:length] + b"\xff\xd9", 3)
-        except UndecodableImageError:
-            continue
-        assert np.array_equal(decoded, reference), f"cut at {length} of {len(data)}"
 
 
 def test_every_whole_file_is_read() -> None:
@@ -129,3 +111,23 @@ def test_the_largest_strip_is_refused_in_a_sentence() -> None:
     with pytest.raises(UndecodableImageError, match="1000001x1 pixels, but at most 1000000 per"):
         decode_image(png_of_zeros(1_000_001, 1), 1)
     assert decode_image(png_of_zeros(1_000_000, 1), 1).shape == (1, 1_000_000, 1)
+
+
+@pytest.mark.parametrize("size", [0, 7, 10, 20])
+def test_a_file_of_any_known_size_is_read_whole(size: int) -> None:
+    """It may have grown or shrunk since its size was looked up; one beyond the limit is refused."""
+    with content_of(io.BytesIO(b"0123456789"), size, limit=10) as data:
+        assert data == b"0123456789"
+    beyond = content_of(io.BytesIO(b"0123456789+"), size, limit=10)
+    with pytest.raises(UndecodableImageError, match="more than"), beyond:
+        pass
+
+
+def test_a_small_file_takes_little_memory() -> None:
+    """Memory is allocated for the file, not for the largest one that would be read."""
+    opened = io.BufferedReader(io.BytesIO(bytes(10_000)))
+    tracemalloc.start()
+    with content_of(opened, 10_000, MAX_FILE_BYTES) as data:
+        peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert len(data) <= peak < 100_000

@@ -6,11 +6,9 @@ import random
 from itertools import product
 from typing import Any
 
-import numpy as np
 import pandas as pd
 import pytest
 
-from patchline.pipeline.data.splits.class_coverage import NEW, Parts, spread
 from patchline.pipeline.data.splits.folds import folds_of
 from patchline.pipeline.data.splits.split import learned
 from patchline.pipeline.errors import DataError
@@ -84,15 +82,6 @@ def test_splits_of_entangled_groups_are_nearly_always_whole() -> None:
     assert grown >= 2
     sentence = "none to train on, because images never change their split"
     assert all(sentence in refusal for refusal in refusals)
-
-
-def test_a_label_of_two_groups_is_trained_on_first() -> None:
-    """It has no more parts than groups, but one of them is for training."""
-    rare, other = [0, 1], [2, 3, 4]
-    units = np.array([*rare, *other])
-    pairs = Parts(np.array([0, 0, 1, 1, 1]), units, np.full(5, NEW))
-    counts = spread(pairs, np.array([1, 2, 0, 1, 2]), units / 5, (2, 1, 0), train=0)
-    assert counts.tolist() == [[1, 1, 0], [1, 1, 1]]
 
 
 def test_folds_of_entangled_groups_are_nearly_always_whole() -> None:

@@ -77,13 +77,3 @@ def test_a_damaged_memory_is_never_begun_again(store: FolderStore, tmp_path: Pat
     object_file.write_text("{")
     with pytest.raises(DataError, match="cannot be used"):
         assign_on_machine(store, tmp_path / "b", images(0, 40))
-
-
-def test_what_the_store_has_lost_is_sent_again(store: FolderStore, tmp_path: Path) -> None:
-    """A machine that has the splits keeps them, and tells the others, also without new images."""
-    assign_on_machine(store, tmp_path / "a", images(0, 40))
-    before = SplitMemory(tmp_path / "a/seed-0.parquet").table
-    store.delete(f"names/{NAME}.json")
-    assign_on_machine(store, tmp_path / "a", images(0, 20))
-    assign_on_machine(store, tmp_path / "b", images(50, 20))
-    assert set(before["key"]) < set(SplitMemory(tmp_path / "b/seed-0.parquet").table["key"])

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from patchline.pipeline.data.splits import random_draws
 from patchline.pipeline.data.splits.leakage import GROUP_OF_COPIES, notes_on_augmented_copies
-from patchline.pipeline.data.splits.split import assign, learned, origin, split_fractions
+from patchline.pipeline.data.splits.split import assign, learned, origin
 from patchline.pipeline.data.splits.split_gaps import SPLITS
 from patchline.pipeline.errors import DataError
 from patchline.pipeline.labels.label_sets import MULTI_LABEL, SINGLE_LABEL, Task
@@ -117,20 +117,6 @@ def test_class_that_cannot_be_divided_is_refused() -> None:
     ):
         with pytest.raises(DataError, match="'a'"):
             assigned(table(labels, **columns))
-
-
-@pytest.mark.parametrize(
-    ("parts", "words"),
-    [
-        (("",), "test and validation split off from all images"),
-        (("train",), "test and validation split off from train"),
-        (("train", "validation", "test"), "as given by the data"),
-    ],
-)
-def test_the_origin_of_the_splits_is_named(parts: tuple[str, ...], words: str) -> None:
-    """A few words tell which splits the source gives, and which were split off from what."""
-    images = table(labels_of(2, 6), split=list(parts) * (12 // len(parts)))
-    assert origin(images, split_fractions(images, 0.1, 0.2)) == words
 
 
 def labelled(reasons: Sequence[str], start: int = 0) -> pd.DataFrame:

@@ -87,18 +87,6 @@ def test_nobody_moves_however_the_data_grow(groups: int) -> None:
     assert joined > 0
 
 
-def test_copy_that_joins_two_groups_moves_nobody() -> None:
-    """The new copy goes where the same pixels are, and a note names it and the place."""
-    images = [(label, f"{label}{n}", f"{label}{n}", f"{label}{n}")
-              for label in "ab" for n in range(20)]  # fmt: skip
-    before, _ = assigned(rows_of(images))
-    train, test = (before[before["split"] == name].iloc[0] for name in ("train", "test"))
-    bridge = (train["label"], "new", train["pixels"], test["group"])
-    after, notes = assigned(rows_of([*images, bridge]), remembered=learned(before))
-    assert list(after["split"]) == [*before["split"], "train"]
-    assert any("40.png (train)" in note and "none of those was moved" in note for note in notes)
-
-
 def test_class_that_loses_its_test_image_says_so() -> None:
     """What was trained on is not tested on: the gap is noted, and the next new image fills it."""
     before, _ = assigned(table(["a", "b"] * 4))

@@ -10,15 +10,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from patchline.pipeline.config import PluginChoice
-from patchline.pipeline.data.batches.batch_order import BalancedOrder
-from patchline.pipeline.data.batches.loader import TrainingImages, training_batches
 from patchline.pipeline.data.store import decoded_files, store_shards
 from patchline.pipeline.data.store.packed_files import PackedImages, packed
 from patchline.pipeline.data.store.prepared_store import StoreSpec, open_images, prepare
 from patchline.pipeline.data.store.store_decoding import ReadImage
 from patchline.pipeline.errors import DataError, StorageError
-from patchline.plugin_api import ImageSpec
 from tests.pipeline.data.store.test_prepared_store import rows_of, stores_in
 from tests.small_disks import small_disk
 
@@ -67,25 +63,6 @@ def test_the_smaller_of_file_and_png_is_kept() -> None:
     for content, pixels in ((b"a" * 90_000, 64 * 64), (small, 17 * 8 * 8)):  # or many pixels
         png = packed(ReadImage(content, pixels, resized))
         assert np.array_equal(np.array(Image.open(io.BytesIO(png))), resized)
-
-
-def test_batches_do_not_depend_on_the_kind_of_store(root: Path, tmp_path: Path) -> None:
-    """Training sees the same augmented images, also those drawn twice."""
-    rows, stores = rows_of(root), tmp_path / "stores"
-    image = ImageSpec(
-        channels=3, height=16, width=16, mean=(0.5,) * 3, std=(0.2,) * 3, resize="crop"
-    )
-    batches = []
-    chosen = {"name": "standard", "horizontal_flip": True, "erase": 0.5}
-    labels = np.array([0, 0, 0, 0, 0, 1, 1])
-    for kind in ("decoded", "packed"):
-        store, _ = prepare(rows, root, SPEC, stores, kind=kind)  # type: ignore[arg-type] # a literal
-        source = TrainingImages(
-            store, np.arange(7), labels, PluginChoice.model_validate(chosen), image, seed=3
-        )
-        stream = training_batches(BalancedOrder(source.rows, 3, 3, 0, labels), source, 0)
-        batches.append(np.concatenate([next(stream)[0].numpy() for _ in range(4)]))
-    assert np.array_equal(*batches)
 
 
 def test_images_are_packed_only_where_they_would_not_fit(

@@ -22,7 +22,6 @@ from patchline.pipeline.data.store.prepared_store import StoreSpec, open_images,
 from patchline.pipeline.files import file_locks
 from tests.conftest import draw_photo, write_photos
 from tests.pipeline.data.test_ingestion import config_of
-from tests.small_disks import small_disk
 
 SPEC = StoreSpec(channels=3, height=24, width=24, resize="crop")
 
@@ -72,14 +71,6 @@ def test_the_store_needs_no_files_once_they_are_read(photos: Path, tmp_path: Pat
     assert len(folders_in(work)) == 1
 
 
-def test_the_default_size_is_told_from_a_few_headers(photos: Path, tmp_path: Path) -> None:
-    """Without a setting and a plan, photographs of 32 pixels are kept in this size."""
-    config, work = config_of(photos).model_copy(update={"preset": None}), tmp_path / "work"
-    data = ingestion.ingest(config, work)
-    shutil.rmtree(photos / "down")
-    assert prepared(config, data, work).shape == (13, 32, 32, 3)
-
-
 def test_a_grown_folder_is_completed_from_what_was_kept(photos: Path, tmp_path: Path) -> None:
     """Images of two scans, and none that both have left out, make the store; drafts are removed."""
     config, work = config_of(photos, image_size=24), tmp_path / "work"
@@ -108,16 +99,6 @@ def test_nothing_is_kept_if_the_format_may_be_another(
     assert folders_in(tmp_path / "work") == []
 
 
-def test_images_that_are_compared_are_kept_once(photos: Path, tmp_path: Path) -> None:
-    """The search for near duplicates decodes all images each time; only the first time is kept."""
-    config, work = config_of(photos, image_size=24, group_near_duplicates=True), tmp_path / "work"
-    data = ingestion.ingest(config, work)
-    assert np.array_equal(prepared(config, data, work), decoded(data, work))
-    shutil.rmtree(work / "prepared")
-    ingestion.ingest(config, work)
-    assert folders_in(work) == []
-
-
 def test_what_a_killed_scan_has_left_is_removed(photos: Path, tmp_path: Path) -> None:
     """A scan removes the rest of one that was killed, and leaves one alone that is running."""
     running = tmp_path / "work" / "prepared" / ".scanning-b"
@@ -140,11 +121,3 @@ def test_a_scan_that_fails_leaves_nothing(photos: Path, tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         ingestion.ingest(config_of(photos, image_size=24), tmp_path / "work", fail)
     assert folders_in(tmp_path / "work") == []
-
-
-def test_a_full_disk_keeps_nothing_and_stops_nothing(photos: Path, tmp_path: Path) -> None:
-    """Images that would need 10 MB are read all the same on a disk of 2 MiB."""
-    with small_disk(tmp_path / "disk", 2) as disk:
-        data = ingestion.ingest(config_of(photos, image_size=512), disk / "work")
-        assert data.counts["train"]
-        assert folders_in(disk / "work") == []

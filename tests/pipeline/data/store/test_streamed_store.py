@@ -29,7 +29,6 @@ from patchline.pipeline.data.store.prepared_store import (
 )
 from patchline.pipeline.data.store.streamed_build import StreamedBuild
 from patchline.pipeline.data.store.streamed_images import StreamedImages
-from patchline.pipeline.data.store.streamed_records import StreamedRecords
 from patchline.pipeline.errors import DataError, StorageError
 from patchline.pipeline.files.file_digest import digest_of
 from patchline.pipeline.files.workspace_folder import WORKSPACE
@@ -280,26 +279,6 @@ def test_a_damaged_shard_is_noticed_and_made_again(rows: pd.DataFrame) -> None:
     )
 
 
-@pytest.mark.parametrize("fault", ["slow_down", "cut_short"])
-@pytest.mark.usefixtures("remote_team")
-def test_what_passes_by_itself_loses_nothing(
-    rows: pd.DataFrame,
-    objects: ObjectServer,
-    monkeypatch: pytest.MonkeyPatch,
-    fault: Any,
-) -> None:
-    """A connection that breaks, or a limit of the rate, in the middle of an epoch is retried."""
-    store = stored(rows)
-    with faulty_connection(objects) as connection:
-        order, pages = _over(connection, store, rows, monkeypatch)
-        batches = iter(order)
-        some = list(itertools.islice(batches, 3))
-        connection.fault, connection.count, connection.methods = fault, 3, ("GET",)
-        some += itertools.islice(batches, 20)
-        assert some == list(itertools.islice(order_of(rows), 23))
-        pages.close()
-
-
 @pytest.mark.usefixtures("remote_team")
 def test_a_store_that_stays_away_is_one_sentence(
     rows: pd.DataFrame, objects: ObjectServer, monkeypatch: pytest.MonkeyPatch
@@ -350,14 +329,3 @@ def test_pages_of_a_killed_process_go() -> None:
     assert not killed.folder.exists()
     living.close()
     another.close()
-
-
-@pytest.mark.usefixtures("team")
-def test_without_the_workspace_it_is_said(
-    rows: pd.DataFrame, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A folder alone does not have the images."""
-    records = StreamedRecords(stored(rows))
-    monkeypatch.setattr(chosen, "shared", lambda: None)
-    with pytest.raises(Exception, match=r"Give its address with --workspace"):
-        records.read(np.array([1]))

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
-from PIL import Image, ImageDraw, ImageFont
+from PIL import Image, ImageDraw
 from sklearn.datasets import load_digits
 
 from benchmarks.statistical_methods import MirrorSetting, mirrored_data
@@ -41,11 +41,6 @@ def _arrow(pen: ImageDraw.ImageDraw, label: str, at: Array, colour: tuple[int, i
         pen.line([*tip, *end], fill=colour, width=2)
 
 
-def _text(pen: ImageDraw.ImageDraw, label: str, at: Array, colour: tuple[int, int, int]) -> None:
-    size = 22 if len(label) == 1 else 11
-    pen.text(tuple(at - size // 2), label, fill=colour, font=ImageFont.load_default(size=size))
-
-
 def _blob(pen: ImageDraw.ImageDraw, label: str, at: Array, colour: tuple[int, int, int]) -> None:
     """Draw a flower seen from above: petals in a ring, as many as the label says."""
     radius, turn = 8, float(np.prod(colour))
@@ -74,19 +69,13 @@ def result(images_NSSC: Array, names: list[str]) -> Measured:
     return measured(images_NSSC, labels, np.arange(len(names)))
 
 
-@pytest.mark.parametrize(
-    ("draw", "labels", "count"),
-    [
-        (_arrow, ("left", "right", "up", "down"), 100),
-        (_text, tuple("ABCDEFGHIJKLMNOPQRSTUVWXYZ"), 520),
-        (_text, ("cat", "dog", "tree"), 75),
-    ],
-)
-def test_classes_that_differ_from_their_mirror_images_are_noticed(
-    draw: Draw, labels: tuple[str, ...], count: int
-) -> None:
-    """Left and right, pairs of letters, the alphabet, and words."""
-    assert result(*images(draw, labels, count)).answer == "asymmetric"
+def test_classes_that_differ_from_their_mirror_images_are_noticed() -> None:
+    """Arrows in four directions, and a pair of them among six classes of flowers."""
+    arrows, names = images(_arrow, ("left", "right", "up", "down"), 100)
+    assert result(arrows, names).answer == "asymmetric"
+    flowers, kinds = images(_blob, ("1", "2", "3", "4", "6", "8"), 180)
+    arrows, names = images(_arrow, CLASSES, 60)
+    assert result(np.concatenate([flowers, arrows]), kinds + names).answer == "asymmetric"
 
 
 def test_digits_are_noticed() -> None:
@@ -99,11 +88,6 @@ def test_digits_are_noticed() -> None:
     assert found.mirrored.high < 0.5
 
 
-def test_symmetric_classes_are_found_symmetric() -> None:
-    """Shapes seen from above, of which every mirror image could be another image."""
-    assert result(*images(_blob, ("1", "3", "6"), 60)).answer == "symmetric"
-
-
 def test_the_other_class_and_the_interval_are_evidence() -> None:
     """The mirror images of arrows to the left are taken for arrows to the right."""
     found = result(*images(_arrow, CLASSES, 120))
@@ -113,42 +97,26 @@ def test_the_other_class_and_the_interval_are_evidence() -> None:
     assert left.originals > 0.9
 
 
-def test_two_classes_among_many_are_enough() -> None:
-    """A pair of arrows among six classes of flowers makes the data asymmetric."""
-    flowers, names = images(_blob, ("1", "2", "3", "4", "6", "8"), 180)
-    arrows, more = images(_arrow, CLASSES, 60)
-    found = result(np.concatenate([flowers, arrows]), names + more)
-    assert found.answer == "asymmetric"
-
-
-@pytest.mark.parametrize(
-    "case", ["too few", "noise", "blank", "labels at random", "few of a class among many"]
-)
+@pytest.mark.parametrize("case", ["too few", "noise", "blank", "labels at random"])
 def test_what_cannot_be_known_is_unknown(case: str) -> None:
     """No evidence is not taken for symmetry."""
     generator = np.random.default_rng(0)
-    pixels, names = images(_arrow, CLASSES, 80)
-    if case == "too few":
-        pixels, names = pixels[: FEWEST - 1], names[: FEWEST - 1]
-    elif case == "noise":
-        pixels = np.asarray(generator.integers(0, 256, pixels.shape), np.uint8)
+    pixels, names = images(_arrow, CLASSES, FEWEST - 1 if case == "too few" else 80)
+    if case == "noise":
+        pixels = generator.integers(0, 256, pixels.shape).astype(np.uint8)
     elif case == "blank":
         pixels = np.full_like(pixels, 90)
     elif case == "labels at random":
         names = generator.permutation(names).tolist()
-    else:
-        flowers, others = images(_blob, ("1", "3", "6"), 120)
-        pixels, names = np.concatenate([flowers, pixels[:24]]), others + names[:24]
-    assert result(pixels, names).answer != "symmetric"
-    assert case == "few of a class among many" or result(pixels, names).answer == "unknown"
+    assert result(pixels, names).answer == "unknown"
 
 
 def test_images_without_labels_are_told_from_their_mirror_images_or_not() -> None:
-    """Text is; flowers are not."""
-    text, _ = images(_text, tuple("BCDEFGJKLNPQRS"), 200)
-    flowers, _ = images(_blob, ("1", "3", "6"), 200)
-    for pixels, answer in ((text, "asymmetric"), (flowers, "symmetric")):
-        assert result(pixels, [""] * 200).answer == answer
+    """Arrows to one side are; flowers, every mirror image of which could be another, are not."""
+    arrows, _ = images(_arrow, ("left",), 200)
+    flowers, names = images(_blob, ("1", "3", "6"), 200)
+    assert result(arrows, [""] * 200).answer == "asymmetric"
+    assert result(flowers, [""] * 200).answer == result(flowers, names).answer == "symmetric"
 
 
 def test_copies_are_never_on_both_sides_of_a_fold() -> None:
