@@ -77,17 +77,6 @@ def test_what_is_unusual_about_sets_of_labels_is_said(sets: list[str], words: li
     assert all(re.match(word, note) for word, note in zip(words, notes, strict=True))
 
 
-def test_pairs_are_the_same_for_one_label_and_for_sets_of_one() -> None:
-    """Names are sorted; images without labels have no pair."""
-    single = label_pairs(["b", "a", "b"], SINGLE_LABEL)
-    sets = label_pairs([encoded(name) for name in "bab"], MULTI_LABEL)
-    assert single.names == sets.names == ("a", "b")
-    assert single.labels.tolist() == sets.labels.tolist() == [1, 0, 1]
-    several = label_pairs([encoded("ca"), "[]", encoded("b"), ""], MULTI_LABEL)
-    assert list(zip(several.images, several.labels, strict=True)) == [(0, 0), (0, 2), (2, 1)]
-    assert several.counts() == {"a": 1, "b": 1, "c": 1}
-
-
 def _config(**data: object) -> RunConfig:
     shapes = {"source": "shapes", "options": {"images": 60}, **data}
     return config_files.validated({"name": "shapes", "data": shapes})

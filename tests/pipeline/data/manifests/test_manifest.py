@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import os
 import re
@@ -13,7 +12,6 @@ import pandas as pd
 import pytest
 from PIL import Image
 
-from patchline.pipeline.data.manifests import describing
 from patchline.pipeline.data.manifests import manifest as manifests
 from patchline.pipeline.data.manifests.own_columns import check_slices, own_columns
 from patchline.pipeline.errors import ConfigError
@@ -73,19 +71,6 @@ def test_foreign_file_is_told_from_a_damaged_image(
     row = row_of(tmp_path, name, content)
     assert row["status"] == status
     assert re.search(reason, row["reason"])
-
-
-def test_a_disk_that_fails_damages_one_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It is named with the reason of the system; the others are read."""
-
-    def fails(_: object) -> str:
-        raise OSError(errno.EIO, "Input/output error")
-
-    monkeypatch.setattr(describing, "sha256_of", fails)
-    row = row_of(tmp_path, "notes.txt", b"hello")
-    assert (row["status"], row["reason"]) == ("damaged", "cannot be read: Input/output error")
 
 
 def test_file_name_that_is_not_utf8_can_be_scanned(tmp_path: Path) -> None:

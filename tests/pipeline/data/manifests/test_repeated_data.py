@@ -148,16 +148,3 @@ def test_more_can_be_excluded_and_groups_stay_as_they_were(tmp_path: Path) -> No
     assert (kept["split"] == before.loc[kept.index, "split"]).all()
     assert sum("has no effect, because the splits are those of run" in n for n in found.notes) == 2
     assert any("data.label has no effect, because the labels are" in note for note in found.notes)
-
-
-def test_leakage_that_did_not_stop_a_run_does_not_stop_its_repetition(tmp_path: Path) -> None:
-    """The splits of the manifest may be Patchline's own, which keep copies where they were."""
-    photos = write_photos(tmp_path / "photos", classes=2, images=12)
-    shutil.copy(photos / "across/000.png", photos / "across/copy.png")
-    first = ingestion.ingest(config_of(photos), tmp_path / "work")
-    rows = manifests.load(first.manifest_file)
-    copy = rows["path"] == "across/copy.png"
-    rows.loc[copy, "split"] = "train" if (rows.loc[copy, "split"] == "test").all() else "test"
-    manifests.save(rows, tmp_path / "earlier.parquet")
-    found = again(photos, tmp_path / "other", str(tmp_path / "earlier.parquet"))
-    assert any("1 image appears in more than one split" in note for note in found.notes)

@@ -22,8 +22,6 @@ from patchline.plugin_api import ImageListing
 from tests.conftest import draw_photo, write_photos
 from tests.pipeline.data.manifests.test_manifest import listed
 from tests.pipeline.workspace.machines import machine
-from tests.plugins.test_webdataset_source import listed as listed_shards
-from tests.plugins.test_webdataset_source import samples, shard_of
 
 REMEMBERED = "remembered"
 """Written into the memory's column `mode`, so that a row shows where it comes from."""
@@ -62,23 +60,6 @@ def test_only_what_changed_is_opened_again(tmp_path: Path) -> None:
     assert second.loc["across/bad.png", "status"] == "damaged"
     assert second.dtypes.equals(first.dtypes)
     assert not (scanned(listed(root), work, fresh=True)["mode"] == REMEMBERED).any()
-
-
-@pytest.mark.usefixtures("later")
-def test_images_of_shards_that_did_not_change_are_not_opened_again(tmp_path: Path) -> None:
-    """A shard is written again, and one is added; the members of the third are known."""
-    photos, place = write_photos(tmp_path / "photos", classes=2, images=3), tmp_path / "shards"
-    for name in ("0.tar", "1.tar"):
-        shard_of(place / name, samples(photos))
-    work = tmp_path / "work"
-    first = scanned(listed_shards(place, tmp_path / "index"), work)
-    marked(ScanMemory(listed_shards(place, tmp_path / "index").root, work))
-    for name in ("1.tar", "2.tar"):
-        shard_of(place / name, samples(photos))
-    second = scanned(listed_shards(place, tmp_path / "index"), work)
-    assert len(second) == len(first) + 6
-    remembered = second["mode"] == REMEMBERED
-    assert remembered.equals(pd.Series(second.index.str.startswith("0.tar/"), second.index))
 
 
 @pytest.mark.usefixtures("later")

@@ -195,16 +195,6 @@ def test_what_a_decoder_reduces_to_8_bits_is_known(data: bytes, bits: int) -> No
     assert fits == [ValueFit(reduced=bits)]
 
 
-def test_subsampled_colors_of_jpeg_2000_are_reduced_and_said() -> None:
-    """OpenCV does not read colors of half the resolution; the bits are known all the same."""
-    data = bytearray(jpeg_2000_file(some("u2", 3, 48, 64), 12))
-    sizes = data.index(b"\xff\x4f\xff\x51") + 42
-    data[sizes + 4 : sizes + 6] = b"\x02\x02"
-    with deep_values(bytes(data)) as values:
-        assert values is None
-    assert reduced_bits(bytes(data)) == 12
-
-
 def test_a_jpeg_file_of_twelve_bits_is_refused_with_the_remedy() -> None:
     """Its pixels need a decoder of their own, which the reason names."""
     file = io.BytesIO()

@@ -15,7 +15,7 @@ from patchline.pipeline.data.store.packed_files import PackedImages, packed
 from patchline.pipeline.data.store.prepared_store import StoreSpec, open_images, prepare
 from patchline.pipeline.data.store.store_decoding import ReadImage
 from patchline.pipeline.errors import DataError, StorageError
-from tests.pipeline.data.store.test_prepared_store import rows_of, stores_in
+from tests.pipeline.data.store.test_prepared_store import rows_of
 from tests.small_disks import small_disk
 
 SPEC = StoreSpec(channels=3, height=16, width=16, resize="crop")
@@ -120,23 +120,3 @@ def test_damage_in_use_is_told(root: Path, tmp_path: Path, left: int) -> None:
     shard.write_bytes(shard.read_bytes()[:left] + zeros)
     with pytest.raises(DataError, match=r"is damaged .* Run again"):
         open_images(store)[0]
-
-
-def test_a_packed_build_continues_and_copies(root: Path, tmp_path: Path) -> None:
-    """Shards that an interrupted build left are used, and so are images of an earlier store."""
-    rows, stores = rows_of(root), tmp_path / "stores"
-    expected = open_images(pack(rows, root, tmp_path / "whole")[0])[:]
-
-    def stop(done: int, _total: int) -> None:
-        if done == 5:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        prepare(rows, root, SPEC, stores, stop, kind="packed")
-    assert [each.name[:10] for each in stores_in(stores)] == [".building-"]
-    for path in rows["path"][:4]:
-        (root / path).unlink()
-    store, _ = pack(rows, root, stores)
-    assert np.array_equal(open_images(store)[:], expected)
-    backwards, _ = pack(rows.iloc[::-1], tmp_path / "gone", stores)
-    assert np.array_equal(open_images(backwards)[:], expected[::-1])

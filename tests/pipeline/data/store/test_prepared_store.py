@@ -256,13 +256,3 @@ def test_only_new_and_changed_files_are_decoded(root: Path, tmp_path: Path) -> N
     store, reused = prepare(rows, root, SPEC, tmp_path / "stores")
     assert not reused
     assert np.array_equal(open_images(store)[:], expected)
-
-
-def test_rows_of_another_format_are_not_copied(root: Path, tmp_path: Path) -> None:
-    """A store of another size or way of resizing is no source, even with as many bytes."""
-    rows = rows_of(root)
-    for other in (StoreSpec(3, 16, 16, "squash"), StoreSpec(3, 8, 32, "crop")):
-        prepare(rows, root, other, tmp_path / "stores")
-    expected = open_images(prepare(rows, root, SPEC, tmp_path / "whole")[0])[:]
-    store, _ = prepare(rows, root, SPEC, tmp_path / "stores")
-    assert np.array_equal(open_images(store)[:], expected)
