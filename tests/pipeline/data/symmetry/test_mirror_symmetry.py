@@ -88,15 +88,6 @@ def test_digits_are_noticed() -> None:
     assert found.mirrored.high < 0.5
 
 
-def test_the_other_class_and_the_interval_are_evidence() -> None:
-    """The mirror images of arrows to the left are taken for arrows to the right."""
-    found = result(*images(_arrow, CLASSES, 120))
-    [left] = [each for each in found.classes if CLASSES[each.label] == "left"]
-    assert CLASSES[left.other] == "right"
-    assert left.as_other.low > 0.8
-    assert left.originals > 0.9
-
-
 @pytest.mark.parametrize("case", ["too few", "noise", "blank", "labels at random"])
 def test_what_cannot_be_known_is_unknown(case: str) -> None:
     """No evidence is not taken for symmetry."""
