@@ -148,20 +148,6 @@ def test_balanced_draws_every_class_equally_often(
     assert again == list(islice(iter(order), first_step + 3))[first_step:]
 
 
-@pytest.mark.parametrize("source", ["standard"], indirect=True)
-def test_an_image_that_is_drawn_twice_is_augmented_twice(source: TrainingImages) -> None:
-    """In one epoch of balanced batches."""
-    labels = np.zeros_like(source.targets)
-    labels[ROWS[:2]] = 1  # two images make up half of the epoch
-    order = BalancedOrder(ROWS, 4, source.seed, 0, labels)
-    found = islice(
-        training_batches(order, replace(source, targets=labels), 0), order.steps_per_epoch
-    )
-    rare = torch.cat([images[labels_B == 1] for images, labels_B in found])
-    assert len(rare) in (5, 6)  # of eleven
-    assert len({image.numpy().tobytes() for image in rare}) > 2
-
-
 def test_tokens_loaded_ahead_are_the_same_ones() -> None:
     """Each image is shown in the view of its epoch, whether or not a thread loads the batches."""
     tokens_MVND = np.arange(11 * 3 * 4 * 2, dtype=np.float16).reshape(11, 3, 4, 2)

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-from PIL import Image
 
 from patchline.pipeline.config_files import validated
 from patchline.pipeline.data.ingestion import ingest
@@ -14,25 +13,12 @@ from patchline.pipeline.data.manifests import manifest as manifests
 from patchline.pipeline.data.manifests.groups import with_groups
 from patchline.pipeline.errors import ConfigError
 from patchline.plugin_api import ImageListing, ListedImage
-from tests.conftest import draw_photo
+from tests.conftest import write_photos
 
 
 def _listing(*paths: str, group: str | None = None) -> ImageListing:
     images = [ListedImage(path, "rose", group=group) for path in paths]
     return ImageListing(name="photos", root=Path("photos"), images=images, mirror_symmetric=True)
-
-
-def _add(folder: Path, patients: int, views: str, first: int = 0) -> None:
-    for number in range(patients):
-        for view in views:
-            file = folder / "ab"[number % 2] / f"patient{number:02d}_{view}.png"
-            file.parent.mkdir(parents=True, exist_ok=True)
-            Image.fromarray(draw_photo(number % 2, first + 100 * number + ord(view))).save(file)
-
-
-def _rows(folder: Path, work: str) -> pd.DataFrame:
-    settings = {"path": str(folder), "group_pattern": r"(patient\d+)_"}
-    return manifests.load(ingest(validated({"data": settings}), Path(work)).manifest_file)
 
 
 @pytest.mark.parametrize(
@@ -73,20 +59,17 @@ def test_a_pattern_captures_one_part(pattern: str, words: str) -> None:
         validated({"data": {"path": "photos", "group_pattern": pattern}})
 
 
-def test_no_group_straddles_the_splits(tmp_path: Path) -> None:
-    """All images of a patient are in one split, also those that arrive later."""
-    _add(tmp_path / "photos", 24, "xy")
-    before = _rows(tmp_path / "photos", "work").groupby("group")["split"].agg(set)
-    assert len(before) == 24
-    assert all(len(found) == 1 for found in before)
-    _add(tmp_path / "photos", 24, "w")
-    assert _rows(tmp_path / "photos", "work").groupby("group")["split"].agg(set).equals(before)
-
-
 def test_another_data_set_may_call_its_groups_the_same(tmp_path: Path) -> None:
     """Its patients are other ones: it is split as in a workspace of its own."""
-    _add(tmp_path / "north", 24, "x")
-    _add(tmp_path / "south", 6, "xy", first=50_000)
-    alone = _rows(tmp_path / "south", "fresh")
-    _rows(tmp_path / "north", "shared")
-    assert _rows(tmp_path / "south", "shared").equals(alone)
+
+    def splits(hospital: str, work: str) -> pd.DataFrame:
+        settings = {"path": str(tmp_path / hospital), "group_pattern": r"(\d+)\.png"}
+        data = ingest(validated({"data": settings}), tmp_path / work)
+        return manifests.load(data.manifest_file)
+
+    write_photos(tmp_path / "north", classes=2, images=24)
+    write_photos(tmp_path / "south", classes=3, images=6, side=16)
+    alone = splits("south", "fresh")
+    assert alone.groupby("group")["split"].nunique().max() == 1
+    splits("north", "shared")
+    assert splits("south", "shared").equals(alone)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from patchline.pipeline.data.manifests.left_out import CAUSES, cause_of, left_out, note
+from patchline.pipeline.data.manifests.left_out import cause_of, left_out, note
 from patchline.pipeline.data.pixel_values.undecodable import UndecodableImageError
 from patchline.pipeline.data.reading.image_file import open_regular, too_large
 from patchline.pipeline.data.reading.image_formats import HEAD_BYTES, why_not_read
@@ -50,18 +50,6 @@ def test_each_cause_has_its_sentence(reason: str, kind: str, sentence: str) -> N
     assert part.cause.kind == kind
     assert sentence in part.sentence
     assert note(part, 3).endswith(f"was left out: x ({reason}). {part.cause.remedy}")
-
-
-def test_causes_are_told_apart() -> None:
-    """Sentences and remedies of different causes differ, and rows keep their order."""
-    assert len({cause.one for cause in CAUSES}) == len(CAUSES)
-    reasons = ["the file is empty", "has no label", "the file is empty", ""]
-    status = ["damaged", "foreign", "damaged", "ok"]
-    table = pd.DataFrame({"path": list("abcd"), "status": status, "reason": reasons})
-    assert [(part.sentence, list(part.rows["path"])) for part in left_out(table)] == [
-        ("2 files are empty", ["a", "c"]),
-        ("1 image has no label in the table", ["b"]),
-    ]
 
 
 @pytest.mark.parametrize(

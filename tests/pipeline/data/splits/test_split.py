@@ -168,16 +168,6 @@ def test_a_group_is_tested_on_if_it_was_drawn_and_no_image_of_it_was_chosen() ->
     assert len(tested) == pytest.approx(0.15 * len(rows), abs=20)
 
 
-def test_too_few_images_drawn_at_random_are_said() -> None:
-    """Nine are no test; a class that was only chosen is tested on all the same."""
-    [note] = random_draws.notes(assigned(labelled(["uncertain"] * 81 + ["random"] * 9))[0])
-    assert "test images were not drawn at random" in note
-    rare = labelled(["random"] * 60 + ["uncertain"] * 60)
-    rare.loc[100:, "label"] = "rare"
-    [note] = random_draws.notes(assigned(rare)[0])
-    assert note.startswith("1 of the")
-
-
 def test_augmented_copies_in_two_splits_are_named_with_the_pattern_that_joins_them() -> None:
     """Only their names tell; copies within one split are as they should be."""
     hashes = ("0f3a" * 8, "91bc" * 8, "Zk3mQ8tWn1LpV5xR7dY2")

@@ -71,19 +71,6 @@ def test_the_store_needs_no_files_once_they_are_read(photos: Path, tmp_path: Pat
     assert len(folders_in(work)) == 1
 
 
-def test_a_grown_folder_is_completed_from_what_was_kept(photos: Path, tmp_path: Path) -> None:
-    """Images of two scans, and none that both have left out, make the store; drafts are removed."""
-    config, work = config_of(photos, image_size=24), tmp_path / "work"
-    ingestion.ingest(config, work)
-    Image.fromarray(draw_photo(2, 7, 50)).save(photos / "across" / "new.png")
-    (photos / "down" / "000.png").unlink()
-    data = ingestion.ingest(config, work)
-    expected = decoded(data, work)
-    shutil.rmtree(photos / "across")
-    assert np.array_equal(prepared(config, data, work), expected)
-    assert len(folders_in(work)) == 1
-
-
 @pytest.mark.parametrize(
     "settings", [{"data": {"store": "packed"}}, {"data": {"channels": 1}}, {"preset": "quick"}, {}]
 )

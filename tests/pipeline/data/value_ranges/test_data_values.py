@@ -318,22 +318,6 @@ def test_bits_that_a_decoder_drops_are_said(tmp_path: Path) -> None:
     assert any("images have up to 16 bits per color, such as" in n for n in ingested(root).notes)
 
 
-def test_files_that_declare_different_whites_are_said(tmp_path: Path) -> None:
-    """One range maps 10 and 12 bits alike, so those of 10 become darker."""
-    root = tmp_path / "data"
-    for bits in (10, 12):
-
-        def file_of(texture: Values, bits: int = bits) -> bytes:
-            values = texture[:, :, None] * ((1 << bits) - 1)
-            return png_file(values.astype(np.uint16), significant=bits)
-
-        write_files(root, f"{bits}-{{:02}}.png", file_of)
-    [note] = [each for each in ingested(root).notes if "values of white" in each]
-    assert re.search(
-        r"declare different values of white, 1,023 \(.* to 4,095; one range maps", note
-    )
-
-
 def banded(bands: int, extra: list[int] | None) -> Callable[[Values], bytes]:
     """Return what writes a texture into the last of some bands, between half and all of its range.
 
