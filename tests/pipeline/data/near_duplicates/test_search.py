@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -187,59 +186,53 @@ def test_all_images_are_compared_if_there_is_nothing_to_trust(
 SIDE, PLAIN, COPIED = 48, 30, 8
 
 
-def _save(image: Image.Image, folder: Path, number: int, name: str) -> None:
-    file = folder / "ab"[number % 2] / f"{number:02d}_{name}"
-    file.parent.mkdir(parents=True, exist_ok=True)
-    image.save(file, quality=60)
-
-
-def _rows(folder: Path, **settings: Any) -> pd.DataFrame:
-    data = {"path": str(folder), "group_near_duplicates": True, **settings}
-    found = ingest(validated({"data": data}), folder.parent / "work")
-    rows = manifests.load(found.manifest_file)
-    return rows.assign(number=[int(Path(path).name[:2]) for path in rows["path"]])
-
-
 def test_crops_and_mirror_images_stay_in_one_split(tmp_path: Path) -> None:
     """Each picture's versions are in one split, and a version that arrives later joins them."""
-    folder = tmp_path / "photos"
-    for number in range(PLAIN):
-        _save(scene(number, SIDE), folder, number, "whole.png")
-        if number < COPIED:
-            cropped = scene(number, SIDE).crop((3, 3, SIDE - 3, SIDE - 3)).resize((SIDE, SIDE))
-            _save(cropped, folder, number, "crop.png")
-    before = _rows(folder).groupby("number")["split"].agg(set)
+
+    def save(image: Image.Image, number: int, name: str) -> None:
+        file = tmp_path / "photos" / "ab"[number % 2] / f"{number:02d}_{name}"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        image.save(file)
+
+    def rows() -> pd.DataFrame:
+        data = {"path": str(tmp_path / "photos"), "group_near_duplicates": True}
+        found = manifests.load(ingest(validated({"data": data}), tmp_path / "work").manifest_file)
+        return found.assign(number=found["path"].str[2:4].astype(int))
+
+    for number in range(30):
+        save(scene(number, 48), number, "whole.png")
+    for number in range(8):
+        save(scene(number, 48).crop((3, 3, 45, 45)).resize((48, 48)), number, "crop.png")
+    before = rows().groupby("number")["split"].agg(set)
     assert all(len(splits) == 1 for splits in before)
-    for number in range(COPIED):
-        mirrored = scene(number, SIDE).transpose(Image.Transpose.FLIP_LEFT_RIGHT)
-        _save(mirrored, folder, number, "mirror.jpg")
-    rows = _rows(folder)
-    pd.testing.assert_series_equal(rows.groupby("number")["split"].agg(set), before)
-    versions = rows[rows["number"] < COPIED].groupby("number")["group"].agg(set)
+    for number in range(8):
+        mirrored = scene(number, 48).transpose(Image.Transpose.FLIP_LEFT_RIGHT)
+        save(mirrored, number, "mirror.jpg")
+    found = rows()
+    pd.testing.assert_series_equal(found.groupby("number")["split"].agg(set), before)
+    versions = found[found["number"] < 8].groupby("number")["group"].agg(set)
     assert all(len(names) == 1 and "near " in min(names) for names in versions)
-    assert (rows.loc[rows["number"] >= COPIED, "group"] == "").all()
+    assert (found.loc[found["number"] >= 8, "group"] == "").all()
 
 
 @pytest.mark.parametrize(
     ("given", "expected"),
     [
         (["bert", "anna", "bert", ""], ["anna", "anna", "anna", ""]),  # 0 and 1 are near duplicates
-        (["", "", "anna", "anna"], [None, None, "anna", "anna"]),
+        (["", "", "anna", "anna"], ["near 000000000000", "near 000000000000", "anna", "anna"]),
     ],
 )
 def test_groups_that_near_duplicates_connect_become_one(
-    given: list[str], expected: list[str | None]
+    given: list[str], expected: list[str]
 ) -> None:
     """A name that the data gives stays; a group without one is named by a digest."""
-    first = scene(1, SIDE)
-    pictures = [first, first.resize((40, 40)), scene(2, SIDE), scene(3, SIDE)]
+    first, *others = (scene(number, 48) for number in (1, 2, 3))
     thumbnails = ThumbnailCollector()
-    for number, picture in enumerate(pictures):
+    for number, picture in enumerate([first, first.resize((40, 40)), *others]):
         thumbnails.add(str(number), b"", np.asarray(picture))
-    columns = {"status": "ok", "group": given, "width": SIDE, "height": SIDE}
     digests = [f"{number:064x}" for number in range(4)]
+    columns = {"status": "ok", "group": given, "width": 48, "height": 48}
     manifest = pd.DataFrame({"path": list("0123"), "sha256": digests, "pixels": digests, **columns})
     grouped, note = with_near_groups(manifest, thumbnails)
-    own = f"near {digests[0][:12]}"
-    assert grouped["group"].tolist() == [own if name is None else name for name in expected]
+    assert grouped["group"].tolist() == expected
     assert note == "2 images are near duplicates of others, kept together in 1 group"

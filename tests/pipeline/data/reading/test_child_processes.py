@@ -50,8 +50,6 @@ def test_processes_and_threads_return_the_same_rows(tmp_path: Path) -> None:
     images = [np.load(each.file) for each in kept]
     assert np.array_equal(*images)
     assert [bool(image.any()) for image in images[0]] == [r["status"] == "ok" for r in by_threads]
-    statuses = [row["status"] for row in by_processes]
-    assert (statuses.count("ok"), statuses.count("foreign")) == (7, 1)
 
 
 @pytest.mark.skipif(processors() == 1, reason="needs two processors")

@@ -202,29 +202,11 @@ def start_builder(root: Path, stores: Path, rows: Path, killed_at: int) -> subpr
 
 
 @pytest.mark.usefixtures("small_shards")
-def test_two_builders_at_once_decode_once(root: Path, tmp_path: Path) -> None:
-    """Of two processes that want the same store, one decodes; the other says so and waits."""
-    stores, table = tmp_path / "stores", tmp_path / "rows.parquet"
-    rows = rows_of(root)
-    rows.to_parquet(table)
-    waiting: list[subprocess.Popen[str]] = []
-
-    def start_another(_done: int, _total: int) -> None:
-        if not waiting:  # and this process holds the lock
-            waiting.append(start_builder(root, stores, table, -1))
-            assert waiting[0].stderr
-            assert "waiting for it" in waiting[0].stderr.readline()
-
-    assert not prepare(rows, root, SPEC, stores, start_another)[1]
-    assert waiting[0].communicate(timeout=patient(60))[0] == "True\n"
-    assert len(stores_in(stores)) == 1
-
-
-@pytest.mark.usefixtures("small_shards")
-def test_an_interrupted_build_continues(root: Path, tmp_path: Path) -> None:
-    """After SIGKILL, the shards that are whole are used, and only the others are decoded."""
-    stores, table = tmp_path / "stores", tmp_path / "rows.parquet"
-    rows = rows_of(root)
+def test_an_interrupted_build_continues_while_another_builder_waits(
+    root: Path, tmp_path: Path
+) -> None:
+    """After SIGKILL, only shards that are not whole are decoded; of two at once, one decodes."""
+    stores, table, rows = tmp_path / "stores", tmp_path / "rows.parquet", rows_of(root)
     rows.to_parquet(table)
     expected = open_images(prepare(rows, root, SPEC, tmp_path / "whole")[0])[:]
     with start_builder(root, stores, table, 5) as builder:
@@ -234,10 +216,18 @@ def test_an_interrupted_build_continues(root: Path, tmp_path: Path) -> None:
     assert left.name.startswith(".building-")
     for path in rows["path"][:4]:  # of the first two shards
         (root / path).unlink()
-    seen: list[int] = []
-    store, reused = prepare(rows, root, SPEC, stores, lambda done, _: seen.append(done))
-    assert seen == [5, 6, 7]
-    assert not reused
+    seen, waiting = list[int](), list[subprocess.Popen[str]]()
+
+    def on_progress(done: int, _total: int) -> None:
+        seen.append(done)
+        if not waiting:  # and this process holds the lock
+            waiting.append(start_builder(root, stores, table, -1))
+            assert waiting[0].stderr
+            assert "waiting for it" in waiting[0].stderr.readline()
+
+    store, reused = prepare(rows, root, SPEC, stores, on_progress)
+    assert (seen, reused) == ([5, 6, 7], False)
+    assert waiting[0].communicate(timeout=patient(60))[0] == "True\n"
     assert stores_in(stores) == [store]
     assert np.array_equal(open_images(store)[:], expected)
 

@@ -308,16 +308,6 @@ def test_values_of_another_kind_than_those_of_the_training_are_said_with_counts(
     assert notes_on_fit(rows[:3], both) == []
 
 
-def test_bits_that_a_decoder_drops_are_said(tmp_path: Path) -> None:
-    """CMYK of 16 bits is read, and what is lost of it is a note."""
-
-    def file_of(texture: Values) -> bytes:
-        return tiff_file(np.dstack([texture * 60_000] * 4).astype(np.uint16), 5)
-
-    root = write_files(tmp_path / "data", "{:02}.tif", file_of)
-    assert any("images have up to 16 bits per color, such as" in n for n in ingested(root).notes)
-
-
 def banded(bands: int, extra: list[int] | None) -> Callable[[Values], bytes]:
     """Return what writes a texture into the last of some bands, between half and all of its range.
 
