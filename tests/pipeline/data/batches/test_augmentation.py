@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from itertools import product
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,30 +10,10 @@ import pytest
 
 from patchline.pipeline.config import PluginChoice
 from patchline.pipeline.data.batches.augmentation import SeededAugmentation
-from patchline.pipeline.errors import PluginError
-from patchline.pipeline.plugin_system.plugin_loader import FILES_VARIABLE, use_plugin_files
 from patchline.plugin_api import ImageSpec
 from tests.conftest import draw_photo
 
 Pixels = np.ndarray[Any, np.dtype[np.uint8]]
-PLUGIN_FILE = '''"""An augmentation that does not keep the contract."""
-
-import albumentations
-
-from patchline.plugin_api import AugmentationPlugin, PluginConfig
-
-
-class NoSettings(PluginConfig):
-    """There is nothing to set."""
-
-
-plugin = AugmentationPlugin(
-    summary="Wrong on purpose",
-    paper="",
-    config_class=NoSettings,
-    build=lambda config, context: albumentations.Compose([albumentations.{transform}]),
-)
-'''
 
 
 def image_of(channels: int = 3, side: int = 32) -> Pixels:
@@ -92,19 +71,3 @@ def test_neither_amount_nor_neighbours_nor_epochs_follow_the_mirroring() -> None
         (flips, light), (flips[:, :-1], flips[:, 1:]), (flips[:-1], flips[1:])
     ):  # fmt: skip
         assert abs(np.corrcoef(first.ravel(), second.ravel())[0, 1]) < 0.14
-
-
-@pytest.mark.parametrize(
-    ("transform", "made"),
-    [("CenterCrop(8, 32, p=1)", r"\(8, 32, 3\)"), ("ToFloat(p=1)", "float32")],
-)
-def test_augmentation_that_breaks_the_contract_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, transform: str, made: str
-) -> None:
-    """A plugin that changes the shape or the type of an image is refused by its name."""
-    monkeypatch.setenv(FILES_VARIABLE, "")
-    file = tmp_path / "wrong.py"
-    file.write_text(PLUGIN_FILE.replace("{transform}", transform))
-    use_plugin_files([file])
-    with pytest.raises(PluginError, match=f"'wrong'.*{made}"):
-        augmentation("wrong")(image_of(), 0, 0)

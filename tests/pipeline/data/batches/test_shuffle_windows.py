@@ -49,19 +49,6 @@ def test_an_epoch_reads_each_window_once(
     assert tail == list(islice(iter(order), first_step + 5))[first_step:]
 
 
-def test_windows_are_announced_before_they_are_needed() -> None:
-    """A window is announced when the one before it begins, also for a first step inside it."""
-    order = BatchOrder(np.arange(1000), 16, 0, 0, ShuffleWindows(5, 1000, 10))
-    for first_step in (20, order.steps_per_epoch + 7):
-        announced: list[int] = []
-        order.on_window = lambda draws, known=announced: known.extend(draws.tolist())
-        needed: list[int] = []
-        for batch in islice(iter(order.from_step(first_step)), 200):
-            needed += [draw for _, draw in batch]
-            assert len(announced) <= len(needed) + 3 * 1000 // 5  # this window and the next
-            assert set(needed[-16:]) <= set(announced[-3 * 200 :])
-
-
 def test_each_window_is_a_sample_of_a_store_sorted_by_class() -> None:
     """The share of a class in a window differs by a block or two from its share of the store.
 

@@ -19,19 +19,15 @@ from patchline.pipeline.data.reading.image_formats import HEAD_BYTES, why_not_re
     [
         ("has two labels in the table, a and b", "contradictory_rows", "has two labels"),
         ("has two splits in the table, train and none", "contradictory_rows", "is in two splits"),
-        ("there is no such file", "missing_file", "1 file does not exist"),
         ("the row names no image", "missing_file", "1 row names no image"),
         ("is a link; links in archives are not followed", "refused_member", "is a link"),
         ("its path leads outside the archive", "refused_member", "has a path outside the archive"),
-        ("is encrypted", "refused_member", "is encrypted"),
         (
             "is compressed with lzma; only deflate is read from a zip",
             "refused_member",
             "by a method",
         ),
         ("cannot be read: Permission denied", "unreadable", "1 file may not be read"),
-        ("cannot be read: Input/output error", "unreadable", "cannot be read from the disk"),
-        ("the file is empty", "unreadable", "1 file is empty"),
         (why_not_read(b"%PDF-1.4"), "unreadable", "has a format that is not supported"),
         (why_not_read(b"hello"), "unreadable", "is named like an image but is none"),
         (too_large(1 << 40), "unreadable", "is too large"),
@@ -39,7 +35,6 @@ from patchline.pipeline.data.reading.image_formats import HEAD_BYTES, why_not_re
         ("the file ends too early", "truncated", "is incomplete"),
         ("its json is not valid (line 1)", "unreadable", "has a label that cannot be read"),
         ("its name is not UTF-8; rename it", "unreadable", "has a name that is not UTF-8"),
-        ("not a regular file", "unreadable", "is a pipe, a device or a socket"),
         ("broken data stream", "unreadable", "1 image cannot be decoded"),
     ],
 )

@@ -129,15 +129,6 @@ def test_parquet_file_gives_back_the_manifest(tmp_path: Path) -> None:
     assert manifests.fingerprint(loaded) == manifests.fingerprint(manifest)
 
 
-def test_the_version_of_some_images_depends_on_contents_and_labels_alone() -> None:
-    """Not on their order, paths or splits; another label or image is another version."""
-    rows = pd.DataFrame({"sha256": list("abc"), "label": list("xxy"), "path": list("abc")})
-    version = manifests.contents_fingerprint(rows)
-    assert manifests.contents_fingerprint(rows.assign(path=list("xyz")).iloc[::-1]) == version
-    others = map(manifests.contents_fingerprint, (rows.assign(label=list("xyy")), rows[:2]))
-    assert len({version, *others}) == 3
-
-
 @pytest.mark.parametrize(
     ("there", "message"),
     [

@@ -8,7 +8,6 @@ import pytest
 from patchline.pipeline.data.near_duplicates.independent_images import (
     ComparedPictures,
     are_alike,
-    one_of_each,
 )
 
 
@@ -57,15 +56,6 @@ def test_small_images_are_not_compared_but_exact_copies_are_known() -> None:
     assert len(set(units.tolist())) == 3
     assert units[0] == units[3]
     assert pictures.too_small(keys) == 4
-
-
-def test_one_of_each_does_not_depend_on_the_order_of_the_images() -> None:
-    """The first key of each unit is taken, whatever comes first."""
-    units, keys = np.array([3, 1, 3, 2, 1]), ["e", "d", "a", "c", "b"]
-    assert one_of_each(units, keys).tolist() == [2, 3, 4]
-    order = np.array([4, 2, 0, 3, 1])
-    again = one_of_each(units[order], [keys[place] for place in order])
-    assert {keys[order[place]] for place in again} == {"a", "b", "c"}
 
 
 def test_images_are_alike_if_most_have_near_duplicates_outside_their_groups() -> None:

@@ -156,6 +156,9 @@ def test_colors_of_a_jpeg_2000_file_keep_all_bits(samples: int, bits: int) -> No
     assert np.array_equal(found.samples_HWN, values)
     assert found.declared == (1 << bits) - 1
     assert (found.colors, found.bands) == (min(samples, 3), samples)
+    assert found.opacity == ("straight" if samples == 4 else "")
+    free = jpeg_2000_file(values, bits).replace(b"cdef", b"free")
+    assert values_of(free).opacity == ""  # a fourth band is none unless the box says so
 
 
 _AVIF = cv2.imencode(".avif", some("u2", 3, 48, 64) >> 6, [cv2.IMWRITE_AVIF_DEPTH, 10])[1].tobytes()

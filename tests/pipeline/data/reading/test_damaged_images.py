@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 import os
 import re
 import subprocess
@@ -12,7 +11,6 @@ import tracemalloc
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from benchmarks.fuzz import MAPPING, fuzz_data, fuzz_images
@@ -20,7 +18,6 @@ from benchmarks.mutated_data import whole_files
 from patchline.pipeline.data.manifests import manifest as manifests
 from patchline.pipeline.data.reading.decoding import UndecodableImageError, decode_image
 from patchline.pipeline.data.reading.image_file import MAX_FILE_BYTES, content_of
-from patchline.pipeline.data.reading.resizing import resize_image
 from patchline.plugin_api import ImageListing, ListedImage
 from tests.patience import patient
 from tests.pipeline.data.reading.test_decoding import png_of_zeros
@@ -95,13 +92,6 @@ print(Path('/proc/self/status').read_text())
     assert peaks[1] < 500
 
 
-def test_a_stretched_image_shows_its_middle() -> None:
-    """What is cut from a long strip is the same as if the strip had been enlarged whole."""
-    strip = np.random.default_rng(0).integers(0, 256, (2, 100, 3), np.uint8)
-    whole = resize_image(strip, 32, 1600, "squash")
-    assert np.array_equal(resize_image(strip, 32, 32, "crop"), whole[:, 784:816])
-
-
 def scanned(root: Path, name: str) -> Any:
     """Return the manifest's row of a file."""
     return manifests.scan(ImageListing("x", root, [ListedImage(name, "a")])).iloc[0]
@@ -141,25 +131,3 @@ def test_some_damaged_data_sets_are_answered() -> None:
     assert found["read"] > 2
     assert found["refused with a reason"] > 1
     assert found["peak memory, MiB"] < 1000
-
-
-def test_what_is_written_outside_counts(tmp_path: Path) -> None:
-    """A file, a folder and a link that a case makes outside its folder are each counted."""
-    (tmp_path / "inside").mkdir()
-    code = f"""
-import os
-from pathlib import Path
-from benchmarks.fuzz import Range, answer_cases
-top = Path({str(tmp_path)!r})
-def answer(case, number):
-    (top / "inside" / str(number)).write_text("")
-    if number == 1:
-        (top / "out").write_text("")
-        (top / "folder").mkdir()
-        (top / "link").symlink_to("/")
-    return "read", ""
-answer_cases(Range(0, 3, top / "answers"), lambda number: number, answer, top / "inside")
-"""
-    subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT, timeout=patient(60))
-    lines = [json.loads(line) for line in (tmp_path / "answers").read_text().splitlines()]
-    assert [line["side_effects"] for line in lines] == [{}, {"write": 3}, {}]

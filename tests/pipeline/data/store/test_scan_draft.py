@@ -62,11 +62,13 @@ def decoded(data: IngestedData, work: Path, spec: StoreSpec = SPEC) -> Any:
 def test_the_store_needs_no_files_once_they_are_read(photos: Path, tmp_path: Path) -> None:
     """The images are those that decoding gives, although their files have gone."""
     config, work = config_of(photos, image_size=24, resize="pad"), tmp_path / "work"
-    data = ingestion.ingest(config, work)
+    ingestion.ingest(config, work)
+    Image.fromarray(draw_photo(2, 7, 50)).save(photos / "across" / "new.png")
+    data = ingestion.ingest(config, work)  # of two scans, the drafts are joined and removed
     expected = decoded(data, work, replace(SPEC, resize="pad"))
     shutil.rmtree(photos / "across")
     found = prepared(config, data, work)
-    assert len(found) == 13
+    assert len(found) == 14
     assert np.array_equal(found, expected)
     assert len(folders_in(work)) == 1
 

@@ -29,7 +29,8 @@ from patchline.pipeline.data.store.prepared_store import (
 )
 from patchline.pipeline.data.store.streamed_build import StreamedBuild
 from patchline.pipeline.data.store.streamed_images import StreamedImages
-from patchline.pipeline.errors import DataError, StorageError
+from patchline.pipeline.data.store.streamed_records import StreamedRecords
+from patchline.pipeline.errors import ConfigError, DataError, StorageError
 from patchline.pipeline.files.file_digest import digest_of
 from patchline.pipeline.files.workspace_folder import WORKSPACE
 from patchline.pipeline.training.processes.batch_parts import DividedOrder
@@ -298,6 +299,17 @@ def test_a_store_that_stays_away_is_one_sentence(
         assert found == list(itertools.islice(order_of(rows), len(found)))
         assert len(found) < whole.steps_per_epoch
         pages.close()
+
+
+@pytest.mark.usefixtures("team")
+def test_without_the_workspace_it_is_said(
+    rows: pd.DataFrame, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A folder alone does not have the images."""
+    records = StreamedRecords(stored(rows))
+    monkeypatch.setattr(chosen, "shared", lambda: None)
+    with pytest.raises(ConfigError, match=r"Give its address with --workspace"):
+        records.read(np.array([1]))
 
 
 @pytest.mark.usefixtures("team")

@@ -320,3 +320,17 @@ def banded(bands: int, extra: list[int] | None) -> Callable[[Values], bytes]:
         return tiff_file(values, 2 if bands > 3 else 1, extra)
 
     return file_of
+
+
+def test_different_whites_and_bits_that_a_decoder_drops_are_said(tmp_path: Path) -> None:
+    """One range maps 10 and 12 bits alike, so those of 10 become darker; CMYK is reduced."""
+    for bits, write in ((10, png_file), (12, png_file), (16, None)):
+
+        def file_of(texture: Values, bits: int = bits, write: Any = write) -> bytes:
+            values = (texture[:, :, None] * ((1 << bits) - 1)).astype(np.uint16)
+            return write(values, significant=bits) if write else tiff_file(values.repeat(4, 2), 5)
+
+        write_files(tmp_path / "data", f"{bits}-{{:02}}.{'png' if write else 'tif'}", file_of)
+    notes = "\n".join(ingested(tmp_path / "data").notes)
+    assert re.search(r"different values of white, 1,023 \(.* to 4,095; one range maps", notes)
+    assert "images have up to 16 bits per color, such as" in notes
