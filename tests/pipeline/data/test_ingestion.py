@@ -118,7 +118,6 @@ def test_greyscale_is_recognised(tmp_path: Path, modes: tuple[str, ...], greysca
     data = ingested(folder)
     assert data.greyscale is greyscale
     assert resolve(config_of(folder), data).data.channels == (1 if greyscale else 3)
-    assert resolve(config_of(folder, channels=3), data).data.channels == 3
 
 
 def test_default_image_size_does_not_enlarge() -> None:

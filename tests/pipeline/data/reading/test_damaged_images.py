@@ -13,8 +13,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.fuzz import MAPPING, fuzz_data, fuzz_images
-from benchmarks.mutated_data import whole_files
+from benchmarks.fuzz import fuzz_data, fuzz_images
 from patchline.pipeline.data.manifests import manifest as manifests
 from patchline.pipeline.data.reading.decoding import UndecodableImageError, decode_image
 from patchline.pipeline.data.reading.image_file import MAX_FILE_BYTES, content_of
@@ -23,12 +22,6 @@ from tests.patience import patient
 from tests.pipeline.data.reading.test_decoding import png_of_zeros
 
 ROOT = Path(__file__).resolve().parents[4]
-
-
-def test_every_whole_file_is_read() -> None:
-    """An undamaged file of every format, mode and coding that the fuzz test changes is read."""
-    for data in whole_files():
-        assert decode_image(data, 3, mapping=MAPPING).shape == (28, 40, 3)
 
 
 def test_a_few_hundred_damaged_files_are_answered() -> None:

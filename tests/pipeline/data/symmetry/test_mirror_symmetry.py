@@ -304,13 +304,10 @@ def test_a_transform_that_mirrors_is_a_setting_that_mirrors(tmp_path: Path, name
     [
         (albumentations.VerticalFlip(), True),
         (albumentations.RandomRotate90(), True),
-        (albumentations.Transpose(), True),
         (albumentations.Rotate(limit=90), True),
         (albumentations.Rotate(limit=20), False),
         (albumentations.Affine(rotate=(-180, 10)), True),
         (albumentations.HueSaturationValue(), True),
-        (albumentations.ChannelShuffle(), True),
-        (albumentations.InvertImg(), True),
         (albumentations.RandomResizedCrop(size=(8, 8)), True),
         (albumentations.RandomBrightnessContrast(), False),
         (albumentations.HueSaturationValue(p=0.0), False),

