@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +10,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from patchline.pipeline.config import RunConfig
 from patchline.pipeline.config_files import validated
 from patchline.pipeline.data import ingestion
-from patchline.pipeline.data.ingested_data import IngestedData
 from patchline.pipeline.data.manifests import manifest as manifests
 from patchline.pipeline.data.store import store_shards
 from patchline.pipeline.data.store.earlier_stores import lock_of
@@ -22,8 +19,6 @@ from patchline.pipeline.data.store.prepared_store import StoreSpec, open_images,
 from patchline.pipeline.files import file_locks
 from tests.conftest import draw_photo, write_photos
 from tests.pipeline.data.test_ingestion import config_of
-
-SPEC = StoreSpec(channels=3, height=24, width=24, resize="crop")
 
 
 @pytest.fixture(autouse=True)
@@ -47,29 +42,17 @@ def folders_in(work: Path) -> list[str]:
     return sorted(each.name for each in (work / "prepared").glob("*") if each.name != ".locks")
 
 
-def prepared(config: RunConfig, data: IngestedData, work: Path) -> Any:
-    """Return the images of the store that a run with this data gets."""
-    resolved = ingestion.resolve(config, data)
-    return open_images(ingestion.prepare(resolved, data, work).store)[:]
-
-
-def decoded(data: IngestedData, work: Path, spec: StoreSpec = SPEC) -> Any:
-    """Return the same images, decoded from their files."""
-    rows = manifests.usable(manifests.load(data.manifest_file))
-    return open_images(prepare(rows, data.root, spec, work / "decoded", fresh=True)[0])[:]
-
-
 def test_the_store_needs_no_files_once_they_are_read(photos: Path, tmp_path: Path) -> None:
     """The images are those that decoding gives, although their files have gone."""
     config, work = config_of(photos, image_size=24, resize="pad"), tmp_path / "work"
     ingestion.ingest(config, work)
     Image.fromarray(draw_photo(2, 7, 50)).save(photos / "across" / "new.png")
     data = ingestion.ingest(config, work)  # of two scans, the drafts are joined and removed
-    expected = decoded(data, work, replace(SPEC, resize="pad"))
+    rows = manifests.usable(manifests.load(data.manifest_file))
+    decoded, _ = prepare(rows, photos, StoreSpec(3, 24, 24, "pad"), work / "decoded", fresh=True)
     shutil.rmtree(photos / "across")
-    found = prepared(config, data, work)
-    assert len(found) == 14
-    assert np.array_equal(found, expected)
+    found = ingestion.prepare(ingestion.resolve(config, data), data, work).store
+    assert np.array_equal(open_images(found)[:], open_images(decoded)[:])
     assert len(folders_in(work)) == 1
 
 
