@@ -151,10 +151,12 @@ def test_digits_are_not_mirrored_but_photos_are_as_set(photos: Path) -> None:
     asked = validated({"augmentation": {"name": "light", "horizontal_flip": True}})
     for config, mirrored in ((validated({}), False), (asked, True)):
         assert resolve(config, digits).augmentation.settings["horizontal_flip"] is mirrored
-    for given, mirrored in (
-        ({"options": {"mirror_symmetric": True}}, True),
-        ({"mirror_symmetric": False, "options": {"mirror_symmetric": True}}, False),
-    ):
+    options = {"mirror_symmetric": True}
+    cases: list[tuple[dict[str, Any], bool]] = [
+        ({"options": options}, True),
+        ({"mirror_symmetric": False, "options": options}, False),
+    ]
+    for given, mirrored in cases:
         resolved = resolve(config_of(photos, **given), ingested(photos, **given))
         assert resolved.augmentation.settings["horizontal_flip"] is mirrored
 

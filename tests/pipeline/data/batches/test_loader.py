@@ -109,8 +109,8 @@ def test_batch_holds_stored_images_with_their_labels(source: TrainingImages) -> 
 def test_pixels_depend_on_the_epoch_and_not_on_the_batch_size(source: TrainingImages) -> None:
     """Small batches hold the images of one large batch; a second epoch shows others."""
     small, large = batches(source, 5, 2), batches(source, 2, len(ROWS))
-    joined = tuple(torch.cat(parts) for parts in zip(*small, strict=True))
-    assert same([joined], large[:1])  # type: ignore[list-item]
+    images, labels = (torch.cat(parts) for parts in zip(*small, strict=True))
+    assert same([(images, labels)], large[:1])
     epochs = [{image.numpy().tobytes() for image in images} for images, _ in large]
     assert not epochs[0] & epochs[1]
 

@@ -85,8 +85,9 @@ def test_palette_of_the_first_frame_is_looked_up() -> None:
     """A palette image decodes to its colours, not to its indices; of an animation, one counts."""
     indexed = Image.new("P", (5, 4), 7)
     indexed.putpalette([0] * 21 + [10, 200, 30])
-    animated = {"save_all": True, "append_images": [Image.new("RGB", (5, 4), "blue")]}
-    for file_format, options in (("PNG", {}), ("BMP", {}), ("GIF", animated)):
+    more = {"save_all": True, "append_images": [Image.new("RGB", (5, 4), "blue")]}
+    for file_format in ("PNG", "BMP", "GIF"):
+        options: dict[str, Any] = more if file_format == "GIF" else {}
         decoded = decode_image(encoded(indexed, file_format, **options), 3)
         assert (decoded == (10, 200, 30)).all(), file_format
 
@@ -108,11 +109,12 @@ def test_other_kinds_of_transparency_are_laid_on_white_too() -> None:
     """In a palette, beside greyscale, and of one colour, whose chunk may come late in the file."""
     note = PngImagePlugin.PngInfo()
     note.add_text("Comment", "long " * 1000)
-    for image, options in (
+    cases: list[tuple[Image.Image, dict[str, Any]]] = [
         (Image.new("P", (4, 4), 1), {"transparency": 1}),
         (Image.new("LA", (4, 4), (10, 0)), {}),
         (Image.new("RGB", (4, 4), (1, 2, 3)), {"transparency": (1, 2, 3), "pnginfo": note}),
-    ):
+    ]
+    for image, options in cases:
         assert (decode_image(encoded(image, "PNG", **options), 3) == 255).all()
 
 

@@ -37,12 +37,12 @@ from patchline.pipeline.planning.planner import plan_facts
 from patchline.pipeline.plugin_system.plugin_loader import load_augmentation
 
 Array = np.ndarray[Any, Any]
-Draw = Callable[[ImageDraw.ImageDraw, str, Array, tuple[int, int, int]], None]
+Draw = Callable[[ImageDraw.ImageDraw, str, Array, tuple[int, ...]], None]
 CLASSES = ("left", "right")
 _BRIGHTNESS = ((130, 256), (0, 100))
 
 
-def _arrow(pen: ImageDraw.ImageDraw, label: str, at: Array, colour: tuple[int, int, int]) -> None:
+def _arrow(pen: ImageDraw.ImageDraw, label: str, at: Array, colour: tuple[int, ...]) -> None:
     """Draw an arrow to the left, right, top or bottom."""
     turn = {"right": (1, 0), "left": (-1, 0), "up": (0, -1), "down": (0, 1)}[label]
     along, across = np.array(turn), np.array(turn[::-1])
@@ -51,7 +51,7 @@ def _arrow(pen: ImageDraw.ImageDraw, label: str, at: Array, colour: tuple[int, i
         pen.line([*tip, *end], fill=colour, width=2)
 
 
-def _blob(pen: ImageDraw.ImageDraw, label: str, at: Array, colour: tuple[int, int, int]) -> None:
+def _blob(pen: ImageDraw.ImageDraw, label: str, at: Array, colour: tuple[int, ...]) -> None:
     """Draw a flower seen from above: petals in a ring, as many as the label says."""
     radius, turn = 8, float(np.prod(colour))
     for petal in range(int(label)):

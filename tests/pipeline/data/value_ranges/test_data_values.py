@@ -54,14 +54,15 @@ def stored(root: Path, data: IngestedData, **settings: Any) -> dict[str, Values]
 
 def of_type(dtype: str, low: float, high: float) -> tuple[str, Callable[[Values], bytes]]:
     """Return the name of a file, and what writes values between two into it."""
-    write, suffix = (png_file, ".png") if dtype in {"u1", "u2"} else (tiff_file, ".tif")
+    is_png = dtype in {"u1", "u2"}
+    write: Callable[[Values], bytes] = png_file if is_png else tiff_file
 
     def file_of(texture: Values) -> bytes:
         if dtype != "u1":
             return write((low + texture * (high - low)).astype(dtype)[:, :, None])
         return encoded(Image.fromarray((texture * 255).astype(np.uint8)), "PNG")
 
-    return f"{dtype}{{:02}}{suffix}", file_of
+    return f"{dtype}{{:02}}.{'png' if is_png else 'tif'}", file_of
 
 
 @pytest.mark.parametrize(
