@@ -7,7 +7,6 @@ import pytest
 
 from patchline.pipeline.data.near_duplicates.independent_images import (
     ComparedPictures,
-    are_alike,
 )
 
 
@@ -56,10 +55,3 @@ def test_small_images_are_not_compared_but_exact_copies_are_known() -> None:
     assert len(set(units.tolist())) == 3
     assert units[0] == units[3]
     assert pictures.too_small(keys) == 4
-
-
-def test_images_are_alike_if_most_have_near_duplicates_outside_their_groups() -> None:
-    """Many images of a few patients are not alike; parts under one camera are."""
-    assert are_alike(np.array([0, 0, 0, 0, 0, 1]), [""] * 6)
-    assert not are_alike(np.array([0, 0, 0, 0, 0, 1]), ["p"] * 5 + [""])
-    assert not are_alike(np.array([0, 0, 1, 2, 3, 4]), [""] * 6)

@@ -205,16 +205,3 @@ def test_folds_name_groups_of_several_classes_as_the_cause() -> None:
     manifest = _manifest([[0, 1], [1, 2], [0, 2]]).assign(split="train")
     with pytest.raises(DataError, match="their groups also hold other classes"):
         folds_of(manifest, 2, 0)
-
-
-def test_ordinary_groups_keep_their_shares() -> None:
-    """Of 400 patients with two of 20 classes each, few move for the sake of a class."""
-    random_ = random.Random(2)  # noqa: S311 - no secret
-    classes: Classes = [[] for _ in range(20)]
-    for patient in range(400):
-        for k in random_.sample(range(20), 2):
-            classes[k].append(patient)
-    manifest, notes = assigned(_manifest(classes))
-    assert notes == []
-    shares = manifest["split"].value_counts(normalize=True)
-    assert shares[["test", "validation"]].tolist() == pytest.approx([0.15] * 2, abs=0.04)
