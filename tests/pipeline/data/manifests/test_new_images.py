@@ -89,7 +89,7 @@ def _labels_of_last_run() -> str | None:
 def test_the_last_finished_training_gives_the_manifest(tmp_path: Path) -> None:
     """Failed runs, runs without a manifest and evaluations do not count; the newest does.
 
-    The registered final fit of a search is a training, the search itself is none.
+    The registered final fit of a search counts, the search itself does not.
     """
     with tracked_run.owned_run(RunConfig(name="photos"), tmp_path / "runs", {}) as run:
         manifests.save(_manifest([(1, "x")]), tmp_path / "own.parquet")
