@@ -71,13 +71,18 @@ def test_the_same_pixels_in_another_file_are_not_new() -> None:
     assert (found.new, found.removed, found.images) == (1, 0, 2)
 
 
-def _finished(folder: Path, images: Images | None, command: str = "patchline run") -> None:
+FINAL_FIT = "patchline sweep (final fit)"
+
+
+def _finished(
+    folder: Path, images: Images | None, command: str = FINAL_FIT, fails: bool = False
+) -> None:
     opened = tracked_run.NewRun("photos", "any", command, {}, {})
     with tracked_run.open_run(opened, folder / "runs") as run:
         if images:
             manifests.save(_manifest(images), folder / f"{run.run_id}.parquet")
             tracked_run.log_data(run, "photos", "0" * 32, folder / f"{run.run_id}.parquet")
-        assert command != "fails"
+        assert not fails
 
 
 def _labels_of_last_run() -> str | None:
@@ -95,12 +100,12 @@ def test_the_last_finished_training_gives_the_manifest(tmp_path: Path) -> None:
         manifests.save(_manifest([(1, "x")]), tmp_path / "own.parquet")
         tracked_run.log_data(run, "photos", "0" * 32, tmp_path / "own.parquet")
     assert _labels_of_last_run() == "x"
-    _finished(tmp_path, [(1, "a"), (2, "b")], "patchline sweep (final fit)")
+    _finished(tmp_path, [(1, "a"), (2, "b")])
     _finished(tmp_path, [(1, "c")], "patchline sweep")
     _finished(tmp_path, [(1, "c")], "patchline evaluate")
-    _finished(tmp_path, None, "patchline sweep (final fit)")
+    _finished(tmp_path, None)
     with pytest.raises(AssertionError):
-        _finished(tmp_path, [(3, "c")], "fails")
+        _finished(tmp_path, [(3, "c")], fails=True)
     assert _labels_of_last_run() == "ab"
     assert manifest_of_last_run("other") is None
 
