@@ -93,11 +93,11 @@ def test_class_that_loses_its_test_image_says_so() -> None:
     """What was trained on is not tested on: the gap is noted, and the next new image fills it."""
     before, _ = assigned(table(["a", "b"] * 4))
     remembered = learned(before)
-    left = before[(before["label"] == "b") | (before["split"] != "test")].assign(split="")
+    left = before[(before["label"] == "b") | (before["split"] != "test")].reset_index(drop=True)
+    kept, left = left["split"], left.assign(split="")
     after, notes = assigned(left, remembered=remembered)
-    assert after["split"].equals(before["split"][left.index])
-    [note] = notes
-    assert note.startswith("1 class without test images, because images never change their split")
+    assert after["split"].equals(kept)
+    assert any(note.startswith("1 class without test images, because images") for note in notes)
     more = pd.concat([left, table(["a"], contents=["new"])], ignore_index=True)
     assert assigned(more, remembered=remembered)[0]["split"].iloc[-1] == "test"
     with pytest.raises(DataError, match="test split is empty"):
