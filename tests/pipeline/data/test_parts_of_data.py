@@ -37,9 +37,9 @@ def test_parts_return_the_rows_of_one_process(tmp_path: Path) -> None:
     (root / "across" / "bad.png").write_bytes(b"no image")
     names = [each.relative_to(root).as_posix() for each in sorted(root.rglob("*.png"))]
     files = [(ListedImage(name, "down", "test"), True) for name in (*names, "gone.png", "\udcff")]
+    for name in ("a.npy", "b.npy"):
+        np.save(tmp_path / name, np.zeros((len(files), 8, 8, 3), np.uint8))
     alone, divided = (KeptImages(tmp_path / name, "squash") for name in ("a.npy", "b.npy"))
-    for each in (alone, divided):
-        np.save(each.file, np.zeros((len(files), 8, 8, 3), np.uint8))
     expected, wide = list(rows_of(root, files, kept=alone)), Wide()
     with active_launcher.using("wide", lambda: wide):
         rows = list(rows_of(root, files, kept=divided))
@@ -84,7 +84,8 @@ def test_what_only_this_machine_has_is_read_here(
     with active_launcher.using("wide", lambda: wide):
         rows = list(rows_of(place, [(each, True) for each in files]))
         assert ["read on this machine alone" in each for each in notes] == [True]
-        prepare(test_prepared_store.rows_of(folder), folder, SPEC, tmp_path / "stores")
+        if not photos:
+            prepare(test_prepared_store.rows_of(folder), folder, SPEC, tmp_path / "stores")
     assert {row["status"] for row in rows} == {"ok"}
     assert not wide.parts
 

@@ -161,7 +161,7 @@ def test_without_a_teacher_nothing_labels_them(both: Path) -> None:
     [
         (None, "there is no such folder or file"),
         ("nothing", r"more has no file\. Name a folder"),
-        ("copies", "has no image left to train on .*copies of training images"),
+        ("copies", "has no image left to train on .*a copy of a training image"),
     ],
 )
 def test_unusable_unlabelled_images_are_refused(

@@ -158,5 +158,5 @@ def test_tokens_loaded_ahead_are_the_same_ones() -> None:
         for ahead in (False, True)
     )
     assert same(alone, ahead)
-    views = torch.cat([tokens[:, 0, 0, 0] for tokens, _ in alone])
+    views = torch.cat([tokens[:, 0, 0] for tokens, _ in alone])
     assert len(set(views.tolist())) == 33  # in three epochs each image has been shown in all views

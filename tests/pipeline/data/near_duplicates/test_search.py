@@ -183,9 +183,6 @@ def test_all_images_are_compared_if_there_is_nothing_to_trust(
     assert groups(thumbnails, list(range(33)), remembered) == ALL[1:]
 
 
-SIDE, PLAIN, COPIED = 48, 30, 8
-
-
 def test_crops_and_mirror_images_stay_in_one_split(tmp_path: Path) -> None:
     """Each picture's versions are in one split, and a version that arrives later joins them."""
 

@@ -125,7 +125,7 @@ def test_damaged_files_of_sixteen_bits_are_refused(capfd: pytest.CaptureFixture[
     half = len(data) // 2
     changed = data[:half] + bytes([data[half] ^ 1]) + data[half + 1 :]
     for damaged, reason in (
-        (data[:-9], ""), (data[:half], ""), (colors[: len(colors) // 2], ""),
+        (data[:-9], "."), (data[:half], "."), (colors[: len(colors) // 2], "."),
         (short, "ends too early"), (changed, "checksum"),
     ):  # fmt: skip
         with pytest.raises(UndecodableImageError, match=reason):

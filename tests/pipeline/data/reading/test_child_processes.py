@@ -41,9 +41,10 @@ def test_processes_and_threads_return_the_same_rows(tmp_path: Path) -> None:
     files = files_of(root)
     files += [(ListedImage("down/000.png", "", None, "a group"), False)]
     files += [(ListedImage(name, "down", "test"), True) for name in ("gone.png", "a\nb", "\udcff")]
-    kept = [KeptImages(tmp_path / name, "squash") for name in ("threads.npy", "processes.npy")]
-    for each in kept:
-        np.save(each.file, np.zeros((len(files), 8, 8, 3), np.uint8))
+    kept = []
+    for name in ("threads.npy", "processes.npy"):
+        np.save(tmp_path / name, np.zeros((len(files), 8, 8, 3), np.uint8))
+        kept.append(KeptImages(tmp_path / name, "squash"))
     by_threads = list(rows_of(root, files, fewest=10**9, kept=kept[0]))
     by_processes = list(rows_of(root, files, fewest=1, kept=kept[1]))
     assert by_processes == by_threads

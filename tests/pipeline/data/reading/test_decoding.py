@@ -109,8 +109,10 @@ def test_other_kinds_of_transparency_are_laid_on_white_too() -> None:
     """In a palette, beside greyscale, and of one colour, whose chunk may come late in the file."""
     note = PngImagePlugin.PngInfo()
     note.add_text("Comment", "long " * 1000)
+    indexed = Image.new("P", (4, 4), 1)
+    indexed.putpalette([0, 0, 0, 50, 60, 70])
     cases: list[tuple[Image.Image, dict[str, Any]]] = [
-        (Image.new("P", (4, 4), 1), {"transparency": 1}),
+        (indexed, {"transparency": 1}),
         (Image.new("LA", (4, 4), (10, 0)), {}),
         (Image.new("RGB", (4, 4), (1, 2, 3)), {"transparency": (1, 2, 3), "pnginfo": note}),
     ]

@@ -210,11 +210,11 @@ def _misses(manifest: pd.DataFrame) -> float:
 
 @pytest.mark.parametrize("seed", range(2))
 def test_each_label_has_its_share_in_each_split(seed: int) -> None:
-    """No label misses its share by more than two images, and no split its size by more than 2 %."""
+    """No label misses its share by more than two images, and no split its size by more than 3 %."""
     found, notes = assigned(table(_random_sets(400, 12, seed)), seed, task=MULTI_LABEL)
     assert _misses(found) <= 2.5
     shares = found["split"].value_counts(normalize=True)
-    assert shares.to_dict() == pytest.approx(SHARES, abs=0.02)
+    assert shares.to_dict() == pytest.approx(SHARES, abs=0.03)
     assert notes == []
 
 

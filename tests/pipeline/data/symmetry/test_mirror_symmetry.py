@@ -158,10 +158,10 @@ def folder(path: Path, draw: Draw, labels: tuple[str, ...], count: int) -> Path:
     return path
 
 
-def read(data: Path, **settings: Any) -> tuple[RunConfig, IngestedData]:
+def read(place: Path, **settings: Any) -> tuple[RunConfig, IngestedData]:
     """Return a config and what an ingestion finds."""
-    config = validated({**settings, "data": {"path": str(data), **settings.get("data", {})}})
-    return config, ingest(config, data.parent / "work")
+    config = validated({**settings, "data": {"path": str(place), **settings.get("data", {})}})
+    return config, ingest(config, place.parent / "work")
 
 
 def flips(config: RunConfig, data: IngestedData) -> object:
