@@ -255,13 +255,6 @@ def test_a_heif_photograph_comes_close_and_is_turned_the_right_way_up() -> None:
         assert np.abs(found.astype(int) - expected).mean() < 4
 
 
-@pytest.mark.parametrize("share", [0.2, 0.9])
-def test_a_truncated_heif_file_is_refused(share: float) -> None:
-    """The beginning of a file is no image."""
-    with pytest.raises(UndecodableImageError):
-        decode_image(heif()[: int(len(heif()) * share)], 3)
-
-
 def test_without_the_package_for_heif_the_remedy_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     """The reason names what to install."""
     monkeypatch.setattr(image_formats, "reads_heif", lambda: False)

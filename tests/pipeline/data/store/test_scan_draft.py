@@ -81,14 +81,3 @@ def test_what_a_killed_scan_has_left_is_removed(photos: Path, tmp_path: Path) ->
         assert held
         ingestion.ingest(config_of(photos, image_size=24), tmp_path / "work")
     assert [name for name in folders_in(tmp_path / "work") if "scan" in name] == [".scanning-b"]
-
-
-def test_a_scan_that_fails_leaves_nothing(photos: Path, tmp_path: Path) -> None:
-    """What was kept until then is removed at once."""
-
-    def fail(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        ingestion.ingest(config_of(photos, image_size=24), tmp_path / "work", fail)
-    assert folders_in(tmp_path / "work") == []
