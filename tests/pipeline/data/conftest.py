@@ -16,11 +16,11 @@ def root(tmp_path: Path) -> Path:
     """Return a folder of seven images of different sizes, modes and formats."""
     folder = tmp_path / "images"
     folder.mkdir()
-    for variant in range(4):
-        Image.fromarray(draw_photo(variant, 0, 16 + 8 * variant)).save(folder / f"{variant}.png")
-    Image.fromarray(draw_photo(0, 5, 40)[:, :20]).save(folder / "tall.jpg")
-    Image.fromarray(draw_photo(1, 5, 40)[:12, :, 0]).save(folder / "wide grey.png")
-    Image.fromarray(draw_photo(1, 6, 12)).save(folder / "small.gif")
+    photos = [draw_photo(variant, 0, 16 + 8 * variant) for variant in range(4)]
+    more = [draw_photo(0, 5, 40)[:, :20], draw_photo(1, 5, 40)[:12, :, 0], draw_photo(1, 6, 12)]
+    names = ("0.png", "1.png", "2.png", "3.png", "tall.jpg", "wide grey.png", "small.gif")
+    for name, pixels in zip(names, [*photos, *more], strict=True):
+        Image.fromarray(pixels).save(folder / name)
     return folder
 
 

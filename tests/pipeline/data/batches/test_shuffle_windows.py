@@ -5,11 +5,10 @@ from __future__ import annotations
 from itertools import islice
 
 import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from patchline.pipeline.data.batches.batch_order import BalancedOrder, BatchOrder, row_of
+from patchline.pipeline.data.batches.batch_order import BatchOrder
 from patchline.pipeline.data.batches.shuffle_windows import BLOCK_BYTES, Rows, ShuffleWindows
 
 
@@ -19,7 +18,7 @@ def epoch_of(order: BatchOrder) -> Rows:
     return np.array([draw for batch in batches for _, draw in batch])
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(
     stored=st.integers(20, 400),
     count=st.integers(2, 12),
@@ -50,53 +49,21 @@ def test_an_epoch_reads_each_window_once(
     assert tail == list(islice(iter(order), first_step + 5))[first_step:]
 
 
-def test_windows_are_announced_before_they_are_needed() -> None:
-    """A window is announced when the one before it begins, also for a first step inside it."""
-    order = BatchOrder(np.arange(1000), 16, 0, 0, ShuffleWindows(5, 1000, 10))
-    for first_step in (0, 20, order.steps_per_epoch + 7):
-        announced: list[int] = []
-        order.on_window = lambda draws, known=announced: known.extend(draws.tolist())
-        needed: list[int] = []
-        for batch in islice(iter(order.from_step(first_step)), 200):
-            needed += [draw for _, draw in batch]
-            assert len(announced) <= len(needed) + 3 * 1000 // 5  # this window and the next
-            assert set(needed[-16:]) <= set(announced[-3 * 200 :])
-
-
 def test_each_window_is_a_sample_of_a_store_sorted_by_class() -> None:
-    """The share of a class in a window differs by a block or two from its share of the store."""
+    """The share of a class in a window differs by a block or two from its share of the store.
+
+    Within a window, rows of one block are not together, and epochs differ.
+    """
     labels = np.repeat(np.arange(10), 5000)
-    windows = ShuffleWindows.of(0.1, len(labels), image_bytes=BLOCK_BYTES)
-    assert windows == ShuffleWindows(10, 50_000, 1)
+    assert ShuffleWindows.of(1.0, len(labels), 3) is None  # one window shuffles as ever
+    assert ShuffleWindows.of(0.1, len(labels), BLOCK_BYTES) == ShuffleWindows(10, 50_000, 1)
     windows = ShuffleWindows.of(0.1, len(labels), image_bytes=3072)
     assert windows is not None
     assert windows.block_rows == 19  # 256 blocks in a window and more
-    drawn = epoch_of(BatchOrder(np.arange(50_000), 50, 3, 0, windows))
+    order = BatchOrder(np.arange(50_000), 50, 3, 0, windows)
+    drawn = epoch_of(order)
     for start in range(0, 45_000, 5000):
         shares = np.bincount(labels[drawn[start : start + 5000]], minlength=10)
-        assert shares.min() >= 500 - 2 * windows.block_rows
-        assert shares.max() <= 500 + 2 * windows.block_rows
-
-
-def test_images_of_a_window_are_shuffled() -> None:
-    """Within a window, rows of one block are not together, and epochs differ."""
-    order = BatchOrder(np.arange(5000), 50, 3, 0, ShuffleWindows(10, 5000, 15))
-    drawn = epoch_of(order)
+        assert np.abs(shares - 500).max() <= 2 * windows.block_rows
     assert np.mean(np.diff(drawn) == 1) < 0.02
     assert not np.array_equal(drawn, epoch_of(order.from_step(order.steps_per_epoch)))
-
-
-def test_balanced_draws_stay_balanced() -> None:
-    """Windows change the order of the draws, not which there are."""
-    labels = np.array([0] * 90 + [1] * 10)
-    rows, windows = np.arange(100), ShuffleWindows(4, 100, 2)
-    whole = epoch_of(BalancedOrder(rows, 8, 1, 0, labels))
-    windowed = epoch_of(BalancedOrder(rows, 8, 1, 0, labels, windows))
-    assert sorted(whole) == sorted(windowed)
-    assert np.bincount(labels[[row_of(draw, 100) for draw in windowed]]).tolist() == [50, 50]
-
-
-@pytest.mark.parametrize("fraction", [1.0, 0.9999999999])
-def test_one_window_is_no_window(fraction: float) -> None:
-    """A fraction of 1 shuffles as ever."""
-    assert ShuffleWindows.of(fraction, 100, 3) is None

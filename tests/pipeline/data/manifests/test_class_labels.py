@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import csv
 import shutil
-import tarfile
 import unicodedata
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +36,12 @@ def labels(found: ImageListing) -> dict[str, str]:
     return {image.path: image.label for image in found.images}
 
 
+def tabled(root: Path, rows: Iterable[str]) -> Path:
+    """Write a table of images and labels."""
+    (root / "table.csv").write_text("\n".join(["image,label", *rows]), encoding="utf-8")
+    return root / "table.csv"
+
+
 @pytest.fixture
 def sites(tmp_path: Path) -> Path:
     """Return a folder in which the sites may be the classes, or the animals."""
@@ -48,27 +53,22 @@ def test_unclear_level_is_a_question_in_folders_and_archives(sites: Path) -> Non
     """Neither reading is chosen without being asked for."""
     archive = Path(shutil.make_archive(str(sites.parent / "packed"), "zip", sites))
     for data in (sites, archive):
-        with pytest.raises(
-            DataError, match=r"not clear which folders.*--data\.label leaf"
-        ) as raised:
+        with pytest.raises(DataError, match=r"not clear which folders.*--data\.label leaf"):
             listed(data)
-        assert raised.value.exit_code == 2
+        assert set(labels(listed(data, label="leaf")).values()) == {"cat", "dog"}
 
 
-@pytest.mark.parametrize("packed", [False, True], ids=["folder", "archive"])
 @pytest.mark.parametrize(
     ("label", "expected"),
     [
         ("top", {"siteA", "siteB"}),
-        ("leaf", {"cat", "dog"}),
         ("{site}/{label}/*", {"cat", "dog"}),
         ("{label}/**", {"siteA", "siteB"}),
     ],
 )
-def test_the_setting_answers(sites: Path, label: str, expected: set[str], *, packed: bool) -> None:
+def test_the_setting_answers(sites: Path, label: str, expected: set[str]) -> None:
     """`top`, `leaf` or a pattern choose the part of the path that is the class."""
-    archive = Path(shutil.make_archive(str(sites.parent / "packed"), "zip", sites))
-    found = listed(archive if packed else sites, label=label)
+    found = listed(sites, label=label)
     assert set(labels(found).values()) == expected
     assert len(found.images) == 8
 
@@ -99,30 +99,7 @@ def test_paths_of_a_table_can_name_the_classes(tmp_path: Path) -> None:
     root = made(tmp_path / "x", "cat/1.jpg", "dog/2.jpg")
     (root / "files.csv").write_text("image\ncat/1.jpg\ndog/2.jpg\n", encoding="utf-8")
     for label in ("leaf", "top", "{label}/*"):
-        assert labels(listed(root / "files.csv", label=label)) == {
-            "cat/1.jpg": "cat",
-            "dog/2.jpg": "dog",
-        }
-
-
-def test_a_shard_is_no_class_folder(tmp_path: Path) -> None:
-    """Top and leaf look at the folders inside the shards; the shards differ in nothing."""
-    root = tmp_path / "photos"
-    for split in ("train", "test"):
-        (root / split).mkdir(parents=True)
-    shards = (("train/a.tar", "siteA/"), ("test/b.tar", "siteB/"), ("train/c.tar", ""))
-    for shard, folder in shards:
-        with tarfile.open(root / shard, "w") as archive:
-            for name in (f"{folder}cat_1.jpg", f"{folder}cat_1.cls", f"{folder}dog_2.jpg"):
-                archive.addfile(tarfile.TarInfo(name))
-    for label in ("top", "leaf"):
-        assert set(labels(listed(root, label=label)).values()) == {"siteA", "siteB", ""}
-    by_name = labels(listed(root, label="**/{label}_*.jpg"))
-    assert set(by_name.values()) == {"cat", "dog"}
-    for shard in ("train/a.tar", "test/b.tar"):
-        (root / shard).unlink()
-    with pytest.raises(DataError, match="no image of photos is in a folder"):
-        listed(root, label="leaf")
+        assert list(labels(listed(root / "files.csv", label=label)).values()) == ["cat", "dog"]
 
 
 def test_two_forms_of_unicode_are_one_class(tmp_path: Path) -> None:
@@ -145,54 +122,35 @@ def test_names_that_look_equal_are_merged_only_on_request(tmp_path: Path) -> Non
     assert found.notes == ["data.merge_classes: 'Cat' counted as 'cat'"]
 
 
-_THUMBNAILS = (
-    "@eaDir/x.jpg",
-    "#recycle/y.jpg",
-    "a/@eaDir/1.jpg/SYNOPHOTO_THUMB_M.jpg",
-    "a/Thumbs.db",
-)
-
-
 @pytest.mark.parametrize("kind", ["folder", "archive", "table"])
 def test_files_of_other_programs_are_skipped_and_counted(tmp_path: Path, kind: str) -> None:
     """Thumbnails and recycle bins are no images, wherever they come from."""
-    root = made(tmp_path / "x", "a/1.jpg", "b/2.jpg", *_THUMBNAILS)
-    data = root
+    others = ("@eaDir/x.jpg", "#recycle/y.jpg", "a/@eaDir/1.jpg/THUMB_M.jpg", "a/Thumbs.db")
+    data = root = made(tmp_path / "x", "a/1.jpg", "b/2.jpg", *others)
     if kind == "archive":
         data = Path(shutil.make_archive(str(tmp_path / "packed"), "zip", root))
     elif kind == "table":
-        data = root / "files.csv"
-        with data.open("w", encoding="utf-8", newline="") as opened:
-            rows = [("image", "label"), ("a/1.jpg", "a"), ("b/2.jpg", "b")]
-            csv.writer(opened).writerows([*rows, *((path, "a") for path in _THUMBNAILS)])
+        data = tabled(root, ["a/1.jpg,a", "b/2.jpg,b", *(f"{path},a" for path in others)])
     found = listed(data)
     assert labels(found) == {"a/1.jpg": "a", "b/2.jpg": "b"}
-    [note] = [note for note in found.notes if "skipped" in note]
-    assert note.startswith("3 folders and 1 file are skipped by data.ignore: #recycle/, @eaDir/")
+    assert any("3 folders and 1 file are skipped by data.ignore" in note for note in found.notes)
     assert not found.empty_classes
 
 
 def test_patterns_of_one_s_own(tmp_path: Path) -> None:
     """They replace the default ones unless `default` is among them; a path pattern is anchored."""
     root = made(tmp_path / "x", "a/1.jpg", "a/1_mask.png", "b/2.jpg", "old/a/3.jpg", "b/Thumbs.db")
-    assert set(labels(listed(root, ignore=["*_MASK.png", "old/"]))) == {
-        "a/1.jpg",
-        "b/2.jpg",
-        "b/Thumbs.db",
-    }
-    kept = listed(root, ignore=["default", "old/a/*", "a/1_*"])
-    assert set(labels(kept)) == {"a/1.jpg", "b/2.jpg"}
-
-
-_IMAGES = {"image_column": "column_1"}
+    for ignored, left in (
+        (["*_MASK.png", "old/"], {"a/1.jpg", "b/2.jpg", "b/Thumbs.db"}),
+        (["default", "old/a/*", "a/1_*"], {"a/1.jpg", "b/2.jpg"}),
+    ):
+        assert set(labels(listed(root, ignore=ignored))) == left
 
 
 @pytest.mark.parametrize(
     ("text", "header", "images"),
     [
-        ("1.jpg,cat\n2.jpg,dog\n", "auto", ["1.jpg", "2.jpg"]),
         ("sub/3,cat\n2.jpg,dog\n", "auto", ["sub/3", "2.jpg"]),
-        ("x,y\n1.jpg,cat\n2.jpg,dog\n", "auto", ["1.jpg", "2.jpg"]),
         ("x,y\n1.jpg,cat\nx,y\n2.jpg,dog\n", "auto", ["1.jpg", "2.jpg"]),
         ("1,cat\n2,dog\n3,cat\n", "false", ["1.jpg", "2.jpg", "sub/3"]),
         ("1.jpg,cat\n2.jpg,dog\n", "true", ["2.jpg"]),
@@ -202,10 +160,10 @@ def test_no_table_loses_its_first_image(
     tmp_path: Path, text: str, header: str, images: list[str]
 ) -> None:
     """A first line that names an image is no header, and headers in between are no images."""
-    root = made(tmp_path / "x", "1.jpg", "2.jpg", "sub/3")
-    table = root / "table.csv"
+    table = made(tmp_path / "x", "1.jpg", "2.jpg", "sub/3") / "table.csv"
     table.write_text(text, encoding="utf-8")
-    found = listed(table, header=header, **_IMAGES if text[0] in "1s" and text[1] != "." else {})
+    named = {} if "x" in text or header == "true" else {"image_column": "column_1"}
+    found = listed(table, header=header, **named)
     assert [image.path for image in found.images] == images
 
 
@@ -217,40 +175,23 @@ def test_first_line_that_may_be_a_header_is_a_question(tmp_path: Path) -> None:
         listed(table)
 
 
-@pytest.mark.parametrize(
-    "form",
-    [r"C:\data\me\{}", "/home/me/data/{}", r"..\x\{}", " {} ", "D:/pictures/{}"],
-)
+@pytest.mark.parametrize("form", [r"C:\data\me\{}", "/home/me/data/{}", " {} "])
 def test_paths_of_another_machine_are_found(tmp_path: Path, form: str) -> None:
     """Backslashes, drives, spaces and another machine's folder do not matter."""
     paths = ["a/1.jpg", "a/2.jpg", "b/1.jpg"]
-    table = made(tmp_path / "x", *paths) / "table.csv"
-    with table.open("w", encoding="utf-8", newline="") as opened:
-        writer = csv.writer(opened)
-        writer.writerow(["image", "label"])
-        for path in paths:
-            slashes = path.replace("/", "\\") if "\\" in form else path
-            writer.writerow([form.format(slashes), path[0]])
+    written = [path.replace("/", "\\") if "\\" in form else path for path in paths]
+    table = tabled(
+        made(tmp_path / "x", *paths), (f"{form.format(path)},{path[0]}" for path in written)
+    )
     assert sorted(labels(listed(table))) == paths
 
 
 def test_case_and_unicode_of_a_file_name_may_differ(tmp_path: Path) -> None:
     """A name in another case is found, unless another row names that file."""
-    nfd = unicodedata.normalize("NFD", "\u00e9.jpg")
-    table = made(tmp_path / "x", "a/1.jpg", "a/3.jpg", *(f"a/{n}.jpg" for n in range(10, 30)))
-    made(table, f"a/{nfd}")
-    rows = [("a/1.JPG", "x"), ("a/\u00e9.jpg", "x"), ("a/3.jpg", "y"), ("a/3.JPG", "x")]
-    rows += [(f"a/{n}.jpg", "y") for n in range(10, 30)]
-    text = "".join(f"{path},{label}\n" for path, label in [("image", "label"), *rows])
-    (table / "t.csv").write_text(text, encoding="utf-8")
-    found = listed(table / "t.csv")
-    assert labels(found)["a/1.jpg"] == labels(found)[f"a/{nfd}"] == "x"
+    nfd = unicodedata.normalize("NFD", "a/\u00e9.jpg")
+    many = [f"a/{n}.jpg" for n in range(10, 30)]
+    root = made(tmp_path / "x", "a/1.jpg", "a/3.jpg", nfd, *many)
+    rows = ["a/1.JPG,x", "a/\u00e9.jpg,x", "a/3.jpg,y", "a/3.JPG,x", *(f"{n},y" for n in many)]
+    found = listed(tabled(root, rows))
+    assert labels(found)["a/1.jpg"] == labels(found)[nfd] == "x"
     assert [each.path for each in found.left_out] == ["a/3.JPG"]
-
-
-def test_header_in_a_file_needs_no_quotes(tmp_path: Path) -> None:
-    """YAML reads `header: false` as a switch."""
-    table = made(tmp_path / "x", "1.jpg", "2.jpg") / "table.csv"
-    table.write_text("1,cat\n2,dog\n3,cat\n", encoding="utf-8")
-    with pytest.raises(DataError, match="column_1"):
-        listed(table, header=False)

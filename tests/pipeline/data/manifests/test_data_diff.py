@@ -45,42 +45,20 @@ def test_every_change_is_named_once(tmp_path: Path) -> None:
     assert not found.same
 
 
-def test_copy_elsewhere_is_the_same(tmp_path: Path) -> None:
-    """The place of a folder does not matter."""
-    before = write_photos(tmp_path / "before", classes=2, images=3)
-    shutil.copytree(before, tmp_path / "elsewhere" / "after")
-    found = compare(manifest_of(before), manifest_of(tmp_path / "elsewhere" / "after"))
-    assert found.same
-    assert found.unchanged == 6
-
-
-def _with_sets(sets: dict[str, list[str]]) -> pd.DataFrame:
-    """Return a manifest of sets, with a content of its own for each path."""
-    table = pd.DataFrame(
-        {
-            "path": list(sets),
-            "label": [encoded(each) for each in sets.values()],
-            "sha256": [f"{number:064x}" for number in range(len(sets))],
-            "pixels": [f"{number:032x}" for number in range(len(sets))],
-            "status": "ok",
-        }
-    )
-    return with_task(table, MULTI_LABEL)
+def _with_sets(**sets: str) -> pd.DataFrame:
+    """Return a manifest of sets of labels, with a content of its own for each path."""
+    digests = [f"{number:064x}" for number in range(len(sets))]
+    labels = [encoded(each) for each in sets.values()]
+    columns = {"label": labels, "sha256": digests, "pixels": digests, "status": "ok"}
+    return with_task(pd.DataFrame({"path": list(sets), **columns}), MULTI_LABEL)
 
 
 def test_sets_differ_by_the_labels_that_come_and_go() -> None:
-    """The order of the labels is no difference."""
-    before = _with_sets({"1": ["a", "b"], "2": ["a"], "3": []})
-    result = compare(before, _with_sets({"1": ["b", "a"], "2": ["b", "c"], "3": ["a"]}))
+    """The order of the labels is no difference, and one label is compared as a set of one."""
+    before, now = _with_sets(x="ab", y="a", z=""), _with_sets(x="ba", y="bc", z="a")
+    result = compare(before, now)
     assert (result.unchanged, result.task) == (1, MULTI_LABEL)
     changes = [(each.path, each.added_labels, each.removed_labels) for each in result.relabelled]
-    assert changes == [("2", ("b", "c"), ("a",)), ("3", ("a",), ())]
-
-
-def test_one_label_is_compared_with_sets_as_a_set_of_one() -> None:
-    """Data that has become multi-label is not relabelled where the label is the same."""
-    now = _with_sets({"1": ["a"], "2": ["a", "b"]})
-    before = with_task(now.assign(label=["a", "a"]), SINGLE_LABEL)
-    result = compare(before, now)
-    assert result.unchanged == 1
-    assert [(each.path, each.added_labels) for each in result.relabelled] == [("2", ("b",))]
+    assert changes == [("y", ("b", "c"), ("a",)), ("z", ("a",), ())]
+    single = with_task(now.assign(label=["a", "b", "a"]), SINGLE_LABEL)
+    assert [each.added_labels for each in compare(single, now).relabelled] == [("b",), ("c",)]

@@ -8,7 +8,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from patchline.pipeline.data.manifests.left_out import CAUSES, cause_of, left_out, note
+from patchline.pipeline.data.manifests.left_out import cause_of, left_out, note
 from patchline.pipeline.data.pixel_values.undecodable import UndecodableImageError
 from patchline.pipeline.data.reading.image_file import open_regular, too_large
 from patchline.pipeline.data.reading.image_formats import HEAD_BYTES, why_not_read
@@ -19,21 +19,15 @@ from patchline.pipeline.data.reading.image_formats import HEAD_BYTES, why_not_re
     [
         ("has two labels in the table, a and b", "contradictory_rows", "has two labels"),
         ("has two splits in the table, train and none", "contradictory_rows", "is in two splits"),
-        ("there is no such file", "missing_file", "1 file does not exist"),
-        ("the link leads to no file", "missing_file", "1 file is a link that leads to no file"),
         ("the row names no image", "missing_file", "1 row names no image"),
         ("is a link; links in archives are not followed", "refused_member", "is a link"),
         ("its path leads outside the archive", "refused_member", "has a path outside the archive"),
-        ("its path is absolute", "refused_member", "has a path outside the archive"),
-        ("is encrypted", "refused_member", "is encrypted"),
         (
             "is compressed with lzma; only deflate is read from a zip",
             "refused_member",
             "by a method",
         ),
         ("cannot be read: Permission denied", "unreadable", "1 file may not be read"),
-        ("cannot be read: Input/output error", "unreadable", "cannot be read from the disk"),
-        ("the file is empty", "unreadable", "1 file is empty"),
         (why_not_read(b"%PDF-1.4"), "unreadable", "has a format that is not supported"),
         (why_not_read(b"hello"), "unreadable", "is named like an image but is none"),
         (too_large(1 << 40), "unreadable", "is too large"),
@@ -41,7 +35,6 @@ from patchline.pipeline.data.reading.image_formats import HEAD_BYTES, why_not_re
         ("the file ends too early", "truncated", "is incomplete"),
         ("its json is not valid (line 1)", "unreadable", "has a label that cannot be read"),
         ("its name is not UTF-8; rename it", "unreadable", "has a name that is not UTF-8"),
-        ("not a regular file", "unreadable", "is a pipe, a device or a socket"),
         ("broken data stream", "unreadable", "1 image cannot be decoded"),
     ],
 )
@@ -54,25 +47,12 @@ def test_each_cause_has_its_sentence(reason: str, kind: str, sentence: str) -> N
     assert note(part, 3).endswith(f"was left out: x ({reason}). {part.cause.remedy}")
 
 
-def test_causes_are_told_apart() -> None:
-    """Sentences and remedies of different causes differ, and rows keep their order."""
-    assert len({cause.one for cause in CAUSES}) == len(CAUSES)
-    assert cause_of("foreign", "has no label").one == "has no label in the table"
-    reasons = ["the file is empty", "has no label", "the file is empty", ""]
-    status = ["damaged", "foreign", "damaged", "ok"]
-    table = pd.DataFrame({"path": list("abcd"), "status": status, "reason": reasons})
-    assert [(part.sentence, list(part.rows["path"])) for part in left_out(table)] == [
-        ("2 files are empty", ["a", "c"]),
-        ("1 image has no label in the table", ["b"]),
-    ]
-
-
 @pytest.mark.parametrize(
     ("start", "name", "library"),
     [
         (bytes(128) + b"DICM", "DICOM", "pydicom"),
         (bytes(344) + b"n+1\0", "NIfTI", "nibabel"),
-        (gzip.compress(bytes(344) + b"n+1\0", mtime=0), "NIfTI", "nibabel"),
+        (gzip.compress(bytes(344) + b"n+1\0"), "NIfTI", "nibabel"),
         (b"v/1\x01", "OpenEXR", "OpenEXR"),
         (b"FUJIFILMCCD-RAW", "Camera raw", "rawpy"),
         (b"\0\0\0\x18ftypcrx ", "Camera raw", "rawpy"),
@@ -91,15 +71,9 @@ def test_a_format_with_a_library_of_its_own_names_it(start: bytes, name: str, li
     assert library in cause.remedy
 
 
-@pytest.mark.parametrize("target", ["gone.png", "link.png"], ids=["missing", "itself"])
+@pytest.mark.parametrize("target", ["gone.png", "link.png"])
 def test_a_link_without_a_target_is_no_fault_of_the_disk(target: str, tmp_path: Path) -> None:
     """It is said to lead nowhere, whether its target is missing or the link itself."""
     (tmp_path / "link.png").symlink_to(target)
     with pytest.raises(UndecodableImageError, match=r"^the link leads to no file$"):
         open_regular(tmp_path / "link.png").__enter__()
-
-
-def test_a_format_has_its_article() -> None:
-    """As the name is spoken: an SVG file, a DICOM file."""
-    assert cause_of("damaged", why_not_read(b"<svg xmlns='x'/>")).one == "is an SVG file"
-    assert cause_of("damaged", why_not_read(bytes(128) + b"DICM")).one == "is a DICOM file"

@@ -1,9 +1,8 @@
-"""The search for near duplicates: planted ones are found, different images are not."""
+"""The search for near duplicates: planted ones are found, others are not, known ones stay known."""
 
 from __future__ import annotations
 
 import io
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -11,111 +10,78 @@ import pandas as pd
 import pytest
 from PIL import Image
 
+from patchline.pipeline.config_files import validated
+from patchline.pipeline.data.ingestion import ingest
+from patchline.pipeline.data.manifests import manifest as manifests
 from patchline.pipeline.data.near_duplicates import search, vector_search
-from patchline.pipeline.data.near_duplicates.matching import SEARCHES, Array
+from patchline.pipeline.data.near_duplicates.grouping import with_near_groups
+from patchline.pipeline.data.near_duplicates.matching import SEARCHES
 from patchline.pipeline.data.near_duplicates.search import near_duplicates
-from patchline.pipeline.data.near_duplicates.thumbnails import Thumbnails
+from patchline.pipeline.data.near_duplicates.search_memory import SearchMemory
+from patchline.pipeline.data.near_duplicates.thumbnails import ThumbnailCollector, Thumbnails
 from patchline.pipeline.data.near_duplicates.vector_search import VectorIndex
-from patchline.pipeline.inspection.measures import ImageMeasures
 from patchline.pipeline.workers import active_launcher
 from tests.pipeline.inspection.test_inspecting import scene
 from tests.pipeline.workers.wide_launcher import Wide
 
-Change = Callable[[Image.Image], Image.Image]
 IMAGES, SIDE = 40, 32
 
 
-def _jpeg(image: Image.Image) -> Image.Image:
-    encoded = io.BytesIO()
-    image.save(encoded, "JPEG", quality=30)
-    return Image.open(encoded)
+def pictures() -> list[Image.Image]:
+    """Return forty different images, changed copies of the first six, and one without details."""
+    images = [scene(number, SIDE) for number in range(IMAGES)]
+    packed = io.BytesIO()
+    images[0].save(packed, "JPEG", quality=30)
+    return [
+        *images,
+        Image.open(packed),
+        images[1].transpose(Image.Transpose.FLIP_LEFT_RIGHT),
+        images[2].resize((24, 24)).resize((SIDE, SIDE)),
+        images[3].crop((0, 6, 26, 32)),
+        images[4].crop((3, 3, 29, 29)).resize((SIDE, SIDE)),
+        images[5].crop((2, 1, 31, 30)),
+        Image.new("RGB", (SIDE, SIDE), (90, 90, 90)),
+    ]
 
 
-def _mirror(image: Image.Image) -> Image.Image:
-    return image.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
-
-
-def _rescale(image: Image.Image) -> Image.Image:
-    return image.resize((24, 24)).resize((SIDE, SIDE))
-
-
-def _corner(image: Image.Image) -> Image.Image:
-    return image.crop((0, 6, 26, 32))
-
-
-def _centre(image: Image.Image) -> Image.Image:
-    return image.crop((3, 3, 29, 29)).resize((SIDE, SIDE))
-
-
-def _wide_crop(image: Image.Image) -> Image.Image:
-    return image.crop((2, 1, 31, 30))
-
-
-def measured(images: list[Image.Image]) -> tuple[Thumbnails, pd.DataFrame]:
-    """Return the thumbnails of images, and their rows of a manifest."""
-    measures = ImageMeasures()
-    paths = pd.Series([str(number) for number in range(len(images))])
-    for path, image in zip(paths, images, strict=True):
-        measures.add(path, b"", np.asarray(image.convert("RGB")))
-    sizes = {
-        "width": [image.width for image in images],
-        "height": [image.height for image in images],
-    }
-    rows = pd.DataFrame({"path": paths, "sha256": paths, "pixels": paths, **sizes})
-    return measures.thumbnails(paths), rows
+def thumbnails_of(images: list[Image.Image]) -> Thumbnails:
+    """Return the thumbnails of images, which are called by their numbers."""
+    collector = ThumbnailCollector()
+    for number, image in enumerate(images):
+        collector.add(str(number), b"", np.asarray(image.convert("RGB")))
+    return collector.of(pd.Series([str(number) for number in range(len(images))]))
 
 
 def groups_of(images: list[Image.Image]) -> list[set[int]]:
     """Return the groups of images that are nearly the same, by their places."""
-    numbers = pd.Series(near_duplicates(*measured(images)))
+    names = [str(number) for number in range(len(images))]
+    sizes = {"width": [each.width for each in images], "height": [each.height for each in images]}
+    rows = pd.DataFrame({"path": names, "sha256": names, "pixels": names, **sizes})
+    numbers = pd.Series(near_duplicates(thumbnails_of(images), rows))
     return [set(group.index) for _, group in numbers.groupby(numbers) if len(group) > 1]
 
 
-@pytest.mark.parametrize("change", [_jpeg, _mirror, _rescale, _corner, _centre, _wide_crop])
-def test_changed_copies_are_found_and_nothing_else(change: Change) -> None:
-    """Five changed copies among forty different images are five groups of two."""
-    images = [scene(number, SIDE) for number in range(IMAGES)]
-    copies = [change(images[place]) for place in range(5)]
-    assert groups_of([*images, *copies]) == [{place, IMAGES + place} for place in range(5)]
+def test_changed_copies_are_found_and_nothing_else() -> None:
+    """Compressed, mirrored, smaller and cropped copies among forty different images."""
+    assert groups_of(pictures()) == [{place, IMAGES + place} for place in range(6)]
 
 
-@pytest.mark.parametrize(
-    "new",
-    [
-        pytest.param(np.arange(IMAGES, IMAGES + 5), id="new"),
-        pytest.param(None, id="all", marks=pytest.mark.slow),
-    ],
-)
 def test_workers_find_what_one_process_finds(
-    new: Array | None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """Each looks up some of the views, of all images or of new ones; nothing of them is left."""
+    """Each looks up some of the views, here of new images; nothing of them is left."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(search, "FEWEST_IMAGES_OF_PART", 20)
-    images = [scene(number, SIDE) for number in range(IMAGES)]
-    changes = (_jpeg, _mirror, _corner, _centre, _wide_crop)
-    images += [change(images[place]) for place, change in enumerate(changes)]
-    thumbnails, _ = measured(images)
+    thumbnails, new = thumbnails_of(pictures()), np.arange(IMAGES, IMAGES + 7)
     alone = search._matching_pairs(thumbnails, new=new)
     wide, done = Wide(), list[int]()
     with active_launcher.using("wide", lambda: wide):
         divided = search._matching_pairs(thumbnails, lambda *at: done.append(at[1]), new)
     assert len(wide.parts) == 2
     assert done[-1] == len(SEARCHES)
-    assert alone.shape[1] >= len(changes)
+    assert alone.shape[1] >= 6
     assert {*zip(*divided.tolist(), strict=True)} == {*zip(*alone.tolist(), strict=True)}
     assert not list(Path(".patchline").glob(".building-*"))
-
-
-def test_one_image_and_exact_copies_need_no_search() -> None:
-    """A single image is nobody's duplicate."""
-    assert groups_of([scene(1)]) == []
-
-
-def test_blank_images_are_not_near_duplicates_of_pictures() -> None:
-    """An image without details matches nothing that has some."""
-    images = [scene(number, SIDE) for number in range(5)]
-    assert groups_of([*images, Image.new("RGB", (SIDE, SIDE), (90, 90, 90))]) == []
 
 
 @pytest.mark.parametrize(("levels", "branches"), [(1, 1_024), (2, 16), (3, 8)])
@@ -127,8 +93,8 @@ def test_search_in_cells_finds_what_comparing_all_finds(
     monkeypatch.setattr(vector_search, "_BRANCHES", branches)
     monkeypatch.setattr(vector_search, "_REGION_PROBES", 6)
     generator = np.random.default_rng(0)
-    vectors = generator.normal(size=(6_000, 55)).astype(np.float32)
-    vectors[3_000:] = vectors[:3_000] + generator.normal(0, 0.3, (3_000, 55)).astype(np.float32)
+    vectors = np.tile(generator.normal(size=(3_000, 55)), (2, 1)).astype(np.float32)
+    vectors[3_000:] += generator.normal(0, 0.3, (3_000, 55))
     vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
     index = VectorIndex(vectors)
     assert len(index._cells._levels) == levels
@@ -150,12 +116,120 @@ def test_the_scanned_digits_are_different_images() -> None:
     assert groups_of([Image.fromarray(digit.astype(np.uint8)) for digit in digits]) == []
 
 
-def test_the_highest_values_are_as_many_as_wanted_also_where_some_are_equal() -> None:
-    """Equal values, such as those of two equal centres, make a row neither longer nor shorter."""
-    values = np.random.default_rng(0).integers(0, 4, (50, 20)).astype(np.float32)
-    for count in (1, 5, 19, 20, 30):
-        columns = vector_search._highest(values, count)
-        expected = np.sort(values, axis=1)[:, ::-1][:, :count]
-        chosen = np.take_along_axis(values, columns, axis=1)
-        np.testing.assert_array_equal(np.sort(chosen, axis=1)[:, ::-1], expected)
-        assert all(len(set(row)) == len(row) for row in columns.tolist())
+@pytest.fixture(scope="module")
+def thumbnails() -> Thumbnails:
+    """Return thirty different images, then a mirrored, a cropped and a smaller one of the first."""
+    images = [scene(number, SIDE) for number in range(30)]
+    images.append(images[0].transpose(Image.Transpose.FLIP_LEFT_RIGHT))
+    images.append(images[1].crop((3, 3, 29, 29)).resize((SIDE, SIDE)))
+    images.append(images[2].resize((24, 24)))
+    return thumbnails_of(images)
+
+
+def groups(
+    thumbnails: Thumbnails, places: list[int], memory: SearchMemory | None = None
+) -> list[set[int]]:
+    """Return the groups among some of the images."""
+    digests = [f"{place:032x}" for place in places]
+    rows = pd.DataFrame({"sha256": digests, "pixels": digests, "width": SIDE, "height": SIDE})
+    chosen = thumbnails.take(np.array(places))
+    numbers = pd.Series(near_duplicates(chosen, rows, memory=memory), index=places)
+    return sorted(
+        (set(group.index) for _, group in numbers.groupby(numbers) if len(group) > 1), key=min
+    )
+
+
+ALL = [{0, 30}, {1, 31}, {2, 32}]
+
+
+def test_new_images_are_compared_in_both_directions(thumbnails: Thumbnails, tmp_path: Path) -> None:
+    """New originals of old crops, new crops of old originals, and new ones among themselves."""
+    everything = list(range(33))
+    assert groups(thumbnails, everything) == ALL
+    for number, held_back in enumerate(([0, 31, 32], [30, 1, 2, 9], [])):
+        memory = SearchMemory(tmp_path / str(number), tmp_path)
+        groups(thumbnails, [place for place in everything if place not in held_back], memory)
+        assert groups(thumbnails, everything[::-1], memory) == ALL
+
+
+def test_known_images_are_not_compared_again(thumbnails: Thumbnails, tmp_path: Path) -> None:
+    """Pairs of an earlier search are remembered, also if others are new; gone images are not."""
+    memory = SearchMemory(tmp_path / "data", tmp_path)
+    most = [place for place in range(33) if place not in (2, 32)]
+    groups(thumbnails, most, memory)
+    noise = np.random.default_rng(0).integers(0, 256, thumbnails.luma_NHW.shape, np.uint8)
+    noise[[2, 32]] = thumbnails.luma_NHW[[2, 32]]
+    unlike = Thumbnails(noise, thumbnails.chroma_NHWC)
+    assert groups(unlike, list(range(33))) == [{2, 32}]
+    assert groups(unlike, list(range(33)), memory) == ALL
+    assert groups(unlike, list(range(31)), memory) == [{0, 30}]
+
+
+@pytest.mark.parametrize("case", ["damaged", "fresh", "mostly new"])
+def test_all_images_are_compared_if_there_is_nothing_to_trust(
+    thumbnails: Thumbnails, tmp_path: Path, case: str
+) -> None:
+    """A damaged memory, one of few of the images, and a fresh run: the search covers everything."""
+    memory = SearchMemory(tmp_path / "data", tmp_path)
+    groups(thumbnails, [30, 5, 31] if case == "mostly new" else list(range(31)), memory)
+    if case == "damaged":
+        memory.file.write_bytes(b"PK" + bytes(100))
+    elif case == "fresh":
+        memory = SearchMemory(tmp_path / "data", tmp_path, fresh=True)
+    unlike = Thumbnails(thumbnails.luma_NHW.copy(), thumbnails.chroma_NHWC)
+    unlike.luma_NHW[30] = np.random.default_rng(0).integers(0, 256, (24, 24), np.uint8)
+    assert groups(unlike, list(range(33)), memory) == ALL[1:]
+    remembered = SearchMemory(tmp_path / "data", tmp_path)
+    assert groups(thumbnails, list(range(33)), remembered) == ALL[1:]
+
+
+def test_crops_and_mirror_images_stay_in_one_split(tmp_path: Path) -> None:
+    """Each picture's versions are in one split, and a version that arrives later joins them."""
+
+    def save(image: Image.Image, number: int, name: str) -> None:
+        file = tmp_path / "photos" / "ab"[number % 2] / f"{number:02d}_{name}"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        image.save(file)
+
+    def rows() -> pd.DataFrame:
+        data = {"path": str(tmp_path / "photos"), "group_near_duplicates": True}
+        found = manifests.load(ingest(validated({"data": data}), tmp_path / "work").manifest_file)
+        return found.assign(number=found["path"].str[2:4].astype(int))
+
+    for number in range(30):
+        save(scene(number, 48), number, "whole.png")
+    for number in range(8):
+        save(scene(number, 48).crop((3, 3, 45, 45)).resize((48, 48)), number, "crop.png")
+    before = rows().groupby("number")["split"].agg(set)
+    assert all(len(splits) == 1 for splits in before)
+    for number in range(8):
+        mirrored = scene(number, 48).transpose(Image.Transpose.FLIP_LEFT_RIGHT)
+        save(mirrored, number, "mirror.jpg")
+    found = rows()
+    pd.testing.assert_series_equal(found.groupby("number")["split"].agg(set), before)
+    versions = found[found["number"] < 8].groupby("number")["group"].agg(set)
+    assert all(len(names) == 1 and "near " in min(names) for names in versions)
+    assert (found.loc[found["number"] >= 8, "group"] == "").all()
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        (["bert", "anna", "bert", ""], ["anna", "anna", "anna", ""]),  # 0 and 1 are near duplicates
+        (["", "", "anna", "anna"], ["near 000000000000", "near 000000000000", "anna", "anna"]),
+    ],
+)
+def test_groups_that_near_duplicates_connect_become_one(
+    given: list[str], expected: list[str]
+) -> None:
+    """A name that the data gives stays; a group without one is named by a digest."""
+    first, *others = (scene(number, 48) for number in (1, 2, 3))
+    thumbnails = ThumbnailCollector()
+    for number, picture in enumerate([first, first.resize((40, 40)), *others]):
+        thumbnails.add(str(number), b"", np.asarray(picture))
+    digests = [f"{number:064x}" for number in range(4)]
+    columns = {"status": "ok", "group": given, "width": 48, "height": 48}
+    manifest = pd.DataFrame({"path": list("0123"), "sha256": digests, "pixels": digests, **columns})
+    grouped, note = with_near_groups(manifest, thumbnails)
+    assert grouped["group"].tolist() == expected
+    assert note == "2 images are near duplicates of others, kept together in 1 group"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import struct
 import zlib
 from collections.abc import Callable, Mapping, Sequence
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -90,13 +91,9 @@ def _parts(plane_HWN: Values, tile: int) -> list[Values]:
     height, width, _ = plane_HWN.shape
     if not tile:
         return [plane_HWN[first : first + 3] for first in range(0, height, 3)]
-    more = ((0, -height % tile), (0, -width % tile), (0, 0))
-    padded = np.pad(plane_HWN, more)
-    return [
-        padded[top : top + tile, left : left + tile]
-        for top in range(0, height, tile)
-        for left in range(0, width, tile)
-    ]
+    padded = np.pad(plane_HWN, ((0, -height % tile), (0, -width % tile), (0, 0)))
+    corners = product(range(0, height, tile), range(0, width, tile))
+    return [padded[top : top + tile, left : left + tile] for top, left in corners]
 
 
 def _block(part: Values, order: str, predictor: int, *, deflate: bool) -> bytes:
@@ -168,10 +165,9 @@ def jpeg_2000_file(values_HWN: Values, bits: int = 16) -> bytes:
     from the middle of their range (ISO/IEC 15444-1, G.1.2), which moves with it.
     """
     moved = (values_HWN + ((1 << 15) - (1 << (bits - 1)))).astype(np.uint16)
-    order = [2, 1, 0, 3][: values_HWN.shape[2]] if values_HWN.shape[2] > 1 else [0]
+    order = {1: [0], 3: [2, 1, 0], 4: [2, 1, 0, 3]}[values_HWN.shape[2]]
     lossless = [cv2.IMWRITE_JPEG2000_COMPRESSION_X1000, 1000]
-    written, packed = cv2.imencode(".jp2", np.ascontiguousarray(moved[:, :, order]), lossless)
-    assert written
+    _, packed = cv2.imencode(".jp2", np.ascontiguousarray(moved[:, :, order]), lossless)
     data = bytearray(packed.tobytes())
     data[data.index(b"ihdr") + 14] = bits - 1
     sizes = data.index(b"\xff\x4f\xff\x51") + 42

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import struct
 import zlib
+from itertools import product
 from typing import Any
 
 import cv2
@@ -39,59 +40,40 @@ def values_of(data: bytes) -> FileValues:
 
 def some(dtype: str, samples: int, height: int = 37, width: int = 41) -> Values:
     """Return values of a type over much of its range; floating-point ones have a NaN."""
-    rng = np.random.default_rng(samples)
-    kind = np.dtype(dtype)
+    rng, kind, shape = np.random.default_rng(samples), np.dtype(dtype), (height, width, samples)
     if kind.kind == "f":
-        values = rng.normal(0, 100, (height, width, samples)).astype(kind)
+        values = rng.normal(0, 100, shape).astype(kind)
         values[0, 0, 0] = np.nan
         return values
     limits = np.iinfo(kind)
-    shape = (height, width, samples)
     return rng.integers(limits.min, limits.max, shape, kind, endpoint=True)
 
 
-@pytest.mark.parametrize("samples", [1, 4, 5])
-@pytest.mark.parametrize("dtype", ["u2", "i2", "i4", "u4", "f4", "f2", "f8", "i1"])
+@pytest.mark.parametrize("samples", [1, 4])
+@pytest.mark.parametrize("dtype", ["u2", "i4", "f4", "f2", "f8", "i1"])
 def test_every_layout_of_a_tiff_file_gives_back_its_values(dtype: str, samples: int) -> None:
     """Strips and tiles, chunky and planar, in either order of bytes, packed and predicted."""
     values = some(dtype, samples)
     predictors = (1, 3) if dtype[0] == "f" else (1, 2)
-    for order in "<>":
-        for planar in (False, True) if samples > 1 else (False,):
-            for tile in (0, 16):
-                for predictor in predictors:
-                    data = tiff_file(
-                        values, order=order, planar=planar, tile=tile, deflate=order == ">",
-                        predictor=predictor,
-                    )  # fmt: skip
-                    found = values_of(data)
-                    assert found.samples_HWN.dtype == values.dtype
-                    assert np.array_equal(found.samples_HWN, values, equal_nan=dtype[0] == "f"), (
-                        order,
-                        planar,
-                        tile,
-                        predictor,
-                    )
-                    assert read_header(data)[:2] == (41, 37)
-
-
-def test_eight_bits_of_five_bands_are_read() -> None:
-    """Pillow drops a fifth band, and takes a fourth for opacity; here all of them are there."""
-    for samples in (2, 4, 5):
-        values = some("u1", samples)
-        found = values_of(tiff_file(values, 2 if samples > 3 else 1, [0] * (samples - 1)))
-        assert np.array_equal(found.samples_HWN, values)
-        assert (found.kind, found.opacity) == ("uint8", "")
+    for layout in product("<>", (False, samples > 1), (0, 16), predictors):
+        order, planar, tile, predictor = layout
+        data = tiff_file(
+            values, order=order, planar=planar, tile=tile, deflate=order == ">",
+            predictor=predictor,
+        )  # fmt: skip
+        found = values_of(data).samples_HWN
+        assert found.dtype == values.dtype
+        assert np.array_equal(found, values, equal_nan=dtype[0] == "f"), layout
+        assert read_header(data)[:2] == (41, 37)
 
 
 def test_twelve_bits_that_are_packed_declare_their_white() -> None:
     """Two samples of 12 bits share three bytes, and 4095 is white."""
-    values = np.arange(0, 4096, 16, dtype=np.uint16).reshape(16, 16)
-    bits = np.unpackbits(values.astype(">u2").view(np.uint8).reshape(16, 16, 2), axis=2)
-    packed = np.packbits(bits[:, :, 4:].reshape(16, -1), axis=1)[:, :, None]
-    tags = {256: (4, [16]), 258: (3, [12]), 339: (3, [1])}
-    found = values_of(tiff_file(packed, tags=tags))
-    assert np.array_equal(found.samples_HWN[:, :, 0], values)
+    values = np.arange(0, 4096, 16, dtype=np.uint16).reshape(16, 16, 1)
+    bits = np.unpackbits(values.astype(">u2").view(np.uint8), axis=2)[:, :, 4:]
+    packed = np.packbits(bits.reshape(16, -1), axis=1)[:, :, None]
+    found = values_of(tiff_file(packed, tags={256: (4, [16]), 258: (3, [12])}))
+    assert np.array_equal(found.samples_HWN, values)
     assert found.declared == 4095
 
 
@@ -99,27 +81,19 @@ def test_twelve_bits_that_are_packed_declare_their_white() -> None:
     ("tags", "reason"),
     [
         ({339: (3, [4])}, "sample format 4"),
-        ({339: (3, [6])}, "sample format 6"),
         ({258: (3, [48])}, "48 bits"),
         ({262: (3, [32803])}, "photometric interpretation 32803"),
         ({259: (3, [9])}, "compressed in a way that is not read"),
         ({279: (4, [1 << 30] * 13)}, "ends too early"),
         ({50706: (1, [1, 4, 0, 0])}, "camera's raw file"),
-        ({254: (4, [1]), 330: (4, [8])}, "camera's raw file"),
+        ({258: (3, [8, 16])}, "different types"),
         ({270: (2, list(b"Aperio Image Library\0"))}, "microscope slide"),
     ],
 )
 def test_what_is_not_understood_is_refused(tags: dict[int, Any], reason: str) -> None:
     """No value is passed on as if it were known: the reason says what is wrong."""
     with pytest.raises(UndecodableImageError, match=reason):
-        decode_image(tiff_file(some("u2", 1), tags=tags), 3)
-
-
-def test_bands_of_different_types_are_refused() -> None:
-    """Bands of 8 and 16 bits in one file have no common values."""
-    tags = {258: (3, [8, 16])}
-    with pytest.raises(UndecodableImageError, match="different types"):
-        decode_image(tiff_file(some("u2", 2), tags=tags), 3)
+        decode_image(tiff_file(some("u2", 2 if reason == "different types" else 1), tags=tags), 3)
 
 
 @pytest.mark.parametrize("samples", [1, 2, 3, 4])
@@ -136,62 +110,44 @@ def test_a_transparent_color_of_sixteen_bits_is_transparent() -> None:
     """One color of a PNG file becomes white, not its neighbours."""
     values = some("u2", 3)
     chunk = png_chunk(b"tRNS", struct.pack(">3H", *values[2, 3].tolist()))
-    found = values_of(png_file(values, chunks=chunk))
-    opaque = found.samples_HWN[:, :, 3]
-    assert (opaque == 0).sum() == 1
-    assert opaque[2, 3] == 0
-    pixels = decode_image(png_file(values, chunks=chunk), 3)
-    assert (pixels[2, 3] == 255).all()
+    opaque = values_of(png_file(values, chunks=chunk)).samples_HWN[:, :, 3]
+    assert np.argwhere(opaque == 0).tolist() == [[2, 3]]
+    assert (decode_image(png_file(values, chunks=chunk), 3)[2, 3] == 255).all()
 
 
-@pytest.mark.parametrize("part", [0.3, 0.7, 0.99])
-def test_a_damaged_png_file_of_sixteen_bits_is_refused(
-    part: float, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_damaged_files_of_sixteen_bits_are_refused(capfd: pytest.CaptureFixture[str]) -> None:
     """Half a file is not an image, and no library prints about it."""
-    values = some("u2", 3)
-    data = png_file(values)
-    with pytest.raises(UndecodableImageError):
-        decode_image(data[: int(part * len(data))], 3)
+    values = some("u2", 3, 48, 64)
+    data, colors = png_file(values), jpeg_2000_file(values, 12)
     short = data[: data.index(b"IDAT") - 4]
-    rows = b"".join(b"\0" + row.astype(">u2").tobytes() for row in values[: int(37 * part)])
+    rows = b"".join(b"\0" + row.astype(">u2").tobytes() for row in values[:24])
     short += png_chunk(b"IDAT", zlib.compress(rows)) + png_chunk(b"IEND", b"")
-    with pytest.raises(UndecodableImageError, match="ends too early"):
-        decode_image(short, 3)
-    changed = bytearray(data)
-    changed[len(data) // 2] ^= 1
-    with pytest.raises(UndecodableImageError, match="checksum"):
-        decode_image(bytes(changed), 3)
+    half = len(data) // 2
+    changed = data[:half] + bytes([data[half] ^ 1]) + data[half + 1 :]
+    for damaged, reason in (
+        (data[:-9], "."), (data[:half], "."), (colors[: len(colors) // 2], "."),
+        (short, "ends too early"), (changed, "checksum"),
+    ):  # fmt: skip
+        with pytest.raises(UndecodableImageError, match=reason):
+            decode_image(damaged, 3)
     assert capfd.readouterr().err == ""
 
 
-@pytest.mark.parametrize("samples", [1, 3])
-@pytest.mark.parametrize("white", [1023, 65535])
-def test_netpbm_files_declare_their_white(samples: int, white: int) -> None:
+@pytest.mark.parametrize(("samples", "kinds"), [(1, "52"), (3, "63")])
+def test_netpbm_files_declare_their_white(samples: int, kinds: str) -> None:
     """PGM and PPM files of more than 8 bits, as bytes and as text."""
-    values = some("u2", samples) & np.uint16(white)
-    size = f"# made\n{values.shape[1]} {values.shape[0]}\n{white}\n".encode()
-    binary = (b"P5\n" if samples == 1 else b"P6\n") + size + values.astype(">u2").tobytes()
-    text = " ".join(map(str, values.ravel())).encode()
-    for data in (binary, (b"P2\n" if samples == 1 else b"P3\n") + size + text):
+    values = some("u2", samples) & np.uint16(1023)
+    texts = (values.astype(">u2").tobytes(), " ".join(map(str, values.ravel())).encode())
+    for kind, content in zip(kinds, texts, strict=True):
+        data = f"P{kind}\n# made\n41 37\n1023\n".encode() + content
         found = values_of(data)
         assert np.array_equal(found.samples_HWN, values)
-        assert found.declared == white
+        assert found.declared == 1023
         with pytest.raises(UndecodableImageError, match="ends too early"):
             decode_image(data[:-200], 3)
 
 
-def test_a_grey_jpeg_file_of_sixteen_bits_keeps_them() -> None:
-    """JPEG 2000 without loss gives back its 16 bits."""
-    values = some("u2", 1)[:, :, 0]
-    file = io.BytesIO()
-    Image.fromarray(values).save(file, "JPEG2000", irreversible=False)
-    found = values_of(file.getvalue())
-    assert np.array_equal(found.samples_HWN[:, :, 0], values)
-    assert found.declared == 65535
-
-
-@pytest.mark.parametrize("bits", [9, 12, 16])
+@pytest.mark.parametrize("bits", [9, 16])
 @pytest.mark.parametrize("samples", [1, 3, 4])
 def test_colors_of_a_jpeg_2000_file_keep_all_bits(samples: int, bits: int) -> None:
     """Pillow reduces colors to 8 bits, and grey of 9."""
@@ -200,52 +156,24 @@ def test_colors_of_a_jpeg_2000_file_keep_all_bits(samples: int, bits: int) -> No
     assert np.array_equal(found.samples_HWN, values)
     assert found.declared == (1 << bits) - 1
     assert (found.colors, found.bands) == (min(samples, 3), samples)
+    assert found.opacity == ("straight" if samples == 4 else "")
+    free = jpeg_2000_file(values, bits).replace(b"cdef", b"free")
+    assert values_of(free).opacity == ""  # a fourth band is none unless the box says so
 
 
-def test_a_jpeg_2000_file_says_which_band_is_opacity() -> None:
-    """A fourth band is no opacity unless the box that defines channels says so."""
-    data = jpeg_2000_file(some("u2", 4, 48, 64))
-    assert values_of(data).opacity == "straight"
-    associated = bytearray(data)
-    associated[data.index(b"cdef") + 6 + 3 * 6 + 3] = 2
-    assert values_of(bytes(associated)).opacity == "associated"
-    assert values_of(data.replace(b"cdef", b"free")).opacity == ""
-
-
-def test_a_damaged_jpeg_2000_file_is_refused(capfd: pytest.CaptureFixture[str]) -> None:
-    """Half of the colors are not an image, and no library prints about it."""
-    data = jpeg_2000_file(some("u2", 3, 48, 64), 12)
-    with pytest.raises(UndecodableImageError):
-        decode_image(data[: len(data) // 2], 3)
-    assert capfd.readouterr().err == ""
-
-
-def avif_file(bits: int) -> bytes:
-    values: Any = some("u2", 3, 48, 64) >> (16 - bits)
-    values = values.astype(np.uint8 if bits == 8 else np.uint16)
-    depth = [cv2.IMWRITE_AVIF_DEPTH, bits]
-    return cv2.imencode(".avif", values, depth)[1].tobytes()
-
-
-def palette_file(step: int) -> bytes:
-    """Return an image of 256 colors that are so far apart, of 16 bits."""
-    colors = np.arange(256) * step
-    tags = {262: (3, [3]), 320: (3, [*colors, *colors, *colors])}
-    return tiff_file(some("u1", 1), tags=tags)
+_AVIF = cv2.imencode(".avif", some("u2", 3, 48, 64) >> 6, [cv2.IMWRITE_AVIF_DEPTH, 10])[1].tobytes()
 
 
 @pytest.mark.parametrize(
     ("data", "bits"),
     [
-        (avif_file(8), 0),
-        (avif_file(10), 10),
-        (avif_file(12), 12),
+        (_AVIF, 10),
         (tiff_file(some("u2", 4), 5), 16),
         (tiff_file(some("u1", 4), 5), 0),
-        (palette_file(257), 0),
-        (palette_file(7), 16),
+        (tiff_file(some("u1", 1), 3, tags={320: (3, [*range(0, 65536, 257)] * 3)}), 0),
+        (tiff_file(some("u1", 1), 3, tags={320: (3, [*range(0, 1792, 7)] * 3)}), 16),
     ],
-    ids=["avif8", "avif10", "avif12", "cmyk16", "cmyk8", "palette8", "palette16"],
+    ids=["avif10", "cmyk16", "cmyk8", "palette8", "palette16"],
 )
 def test_what_a_decoder_reduces_to_8_bits_is_known(data: bytes, bits: int) -> None:
     """The bits of a file are known although its decoder gives 8 of them, and it is still read."""
@@ -257,25 +185,13 @@ def test_what_a_decoder_reduces_to_8_bits_is_known(data: bytes, bits: int) -> No
     assert fits == [ValueFit(reduced=bits)]
 
 
-def test_subsampled_colors_of_jpeg_2000_are_reduced_and_said() -> None:
-    """OpenCV does not read colors of half the resolution; the bits are known all the same."""
-    data = bytearray(jpeg_2000_file(some("u2", 3, 48, 64), 12))
-    sizes = data.index(b"\xff\x4f\xff\x51") + 42
-    data[sizes + 4 : sizes + 6] = b"\x02\x02"
-    with deep_values(bytes(data)) as values:
-        assert values is None
-    assert reduced_bits(bytes(data)) == 12
-
-
 def test_a_jpeg_file_of_twelve_bits_is_refused_with_the_remedy() -> None:
     """Its pixels need a decoder of their own, which the reason names."""
     file = io.BytesIO()
     Image.new("L", (16, 16)).save(file, "JPEG")
-    data = bytearray(file.getvalue())
-    frame = data.index(b"\xff\xc0")
-    data[frame + 1], data[frame + 4] = 0xC1, 12
+    data = file.getvalue().replace(b"\xff\xc0\0\x0b\x08", b"\xff\xc1\0\x0b\x0c")
     with pytest.raises(UndecodableImageError, match=r"12 bits per sample.*imagecodecs"):
-        decode_image(bytes(data), 3)
+        decode_image(data, 3)
 
 
 def test_orientation_and_inversion_apply_to_deep_images() -> None:
@@ -298,21 +214,19 @@ def test_chosen_bands_become_colors_or_grey() -> None:
     assert np.array_equal(grey, values[:, :, [4]])
     rgb = io.BytesIO()
     Image.fromarray(values[:, :, :3]).save(rgb, "PNG")
-    swapped = decode_image(rgb.getvalue(), 3, mapping=PixelMapping(bands=(3, 2, 1)))
-    assert np.array_equal(swapped, values[:, :, [2, 1, 0]])
     with pytest.raises(UndecodableImageError, match=r"it has 3 bands, but data\.bands is 4"):
         decode_image(rgb.getvalue(), 1, mapping=PixelMapping(bands=(4,)))
     with pytest.raises(UndecodableImageError, match="5 bands, and nothing says"):
         decode_image(data, 3)
 
 
-@pytest.mark.parametrize("extra", [[1], [2]])
-def test_opacity_of_sixteen_bits_lays_colors_on_white(extra: list[int]) -> None:
+def test_opacity_of_sixteen_bits_lays_colors_on_white() -> None:
     """A transparent pixel becomes white, a half transparent one is mixed with white."""
     values = np.zeros((2, 3, 4), np.uint16)
     values[:, :, 3] = [0, 32768, 65535]
-    pixels = decode_image(tiff_file(values, 2, extra), 3)
-    assert pixels[0, :, 0].tolist() == [255, 127, 0]
+    for extra in (1, 2):
+        pixels = decode_image(tiff_file(values, 2, [extra]), 3)
+        assert pixels[0, :, 0].tolist() == [255, 127, 0]
 
 
 def test_sixteen_bits_without_a_range_are_refused_where_they_may_be_twelve() -> None:
@@ -325,8 +239,6 @@ def test_sixteen_bits_without_a_range_are_refused_where_they_may_be_twelve() -> 
     with pytest.raises(UndecodableImageError, match="signed 32-bit values, and nothing says"):
         decode_image(tiff_file(signed), 1)
     range_ = PixelMapping((("uint16", 0.0, 4095.0),))
-    levels = np.unique(decode_image(png_file(deep >> 4), 1, mapping=range_))
-    assert len(levels) > 240
     with pytest.raises(UndecodableImageError, match="range is for images of 16-bit values"):
         decode_image(tiff_file(signed), 1, mapping=range_)
 

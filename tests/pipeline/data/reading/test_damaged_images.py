@@ -1,4 +1,4 @@
-"""Damaged, foreign and oversized files: one image's failure, within bounds, and named."""
+"""Damaged, foreign and oversized data: one failure, within bounds, and named."""
 
 from __future__ import annotations
 
@@ -7,83 +7,35 @@ import os
 import re
 import subprocess
 import sys
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
-from PIL import Image
 
-from benchmarks.fuzz import MAPPING, fuzz_images
-from benchmarks.mutated_data import whole_files
+from benchmarks.fuzz import fuzz_data, fuzz_images
 from patchline.pipeline.data.manifests import manifest as manifests
 from patchline.pipeline.data.reading.decoding import UndecodableImageError, decode_image
-from patchline.pipeline.data.reading.resizing import resize_image
+from patchline.pipeline.data.reading.image_file import MAX_FILE_BYTES, content_of
 from patchline.plugin_api import ImageListing, ListedImage
 from tests.patience import patient
-from tests.pipeline.data.reading.test_decoding import encoded, photo, png_of_zeros
+from tests.pipeline.data.reading.test_decoding import png_of_zeros
 
 ROOT = Path(__file__).resolve().parents[4]
-EPS = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n%%EndComments\nshowpage\n"
-SEQUENTIAL: list[dict[str, Any]] = [
-    {"quality": 85},
-    {"quality": 95, "subsampling": 0, "optimize": True},
-    {"quality": 60, "restart_marker_blocks": 2},
-]
-PROGRESSIVE: list[dict[str, Any]] = [{"quality": 85, "progressive": True}]
-
-
-@pytest.mark.parametrize("options", [*SEQUENTIAL, *PROGRESSIVE], ids=str)
-@pytest.mark.parametrize("kind", ["photo", "grey", "flat"])
-def test_every_part_of_a_jpeg_with_an_end_marker_is_refused(
-    kind: str, options: dict[str, Any]
-) -> None:
-    """A JPEG cut anywhere in its data is refused although an end marker follows."""
-    picture = Image.fromarray(photo())
-    if kind == "grey":
-        picture = picture.convert("L")
-    if kind == "flat":
-        picture = Image.new("RGB", (32, 24), (128, 128, 128))
-    data = encoded(picture, "JPEG", **options)
-    reference = decode_image(data, 3)
-    for length in range(data.index(b"\xff\xda") + 14, len(data) - 2):
-        try:
-            decoded = decode_image(data[:length] + b"\xff\xd9", 3)
-        except UndecodableImageError:
-            continue
-        assert np.array_equal(decoded, reference), f"cut at {length} of {len(data)}"
-
-
-def test_every_whole_file_is_read() -> None:
-    """An undamaged file of every format, mode and coding that the fuzz test changes is read."""
-    for data in whole_files():
-        assert decode_image(data, 3, mapping=MAPPING).shape == (28, 40, 3)
 
 
 def test_a_few_hundred_damaged_files_are_answered() -> None:
     """Mutated files of all formats give pixels or a reason: nothing else, and no process."""
-    found, failures = fuzz_images(300, seed=1)
+    found, failures = fuzz_images(60, seed=1)
     assert failures == []
-    assert found["decoded"] > 20
-    assert found["refused with a reason"] > 1000
+    assert found["decoded"] > 10
+    assert found["refused with a reason"] > 100
 
 
-@pytest.mark.slow
-def test_many_thousand_damaged_files_are_answered() -> None:
-    """The same for more files than a person has time for."""
-    assert fuzz_images(20_000, seed=2)[1] == []
-
-
-def test_a_format_that_is_not_read_is_named(tmp_path: Path) -> None:
-    """PostScript in a file that is called .png is refused by name, and nothing is started."""
+def test_a_format_that_is_not_read_is_named() -> None:
+    """PostScript is refused by name, and nothing is started."""
     with pytest.raises(UndecodableImageError, match="PostScript files are not supported; convert"):
-        decode_image(EPS, 3)
-    (tmp_path / "a.png").write_bytes(EPS)
-    row = scanned(tmp_path, "a.png")
-    assert (row["status"], row["reason"]) == (
-        "damaged",
-        "PostScript files are not supported; convert the file to PNG or JPEG",
-    )
+        decode_image(b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\nshowpage\n", 3)
 
 
 def test_only_regular_files_are_opened(tmp_path: Path) -> None:
@@ -96,63 +48,79 @@ def test_only_regular_files_are_opened(tmp_path: Path) -> None:
         assert (row["status"], row["reason"]) == ("damaged", "not a regular file"), name
 
 
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="only Linux tells the peak")
 def test_large_files_and_extreme_images_take_little_memory(tmp_path: Path) -> None:
-    """Sparse files of 600 MB are described, and strips and deep images decoded, in few MiB."""
+    """Sparse files of 600 MB are described, and strips and deep images decoded, in few MiB.
+
+    The process reads its own high-water mark: what a parent is told includes its own.
+    """
     for name, start in (("video.mp4", b"\0\0\0\x18ftypmp42"), ("large.png", b"\x89PNG\r\n\x1a\n")):
         with (tmp_path / name).open("wb") as file:
             file.write(start)
             file.truncate(600_000_000)
-    described, decoded = peaks_of(
-        "from tests.pipeline.data.reading.test_damaged_images import scanned;"
-        f"[scanned(Path({str(tmp_path)!r}), name) for name in ('video.mp4', 'large.png')]",
-        "import io, numpy as np; from PIL import Image;"
-        "from patchline.pipeline.data.reading.decoding import decode_image;"
-        "from patchline.pipeline.data.reading.resizing import resize_image;"
-        "from tests.pipeline.data.reading.test_decoding import png_of_zeros;"
-        "[resize_image(decode_image(png_of_zeros(w, h), 3), 64, 64, r).shape"
-        " for w, h in ((100_000, 1), (1, 13_000), (1_000_000, 1))"
-        " for r in ('crop', 'squash', 'pad')];"
-        "b = io.BytesIO(); Image.fromarray(np.zeros((6000, 6000), np.uint16)).save(b, 'PNG');"
-        "decode_image(b.getvalue(), 3)",
+    code = f"""
+import io, sys
+from pathlib import Path
+import numpy as np
+from PIL import Image
+from patchline.pipeline.data.reading.decoding import decode_image
+from patchline.pipeline.data.reading.resizing import resize_image
+from tests.pipeline.data.reading.test_damaged_images import png_of_zeros, scanned
+for name in ('video.mp4', 'large.png'):
+    scanned(Path({str(tmp_path)!r}), name)
+print(Path('/proc/self/status').read_text())
+for size in ((1, 13_000), (1_000_000, 1)):
+    for policy in ('crop', 'pad'):
+        resize_image(decode_image(png_of_zeros(*size), 3), 64, 64, policy)
+file = io.BytesIO()
+Image.fromarray(np.zeros((6000, 6000), np.uint16)).save(file, 'PNG', compress_level=1)
+decode_image(file.getvalue(), 3)
+print(Path('/proc/self/status').read_text())
+"""
+    out = subprocess.check_output(
+        [sys.executable, "-c", code], timeout=patient(200), cwd=ROOT, text=True
     )
-    assert described < 400
-    assert decoded < 500
-
-
-def test_a_stretched_image_shows_its_middle() -> None:
-    """What is cut from a long strip is the same as if the strip had been enlarged whole."""
-    strip = np.random.default_rng(0).integers(0, 256, (2, 100, 3), np.uint8)
-    whole = resize_image(strip, 32, 1600, "squash")
-    assert np.array_equal(resize_image(strip, 32, 32, "crop"), whole[:, 784:816])
+    peaks = [int(kibibytes) // 1024 for kibibytes in re.findall(r"VmHWM:\s+(\d+) kB", out)]
+    assert peaks[0] < 400
+    assert peaks[1] < 500
 
 
 def scanned(root: Path, name: str) -> Any:
     """Return the manifest's row of a file."""
-    listing = ImageListing(
-        name="x", root=root, images=[ListedImage(name, "a")], mirror_symmetric=True
-    )
-    return manifests.scan(listing).iloc[0]
-
-
-def peaks_of(*codes: str) -> list[int]:
-    """Return the MiB of memory that a process has taken at most after each of its parts.
-
-    The process reads its own high-water mark: what a parent is told includes its own, from before.
-    """
-    if not Path("/proc/self/status").exists():
-        pytest.skip("only Linux tells a process's high-water mark")
-    told = "print(Path('/proc/self/status').read_text())"
-    program = "\n".join(["from pathlib import Path", *(f"{code}\n{told}" for code in codes)])
-    out = subprocess.check_output(
-        [sys.executable, "-c", program], timeout=patient(200), cwd=ROOT, text=True
-    )
-    return [int(kibibytes) // 1024 for kibibytes in re.findall(r"VmHWM:\s+(\d+) kB", out)]
+    return manifests.scan(ImageListing("x", root, [ListedImage(name, "a")])).iloc[0]
 
 
 def test_the_largest_strip_is_refused_in_a_sentence() -> None:
     """An image with more than a million pixels on a side is refused with its size."""
-    file = io.BytesIO()
-    Image.new("1", (1_000_001, 1)).save(file, "PNG")
     with pytest.raises(UndecodableImageError, match="1000001x1 pixels, but at most 1000000 per"):
-        decode_image(file.getvalue(), 1)
+        decode_image(png_of_zeros(1_000_001, 1), 1)
     assert decode_image(png_of_zeros(1_000_000, 1), 1).shape == (1, 1_000_000, 1)
+
+
+@pytest.mark.parametrize("size", [0, 7, 10, 20])
+def test_a_file_of_any_known_size_is_read_whole(size: int) -> None:
+    """It may have grown or shrunk since its size was looked up; one beyond the limit is refused."""
+    with content_of(io.BytesIO(b"0123456789"), size, limit=10) as data:
+        assert data == b"0123456789"
+    beyond = content_of(io.BytesIO(b"0123456789+"), size, limit=10)
+    with pytest.raises(UndecodableImageError, match="more than"), beyond:
+        pass
+
+
+def test_a_small_file_takes_little_memory() -> None:
+    """Memory is allocated for the file, not for the largest one that would be read."""
+    opened = io.BufferedReader(io.BytesIO(bytes(10_000)))
+    tracemalloc.start()
+    with content_of(opened, 10_000, MAX_FILE_BYTES) as data:
+        peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert len(data) <= peak < 100_000
+
+
+def test_some_damaged_data_sets_are_answered() -> None:
+    """Whatever is packed, and however it is damaged, it is read or refused by name."""
+    found, failures = fuzz_data(8, seed=1)
+    assert failures == []
+    assert found["read"] > 1
+    assert found["refused with a reason"] > 1
+    assert found["peak memory, MiB"] < 1000

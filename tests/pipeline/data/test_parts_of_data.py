@@ -1,0 +1,100 @@
+"""Data read by several workers, each a part of it: the rows and pixels of a single process."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from patchline.pipeline.data.manifests import describing_processes
+from patchline.pipeline.data.manifests.describing_processes import KeptImages, rows_of
+from patchline.pipeline.data.store import store_builds
+from patchline.pipeline.data.store.decoded_files import IMAGES_FILE
+from patchline.pipeline.data.store.prepared_store import StoreSpec, prepare
+from patchline.pipeline.errors import DataError
+from patchline.pipeline.workers import active_launcher
+from patchline.pipeline.workspace import chosen
+from patchline.plugin_api import ListedImage
+from tests.conftest import write_photos
+from tests.pipeline.data.store import test_prepared_store
+from tests.pipeline.workers.wide_launcher import Wide
+
+SPEC = StoreSpec(channels=3, height=12, width=16, resize="pad")
+
+
+@pytest.fixture(autouse=True)
+def _small_parts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Let a part need three images."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(describing_processes, "FEWEST_FILES_OF_PART", 3)
+    monkeypatch.setattr(store_builds, "FEWEST_IMAGES_OF_PART", 3)
+
+
+def test_parts_return_the_rows_of_one_process(tmp_path: Path) -> None:
+    """Whole, damaged, missing and oddly named files, in their order; images in their own rows."""
+    root = write_photos(tmp_path / "photos", classes=2, images=5)
+    (root / "across" / "bad.png").write_bytes(b"no image")
+    names = [each.relative_to(root).as_posix() for each in sorted(root.rglob("*.png"))]
+    files = [(ListedImage(name, "down", "test"), True) for name in (*names, "gone.png", "\udcff")]
+    for name in ("a.npy", "b.npy"):
+        np.save(tmp_path / name, np.zeros((len(files), 8, 8, 3), np.uint8))
+    alone, divided = (KeptImages(tmp_path / name, "squash") for name in ("a.npy", "b.npy"))
+    expected, wide = list(rows_of(root, files, kept=alone)), Wide()
+    with active_launcher.using("wide", lambda: wide):
+        rows = list(rows_of(root, files, kept=divided))
+    assert len(wide.parts) == 4
+    assert rows == expected
+    assert np.array_equal(np.load(alone.file), np.load(divided.file))
+
+
+def test_parts_make_the_store_of_one_process(tmp_path: Path) -> None:
+    """The same pixels, progress image by image; what another store holds is copied."""
+    photos = write_photos(tmp_path / "photos", classes=1, images=10) / "across"
+    rows = test_prepared_store.rows_of(photos)
+    alone, _ = prepare(rows, photos, SPEC, tmp_path / "alone/stores")
+    wide, done, stores = Wide(), list[int](), tmp_path / "wide/stores"
+    with active_launcher.using("wide", lambda: wide):
+        first, _ = prepare(rows.iloc[1:8:3], photos, SPEC, stores)
+        assert wide.parts == []  # too few for two parts
+        store, reused = prepare(rows, photos, SPEC, stores, lambda now, _: done.append(now))
+        assert len(wide.parts) == 2
+        assert done == list(range(1, 11))
+        assert not reused
+        assert prepare(rows, tmp_path / "gone", SPEC, stores) == (store, True)
+    assert store.name == alone.name != first.name
+    assert np.array_equal(*(np.load(each / IMAGES_FILE) for each in (store, alone)))
+    assert not list((tmp_path / "wide").glob(".building-*"))
+
+
+@pytest.mark.parametrize(
+    ("root", "photos"),
+    [(".patchline/sources/webdataset/x", ""), (".", ".patchline/sources/objects/s3/b")],
+)
+def test_what_only_this_machine_has_is_read_here(
+    root: str, photos: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it has made of the data, and a bucket's objects beside a table on its disk."""
+    notes, place = list[str](), tmp_path / root
+    monkeypatch.setattr(chosen, "_on_note", notes.append)
+    folder = write_photos(place / photos, classes=1, images=6) / "across"
+    files = [ListedImage(each.relative_to(place).as_posix(), "a") for each in folder.iterdir()]
+    wide = Wide()
+    wide.is_far = True
+    with active_launcher.using("wide", lambda: wide):
+        rows = list(rows_of(place, [(each, True) for each in files]))
+        assert ["read on this machine alone" in each for each in notes] == [True]
+        if not photos:
+            prepare(test_prepared_store.rows_of(folder), folder, SPEC, tmp_path / "stores")
+    assert {row["status"] for row in rows} == {"ok"}
+    assert not wide.parts
+
+
+def test_a_machine_without_the_data_is_an_error(tmp_path: Path) -> None:
+    """Not a folder of unreadable images."""
+    files = [(ListedImage(f"{each}.png", "a"), True) for each in range(20)]
+    with (
+        active_launcher.using("wide", Wide),
+        pytest.raises(DataError, match="A node of the cluster has no"),
+    ):
+        list(rows_of(tmp_path / "elsewhere", files))
