@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Protocol
@@ -12,6 +13,7 @@ import torch
 from patchline.pipeline import config_files
 from patchline.pipeline.data import ingestion
 from patchline.pipeline.probing import linear_fit
+from patchline.pipeline.training.checkpoints import checkpoint
 from patchline.pipeline.training.job import TrainingJob
 from patchline.pipeline.training.parts.launching import job_of
 from tests.conftest import write_photos
@@ -68,6 +70,13 @@ def few_penalties() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(linear_fit, "REGULARIZATIONS", FEW_PENALTIES)
         yield
+
+
+@pytest.fixture
+def _checkpoint_each_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Write a checkpoint after each step, not only after seconds."""
+    monkeypatch.setattr(checkpoint, "_PAUSE_SECONDS", 0.0)
+    monkeypatch.setattr(checkpoint, "_SHARE", math.inf)
 
 
 @pytest.fixture(autouse=True)

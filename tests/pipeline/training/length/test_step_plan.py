@@ -60,28 +60,22 @@ class _TimedRun:
 
 speeds = st.sampled_from([0.02, 0.05, 0.3, 1.0])
 """Seconds of a step; more than a fortieth of the limit has a test of its own."""
-drifts = st.floats(0.3, 2.5)
-"""How many times slower the machine becomes until the limit."""
 epochs = st.integers(1, 300)
 validations = st.floats(0.0, 300.0)
 """Seconds of a validation of the whole split: up to three times the limit."""
-timed = settings(deadline=None, max_examples=60, derandomize=True)
+timed = settings(deadline=None, max_examples=40, derandomize=True)
 
 
 @given(steps=st.integers(1, 10_000))
 def test_a_plan_of_steps_goes_evenly_from_0_to_1(steps: int) -> None:
-    """Progress is the share of the steps that are done."""
+    """Progress is the share of the steps that are done; each step has that of its middle.
+
+    So no step is at the start or the end, where the learning rate is 0; one step is halfway.
+    """
     plan = StepPlan.of_steps(steps)
     assert plan.last_step == steps
-    assert plan.progress(0) == 0.0
-    assert plan.progress(steps) == 1.0
+    assert (plan.progress(0), plan.progress(steps)) == (0.0, 1.0)
     assert plan.progress(steps // 2) == pytest.approx((steps // 2) / steps)
-
-
-@given(steps=st.integers(1, 10_000))
-def test_a_step_has_the_progress_of_its_middle(steps: int) -> None:
-    """So no step is at the start or the end, where the learning rate is 0; one step is halfway."""
-    plan = StepPlan.of_steps(steps)
     assert plan.progress_of(0) == pytest.approx(0.5 / steps)
     assert plan.progress_of(steps - 1) == pytest.approx(1 - 0.5 / steps)
 
@@ -94,36 +88,37 @@ def test_more_time_than_planned_leaves_progress_for_it() -> None:
 
 
 @given(steps=st.integers(10, 500), moves=st.lists(st.tuples(st.floats(0, 1), st.integers(1, 300))))
-def test_progress_never_falls(steps: int, moves: list[tuple[float, int]]) -> None:
-    """However often the end is moved, progress goes from 0 to 1 and never back."""
+def test_progress_never_falls_and_keeps_the_past(
+    steps: int, moves: list[tuple[float, int]]
+) -> None:
+    """However often the end is moved, every step that is done keeps its progress exactly."""
     plan, now = StepPlan.of_steps(steps), 0
     for share, remaining in moves:
         now += int(share * (plan.last_step - now))
+        before = [plan.progress(done) for done in range(now + 1)]
         plan.end_after(now, remaining)
+        assert plan.last_step == now + remaining
+        assert [plan.progress(done) for done in range(now + 1)] == before
     progress = [plan.progress(step) for step in range(plan.last_step + 1)]
     assert progress == sorted(progress)
     assert (progress[0], progress[-1]) == (0.0, 1.0)
 
 
 @given(
-    steps=st.integers(10, 500), share=st.floats(0, 1, exclude_max=True), more=st.integers(1, 500)
+    speed=speeds,
+    drift=st.floats(0.3, 2.5),
+    steps_per_epoch=epochs,
+    validation=validations,
 )
-def test_a_moved_end_keeps_the_past(steps: int, share: float, more: int) -> None:
-    """When the end is moved, every step that is done keeps exactly the progress that it had."""
-    plan = StepPlan.of_steps(steps)
-    step = int(share * steps)
-    before = [plan.progress(done) for done in range(step + 1)]
-    plan.end_after(step, more)
-    assert plan.last_step == step + more
-    assert [plan.progress(done) for done in range(step + 1)] == before
-
-
-@given(speed=speeds, drift=drifts, steps_per_epoch=epochs, validation=validations)
+@example(speed=0.05, drift=2.0, steps_per_epoch=40, validation=0.5)
 @timed
-def test_a_timed_run_goes_from_0_to_1(
+def test_a_timed_run_goes_from_0_to_1_near_its_limit_and_replays(
     speed: float, drift: float, steps_per_epoch: int, validation: float
 ) -> None:
-    """With a time limit too, progress starts at 0, never falls, and has come near 1 at the end."""
+    """Also on a machine that becomes up to three times faster or slower until the limit.
+
+    It misses the limit by a step or 3%; the recorded knots give every step the same progress.
+    """
     run = _TimedRun(lambda share: speed * drift**share, steps_per_epoch, validation)
     assert run.progress == sorted(run.progress)
     assert run.progress[0] == 0.0
@@ -132,16 +127,7 @@ def test_a_timed_run_goes_from_0_to_1(
     assert run.progress_of == sorted(run.progress_of)
     assert 1e-6 < run.progress_of[0] <= 0.5 / 20
     assert run.progress_of[-1] < 1.0
-
-
-@given(speed=speeds, drift=drifts, steps_per_epoch=epochs, validation=validations)
-@example(speed=0.05, drift=2.0, steps_per_epoch=40, validation=0.5)
-@timed
-def test_the_knots_replay_a_timed_run(
-    speed: float, drift: float, steps_per_epoch: int, validation: float
-) -> None:
-    """A plan of the recorded knots gives every step exactly the progress that it had."""
-    run = _TimedRun(lambda share: speed * drift**share, steps_per_epoch, validation)
+    assert 0.9 * LIMIT <= run.clock <= LIMIT * 1.03 + speed * max(1.0, drift)
     replay = StepPlan(run.plan.knots)
     assert replay.last_step == run.steps
     assert [replay.progress(step) for step in range(run.steps)] == run.progress
@@ -160,18 +146,7 @@ def test_a_steady_run_uses_its_time_and_no_more(
     assert run.validated <= 0.1 * LIMIT + 64 * validation / IMAGES
 
 
-@given(speed=speeds, drift=drifts, steps_per_epoch=epochs, validation=validations)
-@timed
-def test_a_drifting_run_ends_near_its_limit(
-    speed: float, drift: float, steps_per_epoch: int, validation: float
-) -> None:
-    """A machine that becomes slower or faster on the way misses the limit by a step or 3%."""
-    run = _TimedRun(lambda share: speed * drift**share, steps_per_epoch, validation)
-    last_step_seconds = speed * max(1.0, drift)
-    assert 0.9 * LIMIT <= run.clock <= LIMIT * 1.03 + last_step_seconds
-
-
-@pytest.mark.parametrize("seconds", [2.6, 7.0, 30.0, 150.0])
+@pytest.mark.parametrize("seconds", [2.6, 150.0])
 def test_slow_steps_end_too(seconds: float) -> None:
     """Steps that are long beside the limit end when the next one would not fit any more."""
     run = _TimedRun(lambda _: seconds)
@@ -189,7 +164,7 @@ def test_a_slow_beginning_is_not_taken_for_the_speed() -> None:
     assert run.steps > 1000
 
 
-@pytest.mark.parametrize("most_steps", [1, 90, 5_000])
+@pytest.mark.parametrize("most_steps", [1, 5_000])
 def test_a_timed_run_does_no_more_than_its_maximum_of_steps(most_steps: int) -> None:
     """Where there is less time, the limit ends it; either way the progress ends at 1."""
     run = _TimedRun(lambda _: 0.1, most_steps=most_steps)

@@ -10,10 +10,9 @@ import pytest
 from patchline.pipeline.data.manifests import manifest as manifests
 from patchline.pipeline.training.length import validation_plan
 from patchline.pipeline.training.length.validation_plan import EachEpoch, Recorded, Timed
-from patchline.pipeline.training.loop import Training
 from patchline.pipeline.training.training_data import open_data
-from patchline.pipeline.workers.event_log import EventWriter
 from tests.pipeline.training.conftest import MakeJob
+from tests.pipeline.training.trained_jobs import trained
 
 
 def test_a_slow_validation_uses_a_part_of_the_split() -> None:
@@ -25,27 +24,6 @@ def test_a_slow_validation_uses_a_part_of_the_split() -> None:
     plan.measured(64, 0.1)  # faster than before: what is compared stays
     assert plan.images(20, last=False) == plan.compared() == 120
     assert plan.images(20, last=True) == 120
-
-
-def test_the_whole_split_is_validated_at_the_end_if_it_fits() -> None:
-    """A validation of 3 s in a limit of 100 s is too long for each epoch, but not for the end."""
-    plan = Timed(100.0, steps_per_epoch=10, images=3000, batch_size=100)
-    plan.measured(100, 0.1)
-    assert plan.images(10, last=False) == pytest.approx(1400, abs=1)  # a fifth of 7 s
-    assert plan.images(10, last=True) == 3000
-
-
-def test_a_fast_validation_follows_each_epoch() -> None:
-    """Validations that take nearly nothing follow every epoch, on the whole split."""
-    plan = Timed(100.0, steps_per_epoch=10, images=3000, batch_size=100)
-    plan.measured(3000, 0.01)
-    clock = 2.0
-    for step in range(1, 101):
-        clock += 0.1
-        assert plan.is_due(step, clock) == (step % 10 == 0)
-        if step % 10 == 0:
-            assert plan.images(step, last=False) == 3000
-            plan.validated(3000, 0.01, clock)
 
 
 def test_a_run_of_less_than_an_epoch_is_validated_too() -> None:
@@ -103,7 +81,6 @@ def test_a_part_of_the_split_depends_on_the_images_alone(make_job: MakeJob, tmp_
     data, rows = open_data(job), manifests.usable(manifests.load(job.manifest_file))
     digests = list(rows["sha256"][data.validation_rows])
     assert digests == sorted(digests)
-    assert set(rows["split"][data.validation_rows]) == {"validation"}
     assert np.array_equal(
         np.sort(data.validation_rows), np.flatnonzero(rows["split"] == "validation")
     )
@@ -118,13 +95,9 @@ def test_the_best_is_chosen_by_images_that_all_validations_share(
     job = make_job(
         tmp_path, record={"step_plan": [[0, 0.0, 6]], "validation_plan": [list(s) for s in steps]}
     )
-    result = Training(job, EventWriter(tmp_path / "events.jsonl")).run()
+    result = trained(job)
     assert result.validation_plan == steps
     *early, last = result.history
     assert [record.compared_accuracy for record in early] == [None, None]
     assert last.compared_accuracy is not None
     assert last.compared_accuracy * 5 == pytest.approx(round(last.compared_accuracy * 5))
-    best = result.history[0]
-    for number, record in enumerate(result.history[1:], start=2):
-        best = record if record.replaces(best, result.history[:number]) else best
-    assert result.best_step == best.step

@@ -2,10 +2,9 @@
 
 Arguments: a folder with jobs, and the number of ranks. All ranks do all jobs, in the
 order of their names, and write what they have in the end to `rank-N.safetensors`: of the jobs
-`gradients-*` the gradients of two steps, of `head*` and `blocks` nothing, of the others the state.
-Those that begin with `stopped` are done in two attempts, and what the first has left is copied to
-`half-*`. Of `diverged` the last rank once gets infinite images. In the end, it does not answer the
-others.
+`gradients-*` the gradients of two steps, of those that train all weights the state. `stopped` is
+done in two attempts, and what the first has left is copied to `half-stopped`. Of `diverged` the
+last rank once gets infinite images. In the end, it does not answer the others.
 """
 
 from __future__ import annotations
@@ -17,6 +16,7 @@ import sys
 import time
 from contextlib import suppress
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -39,13 +39,10 @@ from patchline.pipeline.training.processes.ranks import Place, Ranks, stopped_ra
 from patchline.pipeline.workers.event_log import EventWriter
 from patchline.pipeline.workers.worker_process import leave
 from tests.pipeline.training.conftest import FEW_PENALTIES, SETTINGS
+from tests.pipeline.training.trained_jobs import Stop
 
 FEATURES_TOGETHER = 5
 """Images whose features a rank computes at once."""
-
-
-class _Stop(Exception):  # noqa: N818 - stands for a kill, not for an error
-    pass
 
 
 class _InfiniteOnce:
@@ -64,18 +61,19 @@ def main(folder: Path, rank: int, size: int) -> None:
     checkpoint._PAUSE_SECONDS, checkpoint._SHARE = 0.0, float("inf")  # one after each step
     checkpoint._FIRST_PAUSE_SECONDS = 0.0
     linear_fit.REGULARIZATIONS = FEW_PENALTIES
+    for module in (probe, last_blocks):
+        module.suitable_batch_size = lambda *_: FEATURES_TOGETHER  # type: ignore[attr-defined]  # imported there
     store = FileStore(str(folder / "store"), size)
     ranks = Ranks(Place.on_one_machine(rank, size), "cpu", store)
     for file in sorted(folder.glob("*.json")):
         job = TrainingJob.model_validate_json(file.read_text(encoding="utf-8"))
         if file.stem.startswith("gradients"):
             tensors = _gradients(job, ranks)
-        elif file.stem.startswith("head"):
-            tensors = _fit(job, ranks)
-        elif file.stem == "blocks":
-            tensors = _fit_blocks(job, ranks)
-        else:
+        elif job.config.training.trainable == "all":
             tensors = _train(file.stem, job, ranks)
+        else:
+            _fit(job, ranks)
+            continue
         save_file(tensors, job.folder / f"rank-{rank}.safetensors")
     _wait_in_vain(folder, ranks)
     leave()
@@ -107,29 +105,18 @@ def _gradients(job: TrainingJob, ranks: Ranks) -> dict[str, torch.Tensor]:
     return tensors
 
 
-def _fit(job: TrainingJob, ranks: Ranks) -> dict[str, torch.Tensor]:
-    probe.suitable_batch_size = lambda *_: FEATURES_TOGETHER  # type: ignore[attr-defined]  # imported there
+def _fit(job: TrainingJob, ranks: Ranks) -> None:
+    """Fit a head, or compute tokens together and train from them, with a head that is random."""
     events = _events(job, ranks)
     result = fit(job, events, ranks)
-    events.close()
-    if ranks.is_first:
+    if isinstance(result, StoredTokens):
+        if ranks.is_first:
+            write_tensors(result.head, random_head(job))
+        ranks.wait_for_first()
+        fit(job.model_copy(update={"tokens": result}), events, ranks)
+    elif ranks.is_first:
         write_text(job.folder / "result.json", result.model_dump_json())
-    return {}
-
-
-def _fit_blocks(job: TrainingJob, ranks: Ranks) -> dict[str, torch.Tensor]:
-    """Compute the tokens together, then train from them, with a head that is not fitted."""
-    probe.suitable_batch_size = lambda *_: FEATURES_TOGETHER  # type: ignore[attr-defined]  # imported there
-    last_blocks.suitable_batch_size = lambda *_: FEATURES_TOGETHER  # type: ignore[attr-defined]  # imported there
-    events = _events(job, ranks)
-    tokens = fit(job, events, ranks)
-    assert isinstance(tokens, StoredTokens)
-    if ranks.is_first:
-        write_tensors(tokens.head, random_head(job))
-    ranks.wait_for_first()
-    fit(job.model_copy(update={"tokens": tokens}), events, ranks)
     events.close()
-    return {}
 
 
 def random_head(job: TrainingJob) -> dict[str, torch.Tensor]:
@@ -140,30 +127,25 @@ def random_head(job: TrainingJob) -> dict[str, torch.Tensor]:
 
 
 def _train(name: str, job: TrainingJob, ranks: Ranks) -> dict[str, torch.Tensor]:
-    infinite = name == "diverged" and ranks.rank + 1 == ranks.size
-    attempts = 2 if name.startswith("stopped") else 1
-    for attempt in range(attempts):
+    for stops in (True, False) if name == "stopped" else (False,):
         events = _events(job, ranks)
         training = (Refit if job.part.refit else Training)(job, events, ranks)
-        if infinite:
+        if name == "diverged" and ranks.rank + 1 == ranks.size:
             training.state.model.register_forward_pre_hook(_InfiniteOnce())
-        if attempt + 1 < attempts:
-            _stop_after_three_steps(training)
-        with suppress(_Stop):
+        if stops:
+            training.state.optimizer.register_step_post_hook(partial(_stop_in_fourth, training))
+        with suppress(Stop):
             training.refit() if isinstance(training, Refit) else training.run()
         events.close()
-        if attempt + 1 < attempts and ranks.is_first:
+        if stops and ranks.is_first:
             shutil.copytree(job.folder, job.folder.with_name(f"half-{name}"))
     tensors = training.state.tensors()
     return {key: tensor.clone().contiguous() for key, tensor in tensors.items()}
 
 
-def _stop_after_three_steps(training: Training) -> None:
-    def stop(*_: Any) -> None:
-        if training.state.step == 3:  # the fourth step, before it counts
-            raise _Stop
-
-    training.state.optimizer.register_step_post_hook(stop)
+def _stop_in_fourth(training: Training, *_: Any) -> None:
+    if training.state.step == 3:  # the fourth step, before it counts
+        raise Stop
 
 
 def _wait_in_vain(folder: Path, ranks: Ranks) -> None:

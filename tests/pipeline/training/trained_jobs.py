@@ -1,0 +1,142 @@
+"""Fits of small jobs: from kept weights, stopped in the middle, and compared bit for bit."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from patchline.pipeline import config_files
+from patchline.pipeline.files.atomic_files import write_text
+from patchline.pipeline.files.sealed_files import write_tensors
+from patchline.pipeline.initial_weights.record import RECORD_FILE, TENSORS_FILE, InitialWeights
+from patchline.pipeline.models.model_building import build_model
+from patchline.pipeline.training.__main__ import train
+from patchline.pipeline.training.job import TrainingJob
+from patchline.pipeline.training.loop import Training
+from patchline.pipeline.workers.event_log import EventWriter, read_events
+from tests.pipeline.training.conftest import MakeJob
+
+Weights = dict[str, torch.Tensor]
+RANDOM: dict[str, Any] = {
+    "model": {"dropout": 0.2, "attention_dropout": 0.1, "stochastic_depth": 0.3},
+    "training": {"initial_image_scale": 0.5, "epochs": 2},
+}
+"""Everything random in a fit of 8 steps."""
+WORSE = property(lambda record: (0.5, float(record.step)))
+"""Accuracy and loss with which the first validation stays the best."""
+BETTER = property(lambda record: (0.5, -float(record.step)))
+"""Accuracy and loss with which each validation is the best so far."""
+
+
+class Stop(Exception):  # noqa: N818 - stands for a kill, not for an error
+    """Ends a fit in the middle of a step's report."""
+
+
+class StoppingWriter(EventWriter):
+    """Raises when a step has been done; after step 0 never."""
+
+    def __init__(self, job: TrainingJob, last_step: int = 0) -> None:
+        super().__init__(job.folder / "events.jsonl")
+        self._last_step = last_step
+
+    def progress(self, done: int, total: int, unit: str, **values: Any) -> None:
+        super().progress(done, total, unit, **values)
+        if done == self._last_step:
+            raise Stop
+
+
+def opened(job: TrainingJob) -> Training:
+    """Return what trains a job; nothing is trained yet."""
+    return Training(job, StoppingWriter(job))
+
+
+def trained(job: TrainingJob) -> Any:
+    """Train to the end, and return the result."""
+    events = StoppingWriter(job)
+    try:
+        return train(job, events)
+    finally:
+        events.close()
+
+
+def stop(job: TrainingJob, after: int) -> None:
+    """Train until a step has been done."""
+    events = StoppingWriter(job, after)
+    with pytest.raises(Stop):
+        train(job, events)
+    events.close()
+
+
+def weights_of(job: TrainingJob) -> Weights:
+    """Return the last state of model, average and optimizer, and the best weights."""
+    best = load_file(job.folder / "best" / "model.safetensors")
+    last = load_file(job.folder / "last.safetensors")
+    return last | {f"best.{name}": tensor for name, tensor in best.items()}
+
+
+def same(one: Weights, other: Weights) -> bool:
+    """Compare every bit."""
+    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+
+
+def figures(result: Any) -> list[dict[str, Any]]:
+    """Return the history without what depends on the clock."""
+    return [record.model_dump(exclude={"images_per_second"}) for record in result.history]
+
+
+def events_of(job: TrainingJob, kind: str) -> list[dict[str, Any]]:
+    """Return the events of a fit of one kind."""
+    found = read_events(job.folder / "events.jsonl")
+    return [event for event in found if event["kind"] == kind]
+
+
+def said(job: TrainingJob, kind: str = "warning") -> list[str]:
+    """Return the messages of one kind."""
+    return [event["message"] for event in events_of(job, kind)]
+
+
+def keep_weights(
+    folder: Path, tensors: Weights, metadata: dict[str, str] | None = None, **changes: Any
+) -> Path:
+    """Keep initial weights in a folder, as the workspace does, and return it."""
+    settings = {
+        "reference": "/x/some.safetensors",
+        "kind": "file",
+        "sha256": "0" * 64,
+        "layout": "some ViT",
+        "settings": {},
+        "channels": 3,
+        "image_size": 16,
+        "mean": (0.5,) * 3,
+        "std": (0.5,) * 3,
+    }
+    found = InitialWeights.model_validate({**settings, **changes})
+    write_tensors(folder / TENSORS_FILE, tensors, metadata or {})
+    write_text(folder / RECORD_FILE, found.model_dump_json())
+    return folder
+
+
+def with_weights(job: TrainingJob, folder: Path, *, blind: bool = False) -> TrainingJob:
+    """Return the job with initial weights: a random network of another number of classes.
+
+    A blind one has the same features for every image.
+    """
+    torch.manual_seed(7)
+    model = build_model(job.config.model, job.image, 5)
+    if blind:
+        model.get_parameter("patch_embedding.projection.weight").data.zero_()
+    kept = keep_weights(folder / "weights", model.state_dict())
+    return job.model_copy(update={"workspace": folder, "initial_weights": kept})
+
+
+def from_weights(
+    make_job: MakeJob, folder: Path, name: str, *, blind: bool = False, **changes: Any
+) -> TrainingJob:
+    """Return a job that begins with kept weights; by default, it trains the head alone."""
+    own = {"model": {"init": "x.safetensors"}, "training": {"trainable": "head"}}
+    job = make_job(folder / name, **config_files.merged(own, changes))
+    return with_weights(job, folder, blind=blind)
