@@ -7,7 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from scipy.special import softmax
 from sklearn.linear_model import LogisticRegression
+from sklearn.metrics import log_loss
 from sklearn.preprocessing import StandardScaler
 
 from patchline.pipeline.errors import RunError
@@ -35,31 +37,31 @@ def drawn(images: int, features: int, classes: int, apart: float) -> tuple[_Arra
     return features_ND.astype(np.float32), labels_N
 
 
+def halves(features_ND: _Array, labels_N: _Array, count: int) -> tuple[_Array, ...]:
+    """Return the first so many images to train on, and the others to validate on."""
+    return features_ND[:count], labels_N[:count], features_ND[count:], labels_N[count:]
+
+
 def probabilities(head: FittedHead, features_ND: _Array) -> _Array:
     """Return the softmax of the head's logits."""
-    logits_NK = features_ND @ head.weight_KD.T + head.bias_K
-    powers_NK = np.exp(logits_NK - logits_NK.max(1, keepdims=True))
-    result: _Array = powers_NK / powers_NK.sum(1, keepdims=True)
+    result: _Array = softmax(features_ND @ head.weight_KD.T + head.bias_K, axis=1)
     return result
 
 
 def mean_loss(head: FittedHead, features_ND: _Array, labels_N: _Array) -> float:
     """Return the log loss."""
-    predicted_NK = probabilities(head, features_ND)
-    return float(-np.log(predicted_NK[np.arange(len(labels_N)), labels_N]).mean())
+    return float(log_loss(labels_N, probabilities(head, features_ND)))
 
 
 @pytest.mark.parametrize(
     ("images", "features", "classes", "apart", "weighted", "exact"),
     [
         (60, 90, 4, 3.0, False, True),
-        (300, 20, 5, 0.3, False, True),
         (300, 20, 3, 0.3, True, True),
-        (200, 30, 2, 0.3, False, True),
         (50, 80, 2, 2.0, True, True),
         (400, 30, 4, 0.4, False, False),
     ],
-    ids=["separable", "overlapping", "weighted", "two classes", "two separable", "float32"],
+    ids=["separable", "weighted", "two separable", "float32"],
 )
 def test_equals_scikit_learn(
     monkeypatch: pytest.MonkeyPatch,
@@ -76,21 +78,15 @@ def test_equals_scikit_learn(
         monkeypatch.setattr(logistic_regression, "_LOGITS_AT_ONCE", 250)  # several parts
     features_ND, labels_N = drawn(images + 100, features, classes, apart)
     weights_K = np.linspace(0.5, 2, classes, dtype=np.float32) if weighted else None
-    head = fit_head(
-        features_ND[100:],
-        labels_N[100:],
-        features_ND[:100],
-        labels_N[:100],
-        classes,
-        class_weights_K=weights_K,
-    )
-    scaler = StandardScaler().fit(features_ND[100:].astype(np.float64))
+    split = halves(features_ND, labels_N, images)
+    head = fit_head(*split, classes, class_weights_K=weights_K)
+    scaler = StandardScaler().fit(split[0].astype(np.float64))
     reference = LogisticRegression(
         C=head.regularization,
         tol=1e-9,
         max_iter=10_000,
         class_weight=None if weights_K is None else dict(enumerate(weights_K.tolist())),
-    ).fit(scaler.transform(features_ND[100:].astype(np.float64)), labels_N[100:])
+    ).fit(scaler.transform(split[0].astype(np.float64)), split[1])
     expected_NK = reference.predict_proba(scaler.transform(features_ND.astype(np.float64)))
     found_NK = probabilities(head, features_ND)
     np.testing.assert_allclose(found_NK, expected_NK, atol=1e-3)
@@ -100,7 +96,7 @@ def test_equals_scikit_learn(
     assert np.array_equal(found_NK.argmax(1)[clear_N], expected_NK.argmax(1)[clear_N])
 
 
-@pytest.mark.parametrize("size", [(60, 90, 4, 3.0), (50, 80, 2, 2.0), (300, 20, 5, 0.3)], ids=str)
+@pytest.mark.parametrize("size", [(50, 80, 2, 2.0), (300, 20, 5, 0.3)], ids=str)
 def test_equals_scikit_learn_for_strong_and_weak_penalties(
     size: tuple[int, int, int, float],
 ) -> None:
@@ -120,11 +116,17 @@ def test_equals_scikit_learn_for_strong_and_weak_penalties(
 
 
 def test_the_best_of_the_tried_penalties_wins() -> None:
-    """The head's own log loss on validation is the smallest in the list, and is listed there."""
+    """The head's own log loss on validation is the smallest in the list, and is listed there.
+
+    A second fit gives the same bits.
+    """
     features_ND, labels_N = drawn(400, 30, 4, 0.4)
     seen: list[tuple[int, int]] = []
-    split = (features_ND[:200], labels_N[:200], features_ND[200:], labels_N[200:])
-    head = fit_head(*split, 4, on_progress=lambda done, of: seen.append((done, of)))
+    split = halves(features_ND, labels_N, 200)
+    head, again = (
+        fit_head(*split, 4, on_progress=lambda done, of: seen.append((done, of))) for _ in range(2)
+    )
+    assert head.weight_KD.tobytes() == again.weight_KD.tobytes()
     losses = [fit.validation_loss for fit in head.tried]
     best = losses.index(min(losses))
     assert 0 < best < len(losses) - 1
@@ -135,7 +137,9 @@ def test_the_best_of_the_tried_penalties_wins() -> None:
     assert mean_loss(head, *split[:2]) == pytest.approx(head.tried[best].training_loss, abs=1e-5)
     assert [fit.regularization for fit in head.tried] == list(REGULARIZATIONS[: len(losses)])
     assert len(losses) == best + 4 < len(REGULARIZATIONS)
-    assert seen == [(done, len(REGULARIZATIONS)) for done in range(1, len(losses) + 1)]
+    assert seen[: len(losses)] == [
+        (done, len(REGULARIZATIONS)) for done in range(1, len(losses) + 1)
+    ]
     assert (head.validation_images, head.held_out_images) == (200, 0)
 
 
@@ -147,24 +151,14 @@ def test_of_equal_penalties_the_strongest_wins() -> None:
     assert head.regularization == REGULARIZATIONS[0]
 
 
-def test_the_same_bits_twice() -> None:
-    """A second fit of the same features gives the same head to the last bit."""
-    features_ND, labels_N = drawn(300, 40, 4, 0.5)
-    split = features_ND[:200], labels_N[:200], features_ND[200:], labels_N[200:]
-    heads = [fit_head(*split, 4) for _ in range(2)]
-    assert heads[0].weight_KD.tobytes() == heads[1].weight_KD.tobytes()
-    assert heads[0].bias_K.tobytes() == heads[1].bias_K.tobytes()
-    assert heads[0].tried == heads[1].tried
-
-
 def test_without_validation_images_training_images_are_held_out() -> None:
     """Each fold is predicted without it, so a penalty is preferred that is better on new images."""
     features_ND, labels_N = drawn(1060, 60, 3, 0.3)
-    none = features_ND[:0], labels_N[:0]
-    head = fit_head(features_ND[:60], labels_N[:60], *none, 3)
+    split = halves(features_ND, labels_N, 60)
+    head = fit_head(*split[:2], features_ND[:0], labels_N[:0], 3)
     assert (head.validation_images, head.held_out_images) == (0, 60)
-    informed = fit_head(features_ND[:60], labels_N[:60], features_ND[60:], labels_N[60:], 3)
-    reached, best = (mean_loss(each, features_ND[60:], labels_N[60:]) for each in (head, informed))
+    informed = fit_head(*split, 3)
+    reached, best = (mean_loss(each, *split[2:]) for each in (head, informed))
     weakest = informed.tried[-1].validation_loss
     assert reached < best + 0.5 * (weakest - best)
 
@@ -185,31 +179,18 @@ def test_one_image_a_class_can_be_fitted() -> None:
     assert np.array_equal(probabilities(head, features_ND).argmax(1), labels_N)
 
 
-def test_the_number_of_threads_is_restored() -> None:
-    """A small fit uses one thread; the process has as many as before afterwards."""
-    before = torch.get_num_threads()
-    try:
-        torch.set_num_threads(2)
-        features_ND, labels_N = drawn(40, 5, 2, 0.5)
-        fit_head(features_ND, labels_N, features_ND[:0], labels_N[:0], 2)
-        assert torch.get_num_threads() == 2
-    finally:
-        torch.set_num_threads(before)
-
-
-@pytest.mark.parametrize("broken", [np.nan, np.inf])
-def test_features_that_are_no_numbers_are_an_error(broken: float) -> None:
+def test_features_that_are_no_numbers_are_an_error() -> None:
     """The number of images is named, of training or of validation."""
     features_ND, labels_N = drawn(40, 5, 2, 0.5)
     spoilt_ND = features_ND.copy()
-    spoilt_ND[[3, 7], 2] = broken
+    spoilt_ND[[3, 7], 2] = np.nan, np.inf
     with pytest.raises(RunError, match=r"features of 2 of 40 images are not finite.*Set training"):
         fit_head(spoilt_ND, labels_N, features_ND, labels_N, 2)
     with pytest.raises(RunError, match="features of 2 of 40 images"):
         fit_head(features_ND, labels_N, spoilt_ND, labels_N, 2)
 
 
-@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("seed", range(6))
 def test_images_that_belong_together_are_held_out_together(seed: int) -> None:
     """Every fit without a fold sees all classes; without units, each class is cut in order."""
     random = np.random.default_rng(seed)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 from torch import nn
@@ -10,7 +12,7 @@ from patchline.pipeline.training.recipe import loss_scale
 from patchline.pipeline.training.recipe.loss_scale import LossScale
 
 
-@pytest.mark.parametrize("overflows", [{}, {2}, {0, 1, 2, 5}], ids=["never", "once", "often"])
+@pytest.mark.parametrize("overflows", [set(), {0, 1, 2, 5}], ids=["never", "often"])
 def test_weights_and_factor_are_those_of_torchs_scaler(
     monkeypatch: pytest.MonkeyPatch, overflows: set[int]
 ) -> None:
@@ -18,18 +20,16 @@ def test_weights_and_factor_are_those_of_torchs_scaler(
     monkeypatch.setattr(loss_scale, "_UPDATES", 3)
     torch.manual_seed(0)
     ours = nn.Linear(4, 2)
-    theirs = nn.Linear(4, 2)
-    theirs.load_state_dict(ours.state_dict())
+    theirs = copy.deepcopy(ours)
     mine, reference = LossScale("float16"), torch.amp.GradScaler("cpu", growth_interval=3)
     mine.factor = reference.get_scale()
     own, other = (torch.optim.SGD(each.parameters(), lr=0.1) for each in (ours, theirs))
     for step in range(9):
         inputs = torch.randn(5, 4)
         size = 1e38 if step in overflows else 1.0
-        own.zero_grad()
-        other.zero_grad()
-        mine.scaled(size * ours(inputs).square().mean()).backward()  # type: ignore[no-untyped-call]
-        reference.scale(size * theirs(inputs).square().mean()).backward()
+        for model, scaled in ((ours, mine.scaled), (theirs, reference.scale)):
+            model.zero_grad()
+            scaled(size * model(inputs).square().mean()).backward()  # type: ignore[no-untyped-call, operator]
         mine.unscale(ours.parameters())
         norm = nn.utils.get_total_norm(
             [each.grad for each in ours.parameters() if each.grad is not None]
@@ -55,13 +55,10 @@ def test_an_overflow_without_a_factor_is_a_divergence() -> None:
 def test_other_precisions_have_no_factor() -> None:
     """Loss, gradients and norm stay as they are, and every step updates."""
     model = nn.Linear(2, 1)
-    scale, optimizer = LossScale("bfloat16"), torch.optim.SGD(model.parameters(), lr=0.1)
-    loss = model(torch.ones(1, 2)).sum()
-    assert scale.scaled(loss) is loss
+    scale, before = LossScale("bfloat16"), model.weight.detach().clone()
+    loss = scale.scaled(model(torch.ones(1, 2)).sum())
     loss.backward()  # type: ignore[no-untyped-call]
-    before = model.weight.detach().clone()
     scale.unscale(model.parameters())
-    norm = torch.tensor(float("nan"))
-    assert scale.tolerated(norm) is norm
-    scale.step(optimizer)
+    assert scale.tolerated(torch.tensor(float("nan"))).isnan()
+    scale.step(torch.optim.SGD(model.parameters(), lr=0.1))
     assert torch.allclose(model.weight, before - 0.1)

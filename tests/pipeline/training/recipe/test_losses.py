@@ -10,10 +10,9 @@ import torch
 from torch.nn import functional
 
 from patchline.pipeline.training.config import TrainingConfig
-from patchline.pipeline.training.loop import Training
 from patchline.pipeline.training.recipe.losses import balanced_class_weights, training_loss
-from patchline.pipeline.workers.event_log import EventWriter
 from tests.pipeline.training.conftest import MakeJob
+from tests.pipeline.training.trained_jobs import opened
 
 LOGITS = torch.randn(6, 4, generator=torch.Generator().manual_seed(1))
 LABELS = torch.tensor([0, 1, 1, 3, 2, 1])
@@ -25,37 +24,29 @@ def _loss(targets: torch.Tensor, weights: torch.Tensor | None = None, **settings
     return float(training_loss(LOGITS, targets, TrainingConfig(**settings), weights))
 
 
-@pytest.mark.parametrize("targets", [LABELS, SOFT], ids=["indices", "soft"])
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
-def test_cross_entropy_is_that_of_torch(targets: torch.Tensor, smoothing: float) -> None:
-    """Without class weights the loss is the mean that torch computes."""
-    expected = functional.cross_entropy(LOGITS, targets, label_smoothing=smoothing)
-    assert _loss(targets, label_smoothing=smoothing) == pytest.approx(float(expected))
+def test_the_losses_are_those_of_torch(smoothing: float) -> None:
+    """Cross-entropy, and binary cross-entropy with smoothed answers to one question a class."""
+    expected = functional.cross_entropy(LOGITS, SOFT, label_smoothing=smoothing)
+    assert _loss(SOFT, label_smoothing=smoothing) == pytest.approx(float(expected))
+    smoothed = (1 - smoothing) * SOFT + smoothing / 4
+    expected = functional.binary_cross_entropy(torch.sigmoid(LOGITS), smoothed)
+    found = _loss(SOFT, loss="bce", label_smoothing=smoothing)
+    assert found == pytest.approx(float(expected))
 
 
 def test_class_weights_scale_the_loss_of_each_image() -> None:
     """A weighted loss is the mean over the images of weight times loss."""
+    plain = {"label_smoothing": 0.0}
     losses = functional.cross_entropy(LOGITS, LABELS, reduction="none")
     expected = float((losses * WEIGHTS[LABELS]).mean())
-    assert _loss(LABELS, WEIGHTS, label_smoothing=0.0) == pytest.approx(expected)
+    assert _loss(LABELS, WEIGHTS, **plain) == pytest.approx(expected)
     torchs = functional.cross_entropy(LOGITS, SOFT, WEIGHTS)  # of soft targets: over all images
-    assert _loss(SOFT, WEIGHTS, label_smoothing=0.0) == pytest.approx(float(torchs))
-
-
-@pytest.mark.parametrize("smoothing", [0.0, 0.2])
-def test_binary_cross_entropy_is_that_of_torch(smoothing: float) -> None:
-    """Every class is a question of its own, with smoothed answers."""
-    for targets_BK, targets in ((functional.one_hot(LABELS, 4), LABELS), (SOFT, SOFT)):
-        smoothed = (1 - smoothing) * targets_BK + smoothing / 4
-        expected = functional.binary_cross_entropy(torch.sigmoid(LOGITS), smoothed)
-        assert _loss(targets, loss="bce", label_smoothing=smoothing) == pytest.approx(
-            float(expected)
-        )
-    weighted = functional.binary_cross_entropy_with_logits(
-        LOGITS, functional.one_hot(LABELS, 4).float(), reduction="none"
-    ).mean(1)
-    expected = (weighted * WEIGHTS[LABELS]).mean()
-    assert _loss(LABELS, WEIGHTS, loss="bce", label_smoothing=0.0) == pytest.approx(float(expected))
+    assert _loss(SOFT, WEIGHTS, **plain) == pytest.approx(float(torchs))
+    one_hot = functional.one_hot(LABELS, 4).float()
+    losses = functional.binary_cross_entropy_with_logits(LOGITS, one_hot, reduction="none").mean(1)
+    expected = float((losses * WEIGHTS[LABELS]).mean())
+    assert _loss(LABELS, WEIGHTS, loss="bce", **plain) == pytest.approx(expected)
 
 
 @pytest.mark.parametrize("loss", ["cross_entropy", "bce"])
@@ -77,7 +68,7 @@ def test_balanced_weights_are_inverse_frequencies() -> None:
 def test_the_settings_decide_the_loss_of_a_training(make_job: MakeJob, tmp_path: Any) -> None:
     """The step of a training uses the class frequencies of its training split."""
     job = make_job(tmp_path, training={"class_weights": "balanced", "loss": "bce"})
-    training = Training(job, EventWriter(tmp_path / "events.jsonl"))
+    training = opened(job)
     labels = training.data.labels[training.data.training.rows]
     logits = torch.randn(len(labels), len(job.classes))
     targets, settings = torch.from_numpy(labels), job.config.training

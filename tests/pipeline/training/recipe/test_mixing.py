@@ -7,11 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch.nn import functional
 from torchvision.transforms import v2
 
 from patchline.pipeline.training.config import TrainingConfig
-from patchline.pipeline.training.recipe.losses import training_loss
 from patchline.pipeline.training.recipe.mixing import (
     Mix,
     dominant_labels,
@@ -34,7 +32,7 @@ def _drawn(step: int, seed: int = 0, **alphas: float) -> Mix:
     return mix
 
 
-@pytest.mark.parametrize("step", range(6))
+@pytest.mark.parametrize("step", range(3))
 @pytest.mark.parametrize("name", ["mixup", "cutmix"])
 def test_images_and_targets_are_those_of_torchvision(name: str, step: int) -> None:
     """With the same ratio and box, images and targets agree to 1e-6."""
@@ -47,8 +45,9 @@ def test_images_and_targets_are_those_of_torchvision(name: str, step: int) -> No
         top, left, bottom, right = mix.box
         theirs = v2.CutMix(num_classes=CLASSES)
         params |= {"box": (left, top, right, bottom), "lam_adjusted": mix.share}
-    images, expected = mixed_images(_images(), mix), theirs.transform(_images(), params)
-    assert torch.allclose(images, expected, rtol=0, atol=1e-6)
+    images, expected = _images(), theirs.transform(_images(), params)
+    assert torch.allclose(mixed_images(images, mix), expected, rtol=0, atol=1e-6)
+    assert torch.equal(images, _images()), "the input is not modified"
     targets = mixed_targets(LABELS_B, CLASSES, mix)
     assert torch.allclose(targets, theirs.transform(LABELS_B, params), rtol=0, atol=1e-6)
 
@@ -81,27 +80,6 @@ def test_both_share_the_batches() -> None:
     cut = [_drawn(step, mixup=1.0, cutmix=1.0).box is not None for step in range(400)]
     assert 160 < sum(cut) < 240
     assert draw_mix(TrainingConfig(), 0, 0, SIDE, SIDE) is None
-
-
-def test_the_input_is_not_modified() -> None:
-    """Images that are mixed keep their own values."""
-    images, before = _images(), _images()
-    for mix in (Mix(0.3), Mix(0.75, (0, 0, 8, 8))):
-        mixed_images(images, mix)
-        assert torch.equal(images, before)
-
-
-def test_the_loss_of_soft_targets_is_the_weighted_loss_of_both_labels() -> None:
-    """Cross-entropy with mixed targets and label smoothing is the mean weighted by the shares."""
-    config = TrainingConfig(label_smoothing=0.1)
-    logits = torch.randn(6, CLASSES, generator=torch.Generator().manual_seed(2))
-    mix = Mix(0.3)
-    expected = sum(
-        share * functional.cross_entropy(logits, labels, label_smoothing=0.1)
-        for share, labels in ((0.3, LABELS_B), (0.7, LABELS_B.roll(1, 0)))
-    )
-    loss = training_loss(logits, mixed_targets(LABELS_B, CLASSES, mix), config)
-    assert float(loss) == pytest.approx(float(expected), abs=1e-6)
 
 
 @pytest.mark.parametrize("share", [0.3, 0.8])

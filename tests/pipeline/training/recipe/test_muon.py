@@ -9,6 +9,11 @@ from torch import nn
 from patchline.pipeline.training.recipe.muon import Muon, orthogonalised
 
 
+def _muon(parameter: nn.Parameter, *, matrices: bool = True, decay: float = 0.1) -> Muon:
+    group = {"params": [parameter], "matrices": matrices}
+    return Muon([group], lr=0.01, momentum=0.9, betas=(0.8, 0.95), weight_decay=decay)
+
+
 @pytest.mark.parametrize("shape", [(8, 8), (6, 20), (20, 6)])
 def test_the_update_is_nearly_orthogonal(shape: tuple[int, int]) -> None:
     """Singular values come near 1, and the singular vectors stay what they were."""
@@ -24,16 +29,9 @@ def test_the_update_is_nearly_orthogonal(shape: tuple[int, int]) -> None:
 def test_matrices_move_as_under_torchs_muon() -> None:
     """Ten steps on the same gradients end where torch's own ends, up to its bfloat16."""
     torch.manual_seed(0)
-    ours, theirs = nn.Parameter(torch.randn(12, 30)), nn.Parameter(torch.empty(12, 30))
-    theirs.data.copy_(ours.data)
-    start = ours.detach().clone()
-    mine = Muon(
-        [{"params": [ours], "matrices": True}],
-        lr=0.01,
-        momentum=0.9,
-        betas=(0.9, 0.999),
-        weight_decay=0.1,
-    )
+    start = torch.randn(12, 30)
+    ours, theirs = nn.Parameter(start.clone()), nn.Parameter(start.clone())
+    mine = _muon(ours)
     reference = torch.optim.Muon(
         [theirs], lr=0.01, momentum=0.9, weight_decay=0.1, adjust_lr_fn="match_rms_adamw"
     )
@@ -59,18 +57,11 @@ def test_a_convolution_moves_as_the_matrix_of_its_kernels() -> None:
         (kernels.contiguous(memory_format=torch.channels_last), gradient),
     ):
         parameter = nn.Parameter(values.clone(memory_format=torch.preserve_format))
-        optimizer = Muon(
-            [{"params": [parameter], "matrices": True}],
-            lr=0.01,
-            momentum=0.9,
-            betas=(0.9, 0.999),
-            weight_decay=0.0,
-        )
         parameter.grad = change.clone()
-        optimizer.step()
+        _muon(parameter, decay=0.0).step()
         results.append(parameter.detach().reshape(8, -1))
-    assert torch.allclose(results[0], results[1], atol=1e-6)
-    assert torch.allclose(results[0], results[2], atol=1e-6)
+    for other in results[1:]:
+        torch.testing.assert_close(results[0], other, atol=1e-6, rtol=0)
 
 
 def test_every_other_parameter_moves_as_under_adamw() -> None:
@@ -78,8 +69,8 @@ def test_every_other_parameter_moves_as_under_adamw() -> None:
     torch.manual_seed(0)
     ours = nn.Parameter(torch.randn(7))
     theirs = nn.Parameter(ours.detach().clone())
-    mine = Muon([{"params": [ours]}], lr=0.02, momentum=0.9, betas=(0.8, 0.95), weight_decay=0.1)
-    reference = torch.optim.AdamW([theirs], lr=0.02, betas=(0.8, 0.95), weight_decay=0.1)
+    mine = _muon(ours, matrices=False)
+    reference = torch.optim.AdamW([theirs], lr=0.01, betas=(0.8, 0.95), weight_decay=0.1)
     for _ in range(5):
         gradient = torch.randn(7)
         ours.grad, theirs.grad = gradient.clone(), gradient.clone()
@@ -91,7 +82,7 @@ def test_every_other_parameter_moves_as_under_adamw() -> None:
 def test_a_restored_count_of_steps_is_where_the_kernel_of_the_next_step_needs_it() -> None:
     """Torch moves and converts it for groups that say that they are updated by a fused kernel."""
     parameter = nn.Parameter(torch.ones(3))
-    optimizer = Muon([{"params": [parameter]}], lr=0.1, momentum=0, betas=(0, 0), weight_decay=0)
+    optimizer = _muon(parameter, matrices=False)
     parameter.grad = torch.ones(3)
     optimizer.step()
     saved = optimizer.state_dict()
