@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import pytest
 import torch
@@ -17,29 +17,7 @@ from patchline.pipeline.training.checkpoints import checkpoint
 from patchline.pipeline.training.job import TrainingJob
 from patchline.pipeline.training.parts.launching import job_of
 from tests.conftest import write_photos
-
-SETTINGS: dict[str, Any] = {
-    "name": "photos",
-    "data": {"source": "image_folder", "image_size": 16, "validation_fraction": 0.3},
-    "model": {"name": "vit", "embed_dim": 24, "depth": 2, "num_heads": 2, "mlp_dim": 32},
-    "training": {
-        "epochs": 4,
-        "batch_size": 12,
-        "threads": 1,
-        "device": "cpu",
-        "precision": "float32",
-    },
-}
-FEW_PENALTIES = (0.001, 0.01)
-"""Values of C that need few iterations."""
-
-
-class MakeJob(Protocol):
-    """Build a job in a folder of its own."""
-
-    def __call__(self, folder: Path, **changes: Any) -> TrainingJob:
-        """Return the small job with some sections of its config changed."""
-        ...
+from tests.pipeline.training.trained_jobs import FEW_PENALTIES, SETTINGS, MakeJob
 
 
 @pytest.fixture(scope="session")

@@ -14,7 +14,7 @@ from patchline.pipeline.data.manifests import manifest as manifests
 from patchline.pipeline.labels import label_sets
 from patchline.pipeline.training.job import TrainingJob
 from patchline.pipeline.training.parts.launching import job_of
-from tests.pipeline.training.conftest import SETTINGS
+from tests.pipeline.training.trained_jobs import SETTINGS
 
 LABELS = ("bright", "left", "top")
 

@@ -15,8 +15,7 @@ from patchline.pipeline.provenance.seen_images import SeenImages
 from patchline.pipeline.training.job import TeacherPredictions, TrainingJob
 from patchline.pipeline.training.start.initial_model import description_of
 from tests.conftest import write_photos
-from tests.pipeline.training.conftest import MakeJob
-from tests.pipeline.training.trained_jobs import opened
+from tests.pipeline.training.trained_jobs import MakeJob, opened
 
 MAE: dict[str, Any] = {
     "objective": {"name": "mae", "decoder_depth": 1},

@@ -19,7 +19,7 @@ from patchline.pipeline.training.augmentation_preview import (
 from patchline.pipeline.training.config import TrainingConfig
 from patchline.pipeline.training.recipe.mixing import draw_mix, mixed_images
 from patchline.pipeline.training.training_data import open_data
-from tests.pipeline.training.conftest import MakeJob
+from tests.pipeline.training.trained_jobs import MakeJob
 
 
 def test_each_column_shows_what_the_loader_yields(make_job: MakeJob, tmp_path: Path) -> None:

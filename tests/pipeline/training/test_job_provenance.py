@@ -19,8 +19,7 @@ from patchline.pipeline.training.job_provenance import provenance_of_job
 from patchline.pipeline.training.part import TrainingPart
 from patchline.pipeline.training.start.initial_model import description_of
 from tests.pipeline.registry.made_versions import made_manifest, seen_in
-from tests.pipeline.training.conftest import MakeJob
-from tests.pipeline.training.trained_jobs import keep_weights
+from tests.pipeline.training.trained_jobs import MakeJob, keep_weights
 
 
 def _rows(job: TrainingJob) -> pd.DataFrame:

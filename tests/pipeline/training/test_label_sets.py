@@ -160,25 +160,24 @@ def test_an_ensemble_of_folds_averages_the_calibrated_sigmoids(tmp_path: Path) -
     members = tuple(trained(job).best for job in jobs)
     job = label_set_job(tmp_path / "ensemble")
     job = job.model_copy(update={"part": TrainingPart(members=members)})
-    result = combine_members(job, EventWriter(tmp_path / "events.jsonl"))
+    result: Any = combine_members(job, EventWriter(tmp_path / "events.jsonl"))
     data = open_data(job)
 
     def logits(folder: Path, rows: Any) -> Any:
         model, description = load_model(folder)
         return predict_logits(model, data.images, rows, description.image).numpy()
 
-    calibrated, sets, single = [], [], []
-    for fit, member, own in zip(result.label_calibrations, members, jobs, strict=True):
-        held_out = open_data(own).validation_rows
-        expected = fit_label_calibration(logits(member, held_out), data.truth(held_out))
+    single, every = [], np.arange(len(data.paths))
+    held_out = [open_data(own).validation_rows for own in jobs]
+    for fit, member, rows in zip(result.label_calibrations, members, held_out, strict=True):
+        expected = fit_label_calibration(logits(member, rows), data.truth(rows))
         assert np.allclose(fit.scales, expected.scales)
-        calibrated.append(fit.probabilities(logits(member, held_out)))
-        sets.append(data.truth(held_out))
-        single.append(fit.probabilities(logits(member, np.arange(len(data.paths)))))
-    thresholds = fit_label_thresholds(np.concatenate(calibrated), np.concatenate(sets))
-    assert result.thresholds is not None
+        single.append(fit.probabilities(logits(member, every)))
+    chosen_on = [each[rows] for each, rows in zip(single, held_out, strict=True)]
+    truth_NK = data.truth(np.concatenate(held_out))
+    thresholds = fit_label_thresholds(np.concatenate(chosen_on), truth_NK)
     assert np.allclose(result.thresholds.values, thresholds.values)
     together = LabelCalibration.by_member(result.label_calibrations)
-    averaged = together.probabilities(logits(result.weights, np.arange(len(data.paths))))
+    averaged = together.probabilities(logits(result.weights, every))
     assert np.abs(single[0] - single[1]).max() > 1e-3
     assert np.allclose(averaged, np.mean(single, axis=0), atol=1e-5)

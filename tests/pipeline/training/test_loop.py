@@ -23,13 +23,13 @@ from patchline.pipeline.training.recipe.objectives import save_trained
 from patchline.pipeline.training.recipe.weight_averaging import measure_batch_norm_often
 from patchline.pipeline.training.train_result import EpochRecord
 from tests.patience import patient
-from tests.pipeline.training.conftest import MakeJob
 from tests.pipeline.training.label_set_jobs import label_set_job
 from tests.pipeline.training.taught_jobs import MAE, taught
 from tests.pipeline.training.trained_jobs import (
     BETTER,
     RANDOM,
     WORSE,
+    MakeJob,
     events_of,
     figures,
     opened,

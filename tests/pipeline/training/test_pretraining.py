@@ -16,9 +16,8 @@ from patchline.pipeline.pretraining.job import PretrainingJob
 from patchline.pipeline.training.job import TrainingJob
 from patchline.pipeline.training.recipe.objectives import REST_FILE
 from patchline.pipeline.workers.event_log import EventWriter
-from tests.pipeline.training.conftest import MakeJob
 from tests.pipeline.training.taught_jobs import MAE
-from tests.pipeline.training.trained_jobs import events_of, trained
+from tests.pipeline.training.trained_jobs import MakeJob, events_of, trained
 
 
 @pytest.fixture(scope="module")

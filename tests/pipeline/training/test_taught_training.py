@@ -14,9 +14,8 @@ from patchline.pipeline.models.model_files import load_model
 from patchline.pipeline.training.job_provenance import provenance_of_job
 from patchline.pipeline.training.part import TrainingPart
 from patchline.pipeline.training.training_data import open_data
-from tests.pipeline.training.conftest import MakeJob
-from tests.pipeline.training.taught_jobs import FAVOURITE, FURTHER, MAE, taught, unlabelled
-from tests.pipeline.training.trained_jobs import trained
+from tests.pipeline.training.taught_jobs import FAVOURITE, FURTHER, taught
+from tests.pipeline.training.trained_jobs import MakeJob, trained
 
 
 def test_unlabelled_images_are_in_every_epoch(make_job: MakeJob, tmp_path: Path) -> None:
@@ -60,13 +59,3 @@ def test_a_student_has_seen_the_unlabelled_images_and_what_its_teacher_has(
     assert shares.to_dict() == {"train": 1.0, "validation": 1.0, "test": 1.0}
     alone = provenance_of_job(job.model_copy(update={"teacher": None}))
     assert not alone.images.contain(rows[rows["split"] == "test"]).any()
-
-
-def test_pre_training_takes_unlabelled_images_as_they_are(
-    make_job: MakeJob, tmp_path: Path
-) -> None:
-    """Without labels, they are training images like all others."""
-    alone = make_job(tmp_path / "alone", **MAE)
-    more = make_job(tmp_path / "more", data={"unlabelled": str(unlabelled(tmp_path))}, **MAE)
-    counts = [len(open_data(job).training.rows) for job in (alone, more)]
-    assert counts[1] == counts[0] + FURTHER

@@ -12,17 +12,13 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from patchline.pipeline.config import RunConfig
-from patchline.pipeline.files.sealed_files import read_tensors
 from patchline.pipeline.models.model_building import build_model
-from patchline.pipeline.models.model_description import WEIGHTS_FILE
 from patchline.pipeline.training.speed.trial_steps import (
     TrialSettings,
-    trial_epoch_end,
     trial_steps,
 )
 from patchline.plugin_api import ImageSpec
-from tests.pipeline.training.conftest import MakeJob
-from tests.pipeline.training.trained_jobs import opened
+from tests.pipeline.training.trained_jobs import MakeJob, opened
 
 IMAGE = ImageSpec(channels=3, height=16, width=16, mean=(0.5,) * 3, std=(0.5,) * 3, resize="crop")
 WAITING = {"aten::_local_scalar_dense", "aten::nonzero", "aten::masked_select", "aten::equal"}
@@ -90,12 +86,3 @@ def test_a_trial_step_does_what_a_step_of_the_loop_does(make_job: MakeJob, tmp_p
             next(steps)
     assert of_loop.counts["aten::stack"]  # loss and norm are checked
     assert of_trial.counts >= of_loop.counts
-
-
-def test_the_end_of_an_epoch_is_tried_with_its_validation_and_its_files(tmp_path: Path) -> None:
-    """The averaged weights predict, and are written; a copy of the state is taken."""
-    config = RunConfig.model_validate(EVERYTHING)
-    model = build_model(config.model, IMAGE, 3)
-    end = trial_epoch_end(TrialSettings(config, IMAGE, 3, "float32"), model, 20, tmp_path)
-    assert min(end.validated_per_second, end.seconds, end.checkpoint_seconds) > 0
-    assert read_tensors(tmp_path / WEIGHTS_FILE)[0].keys() == model.state_dict().keys()

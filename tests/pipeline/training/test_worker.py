@@ -22,7 +22,7 @@ from patchline.pipeline.training.train_result import TrainResult
 from patchline.pipeline.workers.event_log import Event
 from patchline.pipeline.workers.worker_process import run_worker
 from tests.patience import until
-from tests.pipeline.training.conftest import MakeJob
+from tests.pipeline.training.trained_jobs import MakeJob
 from tests.pipeline.workers.family_worker import Idle
 
 FAMILY = "tests.pipeline.workers.family_worker"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import pytest
 import torch
@@ -18,8 +18,21 @@ from patchline.pipeline.training.__main__ import train
 from patchline.pipeline.training.job import TrainingJob
 from patchline.pipeline.training.loop import Training
 from patchline.pipeline.workers.event_log import EventWriter, read_events
-from tests.pipeline.training.conftest import MakeJob
 
+SETTINGS: dict[str, Any] = {
+    "name": "photos",
+    "data": {"source": "image_folder", "image_size": 16, "validation_fraction": 0.3},
+    "model": {"name": "vit", "embed_dim": 24, "depth": 2, "num_heads": 2, "mlp_dim": 32},
+    "training": {
+        "epochs": 4,
+        "batch_size": 12,
+        "threads": 1,
+        "device": "cpu",
+        "precision": "float32",
+    },
+}
+FEW_PENALTIES = (0.001, 0.01)
+"""Values of C that need few iterations."""
 Weights = dict[str, torch.Tensor]
 RANDOM: dict[str, Any] = {
     "model": {"dropout": 0.2, "attention_dropout": 0.1, "stochastic_depth": 0.3},
@@ -30,6 +43,14 @@ WORSE = property(lambda record: (0.5, float(record.step)))
 """Accuracy and loss with which the first validation stays the best."""
 BETTER = property(lambda record: (0.5, -float(record.step)))
 """Accuracy and loss with which each validation is the best so far."""
+
+
+class MakeJob(Protocol):
+    """Build a job in a folder of its own."""
+
+    def __call__(self, folder: Path, **changes: Any) -> TrainingJob:
+        """Return the small job with some sections of its config changed."""
+        ...
 
 
 class Stop(Exception):  # noqa: N818 - stands for a kill, not for an error

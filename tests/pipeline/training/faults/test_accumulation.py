@@ -18,8 +18,7 @@ from patchline.pipeline.training.loop import Training
 from patchline.pipeline.training.parts import launching
 from patchline.pipeline.training.processes.ranks import Ranks
 from patchline.pipeline.workers.event_log import read_events
-from tests.pipeline.training.conftest import MakeJob
-from tests.pipeline.training.trained_jobs import opened
+from tests.pipeline.training.trained_jobs import MakeJob, opened
 
 
 def _training(make_job: MakeJob, folder: Path, **training: Any) -> Training:
@@ -185,20 +184,3 @@ def test_recorded_halvings_replay(make_job: MakeJob, tmp_path: Path) -> None:
         assert training.step.micro_batches_at(training.state) == parts
     config = launching.replayable(training.config, training.run())
     assert config.record.halvings == (2,)
-
-
-def test_a_validation_that_does_not_fit_uses_smaller_batches(
-    make_job: MakeJob, tmp_path: Path
-) -> None:
-    """The metrics are those of the same images, predicted a few at a time."""
-    training = _training(make_job, tmp_path)
-    whole = training.validator.metrics(training.state.model, 20, 20)
-
-    def limited(_module: nn.Module, inputs: Any) -> None:
-        if len(inputs[0]) > 6:
-            raise torch.OutOfMemoryError
-
-    training.state.model.register_forward_pre_hook(limited)
-    parts = training.validator.metrics(training.state.model, 20, 20)
-    assert parts["validation_accuracy"] == whole["validation_accuracy"]
-    assert parts["validation_loss"] == pytest.approx(whole["validation_loss"])

@@ -17,9 +17,9 @@ from patchline.pipeline.training.job import TrainingJob
 from patchline.pipeline.training.loop import Training
 from patchline.pipeline.training.parts import launching
 from patchline.pipeline.training.validation import Validator
-from tests.pipeline.training.conftest import MakeJob
 from tests.pipeline.training.trained_jobs import (
     RANDOM,
+    MakeJob,
     Stop,
     StoppingWriter,
     events_of,

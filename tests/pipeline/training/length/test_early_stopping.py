@@ -7,8 +7,15 @@ from pathlib import Path
 import pytest
 
 from patchline.pipeline.training.train_result import EpochRecord
-from tests.pipeline.training.conftest import MakeJob
-from tests.pipeline.training.trained_jobs import WORSE, figures, same, stop, trained, weights_of
+from tests.pipeline.training.trained_jobs import (
+    WORSE,
+    MakeJob,
+    figures,
+    same,
+    stop,
+    trained,
+    weights_of,
+)
 
 
 @pytest.mark.usefixtures("_checkpoint_each_step")

@@ -80,13 +80,6 @@ def test_a_plan_of_steps_goes_evenly_from_0_to_1(steps: int) -> None:
     assert plan.progress_of(steps - 1) == pytest.approx(1 - 0.5 / steps)
 
 
-def test_more_time_than_planned_leaves_progress_for_it() -> None:
-    """When a plan is put off at its very end, the further steps still have a learning rate."""
-    plan = StepPlan.of_steps(10)
-    plan.end_after(10, 5)
-    assert plan.progress_of(9) < plan.progress_of(10) < plan.progress_of(14) < 1.0
-
-
 @given(steps=st.integers(10, 500), moves=st.lists(st.tuples(st.floats(0, 1), st.integers(1, 300))))
 def test_progress_never_falls_and_keeps_the_past(
     steps: int, moves: list[tuple[float, int]]
@@ -171,14 +164,3 @@ def test_a_timed_run_does_no_more_than_its_maximum_of_steps(most_steps: int) -> 
     assert run.steps == min(most_steps, run.steps)
     assert run.steps == most_steps or run.clock > 0.9 * LIMIT
     assert run.plan.progress(run.steps) == 1.0
-
-
-def test_the_end_counts_as_settled_once_four_plans_agree() -> None:
-    """At first the planned end jumps; four plans within 5% of each other are worth showing."""
-    plan = StepPlan([(0, 0.0, 115), (10, 0.1, 142), (20, 0.2, 119), (30, 0.3, 120)])
-    planner = TimePlanner(plan, LIMIT, Timed(LIMIT, 40, IMAGES, 32))
-    assert not planner.is_settled
-    plan.end_after(40, 81)
-    assert not planner.is_settled
-    plan.end_after(50, 72)
-    assert planner.is_settled

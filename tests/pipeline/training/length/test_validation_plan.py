@@ -11,8 +11,7 @@ from patchline.pipeline.data.manifests import manifest as manifests
 from patchline.pipeline.training.length import validation_plan
 from patchline.pipeline.training.length.validation_plan import EachEpoch, Recorded, Timed
 from patchline.pipeline.training.training_data import open_data
-from tests.pipeline.training.conftest import MakeJob
-from tests.pipeline.training.trained_jobs import trained
+from tests.pipeline.training.trained_jobs import MakeJob, trained
 
 
 def test_a_slow_validation_uses_a_part_of_the_split() -> None:

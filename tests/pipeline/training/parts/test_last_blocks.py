@@ -27,8 +27,8 @@ from patchline.pipeline.training.parts.token_fit import LastBlocksTraining
 from patchline.pipeline.training.processes.ranks import Ranks
 from patchline.pipeline.training.training_data import open_data
 from tests.pipeline.models.late_transfers import LateTransfers
-from tests.pipeline.training.conftest import MakeJob
 from tests.pipeline.training.trained_jobs import (
+    MakeJob,
     Stop,
     StoppingWriter,
     Weights,
@@ -303,13 +303,3 @@ def test_settings_without_effect_are_refused(
     if "device" in training:
         events = (tmp_path / "refused/events.jsonl").read_text(encoding="utf-8")
         assert "The GPU is not used: torch has no kernels for it. Install a build" in events
-
-
-def test_an_augmentation_without_a_view_is_named(make_job: MakeJob, tmp_path: Path) -> None:
-    """An image and its mirror image are already two views."""
-    two = blocks_job(make_job, tmp_path, "two").config
-    four = blocks_job(make_job, tmp_path, "four", token_views=4).config
-    said = "augmentation.name light has no effect: training.token_views is 2"
-    assert last_blocks.note_on_views(two, mirrored=True).startswith(said)
-    assert not last_blocks.note_on_views(two, mirrored=False)
-    assert not last_blocks.note_on_views(four, mirrored=True)

@@ -29,8 +29,8 @@ from patchline.pipeline.training.speed.precision import Chooser, Precision
 from patchline.pipeline.training.start.initial_model import TABLE_FILE
 from patchline.pipeline.training.training_data import open_data
 from tests.conftest import write_photos
-from tests.pipeline.training.conftest import MakeJob
 from tests.pipeline.training.trained_jobs import (
+    MakeJob,
     events_of,
     from_weights,
     opened,

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import pytest
@@ -27,14 +26,11 @@ from patchline.pipeline.training.parts.ensemble_members import combine_members
 from patchline.pipeline.training.recipe.weight_averaging import (
     LastWeights,
     measure_batch_norm,
-    measure_batch_norm_often,
 )
 from patchline.pipeline.training.record import TrainingRecord
-from patchline.pipeline.training.training_data import TrainingData, open_data
 from patchline.pipeline.workers.event_log import EventWriter
 from patchline.plugin_api import ImageSpec
-from tests.pipeline.training.conftest import MakeJob
-from tests.pipeline.training.trained_jobs import same, stop, trained
+from tests.pipeline.training.trained_jobs import MakeJob, same, stop, trained
 
 PLAN = ((0, 0.0, 40), (10, 0.2, 30), (20, 0.6, 30))
 
@@ -115,16 +111,6 @@ def test_an_ensemble_averages_the_calibrated_probabilities_of_the_folds(
     single = list(map(probabilities, members, temperatures))
     assert not torch.allclose(single[0], single[1], atol=1e-3)
     torch.testing.assert_close(probabilities(result.weights, 1.0), (single[0] + single[1]) / 2)
-
-
-def test_folds_train_on_different_images(make_job: MakeJob, tmp_path: Path) -> None:
-    """A fold is validated on images that it was not trained on."""
-    seen = []
-    for fold in (1, 2, 3):
-        data = open_data(_fold(make_job, tmp_path, fold, 3))
-        assert not set(data.training.rows) & set(data.validation_rows)
-        seen += list(data.validation_rows)
-    assert len(seen) == len(set(seen))
 
 
 @pytest.mark.parametrize(
@@ -225,20 +211,3 @@ def test_batch_norm_is_measured_again_for_an_average() -> None:
     torch.testing.assert_close(layer.get_buffer("running_mean"), pixels.mean((0, 2, 3)))
     assert layer.momentum == 0.1
     assert not model.training
-
-
-@pytest.mark.parametrize(
-    ("images", "batches"), [(1, [1]), (40, [20, 20]), (4097, [32] * 42 + [22])]
-)
-def test_batch_norm_of_a_validation_is_that_of_few_images(
-    make_job: MakeJob, tmp_path: Path, images: int, batches: list[int]
-) -> None:
-    """At most 2,048, from all of them; batches are as equal as they can be."""
-    job = make_job(tmp_path, training={"batch_size": 32})
-    model = torch.nn.Sequential(torch.nn.BatchNorm2d(3))
-    sizes: list[int] = []
-    model[0].register_forward_pre_hook(lambda _, given: sizes.append(len(given[0])))
-    stored = np.zeros((images, 8, 8, 3), np.uint8)
-    data = SimpleNamespace(images=stored, training=SimpleNamespace(rows=np.arange(images)))
-    measure_batch_norm_often(model, cast("TrainingData", data), job)
-    assert sizes == batches

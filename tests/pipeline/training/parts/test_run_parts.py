@@ -28,8 +28,7 @@ from patchline.pipeline.training.parts.run_parts import RunParts
 from patchline.plugin_api import ImageSpec
 from tests.conftest import write_photos
 from tests.patience import until
-from tests.pipeline.training.conftest import SETTINGS
-from tests.pipeline.training.trained_jobs import keep_weights
+from tests.pipeline.training.trained_jobs import SETTINGS, keep_weights
 
 _SETTINGS: dict[str, Any] = config_files.merged(
     SETTINGS,

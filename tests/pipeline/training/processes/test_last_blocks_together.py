@@ -19,7 +19,6 @@ from patchline.pipeline.training.train_result import RefitResult, TrainResult
 from patchline.pipeline.workers.event_log import Event, read_events
 from patchline.pipeline.workers.launcher import GROUP_FILE
 from patchline.pipeline.workers.worker_process import run_worker
-from tests.pipeline.training.conftest import MakeJob
 from tests.pipeline.training.parts.test_last_blocks import (
     assert_moved_alike,
     blocks_job,
@@ -27,7 +26,7 @@ from tests.pipeline.training.parts.test_last_blocks import (
     refit_of,
     state_of,
 )
-from tests.pipeline.training.trained_jobs import events_of, said, same, trained
+from tests.pipeline.training.trained_jobs import MakeJob, events_of, said, same, trained
 
 pytestmark = pytest.mark.timeout(1500)  # each run starts its processes four times
 Together = tuple[TrainingJob, TrainResult]

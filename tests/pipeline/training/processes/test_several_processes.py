@@ -17,7 +17,6 @@ from safetensors.torch import load_file
 
 from patchline.pipeline.errors import ConfigError, WorkerError
 from patchline.pipeline.files.sealed_files import write_tensors
-from patchline.pipeline.plugin_system.plugin_loader import FILES_VARIABLE
 from patchline.pipeline.run_memory.cleaning import FEATURES
 from patchline.pipeline.training.job import ExtendedTraining, TrainingJob
 from patchline.pipeline.training.machine import MODULE
@@ -32,10 +31,10 @@ from patchline.pipeline.training.training_data import open_data
 from patchline.pipeline.workers.event_log import Event, read_events
 from patchline.pipeline.workers.worker_process import run_worker
 from tests.patience import patient, until
-from tests.pipeline.training.conftest import MakeJob
 from tests.pipeline.training.label_set_jobs import label_set_job
 from tests.pipeline.training.processes.training_ranks import FEATURES_TOGETHER, random_head
 from tests.pipeline.training.trained_jobs import (
+    MakeJob,
     StoppingWriter,
     Weights,
     events_of,
@@ -90,33 +89,6 @@ JOBS: dict[str, dict[str, Any]] = {
     },
     "refit": {"training": THREE},
 }
-SHORT_MEMORY = """
-import os
-
-import torch
-from torch import nn
-
-from patchline.plugin_api import PatchEmbeddingPlugin, PatchTokens, PluginConfig
-
-
-class Stem(nn.Module):
-    def __init__(self, config, context):
-        super().__init__()
-        self.grid, self.steps = (4, 4), 0
-        self.stem = nn.Conv2d(context.channels, context.embed_dim, kernel_size=4, stride=4)
-
-    def forward(self, images_BCHW):
-        self.steps += self.training
-        if os.environ.get("RANK") == "1" and self.steps == 5 and len(images_BCHW) > 3:
-            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB.")
-        return PatchTokens(self.stem(images_BCHW).flatten(2).transpose(1, 2), self.grid)
-
-
-plugin = PatchEmbeddingPlugin(
-    summary="Its fifth step needs much memory", paper="-", config_class=PluginConfig, build=Stem
-)
-"""
-"""A patch embedding in a file."""
 Jobs = dict[str, TrainingJob]
 
 
@@ -342,16 +314,6 @@ def test_too_small_a_batch_is_an_error(make_job: MakeJob, tmp_path: Path) -> Non
         make_job(tmp_path, training={"processes": 8, "batch_size": 12})
 
 
-@pytest.mark.parametrize(("size", "of_machine"), [(2, 1), (6, 3)])
-def test_a_replay_gives_each_rank_as_many_threads(size: int, of_machine: int) -> None:
-    """The threads that are recorded are those of one machine, however many there are."""
-    ranks = Ranks()
-    ranks.size, ranks._share_threads = size, of_machine
-    own = ranks.own_threads(8)
-    assert own == 8 // of_machine
-    assert ranks.own_threads(ranks.threads_of_machine(own)) == own
-
-
 def _ranks(folder: Path) -> list[psutil.Process]:
     """Return the living processes of a training run, but not its worker process."""
     found = []
@@ -403,28 +365,3 @@ def test_whatever_is_killed_no_process_is_left_and_the_weights_are_the_same(
     result = run_worker(MODULE, killed.folder, killed, TrainResult, lambda _: None)
     assert result.steps == expected.steps
     assert same(*(load_file(job.folder / "last.safetensors") for job in (whole, killed)))
-
-
-@pytest.mark.slow
-def test_a_rank_without_memory_restarts_all_with_smaller_micro_batches(
-    make_job: MakeJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """One rank runs out of memory in its fifth step; the result is that of the recorded halving."""
-    (tmp_path / "short_memory.py").write_text(SHORT_MEMORY, encoding="utf-8")
-    monkeypatch.setenv(FILES_VARIABLE, str(tmp_path / "short_memory.py"))
-    weights = []
-    for record in ({}, {"halvings": (4,)}):
-        job = make_job(
-            tmp_path / f"job{len(record)}",
-            model={"patch_embedding": {"name": "short_memory"}},
-            training={"processes": 2, "epochs": 3},
-            record=record,
-        )
-        result = run_worker(MODULE, job.folder, job, TrainResult, lambda _: None)
-        assert result.halvings == (4,)
-        weights.append(load_file(job.folder / "last.safetensors"))
-        if not record:
-            resumed, divided = said(job)
-            assert resumed == "resuming from step 4"
-            assert "divided into 2 micro-batches. The effective batch size is" in divided
-    assert same(*weights)

@@ -6,7 +6,6 @@ What else can die is killed in `test_separate_folders.py`.
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 import tempfile
@@ -24,10 +23,9 @@ from patchline.pipeline.training.train_result import TrainResult
 from patchline.pipeline.workers.event_log import read_events
 from patchline.pipeline.workers.worker_process import run_worker
 from tests.patience import patient, until
-from tests.pipeline.training.conftest import MakeJob
 from tests.pipeline.training.processes import ray_nodes
 from tests.pipeline.training.processes.ray_nodes import Cluster
-from tests.pipeline.training.trained_jobs import same
+from tests.pipeline.training.trained_jobs import MakeJob, same
 
 pytestmark = [
     pytest.mark.slow,
@@ -36,14 +34,6 @@ pytestmark = [
 ]
 SETTINGS = {"name": "ray", "nodes": 2, "shared_folder": True}
 TRAINING = {"processes": 2, "epochs": 150, "threads": 1}
-SLOW_IMPORT = """
-import importlib.abc, sys, time
-class Slow(importlib.abc.MetaPathFinder):
-    def find_spec(self, name, *_):
-        if name == "patchline.plugins.launchers.ray_host":
-            time.sleep(45)
-sys.meta_path.insert(0, Slow())
-"""
 
 
 @pytest.fixture(scope="module")
@@ -188,24 +178,3 @@ def test_what_a_user_has_to_change_is_exit_code_2(
     assert words in events[-1]["message"]
     assert not (job.folder / "last.safetensors").exists()
     _assert_nothing_left(cluster)
-
-
-def test_a_node_that_starts_late_is_waited_for(
-    cluster: Cluster, make_job: MakeJob, tmp_path: Path
-) -> None:
-    """One imports for 45 s; a host that hears nothing of its driver ends after 30 s."""
-    (tmp_path / "sitecustomize.py").write_text(SLOW_IMPORT)
-    path = os.pathsep.join((str(tmp_path), cluster.environment["PYTHONPATH"]))
-    for node in cluster.spaces:
-        cluster.kill(node)
-    time.sleep(1)
-    cluster.start("a")
-    cluster.start("b", PYTHONPATH=path)
-    try:
-        began = time.monotonic()
-        job = make_job(tmp_path / "job", training={**TRAINING, "epochs": 2})
-        code, events = _train(cluster, job)
-        assert (code, events[-1]["kind"]) == (0, "result"), events[-3:]
-        assert time.monotonic() - began > 45
-    finally:
-        cluster.restart()

@@ -38,8 +38,7 @@ from patchline.pipeline.training.parts.refit import Refit
 from patchline.pipeline.training.processes.ranks import Place, Ranks, stopped_ranks_named
 from patchline.pipeline.workers.event_log import EventWriter
 from patchline.pipeline.workers.worker_process import leave
-from tests.pipeline.training.conftest import FEW_PENALTIES, SETTINGS
-from tests.pipeline.training.trained_jobs import Stop
+from tests.pipeline.training.trained_jobs import FEW_PENALTIES, SETTINGS, Stop
 
 FEATURES_TOGETHER = 5
 """Images whose features a rank computes at once."""

@@ -50,15 +50,3 @@ def test_an_overflow_without_a_factor_is_a_divergence() -> None:
     scale.restore({"factor": 1.0, "updates": 3})
     assert scale.tolerated(infinite) == infinite
     assert scale.numbers() == {"factor": 1.0, "updates": 3}
-
-
-def test_other_precisions_have_no_factor() -> None:
-    """Loss, gradients and norm stay as they are, and every step updates."""
-    model = nn.Linear(2, 1)
-    scale, before = LossScale("bfloat16"), model.weight.detach().clone()
-    loss = scale.scaled(model(torch.ones(1, 2)).sum())
-    loss.backward()  # type: ignore[no-untyped-call]
-    scale.unscale(model.parameters())
-    assert scale.tolerated(torch.tensor(float("nan"))).isnan()
-    scale.step(torch.optim.SGD(model.parameters(), lr=0.1))
-    assert torch.allclose(model.weight, before - 0.1)

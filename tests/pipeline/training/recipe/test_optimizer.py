@@ -135,23 +135,18 @@ def test_schedule_free_needs_a_constant_rate() -> None:
         OptimizerConfig(name="schedule_free")
 
 
-def test_schedule_free_learns_and_its_average_is_validated() -> None:
-    """The average has the weights that the optimizer evaluates, and training keeps its own."""
+def test_the_average_of_schedule_free_is_validated() -> None:
+    """It has the weights that the optimizer evaluates, and training keeps its own."""
     model = nn.Linear(4, 1)
     config = OptimizerConfig(name="schedule_free", schedule="constant", learning_rate=0.05)
     optimizer: Any = build_optimizer(config, model)
-    average = MovingAverage(model, 0.9)
-    inputs = torch.randn(64, 4, generator=torch.Generator().manual_seed(0))
-    for _ in range(200):
+    for _ in range(20):
         optimizer.zero_grad()
-        loss = (model(inputs) - inputs.sum(1, keepdim=True)).square().mean()
-        loss.backward()
+        model(torch.randn(64, 4)).square().mean().backward()
         optimizer.step()
-    before = model.weight.detach().clone()
+    before, average = model.weight.detach().clone(), MovingAverage(model, 0.9)
     average.take_averaged(model, optimizer)
     assert torch.equal(model.weight, before)
     optimizer.eval()
     assert torch.equal(average.model.get_parameter("weight"), model.weight)
     assert not torch.equal(model.weight, before)
-    with torch.no_grad():
-        assert float((model(inputs) - inputs.sum(1, keepdim=True)).square().mean()) < 0.05

@@ -11,8 +11,7 @@ from torchvision.transforms import v2
 from patchline.pipeline.errors import ConfigError
 from patchline.pipeline.training.config import TrainingConfig
 from patchline.pipeline.training.recipe.progressive_size import ProgressiveSize
-from tests.pipeline.training.conftest import MakeJob
-from tests.pipeline.training.trained_jobs import opened
+from tests.pipeline.training.trained_jobs import MakeJob, opened
 from tests.plugins.model_parity import built, image_spec
 
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import tempfile
-import time
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +14,15 @@ from torch import nn
 from patchline.pipeline.training import validation
 from patchline.pipeline.training.config import TrainingConfig
 from patchline.pipeline.training.speed.compilation import is_wanted, reason_of
-from tests.pipeline.training.conftest import MakeJob
 from tests.pipeline.training.label_set_jobs import label_set_job
-from tests.pipeline.training.trained_jobs import opened, said, same, stop, trained, weights_of
+from tests.pipeline.training.trained_jobs import (
+    MakeJob,
+    said,
+    same,
+    stop,
+    trained,
+    weights_of,
+)
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
 COMPILED: dict[str, Any] = {"compile": True, "epochs": 1}
@@ -150,19 +154,6 @@ def test_the_averaged_weights_are_compiled_in_one_shape(
     assert validated == [5] * (1 + -(-one.validation_images // 5))  # one batch while it is compiled
     assert one.validation_accuracy == other.validation_accuracy
     assert one.validation_loss == pytest.approx(other.validation_loss, rel=1e-5)
-
-
-def test_a_batch_that_is_filled_up_is_measured_as_what_it_holds(
-    make_job: MakeJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """With a time limit, the measured speed decides how many images all validations have."""
-    monkeypatch.setattr(validation, "_MOST_IMAGES", 5)
-    monkeypatch.setattr(validation, "_MEASURED", 2)
-    training = opened(make_job(tmp_path))
-    speed = partial(training.validator.speed, training.state.average.model, time.monotonic)
-    assert speed()[0] == 2
-    training.validator.fills_batches = True
-    assert speed()[0] == 5
 
 
 def test_a_ramp_of_stochastic_depth_is_not_compiled(make_job: MakeJob, tmp_path: Path) -> None:

@@ -23,8 +23,8 @@ from patchline.pipeline.training.speed.precision import (
     images_per_second,
 )
 from patchline.plugin_api import ImageSpec
-from tests.pipeline.training.conftest import MakeJob
 from tests.pipeline.training.trained_jobs import (
+    MakeJob,
     StoppingWriter,
     from_weights,
     opened,
@@ -104,27 +104,6 @@ def test_a_gpu_without_bfloat16_is_measured_in_float16_if_it_has_tensor_cores(
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
     assert precision.half_precision(torch.device("cuda")) == half
     assert bool(precision.certain_reason(torch.device("cuda"))) == (not half)
-
-
-def test_a_slow_machine_measures_fewer_images() -> None:
-    """Steps grow to what the time allows, and the best step of each precision counts."""
-    sizes: list[int] = []
-
-    def steps(name: str, batch: int) -> Iterator[float]:
-        sizes.append(batch)
-        while True:
-            yield batch * (0.002 if name == "float32" else 0.001)
-
-    assert images_per_second(steps, "bfloat16", 64, 100.0) == pytest.approx(
-        {"float32": 500, "bfloat16": 1000}
-    )
-    assert max(sizes) == 64
-    sizes.clear()
-    images_per_second(steps, "bfloat16", 64, 1.2)  # 10 steps of 32 images
-    assert max(sizes) == 32
-    sizes.clear()
-    images_per_second(steps, "bfloat16", 64, 0.0)
-    assert max(sizes) == 8
 
 
 @pytest.mark.parametrize(

@@ -17,8 +17,15 @@ from patchline.pipeline.training.start import starting_state
 from patchline.pipeline.training.start.starting_state import take_over
 from patchline.pipeline.training.train_result import EpochRecord
 from patchline.pipeline.training.train_state import TrainState
-from tests.pipeline.training.conftest import MakeJob
-from tests.pipeline.training.trained_jobs import WORSE, opened, same, stop, trained, weights_of
+from tests.pipeline.training.trained_jobs import (
+    WORSE,
+    MakeJob,
+    opened,
+    same,
+    stop,
+    trained,
+    weights_of,
+)
 
 CONSTANT: dict[str, Any] = {
     "optimizer": {"schedule": "constant", "warmup_fraction": 0.0},
@@ -67,23 +74,6 @@ def test_weights_of_the_finished_training_stay_the_best_if_nothing_is_better(
     assert (result.best_step, result.epochs) == (4, 5.0)
     first, best = tmp_path / "first/best/model.safetensors", result.best / "model.safetensors"
     assert first.read_bytes() == best.read_bytes()
-
-
-def test_new_settings_of_the_optimizer_are_those_that_train(
-    make_job: MakeJob, tmp_path: Path
-) -> None:
-    """Weight decay and momentum come from the new config; the moments are taken over."""
-    sgd = {"name": "sgd", "momentum": 0.9, "weight_decay": 0.1}
-    changed = {"optimizer": {**sgd, "momentum": 0.5, "weight_decay": 0.2}}
-    first = {"optimizer": sgd, "training": {"epochs": 1}}
-    job = _extending(make_job, tmp_path, first, changed)
-    assert job.extends is not None
-    training = opened(job)
-    take_over(job, job.extends, training.state, training.validator)
-    groups = training.state.optimizer.param_groups
-    assert {group["momentum"] for group in groups} == {0.5}
-    assert {group["weight_decay"] for group in groups} == {0.2, 0.0}
-    assert training.state.optimizer.state_dict()["state"]
 
 
 def test_the_best_of_a_part_of_the_split_is_measured_again(
