@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from patchline.pipeline.training.checkpoints import checkpoint
 from patchline.pipeline.training.job import TrainingJob
 from patchline.pipeline.training.parts.launching import job_of
 from tests.conftest import write_photos
-from tests.pipeline.training.trained_jobs import FEW_PENALTIES, SETTINGS, MakeJob
+from tests.pipeline.training.trained_jobs import FEW_PENALTIES, SETTINGS, Make
 
 
 @pytest.fixture(scope="session")
@@ -27,19 +28,31 @@ def small_photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def make_job(small_photos: Path) -> MakeJob:
-    """Return the builder of small jobs; all share one manifest and one store."""
+def make_in(small_photos: Path) -> Callable[[Path], Make]:
+    """Return the builder of small jobs in a folder; all share one manifest and one store."""
     workspace = small_photos.parent
 
-    def make(folder: Path, **changes: Any) -> TrainingJob:
+    def make(top: Path, name: str = "", **changes: Any) -> TrainingJob:
         settings = config_files.merged(SETTINGS, {"data": {"path": str(small_photos)}})
         config = config_files.validated(config_files.merged(settings, changes))
         data = ingestion.ingest(config, workspace)
         config = ingestion.resolve(config, data)
         prepared = ingestion.prepare(config, data, workspace)
-        return job_of(config, data, prepared, folder, "no run")
+        return job_of(config, data, prepared, top / name, "no run")
 
-    return make
+    return lambda top: partial(make, top)
+
+
+@pytest.fixture
+def make(make_in: Callable[[Path], Make], tmp_path: Path) -> Make:
+    """Return the builder of jobs of one test."""
+    return make_in(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def make_shared(make_in: Callable[[Path], Make], tmp_path_factory: pytest.TempPathFactory) -> Make:
+    """Return the builder of jobs that tests of a module share."""
+    return make_in(tmp_path_factory.mktemp("shared"))
 
 
 @pytest.fixture(scope="module")

@@ -15,7 +15,7 @@ from patchline.pipeline.provenance.seen_images import SeenImages
 from patchline.pipeline.training.job import TeacherPredictions, TrainingJob
 from patchline.pipeline.training.start.initial_model import description_of
 from tests.conftest import write_photos
-from tests.pipeline.training.trained_jobs import MakeJob, opened
+from tests.pipeline.training.trained_jobs import Make, opened
 
 MAE: dict[str, Any] = {
     "objective": {"name": "mae", "decoder_depth": 1},
@@ -33,11 +33,11 @@ def unlabelled(folder: Path) -> Path:
     return root / "falling"
 
 
-def taught(make_job: MakeJob, folder: Path, **changes: Any) -> TrainingJob:
+def taught(make: Make, folder: Path, **changes: Any) -> TrainingJob:
     """Return a small job with a teacher that sees its favourite class everywhere."""
     settings = {"teacher": "photos/1", "teacher_weight": 1.0, **changes.pop("training", {})}
     data = {"unlabelled": str(unlabelled(folder))}
-    job = make_job(folder / "run", data=data, training=settings, **changes)
+    job = make("run", data=data, training=settings, **changes)
     rows = manifests.usable(manifests.load(job.manifest_file))
     count = int((rows["split"] == "train").sum()) + FURTHER
     logits = np.tile(np.array([0.0, 0.0, 4.0], np.float32), (count, 2))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from itertools import islice
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -19,12 +18,12 @@ from patchline.pipeline.training.augmentation_preview import (
 from patchline.pipeline.training.config import TrainingConfig
 from patchline.pipeline.training.recipe.mixing import draw_mix, mixed_images
 from patchline.pipeline.training.training_data import open_data
-from tests.pipeline.training.trained_jobs import MakeJob
+from tests.pipeline.training.trained_jobs import Make
 
 
-def test_each_column_shows_what_the_loader_yields(make_job: MakeJob, tmp_path: Path) -> None:
+def test_each_column_shows_what_the_loader_yields(make: Make) -> None:
     """The images of an epoch are, pixel by pixel, those that training sees in it."""
-    data = open_data(make_job(tmp_path, augmentation={"name": "standard"}))
+    data = open_data(make(augmentation={"name": "standard"}))
     source, rows = data.training, data.preview_rows(5)
     columns = preview_columns(
         source.augment(), np.array(data.images[rows]), rows.tolist(), epochs=2
@@ -37,9 +36,9 @@ def test_each_column_shows_what_the_loader_yields(make_job: MakeJob, tmp_path: P
         assert np.array_equal(column.images_NHWC, images[places].numpy())
 
 
-def test_mixed_images_are_shown_and_named(make_job: MakeJob, tmp_path: Path) -> None:
+def test_mixed_images_are_shown_and_named(make: Make) -> None:
     """With CutMix, the images of a column are mixed with each other, in the drawn ratio."""
-    job = make_job(tmp_path, augmentation={"name": "none"}, training={"cutmix": 1.0})
+    job = make(augmentation={"name": "none"}, training={"cutmix": 1.0})
     data, settings = open_data(job), TrainingConfig(cutmix=1.0)
     rows = data.preview_rows(4)
     originals = np.array(data.images[rows])

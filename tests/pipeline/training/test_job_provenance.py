@@ -19,7 +19,7 @@ from patchline.pipeline.training.job_provenance import provenance_of_job
 from patchline.pipeline.training.part import TrainingPart
 from patchline.pipeline.training.start.initial_model import description_of
 from tests.pipeline.registry.made_versions import made_manifest, seen_in
-from tests.pipeline.training.trained_jobs import MakeJob, keep_weights
+from tests.pipeline.training.trained_jobs import Make, keep_weights
 
 
 def _rows(job: TrainingJob) -> pd.DataFrame:
@@ -36,19 +36,17 @@ def _seen(job: TrainingJob, *, trained_only: bool = False) -> set[str]:
 
 
 @pytest.mark.parametrize("refit", [False, True])
-def test_a_training_has_seen_what_it_trains_and_validates_on(
-    make_job: MakeJob, tmp_path: Path, *, refit: bool
-) -> None:
+def test_a_training_has_seen_what_it_trains_and_validates_on(make: Make, *, refit: bool) -> None:
     """Never a test image."""
-    job = make_job(tmp_path).model_copy(update={"part": TrainingPart(refit=refit)})
+    job = make().model_copy(update={"part": TrainingPart(refit=refit)})
     both = {"train", "validation"}
     assert _seen(job, trained_only=True) == (both if refit else {"train"})
     assert _seen(job) == both
 
 
-def test_an_ensemble_has_seen_what_its_members_have(make_job: MakeJob, tmp_path: Path) -> None:
+def test_an_ensemble_has_seen_what_its_members_have(make: Make, tmp_path: Path) -> None:
     """Each fold has trained on a part of the images; together, they have trained on all."""
-    job, folders = make_job(tmp_path), []
+    job, folders = make(), []
     used = (_rows(job)["split"] != "test").to_numpy()
     for fold in (1, 2):
         of_fold = job.model_copy(update={"part": TrainingPart(fold=fold, folds=2)})
@@ -65,13 +63,13 @@ def test_an_ensemble_has_seen_what_its_members_have(make_job: MakeJob, tmp_path:
 
 @pytest.mark.parametrize("reason", ["", "x.pth is a file of unrecognised origin"])
 def test_a_descendant_has_seen_what_its_initial_weights_have(
-    make_job: MakeJob, tmp_path: Path, reason: str
+    make: Make, tmp_path: Path, reason: str
 ) -> None:
     """In its file, wherever that is copied, with what is not known about them."""
     summary = Provenance(unknown=(reason,) if reason else ()).summary
     ancestor = seen_in(made_manifest())
     kept = keep_weights(tmp_path / "kept", {}, as_metadata(ancestor), provenance=summary)
-    job = make_job(tmp_path / "job").model_copy(update={"initial_weights": kept})
+    job = make("job").model_copy(update={"initial_weights": kept})
     folder = tmp_path / "saved"
     save_model(folder, torch.nn.Linear(2, 2), description_of(job), provenance_of_job(job))
     found = provenance_of(folder / WEIGHTS_FILE, "x")

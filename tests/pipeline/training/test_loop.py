@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,7 @@ from tests.pipeline.training.trained_jobs import (
     BETTER,
     RANDOM,
     WORSE,
-    MakeJob,
+    Make,
     events_of,
     figures,
     opened,
@@ -52,20 +53,18 @@ SETS: dict[str, Any] = {
 
 
 @pytest.fixture(scope="module")
-def reference(make_job: MakeJob, tmp_path_factory: pytest.TempPathFactory) -> Reference:
+def reference(make_shared: Make) -> Reference:
     """Return one finished fit with everything random in it; tests must not change it."""
-    job = make_job(tmp_path_factory.mktemp("reference"), **RANDOM)
+    job = make_shared(**RANDOM)
     return job, trained(job)
 
 
-def test_the_same_job_gives_the_same_weights(
-    reference: Reference, make_job: MakeJob, tmp_path: Path
-) -> None:
+def test_the_same_job_gives_the_same_weights(reference: Reference, make: Make) -> None:
     """Twice the same job leads to the same weights, averages and figures to the last bit.
 
     A third time, what is finished, but not yet reported, is found again with the same weights.
     """
-    again = make_job(tmp_path, **RANDOM)
+    again = make(**RANDOM)
     for _ in range(2):  # as if the process had died before it wrote its result
         result = trained(again)
         assert result.best_step == reference[1].best_step
@@ -75,10 +74,10 @@ def test_the_same_job_gives_the_same_weights(
 
 @pytest.mark.parametrize("changes", [{"seed": 1}, {"model": {}}], ids=["seed", "no dropout"])
 def test_another_seed_or_dropout_gives_other_weights(
-    reference: Reference, make_job: MakeJob, tmp_path: Path, changes: dict[str, Any]
+    reference: Reference, make: Make, changes: dict[str, Any]
 ) -> None:
     """So the tests that compare weights with those of the reference see both."""
-    other = make_job(tmp_path, **{**RANDOM, **changes})
+    other = make(**{**RANDOM, **changes})
     trained(other)
     theirs, ours = weights_of(reference[0]), weights_of(other)
     assert not torch.equal(ours["model.head.weight"], theirs["model.head.weight"])
@@ -88,13 +87,12 @@ def test_another_seed_or_dropout_gives_other_weights(
 @pytest.mark.parametrize(("stop_after", "resumed_at"), [(1, None), (4, 3), (5, 4)])
 def test_a_resumed_training_ends_where_an_uninterrupted_one_does(
     reference: Reference,
-    make_job: MakeJob,
-    tmp_path: Path,
+    make: Make,
     stop_after: int,
     resumed_at: int | None,
 ) -> None:
     """Stopped around the end of an epoch of 4 steps, it resumes to the same bits."""
-    job = make_job(tmp_path, **RANDOM)
+    job = make(**RANDOM)
     stop(job, stop_after)
     result = trained(job)
     assert said(job) == ([f"resuming from step {resumed_at}"] if resumed_at else [])
@@ -105,7 +103,7 @@ def test_a_resumed_training_ends_where_an_uninterrupted_one_does(
 @pytest.mark.usefixtures("_checkpoint_each_step")
 @pytest.mark.parametrize("kind", ["mixed", "float16", "sets", "taught", "masked"])
 def test_every_kind_of_training_resumes_to_the_same_bits(
-    make_job: MakeJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+    make_in: Callable[[Path], Make], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
     """Mixed and augmented images, a scaled loss, sets of labels, a teacher, no labels at all."""
     monkeypatch.setattr(loss_scale, "_FIRST", 2.0**20)  # the first updates overflow
@@ -115,9 +113,9 @@ def test_every_kind_of_training_resumes_to_the_same_bits(
         if kind == "sets":
             return label_set_job(folder / "job", **SETS)
         if kind == "taught":
-            return taught(make_job, folder, training={"epochs": 2})
+            return taught(make_in(folder), folder, training={"epochs": 2})
         half = {"training": {"epochs": 2, "precision": "float16"}}
-        return make_job(folder, **{"mixed": MIXED, "float16": half, "masked": MAE}[kind])
+        return make_in(folder)(**{"mixed": MIXED, "float16": half, "masked": MAE}[kind])
 
     whole, stopped = (job_in(tmp_path / name) for name in ("whole", "stopped"))
     expected = trained(whole)
@@ -131,10 +129,10 @@ def test_every_kind_of_training_resumes_to_the_same_bits(
         assert progress["loss_scale"]["factor"] < 2.0**20
 
 
-def test_data_loader_workers_change_nothing(make_job: MakeJob, tmp_path: Path) -> None:
+def test_data_loader_workers_change_nothing(make: Make) -> None:
     """Images that a process of their own loads and augments give the same weights."""
-    alone = make_job(tmp_path / "0", **MIXED)
-    with_worker = make_job(tmp_path / "1", **MIXED, data={"workers": 1})
+    alone = make("0", **MIXED)
+    with_worker = make("1", **MIXED, data={"workers": 1})
     trained(alone)
     trained(with_worker)
     assert same(weights_of(with_worker), weights_of(alone))
@@ -143,10 +141,10 @@ def test_data_loader_workers_change_nothing(make_job: MakeJob, tmp_path: Path) -
 @pytest.mark.usefixtures("_checkpoint_each_step")
 @pytest.mark.parametrize("damage", ["last", "both", "best"])
 def test_a_damaged_checkpoint_is_left_out(
-    reference: Reference, make_job: MakeJob, tmp_path: Path, damage: str
+    reference: Reference, make: Make, tmp_path: Path, damage: str
 ) -> None:
     """One changed byte: it resumes from the previous checkpoint, or starts from scratch."""
-    job = make_job(tmp_path, **RANDOM)
+    job = make(**RANDOM)
     stop(job, 7)
     names = {
         "last": ["last.safetensors"],
@@ -166,14 +164,14 @@ def test_a_damaged_checkpoint_is_left_out(
     assert not (tmp_path / "previous.safetensors").exists()
 
 
-def test_a_time_limit_records_a_plan_that_replays(make_job: MakeJob, tmp_path: Path) -> None:
+def test_a_time_limit_records_a_plan_that_replays(make: Make, tmp_path: Path) -> None:
     """The recorded plan without the time limit leads to the same weights, bit for bit."""
     limit = f"{patient(0.2):.1f}s"
     ramps = {
         "model": {"stochastic_depth": 0.3},
         "training": {"time_limit": limit, "stochastic_depth_ramp": 0.8},
     }
-    limited = make_job(tmp_path / "limited", **ramps)
+    limited = make("limited", **ramps)
     result = trained(limited)
     assert result.stopped_because == f"time limit of {limit}"
     config = launching.replayable(limited.config, result)
@@ -185,10 +183,10 @@ def test_a_time_limit_records_a_plan_that_replays(make_job: MakeJob, tmp_path: P
     assert same(weights_of(replay), weights_of(limited))
 
 
-def test_it_learns_the_photos(make_job: MakeJob, tmp_path: Path) -> None:
+def test_it_learns_the_photos(make: Make) -> None:
     """Stripes in three directions are told apart far better than by chance."""
     training = {"epochs": 12, "batch_size": 8}
-    result = trained(make_job(tmp_path, training=training, optimizer={"learning_rate": 1e-2}))
+    result = trained(make(training=training, optimizer={"learning_rate": 1e-2}))
     assert result.history[-1].train_loss < result.history[0].train_loss - 0.2
     assert result.best_validation_accuracy > 0.8
 
@@ -216,10 +214,10 @@ def test_the_best_weights_and_the_events_are_those_of_the_history(reference: Ref
 
 @pytest.mark.usefixtures("_checkpoint_each_step")
 def test_a_newer_best_does_not_take_the_place_of_the_checkpoints(
-    make_job: MakeJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """If the newer best is not reached again after a stop, the result holds the older one."""
-    job = make_job(tmp_path, **RANDOM)
+    job = make(**RANDOM)
     stop(job, 5)
     kept = load_file(tmp_path / "best-4/model.safetensors")
     newer = tmp_path / "best-8"
@@ -233,7 +231,7 @@ def test_a_newer_best_does_not_take_the_place_of_the_checkpoints(
 
 
 def test_at_most_two_best_weights_lie_on_the_disk(
-    make_job: MakeJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The checkpoint's and the newest, however many epochs improve and keep training going."""
     monkeypatch.setattr(EpochRecord, "compared", BETTER)
@@ -244,18 +242,16 @@ def test_at_most_two_best_weights_lie_on_the_disk(
         found.append(len(list(tmp_path.glob("best-*"))))
 
     monkeypatch.setattr("patchline.pipeline.training.loop.save_trained", counted)
-    trained(make_job(tmp_path, training={"early_stopping": 1}))
+    trained(make(training={"early_stopping": 1}))
     assert len(found) == 4
     assert max(found) <= 3  # the one that is just written, and those two
     assert [each.name for each in tmp_path.glob("best*")] == ["best"]
 
 
 @pytest.mark.parametrize("length", [{"epochs": 1}, {"time_limit": "0.001s"}])
-def test_a_training_of_one_step_does_one(
-    make_job: MakeJob, tmp_path: Path, length: dict[str, Any]
-) -> None:
+def test_a_training_of_one_step_does_one(make: Make, length: dict[str, Any]) -> None:
     """Its only step has a learning rate, so the result is not the random start."""
-    training = opened(make_job(tmp_path, training={"batch_size": 1000, **length}))
+    training = opened(make(training={"batch_size": 1000, **length}))
     start = training.state.model.get_parameter("head.weight").clone()
     result = training.run()
     assert result.steps == 1
@@ -264,12 +260,9 @@ def test_a_training_of_one_step_does_one(
     assert not torch.equal(best["head.weight"], start)
 
 
-def test_weights_that_the_optimizer_averages_have_their_own_batch_statistics(
-    make_job: MakeJob, tmp_path: Path
-) -> None:
+def test_weights_that_the_optimizer_averages_have_their_own_batch_statistics(make: Make) -> None:
     """Schedule-Free computes its gradients at other weights, whose statistics do not fit."""
-    job = make_job(
-        tmp_path,
+    job = make(
         optimizer={"name": "schedule_free", "schedule": "constant"},
         model={"patch_embedding": {"name": "whitened"}},
         training={"epochs": 1},
@@ -294,12 +287,10 @@ def test_preview_rows_show_every_class_first() -> None:
     assert set(training_data.preview_rows(labels, rows)) == set(rows)
 
 
-def test_a_fit_that_stops_at_rungs_ends_where_an_uninterrupted_one_does(
-    make_job: MakeJob, tmp_path: Path
-) -> None:
+def test_a_fit_that_stops_at_rungs_ends_where_an_uninterrupted_one_does(make: Make) -> None:
     """Stopped after epochs 1 and 2 of 3 and continued from its checkpoint: the same bits."""
     changes = {**RANDOM, "training": {**RANDOM["training"], "epochs": 3, "average_last": 2}}
-    whole, job = (make_job(tmp_path / name, **changes) for name in ("whole", "rungs"))
+    whole, job = (make(name, **changes) for name in ("whole", "rungs"))
     expected = trained(whole)
     for epochs in (1, 2):
         stopped = trained(job.model_copy(update={"part": TrainingPart(epochs=epochs)}))

@@ -17,15 +17,13 @@ from patchline.pipeline.training.job import TrainingJob
 from patchline.pipeline.training.recipe.objectives import REST_FILE
 from patchline.pipeline.workers.event_log import EventWriter
 from tests.pipeline.training.taught_jobs import MAE
-from tests.pipeline.training.trained_jobs import MakeJob, events_of, trained
+from tests.pipeline.training.trained_jobs import Make, events_of, trained
 
 
 @pytest.fixture(scope="module")
-def pretrained(
-    make_job: MakeJob, tmp_path_factory: pytest.TempPathFactory
-) -> tuple[TrainingJob, Any]:
+def pretrained(make_shared: Make) -> tuple[TrainingJob, Any]:
     """Return a finished pre-training; tests must not change it."""
-    job = make_job(tmp_path_factory.mktemp("pretrained"), **{**MAE, "training": {"epochs": 4}})
+    job = make_shared(**{**MAE, "training": {"epochs": 4}})
     return job, trained(job)
 
 

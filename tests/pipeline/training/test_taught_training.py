@@ -15,12 +15,12 @@ from patchline.pipeline.training.job_provenance import provenance_of_job
 from patchline.pipeline.training.part import TrainingPart
 from patchline.pipeline.training.training_data import open_data
 from tests.pipeline.training.taught_jobs import FAVOURITE, FURTHER, taught
-from tests.pipeline.training.trained_jobs import MakeJob, trained
+from tests.pipeline.training.trained_jobs import Make, trained
 
 
-def test_unlabelled_images_are_in_every_epoch(make_job: MakeJob, tmp_path: Path) -> None:
+def test_unlabelled_images_are_in_every_epoch(make: Make, tmp_path: Path) -> None:
     """Beside the training images, or those of a fold; never among those to validate on."""
-    job = taught(make_job, tmp_path)
+    job = taught(make, tmp_path)
     rows = manifests.usable(manifests.load(job.manifest_file))
     further = np.arange(len(rows), len(rows) + FURTHER)
     for part in (TrainingPart(), TrainingPart(fold=1, folds=3), TrainingPart(refit=True)):
@@ -36,9 +36,9 @@ def test_unlabelled_images_are_in_every_epoch(make_job: MakeJob, tmp_path: Path)
     assert targets[validation].argmax() == label  # the teacher has not seen it
 
 
-def test_it_learns_what_the_teacher_says(make_job: MakeJob, tmp_path: Path) -> None:
+def test_it_learns_what_the_teacher_says(make: Make, tmp_path: Path) -> None:
     """With its full weight, a teacher that sees one class everywhere is believed."""
-    job = taught(make_job, tmp_path, training={"mixup": 0.2, "cutmix": 1.0})
+    job = taught(make, tmp_path, training={"mixup": 0.2, "cutmix": 1.0})
     model, data = load_model(trained(job).best)[0], open_data(job)
     device = torch.device("cpu")
     logits = predict_logits(model, data.images, data.validation_rows, job.image, device=device)
@@ -46,10 +46,10 @@ def test_it_learns_what_the_teacher_says(make_job: MakeJob, tmp_path: Path) -> N
 
 
 def test_a_student_has_seen_the_unlabelled_images_and_what_its_teacher_has(
-    make_job: MakeJob, tmp_path: Path
+    make: Make, tmp_path: Path
 ) -> None:
     """What a teacher knows of test images, it passes on."""
-    job = taught(make_job, tmp_path)
+    job = taught(make, tmp_path)
     rows = manifests.usable(manifests.load(job.manifest_file))
     assert job.unlabelled is not None
     further = manifests.usable(manifests.load(job.unlabelled.manifest_file))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,7 +17,7 @@ from patchline.pipeline.training.speed.trial_steps import (
     trial_steps,
 )
 from patchline.plugin_api import ImageSpec
-from tests.pipeline.training.trained_jobs import MakeJob, opened
+from tests.pipeline.training.trained_jobs import Make, opened
 
 IMAGE = ImageSpec(channels=3, height=16, width=16, mean=(0.5,) * 3, std=(0.5,) * 3, resize="crop")
 WAITING = {"aten::_local_scalar_dense", "aten::nonzero", "aten::masked_select", "aten::equal"}
@@ -71,9 +70,9 @@ def test_a_step_reads_no_value_and_computes_nothing_in_float64(settings: dict[st
     assert torch.float64 in seen.types
 
 
-def test_a_trial_step_does_what_a_step_of_the_loop_does(make_job: MakeJob, tmp_path: Path) -> None:
+def test_a_trial_step_does_what_a_step_of_the_loop_does(make: Make) -> None:
     """From the loading of the batch to the update: what is measured is what training takes."""
-    job = make_job(tmp_path, augmentation={"name": "standard"})
+    job = make(augmentation={"name": "standard"})
     training = opened(job)
     model = build_model(job.config.model, job.image, len(job.classes))
     settings = TrialSettings(job.config, job.image, len(job.classes), "float32")

@@ -22,7 +22,7 @@ from patchline.pipeline.training.train_result import TrainResult
 from patchline.pipeline.workers.event_log import Event
 from patchline.pipeline.workers.worker_process import run_worker
 from tests.patience import until
-from tests.pipeline.training.trained_jobs import MakeJob
+from tests.pipeline.training.trained_jobs import Make
 from tests.pipeline.workers.family_worker import Idle
 
 FAMILY = "tests.pipeline.workers.family_worker"
@@ -68,14 +68,12 @@ def _wait_for_end(group: int) -> None:
     until(lambda: not _members(group), "a process is left", seconds=60)
 
 
-def test_a_killed_worker_is_an_error_that_names_the_signal(
-    make_job: MakeJob, tmp_path: Path
-) -> None:
+def test_a_killed_worker_is_an_error_that_names_the_signal(make: Make) -> None:
     """SIGKILL of the worker, as by the kernel out of memory, is named together with its log.
 
     Nothing is left: no process of the group, and none of its semaphores in /dev/shm.
     """
-    job = make_job(tmp_path / "job", training={"epochs": 100_000}, data={"workers": 1})
+    job = make("job", training={"epochs": 100_000}, data={"workers": 1})
     groups: list[int] = []
     semaphores: set[Path] = set()
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import pytest
 import torch
@@ -34,6 +35,8 @@ SETTINGS: dict[str, Any] = {
 FEW_PENALTIES = (0.001, 0.01)
 """Values of C that need few iterations."""
 Weights = dict[str, torch.Tensor]
+Make = Callable[..., TrainingJob]
+"""Returns the small job in a folder of that name, with some sections of its config changed."""
 RANDOM: dict[str, Any] = {
     "model": {"dropout": 0.2, "attention_dropout": 0.1, "stochastic_depth": 0.3},
     "training": {"initial_image_scale": 0.5, "epochs": 2},
@@ -43,14 +46,6 @@ WORSE = property(lambda record: (0.5, float(record.step)))
 """Accuracy and loss with which the first validation stays the best."""
 BETTER = property(lambda record: (0.5, -float(record.step)))
 """Accuracy and loss with which each validation is the best so far."""
-
-
-class MakeJob(Protocol):
-    """Build a job in a folder of its own."""
-
-    def __call__(self, folder: Path, **changes: Any) -> TrainingJob:
-        """Return the small job with some sections of its config changed."""
-        ...
 
 
 class Stop(Exception):  # noqa: N818 - stands for a kill, not for an error
@@ -141,11 +136,12 @@ def keep_weights(
     return folder
 
 
-def with_weights(job: TrainingJob, folder: Path, *, blind: bool = False) -> TrainingJob:
+def with_weights(job: TrainingJob, *, blind: bool = False) -> TrainingJob:
     """Return the job with initial weights: a random network of another number of classes.
 
-    A blind one has the same features for every image.
+    A blind one has the same features for every image. They are kept beside the folder of the job.
     """
+    folder = job.folder.parent
     torch.manual_seed(7)
     model = build_model(job.config.model, job.image, 5)
     if blind:
@@ -154,10 +150,7 @@ def with_weights(job: TrainingJob, folder: Path, *, blind: bool = False) -> Trai
     return job.model_copy(update={"workspace": folder, "initial_weights": kept})
 
 
-def from_weights(
-    make_job: MakeJob, folder: Path, name: str, *, blind: bool = False, **changes: Any
-) -> TrainingJob:
+def from_weights(make: Make, name: str, *, blind: bool = False, **changes: Any) -> TrainingJob:
     """Return a job that begins with kept weights; by default, it trains the head alone."""
     own = {"model": {"init": "x.safetensors"}, "training": {"trainable": "head"}}
-    job = make_job(folder / name, **config_files.merged(own, changes))
-    return with_weights(job, folder, blind=blind)
+    return with_weights(make(name, **config_files.merged(own, changes)), blind=blind)

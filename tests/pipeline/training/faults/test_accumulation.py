@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import weakref
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,22 +17,22 @@ from patchline.pipeline.training.loop import Training
 from patchline.pipeline.training.parts import launching
 from patchline.pipeline.training.processes.ranks import Ranks
 from patchline.pipeline.workers.event_log import read_events
-from tests.pipeline.training.trained_jobs import MakeJob, opened
+from tests.pipeline.training.trained_jobs import Make, opened
 
 
-def _training(make_job: MakeJob, folder: Path, **training: Any) -> Training:
-    return opened(make_job(folder, training=training))
+def _training(make: Make, name: str = "", **training: Any) -> Training:
+    return opened(make(name, training=training))
 
 
 def _said(training: Training) -> list[str]:
     return [each["message"] for each in read_events(training.job.folder / "events.jsonl")]
 
 
-def test_micro_batches_have_the_gradients_of_the_batch(make_job: MakeJob, tmp_path: Path) -> None:
+def test_micro_batches_have_the_gradients_of_the_batch(make: Make) -> None:
     """Loss, clipped gradients and the number of correct images equal those of one pass."""
     weighted = {"class_weights": "balanced"}
-    whole = _training(make_job, tmp_path / "whole", **weighted)
-    divided = _training(make_job, tmp_path / "divided", **weighted, accumulation=5)
+    whole = _training(make, "whole", **weighted)
+    divided = _training(make, "divided", **weighted, accumulation=5)
     batch = next(whole.batches())
     one = whole.step.compute_gradients(whole.state, batch)
     many = divided.step.compute_gradients(divided.state, batch)
@@ -61,17 +60,17 @@ class _SmallMemory(nn.Module):
         return self.model(images_BCHW)
 
 
-def _short_of_memory(make_job: MakeJob, folder: Path, images: int) -> Training:
-    training = _training(make_job, folder)
+def _short_of_memory(make: Make, images: int) -> Training:
+    training = _training(make)
     state = training.state
     state.model = _SmallMemory(state.model, images)
     state.average.model = _SmallMemory(state.average.model, images)
     return training
 
 
-def test_a_batch_that_does_not_fit_is_divided(make_job: MakeJob, tmp_path: Path) -> None:
+def test_a_batch_that_does_not_fit_is_divided(make: Make) -> None:
     """Halved until it fits, said once each time; the step is that of the same accumulation."""
-    training = _short_of_memory(make_job, tmp_path / "short", images=3)
+    training = _short_of_memory(make, images=3)
     batch = next(training.batches())
     gradients = training.dividing.gradients(training.step, batch)
     assert training.state.halvings == [0, 0]
@@ -79,7 +78,7 @@ def test_a_batch_that_does_not_fit_is_divided(make_job: MakeJob, tmp_path: Path)
     assert float(seen) == 4, "failed attempts leave batch statistics alone"
     _, second = _said(training)
     assert "divided into 4 micro-batches. The effective batch size is unchanged" in second
-    divided = _training(make_job, tmp_path / "divided", accumulation=4)
+    divided = _training(make, "divided", accumulation=4)
     expected = divided.step.compute_gradients(divided.state, batch)
     assert torch.equal(gradients.loss, expected.loss)
     assert torch.equal(gradients.norm, expected.norm)
@@ -103,9 +102,9 @@ class _Failing(nn.Module):
         return logits_BK
 
 
-def test_what_failed_is_not_in_memory_any_more(make_job: MakeJob, tmp_path: Path) -> None:
+def test_what_failed_is_not_in_memory_any_more(make: Make) -> None:
     """Neither the first nor the second failed graph is alive when the batch is tried again."""
-    training = _training(make_job, tmp_path)
+    training = _training(make)
     errors: list[RuntimeError] = [torch.OutOfMemoryError("full"), torch.OutOfMemoryError("full")]
     model = training.state.model = _Failing(training.state.model, errors)
     gc.disable()
@@ -117,11 +116,9 @@ def test_what_failed_is_not_in_memory_any_more(make_job: MakeJob, tmp_path: Path
     assert model.alive[:2] == [False, False]
 
 
-def test_an_operation_without_a_deterministic_kernel_is_said_once(
-    make_job: MakeJob, tmp_path: Path
-) -> None:
+def test_an_operation_without_a_deterministic_kernel_is_said_once(make: Make) -> None:
     """The step is computed again with another kernel; any other error stays one."""
-    training = _training(make_job, tmp_path)
+    training = _training(make)
     missing = "cumsum_cuda_kernel does not have a deterministic implementation, but you set it"
     model = training.state.model = _Failing(training.state.model, [RuntimeError(missing)])
     batch = next(training.batches())
@@ -134,38 +131,36 @@ def test_an_operation_without_a_deterministic_kernel_is_said_once(
         training.dividing.gradients(training.step, batch)
 
 
-def test_of_several_ranks_all_start_again_with_smaller_parts(
-    make_job: MakeJob, tmp_path: Path
-) -> None:
+def test_of_several_ranks_all_start_again_with_smaller_parts(make: Make) -> None:
     """The others wait for these gradients, so the halving is left in a file for the next start."""
-    training = _short_of_memory(make_job, tmp_path, images=3)
+    training = _short_of_memory(make, images=3)
     two = Ranks()
     two.size = 2
     with_others = replace(training.step, ranks=two)
     training.state.step = 5
     with pytest.raises(RanksRestart):
         training.dividing.gradients(with_others, next(training.batches()))
-    again = _training(make_job, tmp_path)
+    again = _training(make)
     again.dividing.resume(again.step)
     assert again.state.halvings == [5]
     [said] = _said(training)
     assert "divided into 2 micro-batches. The effective batch size is unchanged" in said
-    once_more = _training(make_job, tmp_path)
+    once_more = _training(make)
     once_more.state.halvings = [5]
     once_more.dividing.resume(once_more.step)
     assert len(_said(training)) == 1, "a checkpoint that has it is not news"
 
 
-def test_two_images_that_do_not_fit_are_an_error(make_job: MakeJob, tmp_path: Path) -> None:
+def test_two_images_that_do_not_fit_are_an_error(make: Make) -> None:
     """There is nothing left to divide, so the error says what to change."""
-    training = _short_of_memory(make_job, tmp_path, images=1)
+    training = _short_of_memory(make, images=1)
     with pytest.raises(RunError, match="out of memory even with two images"):
         training.dividing.gradients(training.step, next(training.batches()))
 
 
-def test_an_optimizer_that_does_not_fit_is_one_sentence(make_job: MakeJob, tmp_path: Path) -> None:
+def test_an_optimizer_that_does_not_fit_is_one_sentence(make: Make) -> None:
     """Dividing the batch would not help: the state of the optimizer has the size of the model."""
-    training = _training(make_job, tmp_path)
+    training = _training(make)
 
     def full(*_: Any) -> None:
         raise torch.OutOfMemoryError
@@ -176,9 +171,9 @@ def test_an_optimizer_that_does_not_fit_is_one_sentence(make_job: MakeJob, tmp_p
     assert not training.state.halvings
 
 
-def test_recorded_halvings_replay(make_job: MakeJob, tmp_path: Path) -> None:
+def test_recorded_halvings_replay(make: Make) -> None:
     """The recorded config divides the batches from the same step."""
-    training = opened(make_job(tmp_path, training={"epochs": 1}, record={"halvings": [2]}))
+    training = opened(make(training={"epochs": 1}, record={"halvings": [2]}))
     for step, parts in ((2, 2), (0, 1)):
         training.state.step = step
         assert training.step.micro_batches_at(training.state) == parts

@@ -19,7 +19,7 @@ from patchline.pipeline.training.parts import launching
 from patchline.pipeline.training.validation import Validator
 from tests.pipeline.training.trained_jobs import (
     RANDOM,
-    MakeJob,
+    Make,
     Stop,
     StoppingWriter,
     events_of,
@@ -52,11 +52,9 @@ def _exploding(job: TrainingJob, step: int, *, cuts: int = 1, stop_after: int = 
 
 
 @pytest.fixture(scope="module")
-def recovered(
-    make_job: MakeJob, tmp_path_factory: pytest.TempPathFactory
-) -> tuple[TrainingJob, Any]:
+def recovered(make_shared: Make) -> tuple[TrainingJob, Any]:
     """Return a run that diverged at its seventh step and recovered; epochs have 4 steps."""
-    job = make_job(tmp_path_factory.mktemp("recovered"), **EXPLOSIVE)
+    job = make_shared(**EXPLOSIVE)
     return job, _exploding(job, step=6).run()
 
 
@@ -89,10 +87,10 @@ def test_the_batch_is_saved_with_its_paths(recovered: tuple[TrainingJob, Any]) -
 @pytest.mark.usefixtures("_checkpoint_each_step")
 @pytest.mark.parametrize("stop_after", [5, 9])
 def test_an_interruption_changes_nothing(
-    recovered: tuple[TrainingJob, Any], make_job: MakeJob, tmp_path: Path, stop_after: int
+    recovered: tuple[TrainingJob, Any], make: Make, stop_after: int
 ) -> None:
     """Killed before or after it diverged, it restarts from the same step, to the same weights."""
-    job = make_job(tmp_path, **EXPLOSIVE)
+    job = make(**EXPLOSIVE)
     with pytest.raises(Stop):
         _exploding(job, 6, stop_after=stop_after).run()
     result = _exploding(job, 6).run()
@@ -112,19 +110,19 @@ def test_the_recorded_config_replays_it(recovered: tuple[TrainingJob, Any], tmp_
     assert same(weights_of(replay), weights_of(job))
 
 
-def test_it_may_diverge_again(make_job: MakeJob, tmp_path: Path) -> None:
+def test_it_may_diverge_again(make: Make) -> None:
     """A second time, it restarts from the same step with a quarter of the rate."""
-    job = make_job(tmp_path, **EXPLOSIVE)
+    job = make(**EXPLOSIVE)
     result = _exploding(job, step=2, cuts=2).run()
     assert result.rate_cuts == (0, 0)
     assert "with the learning rate times 0.25" in said(job)[1]
 
 
 def test_the_last_update_before_a_validation_counts_too(
-    make_job: MakeJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """No later step sees its weights, only the validation does."""
-    job = make_job(tmp_path, **EXPLOSIVE)
+    job = make(**EXPLOSIVE)
     training = opened(job)
     metrics = Validator.metrics
 
@@ -139,11 +137,9 @@ def test_the_last_update_before_a_validation_counts_too(
     assert "validation loss became nan at step 8" in message
 
 
-def test_without_retries_it_is_an_error_and_nothing_is_updated(
-    make_job: MakeJob, tmp_path: Path
-) -> None:
+def test_without_retries_it_is_an_error_and_nothing_is_updated(make: Make, tmp_path: Path) -> None:
     """The error names the step and the batch's file, and the weights are as before."""
-    training = _exploding(make_job(tmp_path, **NO_RETRY), 0)
+    training = _exploding(make(**NO_RETRY), 0)
     state = training.state.model.state_dict()
     before = {name: each.clone() for name, each in state.items()}
     with pytest.raises(RunError, match=r"loss became nan at step 1, .*diverged_step_1\.json"):
@@ -152,9 +148,9 @@ def test_without_retries_it_is_an_error_and_nothing_is_updated(
     assert not (tmp_path / "best").exists()
 
 
-def test_a_gradient_that_is_not_finite_counts_too(make_job: MakeJob, tmp_path: Path) -> None:
+def test_a_gradient_that_is_not_finite_counts_too(make: Make) -> None:
     """A finite loss with an infinite gradient would spoil the weights as well."""
-    training = opened(make_job(tmp_path, **NO_RETRY))
+    training = opened(make(**NO_RETRY))
     head = training.state.model.get_parameter("head.weight")
     head.register_hook(lambda gradient: gradient * math.inf)  # type: ignore[no-untyped-call]
     with pytest.raises(RunError, match=r"gradient norm became (inf|nan) at step 1"):

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from patchline.pipeline.training.train_result import EpochRecord
 from tests.pipeline.training.trained_jobs import (
     WORSE,
-    MakeJob,
+    Make,
     figures,
     same,
     stop,
@@ -20,12 +18,12 @@ from tests.pipeline.training.trained_jobs import (
 
 @pytest.mark.usefixtures("_checkpoint_each_step")
 def test_it_stops_after_validations_without_improvement(
-    make_job: MakeJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The reason names the best epoch, and an interrupted run stops at the same step."""
     monkeypatch.setattr(EpochRecord, "compared", WORSE)
     settings = {"early_stopping": 2}
-    whole, stopped = (make_job(tmp_path / name, training=settings) for name in ("whole", "stopped"))
+    whole, stopped = (make(name, training=settings) for name in ("whole", "stopped"))
     result = trained(whole)
     assert (result.steps, result.best_step, result.best_epoch) == (12, 4, 1.0)
     reason = "no improvement in 2 validations since epoch 1, which is the best"

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 
@@ -11,7 +9,7 @@ from patchline.pipeline.data.manifests import manifest as manifests
 from patchline.pipeline.training.length import validation_plan
 from patchline.pipeline.training.length.validation_plan import EachEpoch, Recorded, Timed
 from patchline.pipeline.training.training_data import open_data
-from tests.pipeline.training.trained_jobs import MakeJob, trained
+from tests.pipeline.training.trained_jobs import Make, trained
 
 
 def test_a_slow_validation_uses_a_part_of_the_split() -> None:
@@ -74,9 +72,9 @@ def test_a_record_decides_a_replay() -> None:
     assert [step for step in range(9) if EachEpoch(4, 10).is_due(step, 0.0)] == [0, 4, 8]
 
 
-def test_a_part_of_the_split_depends_on_the_images_alone(make_job: MakeJob, tmp_path: Path) -> None:
+def test_a_part_of_the_split_depends_on_the_images_alone(make: Make) -> None:
     """The validation split is in the order of the files' digests."""
-    job = make_job(tmp_path)
+    job = make()
     data, rows = open_data(job), manifests.usable(manifests.load(job.manifest_file))
     digests = list(rows["sha256"][data.validation_rows])
     assert digests == sorted(digests)
@@ -86,14 +84,12 @@ def test_a_part_of_the_split_depends_on_the_images_alone(make_job: MakeJob, tmp_
 
 
 def test_the_best_is_chosen_by_images_that_all_validations_share(
-    make_job: MakeJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The last validation sees the whole split, and is compared on the part of the others."""
     monkeypatch.setattr(validation_plan, "_FEWEST_IMAGES", 4)
     steps = ((2, 5), (4, 5), (6, 21))
-    job = make_job(
-        tmp_path, record={"step_plan": [[0, 0.0, 6]], "validation_plan": [list(s) for s in steps]}
-    )
+    job = make(record={"step_plan": [[0, 0.0, 6]], "validation_plan": [list(s) for s in steps]})
     result = trained(job)
     assert result.validation_plan == steps
     *early, last = result.history

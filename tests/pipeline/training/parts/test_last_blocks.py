@@ -28,7 +28,7 @@ from patchline.pipeline.training.processes.ranks import Ranks
 from patchline.pipeline.training.training_data import open_data
 from tests.pipeline.models.late_transfers import LateTransfers
 from tests.pipeline.training.trained_jobs import (
-    MakeJob,
+    Make,
     Stop,
     StoppingWriter,
     Weights,
@@ -43,13 +43,13 @@ pytestmark = pytest.mark.usefixtures("few_penalties")
 PROJECTION = "blocks.1.attention.projection.weight"
 
 
-def blocks_job(make_job: MakeJob, folder: Path, name: str, **training: Any) -> TrainingJob:
+def blocks_job(make: Make, name: str, **training: Any) -> TrainingJob:
     """Return a job that trains the last of two blocks."""
     own = {"trainable": "last_blocks", "last_blocks": 1, "batch_size": 8, "epochs": 2, **training}
     optimizer = {"learning_rate": 1e-3, "layer_decay": 0.75}
     augmentation = {"name": "none" if own.get("token_views") == 1 else "light"}
     changes = {"training": own, "optimizer": optimizer, "augmentation": augmentation}
-    return from_weights(make_job, folder, name, **changes)
+    return from_weights(make, name, **changes)
 
 
 def state_of(folder: Path) -> Weights:
@@ -90,12 +90,12 @@ Done = tuple[TrainingJob, Any]
 
 
 @pytest.fixture(scope="module")
-def done(make_job: MakeJob, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Done]:
+def done(make_shared: Make) -> Iterator[Done]:
     """Return a job that was done, with pieces and batches that do not depend on the clock.
 
     Tests must not change its folders.
     """
-    job = blocks_job(make_job, tmp_path_factory.mktemp("last_blocks"), "first")
+    job = blocks_job(make_shared, "first")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(last_blocks, "suitable_batch_size", lambda *_: 16)
         patch.setattr(stored_tokens, "PIECE_SECONDS", 0.0)
@@ -132,7 +132,7 @@ def test_the_result_is_a_whole_model_that_says_how_it_was_made(done: Done) -> No
 
 
 def test_a_second_run_uses_the_tokens_and_reaches_the_same_weights(
-    done: Done, make_job: MakeJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    done: Done, make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Their size is announced once; read while a device computes, they are the same."""
     first, expected = done
@@ -140,7 +140,7 @@ def test_a_second_run_uses_the_tokens_and_reaches_the_same_weights(
     shutil.copytree(first.workspace / FEATURES, tmp_path / FEATURES)
     with monkeypatch.context() as patch:
         patch.delattr(TokenStore, "_tokens")
-        job = blocks_job(make_job, tmp_path, "second")
+        job = blocks_job(make, "second")
         result = trained(job)
     assert same(state_of(result.best), state_of(expected.best))
     assert result.fine_tuning == expected.fine_tuning
@@ -149,7 +149,7 @@ def test_a_second_run_uses_the_tokens_and_reaches_the_same_weights(
     assert not [message for message in said(job, "note") if "tokens of" in message]
     [file] = (tmp_path / FEATURES).rglob("tokens-*.npy")
     monkeypatch.setattr(stored_tokens, "Transfers", LateTransfers)  # as those of a GPU
-    late = blocks_job(make_job, tmp_path / "late", "job")
+    late = blocks_job(make, "late/job")
     again = last_blocks.tokens_together(late, StoppingWriter(late), Ranks()).file
     assert (again.name, again.read_bytes()) == (file.name, file.read_bytes())
 
@@ -164,15 +164,14 @@ def test_a_second_run_uses_the_tokens_and_reaches_the_same_weights(
 )
 def test_a_killed_run_resumes_to_the_same_weights(
     done: Done,
-    make_job: MakeJob,
-    tmp_path: Path,
+    make: Make,
     monkeypatch: pytest.MonkeyPatch,
     owner: Any,
     name: str,
     times: int,
 ) -> None:
     """Whatever it was doing: nothing that was finished is repeated, and no bit differs."""
-    job = blocks_job(make_job, tmp_path, "run")
+    job = blocks_job(make, "run")
     original, calls = getattr(owner, name), []
 
     def interrupted(*given: Any) -> Any:
@@ -191,10 +190,10 @@ def test_a_killed_run_resumes_to_the_same_weights(
 
 @pytest.mark.usefixtures("_without_choice")
 def test_training_from_tokens_is_training_the_frozen_model_from_images(
-    make_job: MakeJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The same seeds, batches and steps reach the same weights, up to the rounding to float16."""
-    job = blocks_job(make_job, tmp_path, "tokens", token_views=1)
+    job = blocks_job(make, "tokens", token_views=1)
     fits: list[LastBlocksTraining] = []
     original = LastBlocksTraining.train_to_the_end
 
@@ -224,10 +223,10 @@ def test_training_from_tokens_is_training_the_frozen_model_from_images(
     ("blocks", "prefixes"), [(0, ("norm.", "head.")), (2, ("blocks.", "norm.", "head."))]
 )
 def test_no_block_and_all_blocks_can_be_trained(
-    make_job: MakeJob, tmp_path: Path, blocks: int, prefixes: tuple[str, ...]
+    make: Make, blocks: int, prefixes: tuple[str, ...]
 ) -> None:
     """Without a block, the final norm and the head are; with all, the embedding stays as it is."""
-    job = blocks_job(make_job, tmp_path, "edge", last_blocks=blocks, epochs=1)
+    job = blocks_job(make, "edge", last_blocks=blocks, epochs=1)
     saved, initial = state_of(trained(job).best), head_of(job)
     changed = {name for name in saved if not torch.equal(saved[name], initial[name])}
     assert all(name.startswith(prefixes) for name in changed)
@@ -249,18 +248,16 @@ def test_a_refit_goes_as_far_on_all_images(done: Done, tmp_path: Path) -> None:
 
 
 def test_a_disk_without_space_is_an_error_before_the_tokens(
-    make_job: MakeJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It says how much is missing, and what needs less."""
     usage = shutil.disk_usage(tmp_path)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=2**30))
     with pytest.raises(StorageError, match=r"take 0.0\d+ GB more, but .* training.token_views"):
-        trained(blocks_job(make_job, tmp_path, "full"))
+        trained(blocks_job(make, "full"))
 
 
-def test_tokens_beyond_float16_are_an_error(
-    make_job: MakeJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_tokens_beyond_float16_are_an_error(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     """In one sentence, instead of weights that are not finite."""
     original = VisionTransformer.tokens_after
 
@@ -269,7 +266,7 @@ def test_tokens_beyond_float16_are_an_error(
 
     monkeypatch.setattr(VisionTransformer, "tokens_after", enlarged)
     with pytest.raises(RunError, match="beyond float16"):
-        trained(blocks_job(make_job, tmp_path, "large"))
+        trained(blocks_job(make, "large"))
 
 
 @pytest.mark.parametrize(
@@ -285,7 +282,7 @@ def test_tokens_beyond_float16_are_an_error(
     ],
 )
 def test_settings_without_effect_are_refused(
-    make_job: MakeJob,
+    make: Make,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     training: dict[str, Any],
@@ -298,7 +295,7 @@ def test_settings_without_effect_are_refused(
     machine = detect_machine().model_copy(update={"unusable_gpu": "torch has no kernels for it"})
     monkeypatch.setattr(worker, "detect_machine", lambda: machine)
     with pytest.raises(ConfigError, match=words):
-        trained(blocks_job(make_job, tmp_path, "refused", **training))
+        trained(blocks_job(make, "refused", **training))
     assert not (tmp_path / FEATURES).exists()
     if "device" in training:
         events = (tmp_path / "refused/events.jsonl").read_text(encoding="utf-8")

@@ -30,7 +30,7 @@ from patchline.pipeline.training.start.initial_model import TABLE_FILE
 from patchline.pipeline.training.training_data import open_data
 from tests.conftest import write_photos
 from tests.pipeline.training.trained_jobs import (
-    MakeJob,
+    Make,
     events_of,
     from_weights,
     opened,
@@ -45,9 +45,9 @@ COMPUTING = "computing the features"
 
 
 @pytest.fixture(scope="module")
-def fitted(make_job: MakeJob, tmp_path_factory: pytest.TempPathFactory) -> tuple[TrainingJob, Any]:
+def fitted(make_shared: Make) -> tuple[TrainingJob, Any]:
     """Return a job whose head was fitted, and the result; tests must not change its folder."""
-    job = from_weights(make_job, tmp_path_factory.mktemp("fitted"), "first")
+    job = from_weights(make_shared, "first")
     return job, trained(job)
 
 
@@ -78,11 +78,9 @@ def test_only_the_head_changes_and_it_learns(fitted: tuple[TrainingJob, Any]) ->
     assert (description.classes, description.head_only) == (job.classes, True)
 
 
-def test_reported_logits_are_never_those_of_bfloat16_features(
-    make_job: MakeJob, tmp_path: Path
-) -> None:
+def test_reported_logits_are_never_those_of_bfloat16_features(make: Make, tmp_path: Path) -> None:
     """The evaluation computes them again, as the package does; the rounded ones differ."""
-    job = from_weights(make_job, tmp_path, "rounded", training={"precision": "bfloat16"})
+    job = from_weights(make, "rounded", training={"precision": "bfloat16"})
     result = trained(job)
     assert not (result.best / "logits.npy").exists()
     model, images = load_model(result.best)[0], open_data(job).images
@@ -99,14 +97,12 @@ def test_reported_logits_are_never_those_of_bfloat16_features(
 
 def test_features_are_computed_once_until_the_code_changes(
     fitted: tuple[TrainingJob, Any],
-    make_job: MakeJob,
+    make_shared: Make,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The same weights and images give the same head; a plugin's new code has other features."""
     first, result = fitted
-    second, changed = (
-        from_weights(make_job, first.folder.parent, name, seed=5) for name in ("second", "changed")
-    )
+    second, changed = (from_weights(make_shared, name, seed=5) for name in ("second", "changed"))
     weights = [load_model(each.best)[0].state_dict() for each in (result, trained(second))]
     assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
     monkeypatch.setattr(stage_keys, "plugin_code", lambda _: "new")
@@ -118,19 +114,19 @@ def test_features_are_computed_once_until_the_code_changes(
     assert computed == [True, False, True]
 
 
-def test_only_the_features_of_added_images_are_computed(make_job: MakeJob, tmp_path: Path) -> None:
+def test_only_the_features_of_added_images_are_computed(make: Make, tmp_path: Path) -> None:
     """As for a folder that grows every day; the network and its normalization stay."""
     photos = write_photos(tmp_path / "photos", images=10, side=16)
     data = {"path": str(photos), "mean": [0.5] * 3, "std": [0.2] * 3}
     for day in ("first", "second"):
-        job = from_weights(make_job, tmp_path, day, data=data)
+        job = from_weights(make, day, data=data)
         trained(job)
         Image.new("RGB", (16, 16), "teal").save(photos / "down" / "added.png")
     assert f"{COMPUTING} of 1 image" in said(job, "note")
 
 
 def test_folds_and_the_refit_fit_their_own_images_on_the_same_features(
-    fitted: tuple[TrainingJob, Any], make_job: MakeJob
+    fitted: tuple[TrainingJob, Any], make_shared: Make
 ) -> None:
     """Each head is scikit-learn's for its images and C; no feature is computed a second time."""
     first, result = fitted
@@ -141,7 +137,7 @@ def test_folds_and_the_refit_fit_their_own_images_on_the_same_features(
     features_ND = torch.cat(found).double().numpy()
     refit = TrainingPart(refit=True, plan_steps_per_epoch=1, epochs=1, regularization=0.02)
     for name, part in (("fold", TrainingPart(fold=2, folds=3)), ("refit", refit)):
-        job = from_weights(make_job, first.folder.parent, name)
+        job = from_weights(make_shared, name)
         job = job.model_copy(update={"part": part})
         done = trained(job)
         folder, used = (
@@ -160,9 +156,9 @@ def test_folds_and_the_refit_fit_their_own_images_on_the_same_features(
     assert set(metrics["values"]) == {"refit/loss", "refit/accuracy"}
 
 
-def test_the_table_of_initial_weights_is_kept(make_job: MakeJob, tmp_path: Path) -> None:
+def test_the_table_of_initial_weights_is_kept(make: Make, tmp_path: Path) -> None:
     """Training all weights begins with them; the run gets the table and a sentence, once."""
-    job = with_weights(make_job(tmp_path / "all", training={"epochs": 1}), tmp_path)
+    job = with_weights(make("all", training={"epochs": 1}))
     for _ in range(2):
         training = opened(job)
     norm = load_file(tmp_path / "weights" / TENSORS_FILE)["norm.weight"]
@@ -174,13 +170,10 @@ def test_the_table_of_initial_weights_is_kept(make_job: MakeJob, tmp_path: Path)
 
 
 @pytest.mark.parametrize("blind", [True, False])
-def test_all_weights_are_kept_as_far_as_they_are_better(
-    make_job: MakeJob, tmp_path: Path, *, blind: bool
-) -> None:
+def test_all_weights_are_kept_as_far_as_they_are_better(make: Make, *, blind: bool) -> None:
     """From features that tell nothing training helps; bad training leaves the head alone."""
     job = from_weights(
-        make_job,
-        tmp_path,
+        make,
         "both",
         blind=blind,
         optimizer={"learning_rate": 5e-3 if blind else 0.5, "gradient_clip": None},
@@ -203,7 +196,7 @@ def test_all_weights_are_kept_as_far_as_they_are_better(
 
 
 def test_a_repeated_run_fits_the_head_on_features_of_the_same_precision(
-    make_job: MakeJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Steps and forward passes are measured apart, so the features may differ from the training."""
 
@@ -213,7 +206,7 @@ def test_a_repeated_run_fits_the_head_on_features_of_the_same_precision(
 
     monkeypatch.setattr(Chooser, "choose", choose)
     training = {"trainable": "head_then_all", "epochs": 1, "precision": "auto"}
-    job = from_weights(make_job, tmp_path, "both", training=training)
+    job = from_weights(make, "both", training=training)
     result = trained(job)
     replay = replayable(job.config, result)
     assert replay.training.precision == "float32"
@@ -222,12 +215,12 @@ def test_a_repeated_run_fits_the_head_on_features_of_the_same_precision(
     assert head.setting == "bfloat16"
 
 
-def test_balanced_sampling_weights_the_classes_of_a_head(make_job: MakeJob, tmp_path: Path) -> None:
+def test_balanced_sampling_weights_the_classes_of_a_head(make: Make, tmp_path: Path) -> None:
     """A fit draws no images, so classes count equally by their weights, as with class_weights."""
     weights = []
     for setting in ("loss", "sampling", "class_weights"):
         own = {} if setting == "loss" else {setting: "balanced"}
-        job = from_weights(make_job, tmp_path, setting, training=own)
+        job = from_weights(make, setting, training=own)
         manifest = manifests.load(job.manifest_file)
         used = (manifest["split"] != "test") & (manifest["label"] == job.classes[0])
         manifest.loc[manifest[used].index[3:], "split"] = "test"
@@ -241,11 +234,11 @@ def test_balanced_sampling_weights_the_classes_of_a_head(make_job: MakeJob, tmp_
 
 
 def test_groups_are_not_divided_where_training_images_are_held_out(
-    make_job: MakeJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Neither where C of a head is chosen, nor where the last blocks are trained twice."""
     data = {"group_pattern": r"(.)\.png"}  # of all classes
-    job = from_weights(make_job, tmp_path, "job", data=data)
+    job = from_weights(make, "job", data=data)
     group_N = manifests.usable(manifests.load(job.manifest_file))["group"].to_numpy()
     parts: list[Any] = []
 
@@ -268,9 +261,9 @@ def test_groups_are_not_divided_where_training_images_are_held_out(
         assert not set(group_N[held_out]) & set(group_N[used])
 
 
-def test_features_beyond_the_time_limit_are_announced(make_job: MakeJob, tmp_path: Path) -> None:
+def test_features_beyond_the_time_limit_are_announced(make: Make) -> None:
     """Before they are computed, with the remedy, as they are no part of the limit."""
-    job = from_weights(make_job, tmp_path, "short", training={"time_limit": "0.00001s"})
+    job = from_weights(make, "short", training={"time_limit": "0.00001s"})
     trained(job)
     [event] = events_of(job, "warning")
     assert "time_limit is 0.00001s, but does not include the features" in event["message"]

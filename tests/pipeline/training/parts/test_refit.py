@@ -30,21 +30,21 @@ from patchline.pipeline.training.recipe.weight_averaging import (
 from patchline.pipeline.training.record import TrainingRecord
 from patchline.pipeline.workers.event_log import EventWriter
 from patchline.plugin_api import ImageSpec
-from tests.pipeline.training.trained_jobs import MakeJob, same, stop, trained
+from tests.pipeline.training.trained_jobs import Make, same, stop, trained
 
 PLAN = ((0, 0.0, 40), (10, 0.2, 30), (20, 0.6, 30))
 
 
-def _refit(make_job: MakeJob, folder: Path) -> TrainingJob:
+def _refit(make: Make, name: str) -> TrainingJob:
     """Return the job of a refit of two epochs of a longer plan."""
     record = {"step_plan": [[0, 0.0, 16]]}
-    job = make_job(folder, model={"dropout": 0.2, "stochastic_depth": 0.3}, record=record)
+    job = make(name, model={"dropout": 0.2, "stochastic_depth": 0.3}, record=record)
     part = TrainingPart(refit=True, plan_steps_per_epoch=4, epochs=2.0)
     return job.model_copy(update={"part": part})
 
 
-def _fold(make_job: MakeJob, folder: Path, fold: int, folds: int) -> TrainingJob:
-    job = make_job(folder / f"fold{fold}", training={"epochs": 1})
+def _fold(make: Make, fold: int, folds: int) -> TrainingJob:
+    job = make(f"fold{fold}", training={"epochs": 1})
     return job.model_copy(update={"part": TrainingPart(fold=fold, folds=folds)})
 
 
@@ -70,14 +70,12 @@ def test_a_part_follows_the_plan_epoch_for_epoch_and_stops_at_the_chosen_one() -
 
 
 @pytest.mark.usefixtures("_checkpoint_each_step")
-def test_a_refit_trains_on_train_and_validation_and_resumes_to_the_same_weights(
-    make_job: MakeJob, tmp_path: Path
-) -> None:
+def test_a_refit_trains_on_train_and_validation_and_resumes_to_the_same_weights(make: Make) -> None:
     """All images but the test images are trained on; after a stop the weights are the same.
 
     So they are if it was killed between its last checkpoint and the end.
     """
-    whole, stopped = (_refit(make_job, tmp_path / name) for name in ("whole", "stopped"))
+    whole, stopped = (_refit(make, name) for name in ("whole", "stopped"))
     result = trained(whole)
     rows = manifests.usable(manifests.load(whole.manifest_file))
     assert result.images == (rows["split"] != "test").sum()
@@ -93,11 +91,11 @@ def test_a_refit_trains_on_train_and_validation_and_resumes_to_the_same_weights(
 
 
 def test_an_ensemble_averages_the_calibrated_probabilities_of_the_folds(
-    make_job: MakeJob, tmp_path: Path
+    make: Make, tmp_path: Path
 ) -> None:
     """Saved and loaded, its softmax is the mean over the folds' models."""
-    members = tuple(trained(_fold(make_job, tmp_path, fold, 2)).best for fold in (1, 2))
-    job = make_job(tmp_path / "ensemble")
+    members = tuple(trained(_fold(make, fold, 2)).best for fold in (1, 2))
+    job = make("ensemble")
     job = job.model_copy(update={"part": TrainingPart(members=members)})
     result = combine_members(job, EventWriter(tmp_path / "events.jsonl"))
     images, rows = np.load(job.store / "images.npy"), np.arange(10)
@@ -151,7 +149,7 @@ def test_equal_values_do_not_make_a_mean_certain() -> None:
 
 @pytest.mark.usefixtures("_checkpoint_each_step")
 def test_the_last_weights_are_averaged_uniformly_also_after_a_stop(
-    make_job: MakeJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The result is the mean of three validations' weights; a stop changes nothing."""
     saved: dict[int, dict[str, torch.Tensor]] = {}
@@ -162,7 +160,7 @@ def test_the_last_weights_are_averaged_uniformly_also_after_a_stop(
 
     add = LastWeights.add
     monkeypatch.setattr(LastWeights, "add", remember)
-    job = make_job(tmp_path, training={"average_last": 3})
+    job = make(training={"average_last": 3})
     stop(job, 14)
     result = trained(job)
     last = [saved[step] for step in sorted(saved)[-3:]]

@@ -26,7 +26,7 @@ from tests.pipeline.training.parts.test_last_blocks import (
     refit_of,
     state_of,
 )
-from tests.pipeline.training.trained_jobs import MakeJob, events_of, said, same, trained
+from tests.pipeline.training.trained_jobs import Make, events_of, said, same, trained
 
 pytestmark = pytest.mark.timeout(1500)  # each run starts its processes four times
 Together = tuple[TrainingJob, TrainResult]
@@ -59,21 +59,21 @@ def _words(process: psutil.Process) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def together(make_job: MakeJob, tmp_path_factory: pytest.TempPathFactory) -> Together:
+def together(make_shared: Make) -> Together:
     """Return the job of a run that two processes have finished, and its result."""
-    job = blocks_job(make_job, tmp_path_factory.mktemp("together"), "run", processes=2)
+    job = blocks_job(make_shared, "run", processes=2)
     return job, _run(job)
 
 
 @pytest.mark.slow
 def test_two_processes_train_the_blocks_as_one_does(
-    make_job: MakeJob, tmp_path: Path, together: Together
+    make: Make, tmp_path: Path, together: Together
 ) -> None:
     """Features and tokens have the same bits, and the weights differ by rounding alone.
 
     So do those of a refit on all images, from the tokens of the run.
     """
-    (job, several), alone = together, blocks_job(make_job, tmp_path, "run")
+    (job, several), alone = together, blocks_job(make, "run")
     one = trained(alone)
     ours, theirs = (
         sorted((each / FEATURES).rglob("*.npy")) for each in (tmp_path, job.folder.parent)
@@ -104,13 +104,13 @@ def test_two_processes_train_the_blocks_as_one_does(
 @pytest.mark.slow
 @pytest.mark.parametrize(("unit", "module"), [("tokens", MODULE), ("fold", MODULE), ("step", RANK)])
 def test_what_is_killed_resumes_to_the_same_weights(
-    make_job: MakeJob, tmp_path: Path, together: Together, unit: str, module: str
+    make: Make, together: Together, unit: str, module: str
 ) -> None:
     """SIGKILL of the process that has started the others ends them too; the same job resumes.
 
     If one of the others is killed, all start again with it.
     """
-    job = blocks_job(make_job, tmp_path, "run", processes=2)
+    job = blocks_job(make, "run", processes=2)
     if module == MODULE:
         with pytest.raises(WorkerError, match="killed by SIGKILL"):
             _run(job, unit)
@@ -123,9 +123,9 @@ def test_what_is_killed_resumes_to_the_same_weights(
     assert same(state_of(result.best), state_of(together[1].best))
 
 
-def test_nodes_without_a_shared_folder_are_refused(make_job: MakeJob, tmp_path: Path) -> None:
+def test_nodes_without_a_shared_folder_are_refused(make: Make, tmp_path: Path) -> None:
     """Before any process is started; the sentence says what to change."""
-    job = blocks_job(make_job, tmp_path, "run", processes=2)
+    job = blocks_job(make, "run", processes=2)
     group = {"nodes": ["127.0.0.1", "127.0.0.2"], "port": 0, "shares_folder": False}
     job.folder.mkdir(exist_ok=True)
     (job.folder / GROUP_FILE).write_text(json.dumps(group), encoding="utf-8")

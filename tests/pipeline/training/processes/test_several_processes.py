@@ -34,7 +34,7 @@ from tests.patience import patient, until
 from tests.pipeline.training.label_set_jobs import label_set_job
 from tests.pipeline.training.processes.training_ranks import FEATURES_TOGETHER, random_head
 from tests.pipeline.training.trained_jobs import (
-    MakeJob,
+    Make,
     StoppingWriter,
     Weights,
     events_of,
@@ -93,10 +93,10 @@ Jobs = dict[str, TrainingJob]
 
 
 @pytest.fixture(scope="module")
-def ranks(make_job: MakeJob, tmp_path_factory: pytest.TempPathFactory) -> Jobs:
+def ranks(make_shared: Make) -> Jobs:
     """Return jobs that three ranks have done; all of them process all jobs, to start only once."""
-    folder = tmp_path_factory.mktemp("ranks")
-    jobs = {name: make_job(folder / name, **changes) for name, changes in JOBS.items()}
+    jobs = {name: make_shared(name, **changes) for name, changes in JOBS.items()}
+    folder = jobs["whole"].folder.parent
     sets = {"training": {**THREE, "mixup": 0.4, "class_weights": "balanced"}}
     for name in ("gradients-sets", "sets"):
         jobs[name] = label_set_job(folder / name, images=76, **sets)
@@ -108,9 +108,8 @@ def ranks(make_job: MakeJob, tmp_path_factory: pytest.TempPathFactory) -> Jobs:
     last = {"trainable": "last_blocks", "last_blocks": 1, "token_views": 3}
     for name, own in {"head": {}, "both": {"trainable": "head_then_all"}, "last": last}.items():
         jobs[name] = from_weights(
-            make_job,
-            folder / f"of-{name}",
-            name,
+            make_shared,
+            f"of-{name}/{name}",
             training={**THREE, "trainable": "head", **own},
             augmentation={"name": "light"} if name == "last" else {},
         )
@@ -308,10 +307,10 @@ def test_each_rank_has_dropout_of_its_own(ranks: Jobs, tmp_path: Path) -> None:
     assert not torch.equal(ours["model.head.weight"], theirs["model.head.weight"])
 
 
-def test_too_small_a_batch_is_an_error(make_job: MakeJob, tmp_path: Path) -> None:
+def test_too_small_a_batch_is_an_error(make: Make) -> None:
     """Each process needs two images of a batch."""
     with pytest.raises(ConfigError, match=r"processes is 8.*batch_size is 12\. Lower training"):
-        make_job(tmp_path, training={"processes": 8, "batch_size": 12})
+        make(training={"processes": 8, "batch_size": 12})
 
 
 def _ranks(folder: Path) -> list[psutil.Process]:
@@ -328,19 +327,17 @@ def _ranks(folder: Path) -> list[psutil.Process]:
 
 
 @pytest.mark.slow
-def test_whatever_is_killed_no_process_is_left_and_the_weights_are_the_same(
-    make_job: MakeJob, tmp_path: Path
-) -> None:
+def test_whatever_is_killed_no_process_is_left_and_the_weights_are_the_same(make: Make) -> None:
     """SIGKILL of one process restarts all by itself; of that which started them, on a resume.
 
     None of them survives it, and none of their data-loader workers.
     """
     training = {**RANDOM["training"], "processes": 2, "epochs": 40}
     changes: dict[str, Any] = {**RANDOM, "training": training}
-    whole = make_job(tmp_path / "whole", **changes)
+    whole = make("whole", **changes)
     expected = run_worker(MODULE, whole.folder, whole, TrainResult, lambda _: None)
     changes["data"] = {**RANDOM["data"], "workers": 1}
-    killed = make_job(tmp_path / "killed", **changes)
+    killed = make("killed", **changes)
     victims: list[int] = []
     family: list[psutil.Process] = []
 

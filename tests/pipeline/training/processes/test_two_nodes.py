@@ -25,7 +25,7 @@ from patchline.pipeline.workers.worker_process import run_worker
 from tests.patience import patient, until
 from tests.pipeline.training.processes import ray_nodes
 from tests.pipeline.training.processes.ray_nodes import Cluster
-from tests.pipeline.training.trained_jobs import MakeJob, same
+from tests.pipeline.training.trained_jobs import Make, same
 
 pytestmark = [
     pytest.mark.slow,
@@ -90,15 +90,15 @@ def _assert_nothing_left(cluster: Cluster) -> None:
 
 
 def test_two_nodes_give_the_weights_of_two_processes_whatever_is_killed(
-    cluster: Cluster, make_job: MakeJob, tmp_path: Path
+    cluster: Cluster, make: Make
 ) -> None:
     """Bit for bit, each node runs one rank; a rank that is killed is started again by itself.
 
     Without the driver, nothing is left, and the same command resumes. All events are numbered.
     """
-    alone = make_job(tmp_path / "alone", training={**TRAINING, "threads": 2})  # one each
+    alone = make("alone", training={**TRAINING, "threads": 2})  # one each
     run_worker(MODULE, alone.folder, alone, TrainResult, lambda _: None)
-    job = make_job(tmp_path / "job", training=TRAINING)
+    job = make("job", training=TRAINING)
     seen: list[int] = []
 
     def kill_rank() -> None:
@@ -122,14 +122,12 @@ def test_two_nodes_give_the_weights_of_two_processes_whatever_is_killed(
     _assert_nothing_left(cluster)
 
 
-def test_a_cluster_that_others_can_use_is_refused(
-    cluster: Cluster, make_job: MakeJob, tmp_path: Path
-) -> None:
+def test_a_cluster_that_others_can_use_is_refused(cluster: Cluster, make: Make) -> None:
     """Whoever reaches one without tokens runs code on it.
 
     Ray gives its folders mode 0777: on each node one above them has to be closed.
     """
-    job = make_job(tmp_path / "job", training={**TRAINING, "epochs": 1})
+    job = make("job", training={**TRAINING, "epochs": 1})
 
     def assert_refused(words: str, **settings: Any) -> None:
         code, events = _train(cluster, job, **settings)
@@ -168,11 +166,11 @@ def test_a_cluster_that_others_can_use_is_refused(
     ids=lambda value: value if isinstance(value, str) else "-".join(value),
 )
 def test_what_a_user_has_to_change_is_exit_code_2(
-    settings: dict[str, Any], words: str, cluster: Cluster, make_job: MakeJob, tmp_path: Path
+    settings: dict[str, Any], words: str, cluster: Cluster, make: Make
 ) -> None:
     """One sentence with the value, the rule and the remedy."""
     processes = settings.get("nodes", 2)
-    job = make_job(tmp_path / "job", training={**TRAINING, "processes": processes, "epochs": 1})
+    job = make("job", training={**TRAINING, "processes": processes, "epochs": 1})
     code, events = _train(cluster, job, **settings)
     assert (code, events[-1]["class"]) == (2, "ConfigError")
     assert words in events[-1]["message"]

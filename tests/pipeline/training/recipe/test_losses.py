@@ -11,7 +11,7 @@ from torch.nn import functional
 
 from patchline.pipeline.training.config import TrainingConfig
 from patchline.pipeline.training.recipe.losses import balanced_class_weights, training_loss
-from tests.pipeline.training.trained_jobs import MakeJob, opened
+from tests.pipeline.training.trained_jobs import Make, opened
 
 LOGITS = torch.randn(6, 4, generator=torch.Generator().manual_seed(1))
 LABELS = torch.tensor([0, 1, 1, 3, 2, 1])
@@ -64,10 +64,10 @@ def test_balanced_weights_are_inverse_frequencies() -> None:
     assert float(weights[labels].mean()) == pytest.approx(1.0)
 
 
-def test_the_settings_decide_the_loss_of_a_training(make_job: MakeJob, tmp_path: Any) -> None:
+def test_the_settings_decide_the_loss_of_a_training(make: Make) -> None:
     """The step of a training uses the class frequencies of its training split."""
     settings = {"class_weights": "balanced", "loss": "bce"}
-    training = opened(make_job(tmp_path, training=settings))
+    training = opened(make(training=settings))
     labels = training.data.labels[training.data.training.rows]
     logits, targets = torch.randn(len(labels), 3), torch.from_numpy(labels)
     weights = balanced_class_weights(labels, 3)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 import torch
 from torchvision.transforms import v2
@@ -11,7 +9,7 @@ from torchvision.transforms import v2
 from patchline.pipeline.errors import ConfigError
 from patchline.pipeline.training.config import TrainingConfig
 from patchline.pipeline.training.recipe.progressive_size import ProgressiveSize
-from tests.pipeline.training.trained_jobs import MakeJob, opened
+from tests.pipeline.training.trained_jobs import Make, opened
 from tests.plugins.model_parity import built, image_spec
 
 
@@ -48,10 +46,9 @@ def test_resizing_equals_torchvision() -> None:
     assert sizes.resized(images, 0.9) is images
 
 
-def test_a_model_of_one_size_is_refused(make_job: MakeJob, tmp_path: Path) -> None:
+def test_a_model_of_one_size_is_refused(make: Make) -> None:
     """The error names the setting, the size and the remedy, before the first step."""
-    job = make_job(
-        tmp_path,
+    job = make(
         model={"name": "timm", "architecture": "deit_tiny_patch16_224"},
         training={"initial_image_scale": 0.5},
     )

@@ -16,7 +16,7 @@ from patchline.pipeline.training.config import TrainingConfig
 from patchline.pipeline.training.speed.compilation import is_wanted, reason_of
 from tests.pipeline.training.label_set_jobs import label_set_job
 from tests.pipeline.training.trained_jobs import (
-    MakeJob,
+    Make,
     said,
     same,
     stop,
@@ -44,10 +44,10 @@ def test_a_long_training_on_a_gpu_is_compiled_by_default() -> None:
 
 
 def test_a_training_that_cannot_be_compiled_runs_as_it_is(
-    make_job: MakeJob, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The reason is said in one line; weights and record are those of an ordinary training."""
-    plain = make_job(tmp_path / "plain", training={"epochs": 1})
+    plain = make("plain", training={"epochs": 1})
     trained(plain)
 
     def no_compiler(model: nn.Module, **_: Any) -> None:
@@ -57,7 +57,7 @@ def test_a_training_that_cannot_be_compiled_runs_as_it_is(
         object.__setattr__(model, "_compiled_call_impl", fail)
 
     monkeypatch.setattr(nn.Module, "compile", no_compiler)
-    tried = make_job(tmp_path / "tried", training=COMPILED)
+    tried = make("tried", training=COMPILED)
     assert not trained(tried).compiled
     [message] = said(tried)
     assert "The model is not compiled: RuntimeError: no working C++ compiler." in message
@@ -87,13 +87,13 @@ def test_a_compiler_is_asked_for_only_where_there_is_none(error: Exception, *, a
 
 
 def test_compiled_code_is_not_kept_where_others_have_prepared_a_folder(
-    make_job: MakeJob, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    make: Make, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """PyTorch loads code from its cache, whose default place every user can write to."""
     monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     (tmp_path / f"patchline-{os.getuid()}").symlink_to(tmp_path)
-    job = make_job(tmp_path / "tried", training=COMPILED)
+    job = make("tried", training=COMPILED)
     assert not trained(job).compiled
     [message] = said(job)
     assert "is a link, which may lead anywhere" in message
@@ -101,7 +101,7 @@ def test_compiled_code_is_not_kept_where_others_have_prepared_a_folder(
 
 
 def test_batches_that_do_not_fit_are_divided_before_the_first_step(
-    make_job: MakeJob, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Compiling tries them: it is not the compiler that fails, and the model stays compiled."""
     sizes: list[int] = []
@@ -119,7 +119,7 @@ def test_batches_that_do_not_fit_are_divided_before_the_first_step(
         object.__setattr__(model, "_compiled_call_impl", call)
 
     monkeypatch.setattr(nn.Module, "compile", compile_with_little_memory)
-    job = make_job(tmp_path, training={**COMPILED, "batch_size": 16})
+    job = make(training={**COMPILED, "batch_size": 16})
     result = trained(job)
     assert result.compiled
     assert result.halvings == (0,)
@@ -130,10 +130,10 @@ def test_batches_that_do_not_fit_are_divided_before_the_first_step(
 
 
 def test_the_averaged_weights_are_compiled_in_one_shape(
-    make_job: MakeJob, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The last batch of a validation is filled up, and its metrics are those of its own images."""
-    plain = trained(make_job(tmp_path / "plain", training={"epochs": 1}))
+    plain = trained(make("plain", training={"epochs": 1}))
     validated: list[int] = []
 
     def compile_as_it_is(model: nn.Module, **_: Any) -> None:
@@ -148,7 +148,7 @@ def test_the_averaged_weights_are_compiled_in_one_shape(
 
     monkeypatch.setattr(nn.Module, "compile", compile_as_it_is)
     monkeypatch.setattr(validation, "_MOST_IMAGES", 5)
-    compiled = trained(make_job(tmp_path / "compiled", training=COMPILED))
+    compiled = trained(make("compiled", training=COMPILED))
     [one], [other] = compiled.history, plain.history
     assert one.validation_images % 5 != 0
     assert validated == [5] * (1 + -(-one.validation_images // 5))  # one batch while it is compiled
@@ -156,9 +156,9 @@ def test_the_averaged_weights_are_compiled_in_one_shape(
     assert one.validation_loss == pytest.approx(other.validation_loss, rel=1e-5)
 
 
-def test_a_ramp_of_stochastic_depth_is_not_compiled(make_job: MakeJob, tmp_path: Path) -> None:
+def test_a_ramp_of_stochastic_depth_is_not_compiled(make: Make) -> None:
     """A probability that changes in every step would be compiled in every step."""
-    job = make_job(tmp_path, training={**COMPILED, "stochastic_depth_ramp": 0.5})
+    job = make(training={**COMPILED, "stochastic_depth_ramp": 0.5})
     assert not trained(job).compiled
     assert "training.stochastic_depth_ramp changes it in every step" in said(job)[0]
 
@@ -166,11 +166,11 @@ def test_a_ramp_of_stochastic_depth_is_not_compiled(make_job: MakeJob, tmp_path:
 @pytest.mark.slow
 @pytest.mark.timeout(3600)  # compilers need a minute of both cores
 @pytest.mark.usefixtures("_checkpoint_each_step")
-def test_a_compiled_training_resumes_bit_for_bit(make_job: MakeJob, tmp_path: Path) -> None:
+def test_a_compiled_training_resumes_bit_for_bit(make: Make) -> None:
     """All shapes are compiled beforehand; names of weights and checkpoints are the usual ones."""
     model = {"depth": 1, "stochastic_depth": 0.3, "dropout": 0.1}
     whole, stopped, plain = (
-        make_job(tmp_path / name, model=model, training={**COMPILED, "compile": name != "plain"})
+        make(name, model=model, training={**COMPILED, "compile": name != "plain"})
         for name in ("whole", "stopped", "plain")
     )
     assert trained(whole).compiled

@@ -24,7 +24,7 @@ from patchline.pipeline.training.speed.precision import (
 )
 from patchline.plugin_api import ImageSpec
 from tests.pipeline.training.trained_jobs import (
-    MakeJob,
+    Make,
     StoppingWriter,
     from_weights,
     opened,
@@ -71,9 +71,9 @@ def test_a_frozen_model_only_predicts_while_it_is_measured(tmp_path: Path) -> No
 
 
 @pytest.mark.usefixtures("_no_table")
-def test_the_features_of_a_fold_are_float32(make_job: MakeJob, tmp_path: Path) -> None:
+def test_the_features_of_a_fold_are_float32(make: Make) -> None:
     """The config of a fold says nothing of folds; its part does."""
-    job = from_weights(make_job, tmp_path, "fold", training={"precision": "auto"})
+    job = from_weights(make, "fold", training={"precision": "auto"})
     job = job.model_copy(update={"part": TrainingPart(fold=1, folds=3)})
     found = frozen_network(job, StoppingWriter(job)).precision
     assert found.name == "float32"
@@ -229,12 +229,12 @@ def test_a_device_with_little_memory_measures_fewer_images(
 
 
 def test_a_training_keeps_its_precision_and_a_replay_has_it(
-    make_job: MakeJob, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What was chosen is said once, stands in the result, and is not chosen again on resume."""
     chosen = Precision(name="bfloat16", reason="it was the faster one")
     monkeypatch.setattr(Chooser, "choose", lambda *_: chosen)
-    job = make_job(tmp_path / "training", training={"epochs": 1, "precision": "auto"})
+    job = make("training", training={"epochs": 1, "precision": "auto"})
     result = trained(job)
     monkeypatch.setattr(Chooser, "choose", lambda *_: Precision(name="float32", reason="else"))
     assert opened(job).precision == chosen

@@ -19,7 +19,7 @@ from patchline.pipeline.training.train_result import EpochRecord
 from patchline.pipeline.training.train_state import TrainState
 from tests.pipeline.training.trained_jobs import (
     WORSE,
-    MakeJob,
+    Make,
     opened,
     same,
     stop,
@@ -34,25 +34,21 @@ CONSTANT: dict[str, Any] = {
 """A schedule on which the planned length changes nothing."""
 
 
-def _extending(
-    make_job: MakeJob, folder: Path, first: dict[str, Any], changes: dict[str, Any]
-) -> TrainingJob:
+def _extending(make: Make, first: dict[str, Any], changes: dict[str, Any]) -> TrainingJob:
     """Return the job that extends a finished one."""
-    finished = make_job(folder / "first", **first)
+    finished = make("first", **first)
     steps = trained(finished).steps
     extends = ExtendedTraining(run_id="earlier", folder=finished.folder, steps=steps)
-    return make_job(folder / "extended", **changes).model_copy(update={"extends": extends})
+    return make("extended", **changes).model_copy(update={"extends": extends})
 
 
 @pytest.mark.usefixtures("_checkpoint_each_step")
-def test_an_extended_training_is_one_that_was_longer_from_the_beginning(
-    make_job: MakeJob, tmp_path: Path
-) -> None:
+def test_an_extended_training_is_one_that_was_longer_from_the_beginning(make: Make) -> None:
     """Weights, moments and curve are equal bit for bit, also if the extension is interrupted."""
     short, long = ({**CONSTANT, "training": {"epochs": epochs}} for epochs in (2, 4))
-    whole = make_job(tmp_path / "whole", **long)
+    whole = make("whole", **long)
     expected = trained(whole)
-    job = _extending(make_job, tmp_path, short, long)
+    job = _extending(make, short, long)
     stop(job, 14)
     result = trained(job)
     curves = [
@@ -64,12 +60,12 @@ def test_an_extended_training_is_one_that_was_longer_from_the_beginning(
 
 
 def test_weights_of_the_finished_training_stay_the_best_if_nothing_is_better(
-    make_job: MakeJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """They are copied, and patience counts from the extension's first validation."""
     monkeypatch.setattr(EpochRecord, "compared", WORSE)
     changes = {"training": {"epochs": 8, "early_stopping": 2}}
-    job = _extending(make_job, tmp_path, {"training": {"epochs": 3}}, changes)
+    job = _extending(make, {"training": {"epochs": 3}}, changes)
     result = trained(job)
     assert (result.best_step, result.epochs) == (4, 5.0)
     first, best = tmp_path / "first/best/model.safetensors", result.best / "model.safetensors"
@@ -77,10 +73,10 @@ def test_weights_of_the_finished_training_stay_the_best_if_nothing_is_better(
 
 
 def test_the_best_of_a_part_of_the_split_is_measured_again(
-    make_job: MakeJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A time limit leaves scores of a few images, which no score of all of them might exceed."""
-    job = _extending(make_job, tmp_path, {"training": {"epochs": 1}}, {"training": {"epochs": 2}})
+    job = _extending(make, {"training": {"epochs": 1}}, {"training": {"epochs": 2}})
     assert job.extends is not None
     training = opened(job)
     best: list[EpochRecord] = []
