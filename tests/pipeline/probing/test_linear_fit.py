@@ -1,4 +1,4 @@
-"""The head equals scikit-learn's, and its penalty is the best of those that were tried."""
+"""The head equals scikit-learn's, for one label and for sets, with the best tried penalty."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from scipy.special import softmax
+from scipy.special import expit, softmax
 from sklearn.linear_model import LogisticRegression
-from sklearn.metrics import log_loss
+from sklearn.metrics import average_precision_score, log_loss
+from sklearn.multiclass import OneVsRestClassifier
 from sklearn.preprocessing import StandardScaler
 
 from patchline.pipeline.errors import RunError
@@ -36,14 +37,38 @@ def drawn(images: int, features: int, classes: int, apart: float) -> tuple[_Arra
     return features_ND.astype(np.float32), labels_N
 
 
+def drawn_sets(images: int, features: int, labels: int) -> tuple[_Array, _Array]:
+    """Return such features, and sets of labels, rare ones among them."""
+    features_ND, _ = drawn(images, features, labels, 0.0)
+    random = np.random.default_rng(0)
+    scores_NK = features_ND @ random.normal(size=(features, labels))
+    scores_NK = scores_NK / scores_NK.std(0) + random.normal(size=(images, labels))
+    return features_ND, (scores_NK > np.linspace(0, 2, labels) + scores_NK.mean(0)).astype(np.uint8)
+
+
 def halves(features_ND: _Array, labels_N: _Array, count: int) -> tuple[_Array, ...]:
     """Return the first so many images to train on, and the others to validate on."""
     return features_ND[:count], labels_N[:count], features_ND[count:], labels_N[count:]
 
 
-def probabilities(head: FittedHead, features_ND: _Array) -> _Array:
-    """Return the softmax of the head's logits."""
-    result: _Array = softmax(features_ND @ head.weight_KD.T + head.bias_K, axis=1)
+def probabilities(head: FittedHead, features_ND: _Array, *, sets: bool = False) -> _Array:
+    """Return the softmax of the head's logits, or their sigmoids."""
+    logits_NK = features_ND.astype(np.float64) @ head.weight_KD.T + head.bias_K
+    result: _Array = expit(logits_NK) if sets else softmax(logits_NK, axis=1)
+    return result
+
+
+def by_scikit_learn(
+    features_ND: _Array, labels: _Array, c_used: float, tested_ND: _Array, **settings: Any
+) -> _Array:
+    """Return the probabilities of scikit-learn's classifier, on standardised features."""
+    scaler = StandardScaler().fit(features_ND.astype(np.float64))
+    one = LogisticRegression(C=c_used, tol=1e-9, max_iter=10_000, **settings)
+    classifier = one if labels.ndim == 1 else OneVsRestClassifier(one)
+    train_ND, test_ND = (
+        scaler.transform(each.astype(np.float64)) for each in (features_ND, tested_ND)
+    )
+    result: _Array = classifier.fit(train_ND, labels).predict_proba(test_ND)
     return result
 
 
@@ -53,21 +78,18 @@ def mean_loss(head: FittedHead, features_ND: _Array, labels_N: _Array) -> float:
 
 
 @pytest.mark.parametrize(
-    ("images", "features", "classes", "apart", "weighted", "exact"),
+    ("size", "weighted", "exact"),
     [
-        (60, 90, 4, 3.0, False, True),
-        (300, 20, 3, 0.3, True, True),
-        (50, 80, 2, 2.0, True, True),
-        (400, 30, 4, 0.4, False, False),
+        ((60, 90, 4, 3.0), False, True),
+        ((300, 20, 3, 0.3), True, True),
+        ((50, 80, 2, 2.0), True, True),
+        ((400, 30, 4, 0.4), False, False),
     ],
     ids=["separable", "weighted", "two separable", "float32"],
 )
 def test_equals_scikit_learn(
     monkeypatch: pytest.MonkeyPatch,
-    images: int,
-    features: int,
-    classes: int,
-    apart: float,
+    size: tuple[int, int, int, float],
     weighted: bool,
     exact: bool,
 ) -> None:
@@ -75,24 +97,43 @@ def test_equals_scikit_learn(
     if not exact:
         monkeypatch.setattr(logistic_regression, "_EXACT_NUMBERS", 0)
         monkeypatch.setattr(logistic_regression, "_LOGITS_AT_ONCE", 250)  # several parts
+    images, features, classes, apart = size
     features_ND, labels_N = drawn(images + 100, features, classes, apart)
     weights_K = np.linspace(0.5, 2, classes, dtype=np.float32) if weighted else None
     split = halves(features_ND, labels_N, images)
     head = fit_head(*split, classes, class_weights_K=weights_K)
-    scaler = StandardScaler().fit(split[0].astype(np.float64))
-    reference = LogisticRegression(
-        C=head.regularization,
-        tol=1e-9,
-        max_iter=10_000,
-        class_weight=None if weights_K is None else dict(enumerate(weights_K.tolist())),
-    ).fit(scaler.transform(split[0].astype(np.float64)), split[1])
-    expected_NK = reference.predict_proba(scaler.transform(features_ND.astype(np.float64)))
-    found_NK = probabilities(head, features_ND)
-    np.testing.assert_allclose(found_NK, expected_NK, atol=1e-3)
-    ordered_NK = np.sort(expected_NK, 1)
-    clear_N = ordered_NK[:, -1] - ordered_NK[:, -2] > 2e-3
-    assert clear_N.mean() > 0.9
-    assert np.array_equal(found_NK.argmax(1)[clear_N], expected_NK.argmax(1)[clear_N])
+    own = None if weights_K is None else dict(enumerate(weights_K.tolist()))
+    expected_NK = by_scikit_learn(*split[:2], head.regularization, features_ND, class_weight=own)
+    np.testing.assert_allclose(probabilities(head, features_ND), expected_NK, atol=1e-3)
+
+
+@pytest.mark.parametrize("regularization", [1e-4, 100.0])
+@pytest.mark.parametrize(
+    ("images", "features", "exact"), [(400, 20, True), (90, 120, True), (400, 20, False)]
+)
+def test_the_fit_of_sets_is_scikit_learns(
+    monkeypatch: pytest.MonkeyPatch, images: int, features: int, regularization: float, exact: bool
+) -> None:
+    """With more images than features or fewer, in float64 and float32.
+
+    Weights of present labels are those of a class.
+    """
+    if not exact:
+        monkeypatch.setattr(logistic_regression, "_EXACT_NUMBERS", 0)
+    features_ND, sets_NK = drawn_sets(images, features, 3)
+    given = (*halves(features_ND, sets_NK, images), 3)
+    head = fit_head(*given, regularization=regularization)
+    expected_NK = by_scikit_learn(features_ND, sets_NK, regularization, features_ND)
+    tolerance = 1e-4 if exact else 1e-3
+    found_NK = probabilities(head, features_ND, sets=True)
+    np.testing.assert_allclose(found_NK, expected_NK, atol=tolerance)
+    weights_K = np.array([3.0, 1.0, 1.0], np.float32)
+    head = fit_head(*given, class_weights_K=weights_K, regularization=regularization)
+    weighted = by_scikit_learn(
+        features_ND, sets_NK[:, 0], regularization, features_ND, class_weight={0: 1, 1: 3}
+    )
+    found_NK = probabilities(head, features_ND, sets=True)
+    np.testing.assert_allclose(found_NK[:, 0], weighted[:, 1], atol=tolerance)
 
 
 def test_the_best_of_the_tried_penalties_wins() -> None:
@@ -194,3 +235,34 @@ def test_images_that_belong_together_are_held_out_together(seed: int) -> None:
     none = features_ND[:0], labels_N[:0]
     head = fit_head(features_ND, labels_N, *none, 4, units_N=labels_N)
     assert (head.regularization, head.held_out_images) == (1.0, 0)
+
+
+_Array = np.ndarray[Any, Any]
+
+
+def test_c_is_that_of_the_largest_map_on_validation() -> None:
+    """Every tried value has scikit-learn's mAP, and the first of the largest is taken."""
+    split = halves(*drawn_sets(400, 60, 3), 150)
+    head = fit_head(*split, 3)
+    maps = []
+    for each in head.tried:
+        assert each.validation_accuracy is None
+        predicted = by_scikit_learn(*split[:2], each.regularization, split[2])
+        maps.append(average_precision_score(split[3], predicted))
+        assert each.validation_map == pytest.approx(maps[-1], abs=2e-4)
+    assert head.regularization == head.tried[int(np.argmax(maps))].regularization
+    assert (head.validation_images, head.held_out_images) == (250, 0)
+
+
+def test_a_label_of_no_image_is_predicted_for_none_and_harms_no_other() -> None:
+    """Its probability is about that of half an image among all."""
+    features_ND, sets_NK = drawn_sets(200, 10, 3)
+    without = sets_NK.copy()
+    without[:, 1] = 0
+    whole, part = (
+        fit_head(*halves(features_ND, each, 200), 3, regularization=1.0)
+        for each in (sets_NK, without)
+    )
+    found_NK = probabilities(part, features_ND, sets=True)
+    assert found_NK[:, 1] == pytest.approx(0.5 / 201, abs=1e-3)
+    np.testing.assert_allclose(part.weight_KD[0], whole.weight_KD[0], atol=1e-4)

@@ -10,8 +10,6 @@ import torch
 from patchline.pipeline.data.batches.batch_order import BatchOrder
 from patchline.pipeline.data.batches.loader import training_batches
 from patchline.pipeline.training.augmentation_preview import (
-    Column,
-    labelled_picture,
     preview_columns,
     preview_grid,
 )
@@ -51,20 +49,3 @@ def test_mixed_images_are_shown_and_named(make: Make) -> None:
     assert column.mix == f"CutMix {mix.share:.0%}"
     grid = preview_grid(augment, data.images, rows, epochs=1, mixing=settings)
     assert np.array_equal(grid[:64:4, 68:132:4], column.images_NHWC[0])
-
-
-def test_the_picture_holds_every_image_and_no_stretched_one() -> None:
-    """Small images are enlarged by a whole number, so that pixels stay sharp; text has room."""
-    generator = np.random.default_rng(0)
-    columns = [
-        Column(title, generator.integers(0, 200, (2, 30, 30, 3), dtype=np.uint8))
-        for title in ("original", "epoch 1")
-    ]
-    picture = np.asarray(labelled_picture("a title " * 30, columns, ["a", "class " * 20]))
-    for column in columns:
-        for image in column.images_NHWC:
-            enlarged = np.repeat(np.repeat(image, 3, axis=0), 3, axis=1)
-            windows = np.lib.stride_tricks.sliding_window_view(picture[:, :, 0], (1, 90))
-            found = (windows[:, :, 0] == enlarged[0, :, 0]).all(axis=2)
-            [[top, left]] = np.argwhere(found)[:1]
-            assert np.array_equal(picture[top : top + 90, left : left + 90], enlarged)

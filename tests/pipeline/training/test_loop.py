@@ -7,14 +7,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
 
 from patchline.pipeline.files.sealed_files import read_tensors
 from patchline.pipeline.models.model_files import load_model
-from patchline.pipeline.training import training_data
 from patchline.pipeline.training.job import TrainingJob
 from patchline.pipeline.training.length.validation_plan import Timed
 from patchline.pipeline.training.part import TrainingPart
@@ -24,19 +22,20 @@ from patchline.pipeline.training.recipe.objectives import save_trained
 from patchline.pipeline.training.recipe.weight_averaging import measure_batch_norm_often
 from patchline.pipeline.training.train_result import EpochRecord
 from tests.patience import patient
-from tests.pipeline.training.label_set_jobs import label_set_job
-from tests.pipeline.training.taught_jobs import MAE, taught
 from tests.pipeline.training.trained_jobs import (
     BETTER,
+    MAE,
     RANDOM,
     WORSE,
     Make,
     events_of,
     figures,
+    label_set_job,
     opened,
     said,
     same,
     stop,
+    taught,
     trained,
     weights_of,
 )
@@ -277,16 +276,6 @@ def test_weights_that_the_optimizer_averages_have_their_own_batch_statistics(mak
     assert same(before, kept.state_dict())
 
 
-def test_preview_rows_show_every_class_first() -> None:
-    """Of a few rows, one of each class comes before a second of any."""
-    labels = np.array([0, 0, 0, 0, 1, 2, 2, 9])
-    rows = np.array([0, 1, 2, 3, 4, 5, 6])
-    chosen = training_data.preview_rows(labels, rows, limit=4)
-    assert sorted(labels[chosen[:3]]) == [0, 1, 2]
-    assert len(set(chosen)) == 4
-    assert set(training_data.preview_rows(labels, rows)) == set(rows)
-
-
 def test_a_fit_that_stops_at_rungs_ends_where_an_uninterrupted_one_does(make: Make) -> None:
     """Stopped after epochs 1 and 2 of 3 and continued from its checkpoint: the same bits."""
     changes = {**RANDOM, "training": {**RANDOM["training"], "epochs": 3, "average_last": 2}}
@@ -300,3 +289,23 @@ def test_a_fit_that_stops_at_rungs_ends_where_an_uninterrupted_one_does(make: Ma
     assert figures(ended) == figures(expected)
     assert ended.averaged == expected.averaged
     assert same(weights_of(job), weights_of(whole))
+
+
+@pytest.mark.usefixtures("_checkpoint_each_step")
+def test_it_stops_after_validations_without_improvement(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The reason names the best epoch, and an interrupted run stops at the same step."""
+    monkeypatch.setattr(EpochRecord, "compared", WORSE)
+    settings = {"early_stopping": 2}
+    whole, stopped = (make(name, training=settings) for name in ("whole", "stopped"))
+    result = trained(whole)
+    assert (result.steps, result.best_step, result.best_epoch) == (12, 4, 1.0)
+    reason = "no improvement in 2 validations since epoch 1, which is the best"
+    assert result.stopped_because == reason
+    assert result.sentence().startswith(f"stopped at epoch 3: {reason} (")
+    stop(stopped, 10)
+    resumed = trained(stopped)
+    assert figures(resumed) == figures(result)
+    assert resumed.stopped_because == result.stopped_because
+    assert same(weights_of(stopped), weights_of(whole))

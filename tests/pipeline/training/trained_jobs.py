@@ -1,4 +1,4 @@
-"""Fits of small jobs: from kept weights, stopped in the middle, and compared bit for bit."""
+"""Small jobs: beginning with kept weights, with sets of labels or a teacher, stopped, compared."""
 
 from __future__ import annotations
 
@@ -6,19 +6,31 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from PIL import Image
 from safetensors.torch import load_file
 
 from patchline.pipeline import config_files
+from patchline.pipeline.data import ingestion
+from patchline.pipeline.data.manifests import manifest as manifests
 from patchline.pipeline.files.atomic_files import write_text
 from patchline.pipeline.files.sealed_files import write_tensors
 from patchline.pipeline.initial_weights.record import RECORD_FILE, TENSORS_FILE, InitialWeights
+from patchline.pipeline.labels import label_sets
 from patchline.pipeline.models.model_building import build_model
+from patchline.pipeline.models.model_description import WEIGHTS_FILE
+from patchline.pipeline.models.model_files import save_model
+from patchline.pipeline.provenance.provenance import Provenance
+from patchline.pipeline.provenance.seen_images import SeenImages
 from patchline.pipeline.training.__main__ import train
-from patchline.pipeline.training.job import TrainingJob
+from patchline.pipeline.training.job import TeacherPredictions, TrainingJob
 from patchline.pipeline.training.loop import Training
+from patchline.pipeline.training.parts.launching import job_of
+from patchline.pipeline.training.start.initial_model import description_of
 from patchline.pipeline.workers.event_log import EventWriter, read_events
+from tests.conftest import write_photos
 
 SETTINGS: dict[str, Any] = {
     "name": "photos",
@@ -154,3 +166,78 @@ def from_weights(make: Make, name: str, *, blind: bool = False, **changes: Any) 
     """Return a job that begins with kept weights; by default, it trains the head alone."""
     own = {"model": {"init": "x.safetensors"}, "training": {"trainable": "head"}}
     return with_weights(make(name, **config_files.merged(own, changes)), blind=blind)
+
+
+LABELS = ("bright", "left", "top")
+
+
+def label_set_job(folder: Path, *, images: int = 90, **changes: Any) -> TrainingJob:
+    """Return a job on pictures with sets of three labels.
+
+    They have a bar on the left, one at the top, a bright ground, or any of these. Pictures,
+    manifest and store lie beside the folder of the job.
+    """
+    workspace, sets = folder.parent, dict[str, str]()
+    for number in range(images):
+        random = np.random.default_rng(number)
+        has = {label: random.random() < 0.4 for label in LABELS}
+        ground = 170 if has["bright"] else 70
+        pixels_HWC = random.integers(ground - 30, ground + 30, (16, 16, 3)).astype(np.uint8)
+        if has["left"]:
+            pixels_HWC[:, :5] = 250
+        if has["top"]:
+            pixels_HWC[:5] = 5
+        path = f"{'odd' if number % 2 else 'even'}/{number:03d}.png"
+        (workspace / "pictures" / path).parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(pixels_HWC).save(workspace / "pictures" / path)
+        sets[path] = label_sets.encoded([label for label in LABELS if has[label]])
+    own = {"data": {"path": str(workspace / "pictures")}, "augmentation": {"name": "none"}}
+    settings = config_files.merged(config_files.merged(SETTINGS, own), changes)
+    config = config_files.validated(settings)
+    data = ingestion.ingest(config, workspace)
+    table = manifests.load(data.manifest_file)
+    table["label"] = [sets[path] for path in table["path"]]
+    file = workspace / "sets.parquet"
+    manifests.save(table, file)
+    data = data.model_copy(update={"manifest_file": file, "classes": LABELS, "task": "multi_label"})
+    config = ingestion.resolve(config, data)
+    prepared = ingestion.prepare(config, data, workspace)
+    return job_of(config, data, prepared, folder, "no run")
+
+
+MAE: dict[str, Any] = {
+    "objective": {"name": "mae", "decoder_depth": 1},
+    "training": {"epochs": 2},
+    "model": {"patch_embedding": {"patch_size": 4}},
+}
+FURTHER = 24
+FAVOURITE = 2
+"""The class that the teacher sees in every image."""
+
+
+def unlabelled(folder: Path) -> Path:
+    """Return a folder of 24 photos of another class than those of other jobs."""
+    root = write_photos(folder / "more", classes=4, images=FURTHER, side=16)
+    return root / "falling"
+
+
+def taught(make: Make, folder: Path, **changes: Any) -> TrainingJob:
+    """Return a small job with a teacher that sees its favourite class everywhere."""
+    settings = {"teacher": "photos/1", "teacher_weight": 1.0, **changes.pop("training", {})}
+    data = {"unlabelled": str(unlabelled(folder))}
+    job = make("run", data=data, training=settings, **changes)
+    rows = manifests.usable(manifests.load(job.manifest_file))
+    count = int((rows["split"] == "train").sum()) + FURTHER
+    logits = np.tile(np.array([0.0, 0.0, 4.0], np.float32), (count, 2))
+    np.save(folder / "logits.npy", logits)
+    plain = job.model_copy(update={"unlabelled": None, "folder": folder / "plain"})
+    seen = SeenImages.of(rows[rows["split"] == "test"], rows.iloc[:0])
+    model = opened(plain).state.model
+    save_model(folder / "teacher", model, description_of(job), Provenance(seen))
+    teacher = TeacherPredictions(
+        file=folder / "logits.npy",
+        splits=("train",),
+        weights=folder / "teacher" / WEIGHTS_FILE,
+        name="photos/1",
+    )
+    return job.model_copy(update={"teacher": teacher})

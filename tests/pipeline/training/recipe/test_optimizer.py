@@ -1,7 +1,8 @@
-"""Weight matrices decay, and nothing else does."""
+"""What a step changes: weight decay by kind, Muon, the moving average and float16's scaled loss."""
 
 from __future__ import annotations
 
+import copy
 from typing import Any, get_args
 
 import pytest
@@ -13,7 +14,10 @@ from patchline.pipeline.errors import ConfigError
 from patchline.pipeline.models.model_building import build_model
 from patchline.pipeline.plugin_system import plugin_loader
 from patchline.pipeline.training.config import OptimizerConfig
+from patchline.pipeline.training.recipe import loss_scale
 from patchline.pipeline.training.recipe.ema import MovingAverage
+from patchline.pipeline.training.recipe.loss_scale import LossScale
+from patchline.pipeline.training.recipe.muon import Muon
 from patchline.pipeline.training.recipe.optimizer import OPTIMIZERS, build_optimizer, rate_factors
 from patchline.plugin_api import ImageSpec
 
@@ -150,3 +154,127 @@ def test_the_average_of_schedule_free_is_validated() -> None:
     optimizer.eval()
     assert torch.equal(average.model.get_parameter("weight"), model.weight)
     assert not torch.equal(model.weight, before)
+
+
+def _muon(parameter: nn.Parameter, *, matrices: bool = True, decay: float = 0.1) -> Muon:
+    group = {"params": [parameter], "matrices": matrices}
+    return Muon([group], lr=0.01, momentum=0.9, betas=(0.8, 0.95), weight_decay=decay)
+
+
+def test_matrices_move_as_under_torchs_muon() -> None:
+    """Ten steps on the same gradients end where torch's own ends, up to its bfloat16."""
+    torch.manual_seed(0)
+    start = torch.randn(12, 30)
+    ours, theirs = nn.Parameter(start.clone()), nn.Parameter(start.clone())
+    mine = _muon(ours)
+    reference = torch.optim.Muon(
+        [theirs], lr=0.01, momentum=0.9, weight_decay=0.1, adjust_lr_fn="match_rms_adamw"
+    )
+    for _ in range(10):
+        gradient = torch.randn(12, 30)
+        ours.grad, theirs.grad = gradient.clone(), gradient.clone()
+        mine.step()
+        reference.step()  # type: ignore[no-untyped-call]  # torch leaves it unannotated
+    moved, expected = ours.detach() - start, theirs.detach() - start
+    assert torch.cosine_similarity(moved.flatten(), expected.flatten(), dim=0) > 0.999
+    assert (moved - expected).norm() / expected.norm() < 0.03
+
+
+def test_a_convolution_moves_as_the_matrix_of_its_kernels() -> None:
+    """The same numbers as a matrix and as kernels make the same step, in either memory format."""
+    torch.manual_seed(0)
+    kernels = torch.randn(8, 4, 3, 3)
+    gradient = torch.randn(8, 4, 3, 3)
+    results = []
+    for values, change in (
+        (kernels.flatten(1), gradient.flatten(1)),
+        (kernels, gradient),
+        (kernels.contiguous(memory_format=torch.channels_last), gradient),
+    ):
+        parameter = nn.Parameter(values.clone(memory_format=torch.preserve_format))
+        parameter.grad = change.clone()
+        _muon(parameter, decay=0.0).step()
+        results.append(parameter.detach().reshape(8, -1))
+    for other in results[1:]:
+        torch.testing.assert_close(results[0], other, atol=1e-6, rtol=0)
+
+
+def test_every_other_parameter_moves_as_under_adamw() -> None:
+    """Groups without matrices take exactly torch's AdamW steps."""
+    torch.manual_seed(0)
+    ours = nn.Parameter(torch.randn(7))
+    theirs = nn.Parameter(ours.detach().clone())
+    mine = _muon(ours, matrices=False)
+    reference = torch.optim.AdamW([theirs], lr=0.01, betas=(0.8, 0.95), weight_decay=0.1)
+    for _ in range(5):
+        gradient = torch.randn(7)
+        ours.grad, theirs.grad = gradient.clone(), gradient.clone()
+        mine.step()
+        reference.step()
+    assert torch.equal(ours, theirs)
+
+
+def test_follows_the_formula_with_its_warm_up_and_leaves_the_model_alone() -> None:
+    """After n steps the decay is the smaller of the configured one and (1 + n) / (10 + n).
+
+    Batch statistics are averaged as the weights are; a whole number is taken as it is.
+    """
+    model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))
+    average = MovingAverage(model, decay=0.6)
+    expected = {name: each.detach().double() for name, each in average.model.state_dict().items()}
+    for step in range(1, 30):
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.add_(torch.randn_like(parameter))
+        model(torch.randn(16, 3) + 5)
+        before = {name: each.clone() for name, each in model.state_dict().items()}
+        average.update(step)
+        decay = min(0.6, (1 + step) / (10 + step))
+        for name, tensor in model.state_dict().items():
+            assert torch.equal(tensor, before[name])
+            moved = decay * expected[name] + (1 - decay) * tensor.detach().double()
+            expected[name] = moved if tensor.is_floating_point() else tensor.double()
+    for name, found in average.model.state_dict().items():
+        torch.testing.assert_close(found.double(), expected[name], atol=1e-5, rtol=1e-5)
+    assert all(parameter.requires_grad for parameter in model.parameters())
+    assert not any(parameter.requires_grad for parameter in average.model.parameters())
+
+
+@pytest.mark.parametrize("overflows", [set(), {0, 1, 2, 5}], ids=["never", "often"])
+def test_weights_and_factor_are_those_of_torchs_scaler(
+    monkeypatch: pytest.MonkeyPatch, overflows: set[int]
+) -> None:
+    """Updates with an overflow are left out, and the factor changes after the same steps."""
+    monkeypatch.setattr(loss_scale, "_UPDATES", 3)
+    torch.manual_seed(0)
+    ours = nn.Linear(4, 2)
+    theirs = copy.deepcopy(ours)
+    mine, reference = LossScale("float16"), torch.amp.GradScaler("cpu", growth_interval=3)
+    mine.factor = reference.get_scale()
+    own, other = (torch.optim.SGD(each.parameters(), lr=0.1) for each in (ours, theirs))
+    for step in range(9):
+        inputs = torch.randn(5, 4)
+        size = 1e38 if step in overflows else 1.0
+        for model, scaled in ((ours, mine.scaled), (theirs, reference.scale)):
+            model.zero_grad()
+            scaled(size * model(inputs).square().mean()).backward()  # type: ignore[no-untyped-call, operator]
+        mine.unscale(ours.parameters())
+        norm = nn.utils.get_total_norm(
+            [each.grad for each in ours.parameters() if each.grad is not None]
+        )
+        assert mine.tolerated(norm).isfinite()
+        mine.step(own)
+        reference.step(other)
+        reference.update()
+        assert mine.factor == reference.get_scale()
+        assert torch.allclose(ours.weight, theirs.weight, atol=1e-6)
+
+
+def test_an_overflow_without_a_factor_is_a_divergence() -> None:
+    """A smaller factor could not help, so the norm stays what it is."""
+    scale = LossScale("float16")
+    infinite = torch.tensor(float("inf"))
+    assert scale.tolerated(infinite) == 0
+    scale.restore({"factor": 1.0, "updates": 3})
+    assert scale.tolerated(infinite) == infinite
+    assert scale.numbers() == {"factor": 1.0, "updates": 3}

@@ -14,7 +14,6 @@ from torch import nn
 from patchline.pipeline.training import validation
 from patchline.pipeline.training.config import TrainingConfig
 from patchline.pipeline.training.speed.compilation import is_wanted, reason_of
-from tests.pipeline.training.label_set_jobs import label_set_job
 from tests.pipeline.training.trained_jobs import (
     Make,
     said,
@@ -62,16 +61,6 @@ def test_a_training_that_cannot_be_compiled_runs_as_it_is(
     [message] = said(tried)
     assert "The model is not compiled: RuntimeError: no working C++ compiler." in message
     assert same(weights_of(plain), weights_of(tried))
-
-
-def test_a_training_on_sets_of_labels_is_compiled(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    """The images that are tried have sets of labels, too."""
-    monkeypatch.setattr(nn.Module, "compile", lambda _, **__: None)  # nothing is compiled
-    job = label_set_job(tmp_path / "job", training=COMPILED)
-    assert trained(job).compiled
-    assert said(job) == []
 
 
 @pytest.mark.parametrize(

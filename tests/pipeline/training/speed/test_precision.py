@@ -129,22 +129,6 @@ def test_what_each_step_costs_beside_its_images_does_not_decide(
     assert faster(rates).name == name
 
 
-@pytest.mark.parametrize(("ratio", "rounds"), [(2.0, 3), (1.1, 12)])
-def test_more_steps_are_measured_where_it_is_nearly_worth_it(ratio: float, rounds: int) -> None:
-    """The other programs of the machine slow single steps down, not the fastest of many."""
-    taken: list[str] = []
-
-    def steps(name: str, batch: int) -> Iterator[float]:
-        while True:
-            taken.append(name)
-            busy = 3.0 if len(taken) % 3 else 1.0
-            yield busy * batch * (0.001 * ratio if name == "float32" else 0.001)
-
-    rates = images_per_second(steps, "bfloat16", 8, 10.0)
-    assert len(taken) == 2 * (rounds + 2)  # with those that warm up and decide on the images
-    assert rates["bfloat16"] / rates["float32"] == pytest.approx(ratio)
-
-
 @pytest.mark.parametrize(
     ("ratio", "earlier", "name"),
     [

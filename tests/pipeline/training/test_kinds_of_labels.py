@@ -1,12 +1,16 @@
-"""Training on sets of labels: chosen by the mAP, and the same for every kind of fit."""
+"""Training on sets of labels, on what a teacher says, and without labels."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
 
+import cv2
 import numpy as np
+import pandas as pd
 import pytest
+import torch
+from safetensors.torch import load_file
 from sklearn.metrics import average_precision_score
 
 from patchline.pipeline.data.manifests import manifest as manifests
@@ -15,15 +19,29 @@ from patchline.pipeline.metrics.label_calibration import LabelCalibration, fit_l
 from patchline.pipeline.metrics.label_thresholds import fit_label_thresholds
 from patchline.pipeline.models.inference import predict_logits
 from patchline.pipeline.models.model_files import load_model
+from patchline.pipeline.pretraining.__main__ import evaluate_objective
+from patchline.pipeline.pretraining.job import PretrainingJob
 from patchline.pipeline.training.__main__ import train
 from patchline.pipeline.training.job import ExtendedTraining, TrainingJob
+from patchline.pipeline.training.job_provenance import provenance_of_job
 from patchline.pipeline.training.part import TrainingPart
 from patchline.pipeline.training.parts.ensemble_members import combine_members
+from patchline.pipeline.training.recipe.objectives import REST_FILE
 from patchline.pipeline.training.train_result import EpochRecord
 from patchline.pipeline.training.training_data import open_data
 from patchline.pipeline.workers.event_log import EventWriter, read_events
-from tests.pipeline.training.label_set_jobs import LABELS, label_set_job
-from tests.pipeline.training.trained_jobs import events_of, opened, trained, with_weights
+from tests.pipeline.training.trained_jobs import (
+    FAVOURITE,
+    FURTHER,
+    LABELS,
+    MAE,
+    Make,
+    events_of,
+    label_set_job,
+    taught,
+    trained,
+    with_weights,
+)
 
 pytestmark = pytest.mark.usefixtures("few_penalties")
 
@@ -73,18 +91,6 @@ def test_the_map_chooses_among_validations_as_the_accuracy_does() -> None:
     for positives, replaces in ((40.0, True), (4000.0, False)):
         higher, smoother = record(0.80, 0.5, positives), record(0.77, 0.4, positives)
         assert smoother.replaces(higher, [higher, smoother]) == replaces
-
-
-def test_part_of_the_validation_images_is_compared(tmp_path: Path) -> None:
-    """With a time limit, the images of every validation decide."""
-    job = label_set_job(tmp_path / "job")
-    training = opened(job)
-    model, rows = training.state.average.model, training.data.validation_rows
-    metrics = training.validator.metrics(model, 20, 8)
-    logits_NK = predict_logits(model, training.data.images, rows, job.image)
-    for name, count in (("validation_map", 20), ("compared_map", 8)):
-        expected = average_precision_score(training.data.truth(rows[:count]), logits_NK[:count])
-        assert metrics[name] == pytest.approx(expected, abs=1e-6)
 
 
 def test_an_extended_and_averaged_training_has_a_map(tmp_path: Path) -> None:
@@ -181,3 +187,97 @@ def test_an_ensemble_of_folds_averages_the_calibrated_sigmoids(tmp_path: Path) -
     averaged = together.probabilities(logits(result.weights, every))
     assert np.abs(single[0] - single[1]).max() > 1e-3
     assert np.allclose(averaged, np.mean(single, axis=0), atol=1e-5)
+
+
+def test_unlabelled_images_are_in_every_epoch(make: Make, tmp_path: Path) -> None:
+    """Beside the training images, or those of a fold; never among those to validate on."""
+    job = taught(make, tmp_path)
+    rows = manifests.usable(manifests.load(job.manifest_file))
+    further = np.arange(len(rows), len(rows) + FURTHER)
+    for part in (TrainingPart(), TrainingPart(fold=1, folds=3), TrainingPart(refit=True)):
+        data = open_data(job.model_copy(update={"part": part}))
+        labelled, _ = part.rows(rows, job.config.data.split_seed)
+        assert data.training.rows.tolist() == [*labelled, *further]
+        assert not set(data.validation_rows) & set(further)
+        assert set(data.labels[further]) == {FAVOURITE}
+    targets = open_data(job).training.targets
+    validation = np.flatnonzero(rows["split"] == "validation")[:1]
+    assert targets[further[:1]].argmax() == FAVOURITE
+    label = job.classes.index(rows["label"].iloc[validation[0]])
+    assert targets[validation].argmax() == label  # the teacher has not seen it
+
+
+def test_it_learns_what_the_teacher_says(make: Make, tmp_path: Path) -> None:
+    """With its full weight, a teacher that sees one class everywhere is believed."""
+    job = taught(make, tmp_path, training={"mixup": 0.2, "cutmix": 1.0})
+    model, data = load_model(trained(job).best)[0], open_data(job)
+    device = torch.device("cpu")
+    logits = predict_logits(model, data.images, data.validation_rows, job.image, device=device)
+    assert (logits.argmax(1) == FAVOURITE).float().mean() > 0.9
+
+
+def test_a_student_has_seen_the_unlabelled_images_and_what_its_teacher_has(
+    make: Make, tmp_path: Path
+) -> None:
+    """What a teacher knows of test images, it passes on."""
+    job = taught(make, tmp_path)
+    rows = manifests.usable(manifests.load(job.manifest_file))
+    assert job.unlabelled is not None
+    further = manifests.usable(manifests.load(job.unlabelled.manifest_file))
+    known = provenance_of_job(job)
+    assert known.own.contain(further, trained_only=True).all()
+    shares = pd.Series(known.images.contain(rows)).groupby(rows["split"]).mean()
+    assert shares.to_dict() == {"train": 1.0, "validation": 1.0, "test": 1.0}
+    alone = provenance_of_job(job.model_copy(update={"teacher": None}))
+    assert not alone.images.contain(rows[rows["split"] == "test"]).any()
+
+
+@pytest.fixture(scope="module")
+def pretrained(make_shared: Make) -> tuple[TrainingJob, Any]:
+    """Return a finished pre-training; tests must not change it."""
+    job = make_shared(**{**MAE, "training": {"epochs": 4}})
+    return job, trained(job)
+
+
+def test_it_learns_an_ordinary_encoder_without_classes(pretrained: tuple[TrainingJob, Any]) -> None:
+    """The loss falls, no accuracy is reported, and the saved model is the ViT alone."""
+    job, result = pretrained
+    losses = [record.validation_loss for record in result.history]
+    assert losses[-1] < losses[0]
+    assert result.best_validation_loss == min(losses)
+    assert result.best_validation_accuracy is None
+    metrics = events_of(job, "metrics")
+    assert not any("accuracy" in name for event in metrics for name in event["values"])
+    model, description = load_model(result.best)
+    assert description.classes == job.classes == ()
+    assert result.parameters == sum(each.numel() for each in model.parameters())
+    assert not any("decoder" in name for name in model.state_dict())
+    assert any("decoder" in name for name in load_file(result.best / REST_FILE))
+    assert model(torch.zeros(2, 3, 16, 16)).shape == (2, 1)
+
+
+def test_the_test_images_are_tested_and_drawn(
+    pretrained: tuple[TrainingJob, Any], tmp_path: Path
+) -> None:
+    """The mean loss is near that of the validation, and each view is a picture."""
+    job, result = pretrained
+    wanted = PretrainingJob(
+        config=job.config,
+        trained=result.best,
+        manifest_file=job.manifest_file,
+        store=job.store,
+        image=job.image,
+        device="cpu",
+        pictures=3,
+        folder=tmp_path,
+    )
+    events = EventWriter(tmp_path / "events.jsonl")
+    found, again = (evaluate_objective(wanted, events) for _ in range(2))
+    assert found.losses == again.losses
+    assert len(found.losses) == found.images > 3
+    mean = sum(found.losses) / found.images
+    assert mean == pytest.approx(result.best_validation_loss, rel=0.2)
+    assert len(found.pictures) == 3
+    for image in found.pictures:
+        shapes = {cv2.imread(str(tmp_path / view.file)).shape for view in image.views}  # type: ignore[union-attr]  # None of no picture
+        assert (len(image.views), shapes) == (3, {(16, 16, 3)})
