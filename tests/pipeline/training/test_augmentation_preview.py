@@ -11,7 +11,6 @@ from patchline.pipeline.data.batches.batch_order import BatchOrder
 from patchline.pipeline.data.batches.loader import training_batches
 from patchline.pipeline.training.augmentation_preview import (
     preview_columns,
-    preview_grid,
 )
 from patchline.pipeline.training.config import TrainingConfig
 from patchline.pipeline.training.recipe.mixing import draw_mix, mixed_images
@@ -47,5 +46,3 @@ def test_mixed_images_are_shown_and_named(make: Make) -> None:
     mixed = mixed_images(torch.from_numpy(originals).permute(0, 3, 1, 2).float(), mix)
     assert np.array_equal(column.images_NHWC, mixed.permute(0, 2, 3, 1).byte().numpy())
     assert column.mix == f"CutMix {mix.share:.0%}"
-    grid = preview_grid(augment, data.images, rows, epochs=1, mixing=settings)
-    assert np.array_equal(grid[:64:4, 68:132:4], column.images_NHWC[0])

@@ -179,9 +179,8 @@ def test_an_ensemble_of_folds_averages_the_calibrated_sigmoids(tmp_path: Path) -
         expected = fit_label_calibration(logits(member, rows), data.truth(rows))
         assert np.allclose(fit.scales, expected.scales)
         single.append(fit.probabilities(logits(member, every)))
-    chosen_on = [each[rows] for each, rows in zip(single, held_out, strict=True)]
-    truth_NK = data.truth(np.concatenate(held_out))
-    thresholds = fit_label_thresholds(np.concatenate(chosen_on), truth_NK)
+    chosen_on = np.concatenate([each[rows] for each, rows in zip(single, held_out, strict=True)])
+    thresholds = fit_label_thresholds(chosen_on, data.truth(np.concatenate(held_out)))
     assert np.allclose(result.thresholds.values, thresholds.values)
     together = LabelCalibration.by_member(result.label_calibrations)
     averaged = together.probabilities(logits(result.weights, every))

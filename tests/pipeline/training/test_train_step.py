@@ -16,10 +16,10 @@ from patchline.pipeline.training.speed.trial_steps import (
     TrialSettings,
     trial_steps,
 )
-from patchline.plugin_api import ImageSpec
+from tests.pipeline.probing.tiny_models import image_spec
 from tests.pipeline.training.trained_jobs import Make, opened
 
-IMAGE = ImageSpec(channels=3, height=16, width=16, mean=(0.5,) * 3, std=(0.5,) * 3, resize="crop")
+IMAGE = image_spec(16)
 WAITING = {"aten::_local_scalar_dense", "aten::nonzero", "aten::masked_select", "aten::equal"}
 EVERYTHING: dict[str, Any] = {
     "augmentation": {"name": "standard"},

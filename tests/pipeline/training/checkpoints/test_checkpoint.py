@@ -117,24 +117,3 @@ def test_a_restart_point_stays_after_a_restart() -> None:
         point = RestartPoint.of(state, point)
         assert {name: tensor.data_ptr() for name, tensor in point.tensors.items()} == places
     assert point.step == 2
-
-
-def test_ranks_without_a_copy_restart_with_that_of_the_first() -> None:
-    """Eight processes of one machine do not each keep the same weights and moments."""
-    first, other = _state(steps=2), _state(steps=2)
-    of_first, of_other = RestartPoint.of(first), RestartPoint.of(other, copies=False)
-    assert not of_other.tensors
-    for state in (first, other):
-        _train(state, steps=3)
-    of_first.restore(first)
-    sent = iter(first.tensors().values())
-
-    def take_from_first(tensor: torch.Tensor) -> None:
-        with torch.no_grad():
-            tensor.copy_(next(sent))
-
-    of_other.restore(other, take_from_first)
-    assert (other.step, other.numbers()) == (2, first.numbers())
-    for state in (first, other):
-        _train(state, steps=2)
-    assert _same(first, other)

@@ -12,7 +12,6 @@ from torch import nn
 from patchline.pipeline.training.parts.interpolation import (
     SHARES,
     WITHOUT_CHOICE,
-    between,
     choose_share,
     logits_along,
 )
@@ -35,14 +34,6 @@ def classifiers(random: np.random.Generator, images: int, gains: Array) -> tuple
             for gain, own_NK in zip(gains, own_SNK, strict=True)
         ]
     ), labels_N
-
-
-def test_weights_lie_on_the_line_and_counters_do_not() -> None:
-    """What is no floating-point number is that of the trained end."""
-    fitted = {"w": torch.tensor([0.0, 2.0]), "steps": torch.tensor(3)}
-    trained = {"w": torch.tensor([1.0, -2.0]), "steps": torch.tensor(7)}
-    assert torch.equal(between(fitted, trained, 0.25)["w"], torch.tensor([0.25, 1.0]))
-    assert int(between(fitted, trained, 0.25)["steps"]) == 7
 
 
 def test_logits_are_those_of_each_point() -> None:

@@ -13,7 +13,6 @@ import torch
 from patchline.pipeline.errors import ConfigError, RunError, StorageError
 from patchline.pipeline.layers.last_blocks import whole_model
 from patchline.pipeline.layers.vision_transformer import VisionTransformer
-from patchline.pipeline.models.inference import predict_logits
 from patchline.pipeline.models.model_files import load_model
 from patchline.pipeline.run_memory.cleaning import FEATURES
 from patchline.pipeline.training import __main__ as worker
@@ -123,11 +122,6 @@ def test_the_result_is_a_whole_model_that_says_how_it_was_made(done: Done) -> No
     changed = {name for name in saved if not torch.equal(saved[name], initial[name])}
     assert changed
     assert all(name.startswith(("blocks.1.", "norm.", "head.")) for name in changed)
-    model, description = load_model(result.best)
-    assert not description.head_only
-    logits_NK = predict_logits(model, data.images, data.validation_rows, job.image)
-    right_N = logits_NK.argmax(1).numpy() == data.labels[data.validation_rows]
-    assert right_N.mean() == pytest.approx(result.best_validation_accuracy)
     assert not (job.folder / "held_out" / "1").exists()
 
 

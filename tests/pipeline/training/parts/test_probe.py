@@ -15,7 +15,7 @@ from sklearn.preprocessing import StandardScaler
 
 from patchline.pipeline.data.manifests import manifest as manifests
 from patchline.pipeline.initial_weights.record import TENSORS_FILE
-from patchline.pipeline.models.inference import logits_of_batch, predict_logits
+from patchline.pipeline.models.inference import predict_logits
 from patchline.pipeline.models.model_files import load_model
 from patchline.pipeline.models.stored_logits import logits_of, save_logits
 from patchline.pipeline.probing import linear_fit
@@ -87,10 +87,6 @@ def test_reported_logits_are_never_those_of_bfloat16_features(make: Make, tmp_pa
     rows = np.arange(len(images))
     expected_NK = predict_logits(model, images, rows, job.image).numpy()
     np.testing.assert_array_equal(_all_logits(result.best, job), expected_NK)
-    with torch.inference_mode():
-        batch = torch.from_numpy(np.array(images[rows]))
-        rounded_NK = logits_of_batch(model, batch, job.image, "bfloat16").float().numpy()
-    assert np.abs(rounded_NK - expected_NK).max() > 1e-3
     save_logits(tmp_path, expected_NK, precision="float32", device="cuda")  # may be TF32
     assert not (tmp_path / "logits.npy").exists()
 
@@ -188,10 +184,6 @@ def test_all_weights_are_kept_as_far_as_they_are_better(make: Make, *, blind: bo
     assert accuracy == pytest.approx(record.accuracy_at(record.share))
     assert result.best_validation_accuracy == pytest.approx(accuracy)
     assert record.sentence() in said(job, "note")
-    [of_head] = [each["values"] for each in events_of(job, "metrics")
-                 if "head/validation/accuracy" in each["values"]]  # fmt: skip
-    assert of_head["head/validation/accuracy"] == pytest.approx(record.accuracy_at(0.0))
-    assert "validation/accuracy" not in of_head
     assert trained(job).fine_tuning == record
 
 

@@ -29,7 +29,7 @@ from patchline.pipeline.training.recipe.weight_averaging import (
 )
 from patchline.pipeline.training.record import TrainingRecord
 from patchline.pipeline.workers.event_log import EventWriter
-from patchline.plugin_api import ImageSpec
+from tests.pipeline.probing.tiny_models import image_spec
 from tests.pipeline.training.trained_jobs import Make, same, stop, trained
 
 PLAN = ((0, 0.0, 40), (10, 0.2, 30), (20, 0.6, 30))
@@ -197,9 +197,7 @@ def test_only_the_weights_that_may_be_averaged_stay_on_the_disk(tmp_path: Path) 
 
 def test_batch_norm_is_measured_again_for_an_average() -> None:
     """The statistics are those of the images, whatever they were before."""
-    image = ImageSpec(
-        channels=3, height=8, width=8, mean=(0.5,) * 3, std=(0.25,) * 3, resize="crop"
-    )
+    image = image_spec(8)
     images = np.random.default_rng(0).integers(0, 256, (40, 8, 8, 3), np.uint8)
     layer = torch.nn.BatchNorm2d(3)
     torch.nn.init.constant_(layer.get_buffer("running_mean"), 7.0)

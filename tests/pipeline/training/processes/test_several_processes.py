@@ -56,7 +56,10 @@ RANDOM: dict[str, Any] = {
     "training": {**THREE, "epochs": 2, "mixup": 0.2, "initial_image_scale": 0.5},
     "optimizer": {"name": "muon"},
 }
-NORMALISED = {"patch_embedding": {"name": "conv_stem", "norm": "batch"}}
+NORMALISED = {
+    "patch_embedding": {"name": "conv_stem", "norm": "batch"},
+    "stochastic_depth": 0.5,
+}
 JOBS: dict[str, dict[str, Any]] = {
     "gradients-mixup": {
         "training": {**THREE, "mixup": 0.4, "class_weights": "balanced", "loss": "bce"}
@@ -73,9 +76,8 @@ JOBS: dict[str, dict[str, Any]] = {
     "whole": RANDOM,
     "stopped": RANDOM,
     "diverged": {"model": NORMALISED, "training": THREE},
-    "extending": {"model": NORMALISED, "training": {**THREE, "epochs": 2}},
-    "averaged": {
-        "model": {"stochastic_depth": 0.5},
+    "extending": {
+        "model": NORMALISED,
         "training": {**THREE, "epochs": 2, "average_last": 2, "stochastic_depth_ramp": 0.5},
     },
     "masked": {

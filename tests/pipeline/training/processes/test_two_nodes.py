@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,32 +23,13 @@ from patchline.pipeline.training.train_result import TrainResult
 from patchline.pipeline.workers.event_log import read_events
 from patchline.pipeline.workers.worker_process import run_worker
 from tests.patience import patient, until
-from tests.pipeline.training.processes import ray_nodes
+from tests.pipeline.training.processes.conftest import ON_TWO_NODES
 from tests.pipeline.training.processes.ray_nodes import Cluster
 from tests.pipeline.training.trained_jobs import Make, same
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.timeout(1500),
-    pytest.mark.skipif(bool(ray_nodes.why_not()), reason=ray_nodes.why_not() or "-"),
-]
+pytestmark = [pytest.mark.slow, *ON_TWO_NODES]
 SETTINGS = {"name": "ray", "nodes": 2, "shared_folder": True}
 TRAINING = {"processes": 2, "epochs": 150, "threads": 1}
-
-
-@pytest.fixture(scope="module")
-def both(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """Return a cluster of two nodes."""
-    with ray_nodes.two_nodes(tmp_path_factory.mktemp("cluster")) as started:
-        yield started
-
-
-@pytest.fixture
-def cluster(both: Cluster) -> Cluster:
-    """Return the cluster with both nodes alive."""
-    if not both.is_whole:
-        both.restart()
-    return both
 
 
 def _train(

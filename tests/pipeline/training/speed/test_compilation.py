@@ -89,25 +89,33 @@ def test_compiled_code_is_not_kept_where_others_have_prepared_a_folder(
     assert not (tmp_path / "torchinductor").exists()
 
 
-def test_batches_that_do_not_fit_are_divided_before_the_first_step(
-    make: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Compiling tries them: it is not the compiler that fails, and the model stays compiled."""
+def _compiled_as_it_is(
+    monkeypatch: pytest.MonkeyPatch, *, training: bool, most: int = 1000
+) -> list[int]:
+    """Compile nothing; return where the sizes of batches come, of training or of predictions."""
     sizes: list[int] = []
 
-    def compile_with_little_memory(model: nn.Module, **_: Any) -> None:
+    def compile_nothing(model: nn.Module, **_: Any) -> None:
         plain: Any = model._call_impl
 
         def call(images: torch.Tensor, *rest: Any) -> Any:
-            if model.training:
+            if model.training == training:
                 sizes.append(len(images))
-            if len(images) > 8:
+            if len(images) > most:
                 raise torch.OutOfMemoryError
             return plain(images, *rest)
 
         object.__setattr__(model, "_compiled_call_impl", call)
 
-    monkeypatch.setattr(nn.Module, "compile", compile_with_little_memory)
+    monkeypatch.setattr(nn.Module, "compile", compile_nothing)
+    return sizes
+
+
+def test_batches_that_do_not_fit_are_divided_before_the_first_step(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Compiling tries them: it is not the compiler that fails, and the model stays compiled."""
+    sizes = _compiled_as_it_is(monkeypatch, training=True, most=8)
     job = make(training={**COMPILED, "batch_size": 16})
     result = trained(job)
     assert result.compiled
@@ -123,19 +131,7 @@ def test_the_averaged_weights_are_compiled_in_one_shape(
 ) -> None:
     """The last batch of a validation is filled up, and its metrics are those of its own images."""
     plain = trained(make("plain", training={"epochs": 1}))
-    validated: list[int] = []
-
-    def compile_as_it_is(model: nn.Module, **_: Any) -> None:
-        plain_call: Any = model._call_impl
-
-        def call(images: torch.Tensor, *rest: Any) -> Any:
-            if not model.training:
-                validated.append(len(images))
-            return plain_call(images, *rest)
-
-        object.__setattr__(model, "_compiled_call_impl", call)
-
-    monkeypatch.setattr(nn.Module, "compile", compile_as_it_is)
+    validated = _compiled_as_it_is(monkeypatch, training=False)
     monkeypatch.setattr(validation, "_MOST_IMAGES", 5)
     compiled = trained(make("compiled", training=COMPILED))
     [one], [other] = compiled.history, plain.history
