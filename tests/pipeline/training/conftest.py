@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from patchline.pipeline.training.checkpoints import checkpoint
 from patchline.pipeline.training.job import TrainingJob
 from patchline.pipeline.training.parts.launching import job_of
 from tests.conftest import write_photos
-from tests.pipeline.training.trained_jobs import FEW_PENALTIES, SETTINGS, Make
+from tests.pipeline.training.trained_jobs import FEW_PENALTIES, SETTINGS, Make, MakeIn
 
 
 @pytest.fixture(scope="session")
@@ -28,7 +28,7 @@ def small_photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def make_in(small_photos: Path) -> Callable[[Path], Make]:
+def make_in(small_photos: Path) -> MakeIn:
     """Return the builder of small jobs in a folder; all share one manifest and one store."""
     workspace = small_photos.parent
 
@@ -44,13 +44,13 @@ def make_in(small_photos: Path) -> Callable[[Path], Make]:
 
 
 @pytest.fixture
-def make(make_in: Callable[[Path], Make], tmp_path: Path) -> Make:
+def make(make_in: MakeIn, tmp_path: Path) -> Make:
     """Return the builder of jobs of one test."""
     return make_in(tmp_path)
 
 
 @pytest.fixture(scope="module")
-def make_shared(make_in: Callable[[Path], Make], tmp_path_factory: pytest.TempPathFactory) -> Make:
+def make_shared(make_in: MakeIn, tmp_path_factory: pytest.TempPathFactory) -> Make:
     """Return the builder of jobs that tests of a module share."""
     return make_in(tmp_path_factory.mktemp("shared"))
 

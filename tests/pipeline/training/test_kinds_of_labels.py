@@ -14,7 +14,6 @@ from safetensors.torch import load_file
 from sklearn.metrics import average_precision_score
 
 from patchline.pipeline.data.manifests import manifest as manifests
-from patchline.pipeline.errors import ConfigError
 from patchline.pipeline.metrics.label_calibration import LabelCalibration, fit_label_calibration
 from patchline.pipeline.metrics.label_thresholds import fit_label_thresholds
 from patchline.pipeline.models.inference import predict_logits
@@ -27,7 +26,6 @@ from patchline.pipeline.training.job_provenance import provenance_of_job
 from patchline.pipeline.training.part import TrainingPart
 from patchline.pipeline.training.parts.ensemble_members import combine_members
 from patchline.pipeline.training.recipe.objectives import REST_FILE
-from patchline.pipeline.training.train_result import EpochRecord
 from patchline.pipeline.training.training_data import open_data
 from patchline.pipeline.workers.event_log import EventWriter, read_events
 from tests.pipeline.training.trained_jobs import (
@@ -68,29 +66,6 @@ def test_the_best_weights_are_those_of_the_reported_map(tmp_path: Path) -> None:
     assert not {"validation/accuracy", "train/accuracy"} & reported[-1].keys()
     progress = [event for event in events_of(job, "progress") if event["unit"] == "step"]
     assert 0 < progress[-1]["mAP"] <= 1
-
-
-def test_the_map_chooses_among_validations_as_the_accuracy_does() -> None:
-    """Within a standard error of the highest, the loss decides; positives tell how large it is."""
-
-    def record(mean: float, loss: float, positives: float) -> EpochRecord:
-        return EpochRecord(
-            epoch=1,
-            step=1,
-            train_loss=1,
-            train_accuracy=None,
-            validation_loss=loss,
-            validation_accuracy=None,
-            validation_map=mean,
-            map_positives=positives,
-            validation_images=5000,
-            learning_rate=0.1,
-            images_per_second=1,
-        )
-
-    for positives, replaces in ((40.0, True), (4000.0, False)):
-        higher, smoother = record(0.80, 0.5, positives), record(0.77, 0.4, positives)
-        assert smoother.replaces(higher, [higher, smoother]) == replaces
 
 
 def test_an_extended_and_averaged_training_has_a_map(tmp_path: Path) -> None:
@@ -135,12 +110,6 @@ def test_the_way_from_the_head_is_chosen_by_the_loss_of_the_labels(
     assert all(each.accuracy is None and 0 < (each.map or 0) <= 1 for each in record.tried)
     assert "(mAP at 0%: " in record.sentence()
     assert result.best_validation_map == pytest.approx(_map_of(result.best, job), abs=1e-3)
-
-
-def test_settings_for_one_label_are_refused(tmp_path: Path) -> None:
-    """In one sentence, before anything is decoded."""
-    with pytest.raises(ConfigError, match=r"training\.loss is cross_entropy, but the images have"):
-        label_set_job(tmp_path / "job", training={"loss": "cross_entropy"})
 
 
 def test_labels_are_in_the_order_of_the_outputs(tmp_path: Path) -> None:

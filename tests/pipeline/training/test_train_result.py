@@ -7,7 +7,7 @@ import pytest
 from patchline.pipeline.training.train_result import EpochRecord
 
 
-def _best(*accuracy_loss: tuple[float | None, float], images: int) -> int:
+def _best(*scores: tuple[float | None, float], images: int, positives: float | None = None) -> int:
     history = [
         EpochRecord(
             epoch=step,
@@ -15,12 +15,14 @@ def _best(*accuracy_loss: tuple[float | None, float], images: int) -> int:
             train_loss=1.0,
             train_accuracy=0.9,
             validation_loss=loss,
-            validation_accuracy=accuracy,
+            validation_accuracy=None if positives else score,
+            validation_map=score if positives else None,
+            map_positives=positives,
             learning_rate=1e-3,
             images_per_second=100.0,
             validation_images=images,
         )
-        for step, (accuracy, loss) in enumerate(accuracy_loss, start=1)
+        for step, (score, loss) in enumerate(scores, start=1)
     ]
     best = history[0]
     for number, record in enumerate(history[1:], start=2):
@@ -53,6 +55,12 @@ def test_perfect_accuracies_of_few_images_are_not_certain() -> None:
     """All of ten images right still has an error, so nine with a lower loss may be better."""
     assert _best((1.0, 0.5), (0.9, 0.2), images=10) == 2
     assert _best((1.0, 0.5), (0.9, 0.2), images=10_000) == 1
+
+
+def test_positives_tell_how_certain_a_map_is() -> None:
+    """Within a standard error of the highest, the loss decides."""
+    assert _best((0.80, 0.5), (0.77, 0.4), images=5000, positives=40) == 2
+    assert _best((0.80, 0.5), (0.77, 0.4), images=5000, positives=4000) == 1
 
 
 def test_without_classes_the_loss_decides() -> None:

@@ -49,6 +49,8 @@ FEW_PENALTIES = (0.001, 0.01)
 Weights = dict[str, torch.Tensor]
 Make = Callable[..., TrainingJob]
 """Returns the small job in a folder of that name, with some sections of its config changed."""
+MakeIn = Callable[[Path], Make]
+"""Does so below a folder."""
 RANDOM: dict[str, Any] = {
     "model": {"dropout": 0.2, "attention_dropout": 0.1, "stochastic_depth": 0.3},
     "training": {"initial_image_scale": 0.5, "epochs": 2},

@@ -26,17 +26,14 @@ from patchline.pipeline.training.job import StoredTokens, TrainingJob
 from patchline.pipeline.training.part import TrainingPart
 from patchline.pipeline.training.parts.launching import replayable
 from patchline.pipeline.training.speed.precision import Chooser, Precision
-from patchline.pipeline.training.start.initial_model import TABLE_FILE
 from patchline.pipeline.training.training_data import open_data
 from tests.conftest import write_photos
 from tests.pipeline.training.trained_jobs import (
     Make,
     events_of,
     from_weights,
-    opened,
     said,
     trained,
-    with_weights,
 )
 
 pytestmark = pytest.mark.usefixtures("few_penalties")
@@ -150,19 +147,6 @@ def test_folds_and_the_refit_fit_their_own_images_on_the_same_features(
     assert done.images == len(data.training.rows) + len(data.validation_rows)
     [metrics] = events_of(job, "metrics")  # no validation after the refit
     assert set(metrics["values"]) == {"refit/loss", "refit/accuracy"}
-
-
-def test_the_table_of_initial_weights_is_kept(make: Make, tmp_path: Path) -> None:
-    """Training all weights begins with them; the run gets the table and a sentence, once."""
-    job = with_weights(make("all", training={"epochs": 1}))
-    for _ in range(2):
-        training = opened(job)
-    norm = load_file(tmp_path / "weights" / TENSORS_FILE)["norm.weight"]
-    assert torch.equal(training.state.model.state_dict()["norm.weight"], norm)
-    [artifact] = [event for event in events_of(job, "artifact") if event["name"] == TABLE_FILE]
-    assert "norm.weight,used" in Path(artifact["path"]).read_text("utf-8")
-    [sentence] = [message for message in said(job, "note") if "initial weights" in message]
-    assert "some.safetensors (some ViT)" in sentence
 
 
 @pytest.mark.parametrize("blind", [True, False])

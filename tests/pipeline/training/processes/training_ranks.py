@@ -14,9 +14,11 @@ import os
 import shutil
 import sys
 import time
+from collections.abc import Iterator
 from contextlib import suppress
 from datetime import timedelta
 from functools import partial
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -42,17 +44,6 @@ from tests.pipeline.training.trained_jobs import FEW_PENALTIES, SETTINGS, Stop
 
 FEATURES_TOGETHER = 5
 """Images whose features a rank computes at once."""
-
-
-class _InfiniteOnce:
-    """Replaces the images of the second batch."""
-
-    def __init__(self) -> None:
-        self.calls = 0
-
-    def __call__(self, _: nn.Module, inputs: tuple[torch.Tensor]) -> tuple[torch.Tensor]:
-        self.calls += 1
-        return (inputs[0] * float("inf"),) if self.calls == 2 else inputs
 
 
 def main(folder: Path, rank: int, size: int) -> None:
@@ -130,7 +121,7 @@ def _train(name: str, job: TrainingJob, ranks: Ranks) -> dict[str, torch.Tensor]
         events = _events(job, ranks)
         training = (Refit if job.part.refit else Training)(job, events, ranks)
         if name == "diverged" and ranks.rank + 1 == ranks.size:
-            training.state.model.register_forward_pre_hook(_InfiniteOnce())
+            training.state.model.register_forward_pre_hook(partial(_infinite_in_second, count()))
         if stops:
             training.state.optimizer.register_step_post_hook(partial(_stop_in_fourth, training))
         with suppress(Stop):
@@ -140,6 +131,10 @@ def _train(name: str, job: TrainingJob, ranks: Ranks) -> dict[str, torch.Tensor]
             shutil.copytree(job.folder, job.folder.with_name(f"half-{name}"))
     tensors = training.state.tensors()
     return {key: tensor.clone().contiguous() for key, tensor in tensors.items()}
+
+
+def _infinite_in_second(calls: Iterator[int], _: nn.Module, given: Any) -> Any:
+    return (given[0] * float("inf"),) if next(calls) == 1 else given
 
 
 def _stop_in_fourth(training: Training, *_: Any) -> None:

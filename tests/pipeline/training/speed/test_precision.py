@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 import platform
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -56,7 +56,7 @@ def chooser(workspace: Path | None, asked: str = "auto", batch: int = 4) -> Choo
 def test_a_frozen_model_only_predicts_while_it_is_measured(tmp_path: Path) -> None:
     """A large one would take half a minute for steps that it never does."""
     training = chooser(tmp_path)
-    frozen = dataclasses.replace(training, model=training.model.eval(), is_frozen=True)
+    frozen = replace(training, model=training.model.eval(), is_frozen=True)
     before = [each.clone() for each in frozen.model.parameters()]
     modes: list[bool] = []
     frozen.model.register_forward_hook(lambda *_: modes.append(torch.is_grad_enabled()))
@@ -151,28 +151,13 @@ def test_bfloat16_is_chosen_only_where_it_is_clearly_faster(
 
 
 @pytest.mark.usefixtures("_no_table")
-def test_measuring_again_knows_the_earlier_choice(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    """A new plan measures, compares with what is remembered, and remembers its own choice."""
-    earlier: list[str] = []
-
-    def choice(_: object, before: str) -> Precision:
-        earlier.append(before)
-        return Precision(name=["bfloat16", "float32"][len(earlier) - 1], reason="measured")
-
-    monkeypatch.setattr(precision, "faster", choice)
-    again = dataclasses.replace(chooser(tmp_path), again=True)
-    assert [again.choose(0.0).name for _ in range(2)] == ["bfloat16", "float32"]
-    assert earlier == ["", "bfloat16"]
-    assert chooser(tmp_path).choose().name == "float32"
-
-
-@pytest.mark.usefixtures("_no_table")
 def test_a_measurement_is_remembered_for_model_and_batch(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """Real steps are measured once; the model and the random numbers stay as they are."""
+    """Real steps are measured once; the model and the random numbers stay as they are.
+
+    A new plan measures again, knows the earlier choice, and remembers its own.
+    """
     first = chooser(tmp_path)
     weights = {name: value.clone() for name, value in first.model.state_dict().items()}
     numbers = torch.get_rng_state()
@@ -180,11 +165,22 @@ def test_a_measurement_is_remembered_for_model_and_batch(
     assert "images/s in float32" in found.reason
     assert torch.equal(torch.get_rng_state(), numbers)
     assert all(torch.equal(weights[k], value) for k, value in first.model.state_dict().items())
-    other = Precision(name="bfloat16", reason="measured again")
-    monkeypatch.setattr(precision, "faster", lambda *_: other)
+    earlier: list[str] = []
+
+    def choice(_: object, before: str) -> Precision:
+        earlier.append(before)
+        return Precision(name="bfloat16", reason="measured again")
+
+    monkeypatch.setattr(precision, "faster", choice)
     assert chooser(tmp_path).choose() == found
-    assert chooser(tmp_path, batch=5).choose(seconds=0.0) == other
-    assert chooser(None).choose(seconds=0.0) == other
+    for other in (
+        chooser(tmp_path, batch=5),
+        chooser(None),
+        replace(chooser(tmp_path), again=True),
+    ):
+        assert other.choose(0.0).reason == "measured again"
+    assert earlier == ["", "", found.name]
+    assert chooser(tmp_path).choose().name == "bfloat16"
 
 
 def test_a_device_with_little_memory_measures_fewer_images(
