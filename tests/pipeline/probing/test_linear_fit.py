@@ -228,13 +228,6 @@ def test_images_that_belong_together_are_held_out_together(seed: int) -> None:
         for label in range(4):  # each class is cut in parts of nearly the same size
             sizes = [(labels_N[rows] == label).sum() for rows in alone]
             assert max(sizes) - min(sizes) <= 1
-    features_ND = random.normal(size=(60, 5)).astype(np.float32)
-    none = features_ND[:0], labels_N[:0]
-    head = fit_head(features_ND, labels_N, *none, 4, units_N=labels_N)
-    assert (head.regularization, head.held_out_images) == (1.0, 0)
-
-
-_Array = np.ndarray[Any, Any]
 
 
 def test_c_is_that_of_the_largest_map_on_validation() -> None:

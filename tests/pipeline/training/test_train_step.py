@@ -1,4 +1,4 @@
-"""A training step asks nothing of its device that waits or that some lack; what it costs."""
+"""A training step asks nothing of its device that waits or that some lack."""
 
 from __future__ import annotations
 
@@ -7,20 +7,15 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from patchline.pipeline.config import ModelChoice, RunConfig
+from patchline.pipeline.config import RunConfig
 from patchline.pipeline.models.model_building import build_model
-from patchline.pipeline.training.speed.compute_share import (
-    forward_flops,
-)
 from patchline.pipeline.training.speed.trial_steps import (
     TrialSettings,
     trial_steps,
 )
-from patchline.plugin_api import ImageSpec
 from tests.pipeline.probing.tiny_models import image_spec
 from tests.pipeline.training.trained_jobs import Make, opened
 
@@ -90,21 +85,3 @@ def test_a_trial_step_does_what_a_step_of_the_loop_does(make: Make) -> None:
             next(steps)
     assert of_loop.counts["aten::stack"]  # loss and norm are checked
     assert of_trial.counts >= of_loop.counts
-
-
-CPU = torch.device("cpu")
-IMAGE = ImageSpec(channels=1, height=8, width=8, mean=(0.5,), std=(0.5,), resize="crop")
-
-
-def test_operations_are_two_per_multiplication_of_one_view() -> None:
-    """A matrix of 64 inputs and 10 outputs has 640 multiplications; a flip does not count."""
-    model = nn.Sequential(nn.Flatten(), nn.Dropout(0.5), nn.Linear(64, 10))
-    assert forward_flops(model, IMAGE, CPU) == 2 * 640
-    assert model.training
-    counts = []
-    for flip in (False, True):
-        choice = ModelChoice.model_validate({"name": "vit", "test_time_flip": flip})
-        vit: Any = build_model(choice, IMAGE, 10)
-        counts.append(forward_flops(vit, IMAGE, CPU))
-        assert vit.test_time_flip is flip
-    assert counts[0] == counts[1] > 0

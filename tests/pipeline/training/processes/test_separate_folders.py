@@ -124,9 +124,6 @@ def test_a_run_reads_trains_and_predicts_on_both_nodes(cluster: Cluster, photos:
     ours, theirs = pd.read_parquet(out), pd.read_parquet(other)
     names = ["image", "label"]
     assert ours[names].equals(theirs[names])
-    # Sums over other numbers of threads differ in their last bits.
-    computed, expected = (np.stack(list(each["probabilities"])) for each in (ours, theirs))
-    assert np.allclose(computed, expected, atol=1e-5)
     assert cluster.ours() == []
 
 

@@ -82,7 +82,7 @@ def test_the_settings_decide_the_loss_of_a_training(make: Make) -> None:
 
 
 _random = torch.Generator().manual_seed(0)
-LOGITS = 4 * torch.randn(40, 9, generator=_random)
+SET_LOGITS = 4 * torch.randn(40, 9, generator=_random)
 SETS = (torch.rand(40, 9, generator=_random) < 0.25).float()
 
 
@@ -114,8 +114,8 @@ def test_sets_are_learned_with_binary_cross_entropy(
     settings: dict[str, Any], slope: float, least: float
 ) -> None:
     """Of the bare labels by default; 0.2 makes 0.9 of one that is present, 0.1 of another."""
-    expected = functional.binary_cross_entropy_with_logits(LOGITS, SETS * slope + least)
-    assert set_loss(LOGITS, SETS, _config(**settings)) == pytest.approx(float(expected))
+    expected = functional.binary_cross_entropy_with_logits(SET_LOGITS, SETS * slope + least)
+    assert set_loss(SET_LOGITS, SETS, _config(**settings)) == pytest.approx(float(expected))
 
 
 @pytest.mark.parametrize(("gamma_neg", "gamma_pos", "clip"), [(4, 0, 0.05), (2, 2, 0)])
@@ -124,7 +124,7 @@ def test_the_asymmetric_loss_is_the_authors(gamma_neg: int, gamma_pos: int, clip
     settings = {"gamma_neg": gamma_neg, "gamma_pos": gamma_pos, "clip": clip}
     named = {f"asymmetric_{name}": value for name, value in settings.items()}
     given = named if (gamma_neg, gamma_pos) != (4, 0) else {}
-    own, theirs = LOGITS.clone().requires_grad_(), LOGITS.clone().requires_grad_()
+    own, theirs = SET_LOGITS.clone().requires_grad_(), SET_LOGITS.clone().requires_grad_()
     loss = set_loss(own, SETS, _config(loss="asymmetric", **given))
     expected = _authors(theirs, SETS, **settings)
     assert loss.item() == pytest.approx(expected.item(), rel=1e-5)
@@ -154,9 +154,9 @@ def test_a_mixed_target_counts_as_its_shares_of_yes_and_no(loss: str) -> None:
     assert set(mixed.flatten().tolist()) <= {0.0, *torch.tensor([0.3, 0.7, 1.0]).tolist()}
     assert torch.equal(mixed > 0, (SETS[:2] + SETS[:2].roll(1, 0)) > 0)
     config = _config(loss=loss)
-    parts = [set_loss(LOGITS[:2], each, config) for each in (SETS[:2], SETS[:2].roll(1, 0))]
+    parts = [set_loss(SET_LOGITS[:2], each, config) for each in (SETS[:2], SETS[:2].roll(1, 0))]
     expected = 0.7 * parts[0] + 0.3 * parts[1]
-    assert set_loss(LOGITS[:2], mixed, config) == pytest.approx(float(expected), rel=1e-5)
+    assert set_loss(SET_LOGITS[:2], mixed, config) == pytest.approx(float(expected), rel=1e-5)
 
 
 def test_balanced_weights_are_negatives_over_positives_up_to_a_limit() -> None:
@@ -168,9 +168,9 @@ def test_balanced_weights_are_negatives_over_positives_up_to_a_limit() -> None:
     sentence = sentence_on_limited_weights(sets_NK, ["a", "rare", "all", "none", "most"])
     assert sentence.endswith("it would be more: rare (10 of 1,000)")
     assert sentence_on_limited_weights(sets_NK[:, :1], ["a"]) == ""
-    weighted = set_loss(LOGITS, SETS, _config(), torch.full((9,), 3.0))
+    weighted = set_loss(SET_LOGITS, SETS, _config(), torch.full((9,), 3.0))
     expected = functional.binary_cross_entropy_with_logits(
-        LOGITS, SETS, pos_weight=torch.full((9,), 3.0)
+        SET_LOGITS, SETS, pos_weight=torch.full((9,), 3.0)
     )
     assert weighted == pytest.approx(float(expected))
 

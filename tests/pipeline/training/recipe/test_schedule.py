@@ -54,13 +54,6 @@ def test_the_schedule_decides_what_follows_the_warm_up(
     assert factors == pytest.approx(expected)
 
 
-def test_wsd_falls_in_the_last_part_only() -> None:
-    """Halfway through the decay the factor is a half, whatever the warm-up."""
-    for warmup in (0.0, 0.1, 0.3):
-        assert learning_rate_factor(0.8, warmup, "wsd", 0.4) == pytest.approx(0.5)
-        assert learning_rate_factor(0.59, warmup, "wsd", 0.4) == 1.0
-
-
 @pytest.mark.parametrize(
     ("progress", "share", "patch_dropout"),
     [(0.0, 0.0, 0.25), (0.25, 0.5, 0.25), (0.8, 1.0, 0.0), (None, 1.0, 0.25)],

@@ -72,13 +72,6 @@ def test_a_draw_depends_on_seed_and_step_alone() -> None:
     assert len(draws) == 30
 
 
-def test_ratios_follow_the_beta_distribution() -> None:
-    """Mean and variance of the ratio are those of Beta(alpha, alpha)."""
-    shares = np.array([_drawn(step, mixup=0.2).share for step in range(2000)])
-    assert shares.mean() == pytest.approx(0.5, abs=0.03)
-    assert shares.var() == pytest.approx(1 / (4 * 1.4), abs=0.02)
-
-
 def test_both_share_the_batches() -> None:
     """With both on, about half of the batches get each; with none, no batch is mixed."""
     cut = [_drawn(step, mixup=1.0, cutmix=1.0).box is not None for step in range(400)]
