@@ -9,7 +9,6 @@ last rank once gets infinite images. In the end, it does not answer the others.
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import shutil
 import sys
@@ -26,6 +25,7 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 from torch.distributed import FileStore, distributed_c10d  # type: ignore[attr-defined]  # not in its __all__
+from torch.multiprocessing import start_processes
 
 from patchline.pipeline.errors import WorkerError
 from patchline.pipeline.files.atomic_files import write_text
@@ -46,7 +46,7 @@ FEATURES_TOGETHER = 5
 """Images whose features a rank computes at once."""
 
 
-def main(folder: Path, rank: int, size: int) -> None:
+def main(rank: int, folder: Path, size: int) -> None:
     """Do all jobs of the folder, in the order of their names."""
     checkpoint._PAUSE_SECONDS, checkpoint._SHARE = 0.0, float("inf")  # one after each step
     checkpoint._FIRST_PAUSE_SECONDS = 0.0
@@ -159,16 +159,7 @@ def _wait_in_vain(folder: Path, ranks: Ranks) -> None:
         write_text(files[ranks.rank], str(error))
 
 
-def fork(folder: Path, size: int) -> int:
-    """Start all ranks, which share what is imported, and return 0 if each has ended well."""
-    context = multiprocessing.get_context("fork")
-    ranks = [context.Process(target=main, args=(folder, rank, size)) for rank in range(size)]
-    for each in ranks:
-        each.start()
-    for each in ranks:
-        each.join()
-    return int(any(each.exitcode for each in ranks))
-
-
-if __name__ == "__main__":
-    sys.exit(fork(Path(sys.argv[1]), int(sys.argv[2])))
+if __name__ == "__main__":  # all ranks share what is imported
+    count_of_ranks = int(sys.argv[2])
+    given = (Path(sys.argv[1]), count_of_ranks)
+    start_processes(main, given, count_of_ranks, start_method="fork")
