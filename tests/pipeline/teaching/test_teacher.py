@@ -152,6 +152,7 @@ def test_a_head_is_not_taught() -> None:
 
 def test_classes_that_only_the_teacher_knows_are_left_out_and_said() -> None:
     """What becomes of their probabilities is said, too."""
+    assert not class_columns("t/1", ("a",), ("a",)).note()
     columns = class_columns("t/1", ("a", "b", "c", "d"), ("d", "b"))
     assert (columns.columns, columns.left_out) == ((3, 1), ("a", "c"))
     assert columns.note() == (

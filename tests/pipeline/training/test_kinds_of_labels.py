@@ -14,6 +14,7 @@ from safetensors.torch import load_file
 from sklearn.metrics import average_precision_score
 
 from patchline.pipeline.data.manifests import manifest as manifests
+from patchline.pipeline.errors import ConfigError
 from patchline.pipeline.metrics.label_calibration import LabelCalibration, fit_label_calibration
 from patchline.pipeline.metrics.label_thresholds import fit_label_thresholds
 from patchline.pipeline.models.inference import predict_logits
@@ -36,6 +37,7 @@ from tests.pipeline.training.trained_jobs import (
     Make,
     events_of,
     label_set_job,
+    opened,
     taught,
     trained,
     with_weights,
@@ -66,6 +68,23 @@ def test_the_best_weights_are_those_of_the_reported_map(tmp_path: Path) -> None:
     assert not {"validation/accuracy", "train/accuracy"} & reported[-1].keys()
     progress = [event for event in events_of(job, "progress") if event["unit"] == "step"]
     assert 0 < progress[-1]["mAP"] <= 1
+
+
+def test_settings_for_one_label_are_refused(tmp_path: Path) -> None:
+    """In one sentence, before anything is decoded."""
+    with pytest.raises(ConfigError, match=r"training\.loss is cross_entropy, but the images have"):
+        label_set_job(tmp_path / "job", training={"loss": "cross_entropy"})
+
+
+def test_part_of_the_validation_images_is_compared(tmp_path: Path) -> None:
+    """With a time limit, the images of every validation decide."""
+    training = opened(label_set_job(tmp_path / "job"))
+    model, rows = training.state.average.model, training.data.validation_rows
+    metrics = training.validator.metrics(model, 20, 8)
+    logits_NK = predict_logits(model, training.data.images, rows, training.job.image)
+    for name, count in (("validation_map", 20), ("compared_map", 8)):
+        expected = average_precision_score(training.data.truth(rows[:count]), logits_NK[:count])
+        assert metrics[name] == pytest.approx(expected, abs=1e-6)
 
 
 def test_an_extended_and_averaged_training_has_a_map(tmp_path: Path) -> None:

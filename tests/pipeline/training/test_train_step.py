@@ -1,4 +1,4 @@
-"""A training step asks nothing of its device that waits or that some lack."""
+"""A training step asks nothing of its device that waits or that some lack; what it costs."""
 
 from __future__ import annotations
 
@@ -7,11 +7,16 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from patchline.pipeline.config import RunConfig
 from patchline.pipeline.models.model_building import build_model
+from patchline.pipeline.training.config import TrainingConfig
+from patchline.pipeline.training.recipe.progressive_size import ProgressiveSize
+from patchline.pipeline.training.speed.compute_share import ComputeShare, forward_flops
+from patchline.pipeline.training.speed.recent_rate import RecentRate
 from patchline.pipeline.training.speed.trial_steps import (
     TrialSettings,
     trial_steps,
@@ -85,3 +90,28 @@ def test_a_trial_step_does_what_a_step_of_the_loop_does(make: Make) -> None:
             next(steps)
     assert of_loop.counts["aten::stack"]  # loss and norm are checked
     assert of_trial.counts >= of_loop.counts
+
+
+def test_smaller_images_count_as_what_they_cost() -> None:
+    """Half the side for half of the training: a convolution costs 5/8 of the full size in all.
+
+    A flip at test time does not count, and is there again afterwards.
+    """
+    model: Any = nn.Sequential(nn.Conv2d(3, 4, 1), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+    model.test_time_flip, cpu = True, torch.device("cpu")
+    assert forward_flops(model, IMAGE, cpu) == 2 * 16 * 16 * 3 * 4
+    assert model.test_time_flip
+    config = TrainingConfig(initial_image_scale=0.5, full_size_from=0.5)
+    share = ComputeShare(model, IMAGE, ProgressiveSize(config, IMAGE, model), cpu, "float32")
+    always_full = share.at(1e6, 1e12)
+    assert share.at(1e6, 0.25) == pytest.approx(always_full / 4)
+    assert share.at(1e6, 1.0) == pytest.approx(always_full * 5 / 8)
+
+
+def test_the_progress_shows_the_rate_of_the_last_seconds() -> None:
+    """A busy moment is seen at once and forgotten after ten seconds; the mean would keep it."""
+    rate = RecentRate()
+    fast = [rate.add(float(second), 100 * second) for second in range(1, 21)]
+    slow = [rate.add(20.0 + second, 2000 + 10 * second) for second in range(1, 13)]
+    assert (fast[0], fast[-1], slow[-1]) == pytest.approx((100, 100, 10))
+    assert rate.add(3.0, 30) == pytest.approx(10)  # training went back

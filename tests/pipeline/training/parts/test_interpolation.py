@@ -12,6 +12,7 @@ from torch import nn
 from patchline.pipeline.training.parts.interpolation import (
     SHARES,
     WITHOUT_CHOICE,
+    between,
     choose_share,
     logits_along,
 )
@@ -34,6 +35,15 @@ def classifiers(random: np.random.Generator, images: int, gains: Array) -> tuple
             for gain, own_NK in zip(gains, own_SNK, strict=True)
         ]
     ), labels_N
+
+
+def test_counters_are_those_of_the_trained_end() -> None:
+    """Floating-point numbers lie on the line."""
+    ends = [
+        {"w": torch.tensor(w), "steps": torch.tensor(steps)} for w, steps in ((0.0, 3), (2.0, 7))
+    ]
+    found = between(ends[0], ends[1], 0.25)
+    assert (float(found["w"]), int(found["steps"])) == (0.5, 7)
 
 
 def test_logits_are_those_of_each_point() -> None:

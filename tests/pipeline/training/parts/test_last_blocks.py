@@ -42,13 +42,15 @@ pytestmark = pytest.mark.usefixtures("few_penalties")
 PROJECTION = "blocks.1.attention.projection.weight"
 
 
-def blocks_job(make: Make, name: str, **training: Any) -> TrainingJob:
+def blocks_job(
+    make: Make, name: str, model: dict[str, Any] | None = None, **training: Any
+) -> TrainingJob:
     """Return a job that trains the last of two blocks."""
     own = {"trainable": "last_blocks", "last_blocks": 1, "batch_size": 8, "epochs": 2, **training}
     optimizer = {"learning_rate": 1e-3, "layer_decay": 0.75}
     augmentation = {"name": "none" if own.get("token_views") == 1 else "light"}
-    changes = {"training": own, "optimizer": optimizer, "augmentation": augmentation}
-    return from_weights(make, name, **changes)
+    changes = {"optimizer": optimizer, "augmentation": augmentation, "model": model or {}}
+    return from_weights(make, name, training=own, **changes)
 
 
 def state_of(folder: Path) -> Weights:
@@ -225,6 +227,15 @@ def test_no_block_and_all_blocks_can_be_trained(
     changed = {name for name in saved if not torch.equal(saved[name], initial[name])}
     assert all(name.startswith(prefixes) for name in changed)
     assert any(name.startswith("blocks.0.") for name in changed) == bool(blocks)
+
+
+@pytest.mark.usefixtures("_without_choice")
+def test_an_augmentation_without_a_view_is_named(make: Make) -> None:
+    """An image and its mirror image are already two views."""
+    job = blocks_job(make, "flipped", {"test_time_flip": True}, epochs=1)
+    trained(job)
+    message = "augmentation.name light has no effect: training.token_views is 2"
+    assert any(each.startswith(message) for each in said(job, "note"))
 
 
 def test_a_refit_goes_as_far_on_all_images(done: Done, tmp_path: Path) -> None:
