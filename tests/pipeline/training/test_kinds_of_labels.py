@@ -92,10 +92,10 @@ def test_an_extended_and_averaged_training_has_a_map(tmp_path: Path) -> None:
     first = label_set_job(tmp_path / "first", training={"epochs": 1})
     steps = trained(first).steps
     extends = ExtendedTraining(run_id="earlier", folder=first.folder, steps=steps)
-    job = label_set_job(tmp_path / "more", training={"epochs": 2, "average_last": 2})
+    job = label_set_job(tmp_path / "more", training={"epochs": 3, "average_last": 2})
     job = job.model_copy(update={"extends": extends})
     result = trained(job)
-    assert [each.step for each in result.history] == [steps, 2 * steps]
+    assert [each.step for each in result.history] == [steps, 2 * steps, 3 * steps]
     assert result.averaged.map == pytest.approx(_map_of(result.best, job), abs=1e-6)
     assert events_of(job, "metrics")[-1]["values"]["averaged/mAP"] == result.averaged.map
     assert load_model(result.best)[1].is_multi_label
@@ -146,7 +146,7 @@ def test_labels_are_in_the_order_of_the_outputs(tmp_path: Path) -> None:
 def test_an_ensemble_of_folds_averages_the_calibrated_sigmoids(tmp_path: Path) -> None:
     """Each member is calibrated on its fold; its probabilities there choose the thresholds."""
     jobs = [
-        label_set_job(tmp_path / f"fold{fold}", training={"epochs": 1}).model_copy(
+        label_set_job(tmp_path / f"fold{fold}", training={"epochs": 2}).model_copy(
             update={"part": TrainingPart(fold=fold, folds=2)}
         )
         for fold in (1, 2)

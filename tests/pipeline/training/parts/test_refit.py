@@ -44,7 +44,7 @@ def _refit(make: Make, name: str) -> TrainingJob:
 
 
 def _fold(make: Make, fold: int, folds: int) -> TrainingJob:
-    job = make(f"fold{fold}", training={"epochs": 1})
+    job = make(f"fold{fold}", training={"epochs": 2})
     return job.model_copy(update={"part": TrainingPart(fold=fold, folds=folds)})
 
 
