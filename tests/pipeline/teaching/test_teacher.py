@@ -132,7 +132,7 @@ def test_a_teacher_of_sets_is_its_weights_and_its_calibration(tmp_path: Path) ->
     found = []
     for scale in (1.0, 2.0):
         calibration = LabelCalibration.none(2).model_copy(update={"scales": (scale, 1.0)})
-        fits = {"task": "multi_label", "label_calibration": calibration}
+        fits: dict[str, Any] = {"task": "multi_label", "label_calibration": calibration}
         folder = saved(tmp_path / str(scale), **fits)
         found.append(find_teacher(config_of(folder / WEIGHTS_FILE), tmp_path / "work"))
     assert found[0].sha256 != found[1].sha256

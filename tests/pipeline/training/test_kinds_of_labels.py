@@ -103,7 +103,10 @@ def test_an_extended_and_averaged_training_has_a_map(tmp_path: Path) -> None:
 
 def test_a_head_is_a_logistic_regression_of_each_label(tmp_path: Path) -> None:
     """Its C is that of the best mAP, and the saved model has that mAP; a refit says its own."""
-    changes = {"model": {"init": "x.safetensors"}, "training": {"trainable": "head"}}
+    changes: dict[str, Any] = {
+        "model": {"init": "x.safetensors"},
+        "training": {"trainable": "head"},
+    }
     job = with_weights(label_set_job(tmp_path / "head", **changes))
     result = trained(job)
     assert result.best_validation_map == pytest.approx(_map_of(result.best, job), abs=1e-4)
@@ -122,7 +125,7 @@ def test_the_way_from_the_head_is_chosen_by_the_loss_of_the_labels(
 ) -> None:
     """All points have a mAP, and the result is that of the point that is kept."""
     training = {"trainable": trainable, "epochs": 1, "last_blocks": 1}
-    changes = {"model": {"init": "x.safetensors"}, "training": training}
+    changes: dict[str, Any] = {"model": {"init": "x.safetensors"}, "training": training}
     job = with_weights(label_set_job(tmp_path / "job", **changes))
     result = trained(job)
     record = result.fine_tuning

@@ -49,7 +49,11 @@ def blocks_job(
     own = {"trainable": "last_blocks", "last_blocks": 1, "batch_size": 8, "epochs": 2, **training}
     optimizer = {"learning_rate": 1e-3, "layer_decay": 0.75}
     augmentation = {"name": "none" if own.get("token_views") == 1 else "light"}
-    changes = {"optimizer": optimizer, "augmentation": augmentation, "model": model or {}}
+    changes: dict[str, Any] = {
+        "optimizer": optimizer,
+        "augmentation": augmentation,
+        "model": model or {},
+    }
     return from_weights(make, name, training=own, **changes)
 
 

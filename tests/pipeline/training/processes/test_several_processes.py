@@ -107,7 +107,7 @@ def ranks(make_shared: Make) -> Jobs:
     steps = -(-len(open_data(jobs["extending"]).training.rows) // THREE["batch_size"])
     earlier = ExtendedTraining(run_id="earlier", folder=jobs["diverged"].folder, steps=steps)
     jobs["extending"] = jobs["extending"].model_copy(update={"extends": earlier})
-    last = {"trainable": "last_blocks", "last_blocks": 1, "token_views": 3}
+    last: dict[str, Any] = {"trainable": "last_blocks", "last_blocks": 1, "token_views": 3}
     for name, own in {"head": {}, "both": {"trainable": "head_then_all"}, "last": last}.items():
         jobs[name] = from_weights(
             make_shared,
@@ -141,8 +141,8 @@ def _alone(job: TrainingJob, folder: Path, **training: Any) -> TrainingJob:
     """Return a job for this process, in folders of its own."""
     own = job.config.training.model_copy(update={"processes": 1, **training})
     config = job.config.model_copy(update={"training": own})
+    (folder / "alone").mkdir(exist_ok=True)
     changes = {"config": config, "folder": folder / "alone", "workspace": folder / "work"}
-    changes["folder"].mkdir(exist_ok=True)
     return job.model_copy(update=changes)
 
 
