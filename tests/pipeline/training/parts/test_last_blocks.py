@@ -77,17 +77,16 @@ def assert_moved_alike(start: Weights, one: Weights, other: Weights, share: floa
     assert not torch.equal(one[PROJECTION], start[PROJECTION])
 
 
-def refit_of(job: TrainingJob, result: Any, folder: Path, **training: Any) -> TrainingJob:
+def refit_of(job: TrainingJob, result: Any, folder: Path) -> TrainingJob:
     """Return the job of a refit that goes half of the way."""
     record = job.config.record.model_copy(update={"step_plan": result.step_plan})
-    own = job.config.training.model_copy(update=training)
     part = TrainingPart(
         refit=True,
         plan_steps_per_epoch=result.steps_per_epoch,
         regularization=result.fine_tuning.regularization,
         share=0.5,
     )
-    config = job.config.model_copy(update={"record": record, "training": own})
+    config = job.config.model_copy(update={"record": record})
     return job.model_copy(update={"part": part, "folder": folder, "config": config})
 
 

@@ -2,7 +2,7 @@
 
 Arguments: a folder with jobs, and the number of ranks. All ranks do all jobs, in the
 order of their names, and write what they have in the end to `rank-N.safetensors`: of the jobs
-`gradients-*` the gradients of two steps, of those that train all weights the state. `stopped` is
+`gradients-*` the gradients of two steps, of those without initial weights the state. `stopped` is
 done in two attempts, and what the first has left is copied to `half-stopped`. Of `diverged` the
 last rank once gets infinite images. In the end, it does not answer the others.
 """
@@ -59,7 +59,7 @@ def main(rank: int, folder: Path, size: int) -> None:
         job = TrainingJob.model_validate_json(file.read_text(encoding="utf-8"))
         if file.stem.startswith("gradients"):
             tensors = _gradients(job, ranks)
-        elif job.config.training.trainable == "all":
+        elif job.initial_weights is None:
             tensors = _train(file.stem, job, ranks)
         else:
             _fit(job, ranks)
