@@ -7,7 +7,7 @@ import pytest
 from patchline.pipeline.training.train_result import EpochRecord
 
 
-def _best(*scores: tuple[float | None, float], images: int, positives: float | None = None) -> int:
+def _best(*scores: tuple[float | None, float], images: int, positives: float = 0.0) -> int:
     history = [
         EpochRecord(
             epoch=step,
