@@ -16,6 +16,17 @@ from patchline.plugin_api import ImageSpec
 from tests.pipeline.probing.tiny_models import MODELS, image_spec, tiny_model
 
 
+class _LateGate(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.output = nn.Linear(192, 5)
+        self.gate = nn.Linear(192, 5)
+
+    def forward(self, images_BCHW: torch.Tensor) -> Any:
+        flat_BD = images_BCHW.flatten(1)
+        return self.output(flat_BD * self.gate(flat_BD).mean(1, keepdim=True))
+
+
 @pytest.mark.parametrize("name", MODELS)
 def test_the_head_is_the_layer_whose_output_is_the_models(name: str) -> None:
     """Models of ours, timm's and torchvision's; the model's mode does not change."""
@@ -31,10 +42,8 @@ def test_a_layer_inside_with_as_many_outputs_is_not_the_head() -> None:
     """Also if it comes last in module order, or if all outputs are zeros."""
     model = _LateGate()
     assert linear_head(model, 5, image_spec(8)) is model.output
-    nn.init.zeros_(model.output.weight)
-    nn.init.zeros_(model.output.bias)
-    nn.init.zeros_(model.gate.weight)
-    nn.init.zeros_(model.gate.bias)
+    for parameter in model.parameters():
+        nn.init.zeros_(parameter)
     assert linear_head(model, 5, image_spec(8)) is model.output
 
 
@@ -58,15 +67,3 @@ def test_a_model_without_a_linear_head_is_an_error(image: ImageSpec | None) -> N
     model, _, _ = tiny_model("vit")
     with pytest.raises(ConfigError, match=r"7 outputs"):
         linear_head(model, 7, image)
-
-
-class _LateGate(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.output = nn.Linear(192, 5)
-        self.gate = nn.Linear(192, 5)
-
-    def forward(self, images_BCHW: torch.Tensor) -> torch.Tensor:
-        flat_BD = images_BCHW.flatten(1)
-        logits_BK: torch.Tensor = self.output(flat_BD * self.gate(flat_BD).mean(1, keepdim=True))
-        return logits_BK

@@ -1,4 +1,4 @@
-"""The predictions of a teacher: its own preprocessing, its views, and what is kept."""
+"""The predictions of a teacher: its own preprocessing, its views, where, and what is kept."""
 
 from __future__ import annotations
 
@@ -14,14 +14,21 @@ from torch import nn
 from patchline.pipeline.data.manifests import manifest as manifests
 from patchline.pipeline.data.store.prepared_store import StoreSpec, open_images
 from patchline.pipeline.data.store.prepared_store import prepare as prepare_store
-from patchline.pipeline.data.store.store_decoding import StoredImage, read_image
+from patchline.pipeline.data.store.store_decoding import read_image
 from patchline.pipeline.errors import DataError
+from patchline.pipeline.files.placeholders import FOLDER
+from patchline.pipeline.files.workspace_folder import WORKSPACE
 from patchline.pipeline.models.inference import predict_logits
 from patchline.pipeline.teaching import predictions
+from patchline.pipeline.teaching.job import ImagesToTeach, TeachingJob
+from patchline.pipeline.teaching.listed_images import LIST_FILE, launcher_for, write_list
 from patchline.pipeline.teaching.predictions import ImageToTeach, TeacherOutputs, viewed
 from patchline.pipeline.teaching.views import VIEWS, View, views_of
+from patchline.pipeline.workers import active_launcher
+from patchline.pipeline.workers.part_files import read_lines
 from patchline.plugin_api import ImageListing, ImageSpec, ListedImage
 from tests.conftest import write_photos
+from tests.pipeline.workers.wide_launcher import Wide
 
 IMAGE = ImageSpec(
     channels=3, height=12, width=12, mean=(0.2, 0.3, 0.4), std=(0.5, 0.6, 0.7), resize="squash"
@@ -29,18 +36,19 @@ IMAGE = ImageSpec(
 COUNT = 30
 
 
-class Counting(nn.Module):
-    """A linear classifier of 5 classes that counts the images it is shown."""
+class _Stop(Exception):  # noqa: N818 - stands for a kill
+    pass
+
+
+class Linear(nn.Module):
+    """A linear classifier of 5 classes."""
 
     def __init__(self, seed: int = 0) -> None:
         super().__init__()
         generator = torch.Generator().manual_seed(seed)
         self.weight = nn.Parameter(torch.randn(5, 3 * 12 * 12, generator=generator))
-        self.images = 0
 
     def forward(self, images_BCHW: torch.Tensor) -> torch.Tensor:
-        """Return logits (B, 5)."""
-        self.images += len(images_BCHW)
         return images_BCHW.flatten(1) @ self.weight.T
 
 
@@ -48,12 +56,10 @@ class Counting(nn.Module):
 def outputs(tmp_path: Path) -> TeacherOutputs:
     """Return a teacher, and photos larger than it takes."""
     root = write_photos(tmp_path / "photos", images=COUNT // 3)
-    paths = sorted(path.relative_to(root).as_posix() for path in root.rglob("*.png"))
-    listing = ImageListing("photos", root, [ListedImage(path, "a") for path in paths])
-    rows = manifests.usable(manifests.scan(listing))
+    rows = _rows(root)
     files = zip(rows["path"], rows["sha256"], strict=True)
     return TeacherOutputs(
-        model=Counting(),
+        model=Linear(),
         weights="0" * 64,
         image=IMAGE,
         columns=(3, 0),
@@ -64,11 +70,16 @@ def outputs(tmp_path: Path) -> TeacherOutputs:
     )
 
 
-def stored(outputs: TeacherOutputs) -> np.ndarray[tuple[int, int, int], np.dtype[np.float32]]:
+def _rows(root: Path) -> Any:
+    paths = sorted(path.relative_to(root).as_posix() for path in root.rglob("*.png"))
+    listing = ImageListing("photos", root, [ListedImage(path, "a") for path in paths])
+    return manifests.usable(manifests.scan(listing))
+
+
+def stored(outputs: TeacherOutputs) -> Any:
     """Compute, and return the logits (M, V, K)."""
     file, _ = outputs.compute()
-    logits_MO: np.ndarray[tuple[int, int, int], np.dtype[np.float32]] = np.load(file)
-    return logits_MO.reshape(len(outputs.images), len(outputs.views), len(outputs.columns))
+    return np.load(file).reshape(len(outputs.images), len(outputs.views), len(outputs.columns))
 
 
 def test_a_teacher_sees_images_as_its_package_would(
@@ -76,81 +87,55 @@ def test_a_teacher_sees_images_as_its_package_would(
 ) -> None:
     """In its own size, squeezed and normalised as it was trained; and mirrored."""
     root = outputs.images[0].root
-    listing = ImageListing("p", root, [ListedImage(each.path, "a") for each in outputs.images])
-    rows = manifests.usable(manifests.scan(listing))
-    store, _ = prepare_store(rows, root, StoreSpec(3, 12, 12, "squash"), tmp_path / "stores")
-    images, numbers = open_images(store), np.arange(COUNT)
-    device = torch.device("cpu")
-    expected = predict_logits(outputs.model, images, numbers, IMAGE, device=device)
-    mirrored = np.ascontiguousarray(np.asarray(images)[:, :, ::-1])
-    of_mirrored = predict_logits(outputs.model, mirrored, numbers, IMAGE, device=device)
+    store, _ = prepare_store(_rows(root), root, StoreSpec(3, 12, 12, "squash"), tmp_path / "stores")
+    images, numbers = np.asarray(open_images(store)), np.arange(COUNT)
     logits_MVK = stored(outputs)
-    assert np.allclose(logits_MVK[:, 0], expected[:, [3, 0]], atol=1e-4)
-    assert np.allclose(logits_MVK[:, 1], of_mirrored[:, [3, 0]], atol=1e-4)
+    for view, shown in enumerate((images, np.ascontiguousarray(images[:, :, ::-1]))):
+        expected = predict_logits(outputs.model, shown, numbers, IMAGE, device=outputs.device)
+        assert np.allclose(logits_MVK[:, view], expected[:, [3, 0]], atol=1e-4)
 
 
-def test_stored_predictions_are_not_computed_again(outputs: TeacherOutputs) -> None:
-    """Not by another run, nor if images were added; another teacher computes its own."""
-    model = outputs.model
-    assert isinstance(model, Counting)
-    fewer = replace(outputs, images=outputs.images[:20])
-    first = stored(fewer)
-    assert model.images == 2 * 20
-    assert np.array_equal(stored(fewer), first)
-    assert model.images == 2 * 20
-    more = stored(outputs)
-    assert model.images == 2 * COUNT
-    assert np.array_equal(more[:20], first)
-    other = replace(outputs, model=Counting(seed=1), weights="1" * 64)
-    assert other.folder != outputs.folder
-    assert not np.allclose(stored(other), more)
-    assert replace(outputs, columns=(0, 3)).folder != outputs.folder
-
-
-def test_images_whose_predictions_are_stored_are_not_read(
+def test_stored_predictions_are_not_computed_again(
     outputs: TeacherOutputs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """If images were added, only those are decoded; reading takes longer than a small teacher."""
+    """Nor are images read whose predictions are there; another teacher computes its own."""
     read = list[str]()
 
-    def reading(root: Path, image: StoredImage, spec: StoreSpec) -> Any:
+    def reading(root: Path, image: Any, spec: StoreSpec) -> Any:
         read.append(image.path)
         return read_image(root, image, spec)
 
     monkeypatch.setattr(predictions, "read_image", reading)
-    stored(replace(outputs, images=outputs.images[3:23]))
+    fewer = replace(outputs, images=outputs.images[3:23])
+    first = stored(fewer)
     read.clear()
-    stored(outputs)
+    assert np.array_equal(stored(fewer), first)
+    more = stored(outputs)
     added = [*outputs.images[:3], *outputs.images[23:]]
     assert sorted(read) == sorted(image.path for image in added)
+    assert np.array_equal(more[3:23], first)
+    other = replace(outputs, model=Linear(seed=1), weights="1" * 64)
+    assert not np.allclose(stored(other), more)
+    assert replace(outputs, columns=(0, 3)).folder != outputs.folder
 
 
 def test_an_interrupted_computation_resumes_to_the_same_predictions(
     outputs: TeacherOutputs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Batches that were stored stay; the rest is computed."""
-    monkeypatch.setattr("patchline.pipeline.teaching.predictions.suitable_batch_size", lambda *_: 4)
+    """Batches that were stored stay; the rest is computed, and so is what was damaged."""
+    monkeypatch.setattr(predictions, "suitable_batch_size", lambda *_: 4)
     whole = stored(replace(outputs, workspace=outputs.workspace.with_name("other")))
     patient = replace(outputs, piece_seconds=0.0)
-    model = outputs.model
-    assert isinstance(model, Counting)
 
-    class _KilledError(Exception):
-        """Stands for a signal."""
-
-    def kill(done: int, total: int, _: float) -> None:
-        assert total == COUNT
+    def kill(done: int, *_: float) -> None:
         if done >= 12:
-            raise _KilledError
+            raise _Stop
 
-    with pytest.raises(_KilledError):
+    with pytest.raises(_Stop):
         patient.compute(kill)
-    model.images, reports = 0, list[int]()
-    file, rate = patient.compute(lambda done, *_: reports.append(done))
-    assert model.images == 2 * (COUNT - 12)
-    assert reports[0] == 16
-    assert reports[-1] == COUNT
-    assert rate > 0
+    reports = list[int]()
+    file, _ = patient.compute(lambda done, *_: reports.append(done))
+    assert (reports[0], reports[-1]) == (16, COUNT)
     assert np.array_equal(np.load(file).reshape(whole.shape), whole)
     damaged = np.load(file, mmap_mode="r+")
     damaged[0, 0] += 1
@@ -170,10 +155,52 @@ def test_views_without_mirror_images_where_they_show_something_else() -> None:
     """All other views stay in their order."""
     assert views_of(1, mirrored=True) == (View(),)
     assert [view.mirrored for view in views_of(2, mirrored=True)] == [False, True]
-    assert views_of(2, mirrored=False) == (View(),)
     assert len(views_of(6, mirrored=False)) == 5
     images_BCHW = torch.arange(2 * 3 * 16 * 16, dtype=torch.float32).view(2, 3, 16, 16)
-    for view in VIEWS:
-        assert viewed(images_BCHW, view).shape == images_BCHW.shape
     corner = viewed(images_BCHW, VIEWS[2])
+    assert corner.shape == images_BCHW.shape
     assert torch.equal(corner.mean((2, 3)), images_BCHW[:, :, :14, :14].mean((2, 3)))
+
+
+def job_of(root: Path, folder: Path) -> TeachingJob:
+    """Return the job to predict the first of two images."""
+    paths = sorted(each.relative_to(root).as_posix() for each in root.rglob("*.png"))
+    rows = manifests.scan(ImageListing("x", root, [ListedImage(each, "a") for each in paths]))
+    rows["split"] = ["train", "test"]
+    manifests.save(rows, folder / "m.parquet")
+    images = ImagesToTeach(manifest_file=folder / "m.parquet", root=root, splits=("train",))
+    return TeachingJob(
+        teacher=folder, name="t", sha256="0", classes=("a",), images=(images,), views=1,
+        mirrored=False, device="cpu", threads=1, workspace=WORKSPACE.resolve(),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(("root", "is_listed"), [("s3", True), ("s3/photos", False)])
+def test_images_of_several_buckets_are_listed(
+    root: str, is_listed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By their absolute paths; those of one bucket need no list."""
+    monkeypatch.chdir(tmp_path)
+    top = WORKSPACE.resolve() / FOLDER / root
+    files = sorted(write_photos(top / "x", classes=1, images=2).rglob("*.png"))
+    job = job_of(top, tmp_path)
+    write_list(job, tmp_path / "teaching")
+    file = tmp_path / "teaching" / LIST_FILE
+    assert file.exists() == is_listed
+    if is_listed:
+        assert list(read_lines(file)) == [[str(files[0])]]
+
+
+def test_a_teacher_predicts_where_its_images_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On this machine what only this one can read; if that needs a GPU elsewhere, it is refused."""
+    monkeypatch.chdir(tmp_path)
+    job = job_of(write_photos(WORKSPACE / "sources/archive/x", classes=1, images=2), tmp_path)
+    wide = Wide()
+    with active_launcher.using("wide", lambda: wide):
+        for wide.is_far in (False, True):
+            with launcher_for(job):
+                assert (active_launcher.current() is wide) != wide.is_far
+        with pytest.raises(DataError, match="Unpack the data into a folder"):
+            launcher_for(job.model_copy(update={"device": "cuda"}))

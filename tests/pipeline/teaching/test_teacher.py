@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch import nn
+import transformers
 
 from patchline.pipeline.config import RunConfig
 from patchline.pipeline.config_files import validated
@@ -20,10 +21,12 @@ from patchline.pipeline.models.model_building import build_model
 from patchline.pipeline.models.model_description import WEIGHTS_FILE, ModelDescription
 from patchline.pipeline.models.model_files import load_model, save_model
 from patchline.pipeline.provenance.provenance import Provenance
+from patchline.pipeline.teaching.class_columns import class_columns
 from patchline.pipeline.teaching.finding_teacher import with_teacher
-from patchline.pipeline.teaching.teacher import check_task, check_teacher, find_teacher
+from patchline.pipeline.teaching.teacher import check_teacher, find_teacher
 from patchline.plugin_api import ImageSpec
 from tests.pipeline.models.pretrained.published_files import PUBLISHED
+from tests.pipeline.training.trained_jobs import SETTINGS
 
 IMAGE = ImageSpec(channels=1, height=16, width=16, mean=(0.2,), std=(0.3,), resize="squash")
 NAMES = ("ant", "bee", "cat", "dog", "eel")
@@ -34,18 +37,13 @@ def config_of(teacher: Path | str, **training: str) -> RunConfig:
     return validated({"training": {"teacher": str(teacher), **training}})
 
 
-def saved(
-    folder: Path, classes: tuple[str, ...] = ("a", "b"), seed: int = 0, **described: Any
-) -> Path:
+def saved(folder: Path, classes: Any = ("a", "b"), seed: int = 0, **described: Any) -> Path:
     """Save a small model as a run does."""
-    small = {"name": "vit", "embed_dim": 24, "depth": 1, "num_heads": 2, "mlp_dim": 24}
-    choice = validated({"model": small}).model
+    choice = validated({"model": SETTINGS["model"]}).model
     torch.manual_seed(seed)
-    model: nn.Module = build_model(choice, IMAGE, len(classes))
-    description = ModelDescription(
-        model=choice, plugins=(), classes=classes, image=IMAGE, **described
-    )
-    save_model(folder, model, description, Provenance())
+    model = build_model(choice, IMAGE, len(classes))
+    own = ModelDescription(model=choice, plugins=(), classes=classes, image=IMAGE, **described)
+    save_model(folder, model, own, Provenance())
     return folder
 
 
@@ -99,53 +97,46 @@ def test_published_weights_teach_if_their_classes_have_names(tmp_path: Path) -> 
     side = teacher.image.height
     images_BHWC = torch.randint(0, 256, (2, side, side, 3), dtype=torch.uint8)
     inputs_BCHW = normalised(images_BHWC, teacher.image)
-    import transformers
-
     theirs = transformers.ViTForImageClassification.from_pretrained(tmp_path).eval()
-    with torch.inference_mode():
-        torch.testing.assert_close(
-            model(inputs_BCHW), theirs(inputs_BCHW).logits, atol=1e-4, rtol=1e-3
-        )
+    found, expected = model(inputs_BCHW), theirs(inputs_BCHW).logits
+    torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-3)
 
 
-@pytest.mark.parametrize("kind", ["numbered", "encoder", "sets", "missing", "none"])
-def test_what_cannot_teach_is_refused_before_data_is_read(tmp_path: Path, kind: str) -> None:
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda folder: folder, r"training.teacher .*x does not exist"),
+        (lambda folder: named(folder, None), r"does not say which classes .* --model.init"),
+        (lambda folder: saved(folder, ()), r"is an encoder, which knows no classes. Fine-tune it"),
+        (lambda folder: saved(folder, task="multi_label"), r"predicts sets of labels, but the im"),
+        (
+            lambda _: "hf:no/such-model",
+            r"no/such-model has not been downloaded yet. Add",
+        ),
+    ],
+    ids=["missing", "numbered", "encoder", "sets", "not downloaded"],
+)
+def test_what_cannot_teach_is_refused_before_data_is_read(
+    tmp_path: Path, make: Callable[[Path], Any], message: str
+) -> None:
     """The sentence names the setting and a remedy."""
-    workspace, reference = tmp_path / "work", tmp_path / "missing.safetensors"
-    message = r"training.teacher .*missing.safetensors does not exist"
-    if kind == "numbered":
-        reference = named(tmp_path, None)
-        message = r"does not say which classes its outputs are. Train a model .* --model.init"
-    elif kind == "encoder":
-        reference = saved(tmp_path / "encoder", ()) / WEIGHTS_FILE
-        message = r"is an encoder, which knows no classes. Fine-tune it"
-    elif kind == "sets":
-        reference = saved(tmp_path / "sets", task="multi_label") / WEIGHTS_FILE
-        message = r"predicts sets of labels, but the images have one label. Name a model that was"
-    elif kind == "none":
-        reference = Path("hf:no/such-model")
-        message = r"training.teacher hf:no/such-model has not been downloaded yet. Add --download"
-    config = config_of(reference)
-    data = config.data.model_copy(update={"task": "single_label"})
+    config = validated(
+        {"training": {"teacher": str(make(tmp_path / "x"))}, "data": {"task": "single_label"}}
+    )
     with pytest.raises(ConfigError, match=message):
-        check_teacher(config.model_copy(update={"data": data}), workspace)
+        check_teacher(config, tmp_path / "work")
 
 
 def test_a_teacher_of_sets_is_its_weights_and_its_calibration(tmp_path: Path) -> None:
     """The same weights with other scales predict other targets, so they are another teacher."""
     found = []
-    for number, scale in enumerate((None, 2.0)):
-        calibration = LabelCalibration.none(2)
-        if scale:
-            calibration = calibration.model_copy(update={"scales": (scale, 1.0)})
-        fits: dict[str, Any] = {"label_calibration": calibration} if scale else {}
-        folder = saved(tmp_path / str(number), task="multi_label", **fits)
+    for scale in (1.0, 2.0):
+        calibration = LabelCalibration.none(2).model_copy(update={"scales": (scale, 1.0)})
+        fits: dict[str, Any] = {"task": "multi_label", "label_calibration": calibration}
+        folder = saved(tmp_path / str(scale), **fits)
         found.append(find_teacher(config_of(folder / WEIGHTS_FILE), tmp_path / "work"))
     assert found[0].sha256 != found[1].sha256
     assert found[0].described().endswith("(vit, 16x16 pixels; its test mAP is not known)")
-    with pytest.raises(ConfigError, match="predicts sets of labels, but the images have one label"):
-        check_task(found[0], "single_label")
-    check_task(found[0], "multi_label")
 
 
 def test_a_head_is_not_taught() -> None:
@@ -157,3 +148,20 @@ def test_a_head_is_not_taught() -> None:
                 "training": {"teacher": "flowers@champion", "trainable": "head"},
             }
         )
+
+
+def test_classes_that_only_the_teacher_knows_are_left_out_and_said() -> None:
+    """What becomes of their probabilities is said, too."""
+    assert not class_columns("t/1", ("a",), ("a",)).note()
+    columns = class_columns("t/1", ("a", "b", "c", "d"), ("d", "b"))
+    assert (columns.columns, columns.left_out) == ((3, 1), ("a", "c"))
+    assert columns.note() == (
+        "the teacher knows 2 classes that the data does not have (a, c): they are left out, and "
+        "its probabilities of the other 2 are scaled to add up to 1"
+    )
+
+
+def test_a_teacher_that_does_not_know_a_class_is_refused() -> None:
+    """Its name and the names of the classes help to find the right one."""
+    with pytest.raises(ConfigError, match=r"t/1 does not know 1 class of the data: tulip; it kn"):
+        class_columns("t/1", ("LABEL_0", "rose"), ("rose", "tulip"))

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import pytest
 import torch
@@ -12,32 +14,11 @@ import torch
 from patchline.pipeline import config_files
 from patchline.pipeline.data import ingestion
 from patchline.pipeline.probing import linear_fit
+from patchline.pipeline.training.checkpoints import checkpoint
 from patchline.pipeline.training.job import TrainingJob
 from patchline.pipeline.training.parts.launching import job_of
 from tests.conftest import write_photos
-
-SETTINGS: dict[str, Any] = {
-    "name": "photos",
-    "data": {"source": "image_folder", "image_size": 16, "validation_fraction": 0.3},
-    "model": {"name": "vit", "embed_dim": 24, "depth": 2, "num_heads": 2, "mlp_dim": 32},
-    "training": {
-        "epochs": 4,
-        "batch_size": 12,
-        "threads": 1,
-        "device": "cpu",
-        "precision": "float32",
-    },
-}
-FEW_PENALTIES = (0.001, 0.01)
-"""Values of C that need few iterations."""
-
-
-class MakeJob(Protocol):
-    """Build a job in a folder of its own."""
-
-    def __call__(self, folder: Path, **changes: Any) -> TrainingJob:
-        """Return the small job with some sections of its config changed."""
-        ...
+from tests.pipeline.training.trained_jobs import FEW_PENALTIES, SETTINGS, Make, MakeIn
 
 
 @pytest.fixture(scope="session")
@@ -47,19 +28,31 @@ def small_photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def make_job(small_photos: Path) -> MakeJob:
-    """Return the builder of small jobs; all share one manifest and one store."""
+def make_in(small_photos: Path) -> MakeIn:
+    """Return the builder of small jobs in a folder; all share one manifest and one store."""
     workspace = small_photos.parent
 
-    def make(folder: Path, **changes: Any) -> TrainingJob:
+    def make(top: Path, name: str = "", **changes: Any) -> TrainingJob:
         settings = config_files.merged(SETTINGS, {"data": {"path": str(small_photos)}})
         config = config_files.validated(config_files.merged(settings, changes))
         data = ingestion.ingest(config, workspace)
         config = ingestion.resolve(config, data)
         prepared = ingestion.prepare(config, data, workspace)
-        return job_of(config, data, prepared, folder, "no run")
+        return job_of(config, data, prepared, top / name, "no run")
 
-    return make
+    return lambda top: partial(make, top)
+
+
+@pytest.fixture
+def make(make_in: MakeIn, tmp_path: Path) -> Make:
+    """Return the builder of jobs of one test."""
+    return make_in(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def make_shared(make_in: MakeIn, tmp_path_factory: pytest.TempPathFactory) -> Make:
+    """Return the builder of jobs that tests of a module share."""
+    return make_in(tmp_path_factory.mktemp("shared"))
 
 
 @pytest.fixture(scope="module")
@@ -68,6 +61,13 @@ def few_penalties() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(linear_fit, "REGULARIZATIONS", FEW_PENALTIES)
         yield
+
+
+@pytest.fixture
+def _checkpoint_each_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Write a checkpoint after each step, not only after seconds."""
+    monkeypatch.setattr(checkpoint, "_PAUSE_SECONDS", 0.0)
+    monkeypatch.setattr(checkpoint, "_SHARE", math.inf)
 
 
 @pytest.fixture(autouse=True)

@@ -3,26 +3,23 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
 import pytest
 import torch
 
 from patchline.pipeline.data.manifests import manifest as manifests
-from patchline.pipeline.files.atomic_files import write_text
 from patchline.pipeline.files.sealed_files import write_tensors
-from patchline.pipeline.initial_weights.record import RECORD_FILE, TENSORS_FILE, InitialWeights
 from patchline.pipeline.models.model_description import WEIGHTS_FILE
 from patchline.pipeline.models.model_files import save_model
-from patchline.pipeline.provenance.provenance import Provenance, ProvenanceSummary
+from patchline.pipeline.provenance.provenance import Provenance
 from patchline.pipeline.provenance.weights_record import as_metadata, provenance_of
 from patchline.pipeline.training.job import TrainingJob
 from patchline.pipeline.training.job_provenance import provenance_of_job
 from patchline.pipeline.training.part import TrainingPart
 from patchline.pipeline.training.start.initial_model import description_of
 from tests.pipeline.registry.made_versions import made_manifest, seen_in
-from tests.pipeline.training.conftest import MakeJob
+from tests.pipeline.training.trained_jobs import Make, keep_weights
 
 
 def _rows(job: TrainingJob) -> pd.DataFrame:
@@ -38,33 +35,24 @@ def _seen(job: TrainingJob, *, trained_only: bool = False) -> set[str]:
     return set(shares[shares == 1].index)
 
 
-@pytest.mark.parametrize(
-    ("part", "trained", "seen"),
-    [
-        ({}, {"train"}, {"train", "validation"}),
-        ({"refit": True}, {"train", "validation"}, {"train", "validation"}),
-    ],
-)
-def test_a_training_has_seen_what_it_trains_and_validates_on(
-    make_job: MakeJob, tmp_path: Path, part: dict[str, Any], trained: set[str], seen: set[str]
-) -> None:
+@pytest.mark.parametrize("refit", [False, True])
+def test_a_training_has_seen_what_it_trains_and_validates_on(make: Make, *, refit: bool) -> None:
     """Never a test image."""
-    job = make_job(tmp_path).model_copy(update={"part": TrainingPart(**part)})
-    assert _seen(job, trained_only=True) == trained
-    assert _seen(job) == seen
+    job = make().model_copy(update={"part": TrainingPart(refit=refit)})
+    both = {"train", "validation"}
+    assert _seen(job, trained_only=True) == (both if refit else {"train"})
+    assert _seen(job) == both
 
 
-def test_an_ensemble_has_seen_what_its_members_have(make_job: MakeJob, tmp_path: Path) -> None:
+def test_an_ensemble_has_seen_what_its_members_have(make: Make, tmp_path: Path) -> None:
     """Each fold has trained on a part of the images; together, they have trained on all."""
-    job, folders = make_job(tmp_path), []
-    used = (_rows(job)["split"] != "test").to_numpy()
+    job, folders = make(), []
     for fold in (1, 2):
         of_fold = job.model_copy(update={"part": TrainingPart(fold=fold, folds=2)})
-        seen = provenance_of_job(of_fold)
-        assert 0 < seen.images.contain(_rows(job), trained_only=True).sum() < used.sum()
-        assert (seen.images.contain(_rows(job)) == used).all()
+        assert _seen(of_fold) == {"train", "validation"}
         folders.append(tmp_path / f"fold {fold}")
-        write_tensors(folders[-1] / WEIGHTS_FILE, {}, as_metadata(seen))
+        seen = as_metadata(provenance_of_job(of_fold))
+        write_tensors(folders[-1] / WEIGHTS_FILE, {}, seen)
     whole = job.model_copy(update={"part": TrainingPart(members=tuple(folders))})
     assert _seen(whole, trained_only=True) == {"train", "validation"}
     (folders[0] / WEIGHTS_FILE).unlink()
@@ -73,14 +61,13 @@ def test_an_ensemble_has_seen_what_its_members_have(make_job: MakeJob, tmp_path:
 
 @pytest.mark.parametrize("reason", ["", "x.pth is a file of unrecognised origin"])
 def test_a_descendant_has_seen_what_its_initial_weights_have(
-    make_job: MakeJob, tmp_path: Path, reason: str
+    make: Make, tmp_path: Path, reason: str
 ) -> None:
     """In its file, wherever that is copied, with what is not known about them."""
     summary = Provenance(unknown=(reason,) if reason else ()).summary
-    kept, ancestor = tmp_path / "kept", seen_in(made_manifest())
-    write_tensors(kept / TENSORS_FILE, {}, as_metadata(ancestor))
-    write_text(kept / RECORD_FILE, _record(summary).model_dump_json())
-    job = make_job(tmp_path / "job").model_copy(update={"initial_weights": kept})
+    ancestor = seen_in(made_manifest())
+    kept = keep_weights(tmp_path / "kept", {}, as_metadata(ancestor), provenance=summary)
+    job = make("job").model_copy(update={"initial_weights": kept})
     folder = tmp_path / "saved"
     save_model(folder, torch.nn.Linear(2, 2), description_of(job), provenance_of_job(job))
     found = provenance_of(folder / WEIGHTS_FILE, "x")
@@ -88,18 +75,3 @@ def test_a_descendant_has_seen_what_its_initial_weights_have(
     assert found.images.contain(made_manifest()).sum() == 150
     assert found.images.contain(_rows(job)).sum() == (_rows(job)["split"] != "test").sum()
     assert found.summary == summary
-
-
-def _record(provenance: ProvenanceSummary) -> InitialWeights:
-    return InitialWeights(
-        reference="x.pth",
-        kind="file",
-        sha256="0" * 64,
-        layout="Patchline",
-        settings={},
-        channels=3,
-        image_size=16,
-        mean=(0.5,) * 3,
-        std=(0.2,) * 3,
-        provenance=provenance,
-    )

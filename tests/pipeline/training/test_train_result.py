@@ -7,25 +7,23 @@ import pytest
 from patchline.pipeline.training.train_result import EpochRecord
 
 
-def _records(*accuracy_loss: tuple[float, float], images: int) -> list[EpochRecord]:
-    return [
+def _best(*scores: tuple[float | None, float], images: int, positives: float = 0.0) -> int:
+    history = [
         EpochRecord(
             epoch=step,
             step=step,
             train_loss=1.0,
             train_accuracy=0.9,
             validation_loss=loss,
-            validation_accuracy=accuracy,
+            validation_accuracy=None if positives else score,
+            validation_map=score if positives else None,
+            map_positives=positives,
             learning_rate=1e-3,
             images_per_second=100.0,
             validation_images=images,
         )
-        for step, (accuracy, loss) in enumerate(accuracy_loss, start=1)
+        for step, (score, loss) in enumerate(scores, start=1)
     ]
-
-
-def _best(*accuracy_loss: tuple[float, float], images: int) -> int:
-    history = _records(*accuracy_loss, images=images)
     best = history[0]
     for number, record in enumerate(history[1:], start=2):
         best = record if record.replaces(best, history[:number]) else best
@@ -51,7 +49,6 @@ def test_a_low_loss_does_not_excuse_a_low_accuracy() -> None:
     drifting = [(0.9 - 0.01 * step, 1.0 - 0.1 * step) for step in range(8)]
     assert _best(*drifting, images=400) == 2
     assert _best((0.5, 0.1), (0.9, 0.5), images=100) == 2
-    assert _best((0.9, 0.5), (0.5, 0.1), images=100) == 1
 
 
 def test_perfect_accuracies_of_few_images_are_not_certain() -> None:
@@ -60,11 +57,12 @@ def test_perfect_accuracies_of_few_images_are_not_certain() -> None:
     assert _best((1.0, 0.5), (0.9, 0.2), images=10_000) == 1
 
 
+def test_positives_tell_how_certain_a_map_is() -> None:
+    """Within a standard error of the highest, the loss decides."""
+    assert _best((0.80, 0.5), (0.77, 0.4), images=5000, positives=40) == 2
+    assert _best((0.80, 0.5), (0.77, 0.4), images=5000, positives=4000) == 1
+
+
 def test_without_classes_the_loss_decides() -> None:
     """There is no accuracy."""
-    history = [
-        record.model_copy(update={"validation_accuracy": None})
-        for record in _records((0, 3.0), (0, 1.0), (0, 2.0), images=50)
-    ]
-    assert history[1].replaces(history[0], history[:2])
-    assert not history[2].replaces(history[1], history)
+    assert _best((None, 3.0), (None, 1.0), (None, 2.0), images=50) == 2

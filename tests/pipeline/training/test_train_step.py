@@ -1,11 +1,8 @@
-"""A training step asks nothing of its device that would wait, or that some devices lack."""
+"""A training step asks nothing of its device that waits or that some lack; what it costs."""
 
 from __future__ import annotations
 
-import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,29 +12,31 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from patchline.pipeline.config import RunConfig
-from patchline.pipeline.files.sealed_files import read_tensors
 from patchline.pipeline.models.model_building import build_model
-from patchline.pipeline.models.model_description import WEIGHTS_FILE
-from patchline.pipeline.training.loop import Training
+from patchline.pipeline.training.config import TrainingConfig
+from patchline.pipeline.training.recipe.progressive_size import ProgressiveSize
+from patchline.pipeline.training.speed.compute_share import ComputeShare, forward_flops
+from patchline.pipeline.training.speed.recent_rate import RecentRate
 from patchline.pipeline.training.speed.trial_steps import (
     TrialSettings,
-    trial_epoch_end,
     trial_steps,
 )
-from patchline.pipeline.workers.event_log import EventWriter
-from patchline.plugin_api import ImageSpec
-from tests.pipeline.training.conftest import MakeJob
+from tests.pipeline.probing.tiny_models import image_spec
+from tests.pipeline.training.trained_jobs import Make, opened
 
-IMAGE = ImageSpec(channels=3, height=16, width=16, mean=(0.5,) * 3, std=(0.5,) * 3, resize="crop")
+IMAGE = image_spec(16)
 WAITING = {"aten::_local_scalar_dense", "aten::nonzero", "aten::masked_select", "aten::equal"}
-EVERYTHING = RunConfig.model_validate(
-    {
-        "augmentation": {"name": "standard"},
-        "optimizer": {"name": "adamw"},
-        "model": {"name": "vit", "stochastic_depth": 0.2, "patch_dropout": 0.3, "dropout": 0.1},
-        "training": {"mixup": 0.5, "cutmix": 1.0, "accumulation": 2, "class_weights": "balanced"},
-    }
-)
+EVERYTHING: dict[str, Any] = {
+    "augmentation": {"name": "standard"},
+    "optimizer": {"name": "adamw"},
+    "model": {"name": "vit", "stochastic_depth": 0.2, "patch_dropout": 0.3, "dropout": 0.1},
+    "training": {"mixup": 0.5, "cutmix": 1.0, "accumulation": 2, "class_weights": "balanced"},
+}
+SETS = {
+    **EVERYTHING,
+    "training": {**EVERYTHING["training"], "loss": "asymmetric"},
+    "data": {"task": "multi_label"},
+}
 
 
 class _Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]  # as torch leaves it
@@ -48,18 +47,7 @@ class _Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]  # as tor
         self.counts: Counter[str] = Counter()
         self.types: set[torch.dtype] = set()
 
-    @property
-    def names(self) -> set[str]:
-        """Of the operations."""
-        return set(self.counts)
-
-    def __torch_dispatch__(
-        self,
-        func: Callable[..., Any],
-        types: Iterable[type],
-        args: tuple[Any, ...] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
         name = str(getattr(func, "_schema", func)).partition("(")[0].partition(".")[0]
         self.counts[name] += 1
@@ -68,34 +56,29 @@ class _Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]  # as tor
         return result
 
 
-def _with_sets() -> RunConfig:
-    training = EVERYTHING.training.model_copy(update={"loss": "asymmetric"})
-    data = EVERYTHING.data.model_copy(update={"task": "multi_label"})
-    return EVERYTHING.model_copy(update={"training": training, "data": data})
-
-
-@pytest.mark.parametrize("config", [EVERYTHING, _with_sets()], ids=["one label", "sets"])
-def test_a_step_reads_no_value_and_computes_nothing_in_float64(config: RunConfig) -> None:
+@pytest.mark.parametrize("settings", [EVERYTHING, SETS], ids=["one label", "sets"])
+def test_a_step_reads_no_value_and_computes_nothing_in_float64(settings: dict[str, Any]) -> None:
     """Reading a value would wait for a GPU in each step, and MPS has no float64."""
+    config = RunConfig.model_validate(settings)
     model = build_model(config.model, IMAGE, 3)
     steps = trial_steps(TrialSettings(config, IMAGE, 3, "float32"), model, 6)
     next(steps)
     with _Operations() as seen:
         for _ in range(4):  # MixUp and CutMix
             next(steps)
-    assert "aten::_fused_adamw_" in seen.names
-    assert not seen.names & WAITING
+    assert "aten::_fused_adamw_" in seen.counts
+    assert not seen.counts.keys() & WAITING
     assert torch.float64 not in seen.types
     with _Operations() as seen:
         torch.ones(1).double().item()
-    assert seen.names & WAITING
+    assert seen.counts.keys() & WAITING
     assert torch.float64 in seen.types
 
 
-def test_a_trial_step_does_what_a_step_of_the_loop_does(make_job: MakeJob, tmp_path: Path) -> None:
+def test_a_trial_step_does_what_a_step_of_the_loop_does(make: Make) -> None:
     """From the loading of the batch to the update: what is measured is what training takes."""
-    job = make_job(tmp_path, augmentation={"name": "standard"})
-    training = Training(job, EventWriter(tmp_path / "events.jsonl"))
+    job = make(augmentation={"name": "standard"})
+    training = opened(job)
     model = build_model(job.config.model, job.image, len(job.classes))
     settings = TrialSettings(job.config, job.image, len(job.classes), "float32")
     steps = trial_steps(settings, model, 12)
@@ -109,44 +92,26 @@ def test_a_trial_step_does_what_a_step_of_the_loop_does(make_job: MakeJob, tmp_p
     assert of_trial.counts >= of_loop.counts
 
 
-class _WithoutKernel(nn.Module):
-    """A model whose first step has an operation without a deterministic kernel."""
+def test_smaller_images_count_as_what_they_cost() -> None:
+    """Half the side for half of the training: a convolution costs 5/8 of the full size in all.
 
-    def __init__(self, model: nn.Module) -> None:
-        super().__init__()
-        self.model, self.calls = model, 0
-
-    def forward(self, images_BCHW: torch.Tensor) -> torch.Tensor:
-        self.calls += 1
-        if self.calls == 1:
-            raise RuntimeError("cumsum_cuda_kernel does not have a deterministic implementation")
-        logits_BK: torch.Tensor = self.model(images_BCHW)
-        return logits_BK
-
-
-def test_a_trial_step_uses_other_kernels_where_training_does() -> None:
-    """A plan for a model that training can train does not fail where that is measured."""
-    model = _WithoutKernel(build_model(EVERYTHING.model, IMAGE, 3))
-    assert next(trial_steps(TrialSettings(EVERYTHING, IMAGE, 3, "float32"), model, 6)) > 0
-    assert model.calls > 1
+    A flip at test time does not count, and is there again afterwards.
+    """
+    model: Any = nn.Sequential(nn.Conv2d(3, 4, 1), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+    model.test_time_flip, cpu = True, torch.device("cpu")
+    assert forward_flops(model, IMAGE, cpu) == 2 * 16 * 16 * 3 * 4
+    assert model.test_time_flip
+    config = TrainingConfig(initial_image_scale=0.5, full_size_from=0.5)
+    share = ComputeShare(model, IMAGE, ProgressiveSize(config, IMAGE, model), cpu, "float32")
+    always_full = share.at(1e6, 1e12)
+    assert share.at(1e6, 0.25) == pytest.approx(always_full / 4)
+    assert share.at(1e6, 1.0) == pytest.approx(always_full * 5 / 8)
 
 
-class _SlowPrediction(_WithoutKernel):
-    """A model that waits before it predicts."""
-
-    def forward(self, images_BCHW: torch.Tensor) -> torch.Tensor:
-        if not self.training:
-            time.sleep(0.02)
-        logits_BK: torch.Tensor = self.model(images_BCHW)
-        return logits_BK
-
-
-def test_the_end_of_an_epoch_is_tried_with_its_validation_and_its_files(tmp_path: Path) -> None:
-    """The averaged weights predict, and are written; a copy of the state is taken."""
-    model = _SlowPrediction(build_model(EVERYTHING.model, IMAGE, 3))
-    settings = TrialSettings(EVERYTHING, IMAGE, 3, "float32")
-    end = trial_epoch_end(settings, model, 20, tmp_path)
-    assert 0 < end.validated_per_second < 20 / 0.02
-    assert end.seconds > 0
-    assert end.checkpoint_seconds > 0
-    assert read_tensors(tmp_path / WEIGHTS_FILE)[0].keys() == model.state_dict().keys()
+def test_the_progress_shows_the_rate_of_the_last_seconds() -> None:
+    """A busy moment is seen at once and forgotten after ten seconds; the mean would keep it."""
+    rate = RecentRate()
+    fast = [rate.add(float(second), 100 * second) for second in range(1, 21)]
+    slow = [rate.add(20.0 + second, 2000 + 10 * second) for second in range(1, 13)]
+    assert (fast[0], fast[-1], slow[-1]) == pytest.approx((100, 100, 10))
+    assert rate.add(3.0, 30) == pytest.approx(10)  # training went back

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import weakref
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,26 +15,24 @@ from patchline.pipeline.errors import RunError
 from patchline.pipeline.training.faults.memory import RanksRestart
 from patchline.pipeline.training.loop import Training
 from patchline.pipeline.training.parts import launching
-from patchline.pipeline.training.processes.batch_parts import micro_batches
 from patchline.pipeline.training.processes.ranks import Ranks
-from patchline.pipeline.workers.event_log import EventWriter, read_events
-from tests.pipeline.training.conftest import MakeJob
+from patchline.pipeline.workers.event_log import read_events
+from tests.pipeline.training.trained_jobs import Make, opened
 
 
-def _training(make_job: MakeJob, folder: Path, **changes: Any) -> Training:
-    return Training(make_job(folder, **changes), EventWriter(folder / "events.jsonl"))
+def _training(make: Make, name: str = "", **training: Any) -> Training:
+    return opened(make(name, training=training))
 
 
-@pytest.mark.parametrize("parts", [2, 3, 5])
-def test_micro_batches_have_the_gradients_of_the_batch(
-    make_job: MakeJob, tmp_path: Path, parts: int
-) -> None:
+def _said(training: Training) -> list[str]:
+    return [each["message"] for each in read_events(training.job.folder / "events.jsonl")]
+
+
+def test_micro_batches_have_the_gradients_of_the_batch(make: Make) -> None:
     """Loss, clipped gradients and the number of correct images equal those of one pass."""
     weighted = {"class_weights": "balanced"}
-    whole = _training(make_job, tmp_path / "whole", training=weighted)
-    divided = _training(
-        make_job, tmp_path / "divided", training={**weighted, "accumulation": parts}
-    )
+    whole = _training(make, "whole", **weighted)
+    divided = _training(make, "divided", **weighted, accumulation=5)
     batch = next(whole.batches())
     one = whole.step.compute_gradients(whole.state, batch)
     many = divided.step.compute_gradients(divided.state, batch)
@@ -47,57 +44,41 @@ def test_micro_batches_have_the_gradients_of_the_batch(
         torch.testing.assert_close(ours.grad, theirs.grad, atol=1e-6, rtol=0)
 
 
-def test_micro_batches_cover_the_batch() -> None:
-    """Every image once, nearly equal parts, and no single image for batch norm."""
-    for images in range(1, 40):
-        for parts in (1, 2, 3, 8, 64):
-            slices = list(micro_batches(images, parts))
-            assert [i for part in slices for i in range(images)[part]] == list(range(images))
-            sizes = [part.stop - part.start for part in slices]
-            assert max(sizes) - min(sizes) <= 1
-            assert min(sizes) >= min(2, images)
-
-
 class _SmallMemory(nn.Module):
-    """A model on a device with memory for a few images, from a step on."""
+    """A model on a device with memory for a few images."""
 
-    def __init__(self, model: nn.Module, images: int, good_calls: int = 0) -> None:
+    def __init__(self, model: nn.Module, images: int) -> None:
         super().__init__()
-        self.model, self.images, self.good_calls = model, images, good_calls
+        self.model, self.images = model, images
         self.seen: torch.Tensor
         self.register_buffer("seen", torch.zeros(()))
 
-    def forward(self, images_BCHW: torch.Tensor) -> torch.Tensor:
-        if self.training:
-            self.seen += 1
-            self.good_calls -= 1
-            if len(images_BCHW) > self.images and self.good_calls < 0:
-                raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB.")
-        logits_BK: torch.Tensor = self.model(images_BCHW)
-        return logits_BK
+    def forward(self, images_BCHW: torch.Tensor) -> Any:
+        self.seen += 1
+        if len(images_BCHW) > self.images:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB.")
+        return self.model(images_BCHW)
 
 
-def _short_of_memory(training: Training, images: int, good_calls: int = 0) -> Training:
+def _short_of_memory(make: Make, images: int) -> Training:
+    training = _training(make)
     state = training.state
-    state.model = _SmallMemory(state.model, images, good_calls)
+    state.model = _SmallMemory(state.model, images)
     state.average.model = _SmallMemory(state.average.model, images)
     return training
 
 
-def test_a_batch_that_does_not_fit_is_divided(make_job: MakeJob, tmp_path: Path) -> None:
+def test_a_batch_that_does_not_fit_is_divided(make: Make) -> None:
     """Halved until it fits, said once each time; the step is that of the same accumulation."""
-    training = _short_of_memory(_training(make_job, tmp_path / "short"), images=3)
+    training = _short_of_memory(make, images=3)
     batch = next(training.batches())
     gradients = training.dividing.gradients(training.step, batch)
-    assert gradients.images == 12
     assert training.state.halvings == [0, 0]
-    assert training.step.micro_batches_at(training.state) == 4
     seen = training.state.model.get_buffer("seen")
     assert float(seen) == 4, "failed attempts leave batch statistics alone"
-    said = [each["message"] for each in read_events(tmp_path / "short" / "events.jsonl")]
-    assert len(said) == 2
-    assert "divided into 4 micro-batches. The effective batch size is unchanged" in said[1]
-    divided = _training(make_job, tmp_path / "divided", training={"accumulation": 4})
+    _, second = _said(training)
+    assert "divided into 4 micro-batches. The effective batch size is unchanged" in second
+    divided = _training(make, "divided", accumulation=4)
     expected = divided.step.compute_gradients(divided.state, batch)
     assert torch.equal(gradients.loss, expected.loss)
     assert torch.equal(gradients.norm, expected.norm)
@@ -112,18 +93,18 @@ class _Failing(nn.Module):
         self.earlier: list[weakref.ref[torch.Tensor]] = []
         self.alive: list[bool] = []
 
-    def forward(self, images_BCHW: torch.Tensor) -> torch.Tensor:
+    def forward(self, images_BCHW: torch.Tensor) -> Any:
         self.alive = [reference() is not None for reference in self.earlier]
-        logits_BK: torch.Tensor = self.model(images_BCHW)
+        logits_BK = self.model(images_BCHW)
         self.earlier.append(weakref.ref(logits_BK))
         if self.errors:
             raise self.errors.pop()
         return logits_BK
 
 
-def test_what_failed_is_not_in_memory_any_more(make_job: MakeJob, tmp_path: Path) -> None:
+def test_what_failed_is_not_in_memory_any_more(make: Make) -> None:
     """Neither the first nor the second failed graph is alive when the batch is tried again."""
-    training = _training(make_job, tmp_path)
+    training = _training(make)
     errors: list[RuntimeError] = [torch.OutOfMemoryError("full"), torch.OutOfMemoryError("full")]
     model = training.state.model = _Failing(training.state.model, errors)
     gc.disable()
@@ -135,55 +116,51 @@ def test_what_failed_is_not_in_memory_any_more(make_job: MakeJob, tmp_path: Path
     assert model.alive[:2] == [False, False]
 
 
-def test_an_operation_without_a_deterministic_kernel_is_said_once(
-    make_job: MakeJob, tmp_path: Path
-) -> None:
+def test_an_operation_without_a_deterministic_kernel_is_said_once(make: Make) -> None:
     """The step is computed again with another kernel; any other error stays one."""
-    training = _training(make_job, tmp_path)
+    training = _training(make)
     missing = "cumsum_cuda_kernel does not have a deterministic implementation, but you set it"
     model = training.state.model = _Failing(training.state.model, [RuntimeError(missing)])
     batch = next(training.batches())
     training.dividing.gradients(training.step, batch)
     assert not training.step.kernels.insist
-    [said] = [each["message"] for each in read_events(tmp_path / "events.jsonl")]
+    [said] = _said(training)
     assert said.startswith("PyTorch's cumsum_cuda_kernel has no deterministic kernel")
     model.errors.append(RuntimeError("mat1 and mat2 shapes cannot be multiplied"))
     with pytest.raises(RuntimeError, match="cannot be multiplied"):
         training.dividing.gradients(training.step, batch)
 
 
-def test_of_several_ranks_all_start_again_with_smaller_parts(
-    make_job: MakeJob, tmp_path: Path
-) -> None:
+def test_of_several_ranks_all_start_again_with_smaller_parts(make: Make) -> None:
     """The others wait for these gradients, so the halving is left in a file for the next start."""
-    training = _short_of_memory(_training(make_job, tmp_path), images=3)
+    training = _short_of_memory(make, images=3)
     two = Ranks()
     two.size = 2
     with_others = replace(training.step, ranks=two)
     training.state.step = 5
     with pytest.raises(RanksRestart):
         training.dividing.gradients(with_others, next(training.batches()))
-    again = _training(make_job, tmp_path)
+    again = _training(make)
     again.dividing.resume(again.step)
     assert again.state.halvings == [5]
-    [said] = [each["message"] for each in read_events(tmp_path / "events.jsonl")]
+    [said] = _said(training)
     assert "divided into 2 micro-batches. The effective batch size is unchanged" in said
-    once_more = _training(make_job, tmp_path)
+    once_more = _training(make)
     once_more.state.halvings = [5]
     once_more.dividing.resume(once_more.step)
-    assert len(read_events(tmp_path / "events.jsonl")) == 1, "a checkpoint that has it is not news"
+    assert len(_said(training)) == 1, "a checkpoint that has it is not news"
 
 
-def test_two_images_that_do_not_fit_are_an_error(make_job: MakeJob, tmp_path: Path) -> None:
+def test_two_images_that_do_not_fit_are_an_error(make: Make) -> None:
     """There is nothing left to divide, so the error says what to change."""
-    training = _short_of_memory(_training(make_job, tmp_path), images=1)
+    training = _short_of_memory(make, images=1)
     with pytest.raises(RunError, match="out of memory even with two images"):
         training.dividing.gradients(training.step, next(training.batches()))
 
 
-def test_an_optimizer_that_does_not_fit_is_one_sentence(make_job: MakeJob, tmp_path: Path) -> None:
+def test_an_optimizer_that_does_not_fit_is_one_sentence(make: Make) -> None:
     """Dividing the batch would not help: the state of the optimizer has the size of the model."""
-    training = _training(make_job, tmp_path)
+    training = _training(make)
 
     def full(*_: Any) -> None:
         raise torch.OutOfMemoryError
@@ -194,30 +171,11 @@ def test_an_optimizer_that_does_not_fit_is_one_sentence(make_job: MakeJob, tmp_p
     assert not training.state.halvings
 
 
-def test_recorded_halvings_replay(make_job: MakeJob, tmp_path: Path) -> None:
+def test_recorded_halvings_replay(make: Make) -> None:
     """The recorded config divides the batches from the same step."""
-    job = make_job(tmp_path / "first", training={"epochs": 1}, record={"halvings": [2]})
-    training = Training(job, EventWriter(tmp_path / "first" / "events.jsonl"))
-    assert training.step.micro_batches_at(training.state) == 1
-    training.state.step = 2
-    assert training.step.micro_batches_at(training.state) == 2
-    training.state.step = 0
-    result = training.run()
-    assert launching.replayable(job.config, result).record.halvings == (2,)
-
-
-def test_a_validation_that_does_not_fit_uses_smaller_batches(
-    make_job: MakeJob, tmp_path: Path
-) -> None:
-    """The metrics are those of the same images, predicted a few at a time."""
-    training = _training(make_job, tmp_path)
-    whole = training.validator.metrics(training.state.model, 20, 20)
-
-    def limited(_module: nn.Module, inputs: Any) -> None:
-        if len(inputs[0]) > 6:
-            raise torch.OutOfMemoryError
-
-    training.state.model.register_forward_pre_hook(limited)
-    parts = training.validator.metrics(training.state.model, 20, 20)
-    assert parts["validation_accuracy"] == whole["validation_accuracy"]
-    assert parts["validation_loss"] == pytest.approx(whole["validation_loss"])
+    training = opened(make(training={"epochs": 1}, record={"halvings": [2]}))
+    for step, parts in ((2, 2), (0, 1)):
+        training.state.step = step
+        assert training.step.micro_batches_at(training.state) == parts
+    config = launching.replayable(training.config, training.run())
+    assert config.record.halvings == (2,)

@@ -37,14 +37,13 @@ def classifiers(random: np.random.Generator, images: int, gains: Array) -> tuple
     ), labels_N
 
 
-def test_weights_lie_on_the_line_and_counters_do_not() -> None:
-    """Both ends are exact, also for what is no floating-point number."""
-    fitted = {"w": torch.tensor([0.0, 2.0]), "steps": torch.tensor(3)}
-    trained = {"w": torch.tensor([1.0, -2.0]), "steps": torch.tensor(7)}
-    assert torch.equal(between(fitted, trained, 0.25)["w"], torch.tensor([0.25, 1.0]))
-    assert torch.equal(between(fitted, trained, 0.0)["w"], fitted["w"])
-    assert torch.equal(between(fitted, trained, 1.0)["w"], trained["w"])
-    assert int(between(fitted, trained, 0.25)["steps"]) == 7
+def test_counters_are_those_of_the_trained_end() -> None:
+    """Floating-point numbers lie on the line."""
+    ends = [
+        {"w": torch.tensor(w), "steps": torch.tensor(steps)} for w, steps in ((0.0, 3), (2.0, 7))
+    ]
+    found = between(ends[0], ends[1], 0.25)
+    assert (float(found["w"]), int(found["steps"])) == (0.5, 7)
 
 
 def test_logits_are_those_of_each_point() -> None:
@@ -93,7 +92,7 @@ def test_gains_are_kept_and_losses_avoided_with_few_images() -> None:
     }
     mean = {}
     for name, gain_S in gains.items():
-        chosen = [choose_share(*classifiers(random, 70, gain_S)).share for _ in range(60)]
+        chosen = [choose_share(*classifiers(random, 70, gain_S)).share for _ in range(30)]
         mean[name] = float(np.mean([gain_S[SHARES.index(share)] for share in chosen]))
     assert mean["rising"] > 0.025
     assert mean["falling"] > -0.01

@@ -1,7 +1,7 @@
-"""A Ray cluster of two nodes on this machine: two network namespaces that a cable joins.
+"""A Ray cluster of two nodes on this machine: two network namespaces that a third one joins.
 
 Needs root, `ip` of iproute2, and Ray. Each node sees only its own interfaces. The nodes share all
-files, unless there is an object store, in a third namespace: then it is all that both reach, and
+files, unless there is an object store, in the third namespace: then it is all that both reach, and
 node `b` has an empty file system in place of the folder that `a` works in.
 
 There can be one such cluster at a time: Ray would find the processes of another.
@@ -18,12 +18,11 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 from tests.object_server import environment_for
-from tests.patience import patient
+from tests.patience import patient, until
 
 TOKEN = "0123456789abcdef0123456789abcdef"  # noqa: S105 - of a cluster that lives for a test
 PORT, _STORE_PORT = 6399, 5055
@@ -82,30 +81,32 @@ class Cluster:
         store = environment_for(f"http://{self.store_host}:{_STORE_PORT}") if self.has_store else {}
         return {**os.environ, **own, **store, "PYTHONPATH": root}
 
-    def join_by_store(self) -> None:
-        """Create the namespaces, cables to a bridge in that of the store, and the store."""
+    def join(self) -> None:
+        """Create the namespaces, and cables to a bridge in a third one, with the store if any."""
         inside = ["ip", "netns", "exec", self.store_space]
         for each in (*self.spaces.values(), self.store_space):
             subprocess.run(["ip", "netns", "add", each], check=True)
-        for words in (
-            ["link", "add", "bridge", "type", "bridge"],
-            ["addr", "add", f"{self.store_host}/24", "dev", "bridge"],
-            ["link", "set", "bridge", "up"],
-            ["link", "set", "lo", "up"],
-        ):
-            subprocess.run([*inside, "ip", *words], check=True)
+        commands = [
+            [*inside, "ip", "link", "add", "bridge", "type", "bridge"],
+            [*inside, "ip", "addr", "add", f"{self.store_host}/24", "dev", "bridge"],
+            [*inside, "ip", "link", "set", "bridge", "up"],
+            [*inside, "ip", "link", "set", "lo", "up"],
+        ]
         for node, space in self.spaces.items():
-            name, own = f"to{node}", ["ip", "netns", "exec", space, "ip"]
+            name = f"to{node}"
             link = ["link", "add", name, "netns", self.store_space, "type", "veth", "peer", "name"]
-            subprocess.run(["ip", *link, "cable", "netns", space], check=True)
-            subprocess.run([*inside, "ip", "link", "set", name, "master", "bridge"], check=True)
-            subprocess.run([*inside, "ip", "link", "set", name, "up"], check=True)
-            for words in (
-                ["addr", "add", f"{self.hosts[node]}/24", "dev", "cable"],
-                ["link", "set", "lo", "up"],
-                ["link", "set", "cable", "up"],
-            ):
-                subprocess.run([*own, *words], check=True)
+            commands += [
+                ["ip", *link, "cable", "netns", space],
+                [*inside, "ip", "link", "set", name, "master", "bridge"],
+                [*inside, "ip", "link", "set", name, "up"],
+                self.command(node, "ip", "addr", "add", f"{self.hosts[node]}/24", "dev", "cable"),
+                self.command(node, "ip", "link", "set", "lo", "up"),
+                self.command(node, "ip", "link", "set", "cable", "up"),
+            ]
+        for words in commands:
+            subprocess.run(words, check=True)
+        if not self.has_store:
+            return
         program = "from moto.server import main; main()"
         server = [*inside, sys.executable, "-P", "-c", program, "-H", self.store_host]
         with (self.folder / "objects.log").open("ab") as log:
@@ -114,28 +115,11 @@ class Cluster:
             )
         url = f"http://{self.store_host}:{_STORE_PORT}/nodes"
         make = f"import urllib.request as r; r.urlopen(r.Request({url!r}, method='PUT'))"
-        until = time.monotonic() + patient(60)
         made = [*inside, sys.executable, "-c", make]
-        while subprocess.run(made, capture_output=True, check=False).returncode:
-            assert time.monotonic() < until, "the object store does not start"
-            time.sleep(0.5)
-
-    def join_by_cable(self) -> None:
-        """Create the namespaces and the cable between them."""
-        for each in self.spaces.values():
-            subprocess.run(["ip", "netns", "add", each], check=True)
-        ends = [f"plr{node}{os.getpid() % 100000}" for node in self.spaces]
-        subprocess.run(
-            ["ip", "link", "add", ends[0], "type", "veth", "peer", "name", ends[1]], check=True
+        until(
+            lambda: not subprocess.run(made, capture_output=True, check=False).returncode,
+            "the object store does not start",
         )
-        for end, (node, space) in zip(ends, self.spaces.items(), strict=True):
-            subprocess.run(["ip", "link", "set", end, "netns", space, "name", "cable"], check=True)
-            for words in (
-                ["addr", "add", f"{self.hosts[node]}/24", "dev", "cable"],
-                ["link", "set", "lo", "up"],
-                ["link", "set", "cable", "up"],
-            ):
-                subprocess.run(self.command(node, "ip", *words), check=True)
 
     def cut_cable(self, *, cut: bool = True) -> None:
         """Take down the connection between the nodes, or bring it up again."""
@@ -154,13 +138,8 @@ class Cluster:
         command = [*_RAY, "start", *place, *rest]
         if self.has_store and node == "b":
             own = f"mount -t tmpfs none {self.folder} && export HOME={self.folder}/home"
-            command = [
-                "sh",
-                "-c",
-                f'{own} && mkdir -p "$HOME" && cd "$HOME" && exec "$@"',
-                "-",
-                *command,
-            ]
+            script = f'{own} && mkdir -p "$HOME" && cd "$HOME" && exec "$@"'
+            command = ["sh", "-c", script, "-", *command]
         subprocess.run(
             self.command(node, *command),
             env={**self.environment, "RAY_gcs_rpc_server_reconnect_timeout_s": "20", **variables},
@@ -194,20 +173,17 @@ class Cluster:
     @property
     def is_whole(self) -> bool:
         """Whether the head and both nodes are there."""
-        heads, *nodes = [
-            self.pids("a", "gcs_server"),
-            *(self.pids(n, "raylet/raylet") for n in "ab"),
-        ]
-        return bool(heads) and all(nodes)
+        return bool(self.pids("a", "gcs_server")) and all(
+            self.pids(node, "raylet/raylet") for node in self.spaces
+        )
 
     def restart(self) -> None:
         """End everything on both nodes, and start Ray again; on a busy machine it may fail once."""
         for attempts_left in (2, 1, 0):
             for node in self.spaces:
                 self.kill(node)
-            until = time.monotonic() + patient(20)
-            while any(self.pids(node) for node in self.spaces) and time.monotonic() < until:
-                time.sleep(0.1)
+            with contextlib.suppress(AssertionError):
+                until(lambda: not any(map(self.pids, self.spaces)), "-", seconds=20)
             try:
                 self.start("a")
                 self.start("b")
@@ -225,9 +201,8 @@ class Cluster:
         if self._store is not None:
             self._store.kill()
             self._store.wait()
-        if self.has_store:
-            delete = ["ip", "netns", "delete", self.store_space]
-            subprocess.run(delete, capture_output=True, check=False)
+        delete = ["ip", "netns", "delete", self.store_space]
+        subprocess.run(delete, capture_output=True, check=False)
         shutil.rmtree(self.private, ignore_errors=True)
 
 
@@ -242,10 +217,7 @@ def two_nodes(folder: Path, *, has_store: bool = False) -> Iterator[Cluster]:
     cluster = Cluster(folder, has_store=has_store)
     cluster.work.mkdir(parents=True, exist_ok=True)
     try:
-        if has_store:
-            cluster.join_by_store()
-        else:
-            cluster.join_by_cable()
+        cluster.join()
         cluster.restart()
         yield cluster
     finally:

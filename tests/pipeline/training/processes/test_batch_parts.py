@@ -11,9 +11,9 @@ from patchline.pipeline.data.batches.batch_order import BatchOrder
 from patchline.pipeline.training.processes.batch_parts import DividedOrder
 
 
-def _parts(images: int, size: int, *, mixing: bool = False) -> list[DividedOrder]:
+def _parts(images: int, size: int) -> list[DividedOrder]:
     order = BatchOrder(np.arange(images), images, seed=0, first_step=0)
-    return [DividedOrder(order, rank, size, mixing=mixing) for rank in range(size)]
+    return [DividedOrder(order, rank, size, mixing=False) for rank in range(size)]
 
 
 @pytest.mark.parametrize("size", [2, 3, 7])
@@ -51,27 +51,8 @@ def test_another_number_of_processes_resumes_with_the_same_batches() -> None:
         assert batches(first_step, size) == whole[first_step:]
 
 
-def test_a_mixed_part_has_the_image_before_it() -> None:
-    """The first part follows the last image of the batch, as in one process."""
-    [whole] = [next(iter(divided)) for divided in _parts(11, 1)]
-    for divided in _parts(11, 3, mixing=True):
-        part, keys = divided.at(0), next(iter(divided))
-        assert part.has_image_before
-        assert keys == [whole[part.start - 1], *whole[part.start : part.stop]]
-
-
 def test_all_processes_have_as_many_micro_batches() -> None:
     """Batch norm over all processes needs the same number of passes in each."""
     for images, parts in itertools.product((5, 9, 16), (1, 2, 3, 8)):
         counts = {len(list(divided.at(0).micro_batches(parts))) for divided in _parts(images, 3)}
         assert len(counts) == 1
-
-
-def test_the_size_of_a_batch_is_known_before_it_is_loaded() -> None:
-    """`images_at` agrees with the batches, also with the smaller last one of an epoch."""
-    for images in (7, 12, 13, 25):
-        order = BatchOrder(np.arange(images), 6, seed=0, first_step=0)
-        batches = itertools.islice(order, 2 * order.steps_per_epoch)
-        assert [len(keys) for keys in batches] == [
-            order.images_at(step) for step in range(2 * order.steps_per_epoch)
-        ]

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -19,39 +19,33 @@ from tests.patience import patient
 SIZE = 3
 
 
-class Agreement:
-    """What the ranks, threads of this process, pass to each other."""
+class Rank:
+    """A thread as one of the ranks: 0 and 1 on the first machine, 2 on another."""
 
-    def __init__(self) -> None:
-        self.barrier = threading.Barrier(SIZE)
-        self.parts: list[Any] = [None] * SIZE
+    barrier = threading.Barrier(SIZE)
+    parts: ClassVar[list[Any]] = [None] * SIZE
 
-    def all(self, rank: int, value: Any) -> list[Any]:
-        self.parts[rank] = value
+    def __init__(self, rank: int) -> None:
+        self._rank = rank
+        self.is_first, self.writes_files = rank == 0, rank == 2
+
+    def _all(self, value: Any) -> list[Any]:
+        self.parts[self._rank] = value
         self.barrier.wait(patient(30))
         parts = list(self.parts)
         self.barrier.wait(patient(30))
         return parts
 
-
-class Rank:
-    """One of the ranks: 0 and 1 on the first machine, 2 on another."""
-
-    def __init__(self, agreement: Agreement, rank: int) -> None:
-        self._agreement, self._rank = agreement, rank
-        self.is_first, self.writes_files = rank == 0, rank == 2
-
     def sum(self, values: torch.Tensor) -> torch.Tensor:
-        return torch.stack(self._agreement.all(self._rank, values)).sum(0)
+        return torch.stack(self._all(values)).sum(0)
 
     def from_first(self, kind: type[FrozenModel], compute: Callable[[], FrozenModel]) -> Any:
-        value = self._agreement.all(self._rank, compute() if self.is_first else None)[0]
-        return kind.model_validate(value)
+        return kind.model_validate(self._all(compute() if self.is_first else None)[0])
 
     def bytes_of_first(self, content: bytes, size: int) -> bytes:
-        content = self._agreement.all(self._rank, content)[0]
-        assert len(content) == size
-        return content
+        found: bytes = self._all(content)[0]
+        assert len(found) == size
+        return found
 
 
 def test_the_other_machine_has_the_files_of_the_first(
@@ -77,12 +71,8 @@ def test_the_other_machine_has_the_files_of_the_first(
         (other / name).parent.mkdir(parents=True, exist_ok=True)
         (other / name).write_text("same" if name == "same" else "of the other")
     unchanged = (other / "same").stat().st_mtime_ns
-    agreement = Agreement()
-    ranks = [Rank(agreement, number) for number in range(SIZE)]
     with ThreadPoolExecutor(SIZE) as pool:
-        copies = zip(ranks, (first, first, other), strict=True)
-        for done in [pool.submit(copy_from_first, *each) for each in copies]:
-            done.result(60)
+        list(pool.map(copy_from_first, map(Rank, range(SIZE)), (first, first, other)))
     files = {f.relative_to(other).as_posix() for f in other.rglob("*") if f.is_file()}
     assert files == {
         *("last.safetensors", "best-4/model.json", "same", "empty", "halvings.json"),

@@ -2,21 +2,22 @@
 
 Arguments: a folder with jobs, and the number of ranks. All ranks do all jobs, in the
 order of their names, and write what they have in the end to `rank-N.safetensors`: of the jobs
-`gradients-*` the gradients of two steps, of `head*` and `blocks` nothing, of the others the state.
-Those that begin with `stopped` are done in two attempts, and what the first has left is copied to
-`half-*`. Of `diverged` the last rank once gets infinite images. In the end, it does not answer the
-others.
+`gradients-*` the gradients of two steps, of those without initial weights the state. `stopped` is
+done in two attempts, and what the first has left is copied to `half-stopped`. Of `diverged` the
+last rank once gets infinite images. In the end, it does not answer the others.
 """
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import shutil
 import sys
 import time
+from collections.abc import Iterator
 from contextlib import suppress
 from datetime import timedelta
+from functools import partial
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 from torch.distributed import FileStore, distributed_c10d  # type: ignore[attr-defined]  # not in its __all__
+from torch.multiprocessing import start_processes
 
 from patchline.pipeline.errors import WorkerError
 from patchline.pipeline.files.atomic_files import write_text
@@ -38,44 +40,30 @@ from patchline.pipeline.training.parts.refit import Refit
 from patchline.pipeline.training.processes.ranks import Place, Ranks, stopped_ranks_named
 from patchline.pipeline.workers.event_log import EventWriter
 from patchline.pipeline.workers.worker_process import leave
-from tests.pipeline.training.conftest import FEW_PENALTIES, SETTINGS
+from tests.pipeline.training.trained_jobs import FEW_PENALTIES, SETTINGS, Stop
 
 FEATURES_TOGETHER = 5
 """Images whose features a rank computes at once."""
 
 
-class _Stop(Exception):  # noqa: N818 - stands for a kill, not for an error
-    pass
-
-
-class _InfiniteOnce:
-    """Replaces the images of the second batch."""
-
-    def __init__(self) -> None:
-        self.calls = 0
-
-    def __call__(self, _: nn.Module, inputs: tuple[torch.Tensor]) -> tuple[torch.Tensor]:
-        self.calls += 1
-        return (inputs[0] * float("inf"),) if self.calls == 2 else inputs
-
-
-def main(folder: Path, rank: int, size: int) -> None:
+def main(rank: int, folder: Path, size: int) -> None:
     """Do all jobs of the folder, in the order of their names."""
     checkpoint._PAUSE_SECONDS, checkpoint._SHARE = 0.0, float("inf")  # one after each step
     checkpoint._FIRST_PAUSE_SECONDS = 0.0
     linear_fit.REGULARIZATIONS = FEW_PENALTIES
+    for module in (probe, last_blocks):
+        module.suitable_batch_size = lambda *_: FEATURES_TOGETHER  # type: ignore[attr-defined]  # imported there
     store = FileStore(str(folder / "store"), size)
     ranks = Ranks(Place.on_one_machine(rank, size), "cpu", store)
     for file in sorted(folder.glob("*.json")):
         job = TrainingJob.model_validate_json(file.read_text(encoding="utf-8"))
         if file.stem.startswith("gradients"):
             tensors = _gradients(job, ranks)
-        elif file.stem.startswith("head"):
-            tensors = _fit(job, ranks)
-        elif file.stem == "blocks":
-            tensors = _fit_blocks(job, ranks)
-        else:
+        elif job.initial_weights is None:
             tensors = _train(file.stem, job, ranks)
+        else:
+            _fit(job, ranks)
+            continue
         save_file(tensors, job.folder / f"rank-{rank}.safetensors")
     _wait_in_vain(folder, ranks)
     leave()
@@ -107,29 +95,18 @@ def _gradients(job: TrainingJob, ranks: Ranks) -> dict[str, torch.Tensor]:
     return tensors
 
 
-def _fit(job: TrainingJob, ranks: Ranks) -> dict[str, torch.Tensor]:
-    probe.suitable_batch_size = lambda *_: FEATURES_TOGETHER  # type: ignore[attr-defined]  # imported there
+def _fit(job: TrainingJob, ranks: Ranks) -> None:
+    """Fit a head, or compute tokens together and train from them, with a head that is random."""
     events = _events(job, ranks)
     result = fit(job, events, ranks)
-    events.close()
-    if ranks.is_first:
+    if isinstance(result, StoredTokens):
+        if ranks.is_first:
+            write_tensors(result.head, random_head(job))
+        ranks.wait_for_first()
+        fit(job.model_copy(update={"tokens": result}), events, ranks)
+    elif ranks.is_first:
         write_text(job.folder / "result.json", result.model_dump_json())
-    return {}
-
-
-def _fit_blocks(job: TrainingJob, ranks: Ranks) -> dict[str, torch.Tensor]:
-    """Compute the tokens together, then train from them, with a head that is not fitted."""
-    probe.suitable_batch_size = lambda *_: FEATURES_TOGETHER  # type: ignore[attr-defined]  # imported there
-    last_blocks.suitable_batch_size = lambda *_: FEATURES_TOGETHER  # type: ignore[attr-defined]  # imported there
-    events = _events(job, ranks)
-    tokens = fit(job, events, ranks)
-    assert isinstance(tokens, StoredTokens)
-    if ranks.is_first:
-        write_tensors(tokens.head, random_head(job))
-    ranks.wait_for_first()
-    fit(job.model_copy(update={"tokens": tokens}), events, ranks)
     events.close()
-    return {}
 
 
 def random_head(job: TrainingJob) -> dict[str, torch.Tensor]:
@@ -140,30 +117,29 @@ def random_head(job: TrainingJob) -> dict[str, torch.Tensor]:
 
 
 def _train(name: str, job: TrainingJob, ranks: Ranks) -> dict[str, torch.Tensor]:
-    infinite = name == "diverged" and ranks.rank + 1 == ranks.size
-    attempts = 2 if name.startswith("stopped") else 1
-    for attempt in range(attempts):
+    for stops in (True, False) if name == "stopped" else (False,):
         events = _events(job, ranks)
         training = (Refit if job.part.refit else Training)(job, events, ranks)
-        if infinite:
-            training.state.model.register_forward_pre_hook(_InfiniteOnce())
-        if attempt + 1 < attempts:
-            _stop_after_three_steps(training)
-        with suppress(_Stop):
+        if name == "diverged" and ranks.rank + 1 == ranks.size:
+            training.state.model.register_forward_pre_hook(partial(_infinite_in_second, count()))
+        if stops:
+            training.state.optimizer.register_step_post_hook(partial(_stop_in_fourth, training))
+        with suppress(Stop):
             training.refit() if isinstance(training, Refit) else training.run()
         events.close()
-        if attempt + 1 < attempts and ranks.is_first:
+        if stops and ranks.is_first:
             shutil.copytree(job.folder, job.folder.with_name(f"half-{name}"))
     tensors = training.state.tensors()
     return {key: tensor.clone().contiguous() for key, tensor in tensors.items()}
 
 
-def _stop_after_three_steps(training: Training) -> None:
-    def stop(*_: Any) -> None:
-        if training.state.step == 3:  # the fourth step, before it counts
-            raise _Stop
+def _infinite_in_second(calls: Iterator[int], _: nn.Module, given: Any) -> Any:
+    return (given[0] * float("inf"),) if next(calls) == 1 else given
 
-    training.state.optimizer.register_step_post_hook(stop)
+
+def _stop_in_fourth(training: Training, *_: Any) -> None:
+    if training.state.step == 3:  # the fourth step, before it counts
+        raise Stop
 
 
 def _wait_in_vain(folder: Path, ranks: Ranks) -> None:
@@ -183,16 +159,7 @@ def _wait_in_vain(folder: Path, ranks: Ranks) -> None:
         write_text(files[ranks.rank], str(error))
 
 
-def fork(folder: Path, size: int) -> int:
-    """Start all ranks, which share what is imported, and return 0 if each has ended well."""
-    context = multiprocessing.get_context("fork")
-    ranks = [context.Process(target=main, args=(folder, rank, size)) for rank in range(size)]
-    for each in ranks:
-        each.start()
-    for each in ranks:
-        each.join()
-    return int(any(each.exitcode for each in ranks))
-
-
-if __name__ == "__main__":
-    sys.exit(fork(Path(sys.argv[1]), int(sys.argv[2])))
+if __name__ == "__main__":  # all ranks share what is imported
+    count_of_ranks = int(sys.argv[2])
+    given = (Path(sys.argv[1]), count_of_ranks)
+    start_processes(main, given, count_of_ranks, start_method="fork")

@@ -1,68 +1,35 @@
-"""The learning rate rises linearly, then follows the chosen schedule."""
+"""What follows the progress: the learning rate, stochastic depth and the size of images."""
 
 from __future__ import annotations
 
-import itertools
 import math
 from typing import get_args
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torchvision.transforms import v2
 
-from patchline.pipeline.training.config import OptimizerConfig
+from patchline.pipeline.errors import ConfigError
+from patchline.pipeline.layers.stochastic_depth import StochasticDepth
+from patchline.pipeline.training.config import OptimizerConfig, TrainingConfig
+from patchline.pipeline.training.recipe.model_schedules import ModelSchedules
+from patchline.pipeline.training.recipe.progressive_size import ProgressiveSize
 from patchline.pipeline.training.recipe.schedule import SCHEDULES, learning_rate_factor
+from tests.pipeline.training.trained_jobs import Make, opened
+from tests.plugins.model_parity import built, image_spec
 
 warmups = st.floats(0, 0.99)
 progresses = st.floats(0, 1)
 
 
-@pytest.mark.parametrize("warmup", [0.0, 0.1, 0.5])
-def test_reaches_the_peak_after_the_warm_up_and_ends_at_zero(warmup: float) -> None:
-    """The factor is 1 where the warm-up ends, a half midway down, and 0 at the end."""
-    assert learning_rate_factor(warmup, warmup) == 1.0
-    assert learning_rate_factor((warmup + 1) / 2, warmup) == pytest.approx(0.5)
-    assert learning_rate_factor(1.0, warmup) == pytest.approx(0.0)
-
-
-def test_rises_linearly() -> None:
-    """In the warm-up the factor is the share of the warm-up that is done."""
-    factors = [learning_rate_factor(progress, 0.2) for progress in (0.0, 0.05, 0.1, 0.15)]
-    assert factors == pytest.approx([0.0, 0.25, 0.5, 0.75])
-
-
-def test_falls_as_a_cosine() -> None:
-    """After the warm-up the factor is half of one plus the cosine of the way that is done."""
-    for way in (0.1, 0.3, 0.9):
-        expected = (1 + math.cos(math.pi * way)) / 2
-        assert learning_rate_factor(0.2 + 0.8 * way, 0.2) == pytest.approx(expected)
-
-
 @given(progress=progresses, warmup=warmups)
-def test_stays_between_zero_and_the_peak(progress: float, warmup: float) -> None:
-    """The factor never leaves the range from 0 to 1."""
-    assert 0.0 <= learning_rate_factor(progress, warmup) <= 1.0
-
-
-@given(one=progresses, other=progresses, warmup=warmups)
-def test_has_one_peak(one: float, other: float, warmup: float) -> None:
-    """It never falls in the warm-up, and never rises after it."""
-    low, high = sorted((one, other))
-    before, after = learning_rate_factor(low, warmup), learning_rate_factor(high, warmup)
-    if high < warmup:
-        assert before <= after
-    elif low >= warmup:
-        assert before >= after
-
-
-@given(warmup=warmups)
-def test_does_not_jump(warmup: float) -> None:
-    """Between neighbouring steps of a long training the factor changes a little only."""
-    steps = 2000
-    factors = [learning_rate_factor(step / steps, warmup) for step in range(steps + 1)]
-    largest = max(abs(a - b) for a, b in itertools.pairwise(factors))
-    shorter_side = min(1 - warmup, warmup or 1.0)
-    assert largest <= min(1.0, 2 / (steps * shorter_side)) + 1e-9
+def test_rises_linearly_and_falls_as_a_cosine(progress: float, warmup: float) -> None:
+    """The factor is the share of the warm-up that is done, and 1 where that ends."""
+    way = (progress - warmup) / (1 - warmup)
+    expected = (1 + math.cos(math.pi * way)) / 2 if way >= 0 else progress / warmup
+    assert learning_rate_factor(progress, warmup) == pytest.approx(expected, abs=1e-9)
 
 
 def test_every_accepted_name_has_a_schedule() -> None:
@@ -87,8 +54,66 @@ def test_the_schedule_decides_what_follows_the_warm_up(
     assert factors == pytest.approx(expected)
 
 
-def test_wsd_falls_in_the_last_part_only() -> None:
-    """Halfway through the decay the factor is a half, whatever the warm-up."""
-    for warmup in (0.0, 0.1, 0.3):
-        assert learning_rate_factor(0.8, warmup, "wsd", 0.4) == pytest.approx(0.5)
-        assert learning_rate_factor(0.59, warmup, "wsd", 0.4) == 1.0
+@pytest.mark.parametrize(
+    ("progress", "share", "patch_dropout"),
+    [(0.0, 0.0, 0.25), (0.25, 0.5, 0.25), (0.8, 1.0, 0.0), (None, 1.0, 0.25)],
+)
+def test_the_probabilities_follow_their_schedules(
+    progress: float | None, share: float, patch_dropout: float
+) -> None:
+    """Stochastic depth rises to each block's own rate; patch dropout ends at its time.
+
+    Without schedules, nothing changes.
+    """
+    model = built("vit", depth=3, stochastic_depth=0.2, patch_dropout=0.25)
+    config = TrainingConfig(stochastic_depth_ramp=0.5, patch_dropout_until=0.8)
+    schedules = ModelSchedules(TrainingConfig() if progress is None else config, model)
+    for _ in range(2):  # a second call starts from the full rates again
+        schedules.apply(0.999 if progress is None else progress)
+    depths = [each for each in model.modules() if isinstance(each, StochasticDepth)]
+    found = [each.drop_probability for each in depths]
+    assert found == pytest.approx([0.0, 0.1 * share, 0.2 * share])
+    assert model.patch_dropout.rate == patch_dropout
+
+
+def _sizes(scale: float, side: int = 32, *, full_size_from: float = 0.6) -> ProgressiveSize:
+    config = TrainingConfig(initial_image_scale=scale, full_size_from=full_size_from)
+    model = built("vit", side, depth=1, embedding={"name": "conv", "patch_size": 4})
+    return ProgressiveSize(config, image_spec(side), model)
+
+
+@pytest.mark.parametrize(("scale", "small"), [(1.0, 32), (0.7, 24), (0.65, 20), (0.01, 8)])
+def test_the_small_size_is_a_whole_number_of_patches(scale: float, small: int) -> None:
+    """It is the nearest multiple of the patch size, and at least two patches."""
+    assert _sizes(scale).at(0.0) == (small, small)
+
+
+def test_without_padding_the_stride_is_that_of_the_pooling() -> None:
+    """A whitened stem has 3 tokens a side of 32 pixels, but steps of 8 pixels."""
+    model = built("vit", 32, depth=1, embedding={"name": "whitened", "num_halvings": 3})
+    config = TrainingConfig(initial_image_scale=0.75)
+    assert ProgressiveSize(config, image_spec(32), model).at(0.0) == (24, 24)
+
+
+def test_the_full_size_begins_at_its_progress() -> None:
+    """Images are small before `full_size_from`, and have their full size from there to the end."""
+    sizes = _sizes(0.5, full_size_from=0.25)
+    assert [sizes.at(progress)[0] for progress in (0.0, 0.249, 0.25, 1.0)] == [16, 16, 32, 32]
+
+
+def test_resizing_equals_torchvision() -> None:
+    """Small images are those of torchvision's antialiased bilinear resizing; full ones the same."""
+    sizes, images = _sizes(0.75), torch.randn(2, 3, 32, 32)
+    expected = v2.functional.resize(images, [24, 24], antialias=True)
+    torch.testing.assert_close(sizes.resized(images, 0.1), expected)
+    assert sizes.resized(images, 0.9) is images
+
+
+def test_a_model_of_one_size_is_refused(make: Make) -> None:
+    """The error names the setting, the size and the remedy, before the first step."""
+    job = make(
+        model={"name": "timm", "architecture": "deit_tiny_patch16_224"},
+        training={"initial_image_scale": 0.5},
+    )
+    with pytest.raises(ConfigError, match=r"initial_image_scale is 0\.5, .* Set it to 1"):
+        opened(job)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 import platform
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,7 +12,6 @@ import torch
 
 from patchline.pipeline.config import RunConfig
 from patchline.pipeline.models.model_building import build_model
-from patchline.pipeline.training.loop import Training
 from patchline.pipeline.training.part import TrainingPart
 from patchline.pipeline.training.parts import launching
 from patchline.pipeline.training.parts.probe import frozen_network
@@ -23,12 +22,17 @@ from patchline.pipeline.training.speed.precision import (
     faster,
     images_per_second,
 )
-from patchline.pipeline.workers.event_log import EventWriter, read_events
-from patchline.plugin_api import ImageSpec
-from tests.pipeline.training.conftest import MakeJob
-from tests.pipeline.training.parts.test_probe import with_weights
+from tests.pipeline.probing.tiny_models import image_spec
+from tests.pipeline.training.trained_jobs import (
+    Make,
+    StoppingWriter,
+    from_weights,
+    opened,
+    said,
+    trained,
+)
 
-IMAGE = ImageSpec(channels=3, height=8, width=8, mean=(0.5,) * 3, std=(0.5,) * 3, resize="crop")
+IMAGE = image_spec(8)
 SETTINGS = {
     "model": {"name": "vit", "embed_dim": 8, "depth": 1, "num_heads": 1, "mlp_dim": 8},
     "training": {"batch_size": 4},
@@ -52,7 +56,7 @@ def chooser(workspace: Path | None, asked: str = "auto", batch: int = 4) -> Choo
 def test_a_frozen_model_only_predicts_while_it_is_measured(tmp_path: Path) -> None:
     """A large one would take half a minute for steps that it never does."""
     training = chooser(tmp_path)
-    frozen = dataclasses.replace(training, model=training.model.eval(), is_frozen=True)
+    frozen = replace(training, model=training.model.eval(), is_frozen=True)
     before = [each.clone() for each in frozen.model.parameters()]
     modes: list[bool] = []
     frozen.model.register_forward_hook(lambda *_: modes.append(torch.is_grad_enabled()))
@@ -60,30 +64,16 @@ def test_a_frozen_model_only_predicts_while_it_is_measured(tmp_path: Path) -> No
     assert modes
     assert not any(modes)
     assert all(map(torch.equal, before, frozen.model.parameters()))
-    frozen.choose(0.01)
-    count = len(modes)
-    assert frozen.choose(0.01).name in ("float32", "bfloat16")
-    assert len(modes) == count  # remembered
 
 
 @pytest.mark.usefixtures("_no_table")
-def test_the_features_of_a_fold_are_float32(make_job: MakeJob, tmp_path: Path) -> None:
+def test_the_features_of_a_fold_are_float32(make: Make) -> None:
     """The config of a fold says nothing of folds; its part does."""
-    changes = {
-        "model": {"init": "x.safetensors"},
-        "training": {"trainable": "head", "precision": "auto"},
-    }
-    job = with_weights(make_job(tmp_path / "fold", **changes), tmp_path)
+    job = from_weights(make, "fold", training={"precision": "auto"})
     job = job.model_copy(update={"part": TrainingPart(fold=1, folds=3)})
-    found = frozen_network(job, EventWriter(job.folder / "events.jsonl")).precision
+    found = frozen_network(job, StoppingWriter(job)).precision
     assert found.name == "float32"
     assert "calibration on all folds" in found.reason
-
-
-@pytest.mark.parametrize("asked", ["float32", "bfloat16"])
-def test_a_precision_that_is_set_is_used(asked: str) -> None:
-    """No hardware changes it, and there is nothing to explain."""
-    assert chooser(None, asked).choose() == Precision(name=asked)
 
 
 @pytest.mark.parametrize("multiplies_bfloat16", [True, False])
@@ -112,121 +102,62 @@ def test_a_gpu_without_bfloat16_is_measured_in_float16_if_it_has_tensor_cores(
     assert bool(precision.certain_reason(torch.device("cuda"))) == (not half)
 
 
-@pytest.mark.parametrize(("ratio", "name"), [(1.2, "bfloat16"), (1.1, "float32"), (0.1, "float32")])
-def test_bfloat16_is_chosen_only_where_it_is_clearly_faster(ratio: float, name: str) -> None:
-    """The reason names both rates."""
-    found = faster({"float32": 1000.0, "bfloat16": 1000.0 * ratio})
-    assert found.name == name
-    assert "1,000 images/s in float32" in found.reason
-    assert f"{1000 * ratio:,.0f} in bfloat16" in found.reason
-
-
-def test_a_slow_machine_measures_fewer_images() -> None:
-    """Steps grow to what the time allows, and the best step of each precision counts."""
-    sizes: list[int] = []
-
-    def steps(name: str, batch: int) -> Iterator[float]:
-        sizes.append(batch)
-        while True:
-            yield batch * (0.002 if name == "float32" else 0.001)
-
-    assert images_per_second(steps, "bfloat16", 64, 100.0) == pytest.approx(
-        {"float32": 500, "bfloat16": 1000}
-    )
-    assert max(sizes) == 64
-    sizes.clear()
-    images_per_second(steps, "bfloat16", 64, 1.2)  # 10 steps of 32 images
-    assert max(sizes) == 32
-    sizes.clear()
-    images_per_second(steps, "bfloat16", 64, 0.0)
-    assert max(sizes) == 8
-
-
-def test_what_each_step_costs_beside_its_images_does_not_decide() -> None:
-    """A slow update of the weights hides the difference in steps of few images."""
+@pytest.mark.parametrize(
+    ("least", "fixed", "full", "half", "images", "device", "name"),
+    [
+        (0.0, 0.04, 0.001, 0.0005, 64, "cpu", "bfloat16"),
+        (0.0, 0.04, 0.001, 0.0005, 8, "cpu", "float32"),  # the update of the weights hides it
+        (0.1, 0.0, 0.004, 0.001, 256, "cpu", "float32"),  # the launch of kernels does
+        (0.1, 0.0, 0.004, 0.001, 256, "cuda", "bfloat16"),
+    ],
+)
+def test_what_each_step_costs_beside_its_images_does_not_decide(
+    least: float, fixed: float, full: float, half: float, images: int, device: str, name: str
+) -> None:
+    """Steps grow to what the time allows; a GPU starts with more images."""
 
     def steps(name: str, batch: int) -> Iterator[float]:
         while True:
-            yield 0.04 + batch * (0.001 if name == "float32" else 0.0005)
+            yield max(least, fixed + batch * (full if name == "float32" else half))
 
-    assert faster(images_per_second(steps, "bfloat16", 64, 10.0)).name == "bfloat16"
-    assert faster(images_per_second(steps, "bfloat16", 8, 10.0)).name == "float32"
-
-
-def test_a_gpu_starts_with_as_many_images_as_hide_the_launch_of_its_kernels() -> None:
-    """Eight images take as long in any precision, and there was no time to find that out."""
-
-    def steps(name: str, batch: int) -> Iterator[float]:
-        while True:
-            yield max(0.1, batch * (0.004 if name == "float32" else 0.001))
-
-    cpu, gpu = (precision.fewest_images(torch.device(each)) for each in ("cpu", "cuda"))
-    assert faster(images_per_second(steps, "bfloat16", 256, 0.6, cpu)).name == "float32"
-    assert faster(images_per_second(steps, "bfloat16", 256, 0.6, gpu)).name == "bfloat16"
-    few = images_per_second(steps, "bfloat16", 16, 0.6, gpu)
-    assert few == pytest.approx({"float32": 160, "bfloat16": 160})
-
-
-@pytest.mark.parametrize(("ratio", "rounds"), [(2.0, 3), (0.5, 3), (1.1, 12), (1.2, 12)])
-def test_more_steps_are_measured_where_it_is_nearly_worth_it(ratio: float, rounds: int) -> None:
-    """The other programs of the machine slow single steps down, not the fastest of many."""
-    taken: list[str] = []
-
-    def steps(name: str, batch: int) -> Iterator[float]:
-        while True:
-            taken.append(name)
-            busy = 3.0 if len(taken) % 3 else 1.0
-            yield busy * batch * (0.001 * ratio if name == "float32" else 0.001)
-
-    rates = images_per_second(steps, "bfloat16", 8, 10.0)
-    assert len(taken) == 2 * (rounds + 2)  # with those that warm up and decide on the images
-    assert rates["bfloat16"] / rates["float32"] == pytest.approx(ratio)
+    fewest = precision.fewest_images(torch.device(device))
+    rates = images_per_second(steps, "bfloat16", images, 0.6 if least else 10.0, fewest)
+    assert faster(rates).name == name
 
 
 @pytest.mark.parametrize(
     ("ratio", "earlier", "name"),
     [
+        (1.2, "", "bfloat16"),
+        (1.1, "", "float32"),
         (1.12, "bfloat16", "bfloat16"),
         (1.2, "float32", "float32"),
-        (1.0, "bfloat16", "float32"),
         (1.3, "float32", "bfloat16"),
-        (1.2, "float16", "bfloat16"),
     ],
 )
-def test_an_earlier_choice_changes_only_with_clearly_other_rates(
+def test_bfloat16_is_chosen_only_where_it_is_clearly_faster(
     ratio: float, earlier: str, name: str
 ) -> None:
-    """A plan that is made again would otherwise have other weights because of the load."""
+    """The reason names the rates, and an earlier choice changes only with clearly other ones.
+
+    A plan that is made again would otherwise have other weights because of the load.
+    """
     found = faster({"float32": 1000.0, "bfloat16": 1000.0 * ratio}, earlier)
     assert found.name == name
+    assert f"1,000 images/s in float32, {1000 * ratio:,.0f} in bfloat16" in found.reason
     assert ("the earlier choice is kept" in found.reason) == (
         name == earlier and 1.05 < ratio < 1.26
     )
 
 
 @pytest.mark.usefixtures("_no_table")
-def test_measuring_again_knows_the_earlier_choice(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    """A new plan measures, compares with what is remembered, and remembers its own choice."""
-    earlier: list[str] = []
-
-    def choice(_: object, before: str) -> Precision:
-        earlier.append(before)
-        return Precision(name=["bfloat16", "float32"][len(earlier) - 1], reason="measured")
-
-    monkeypatch.setattr(precision, "faster", choice)
-    again = dataclasses.replace(chooser(tmp_path), again=True)
-    assert [again.choose(0.0).name for _ in range(2)] == ["bfloat16", "float32"]
-    assert earlier == ["", "bfloat16"]
-    assert chooser(tmp_path).choose().name == "float32"
-
-
-@pytest.mark.usefixtures("_no_table")
 def test_a_measurement_is_remembered_for_model_and_batch(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """Real steps are measured once; the model and the random numbers stay as they are."""
+    """Real steps are measured once; the model and the random numbers stay as they are.
+
+    A new plan measures again, knows the earlier choice, and remembers its own.
+    """
     first = chooser(tmp_path)
     weights = {name: value.clone() for name, value in first.model.state_dict().items()}
     numbers = torch.get_rng_state()
@@ -234,11 +165,22 @@ def test_a_measurement_is_remembered_for_model_and_batch(
     assert "images/s in float32" in found.reason
     assert torch.equal(torch.get_rng_state(), numbers)
     assert all(torch.equal(weights[k], value) for k, value in first.model.state_dict().items())
-    other = Precision(name="bfloat16", reason="measured again")
-    monkeypatch.setattr(precision, "faster", lambda *_: other)
+    earlier: list[str] = []
+
+    def choice(_: object, before: str) -> Precision:
+        earlier.append(before)
+        return Precision(name="bfloat16", reason="measured again")
+
+    monkeypatch.setattr(precision, "faster", choice)
     assert chooser(tmp_path).choose() == found
-    assert chooser(tmp_path, batch=5).choose(seconds=0.0) == other
-    assert chooser(None).choose(seconds=0.0) == other
+    for other in (
+        chooser(tmp_path, batch=5),
+        chooser(None),
+        replace(chooser(tmp_path), again=True),
+    ):
+        assert other.choose(0.0).reason == "measured again"
+    assert earlier == ["", "", found.name]
+    assert chooser(tmp_path).choose().name == "bfloat16"
 
 
 def test_a_device_with_little_memory_measures_fewer_images(
@@ -263,20 +205,15 @@ def test_a_device_with_little_memory_measures_fewer_images(
 
 
 def test_a_training_keeps_its_precision_and_a_replay_has_it(
-    make_job: MakeJob, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What was chosen is said once, stands in the result, and is not chosen again on resume."""
     chosen = Precision(name="bfloat16", reason="it was the faster one")
     monkeypatch.setattr(Chooser, "choose", lambda *_: chosen)
-    job = make_job(tmp_path / "training", training={"epochs": 1, "precision": "auto"})
-    events = EventWriter(job.folder / "events.jsonl")
-    result = Training(job, events).run()
+    job = make("training", training={"epochs": 1, "precision": "auto"})
+    result = trained(job)
     monkeypatch.setattr(Chooser, "choose", lambda *_: Precision(name="float32", reason="else"))
-    assert Training(job, events).precision == chosen
-    events.close()
-    notes = [e["message"] for e in read_events(job.folder / "events.jsonl") if e["kind"] == "note"]
-    assert notes == ["precision: bfloat16 (it was the faster one)"]
-    assert result.precision == "bfloat16"
+    assert opened(job).precision == chosen
+    assert said(job, "note") == ["precision: bfloat16 (it was the faster one)"]
     replay = launching.replayable(job.config, result)
-    assert replay.training.precision == "bfloat16"
-    assert replay.training.compile is False
+    assert (replay.training.precision, replay.training.compile) == ("bfloat16", False)
