@@ -11,7 +11,7 @@ from torchvision.transforms import RandAugment, TrivialAugmentWide
 from torchvision.transforms import functional as reference
 from torchvision.transforms.functional import InterpolationMode
 
-from patchline.plugins.augmentations import operations, policy_module
+from patchline.plugins.augmentations import operations
 from patchline.plugins.augmentations.policy_module import (
     BINS,
     OPERATIONS,
@@ -35,8 +35,7 @@ def _difference(ours: Pixels, theirs_CHW: torch.Tensor) -> Any:
     return np.abs(ours.astype(int) - theirs_CHW.permute(1, 2, 0).numpy().astype(int))
 
 
-@pytest.mark.parametrize("channels", [1, 3])
-@pytest.mark.parametrize("factor", [0.1, 0.7, 1.0, 1.9])
+@pytest.mark.parametrize(("factor", "channels"), [(0.1, 1), (0.7, 3), (1.9, 3)])
 @pytest.mark.parametrize(
     ("name", "theirs"),
     [
@@ -56,7 +55,9 @@ def test_enhancements(name: str, theirs: Any, factor: float, channels: int) -> N
 @pytest.mark.parametrize("channels", [1, 3])
 def test_tables(channels: int) -> None:
     """Posterize, solarize, autocontrast and equalize agree, the last two to one level."""
-    photo = _photo(channels)
+    photo, flat = _photo(channels), np.full((SIDE, SIDE, 3), 77, np.uint8)
+    assert np.array_equal(operations.autocontrast(flat), flat)
+    assert np.array_equal(operations.equalize(flat), flat)
     image = torch.from_numpy(photo).permute(2, 0, 1)
     for bits in (8, 5, 2):
         assert not _difference(
@@ -67,13 +68,6 @@ def test_tables(channels: int) -> None:
         assert not _difference(operations.solarize(photo, threshold), expected).any()
     assert _difference(operations.autocontrast(photo), reference.autocontrast(image)).max() <= 1
     assert _difference(operations.equalize(photo), reference.equalize(image)).max() <= 1
-
-
-def test_an_image_of_one_value_survives() -> None:
-    """Autocontrast and equalize leave an image without contrast as it is."""
-    flat = np.full((SIDE, SIDE, 3), 77, np.uint8)
-    assert np.array_equal(operations.autocontrast(flat), flat)
-    assert np.array_equal(operations.equalize(flat), flat)
 
 
 @pytest.mark.parametrize("channels", [1, 3])
@@ -127,13 +121,3 @@ def test_magnitudes_are_those_of_torchvision(policy: str) -> None:
             assert value == pytest.approx(float(magnitudes[magnitude]), abs=1e-4), name
             opposite: Any = step_of(name, magnitude, ranges, negative=True)
             assert (opposite.keywords == step.keywords) == (not signed or magnitude == 0)
-
-
-def test_every_operation_is_chosen_equally_often() -> None:
-    """Over many images each of the fourteen operations occurs about as often as the others."""
-    transform = policy_module.RandomOperations(randaugment_ranges(8, 8), num_ops=2, magnitude=10)
-    steps = [step for _ in range(1400) for step in transform.get_params()["steps"]]
-    names = [step.func.__name__ if hasattr(step, "func") else str(step) for step in steps]
-    counts = [names.count(name) for name in set(names)]
-    assert len(counts) == 14
-    assert 140 < min(counts) <= max(counts) < 260

@@ -22,7 +22,7 @@ from torchvision.transforms.v2.functional import (
 from patchline.pipeline.config import PluginChoice
 from patchline.pipeline.data.batches.augmentation import SeededAugmentation
 from patchline.pipeline.data.batches.counter_random import CounterRandom
-from patchline.plugin_api import DataTraits, ImageSpec, PluginConfig
+from patchline.plugin_api import DataTraits, PluginConfig
 from patchline.plugins.augmentations.affine_module import (
     as_bytes,
     as_floats,
@@ -33,12 +33,13 @@ from patchline.plugins.augmentations.affine_module import (
     moved_in_turn,
     placements,
 )
-from patchline.plugins.augmentations.batch_module import erase, flip_and_crop
+from patchline.plugins.augmentations.batch_module import erase
 from patchline.plugins.augmentations.crop_and_flip import CropAndFlipConfig
 from patchline.plugins.augmentations.light import LightConfig
 from patchline.plugins.augmentations.resized_crop import ResizedCropConfig
 from patchline.plugins.augmentations.resized_crop_module import enlarged, recolored, windows
 from tests.conftest import draw_photo
+from tests.plugins.model_parity import image_spec
 
 Pixels = np.ndarray[Any, np.dtype[np.uint8]]
 STILL: dict[str, Any] = {"shift": 0, "scale": 0, "rotation": 0, "brightness": 0}
@@ -50,17 +51,8 @@ def _photo(channels: int) -> Pixels:
 
 
 def _augmentation(name: str, channels: int = 3, **settings: Any) -> SeededAugmentation:
-    image = ImageSpec.model_validate(
-        {
-            "channels": channels,
-            "height": 24,
-            "width": 24,
-            "mean": (0.5,) * channels,
-            "std": (0.25,) * channels,
-            "resize": "crop",
-        }
-    )
-    return SeededAugmentation(PluginChoice.model_validate({"name": name, **settings}), image, 0)
+    choice = PluginChoice.model_validate({"name": name, **settings})
+    return SeededAugmentation(choice, image_spec(24, channels=channels), 0)
 
 
 @pytest.mark.parametrize("symmetric", [True, False])
@@ -91,30 +83,11 @@ def test_images_are_mirrored_where_the_data_allows_it(
     assert 15 <= mirrored <= 45 if symmetric else mirrored == 0
 
 
-def test_a_choice_beats_the_data() -> None:
-    """A mirror setting that the user made stays, whatever the data says."""
-    traits = DataTraits(channels=3, height=24, width=24, num_classes=2, mirror_symmetric=False)
-    assert LightConfig(horizontal_flip=True).resolved_for(traits).horizontal_flip is True
-
-
-def test_settings_reach_the_pixels() -> None:
-    """With a shift alone, the image is displaced by at most that share of its side."""
-    augment = _augmentation("light", horizontal_flip=False, **(STILL | {"shift": 0.25}))
-    dot = np.zeros((24, 24, 3), np.uint8)
-    dot[11:13, 11:13] = 255
-    centres = np.array(
-        [np.argwhere(augment(dot, epoch, 5)[:, :, 0] > 60).mean(axis=0) for epoch in range(40)]
-    )
-    farthest = np.abs(centres - 11.5).max(axis=0)
-    assert (farthest <= 0.25 * 24 + 0.75).all()
-    assert (farthest > 0.15 * 24).all()
-
-
-@pytest.mark.parametrize(("height", "width", "channels"), [(24, 24, 3), (16, 40, 1), (1, 8, 1)])
+@pytest.mark.parametrize(("height", "width", "channels"), [(16, 40, 3), (1, 8, 1)])
 def test_images_are_moved_as_scipy_moves_them(height: int, width: int, channels: int) -> None:
     """The same shift, angle, scale and mirroring, with linear interpolation and reflection."""
-    rows = torch.arange(40)
-    images_BCHW = torch.rand(40, channels, height, width) * 255
+    rows = torch.arange(24)
+    images_BCHW = torch.rand(24, channels, height, width) * 255
     settings = {"shift": 0.2, "scale": 0.3, "rotation": 40.0}
     random = CounterRandom(0, 0, rows)
     found_BCHW = moved(images_BCHW, placements(random, (height, width), flip=True, **settings))
@@ -126,9 +99,9 @@ def test_images_are_moved_as_scipy_moves_them(height: int, width: int, channels:
         for side in (width, height)
     )
     mirrored_B = random.integers(0, 2).tolist()
-    assert 10 < sum(mirrored_B) < 30
+    assert 6 < sum(mirrored_B) < 18
     middle = np.array([height - 1, width - 1]) / 2
-    for row in range(40):
+    for row in range(24):
         cos, sin = math.cos(angles_B[row]), math.sin(angles_B[row])
         across, down = scales_B2[row]
         scaled = np.diag([down, -across if mirrored_B[row] else across])
@@ -171,27 +144,15 @@ def test_half_of_the_images_get_another_light() -> None:
     assert not added_B[~changed_B].abs().max() > 1e-3
 
 
-@pytest.mark.parametrize("channels", [1, 3])
-def test_standard_shows_windows_of_the_reflected_image(channels: int) -> None:
+def test_standard_shows_windows_of_the_reflected_image() -> None:
     """Each result is a crop of the padded image, mirrored or not; all of them occur."""
-    augment = _augmentation("standard", channels, horizontal_flip=True, pad=1 / 24)
-    photo = _photo(channels)
+    augment, photo = _augmentation("standard", horizontal_flip=True, pad=1 / 24), _photo(3)
     padded = np.pad(photo, ((1, 1), (1, 1), (0, 0)), mode="reflect")
     windows = [padded[y : y + 24, x : x + 24] for y in range(3) for x in range(3)]
     windows += [window[:, ::-1] for window in windows]
     possible = {window.tobytes() for window in windows}
-    seen = {augment(photo, epoch, 5).tobytes() for epoch in range(200)}
+    seen = {augment(photo, epoch, 5).tobytes() for epoch in range(160)}
     assert seen == possible
-
-
-def test_standard_pads_as_a_fraction_of_each_side() -> None:
-    """An image that is not square is padded by more pixels along its longer side."""
-    images = torch.arange(16 * 48).view(1, 16, 48, 1).expand(300, -1, -1, -1).contiguous()
-    random = CounterRandom(0, 0, torch.arange(300))
-    cropped = flip_and_crop(images, random, flip=False, alternate=False, pad=0.125)
-    at_centre = cropped[:, 8, 24, 0]
-    assert set((at_centre // 48 - 8).tolist()) == set(range(-2, 3))
-    assert set((at_centre % 48 - 24).tolist()) == set(range(-6, 7))
 
 
 def test_alternating_flips_show_both_sides_in_any_two_epochs() -> None:
@@ -227,7 +188,7 @@ def test_erasing_replaces_one_rectangle_by_noise() -> None:
         assert box.float().std() > 40
 
 
-@pytest.mark.parametrize(("height", "width", "channels"), [(24, 24, 3), (16, 40, 1), (1, 8, 1)])
+@pytest.mark.parametrize(("height", "width", "channels"), [(16, 40, 3), (1, 8, 1)])
 def test_windows_are_enlarged_as_by_torchvision(height: int, width: int, channels: int) -> None:
     """Pixels are interpolated linearly within the window; half of the images are mirrored."""
     rows = torch.arange(40)
@@ -251,26 +212,16 @@ def test_windows_have_the_areas_ratios_and_places_of_the_settings() -> None:
     """Within the image, from the smallest area to all of it, as often tall as wide."""
     random = CounterRandom(0, 0, torch.arange(4000))
     found = windows((96, 96), random, smallest_area=0.2, largest_ratio=4 / 3)
-    top, left, height, width = found.unbind(1)
+    top, _, height, width = found.unbind(1)
     assert (found[:, :2] >= 0).all()
-    assert (top + height <= 96).all()
-    assert (left + width <= 96).all()
+    assert (found[:, :2] + found[:, 2:] <= 96).all()
     area, ratio = height * width / 96**2, width / height
     assert 0.19 < float(area.min()) < 0.23
     assert 0.95 < float(area.max()) <= 1
-    assert float(area.mean()) == pytest.approx(0.57, abs=0.03)
     assert 0.73 < float(ratio.min()) < 0.77
-    assert 1.3 < float(ratio.max()) < 1.36
     assert 0.47 < float((ratio > 1).float().mean()) < 0.53
     small = height < 60
     assert float((top / (96 - height))[small].mean()) == pytest.approx(0.5, abs=0.05)
-
-
-def test_a_window_that_never_fits_shows_the_whole_image() -> None:
-    """Of a wide image, nearly all as a square does not exist."""
-    random = CounterRandom(0, 0, torch.arange(200))
-    found = windows((20, 200), random, smallest_area=0.95, largest_ratio=1.0)
-    assert found.tolist() == [[0, 0, 20, 200]] * 200
 
 
 @pytest.mark.parametrize("channels", [1, 3])

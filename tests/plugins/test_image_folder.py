@@ -1,4 +1,4 @@
-"""Folders that are easily misread: links, empty and closed folders, classes named like splits."""
+"""Folders of class folders: labels, splits, links, empty and closed folders, and names."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -15,27 +14,16 @@ from patchline.pipeline.errors import DataError
 from patchline.pipeline.prediction.image_files import find_images
 from patchline.plugin_api import ImageListing, ListedImage, SourceContext
 from patchline.plugins.data_sources.image_folder import ImageFolder, ImageFolderConfig
-from tests.conftest import write_photos
+from tests.plugins.listings import touched
 
 RUN = "0123456789abcdef" * 2
 
 
-def make(root: Path, *files: str) -> Path:
-    """Write empty files, and empty folders where a path ends in a slash."""
-    for file in files:
-        path = root / file
-        if file.endswith("/"):
-            path.mkdir(parents=True)
-        else:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.touch()
-    return root
-
-
-def listing(root: Path, *, split_folders: bool | None = None) -> ImageListing:
+def listing(root: Path | None, *, split_folders: bool | None = None) -> ImageListing:
     """Return what the source lists."""
     config = ImageFolderConfig(split_folders=split_folders)
-    return ImageFolder(config, SourceContext(str(root), root)).list_images()
+    context = SourceContext(None if root is None else str(root), Path("work"))
+    return ImageFolder(config, context).list_images()
 
 
 def labels(root: Path, *, split_folders: bool | None = None) -> set[tuple[str, str | None]]:
@@ -46,8 +34,8 @@ def labels(root: Path, *, split_folders: bool | None = None) -> set[tuple[str, s
 
 def test_links_are_followed_but_not_in_a_circle(tmp_path: Path) -> None:
     """Linked class folders and linked folders inside belong to the data; a way back does not."""
-    make(tmp_path / "elsewhere", "roses/1.png", "roses/deep/2.png", "more/3.png", "4.png")
-    root = make(tmp_path / "data", "tulip/5.png")
+    touched(tmp_path / "elsewhere", "roses/1.png", "roses/deep/2.png", "more/3.png", "4.png")
+    root = touched(tmp_path / "data", "tulip/5.png")
     (root / "rose").symlink_to(tmp_path / "elsewhere/roses")
     (root / "tulip/more").symlink_to(tmp_path / "elsewhere/more")
     (root / "tulip/4.png").symlink_to(tmp_path / "elsewhere/4.png")
@@ -61,7 +49,7 @@ def test_links_are_followed_but_not_in_a_circle(tmp_path: Path) -> None:
 
 def test_link_to_a_folder_that_is_gone_is_refused(tmp_path: Path) -> None:
     """A class behind a link that leads nowhere does not vanish; a broken link to a file may."""
-    root = make(tmp_path / "data", "tulip/1.png", "lily/1.png")
+    root = touched(tmp_path / "data", "tulip/1.png", "lily/1.png")
     (root / "rose").symlink_to(tmp_path / "unmounted")
     with pytest.raises(DataError, match=r"data/rose is a link to .*unmounted, which is not there"):
         listing(root)
@@ -72,44 +60,69 @@ def test_link_to_a_folder_that_is_gone_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize("prefix", ["", "train/"])
 def test_empty_class_folders_are_named(tmp_path: Path, prefix: str) -> None:
     """A class folder with no file, or with hidden ones alone, is not passed over in silence."""
-    root = make(tmp_path, *(f"{prefix}{name}" for name in ("a/1.png", "b/1.png", "c/d/", "e/.x")))
+    root = touched(
+        tmp_path, *(f"{prefix}{name}" for name in ("a/1.png", "b/1.png", "c/d/", "e/.x"))
+    )
     assert listing(root).empty_classes == [f"{prefix}c", f"{prefix}e"]
 
 
 def test_folders_of_a_split_in_another_keep_their_paths(tmp_path: Path) -> None:
     """Where a split holds one more folder for itself, its classes are found, also empty ones."""
     prefix = "seg_train/seg_train"
-    root = make(tmp_path, f"{prefix}/a/1.png", f"{prefix}/b/1.png", f"{prefix}/c/")
+    root = touched(tmp_path, f"{prefix}/a/1.png", f"{prefix}/b/1.png", f"{prefix}/c/")
     (root / prefix / "b/again").symlink_to(root / prefix)
     found = listing(root)
     assert {image.path for image in found.images} == {f"{prefix}/a/1.png", f"{prefix}/b/1.png"}
     assert found.empty_classes == [f"{prefix}/c"]
 
 
-CLASSES = {("train", None), ("car", None), ("plane", None)}
+def test_every_file_below_a_class_folder_has_its_name_as_label(tmp_path: Path) -> None:
+    """However deep it lies, in the order of the names, but for hidden files and folders."""
+    names = ["dog/b.jpg", "cat/10.jpg", "cat/indoor/old/2.png"]
+    hidden = [".DS_Store", "cat/.DS_Store", "cat/.cache/1.jpg", ".git/objects/1.jpg"]
+    first = listing(touched(tmp_path / "my flowers (new)", *names, *hidden, "readme.txt"))
+    assert {image.path: image.label for image in first.images} == {
+        "cat/10.jpg": "cat", "cat/indoor/old/2.png": "cat", "dog/b.jpg": "dog", "readme.txt": ""
+    }  # fmt: skip
+    assert first.name == "my-flowers-new"
+    assert first.images == listing(touched(tmp_path / "花", "readme.txt", *names[::-1])).images
+    assert listing(tmp_path / "花").name == "images"
+
+
+def test_refuses_what_is_no_folder_of_classes(tmp_path: Path) -> None:
+    """A missing path, a file and a folder without classes are each refused in a sentence."""
+    touched(tmp_path, "one.jpg", "packed/a.tar", "empty/")
+    for path, words in (
+        (None, r"data\.path is missing"),
+        (tmp_path / "nowhere", r"There is no folder .*nowhere"),
+        (tmp_path / "one.jpg", r"one\.jpg is not a folder"),
+        (tmp_path / "empty", r"has no class folder"),
+        (tmp_path / "packed", r"has no class folder .*, but 'a\.tar'\. To read"),
+    ):
+        with pytest.raises(DataError, match=words):
+            listing(path)
+
+
 SPLITS = {("cat", "train"), ("dog", "train")}
 
 
 @pytest.mark.parametrize(
     ("files", "expected"),
     [
-        (["train/1.png", "car/1.png", "plane/1.png"], CLASSES),
-        (["train/1.png", "train/old/2.png", "car/1.png", "plane/1.png"], CLASSES),
-        (["train/1.png", "test/1.png", "car/1.png", "plane/1.png"], {*CLASSES, ("test", None)}),
-        (["train/cat/1.png", "train/dog/1.png"], SPLITS),
-        (["train/cat/1.png", "train/dog/1.png", "test/cat/1.png"], {*SPLITS, ("cat", "test")}),
+        (["train/1.png", "train/old/2.png", "test/1.png", "car/1.png", "plane/1.png"],
+         {(name, None) for name in ("train", "test", "car", "plane")}),
+        (["Train/cat/1.png", "Train/dog/1.png", "TESTING/cat/1.png"], {*SPLITS, ("cat", "test")}),
+        (["training/cat/1.png", "training/dog/1.png", "valid/cat/1.png"],
+         {*SPLITS, ("cat", "validation")}),
+        (["test/1.png", "control/1.png"], {("test", None), ("control", None)}),
+        (["train/cat/1.png", "train/dog/1.png", "train/stray.png"], {*SPLITS, ("", None)}),
         (
             ["train/cat/1.png", "train/dog/1.png", "test/cat/1.png", "more/1.png"],
             {*SPLITS, ("cat", "test"), ("", None)},
         ),
-        (["train/cat/1.png", "train/dog/1.png", "test/1.png"], {*SPLITS, ("", None)}),
-        (
-            ["seg_train/cat/1.png", "seg_train/dog/1.png", "test_images/cat/1.png"],
-            {*SPLITS, ("cat", "test")},
-        ),
         (
             ["seg_train/seg_train/cat/1.png", "seg_train/seg_train/dog/1.png",
-             "seg_test/test/cat/1.png", "seg_pred/seg_pred/1.png"],
+             "test_images/test/cat/1.png", "seg_pred/seg_pred/1.png"],
             {*SPLITS, ("cat", "test"), ("", None)},
         ),
         (["train/train/1.png", "train/train/deep/2.png", "test/train/1.png", "test/car/1.png"],
@@ -125,7 +138,7 @@ def test_splits_are_told_from_classes_of_the_same_name(
     tmp_path: Path, files: list[str], expected: set[tuple[str, str | None]]
 ) -> None:
     """A folder named train is a split only if it holds class folders and nothing speaks against."""
-    assert labels(make(tmp_path, *files)) == expected
+    assert labels(touched(tmp_path, *files)) == expected
 
 
 @pytest.mark.parametrize(
@@ -146,7 +159,7 @@ def test_what_nobody_can_know_is_asked(
     as_class: set[tuple[str, str | None]],
 ) -> None:
     """Where train may be either, the sentence names the setting, and the setting decides."""
-    root = make(tmp_path, *files)
+    root = touched(tmp_path, *files)
     with pytest.raises(
         DataError, match=r"'train' in .* may be a split or a class: .*split_folders"
     ):
@@ -162,58 +175,34 @@ def test_what_nobody_can_know_is_asked(
         ([f"mlruns/1/{RUN}/artifacts/a.png", "mlruns/1/models/m-1/artifacts/x"], False),
         ([f"mlartifacts/0/{RUN}/artifacts/a.png", "mlruns/", "mlflow.db", "mlflow.db-wal"], False),
         ([f"runs of mlflow/123456789012345678/{RUN}/a.png"], False),
-        (["mlruns/1.png"], True),
         (["mlruns/1/1.png"], True),
         ([f"mlruns/1/{RUN}/artifacts/a.png", "mlruns/own.png"], True),
     ],
 )
 def test_artifacts_of_mlflow_are_no_class(tmp_path: Path, files: list[str], is_class: bool) -> None:
     """What MLflow keeps beside the images is not data; a class with the same name is."""
-    root = make(tmp_path, "cat/1.png", "dog/1.png", *files)
+    root = touched(tmp_path, "cat/1.png", "dog/1.png", *files)
     found = listing(root)
     assert ({image.label for image in found.images} == {"cat", "dog"}) is not is_class
     assert found.empty_classes == []
 
 
-@pytest.fixture
-def closed_folder(tmp_path: Path) -> Iterator[Path]:
-    """Return a folder of photos with one folder below that its owner may not open."""
-    root = write_photos(tmp_path / "photos", classes=3, images=6)
-    closed = root / "down" / "deeper"
-    closed.mkdir()
-    closed.chmod(0)
-    yield root
-    closed.chmod(0o700)
-
-
-def _without_privileges() -> list[str]:
-    """Return what makes a command of root keep to permissions; nothing for anybody else."""
-    if os.geteuid() != 0:
-        return []
-    setpriv = shutil.which("setpriv")
-    if setpriv is None:
-        pytest.skip("root opens every folder, and there is no setpriv to prevent it")
-    return [setpriv, "--bounding-set", "-dac_override,-dac_read_search"]
-
-
-@pytest.mark.slow
-def test_closed_folder_ends_the_command(closed_folder: Path, tmp_path: Path) -> None:
+@pytest.mark.slow  # a process that keeps to permissions
+def test_a_closed_folder_ends_the_command(tmp_path: Path) -> None:
     """A folder that cannot be opened is answered with its name and exit code 2, at any depth."""
+    closed = touched(tmp_path, "photos/rose/1.png", "photos/tulip/deeper/") / "photos/tulip/deeper"
+    command = [sys.executable, "-m", "patchline.flows.command_line", "run", "photos"]
+    if os.geteuid() == 0:
+        setpriv = shutil.which("setpriv")
+        if setpriv is None:
+            pytest.skip("root opens every folder, and there is no setpriv to prevent it")
+        command = [setpriv, "--bounding-set", "-dac_override,-dac_read_search", *command]
+    closed.chmod(0)
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
     done = subprocess.run(
-        [
-            *_without_privileges(),
-            sys.executable,
-            "-m",
-            "patchline.flows.command_line",
-            "run",
-            "photos",
-        ],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
-        capture_output=True,
-        text=True,
-        check=False,
+        command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
     )
+    closed.chmod(0o700)
     assert done.returncode == 2, done.stderr
-    assert f"{closed_folder}/down/deeper cannot be opened (Permission denied)" in done.stderr
+    assert f"{closed} cannot be opened (Permission denied)" in done.stderr
     assert not (tmp_path / "mlflow.db").exists()

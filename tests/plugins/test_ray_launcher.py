@@ -48,14 +48,6 @@ def test_a_cluster_that_is_not_there_is_an_error_of_the_user(tmp_path: Path) -> 
     assert [each for each in left if any("ray_driver" in word for word in each)] == []
 
 
-def test_settings_are_checked_when_the_config_is_read(tmp_path: Path) -> None:
-    """An unknown or impossible setting is an error before anything starts."""
-    for wrong, words in (({"adress": "a"}, "address"), ({"nodes": 0}, "nodes")):
-        choice = PluginChoice.model_validate({"name": "ray", **wrong})
-        with pytest.raises(ConfigError, match=words):
-            built_launcher(choice, tmp_path)
-
-
 def test_no_secret_goes_to_the_nodes() -> None:
     """Only variables that workers read do, and where an object store is."""
     secrets = ("PATCHLINE_SERVE_TOKEN", "PATCHLINE_WEBHOOK", "PATCHLINE_SERVER_SECRET")

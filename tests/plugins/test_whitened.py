@@ -9,19 +9,16 @@ import pytest
 import torch
 from torch.nn import functional
 
-from patchline.pipeline.config import ModelChoice
 from patchline.pipeline.errors import ConfigError
-from patchline.pipeline.models.model_building import build_model, build_on_meta
 from patchline.pipeline.plugin_system.plugin_loader import load_patch_embedding
 from patchline.pipeline.training.start.initial_model import initialise_from_images
-from patchline.plugin_api import DataTraits, ImageSpec, PatchEmbeddingContext
+from patchline.plugin_api import PatchEmbeddingContext
 from patchline.plugins.patch_embeddings.whitened_module import (
     WhitenedStem,
     early_widths,
     stage_widths,
 )
-
-_SPEC = ImageSpec(channels=3, height=32, width=32, mean=(0.5,) * 3, std=(0.2,) * 3, resize="crop")
+from tests.plugins.model_parity import image_spec
 
 
 def _stem(
@@ -44,8 +41,7 @@ def _smooth_images(count: int, channels: int) -> torch.Tensor:
     return 2 * smooth + smooth.mean(dim=1, keepdim=True)
 
 
-@pytest.mark.parametrize("mirrored", [False, True])
-@pytest.mark.parametrize("channels", [1, 3])
+@pytest.mark.parametrize(("channels", "mirrored"), [(1, False), (3, True)])
 def test_the_filters_whiten_the_images(channels: int, *, mirrored: bool) -> None:
     """Responses to the images are uncorrelated with variance near 1; the second half negates."""
     stem = _stem(channels, settings={"mirror_equivariant": mirrored})
@@ -65,26 +61,14 @@ def test_the_filters_whiten_the_images(channels: int, *, mirrored: bool) -> None
     assert off_diagonal.abs().max() < 1e-3
 
 
-def test_the_filters_are_not_trained() -> None:
-    """The filters are a buffer: saved with the weights, without a gradient."""
-    stem = _stem()
-    assert "whitening" in stem.state_dict()
-    assert "whitening" not in dict(stem.named_parameters())
-
-
 def test_the_widths_grow_to_the_embedding() -> None:
-    """The widths are 48, 96 and 128 for D = 128; deeper stems begin narrower, at least 8."""
+    """The widths are 48, 96 and 128 for D = 128; deeper stems begin narrower."""
     assert stage_widths(2, 128) == (48, 96, 128)
     assert stage_widths(4, 128) == (16, 24, 48, 96, 128)
     assert stage_widths(5, 16)[0] == 8
     assert stage_widths(2, 128, factor=2.0) == (96, 192, 128)
-
-
-def test_early_pooling_ends_at_the_embedding_sooner() -> None:
-    """The widths are 64, 256 and 256 for D = 256; the last two are the embedding's."""
     assert early_widths(3, 256) == (64, 256, 256)
     assert early_widths(4, 128) == (16, 32, 128, 128)
-    assert early_widths(2, 256) == (64, 256)
     assert early_widths(3, 256, factor=0.5) == (32, 128, 256)
 
 
@@ -105,8 +89,9 @@ def test_early_pooling_comes_before_norm_and_activation() -> None:
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("early", [False, True])
-@pytest.mark.parametrize(("channels", "side"), [(1, 28), (3, 24), (3, 32), (3, 37)])
+@pytest.mark.parametrize(
+    ("channels", "side", "early"), [(1, 28, False), (3, 32, True), (3, 37, True)]
+)
 def test_mirroring_the_image_reverses_the_columns_of_tokens(
     channels: int, side: int, *, early: bool
 ) -> None:
@@ -120,68 +105,6 @@ def test_mirroring_the_image_reverses_the_columns_of_tokens(
     assert (reversed_maps - maps).abs().max() > 0.1  # the images are not symmetric themselves
     upside_down = stem(images.flip(-2)).tokens_BND.unflatten(1, stem.grid).flip(1)
     assert (upside_down - maps).abs().max() > 0.1
-
-
-def test_a_mirrored_stem_is_the_network_of_its_pairs_of_filters() -> None:
-    """Ordinary layers with each filter and its mirror image as weights compute the same tokens."""
-    stem = _mirrored(3, 32, early=True)
-    images = torch.randn(2, 3, 32, 32)
-    expected = functional.gelu(functional.conv2d(images, stem.whitening))
-    partners = list(range(6)) + list(range(18, 24)) + list(range(12, 18)) + list(range(6, 12))
-    for number, layers in enumerate(stem.stages):
-        convolution, norm = layers[0], layers[-2].norm  # type: ignore[index]  # a Sequential each
-        weight = convolution.weight
-        both = torch.cat((weight, weight[:, partners].flip(-1)))
-        expected = functional.conv2d(expected, both, padding=1)
-        expected = functional.max_pool2d(expected, 3, stride=2) if number % 2 == 0 else expected
-        mean, variance, gain, shift = (
-            each.repeat(2) for each in (norm.running_mean, norm.running_var, norm.weight, norm.bias)
-        )
-        expected = functional.batch_norm(expected, mean, variance, gain, shift)
-        expected = functional.gelu(expected)
-        half = len(weight)
-        partners = [*range(half, 2 * half), *range(half)]
-    first, second = expected.chunk(2, dim=1)
-    larger, smaller = (
-        torch.where(first > second, first, second),
-        torch.where(first > second, second, first),
-    )
-    found = stem(images).tokens_BND.transpose(1, 2).unflatten(2, (3, 3))
-    torch.testing.assert_close(found, torch.cat((larger, smaller), 1), rtol=1e-4, atol=1e-4)
-
-
-def test_a_model_without_positions_predicts_the_mirror_image_alike() -> None:
-    """With averaged tokens and no positions, a whole ViT gives both the same logits."""
-    model = build_model(
-        ModelChoice.model_validate(
-            {
-                "name": "vit",
-                "depth": 1,
-                "pooling": "average",
-                "positions": "none",
-                "patch_embedding": {"name": "whitened", "mirror_equivariant": True},
-            }
-        ),
-        _SPEC,
-        num_classes=5,
-    ).eval()
-    images = torch.randn(3, 3, 32, 32)
-    logits = model(images)
-    torch.testing.assert_close(model(images.flip(-1)), logits, rtol=1e-4, atol=1e-5)
-    assert (model(images.flip(-2)) - logits).abs().max() > 1e-3
-
-
-def test_the_cost_of_mirrored_filters_is_counted_without_building_them() -> None:
-    """Half the parameters of the convolutions, on a device that holds no values."""
-    counts = []
-    for mirrored in (False, True):
-        embedding = {"name": "whitened", "mirror_equivariant": mirrored}
-        choice = ModelChoice.model_validate({"name": "vit", "patch_embedding": embedding})
-        model = build_on_meta(choice, _SPEC, num_classes=5)
-        stem = model.get_submodule("patch_embedding")
-        weights = [each for each in stem.parameters() if each.ndim == 4]
-        counts.append(sum(each.numel() for each in weights))
-    assert counts[0] == 2 * counts[1] > 0
 
 
 def test_mirrored_filters_need_an_even_dimension() -> None:
@@ -209,14 +132,6 @@ def _mirrored(channels: int, side: int, *, early: bool) -> WhitenedStem:
     return stem.eval()
 
 
-def test_a_convolution_begins_by_passing_channels_on() -> None:
-    """At the start the first half of the filters of a 3x3 convolution copy their channel."""
-    convolution: Any = _stem().stages[0][0]  # type: ignore[index]  # a Sequential in a Sequential
-    features = torch.randn(1, convolution.in_channels, 5, 5)
-    copied = convolution(features)[:, : convolution.out_channels // 2]
-    assert torch.allclose(copied, features[:, : copied.shape[1]], atol=1e-6)
-
-
 def test_training_initialises_from_training_images_alone() -> None:
     """The same seed and rows give the same filters; other images are not looked at."""
     images = (_smooth_images(60, 3).permute(0, 2, 3, 1) * 40 + 128).clip(0, 255).byte().numpy()
@@ -225,22 +140,7 @@ def test_training_initialises_from_training_images_alone() -> None:
     for others in (0, 255):
         images[40:] = others
         model = torch.nn.Sequential(_stem())
-        initialise_from_images(model, images, rows, _SPEC, seed=3)
+        initialise_from_images(model, images, rows, image_spec(), seed=3)
         filters.append(model.state_dict()["0.whitening"].clone())
     assert torch.equal(filters[0], filters[1])
     assert not torch.equal(filters[0], _stem().whitening)
-
-
-@pytest.mark.parametrize(
-    ("side", "halvings", "remedy"), [(4, None, "at least 5"), (8, 2, "at most 1")]
-)
-def test_an_image_that_is_too_small_is_refused(
-    side: int, halvings: int | None, remedy: str
-) -> None:
-    """The sentence names the remedy."""
-    traits = DataTraits(3, side, side, num_classes=2, mirror_symmetric=True)
-    config = load_patch_embedding("whitened").config_class.model_validate(
-        {"num_halvings": halvings}
-    )
-    with pytest.raises(ConfigError, match=remedy):
-        config.resolved_for(traits)

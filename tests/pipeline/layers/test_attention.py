@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import pytest
 import torch
 from torch import nn
@@ -11,7 +9,6 @@ from torch.nn import functional
 
 from patchline.pipeline.layers.attention import (
     LONGEST_STORED,
-    AttentionValues,
     MultiHeadSelfAttention,
     explicit_attention,
     fused_attention,
@@ -139,67 +136,3 @@ def test_bfloat16_drops_attention_in_training_alone(autocast: bool) -> None:
         torch.testing.assert_close(layer(tokens_BND), layer(tokens_BND))
         layer.train()
         assert (layer(tokens_BND) - layer(tokens_BND)).abs().max() > 1e-2
-
-
-@torch.no_grad()
-def test_a_forbidden_token_has_no_weight() -> None:
-    """Where a token may not look, its score is minus infinity and its weight zero."""
-    torch.manual_seed(2)
-    values = explicit_attention(*torch.randn(3, B, H, N, D // H), attn_mask=_forbidden("itself"))
-    itself_NN = torch.eye(N, dtype=torch.bool)
-    assert (values.scores_BHNN[..., itself_NN] == float("-inf")).all()
-    assert (values.weights_BHNN[..., itself_NN] == 0).all()
-    assert (values.weights_BHNN[..., ~itself_NN] > 0).all()
-    torch.testing.assert_close(values.weights_BHNN.sum(-1), torch.ones(B, H, N))
-
-
-@torch.no_grad()
-def test_an_observer_sees_everything_and_changes_nothing() -> None:
-    """Whoever observes is shown scores, weights and mixtures that lead to the very answer."""
-    layer, tokens_BND = _attention().eval(), _tokens()
-    expected = layer(tokens_BND)
-    seen: list[AttentionValues] = []
-    layer.observer = seen.append
-    torch.testing.assert_close(layer(tokens_BND), expected, atol=1e-5, rtol=0)
-    (values,) = seen
-    scores_BHNN = torch.einsum("bhid,bhjd->bhij", values.query_BHNd, values.key_BHNd)
-    torch.testing.assert_close(values.scores_BHNN, scores_BHNN / math.sqrt(D // H))
-    torch.testing.assert_close(values.weights_BHNN, values.scores_BHNN.softmax(-1))
-    torch.testing.assert_close(values.mixed_BHNd, values.weights_BHNN @ values.value_BHNd)
-    mixed_BND = values.mixed_BHNd.transpose(1, 2).reshape(B, N, D)
-    torch.testing.assert_close(layer.projection(mixed_BND), expected, atol=1e-5, rtol=0)
-
-
-@torch.no_grad()
-def test_the_observed_path_drops_attention_in_training_alone() -> None:
-    """Under an observer dropout acts as it does in the fused kernel, after the weights."""
-    layer, tokens_BND = _attention(dropout=0.5), _tokens()
-    seen: list[AttentionValues] = []
-    layer.observer = seen.append
-    layer.eval()
-    torch.testing.assert_close(layer(tokens_BND), layer(tokens_BND))
-    layer.train()
-    assert (layer(tokens_BND) - layer(tokens_BND)).abs().max() > 1e-3
-    for values in seen:
-        torch.testing.assert_close(values.weights_BHNN.sum(-1), torch.ones(B, H, N))
-
-
-def test_only_queries_keys_and_values_go_without_biases() -> None:
-    """With bias False the three projections have none; the output keeps its own."""
-    names = dict(MultiHeadSelfAttention(D, H, bias=False).named_parameters()).keys()
-    assert names == {"query_key_value.weight", "projection.weight", "projection.bias"}
-
-
-@torch.no_grad()
-def test_drops_attention_in_training_alone() -> None:
-    """Dropout changes what is mixed while training, and nothing in evaluation."""
-    layer, plain, tokens_BND = _attention(dropout=0.5), _attention(), _tokens()
-    torch.testing.assert_close(layer.eval()(tokens_BND), plain(tokens_BND))
-    layer.train()
-    assert (layer(tokens_BND) - layer(tokens_BND)).abs().max() > 1e-3
-
-
-def test_refuses_heads_that_do_not_divide() -> None:
-    """An embedding that the heads cannot share evenly is refused with both numbers."""
-    with pytest.raises(ValueError, match=r"24 .* 5"):
-        MultiHeadSelfAttention(24, 5)

@@ -1,4 +1,4 @@
-"""A new classification head; parity of both is in `tests/plugins/test_vit_parity`."""
+"""A new classification head; parity of both is in `tests/plugins/test_model_parity`."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from patchline.pipeline.layers.attention import MultiHeadSelfAttention
 from patchline.pipeline.layers.encoder_block import EncoderBlock
 from patchline.pipeline.layers.initialisation import truncated_normal, xavier, zero_residuals
 from patchline.pipeline.layers.locality_attention import LocalitySelfAttention
-from patchline.pipeline.layers.pooling import AttentionPooling
+from patchline.pipeline.layers.registers import RegisterTokens
 from patchline.pipeline.layers.rotary_attention import RotarySelfAttention
 
 D, H, M = 96, 3, 192
@@ -49,12 +49,9 @@ def test_xavier_counts_the_fused_projection_as_three(
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("attention", [MultiHeadSelfAttention, RotarySelfAttention])
-def test_zero_residuals_make_a_block_the_identity(
-    attention: type[MultiHeadSelfAttention],
-) -> None:
+def test_zero_residuals_make_a_block_the_identity() -> None:
     """Only the last layer of each branch is zero, and the block returns its input."""
-    block = _biased(attention(D, H))
+    block = _biased(RotarySelfAttention(D, H))
     block.apply(xavier)
     before = {name: parameter.clone() for name, parameter in block.named_parameters()}
     block.apply(zero_residuals)
@@ -65,19 +62,9 @@ def test_zero_residuals_make_a_block_the_identity(
 
 
 @torch.no_grad()
-def test_xavier_counts_the_pooling_projection_as_two() -> None:
-    """Keys and values of attention pooling start as two D x D matrices as well."""
-    torch.manual_seed(0)
-    pooling = AttentionPooling(D, H, M)
-    for weight_DD in (*pooling.key_value.weight.chunk(2), pooling.query.weight):
-        _assert_xavier(weight_DD)
-
-
-@torch.no_grad()
-@pytest.mark.parametrize("attention", [MultiHeadSelfAttention, LocalitySelfAttention])
-def test_truncated_normal_has_its_width(attention: type[MultiHeadSelfAttention]) -> None:
+def test_truncated_normal_has_its_width() -> None:
     """Every matrix starts normal with standard deviation 0.02."""
-    block = _biased(attention(D, H))
+    block = _biased(LocalitySelfAttention(D, H))
     block.apply(truncated_normal)
     for name, parameter in block.named_parameters():
         if parameter.ndim == 2:
@@ -95,3 +82,11 @@ def test_biases_start_at_zero_and_norms_stay(initialise: nn.Module, bias: bool) 
         if parameter.ndim == 1:
             expected = 1.0 if "norm" in name else 0.0
             assert (parameter == expected).all(), name
+
+
+@torch.no_grad()
+def test_registers_start_small_and_different() -> None:
+    """They are normal vectors, so that they can learn to differ."""
+    registers_RD = RegisterTokens(64, 96).registers_1RD[0]
+    assert float(registers_RD.std()) == pytest.approx(0.02, rel=0.05)
+    assert torch.unique(registers_RD, dim=0).shape[0] == 64

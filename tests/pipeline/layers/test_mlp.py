@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable
-
-import pytest
 import torch
 from torch import nn
 
-from patchline.pipeline.layers.activations import ActivationName
 from patchline.pipeline.layers.mlp import MLP
 
 
@@ -37,24 +32,3 @@ def test_drops_after_both_layers_in_training_alone() -> None:
     kept = dropped != 0
     only_outputs_dropped = torch.isclose(dropped, 2 * plain(tokens_BND), atol=1e-5) | ~kept
     assert not only_outputs_dropped.all()
-
-
-@torch.no_grad()
-@pytest.mark.parametrize(
-    ("name", "formula"),
-    [
-        ("gelu", lambda x: x * 0.5 * (1 + torch.erf(x / math.sqrt(2)))),
-        (
-            "gelu_tanh",
-            lambda x: 0.5 * x * (1 + torch.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))),
-        ),
-        ("quick_gelu", lambda x: x / (1 + torch.exp(-1.702 * x))),
-    ],
-)
-def test_an_activation_equals_its_formula(
-    name: ActivationName, formula: Callable[[torch.Tensor], torch.Tensor]
-) -> None:
-    """Each named activation is the formula of its paper."""
-    hidden = torch.linspace(-4, 4, 41)
-    layer = MLP(6, 10, activation=name).activation
-    torch.testing.assert_close(layer(hidden), formula(hidden), atol=1e-6, rtol=1e-5)

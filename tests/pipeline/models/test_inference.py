@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
 import torch
 from torch import nn
 
 from patchline.pipeline.models.inference import normalised, predict_logits
-from patchline.plugin_api import ImageSpec
+from tests.plugins.model_parity import image_spec
 
-IMAGE = ImageSpec(channels=3, height=8, width=8, mean=(0.5,) * 3, std=(0.5,) * 3, resize="crop")
+IMAGE = image_spec(8)
 
 
 class _Limited(nn.Module):
@@ -56,10 +55,3 @@ def test_a_training_run_is_validated_in_its_precision() -> None:
     assert torch.equal(coarse, expected)
     assert not torch.equal(coarse, exact)
     assert coarse.dtype == exact.dtype == torch.float32
-
-
-def test_one_image_that_does_not_fit_is_an_error() -> None:
-    """There is nothing left to divide."""
-    images = np.zeros((2, 8, 8, 3), np.uint8)
-    with pytest.raises(torch.OutOfMemoryError):
-        predict_logits(_Limited(0), images, np.arange(2), IMAGE)

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import io
-import json
 import random
 import resource
-from functools import cache
 from typing import Any
 
 import numpy as np
@@ -22,84 +20,38 @@ from patchline.pipeline.errors import ConfigError, PluginError
 from patchline.pipeline.models.model_building import build_model
 from patchline.pipeline.models.model_cost import ModelCost, model_cost, resolved_choice
 from patchline.pipeline.plugin_system.plugin_loader import installed
-from patchline.plugin_api import DataTraits, ImageSpec
+from patchline.plugin_api import DataTraits
 from patchline.plugins.models.transformer_settings import VIT_SIZES
+from tests.plugins.model_parity import image_spec
 
-pytestmark = pytest.mark.slow  # builds and runs every model twice
-
-SMALL: list[tuple[dict[str, Any], int]] = [
-    ({"name": "vit", "size": "micro"}, 32),
+EMBEDDINGS = ("linear", "conv_stem", "overlap", "shifted", "flexi", "hybrid", "whitened")
+CHOICES: list[tuple[dict[str, Any], int]] = [
     ({"name": "simple_vit", "size": "micro"}, 32),
     ({"name": "vit_registers", "size": "micro"}, 32),
     ({"name": "rope_vit", "size": "micro"}, 32),
-    ({"name": "cct", "size": "2"}, 32),
+    ({"name": "cct", "size": "2", "patch_embedding": {"name": "cct", "num_layers": 1}}, 32),
     ({"name": "vit_small_data", "size": "micro"}, 32),
-    ({"name": "torchvision", "architecture": "resnet18"}, 224),
-    ({"name": "timm", "architecture": "vit_tiny_patch16_224"}, 224),
-]
-EMBEDDINGS = (
-    "conv", "linear", "conv_stem", "overlap", "cct", "shifted", "flexi", "hybrid", "whitened",
-)  # fmt: skip
-FED: list[tuple[dict[str, Any], int]] = [
-    ({"patch_embedding": {"name": name}}, 32) for name in EMBEDDINGS[1:]
-]
-VARIATIONS: list[tuple[dict[str, Any], int]] = [
-    ({"positions": "none", "pooling": "attention", "head": "tanh"}, 32),
+    ({"name": "torchvision", "architecture": "resnet18"}, 64),
+    ({"name": "timm", "architecture": "efficientnet_b0"}, 64),
+    *(({"patch_embedding": {"name": name}}, 32) for name in EMBEDDINGS),
+    ({"name": "vit", "positions": "none", "pooling": "attention", "head": "tanh"}, 32),
     ({"positions": "sine_cosine", "pooling": "average", "layer_scale": 0.1}, 32),
     ({"patch_embedding": {"name": "conv_stem", "norm": "group"}}, 32),
-    ({"patch_embedding": {"name": "cct", "num_layers": 1}}, 32),
-]
-LARGE: list[tuple[dict[str, Any], int]] = [
-    ({"size": "b"}, 224),
-    ({"name": "simple_vit", "size": "s"}, 224),
-    ({"name": "vit_registers", "size": "s"}, 224),
-    ({"name": "rope_vit", "size": "s"}, 224),
-    ({"name": "cct", "size": "14"}, 224),
-    ({"name": "vit_small_data", "size": "paper"}, 224),
-    ({"name": "torchvision", "architecture": "convnext_tiny"}, 224),
-    ({"name": "timm", "architecture": "efficientnet_b0"}, 224),
+    ({"dropout": 0.1, "attention_dropout": 0.1, "stochastic_depth": 0.1}, 32),
+    ({"patch_dropout": 0.5, "patch_embedding": {"name": "conv"}}, 32),
 ]
 
 
-def _name(value: Any) -> str:
-    """Return a test's id."""
-    if not isinstance(value, dict):
-        return str(value)
-    embedding = value.get("patch_embedding", {}).values()
-    own = (v for k, v in value.items() if k != "patch_embedding")
-    return "-".join(str(part) for part in [*own, *embedding])
-
-
-def _figures(choice: dict[str, Any], image_size: int) -> ModelCost:
-    return _counted(json.dumps(choice), image_size)
-
-
-@cache
-def _counted(choice: str, image_size: int) -> ModelCost:
-    return model_cost(ModelChoice.model_validate(json.loads(choice)), image_size)
+def _figures(choice: dict[str, Any], image_size: int = 32) -> ModelCost:
+    return model_cost(ModelChoice.model_validate(choice), image_size)
 
 
 def _built(choice: dict[str, Any], image_size: int) -> Any:
-    return _with_weights(json.dumps(choice), image_size)
-
-
-@cache
-def _with_weights(choice: str, image_size: int) -> Any:
-    """Build the same model with real weights, once for all tests."""
+    """Build the same model with real weights."""
     traits = DataTraits(3, image_size, image_size, 1000, mirror_symmetric=True)
-    image = ImageSpec.model_validate(
-        {
-            "channels": 3,
-            "height": image_size,
-            "width": image_size,
-            "mean": (0.5,) * 3,
-            "std": (0.5,) * 3,
-            "resize": "crop",
-        }
-    )
-    resolved = resolved_choice(ModelChoice.model_validate(json.loads(choice)), traits)
+    resolved = resolved_choice(ModelChoice.model_validate(choice), traits)
     torch.manual_seed(0)
-    return build_model(resolved, image, 1000)
+    return build_model(resolved, image_spec(image_size), 1000)
 
 
 # -- parameters and tokens -----------------------------------------------------------------------
@@ -111,17 +63,8 @@ def _with_weights(choice: str, image_size: int) -> Any:
         ({"size": "b"}, 86_567_656, 85_798_656),
         ({"size": "s"}, 22_050_664, 21_665_664),
         ({"name": "torchvision", "architecture": "resnet50"}, 25_557_032, 23_508_032),
-        ({"name": "torchvision", "architecture": "resnet18"}, 11_689_512, 11_176_512),
         ({"name": "timm", "architecture": "vit_tiny_patch16_224"}, 5_717_416, 5_524_416),
-        pytest.param({"size": "l"}, 304_326_632, 303_301_632, marks=pytest.mark.slow),
-        ({"size": "h"}, 632_199_400, 630_918_400),
-        pytest.param(
-            {"name": "timm", "architecture": "resnet50"},
-            *(25_557_032, 23_508_032),
-            marks=pytest.mark.slow,
-        ),
     ],
-    ids=_name,
 )
 def test_published_numbers_of_parameters(
     choice: dict[str, Any], parameters: int, without_head: int
@@ -131,142 +74,61 @@ def test_published_numbers_of_parameters(
     assert (figures.parameters, figures.parameters_without_head) == (parameters, without_head)
 
 
-@pytest.mark.parametrize(("choice", "image_size"), [*SMALL[:7], *FED], ids=_name)
-def test_parameters_are_those_of_the_real_model(choice: dict[str, Any], image_size: int) -> None:
-    """What is counted without memory is what a real model learns."""
-    real = _built(choice, image_size)
-    assert _figures(choice, image_size).parameters == sum(p.numel() for p in real.parameters())
+def test_counting_huge_takes_no_memory() -> None:
+    """Huge has 2.5 GB of weights; counting it raises the process's peak by less than a fifth."""
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    assert _figures({"size": "h"}, 224).parameters == 632_199_400
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 500_000  # KiB
 
 
 def test_the_hidden_layer_of_the_tanh_head_is_no_part_of_the_head() -> None:
     """Without the head means without what grows with the classes: the hidden layer stays."""
-    linear, tanh = (_figures({"head": head}, 32) for head in ("linear", "tanh"))
+    linear, tanh = (_figures({"head": head}) for head in ("linear", "tanh"))
     hidden = 96 * 96 + 96
-    assert tanh.parameters - linear.parameters == hidden
     assert tanh.parameters_without_head - linear.parameters_without_head == hidden
     assert linear.parameters - linear.parameters_without_head == 1000 * (96 + 1)
 
 
 @pytest.mark.parametrize(
-    ("choice", "image_size", "tokens"),
+    ("choice", "tokens"),
     [
-        ({"size": "micro"}, 32, 64),
-        ({"size": "micro"}, 224, 196),
-        ({"patch_embedding": {"patch_size": 8}}, 32, 16),
-        ({"name": "vit_registers", "size": "micro"}, 32, 64),
-        ({"patch_embedding": {"name": "cct", "num_layers": 1}}, 32, 256),
-        ({"name": "torchvision", "architecture": "resnet18"}, 224, 0),
+        ({"name": "vit_registers", "size": "micro"}, 64),
+        ({"patch_embedding": {"name": "cct", "num_layers": 1}}, 256),
+        ({"name": "torchvision", "architecture": "resnet18"}, 0),
     ],
-    ids=_name,
 )
-def test_tokens_are_the_patches(choice: dict[str, Any], image_size: int, tokens: int) -> None:
+def test_tokens_are_the_patches(choice: dict[str, Any], tokens: int) -> None:
     """Class token and registers are not counted; a model of another library has none."""
-    assert _figures(choice, image_size).tokens == tokens
+    assert _figures(choice).tokens == tokens
 
 
-# -- multiplications -----------------------------------------------------------------------------
+# -- a forward pass ------------------------------------------------------------------------------
 
 
-def _without_biases() -> dict[Any, Any]:
-    """Return ptflops' own formulas, called as for layers that have no bias to add."""
+def _by_ptflops(model: Any, image_size: int) -> int:
+    """Count with ptflops, whose formulas are called as for layers that have no bias to add."""
     aten = torch.ops.aten
-    return {
+    formulas = {
         aten.addmm: lambda inputs, outputs: addmm_flop([None, *inputs[1:]], outputs),
         aten.convolution: lambda inputs, outputs: conv_flop(
             [*inputs[:2], None, *inputs[3:]], outputs
         ),
     }
-
-
-def _by_ptflops(choice: dict[str, Any], image_size: int, **more: Any) -> int:
     # ptflops does not see into fused attention; the same products step by step it does.
     with sdpa_kernel(SDPBackend.MATH), contextlib.redirect_stdout(io.StringIO()):
         macs, _ = get_model_complexity_info(
-            _built(choice, image_size),
+            model,
             (3, image_size, image_size),
             as_strings=False,
             print_per_layer_stat=False,
             backend="aten",
-            **more,
+            custom_modules_hooks=formulas,
         )
     return int(macs)
 
 
-@pytest.mark.parametrize(
-    ("choice", "image_size"),
-    [
-        *SMALL,
-        *FED,
-        *VARIATIONS,
-        *(pytest.param(*case, marks=pytest.mark.slow) for case in LARGE),
-    ],
-    ids=_name,
-)
-def test_multiplications_are_those_of_ptflops(choice: dict[str, Any], image_size: int) -> None:
-    """Another counter finds exactly as many, once it leaves out the additions of biases."""
-    ours = _figures(choice, image_size).macs
-    assert ours == _by_ptflops(choice, image_size, custom_modules_hooks=_without_biases())
-
-
-@pytest.mark.parametrize(("choice", "image_size"), [SMALL[0], SMALL[4], SMALL[6]], ids=_name)
-def test_ptflops_as_it_comes_counts_a_percent_more(choice: dict[str, Any], image_size: int) -> None:
-    """It counts the addition of a bias as a multiplication, which is less than a hundredth."""
-    ours = _figures(choice, image_size).macs
-    assert 1 < _by_ptflops(choice, image_size) / ours < 1.01
-
-
-def test_every_built_in_model_and_embedding_is_compared() -> None:
-    """The lists of this module hold each installed plugin."""
-    ours = {(e.kind, e.name) for e in installed() if e.distribution == "patchline"}
-    models = {("model", choice["name"]) for choice, _ in SMALL}
-    assert models == {pair for pair in ours if pair[0] == "model"}
-    assert {("patch_embedding", name) for name in EMBEDDINGS} == {
-        pair for pair in ours if pair[0] == "patch_embedding"
-    }
-
-
-@pytest.mark.parametrize(
-    ("size", "image_size", "patch_size"),
-    [
-        ("micro", 32, 4),
-        ("micro", 64, 8),
-        ("mini", 32, 8),
-        ("ti", 224, 16),
-        pytest.param("b", 224, 16, marks=pytest.mark.slow),
-    ],
-)
-def test_multiplications_of_a_vit_follow_the_formula(
-    size: str, image_size: int, patch_size: int
-) -> None:
-    """Projections, scores, mixing and MLP of each block, and both ends, by hand."""
-    D, depth, _, M = VIT_SIZES[size]
-    patches = (image_size // patch_size) ** 2
-    N = patches + 1
-    block = 4 * N * D**2 + 2 * N**2 * D + 2 * N * D * M
-    ends = patches * 3 * patch_size**2 * D + 1000 * D
-    figures = _figures({"size": size, "patch_embedding": {"patch_size": patch_size}}, image_size)
-    assert figures.macs == depth * block + ends
-
-
-@pytest.mark.parametrize(
-    "choice",
-    [
-        {"patch_dropout": 0.5},
-        {"dropout": 0.1, "attention_dropout": 0.1, "stochastic_depth": 0.1},
-    ],
-    ids=_name,
-)
-def test_what_is_dropped_in_training_is_multiplied_in_use(choice: dict[str, Any]) -> None:
-    """Multiplications are those of a forward pass over all tokens, whatever training leaves out."""
-    assert _figures(choice, 32).macs == _figures({"size": "micro"}, 32).macs
-
-
-# -- what training keeps -------------------------------------------------------------------------
-
-
-def _really_kept(choice: dict[str, Any], image_size: int) -> int:
+def _really_kept(model: Any, image_size: int) -> int:
     """Return the bytes that autograd keeps in a real forward pass, each piece of memory once."""
-    model = _built(choice, image_size).train()
     own = {t.untyped_storage().data_ptr() for t in [*model.parameters(), *model.buffers()]}
     kept: list[torch.Tensor] = []
 
@@ -275,36 +137,47 @@ def _really_kept(choice: dict[str, Any], image_size: int) -> int:
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        answer = model(torch.randn(1, 3, image_size, image_size))
+        answer = model.train()(torch.randn(1, 3, image_size, image_size))
     assert answer.requires_grad
     storages = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in kept}
     return sum(size for address, size in storages.items() if address not in own)
 
 
-@pytest.mark.parametrize(
-    ("choice", "image_size"),
-    [
-        *SMALL[:7],
-        *FED,
-        *VARIATIONS,
-        ({"dropout": 0.1, "attention_dropout": 0.1, "stochastic_depth": 0.1}, 32),
-        ({"patch_dropout": 0.5}, 32),
-        *(pytest.param(*case, marks=pytest.mark.slow) for case in LARGE),
-    ],
-    ids=_name,
-)
-def test_activation_memory_is_what_a_real_run_keeps(
-    choice: dict[str, Any], image_size: int
-) -> None:
-    """Counted without values, it is what autograd holds on to in a real forward pass."""
-    counted = _figures(choice, image_size).activation_bytes
-    assert counted == pytest.approx(_really_kept(choice, image_size), rel=0.01)
+@pytest.mark.parametrize(("choice", "image_size"), CHOICES, ids=str)
+def test_a_real_model_costs_what_is_counted(choice: dict[str, Any], image_size: int) -> None:
+    """Parameters, multiplications by another counter, and what a real forward pass keeps."""
+    figures, model = _figures(choice, image_size), _built(choice, image_size)
+    assert figures.parameters == sum(p.numel() for p in model.parameters())
+    assert figures.macs == _by_ptflops(model, image_size)
+    kept = _really_kept(model, image_size)
+    assert figures.activation_bytes == pytest.approx(kept, rel=0.01)
 
 
-def test_activation_memory_is_linear_in_depth() -> None:
-    """Each further block keeps as much as the one before."""
-    four, six, eight = (_figures({"depth": d}, 32).activation_bytes for d in (4, 6, 8))
-    assert eight - six == six - four > 0
+def test_every_built_in_model_and_embedding_is_compared() -> None:
+    """The list of this module holds each installed plugin."""
+    named = {("model", choice["name"]) for choice, _ in CHOICES if "name" in choice}
+    named |= {
+        ("patch_embedding", choice["patch_embedding"]["name"])
+        for choice, _ in CHOICES
+        if "patch_embedding" in choice
+    }
+    assert named == {
+        (entry.kind, entry.name)
+        for kind in ("model", "patch_embedding")
+        for entry in installed(kind)
+        if entry.distribution == "patchline"
+    }
+
+
+def test_multiplications_of_a_vit_follow_the_formula() -> None:
+    """Projections, scores, mixing and MLP of each block, and both ends, by hand."""
+    D, depth, _, M = VIT_SIZES["micro"]
+    patches, patch_size = 8**2, 8
+    N = patches + 1
+    block = 4 * N * D**2 + 2 * N**2 * D + 2 * N * D * M
+    ends = patches * 3 * patch_size**2 * D + 1000 * D
+    figures = _figures({"size": "micro", "patch_embedding": {"patch_size": 8}}, 64)
+    assert figures.macs == depth * block + ends
 
 
 def test_activation_memory_grows_with_the_image() -> None:
@@ -317,34 +190,21 @@ def test_activation_memory_grows_with_the_image() -> None:
 # -- how it is counted ---------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("choice", "image_size"),
-    [
-        ({"name": "rope_vit", "size": "micro"}, 32),
-        ({"dropout": 0.1, "stochastic_depth": 0.2, "patch_dropout": 0.5}, 32),
-    ],
-    ids=_name,
-)
-def test_no_random_number_is_drawn(choice: dict[str, Any], image_size: int) -> None:
+def test_no_random_number_is_drawn() -> None:
     """Counting leaves every generator as it was, and does not depend on its state."""
+
+    def states() -> list[str]:
+        return [str(torch.get_rng_state().tolist()), str(random.getstate()),
+                str(np.random.get_state())]  # fmt: skip  # noqa: NPY002 - the global generator
+
+    choice = {"name": "rope_vit", "dropout": 0.1, "stochastic_depth": 0.2, "patch_dropout": 0.5}
     answers = []
     for seed in (1, 2):
         torch.manual_seed(seed)
-        np.random.seed(seed)  # noqa: NPY002 - the global generator is what is looked at
-        random.seed(seed)
-        before = torch.get_rng_state(), random.getstate(), str(np.random.get_state())  # noqa: NPY002 - the same
-        answers.append(model_cost(ModelChoice.model_validate(choice), image_size))
-        after = torch.get_rng_state(), random.getstate(), str(np.random.get_state())  # noqa: NPY002 - the same
-        assert torch.equal(before[0], after[0])
-        assert before[1:] == after[1:]
+        before = states()
+        answers.append(_figures(choice))
+        assert states() == before
     assert answers[0] == answers[1]
-
-
-def test_counting_huge_takes_no_memory() -> None:
-    """Huge has 2.5 GB of weights; counting it raises the process's peak by less than a fifth."""
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    assert _figures({"size": "h"}, 224).parameters == 632_199_400
-    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 500_000  # KiB
 
 
 @pytest.mark.parametrize(
@@ -355,44 +215,40 @@ def test_counting_huge_takes_no_memory() -> None:
         ({"name": "torchvision", "architecture": "regnet_y_400mf"}, 64),
         ({"patch_embedding": {"name": "flexi", "patch_size": 4, "patch_sizes": [4, 8]}}, 32),
     ],
-    ids=_name,
 )
 def test_a_model_that_can_be_trained_can_be_counted(
     choice: dict[str, Any], image_size: int
 ) -> None:
     """Norms over one value, sizes from tensors and a draw in training are no obstacle."""
     figures = _figures(choice, image_size)
-    assert figures.parameters == sum(p.numel() for p in _built(choice, image_size).parameters())
     assert figures.macs > 0
     assert figures.activation_bytes > 0
 
 
 @pytest.mark.parametrize(
-    ("choice", "image_size", "error", "words"),
+    ("choice", "error", "words"),
     [
-        ({"patch_embedding": {"patch_size": 5}}, 32, ConfigError, "patch_size 5 does not divide"),
-        ({"num_heads": 7}, 32, ConfigError, "num_heads 7 does not divide"),
-        ({"sise": "b"}, 32, ConfigError, "Did you mean model.size"),
-        ({"name": "torchvision", "architecture": "resnet19"}, 32, ConfigError, "resnet18"),
-        ({"name": "vitt"}, 32, PluginError, "Did you mean 'vit'"),
-        ({"patch_embedding": {"name": "none"}}, 32, ConfigError, "needs a patch embedding"),
+        ({"patch_embedding": {"patch_size": 5}}, ConfigError, "patch_size 5 does not divide"),
+        ({"sise": "b"}, ConfigError, "Did you mean model.size"),
+        ({"name": "vitt"}, PluginError, "Did you mean 'vit'"),
+        ({"patch_embedding": {"name": "none"}}, ConfigError, "needs a patch embedding"),
     ],
-    ids=_name,
 )
 def test_what_does_not_fit_is_refused(
-    choice: dict[str, Any], image_size: int, error: type[Exception], words: str
+    choice: dict[str, Any], error: type[Exception], words: str
 ) -> None:
     """A setting that training would refuse is refused here, in the same sentence."""
     with pytest.raises(error, match=words):
-        _figures(choice, image_size)
+        _figures(choice)
 
 
 def test_resolving_names_the_embedding_and_fills_in_every_setting() -> None:
     """The resolved choice has the embedding's name instead of auto, and no setting left open."""
     traits = DataTraits(3, 32, 32, 10, mirror_symmetric=True)
-    resolved = resolved_choice(ModelChoice(name="cct"), traits)
-    assert resolved.patch_embedding.name == "cct"
-    assert None not in resolved.settings.values()
-    assert None not in resolved.patch_embedding.settings.values()
+    for model, embedding in (("cct", "cct"), ("vit_small_data", "shifted")):
+        resolved = resolved_choice(ModelChoice(name=model), traits)
+        assert resolved.patch_embedding.name == embedding
+        assert None not in resolved.settings.values()
+        assert None not in resolved.patch_embedding.settings.values()
     other = resolved_choice(ModelChoice(name="torchvision"), traits)
     assert (other.patch_embedding.name, other.patch_embedding.settings) == ("none", {})

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from pydantic import ValidationError
 
 from patchline.pipeline.plugin_system.composed_config import composed_config
 
@@ -23,10 +22,3 @@ def test_null_is_read_as_none(section: str, key: str) -> None:
     """As in YAML, and it counts as given: it overrides the file."""
     flags: Any = composed_config([], {}).model_validate({section: {key: "null"}})
     assert flags.model_dump(exclude_unset=True) == {section: {key: None}}
-
-
-@pytest.mark.parametrize(("section", "key"), [("optimizer", "momentum"), ("training", "epochs")])
-def test_null_is_no_value_of_a_setting_that_needs_one(section: str, key: str) -> None:
-    """It is refused, as any other text would be."""
-    with pytest.raises(ValidationError, match="null"):
-        composed_config([], {}).model_validate({section: {key: "null"}})

@@ -15,24 +15,14 @@ from patchline.pipeline.errors import PluginError
 from patchline.pipeline.plugin_system import plugin_loader
 from patchline.pipeline.plugin_system.plugin_loader import (
     FILES_VARIABLE,
-    KINDS,
     Kind,
     find,
     installed,
     load,
 )
-from patchline.plugin_api import API_VERSION, AugmentationPlugin, ModelPlugin
+from patchline.plugin_api import API_VERSION, AugmentationPlugin
 from tests.patience import patient
 
-BUILT_IN = {
-    ("model", "vit"),
-    ("patch_embedding", "conv"),
-    ("patch_embedding", "linear"),
-    ("data_source", "digits"),
-    ("data_source", "image_folder"),
-    ("augmentation", "none"),
-    ("augmentation", "light"),
-}
 GOOD_MODULE = '''"""A plugin for the tests.
 
 More about it.
@@ -87,18 +77,6 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Install
             del sys.modules[name]
 
 
-def test_built_in_plugins_are_found_like_any_other() -> None:
-    """The plugins that ship with Patchline are listed with distribution, version and summary."""
-    entries = installed()
-    assert {(entry.kind, entry.name) for entry in entries} >= BUILT_IN
-    assert {entry.distribution for entry in entries} == {"patchline"}
-    assert all(entry.summary and entry.version and entry.error is None for entry in entries)
-    assert [entry.kind for entry in entries] == sorted(
-        (entry.kind for entry in entries), key=list(KINDS).index
-    )
-    assert {entry.kind for entry in installed("model")} == {"model"}
-
-
 def test_listing_imports_no_plugin_and_no_heavy_library() -> None:
     """After a listing no plugin, torch, albumentations, pandas or scikit-learn is imported."""
     program = (
@@ -140,35 +118,9 @@ def test_listing_does_not_run_the_package_around_a_plugin(install: Install, tmp_
     assert trace.exists()
 
 
-@pytest.mark.parametrize(("kind", "name"), sorted(BUILT_IN))
-def test_plugin_is_loaded_by_its_name(kind: Kind, name: str) -> None:
-    """Loading gives the object of the kind that was asked for, once."""
-    plugin = load(kind, name)
-    assert isinstance(plugin, KINDS[kind])
-    assert plugin_loader.kind_of(plugin) == kind
-    assert load(kind, name) is plugin
-    assert plugin.config_class is plugin_loader.config_class(kind, name)
-
-
-def test_plugin_of_another_distribution_is_used(install: Install) -> None:
-    """A plugin that somebody else installed is listed with its owner, and can be loaded."""
-    install(
-        "guests", "augmentation", "guest = guest_plugin:plugin", {"guest_plugin.py": GOOD_MODULE}
-    )
-    entry = find("augmentation", "guest")
-    assert (entry.distribution, entry.version) == ("guests", "1.5")
-    assert entry.summary == "A plugin for the tests"
-    assert isinstance(load("augmentation", "guest"), AugmentationPlugin)
-
-
 @pytest.mark.parametrize(
     ("kind", "name", "meant"),
-    [
-        ("model", "vitt", "vit"),
-        ("patch_embedding", "liner", "linear"),
-        ("data_source", "image-folder", "image_folder"),
-        ("augmentation", "lite", "light"),
-    ],
+    [("model", "vitt", "vit"), ("data_source", "image-folder", "image_folder")],
 )
 def test_unknown_name_is_answered_with_the_nearest(kind: Kind, name: str, meant: str) -> None:
     """A name that nobody has is answered with the nearest and all that are installed."""
@@ -178,19 +130,6 @@ def test_unknown_name_is_answered_with_the_nearest(kind: Kind, name: str, meant:
     assert sentence.startswith(f"There is no {kind} plugin '{name}'. Did you mean '{meant}'?")
     for entry in installed(kind):
         assert entry.name in sentence.partition("Installed:")[2]
-
-
-def test_name_of_another_kind_is_unknown() -> None:
-    """A model's name is no augmentation's name."""
-    with pytest.raises(PluginError, match="no augmentation plugin 'vit'"):
-        load("augmentation", "vit")
-
-
-def test_one_name_in_two_kinds_is_no_conflict(install: Install) -> None:
-    """A model and an augmentation may share a name."""
-    install("guests", "augmentation", "vit = guest_vit:plugin", {"guest_vit.py": GOOD_MODULE})
-    assert isinstance(load("augmentation", "vit"), AugmentationPlugin)
-    assert isinstance(load("model", "vit"), ModelPlugin)
 
 
 def test_single_file_is_a_plugin(tmp_path: Path) -> None:
@@ -226,7 +165,6 @@ def test_single_file_reaches_the_processes_that_are_started(tmp_path: Path) -> N
         ("a.py", "import no_such_library\n", "cannot be imported: ModuleNotFoundError"),
         ("b.py", "def plugin(:\n", "cannot be imported: SyntaxError"),
         ("c.py", "x = 1\n", "has no plugin. Assign a ModelPlugin"),
-        ("d.py", "plugin = 'light'\n", "has no plugin"),
         ("e.txt", GOOD_MODULE, "is not a Python file"),
         (
             "f.py",
@@ -243,23 +181,7 @@ def test_wrong_plugin_file_is_explained(tmp_path: Path, name: str, source: str, 
         plugin_loader.use_plugin_files([file])
     assert f"Plugin file {file}" in str(raised.value)
     assert words in str(raised.value)
-
-
-def test_wrong_plugin_file_is_forgotten(tmp_path: Path) -> None:
-    """A file that was refused does not stand in the way of the installed plugins."""
-    file = tmp_path / "broken.py"
-    file.write_text("import no_such_library\n")
-    with pytest.raises(PluginError):
-        plugin_loader.use_plugin_files([file])
-    assert load("augmentation", "light")
     assert str(file) not in os.environ[FILES_VARIABLE]
-
-
-def test_plugin_file_that_does_not_exist_is_named(tmp_path: Path) -> None:
-    """A wrong path is answered with the path."""
-    with pytest.raises(PluginError, match=r"nowhere\.py does not exist"):
-        plugin_loader.use_plugin_files([tmp_path / "nowhere.py"])
-    assert os.environ[FILES_VARIABLE] == ""
 
 
 def test_file_with_the_name_of_an_installed_plugin_is_a_conflict(tmp_path: Path) -> None:

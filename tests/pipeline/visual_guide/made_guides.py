@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,7 +17,7 @@ from patchline.pipeline.models.model_building import build_model
 from patchline.pipeline.models.model_description import ModelDescription, describe_plugins
 from patchline.pipeline.visual_guide.explaining import ImageToExplain, subject_of, write_guide
 from patchline.pipeline.visual_guide.page_data import PackedRows, unpack
-from patchline.plugin_api import ImageSpec
+from tests.plugins.model_parity import image_spec
 
 CLASSES = ("daisy", "rose", "tulip", "<b>weed</b>")
 SIDE = 16
@@ -76,14 +75,7 @@ def make_model(
     settings: dict[str, Any], channels: int = 3, side: int = SIDE
 ) -> tuple[nn.Module, ModelDescription]:
     """Return a model with random weights, far from uniform attention, and its description."""
-    image = ImageSpec(
-        channels=channels,
-        height=side,
-        width=side,
-        mean=(0.4,) * channels,
-        std=(0.25,) * channels,
-        resize="crop",
-    )
+    image = image_spec(side, channels=channels)
     choice = ModelChoice.model_validate(settings)
     torch.manual_seed(0)
     model = build_model(choice, image, len(CLASSES))
@@ -119,23 +111,3 @@ def make_guide(
     file = folder / "guide.html"
     write_guide(subjects, "flowers/3", file)
     return Guide(file.read_text(encoding="utf-8"), model, description, drawn[0])
-
-
-class Addresses(HTMLParser):
-    """Collects everything in a page that a browser would fetch, and what has no alternative."""
-
-    def __init__(self, page: str) -> None:
-        super().__init__()
-        self.fetched: list[str] = []
-        self.unnamed: list[str] = []
-        self.feed(page)
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        """Note the addresses and alternatives of an element."""
-        given = dict(attrs)
-        names = ("src", "srcset", "data", "action", "poster")
-        self.fetched += [str(given[name]) for name in names if given.get(name)]
-        if tag in ("link", "a", "use", "image"):
-            self.fetched += [str(given["href"])] if given.get("href") else []
-        if tag == "img" and not given.get("alt"):
-            self.unnamed.append(self.get_starttag_text() or tag)

@@ -11,7 +11,6 @@ from torch import nn
 from patchline.pipeline.visual_guide.attention_statistics import (
     mean_distances,
     rank_correlation,
-    rollout,
 )
 from patchline.pipeline.visual_guide.attributions import attribute, cell_grid
 
@@ -38,19 +37,10 @@ def test_both_maps_find_the_part_that_decides() -> None:
     assert found.agreement == pytest.approx(1)
 
 
-def test_covering_can_be_left_out() -> None:
-    """Then there is nothing to compare the gradient with."""
-    found = attribute(Corner(), torch.ones(3, 8, 8), 1, (2, 2), occlusion=False)
-    assert found.occlusion_hw is None
-    assert found.agreement is None
-
-
 @pytest.mark.parametrize(
     ("size", "patches", "cells"),
     [
         ((224, 224), (14, 14), (7, 7)),
-        ((8, 8), (4, 4), (4, 4)),
-        ((512, 512), (32, 32), (8, 8)),
         ((224, 224), (13, 13), (7, 7)),
         ((32, 48), None, (8, 8)),
     ],
@@ -71,22 +61,9 @@ def test_attention_to_oneself_reaches_no_distance() -> None:
     np.testing.assert_allclose(distances, [[0, 1]])
 
 
-def test_a_rollout_s_rows_sum_to_one() -> None:
-    """Whatever the attention is; with the identity alone, every token stays itself."""
-    weights = np.random.default_rng(0).random((3, 2, 6, 6))
-    weights /= weights.sum(axis=-1, keepdims=True)
-    np.testing.assert_allclose(rollout(weights).sum(axis=1), 1)
-    np.testing.assert_allclose(rollout(np.broadcast_to(np.eye(6), (3, 2, 6, 6))), np.eye(6))
-
-
-def test_a_constant_map_has_no_rank_correlation() -> None:
-    """Opposite orders have -1."""
-    assert rank_correlation(np.arange(4), np.ones(4)) is None
-    assert rank_correlation(np.arange(4), -np.arange(4)) == pytest.approx(-1)
-
-
 def test_equal_values_share_their_rank() -> None:
-    """The rank correlation is scipy's, with ties."""
+    """The rank correlation is scipy's, with ties; a constant map has none."""
     first, second = np.random.default_rng(1).integers(0, 5, (2, 6, 6))
     expected = spearmanr(first.ravel(), second.ravel()).statistic
     assert rank_correlation(first, second) == pytest.approx(expected)
+    assert rank_correlation(first, np.ones((6, 6))) is None

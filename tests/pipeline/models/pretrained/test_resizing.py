@@ -22,22 +22,6 @@ def test_a_kernel_equals_timms(new_size: tuple[int, int]) -> None:
     torch.testing.assert_close(resized_kernel(kernel_DChw, new_size), expected, atol=1e-4, rtol=0)
 
 
-def test_larger_patches_keep_their_tokens() -> None:
-    """The token of an enlarged patch, under the enlarged kernel, is the token of the patch."""
-    kernel_DChw, patches_BChw = _random(6, 3, 8, 8), _random(5, 3, 8, 8)
-    enlarged = functional.interpolate(patches_BChw, (12, 12), mode="bicubic", antialias=True)
-    expected = functional.conv2d(patches_BChw, kernel_DChw)
-    found = functional.conv2d(enlarged, resized_kernel(kernel_DChw, (12, 12)))
-    torch.testing.assert_close(found, expected, atol=1e-3, rtol=1e-3)
-
-
-def test_nothing_changes_at_the_same_size() -> None:
-    """A kernel of the same size and channels is returned as it is."""
-    kernel_DChw = _random(4, 3, 8, 8)
-    assert resized_kernel(kernel_DChw, (8, 8)) is kernel_DChw
-    assert adapted_channels(kernel_DChw, 3) is kernel_DChw
-
-
 def test_a_kernel_keeps_its_precision() -> None:
     """A kernel in float16 stays in float16."""
     assert resized_kernel(_random(4, 3, 8, 8).half(), (6, 6)).dtype == torch.float16
@@ -51,9 +35,3 @@ def test_a_grey_image_keeps_its_tokens(present: int, channels: int) -> None:
     adapted = adapted_channels(kernel_DChw, channels)
     found = functional.conv2d(grey_B1hw.expand(-1, channels, -1, -1), adapted)
     torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
-
-
-def test_other_numbers_of_channels_are_refused() -> None:
-    """There is no obvious kernel of 4 channels for one of 3."""
-    with pytest.raises(ValueError, match="3 channels cannot be adapted to 4"):
-        adapted_channels(_random(4, 3, 8, 8), 4)

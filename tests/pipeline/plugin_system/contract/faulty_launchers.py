@@ -1,8 +1,9 @@
-"""Faulty launchers, each for the check that finds it."""
+"""Faulty launchers, each with its check and a part of what the check says."""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from typing import Any
 
 from patchline.plugin_api import (
@@ -13,96 +14,35 @@ from patchline.plugin_api import (
     RunningWorker,
     WorkerTask,
 )
-from tests.pipeline.plugin_system.contract.faults import Fault
-
-
-class NoSettings(PluginConfig):
-    """There is nothing to set."""
-
-
-def _plugin(launcher: type[LocalLauncher]) -> LauncherPlugin[Any]:
-    return LauncherPlugin("For the tests", "", NoSettings, lambda *_: launcher())
-
-
-class Wrapped:
-    """A worker of this machine, for faults."""
-
-    def __init__(self, worker: RunningWorker, task: WorkerTask) -> None:
-        self.worker, self.task = worker, task
-
-    def poll(self) -> int | None:
-        return self.worker.poll()
-
-    def stop(self) -> None:
-        self.worker.stop()
 
 
 class NoSlots(LocalLauncher):
-    """Has no place for any worker."""
-
     def slots(self, _resources: Resources) -> int:
         return 0
 
 
 class SharesNothing(LocalLauncher):
-    """Does not say whether its workers see the workspace."""
-
     shares_workspace = None  # type: ignore[assignment]  # the fault
 
 
-class ForgetsResults(LocalLauncher):
-    """Says that a worker has ended before its result is there."""
+class Changed(LocalLauncher):
+    """Changes what its workers answer and leave behind; they stop when it is closed."""
+
+    def __init__(self, change: Callable[[WorkerTask, int | None], int | None]) -> None:
+        self.change, self.left = change, list[RunningWorker]()
 
     def start(self, task: WorkerTask) -> Any:
-        class Late(Wrapped):
-            def poll(self) -> int | None:
-                code = super().poll()
-                (self.task.folder / "result.json").unlink(missing_ok=True)
-                return code
-
-        return Late(super().start(task), task)
-
-
-class AlwaysSucceeds(LocalLauncher):
-    """Takes every end for a success."""
-
-    def start(self, task: WorkerTask) -> Any:
-        class Fine(Wrapped):
-            def poll(self) -> int | None:
-                return None if super().poll() is None else 0
-
-        return Fine(super().start(task), task)
-
-
-class RepeatsLines(LocalLauncher):
-    """Copies the first line again."""
-
-    def start(self, task: WorkerTask) -> Any:
-        class Twice(Wrapped):
-            def poll(self) -> int | None:
-                file = self.task.folder / "events.jsonl"
-                if file.exists() and file.read_text().startswith("1\n2\n3\n"):
-                    file.write_text("1\n1\n2\n3\n")
-                return super().poll()
-
-        return Twice(super().start(task), task)
-
-
-class NeverStops(LocalLauncher):
-    """Leaves its workers alone until it is closed."""
-
-    def __init__(self) -> None:
-        self.left: list[RunningWorker] = []
-
-    def start(self, task: WorkerTask) -> Any:
-        worker = super().start(task)
+        worker, change = super().start(task), self.change
         self.left.append(worker)
 
-        class Stubborn(Wrapped):
+        class Wrapped:
+            def poll(self) -> int | None:
+                return change(task, worker.poll())
+
             def stop(self) -> None:
                 time.sleep(0)
 
-        return Stubborn(worker, task)
+        return Wrapped()
 
     def close(self) -> None:
         for worker in self.left:
@@ -110,10 +50,7 @@ class NeverStops(LocalLauncher):
 
 
 class ClosesOnce(LocalLauncher):
-    """Cannot be closed again."""
-
-    def __init__(self) -> None:
-        self.is_open = True
+    is_open = True
 
     def close(self) -> None:
         if not self.is_open:
@@ -121,15 +58,33 @@ class ClosesOnce(LocalLauncher):
         self.is_open = False
 
 
-SOUND = _plugin(LocalLauncher)
-FAULTS = [
-    Fault("no slots", _plugin(NoSlots), "runs_a_worker", "at least 1"),
-    Fault("shares nothing", _plugin(SharesNothing), "runs_a_worker", "'NoneType' object is not"),
-    Fault("forgets results", _plugin(ForgetsResults), "runs_a_worker", "no result.json"),
-    Fault("always succeeds", _plugin(AlwaysSucceeds), "runs_a_worker", "poll returns 0"),
-    Fault(
-        "repeats lines", _plugin(RepeatsLines), "streams_until_it_is_stopped", "there is ['1', '1'"
-    ),
-    Fault("never stops", _plugin(NeverStops), "streams_until_it_is_stopped", "still writes"),
-    Fault("closes once", _plugin(ClosesOnce), "closes_twice", "it is closed"),
-]
+def _without_result(task: WorkerTask, code: int | None) -> int | None:
+    (task.folder / "result.json").unlink(missing_ok=True)
+    return code
+
+
+def _repeated_line(task: WorkerTask, code: int | None) -> int | None:
+    file = task.folder / "events.jsonl"
+    if file.exists() and file.read_text().startswith("1\n2\n3\n"):
+        file.write_text("1\n1\n2\n3\n")
+    return code
+
+
+def _plugin(launcher: Callable[[], LocalLauncher]) -> Any:
+    return LauncherPlugin("For the tests", "", PluginConfig, lambda *_: launcher())
+
+
+def _changed(change: Callable[[WorkerTask, int | None], int | None]) -> Any:
+    return _plugin(lambda: Changed(change))
+
+
+_RUNS, _STREAMS = "runs_a_worker", "streams_until_it_is_stopped"
+FAULTS = {
+    "no slots": (_plugin(NoSlots), _RUNS, "at least 1"),
+    "shares nothing": (_plugin(SharesNothing), _RUNS, "'NoneType' object is not"),
+    "forgets results": (_changed(_without_result), _RUNS, "no result.json"),
+    "always succeeds": (_changed(lambda _, code: code and 0), _RUNS, "poll returns 0"),
+    "repeats lines": (_changed(_repeated_line), _STREAMS, "there is ['1', '1'"),
+    "never stops": (_changed(lambda _, code: code), _STREAMS, "still writes"),
+    "closes once": (_plugin(ClosesOnce), "closes_twice", "it is closed"),
+}

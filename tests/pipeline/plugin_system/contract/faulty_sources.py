@@ -1,4 +1,4 @@
-"""Faulty data sources, each for the check that finds it."""
+"""Faulty data sources, each with its check and a part of what the check says."""
 
 from __future__ import annotations
 
@@ -17,17 +17,12 @@ from patchline.plugin_api import (
     PluginConfig,
     SourceContext,
 )
-from tests.pipeline.plugin_system.contract.faults import Fault
 
 
-class NoSettings(PluginConfig):
-    """There is nothing to set."""
+class Source:
+    """Files whose names begin with their class."""
 
-
-class Sound:
-    """A data source without fault: files whose names begin with their class."""
-
-    def __init__(self, _config: NoSettings, context: SourceContext) -> None:
+    def __init__(self, _config: PluginConfig, context: SourceContext) -> None:
         self.root = Path(context.path or "")
 
     def list_images(self) -> Any:
@@ -43,67 +38,48 @@ class Sound:
         return ImageListing("marks", self.root, images)
 
 
-def _changing(change: Callable[[ImageListing], Any]) -> type[Sound]:
-    """Return a data source whose listing is changed."""
-
-    class Changed(Sound):
-        def list_images(self) -> Any:
-            return change(super().list_images())
-
-    return Changed
-
-
-def _first(**fields: Any) -> Callable[[ImageListing], ImageListing]:
-    """Return a change of the first image."""
-
-    def change(listing: ImageListing) -> ImageListing:
-        first, *others = listing.images
-        return replace(listing, images=[first._replace(**fields), *others])
-
-    return change
-
-
-def _absolute(listing: ImageListing) -> ImageListing:
-    return _first(path=str(listing.root / listing.images[0].path))(listing)
-
-
-def _climbing(listing: ImageListing) -> ImageListing:
-    images = [image._replace(path=f"../data/{image.path}") for image in listing.images]
-    return replace(listing, images=images, root=listing.root.parent / "work")
-
-
-def _alternating() -> Callable[[ImageListing], ImageListing]:
-    calls = []
-
-    def change(listing: ImageListing) -> ImageListing:
-        calls.append(1)
-        return replace(listing, images=listing.images[:: -1 if len(calls) % 2 else 1])
-
-    return change
-
-
-def _listing_of_pairs(listing: ImageListing) -> ImageListing:
-    images: Any = [(image.path, image.label) for image in listing.images]
-    return replace(listing, images=images)
-
-
-class Lenient(Sound):
-    """Takes a folder that does not exist as an empty one."""
-
+class Lenient(Source):
     def list_images(self) -> ImageListing:
         return self.listed() if self.root.is_dir() else ImageListing("marks", self.root)
 
 
-class Crashes(Sound):
-    """Leaves a missing folder to the operating system."""
-
+class Crashes(Source):
     def list_images(self) -> ImageListing:
         return self.listed()
 
 
+def _changed(change: Callable[[ImageListing], Any]) -> Any:
+    """Return a plugin whose listing is changed."""
+
+    class Changed(Source):
+        def list_images(self) -> Any:
+            return change(super().list_images())
+
+    return _plugin(Changed)
+
+
+def _with(**fields: Any) -> Any:
+    """Return a plugin whose listing has other fields."""
+    return _changed(lambda listing: replace(listing, **fields))
+
+
+def _first(**fields: Any) -> Any:
+    """Return a plugin whose first image has other fields."""
+    return _changed(
+        lambda listing: replace(
+            listing, images=[listing.images[0]._replace(**fields), *listing.images[1:]]
+        )
+    )
+
+
+def _all(change: Callable[[ListedImage], Any]) -> Any:
+    """Return a plugin whose images are changed."""
+    return _changed(lambda listing: replace(listing, images=[*map(change, listing.images)]))
+
+
 def _example(folder: Path) -> str:
-    for name, colour in (("dark_1", 10), ("dark_2", 20), ("light_1", 200), ("light_2", 210)):
-        Image.new("RGB", (8, 8), (colour, colour, colour)).save(folder / f"{name}.png")
+    for name, grey in (("dark_1", 10), ("dark_2", 20), ("light_1", 200), ("light_2", 210)):
+        Image.new("L", (8, 8), grey).save(folder / f"{name}.png")
     return str(folder)
 
 
@@ -116,128 +92,49 @@ def _failing_example(_: Path) -> str:
     raise RuntimeError("no network")
 
 
-def _plugin(
-    build: Callable[..., Any] = Sound, example: Callable[[Path], str] | None = _example
-) -> DataSourcePlugin[Any]:
-    return DataSourcePlugin(
-        summary="For the tests", paper="", config_class=NoSettings, build=build, example=example
-    )
+def _plugin(build: Callable[..., Any] = Source, example: Callable[[Path], str] = _example) -> Any:
+    return DataSourcePlugin("For the tests", "", PluginConfig, build, example)
 
 
-SOUND = _plugin()
-_LISTS = "lists_labelled_images"
-_PATHS = "paths_stay_inside_the_root"
-_TWICE = "lists_the_same_twice"
-_DECODES = "images_can_be_decoded"
+_orders = iter([1, -1] * 9)
+_LISTS, _PATHS = "lists_labelled_images", "paths_stay_inside_the_root"
 _MISSING = "refuses_what_does_not_exist"
-FAULTS = [
-    Fault(
-        "a list instead of a listing",
-        _plugin(_changing(lambda listing: listing.images)),
-        _LISTS,
-        "list_images returns list. Return an ImageListing.",
+FAULTS = {
+    "a list instead of a listing": (
+        _changed(lambda listing: listing.images), _LISTS, "returns list. Return an ImageListing."
     ),
-    Fault(
-        "without a name",
-        _plugin(_changing(lambda listing: replace(listing, name=" "))),
-        _LISTS,
-        "The listing has no name. Name it after the data.",
+    "pairs": (_all(tuple), _LISTS, "Use ListedImage objects."),
+    "without a name": (_with(name=" "), _LISTS, "The listing has no name."),
+    "no valid name": (_with(name="my data: v1/2"), _LISTS, "is not a valid model name."),
+    "a word as a switch": (_with(mirror_symmetric="no"), _LISTS, "mirror_symmetric is 'no'"),
+    "one class": (_all(lambda image: image._replace(label="dark")), _LISTS, "classes ['dark']."),
+    "no images": (_with(images=[]), _LISTS, "has the classes []."),
+    "numbers as labels": (_first(label=7), _LISTS, "images.0.label is 7."),
+    "a split of its own": (_first(split="val"), _LISTS, "images.0.split is 'val'."),
+    "a set of labels for one image": (
+        _first(label="", labels=("dark",)), _LISTS, "a set of labels, and others have one."
     ),
-    Fault(
-        "pairs",
-        _plugin(_changing(_listing_of_pairs)),
-        _LISTS,
-        "The listing contains [('dark_1.png', 'dark')]. Use ListedImage objects.",
+    "a set and a label": (
+        _all(lambda image: image._replace(labels=("a", "b"))), _LISTS, "has the label ['dark']"
     ),
-    Fault(
-        "one class",
-        _plugin(_changing(lambda listing: replace(listing, images=listing.images[:2]))),
-        _LISTS,
-        "The example has the classes ['dark']. At least two are required.",
+    "a label twice": (
+        _all(lambda image: image._replace(label="", labels=("a", "a"))), _LISTS, "different names."
     ),
-    Fault(
-        "no images",
-        _plugin(_changing(lambda listing: replace(listing, images=[]))),
-        _LISTS,
-        "The example has the classes []. At least two are required.",
+    "fails to build": (_plugin(lambda *_: 1 / 0), _LISTS, "It raised ZeroDivisionError"),
+    "an example that fails": (_plugin(example=_failing_example), _LISTS, "RuntimeError: no net"),
+    "an absolute path": (_first(path="/dark_1.png"), _PATHS, "must be relative and use"),
+    "a backslash": (_first(path="dark\\1.png"), _PATHS, "must be relative and use"),
+    "a path that climbs": (_first(path="../dark_1.png"), _PATHS, "outside the listing's root."),
+    "a file that is not there": (_first(path="dark_0.png"), _PATHS, "There is no file at the"),
+    "a path twice": (_first(path="dark_2.png"), _PATHS, "A path is listed twice."),
+    "another order each time": (
+        _changed(lambda listing: replace(listing, images=listing.images[:: next(_orders)])),
+        "lists_the_same_twice",
+        "Two listings of the same data differ.",
     ),
-    Fault("an absolute path", _plugin(_changing(_absolute)), _PATHS, "must be relative and use"),
-    Fault(
-        "a path with a backslash",
-        _plugin(_changing(_first(path="dark\\1.png"))),
-        _PATHS,
-        "must be relative and use forward slashes.",
+    "a damaged image": (
+        _plugin(example=_damaged_example), "images_can_be_decoded", "'light_0.png' cannot be"
     ),
-    Fault(
-        "a path that climbs",
-        _plugin(_changing(_climbing)),
-        _PATHS,
-        "The path '../data/dark_1.png' leads outside the listing's root.",
-    ),
-    Fault(
-        "a file that is not there",
-        _plugin(_changing(_first(path="dark_0.png"))),
-        _PATHS,
-        "There is no file at the path 'dark_0.png'.",
-    ),
-    Fault(
-        "a path twice",
-        _plugin(_changing(_first(path="dark_2.png"))),
-        _PATHS,
-        "A path is listed twice.",
-    ),
-    Fault(
-        "a split of its own",
-        _plugin(_changing(_first(split="val"))),
-        _LISTS,
-        "In the listing, images.0.split is 'val'. Input should be 'train', ",
-    ),
-    Fault(
-        "a number as group",
-        _plugin(_changing(_first(group=7))),
-        _LISTS,
-        "In the listing, images.0.group is 7. Input should be a valid string.",
-    ),
-    Fault(
-        "a set of labels for one image",
-        _plugin(_changing(_first(label="", labels=("dark",)))),
-        _LISTS,
-        "Some images have a set of labels, and others have one.",
-    ),
-    Fault(
-        "another order each time",
-        _plugin(_changing(_alternating())),
-        _TWICE,
-        "Two listings of the same data differ. Sort the entries from the file system.",
-    ),
-    Fault(
-        "a damaged image",
-        _plugin(example=_damaged_example),
-        _DECODES,
-        "'light_0.png' cannot be decoded: ",
-    ),
-    Fault(
-        "a missing folder is empty",
-        _plugin(Lenient),
-        _MISSING,
-        "A path that does not exist is treated as empty. Raise a DataError.",
-    ),
-    Fault(
-        "a missing folder is a crash",
-        _plugin(Crashes),
-        _MISSING,
-        "It raised FileNotFoundError: ",
-    ),
-    Fault(
-        "fails to build",
-        _plugin(lambda *_: 1 / 0),
-        _LISTS,
-        "It raised ZeroDivisionError: division by zero",
-    ),
-    Fault(
-        "an example that fails",
-        _plugin(example=_failing_example),
-        _LISTS,
-        "It raised RuntimeError: no network",
-    ),
-]
+    "a missing folder is empty": (_plugin(Lenient), _MISSING, "Raise a DataError."),
+    "a missing folder is a crash": (_plugin(Crashes), _MISSING, "It raised FileNotFoundError: "),
+}  # fmt: skip

@@ -1,21 +1,25 @@
-"""Data sets of torchvision: their own images, labels and splits, copied once."""
+"""Data sets of scikit-learn and torchvision: their own images, labels and splits, copied once."""
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Barrier
 from typing import Any
 
 import numpy as np
 import pytest
+from PIL import Image
+from sklearn.datasets import load_digits
 from torchvision import datasets
 
 from patchline.pipeline.config_files import requested
 from patchline.pipeline.data.ingestion import ingest
-from patchline.pipeline.data.manifests import manifest as manifests
 from patchline.pipeline.data.reading.decoding import decode_image
 from patchline.pipeline.data.reading.image_root import root_image_bytes
 from patchline.pipeline.errors import DataError
-from patchline.plugin_api import SourceContext
+from patchline.plugin_api import ImageListing, SourceContext
+from patchline.plugins.data_sources import digits
 from patchline.plugins.data_sources import torchvision as source
 
 
@@ -55,9 +59,6 @@ def test_one_argument_is_enough(mnist: str, tmp_path: Path) -> None:
     assert config.data.source == "torchvision"
     found = ingest(config, tmp_path / "work")
     assert (found.name, found.greyscale) == ("mnist", True)
-    assert found.counts["test"] + found.counts["train"] + found.counts["validation"] == len(
-        manifests.usable(manifests.load(found.manifest_file))
-    )
     [archive] = (tmp_path / "work").rglob("MNIST-*.zip")
     made = archive.stat().st_mtime_ns
     assert ingest(config, tmp_path / "work").fingerprint == found.fingerprint
@@ -72,10 +73,53 @@ def test_what_is_missing_is_said(tmp_path: Path) -> None:
         listed(str(tmp_path / "CIFAR10"), tmp_path)
 
 
-@pytest.mark.parametrize("name", source.NAMES)
-def test_every_name_is_a_class_that_takes_the_splits(name: str, tmp_path: Path) -> None:
+def test_every_name_is_a_class_that_takes_the_splits(tmp_path: Path) -> None:
     """Each data set is opened with arguments that torchvision knows: only its files are missing."""
-    assert hasattr(datasets, name)
-    with pytest.raises(DataError, match=r"no complete files|needs the package") as raised:
-        listed(str(tmp_path / name), tmp_path)
-    assert not isinstance(raised.value.__cause__, TypeError | ValueError), raised.value.__cause__
+    for name in source.NAMES:
+        assert hasattr(datasets, name)
+        with pytest.raises(DataError, match=r"no complete files|needs the package") as raised:
+            listed(str(tmp_path / name), tmp_path)
+        assert not isinstance(raised.value.__cause__, TypeError | ValueError), name
+
+
+def _digits(work_dir: Path) -> ImageListing:
+    context = SourceContext(path=None, work_dir=work_dir)
+    return digits.plugin.build(digits.DigitsConfig(), context).list_images()
+
+
+def test_digits_are_those_of_scikit_learn_and_written_once(tmp_path: Path) -> None:
+    """All are there, with values scaled from 16 to 255; a second listing writes what is missing."""
+    listing, data = _digits(tmp_path), load_digits()
+    assert len(listing.images) == 1797
+    assert [int(image.label) for image in listing.images] == data.target.tolist()
+    assert not listing.mirror_symmetric
+    for image, values in list(zip(listing.images, data.images, strict=True))[::40]:
+        pixels = np.asarray(Image.open(listing.root / image.path))
+        assert np.array_equal(pixels, np.round(values * 255 / 16))
+    written = {file: file.stat().st_mtime_ns for file in tmp_path.rglob("*.*")}
+    missing = listing.root / listing.images[100].path
+    missing.unlink()
+    assert _digits(tmp_path).images == listing.images
+    changed = [file for file, time in written.items() if file.stat().st_mtime_ns != time]
+    assert changed == [missing]
+
+
+def test_digits_refuse_a_path(tmp_path: Path) -> None:
+    """Whoever names a folder is not given the digits instead."""
+    context = SourceContext(path="photos", work_dir=tmp_path)
+    with pytest.raises(DataError, match=r"data\.path is photos, .* data\.source to image_folder"):
+        digits.plugin.build(digits.DigitsConfig(), context)
+
+
+def test_runs_that_begin_at_once_write_the_digits_together(tmp_path: Path) -> None:
+    """Both that list the same new folder at the same moment find every digit."""
+    together = Barrier(2)
+
+    def listing(_: int) -> ImageListing:
+        together.wait()
+        return _digits(tmp_path)
+
+    with ThreadPoolExecutor(2) as pool:
+        first, second = pool.map(listing, range(2))
+    assert first.images == second.images
+    assert len(list(tmp_path.rglob("*.*"))) == 1797
