@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import tracemalloc
 from pathlib import Path
 
-import numpy as np
 import pandas as pd
 import pytest
 
@@ -16,7 +14,7 @@ from patchline.pipeline.evaluation.confusion_matrix import confused_pairs
 from patchline.pipeline.evaluation.predictions import Predictions
 from patchline.pipeline.evaluation.report import EvaluationReport
 
-CLASSES, IMAGES = 4000, 1500
+CLASSES, IMAGES = 2500, 800
 MATRIX_BYTES = 4 * CLASSES**2
 """Of a matrix of all classes and all classes, in the smallest type that is used for one."""
 
@@ -36,30 +34,24 @@ def test_a_report_on_thousands_of_classes(tmp_path: Path) -> None:
             classes=class_names(CLASSES),
             paths=predictions.paths,
             labels_N=labels,
-            champion_NK=np.roll(probabilities, 1, axis=0),
+            champion_NK=probabilities[::-1],
             challenger_NK=probabilities,
             left_out={},
         )
-        beyond = tracemalloc.get_traced_memory()[1] - probabilities.nbytes  # of the rolled copy
+        beyond = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
     assert beyond < 2 * MATRIX_BYTES
     assert len(report.by_class) == len(compared.by_class) == CLASSES
-    answers = probabilities.argmax(axis=1)
     assert report.confusion == ()
     assert sum(images for *_, images in report.confusion_cells) == IMAGES
-    assert report.errors == sum(n for true, called, n in report.confusion_cells if true != called)
     most = confused_pairs(report.cells, report.classes, limit=IMAGES)
-    assert sum(pair.images for pair in most) == report.errors == int((answers != labels).sum())
+    errors = int((probabilities.argmax(axis=1) != labels).sum())
+    assert sum(pair.images for pair in most) == report.errors == errors
 
     html = written(report, table, tmp_path)
     assert html.stat().st_size < 3 * 2**20
     assert f"{CLASSES - 500:,}" in html.read_text("utf-8")
     text = (tmp_path / "report.json").read_text("utf-8")
     assert EvaluationReport.model_validate_json(text) == report
-    assert len(json.loads(text)["by_class"]) == CLASSES
-    again = pd.read_parquet(tmp_path / "predictions.parquet")
-    assert again.drop(columns="probabilities").equals(table.drop(columns="probabilities"))
-    assert np.array_equal(
-        np.stack(list(again["probabilities"])), np.stack(list(table["probabilities"]))
-    )
+    assert pd.read_parquet(tmp_path / "predictions.parquet").equals(table)
