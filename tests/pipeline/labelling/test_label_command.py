@@ -188,7 +188,7 @@ def test_findings_of_a_table_are_corrected_and_trained_on(tmp_path: Path) -> Non
     shutil.copy(photos / "000.png", photos / "copy.png")
     rows.append("photos/copy.png,down")  # the model need not be good to find this
     table.write_text("\n".join(rows) + "\n")
-    run = ("run", "stripes.csv", "--preset", "none", "--training.epochs", "1")
+    run = ("run", "stripes.csv", "--preset", "none", "--training.epochs", "2")
     check = ("--check-labels", "stripes@champion", "--out", "inspected")
     for command in (run, ("data", "inspect", "stripes.csv", *check)):
         done = patchline(*command, "--json", cwd=tmp_path)
