@@ -13,6 +13,7 @@ from patchline.pipeline.evaluation.calibrated_predictions import calibrated
 from patchline.pipeline.evaluation.config import EvaluationConfig
 from patchline.pipeline.evaluation.predictions import Predictions
 from patchline.pipeline.evaluation.report import EvaluationReport, evaluate
+from tests.conftest import Run
 
 
 def predicted_rows(
@@ -23,38 +24,23 @@ def predicted_rows(
     paths: str = "{label}/{row}.png",
 ) -> pd.DataFrame:
     """Return rows of a manifest with logits that are right in about that share of the images."""
-    generator = np.random.default_rng(0)
-    rows: list[dict[str, Any]] = []
-    for split in ("validation", "test"):
-        for index, label in enumerate(classes):
-            for _ in range(per_class):
-                said = index if generator.random() < accuracy else index - 1
-                logits = generator.normal(0, 0.5, len(classes))
-                logits[said] += 4
-                number = len(rows)
-                rows.append(
-                    {
-                        "path": paths.format(label=label, row=number),
-                        "sha256": f"{number:064x}",
-                        "split": split,
-                        "label": label,
-                        "group": f"camera {number % 3}",
-                        "mode": "RGB",
-                        "width": 30 + number,
-                        "height": 40,
-                        "bytes": 500 * (number + 1),
-                        "row": number,
-                        "logits": logits.astype(np.float32),
-                    }
-                )
-    return pd.DataFrame(rows)
-
-
-def save_predictions(file: Path, classes: tuple[str, ...], **settings: Any) -> Path:
-    """Write validation and test predictions, calibrated."""
-    table, _ = calibrated(predicted_rows(classes, **settings), classes)
-    predictions.save(table, file)
-    return file
+    generator, count = np.random.default_rng(0), len(classes)
+    labels = np.tile(np.repeat(np.arange(count), per_class), 2)
+    rows = np.arange(len(labels))
+    logits = generator.normal(0, 0.5, (len(labels), count)).astype(np.float32)
+    logits[rows, labels - (generator.random(len(labels)) >= accuracy)] += 4
+    table = pd.DataFrame({"row": rows, "label": [classes[label] for label in labels]})
+    return table.assign(
+        path=[paths.format(label=label, row=row) for row, label in enumerate(table["label"])],
+        sha256=[f"{row:064x}" for row in rows],
+        split=np.repeat(["validation", "test"], len(rows) // 2),
+        group=[f"camera {row % 3}" for row in rows],
+        mode="RGB",
+        width=30 + rows,
+        height=40,
+        bytes=500 * (rows + 1),
+        logits=list(logits),
+    )
 
 
 def report_of(
@@ -101,13 +87,19 @@ def made_of(
 
 
 def random_predictions(
-    count: int, num_classes: int, *, seed: int = 0, skill: float = 2.0, **columns: Any
+    count: int,
+    num_classes: int,
+    *,
+    seed: int = 0,
+    skill: float = 2.0,
+    hard: bool = False,
+    **columns: Any,
 ) -> Predictions:
-    """Return predictions with some skill."""
+    """Return predictions with some skill; if `hard`, class 0 is nearly guessed."""
     generator = np.random.default_rng(seed)
     labels = generator.integers(0, num_classes, count)
     logits = generator.normal(size=(count, num_classes))
-    logits[np.arange(count), labels] += skill
+    logits[np.arange(count), labels] += np.where((labels == 0) & hard, 0, skill)
     odds = np.exp(logits)
     return made_of(odds / odds.sum(axis=1, keepdims=True), labels.tolist(), **columns)
 
@@ -116,3 +108,11 @@ def random_images(count: int, channels: int) -> np.ndarray[Any, np.dtype[np.uint
     """Return the images of a prepared store of that many rows."""
     generator = np.random.default_rng(0)
     return generator.integers(0, 256, (count, 12, 12, channels), dtype=np.uint8)
+
+
+def places(finished: Run) -> tuple[Path, Path, Path]:
+    """Return the best model, the manifest and the prepared images of a run."""
+    work = finished.folder / ".patchline"
+    [best], [manifest] = work.glob("runs/*/training/best"), work.glob("manifests/*.parquet")
+    [store] = [each for each in work.glob("prepared/*") if not each.name.startswith(".")]
+    return best, manifest, store

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import cv2
 import numpy as np
 import pytest
 
@@ -11,7 +10,7 @@ from patchline.pipeline.evaluation.corruptions.catalogue import (
     SEVERITIES,
     corrupted,
 )
-from patchline.pipeline.evaluation.corruptions.pixel_values import Array, line_kernel
+from patchline.pipeline.evaluation.corruptions.pixel_values import Array
 from patchline.pipeline.evaluation.robustness import VERSIONS, measured_robustness, sampled_rows
 from patchline.pipeline.metrics.image_groups import ImageGroups
 from tests.conftest import draw_photo
@@ -28,28 +27,9 @@ def test_a_corruption_depends_on_seed_and_image_alone(name: str) -> None:
     is_random = not np.array_equal(first, corrupted(PHOTO, name, 3, 1))
     still = {"defocus_blur", "zoom_blur", "brightness", "contrast", "pixelate", "jpeg_compression"}
     assert is_random == (name not in still)
-
-
-@pytest.mark.parametrize("name", CORRUPTIONS)
-@pytest.mark.parametrize("shape", [(16, 16, 1), (32, 24, 3), (20, 20, 4)])
-def test_a_corruption_keeps_shape_and_type(name: str, shape: tuple[int, int, int]) -> None:
-    """Grey, colour or many bands, square or not, as small as 16 pixels."""
-    pixels = np.random.default_rng(0).integers(0, 256, shape, dtype=np.uint8)
-    for severity in SEVERITIES:
-        result = corrupted(pixels, name, severity, 0)
-        assert result.shape == shape
-        assert result.dtype == np.uint8
-
-
-@pytest.mark.parametrize("name", [name for name in CORRUPTIONS if name not in
-                                  ("elastic_transform", "pixelate", "fog")])  # fmt: skip
-def test_a_higher_severity_changes_more(name: str) -> None:
-    """As in the paper; elastic maps of severity 1 and 2 shift the whole image instead."""
-    coarse = np.random.default_rng(0).integers(0, 256, (12, 12, 3), dtype=np.uint8)
-    photo = cv2.resize(coarse, (128, 128), interpolation=cv2.INTER_CUBIC).astype(int)
-    distances = [np.abs(corrupted(photo.astype(np.uint8), name, s, 0) - photo).mean()
-                 for s in SEVERITIES]  # fmt: skip
-    assert distances[4] > 1.1 * distances[0]
+    for shape in ((16, 16, 1), (32, 24, 3), (20, 20, 4)):  # kept, as is the type
+        result = corrupted(np.full(shape, 99, np.uint8), name, 5, 0)
+        assert (result.shape, result.dtype) == (shape, np.uint8)
 
 
 def test_the_parameters_are_those_of_the_paper() -> None:
@@ -61,7 +41,6 @@ def test_the_parameters_are_those_of_the_paper() -> None:
     assert shot.std() == pytest.approx(np.sqrt(128 / 255 / 25), rel=0.02)
     impulse = corrupted(grey, "impulse_noise", 5, 0)
     assert np.isin(impulse, (0, 255)).mean() == pytest.approx(0.27, abs=0.005)
-    assert (impulse == 255).sum() == pytest.approx((impulse == 0).sum(), rel=0.03)
     assert np.abs(corrupted(grey, "brightness", 3, 0) - (128 + 0.3 * 255)).max() < 1
     halves = grey.copy()
     halves[:112] = 0
@@ -69,21 +48,6 @@ def test_the_parameters_are_those_of_the_paper() -> None:
     assert np.ptp(kept) == pytest.approx(0.3 * 128, abs=1)
     for name in ("defocus_blur", "motion_blur", "zoom_blur", "glass_blur", "pixelate"):
         assert np.abs(corrupted(grey, name, 5, 0).astype(int) - 128).max() <= 1, name
-
-
-def test_blurs_keep_the_mean_and_their_width_follows_the_image() -> None:
-    """A point becomes a disk of the paper's radius at 224 pixels, and half of it at 112."""
-    for side, radius in ((224, 6.0), (112, 3.0)):
-        point = np.zeros((side, side, 1), np.uint8)
-        point[side // 2 - 1 : side // 2 + 2, side // 2 - 1 : side // 2 + 2] = 255
-        spread = corrupted(point, "defocus_blur", 3, 0)[:, :, 0] > 0
-        width = int(spread.any(axis=0).sum())
-        assert width == pytest.approx(2 * radius + 3, abs=2), side
-    kernel = line_kernel(20, 5, 0)
-    assert kernel.sum() == pytest.approx(1)
-    middle = kernel.shape[0] // 2
-    assert kernel[middle, middle + 1] > 0
-    assert kernel[middle, middle - 1] == 0  # in one direction
 
 
 def _classes(images: Array) -> Array:
@@ -94,46 +58,39 @@ def _classes(images: Array) -> Array:
 
 def test_accuracy_is_counted_and_paired_with_the_images_as_they_are() -> None:
     """A classifier of brightness loses dark images to brightness and snow, and none to blur."""
-    images = np.concatenate([np.full((20, 32, 32, 3), v, np.uint8) for v in (100, 160)])
-    labels = np.repeat([0, 1], 20)
+    images = np.concatenate([np.full((20, 16, 16, 3), v, np.uint8) for v in (100, 160)])
     calls: list[tuple[int, int]] = []
+    labels = np.repeat([0, 1], 20)
     found = measured_robustness(_classes, images, labels, 0, lambda *c: calls.append(c))
-    assert found.images == 40
-    assert found.clean.value == 1.0
-    assert len(found.cells) == VERSIONS == 70
+    assert (found.images, found.clean.value, len(found.cells)) == (40, 1.0, VERSIONS)
+    assert calls[-1] == (40 * 71, 40 * 71)
     bright = found.severities_of("brightness")
     assert [cell.severity for cell in bright] == list(SEVERITIES)
     assert [cell.accuracy.value for cell in bright] == [1.0, 0.5, 0.5, 0.5, 0.5]
     assert bright[1].difference.only_a_right == 20
     assert bright[1].difference.p_value < 1e-5
-    assert bright[1].accuracy.low < 0.5 < bright[1].accuracy.high
     assert found.by_corruption["brightness"].value == pytest.approx(0.6)
-    assert found.by_corruption["defocus_blur"].value == 1.0
-    assert found.by_corruption["defocus_blur"].low < 1.0  # 40 images do not make it certain
+    blurred = found.by_corruption["defocus_blur"]
+    assert blurred.low < blurred.value == 1.0  # 40 images do not make it certain
     mean = np.mean([cell.accuracy.value for cell in found.cells])
-    assert found.mean.value == pytest.approx(mean)
-    assert found.loss.value == pytest.approx(mean - 1)
+    assert (found.mean.value, found.loss.value) == pytest.approx((mean, mean - 1))
     assert found.loss.low < found.loss.value < found.loss.high < 0
-    assert calls[-1] == (40 * 71, 40 * 71)
     assert found == measured_robustness(_classes, images, labels, 0)
-    assert {"corrupted_accuracy", "corrupted_accuracy_loss", "corrupted_accuracy/snow"} <= set(
-        found.metrics
-    )
+    assert {"corrupted_accuracy_loss", "corrupted_accuracy/snow"} < set(found.metrics)
 
 
 def test_images_of_one_group_are_one_observation() -> None:
     """Brightness makes one of two patients' images wrong: nothing is known from two patients."""
     images = np.concatenate([np.full((10, 16, 16, 3), v, np.uint8) for v in (100, 160)])
     labels = np.repeat([0, 1], 10)
-    groups = ImageGroups.of(labels)
-    found = measured_robustness(_classes, images, labels, 0, groups=groups)
-    alone = measured_robustness(_classes, images, labels, 0)
+    found, alone = (
+        measured_robustness(_classes, images, labels, 0, groups=groups)
+        for groups in (ImageGroups.of(labels), None)
+    )
     bright = found.severities_of("brightness")[1]
     assert (bright.accuracy.value, bright.difference.p_value) == (0.5, 1.0)
     assert alone.severities_of("brightness")[1].difference.p_value < 0.01
-    for estimate in (found.by_corruption["brightness"], bright.accuracy):
-        assert estimate.low < 0.1
-        assert estimate.n == 20
+    assert max(found.by_corruption["brightness"].low, bright.accuracy.low) < 0.1
     assert found.loss.high > 0 > alone.loss.high
     assert found.mean.low < alone.mean.low - 0.1
     assert found.clean.low < 0.5
@@ -145,5 +102,4 @@ def test_a_sample_is_random_and_the_same_each_time() -> None:
     assert len(set(rows.tolist())) == 50
     assert (rows == sampled_rows(1000, 50, 3)).all()
     assert (rows != sampled_rows(1000, 50, 4)).any()
-    assert rows.max() > 500
     assert sampled_rows(7, 50, 3).tolist() == list(range(7))

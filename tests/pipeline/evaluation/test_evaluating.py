@@ -1,4 +1,4 @@
-"""The evaluation stage: the temperature, and the files of a report."""
+"""The evaluation stage: temperature, files of a report, and averaging with mirror images."""
 
 from __future__ import annotations
 
@@ -10,104 +10,78 @@ import pytest
 from scipy.special import softmax
 
 from patchline.pipeline.data.manifests import manifest as manifests
-from patchline.pipeline.evaluation import plots
 from patchline.pipeline.evaluation.__main__ import predict
 from patchline.pipeline.evaluation.calibrated_predictions import calibrated
-from patchline.pipeline.evaluation.chosen_images import EXPLANATIONS
 from patchline.pipeline.evaluation.config import EvaluationConfig
 from patchline.pipeline.evaluation.grouped_images import image_groups
-from patchline.pipeline.evaluation.html_report import ReportPage
 from patchline.pipeline.evaluation.prediction_job import CorruptionJob, PredictionJob
 from patchline.pipeline.evaluation.predictions import Predictions
-from patchline.pipeline.evaluation.report import EvaluationReport
 from patchline.pipeline.evaluation.slices import slices
-from patchline.pipeline.evaluation.written_report import ReportContents, write_report
+from patchline.pipeline.evaluation.test_time_averaging import decided, decided_by_map
+from patchline.pipeline.metrics.image_groups import ImageGroups
 from patchline.pipeline.metrics.temperature import by_member, fit_temperature
-from patchline.pipeline.models.reference_images import REFERENCE_IMAGES_FILE
+from patchline.pipeline.models.model_files import load_model
+from patchline.pipeline.packaging.__main__ import package
+from patchline.pipeline.packaging.job import PackagingJob
+from patchline.pipeline.packaging.packaged_model import PackagedModel
 from patchline.pipeline.workers.event_log import EventWriter
 from tests.conftest import Run
-from tests.pipeline.evaluation.conftest import predicted_rows, random_images, report_of
+from tests.pipeline.evaluation.conftest import places, predicted_rows
 
 CLASSES = ("across", "down", "rising", "falling")
-PICTURES = {
-    plots.CONFUSION,
-    plots.CONFUSION_SHARES,
-    plots.RELIABILITY,
-    plots.ERRORS,
-    plots.UNCERTAIN,
-    plots.LABEL_ERRORS,
-}
-FILES = {"report.html", "report.json", "predictions.parquet"}
 
 
 def test_the_temperature_comes_from_the_validation_split() -> None:
     """It is fitted on the validation split alone; an ensemble's members have their own."""
     rows = predicted_rows(CLASSES, per_class=40)
     validation = (rows["split"] == "validation").to_numpy()
-    rows.loc[validation, "logits"] *= 8
     table, fit = calibrated(rows, CLASSES)
     logits = np.stack(list(rows["logits"]))[validation]
     labels = table["label_index"].to_numpy()[validation]
     assert fit == fit_temperature(logits, labels, groups=image_groups(rows[validation]))
     assert fit.images == 160
-    _, other = calibrated(predicted_rows(CLASSES, per_class=40), CLASSES)
-    assert fit.temperature > 2 * other.temperature
     _, unknown = calibrated(rows[~validation], CLASSES)
     assert (unknown.state, unknown.temperature) == ("not fitted", 1)
-    members = by_member((fit, other))
+    members = by_member((fit, fit))
     assert calibrated(rows[~validation], CLASSES, members)[1] == members
 
 
-def test_probabilities_are_the_logits_over_the_temperature() -> None:
-    """The table's probabilities of both splits come from its logits with that temperature."""
-    table, fit = calibrated(predicted_rows(CLASSES, per_class=40), CLASSES)
+@pytest.mark.parametrize("class_images", [None, (900, 60, 30, 10)])
+def test_probabilities_are_the_logits_over_the_temperature(
+    class_images: tuple[int, ...] | None,
+) -> None:
+    """The table's probabilities of both splits come from its logits; a bias is added."""
+    rows = predicted_rows(CLASSES, per_class=40)
+    table, fit = calibrated(rows, CLASSES, None, class_images)
     assert fit.temperature != 1
+    assert len(fit.bias) == (4 if class_images else 0)
     logits = np.stack(list(table["logits"])).astype(np.float64)
-    expected = softmax(logits / fit.temperature, axis=1)
+    expected = softmax(logits / fit.temperature + (fit.bias or 0), axis=1)
     assert Predictions.of(table).probabilities_NK == pytest.approx(expected, abs=1e-6)
-    rows, images = predicted_rows(CLASSES, per_class=40), (900, 60, 30, 10)
-    table, fit = calibrated(rows, CLASSES, None, images)
-    assert len(fit.bias) == len(CLASSES)
-    expected = softmax(logits / fit.temperature + fit.bias, axis=1)
-    assert Predictions.of(table).probabilities_NK == pytest.approx(expected, abs=1e-6)
-
-
-@pytest.mark.parametrize("epochs", [0, 3])
-def test_a_report_has_its_files_under_fixed_names(tmp_path: Path, epochs: int) -> None:
-    """Page, JSON, predictions and pictures are written, curves only with a history."""
-    report = report_of(tmp_path, CLASSES)
-    predictions = Predictions.load(tmp_path / "predictions.parquet")
-    images = random_images(len(predictions.paths), 3)
-    keys = ("train_loss", "validation_loss", "train_accuracy", "validation_accuracy")
-    history = [{"epoch": epoch, **dict.fromkeys(keys, 0.5)} for epoch in range(epochs)]
-    page = ReportPage(title="photos", facts={}, notes=(), settings={})
-    folder = tmp_path / "report"
-    contents = ReportContents(page, predictions.table, images.__getitem__, history)
-    html = write_report(report, contents, folder)
-    assert html == folder / "report.html"
-    expected = FILES | PICTURES | ({plots.CURVES} if epochs else set())
-    assert {file.name for file in folder.iterdir()} == expected
-    text = (folder / "report.json").read_text(encoding="utf-8")
-    assert EvaluationReport.model_validate_json(text) == report
-    assert pd.read_parquet(folder / "predictions.parquet").equals(predictions.table)
 
 
 def test_a_real_run_has_its_files(finished_run: Run) -> None:
     """The run's report folder holds every file, and nothing half-made."""
     folder = Path(str(finished_run.summary["report"])).parent
-    files = {file.name for file in folder.iterdir()}
-    assert files == FILES | PICTURES | {plots.CURVES, EXPLANATIONS, REFERENCE_IMAGES_FILE}
+    assert {file.name for file in folder.iterdir()} == {
+        "report.html", "report.json", "predictions.parquet", "explanations", "reference_images.npz",
+        "confusion_matrix.png", "confusion_matrix_normalised.png", "reliability.png",
+        "training_curves.png", "confident_errors.png", "least_certain.png",
+        "likely_label_errors.png",
+    }  # fmt: skip
     assert not (folder.parent / "prediction" / "logits.parquet").exists()
 
 
-def test_predictions_keep_the_columns_to_slice_by(finished_run: Run, tmp_path: Path) -> None:
-    """The worker takes them from the manifest, and they are still there with probabilities."""
-    work = finished_run.folder / ".patchline"
-    [best], [file] = work.glob("runs/*/training/best"), work.glob("manifests/*.parquet")
+def test_the_worker_predicts_all_that_a_report_needs(finished_run: Run, tmp_path: Path) -> None:
+    """Corrupted images, columns to slice by, and the same logits with averaging or without.
+
+    Stripes that rise are falling ones in the mirror, so averaging cannot win, and stays off.
+    """
+    best, file, store = places(finished_run)
     manifest = manifests.load(file)
     sites = [f"site {number % 3}" for number in range(len(manifest))]
     manifests.save(manifest.assign(**{"column:site": sites, "column:age": "1"}), tmp_path / "m")
-    [store] = [each for each in work.glob("prepared/*") if not each.name.startswith(".")]
+    classes = ("across", "down", "rising")
     job = PredictionJob(
         model_folder=best,
         manifest_file=tmp_path / "m",
@@ -116,14 +90,74 @@ def test_predictions_keep_the_columns_to_slice_by(finished_run: Run, tmp_path: P
         device="cpu",
         file=tmp_path / "logits.parquet",
         columns=("column:site",),
-        corrupted=CorruptionJob(images=3, seed=0, classes=("across", "down", "rising")),
+        corrupted=CorruptionJob(images=3, seed=0, classes=classes),
+        tries_averaging=True,
     )
     predicted = predict(job, EventWriter(tmp_path / "events.jsonl"))
     assert predicted.robustness is not None
     assert predicted.robustness.images == 3  # of the test split
-    assert predicted.robustness.mean.n == 3
-    table, _ = calibrated(pd.read_parquet(job.file), ("across", "down", "rising"))
+    table, _ = calibrated(pd.read_parquet(job.file), classes)
     assert "column:age" not in table
     found = slices(Predictions.of(table), EvaluationConfig(slices=("column:site",)))
     assert {part.value for part in found} == {"site 0", "site 1", "site 2"}
     assert sum(part.images for part in found) == len(table)
+    averaging = predicted.averaging
+    assert averaging is not None
+    assert (averaging.state, averaging.test) == ("off", None)
+    assert averaging.validation is not None
+    assert averaging.validation.difference.n == (table["split"] == "validation").sum()
+    report = Path(str(finished_run.summary["report"]))
+    alone = pd.read_parquet(report.with_name("predictions.parquet")).set_index("path")
+    alone = alone.loc[table["path"]]
+    assert np.allclose(*(np.stack(list(each["logits"])) for each in (table, alone)), atol=1e-5)
+
+
+def _right(wrong: int) -> np.ndarray:
+    return np.arange(200) >= wrong
+
+
+def test_only_a_significant_gain_is_worth_twice_the_cost() -> None:
+    """Ten images more are; three more, or fewer, are not."""
+    found = decided(_right(20), _right(10))
+    assert found.is_on
+    assert "10 are correct only together with the mirror image and 0 only alone" in found.sentence()
+    assert found.model_copy(update={"test": found.validation}).sentence().count("of 200") == 2
+    untried = type(found)(state="not tried", why="mirror images show other classes")
+    assert untried.sentence() == "not tried, because mirror images show other classes"
+    assert not decided(_right(20), _right(17)).is_on
+    assert not decided(_right(10), _right(20)).is_on
+    frames = decided(_right(20), _right(10), ImageGroups.of(np.arange(200) // 10))
+    assert not frames.is_on  # ten images of one video are one observation
+    assert frames.sentence().startswith("off: of 200 validation images in 20 groups, 10 are")
+    assert decided(_right(0)[:0], _right(0)[:0]).state == "off"  # nothing is known
+
+
+def test_sets_of_labels_decide_by_map() -> None:
+    """Scores that are less noisy together win by the paired bootstrap; equal ones do not."""
+    generator = np.random.default_rng(0)
+    labels = (generator.random((200, 3)) < 0.3).astype(np.uint8)
+    noise = generator.normal(size=(2, 200, 3))
+    alone, together = labels + noise[0], labels + (noise[0] + noise[1]) / 2
+    found = decided_by_map(labels, alone, together)
+    assert found.state == "on"
+    assert "mAP is" in found.sentence()
+    assert decided_by_map(labels, alone, alone).state == "off"
+    assert type(found).model_validate_json(found.model_dump_json()) == found
+
+
+def test_the_package_does_as_was_decided(finished_run: Run, tmp_path: Path) -> None:
+    """Its graph averages, its description says so, and a model loaded from it averages, too."""
+    best, manifest, store = places(finished_run)
+    places_of = {"model_folder": best, "manifest_file": manifest, "store": store}
+    unknown = {"calibration": None, "reported": None}
+    job = PackagingJob(**places_of, **unknown, folder=tmp_path / "made", averages_views=True)
+    package(job, EventWriter(tmp_path / "events.jsonl"))
+    made = PackagedModel(job.folder / "model.onnx", job.folder / "model.json", 1)
+    shape = (3, *(made.image[key] for key in ("height", "width", "channels")))
+    images = np.random.default_rng(0).integers(0, 256, shape, dtype=np.uint8)
+    mirrored = np.ascontiguousarray(images[:, :, ::-1])
+    assert np.allclose(made.probabilities(images), made.probabilities(mirrored), atol=1e-5)
+    model, description = load_model(job.folder)
+    assert description.model.settings["test_time_flip"] is True
+    assert getattr(model, "test_time_flip") is True  # noqa: B009 - a plugin's own attribute
+    assert "test-time flip" in (job.folder / "model_card.md").read_text(encoding="utf-8")

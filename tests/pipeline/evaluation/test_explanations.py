@@ -7,7 +7,6 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
-import torch
 from scipy.special import expit, softmax
 from torch import nn
 
@@ -26,23 +25,19 @@ from tests.pipeline.evaluation.multi_label.label_set_data import LABELS, logits_
 from tests.pipeline.visual_guide.made_guides import CLASSES, SIDE, make_model
 
 
-def _table(predicted: list[str]) -> pd.DataFrame:
-    rows = {
-        "split": ["validation", "test", "test", "test", "test"],
-        "path": [f"{n}.png" for n in range(5)],
-        "label": ["rose"] * 5,
-        "predicted": predicted,
-        "probability": [0.99, 0.6, 0.9, 0.7, 0.8],
-        "row": [10, 11, 12, 13, 14],
-    }
-    return pd.DataFrame(rows)
-
-
 def test_the_surest_right_and_the_worst_wrong_test_image_are_chosen() -> None:
     """Images of other splits do not count; without an error there is one page."""
-    mixed = choose_images(_table(["rose", "rose", "tulip", "rose", "tulip"]))
+    rows = {
+        "split": ["validation", *["test"] * 4],
+        "path": [f"{n}.png" for n in range(5)],
+        "label": "rose",
+        "predicted": ["rose", "rose", "tulip", "rose", "tulip"],
+        "probability": [0.99, 0.6, 0.9, 0.7, 0.8],
+        "row": range(10, 15),
+    }
+    mixed = choose_images(pd.DataFrame(rows))
     assert [(each.page, each.row) for each in mixed] == [("surest_right", 13), ("worst_wrong", 12)]
-    right = choose_images(_table(["rose"] * 5))
+    right = choose_images(pd.DataFrame({**rows, "predicted": "rose"}))
     assert [(each.page, each.row) for each in right] == [("surest_right", 12)]
 
 
@@ -57,7 +52,6 @@ def test_the_average_of_calibrated_models_is_explained_without_another_temperatu
 ) -> None:
     """As in the package, only the members of an ensemble have temperatures; a model has its own."""
     rows = predicted_rows(CLASSES, per_class=40)
-    logits_NK = np.stack(list(rows["logits"])).astype(np.float64)
     _, description = make_model({"name": "vit", "depth": 1})
     _, alone = as_packaged(_job(tmp_path), description, rows)
     fit = calibrated(rows, CLASSES)[1]
@@ -65,8 +59,8 @@ def test_the_average_of_calibrated_models_is_explained_without_another_temperatu
     ensemble = EnsembleResult(weights=tmp_path, calibrations=(fit, fit), seconds=1)
     table, described = as_packaged(_job(tmp_path, ensemble), description, rows)
     assert described.temperature == 1
-    found = np.stack(list(table["probabilities"]))
-    assert found == pytest.approx(softmax(logits_NK, axis=1), abs=1e-6)
+    expected = softmax(np.stack(list(rows["logits"])), axis=1)
+    assert np.stack(list(table["probabilities"])) == pytest.approx(expected, abs=1e-6)
 
 
 def test_an_ensemble_of_sets_of_labels_is_explained_with_its_own_thresholds(tmp_path: Path) -> None:
@@ -74,21 +68,16 @@ def test_an_ensemble_of_sets_of_labels_is_explained_with_its_own_thresholds(tmp_
     rows = logits_table()
     _, description = make_model({"name": "vit", "depth": 1})
     description = description.model_copy(update={"task": MULTI_LABEL, "classes": LABELS})
-    fit = LabelCalibration.none(len(LABELS))
+    fits = (LabelCalibration.none(4),) * 2
     thresholds = LabelThresholds(values=(0.8,) * 4, fitted=(True,) * 4)
     ensemble = EnsembleResult(
-        weights=tmp_path, label_calibrations=(fit, fit), thresholds=thresholds, seconds=1
+        weights=tmp_path, label_calibrations=fits, thresholds=thresholds, seconds=1
     )
     table, described = as_packaged(_job(tmp_path, ensemble), description, rows)
     assert described.thresholds == thresholds
-    assert described.label_calibration == LabelCalibration.by_member((fit, fit))
-    found = np.stack(list(table["probabilities"]))
-    assert found == pytest.approx(expit(np.stack(list(rows["logits"]))), abs=1e-6)
-
-
-class Broken(nn.Module):
-    def forward(self, images_BCHW: torch.Tensor) -> torch.Tensor:
-        raise RuntimeError(f"no answer to {len(images_BCHW)} image")
+    assert described.label_calibration == LabelCalibration.by_member(fits)
+    expected = expit(np.stack(list(rows["logits"])))
+    assert np.stack(list(table["probabilities"])) == pytest.approx(expected, abs=1e-6)
 
 
 def test_a_model_that_cannot_be_explained_costs_only_the_explanations(
@@ -99,7 +88,7 @@ def test_a_model_that_cannot_be_explained_costs_only_the_explanations(
     model, description = make_model({"name": "vit", "depth": 1})
     images = np.zeros((len(table), SIDE, SIDE, 3), np.uint8)
     job = _job(tmp_path / "no")
-    nothing = explain_predictions(job, Broken(), description, images, table)
+    nothing = explain_predictions(job, nn.Linear(1, 1), description, images, table)
     assert (nothing.maps(), nothing.test) == ({}, None)
     assert "The maps of where the model looked could not be computed" in caplog.text
     assert not (tmp_path / "no").exists()

@@ -27,8 +27,7 @@ def _doubted_by_hand(predictions: Predictions) -> dict[int, float]:
     return found
 
 
-@pytest.mark.parametrize("num_classes", [2, 3, 10])
-@pytest.mark.parametrize("skill", [0.0, 2.0])
+@pytest.mark.parametrize(("num_classes", "skill"), [(3, 0.0), (10, 2.0)])
 def test_label_errors_are_those_of_the_papers_definition(num_classes: int, skill: float) -> None:
     """Confident learning written out by hand doubts the same labels in the same order."""
     predictions = random_predictions(150, num_classes, skill=skill)
@@ -40,27 +39,9 @@ def test_label_errors_are_those_of_the_papers_definition(num_classes: int, skill
     assert len(expected) > 0
 
 
-def test_labels_that_were_changed_are_found() -> None:
-    """With a good model, ten wrong labels among 500 are the first ten that are doubted."""
-    good = random_predictions(500, 5, skill=8.0)
-    labels = good.labels_N.tolist()
-    changed = range(0, 100, 10)
-    for place in changed:
-        labels[place] = (labels[place] + 1) % 5
-    predictions = made_of(good.probabilities_NK, labels)
-    assert set(galleries.likely_label_errors(predictions)[:10]) == set(changed)
-
-
 def test_a_class_without_images_is_never_suspected() -> None:
     """A class that no image has cannot be what a label should have been."""
     predictions = made_of(np.array([[0.1, 0.2, 0.7], [0.1, 0.3, 0.6]]), [0, 1])
-    assert len(galleries.likely_label_errors(predictions)) == 0
-
-
-def test_a_perfect_model_doubts_nothing() -> None:
-    """Without errors there are neither confident errors nor doubtful labels."""
-    predictions = made_of(np.array([[0.9, 0.1], [0.2, 0.8], [0.6, 0.4]]), [0, 1, 0])
-    assert len(galleries.confident_errors(predictions)) == 0
     assert len(galleries.likely_label_errors(predictions)) == 0
 
 
@@ -75,33 +56,22 @@ def test_confident_errors_are_all_errors_surest_first() -> None:
     assert surest == sorted(surest, reverse=True)
 
 
-@pytest.mark.parametrize("num_classes", [2, 7])
-def test_the_least_certain_have_the_smallest_margin(num_classes: int) -> None:
+def test_the_least_certain_have_the_smallest_margin() -> None:
     """Images are ordered by the distance of their two most probable classes."""
-    predictions = random_predictions(100, num_classes)
-    margins = []
-    for place in galleries.least_certain(predictions):
-        first, second = np.sort(predictions.probabilities_NK[place])[::-1][:2]
-        margins.append(first - second)
+    predictions = random_predictions(100, 7)
+    shown = np.sort(predictions.probabilities_NK[galleries.least_certain(predictions)])
+    margins = (shown[:, -1] - shown[:, -2]).tolist()
     assert margins == sorted(margins)
     assert len(margins) == 100
 
 
 def test_an_image_says_what_the_model_thought() -> None:
     """Label, the three most probable classes and the row in the table stand with the image."""
-    predictions = made_of(np.array([[0.3, 0.1, 0.4, 0.2], [0.7, 0.1, 0.1, 0.1]]), [1, 0])
-    classes = [f"class {k}" for k in range(4)]
-    [image] = galleries.gallery(predictions, classes, np.array([0]))
-    assert (image.path, image.position, image.label) == ("0.png", 0, "class 1")
-    assert [answer.name for answer in image.answers] == ["class 2", "class 0", "class 3"]
-    assert [answer.probability for answer in image.answers] == pytest.approx([0.4, 0.3, 0.2])
-    assert image.label_probability == pytest.approx(0.1)
-    assert image.predicted == "class 2"
-    assert image.probability == pytest.approx(0.4)
-
-
-def test_two_classes_give_two_answers() -> None:
-    """With fewer than three classes every one of them is listed."""
-    predictions = made_of(np.array([[0.3, 0.7]]), [0])
-    [image] = galleries.gallery(predictions, ["a", "b"], np.array([0]))
-    assert [answer.name for answer in image.answers] == ["b", "a"]
+    predictions = made_of(np.array([[0.3, 0.1, 0.4, 0.2]]), [1])
+    [image] = galleries.gallery(predictions, "abcd", np.array([0]))
+    assert (image.path, image.position, image.label, image.predicted) == ("0.png", 0, "b", "c")
+    assert [answer.name for answer in image.answers] == ["c", "a", "d"]
+    shown = [answer.probability for answer in image.answers]
+    assert [*shown, image.label_probability, image.probability] == pytest.approx(
+        [0.4, 0.3, 0.2, 0.1, 0.4]
+    )

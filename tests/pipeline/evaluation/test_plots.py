@@ -1,32 +1,22 @@
-"""The pictures of an evaluation are written for every kind of report."""
+"""The pictures of an evaluation, and class names in them, whatever their script."""
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
 from PIL import Image
 
 from patchline.pipeline.evaluation import plots
-from tests.conftest import Run
+from patchline.pipeline.evaluation.galleries import Answer, GalleryImage
+from patchline.pipeline.files.fonts import families_showing, font_showing
+from patchline.pipeline.training.augmentation_preview import Column, labelled_picture
 from tests.pipeline.evaluation.conftest import random_images, report_of
 
 CLASSES = ("across", "down", "rising")
-
-
-def _history(epochs: int) -> list[dict[str, float]]:
-    return [
-        {
-            "epoch": epoch,
-            "train_loss": 1.0 / epoch,
-            "validation_loss": 1.2 / epoch,
-            "train_accuracy": 1 - 0.5 / epoch,
-            "validation_accuracy": 1 - 0.6 / epoch,
-        }
-        for epoch in range(1, epochs + 1)
-    ]
+NAMES = ("daisy", "Müller", "кошка", "猫", "قطة", "बिल्ली", "🐈", "a\u200bb", "𐎀")
 
 
 def _pixels(file: Path) -> np.ndarray[Any, Any]:
@@ -39,76 +29,39 @@ def _pixels(file: Path) -> np.ndarray[Any, Any]:
     return pixels
 
 
-@pytest.mark.parametrize(("count", "shares"), [(2, True), (40, False)])
-def test_the_confusion_matrix_of_few_and_many_classes(
-    tmp_path: Path, count: int, shares: bool
-) -> None:
-    """A picture is written for 2 classes as for 40, in images as in shares."""
-    report = report_of(tmp_path, tuple(f"class {k}" for k in range(count)), per_class=3)
-    _pixels(plots.plot_confusion_matrix(report, tmp_path / "confusion.png", shares=shares))
+def test_the_confusion_matrix_of_many_classes(tmp_path: Path) -> None:
+    """A picture is written for 40 classes, in images as in shares, of which one is never seen."""
+    report = report_of(tmp_path, tuple(f"class {k}" for k in range(40)), per_class=1)
+    for shares in (False, True):
+        _pixels(plots.plot_confusion_matrix(report, tmp_path / "confusion.png", shares=shares))
+        emptied = ((0,) * 40, *report.confusion[1:])
+        report = report.model_copy(update={"confusion": emptied})
 
 
-def test_the_confusion_matrix_shows_where_the_errors_are(tmp_path: Path) -> None:
-    """A model that is always right and one that never is look different."""
-    perfect = report_of(tmp_path, CLASSES, accuracy=1.0)
-    confused = report_of(tmp_path, CLASSES, accuracy=0.0)
-    one = _pixels(plots.plot_confusion_matrix(perfect, tmp_path / "perfect.png"))
-    other = _pixels(plots.plot_confusion_matrix(confused, tmp_path / "confused.png"))
-    assert one.shape != other.shape or (one != other).any()
+def test_the_curves_of_short_and_long_runs(tmp_path: Path) -> None:
+    """Curves are drawn, and one epoch is marked."""
+    ends = {"train_loss": 1, "validation_loss": 2, "train_accuracy": 3, "validation_accuracy": 4}
+    blue = []
+    for epochs in (0, 1, 30):
+        history = [
+            {"epoch": k, **{name: end / k for name, end in ends.items()}}
+            for k in range(1, epochs + 1)
+        ]
+        drawn = _pixels(plots.plot_training_curves(history, tmp_path / "curves.png"))
+        blue.append((drawn == (0x25, 0x63, 0xA8)).all(axis=2).mean())
+    assert 0 < 1.05 * blue[0] < min(blue[1:])
 
 
-def test_a_class_without_test_images_is_drawn(tmp_path: Path) -> None:
-    """An empty row of the confusion matrix divides by nothing."""
-    report = report_of(tmp_path, CLASSES)
-    emptied = report.model_copy(update={"confusion": ((3, 1, 0), (0, 0, 0), (0, 2, 5))})
-    _pixels(plots.plot_confusion_matrix(emptied, tmp_path / "confusion.png"))
-
-
-@pytest.mark.parametrize("epochs", [1, 2, 30])
-def test_the_curves_of_short_and_long_runs(tmp_path: Path, epochs: int) -> None:
-    """A picture with both curves is written for one epoch as for many."""
-    drawn = _pixels(plots.plot_training_curves(_history(epochs), tmp_path / "curves.png"))
-    assert _share_of_blue(drawn) > 1e-4
-
-
-def _share_of_blue(pixels: np.ndarray[Any, Any]) -> float:
-    return float((pixels == (0x25, 0x63, 0xA8)).all(axis=2).mean())
-
-
-def test_one_epoch_is_marked(tmp_path: Path) -> None:
-    """With one epoch, each curve has a mark that an empty history does not have."""
-    one = _pixels(plots.plot_training_curves(_history(1), tmp_path / "one.png"))
-    none = _pixels(plots.plot_training_curves([], tmp_path / "none.png"))
-    assert _share_of_blue(one) > 1.05 * _share_of_blue(none) > 0
-
-
-@pytest.mark.parametrize("accuracy", [0.0, 1.0])
-def test_the_reliability_diagram_of_any_model(tmp_path: Path, accuracy: float) -> None:
-    """The diagram is drawn for a model that is always right, and for one that never is."""
-    report = report_of(tmp_path, CLASSES, accuracy=accuracy)
-    drawn = _pixels(plots.plot_reliability(report, tmp_path / "reliability.png"))
-    assert _share_of_blue(drawn) > 1e-4
-
-
-@pytest.mark.parametrize("channels", [1, 3])
-def test_a_gallery_shows_its_images(tmp_path: Path, channels: int) -> None:
-    """Each image of a gallery is drawn, grey or in colour."""
+def test_a_gallery_shows_its_images(tmp_path: Path) -> None:
+    """Each image of a gallery is drawn; an empty gallery is a picture, too."""
     shown = report_of(tmp_path, CLASSES, accuracy=0.5).most_confident_errors
-    black = np.zeros((36, 12, 12, channels), np.uint8)
-    marked = black.copy()
-    marked[[image.position for image in shown]] = 200
-    dark = _pixels(plots.plot_gallery(shown, black.__getitem__, tmp_path / "1.png"))
-    light = _pixels(plots.plot_gallery(shown, marked.__getitem__, tmp_path / "2.png"))
+    pixels = np.zeros((36, 12, 12, 1), np.uint8)
+    dark = _pixels(plots.plot_gallery(shown, pixels.__getitem__, tmp_path / "1.png"))
+    pixels[[image.position for image in shown]] = 200
+    light = _pixels(plots.plot_gallery(shown, pixels.__getitem__, tmp_path / "2.png"))
     assert (dark == 0).all(axis=2).mean() > 0.05
     assert (light == 0).all(axis=2).mean() < 0.01
-
-
-def test_an_empty_gallery_makes_a_picture_too(tmp_path: Path) -> None:
-    """Where nothing went wrong the picture says so."""
-    images = random_images(1, 3)
-    file = plots.plot_gallery((), images.__getitem__, tmp_path / "errors.png")
-    with Image.open(file) as opened:
-        assert np.asarray(opened.convert("L")).min() < 200
+    assert plots.plot_gallery((), pixels.__getitem__, tmp_path / "0.png").stat().st_size > 0
 
 
 def test_names_with_signs_of_formulas_are_drawn(tmp_path: Path) -> None:
@@ -120,8 +73,41 @@ def test_names_with_signs_of_formulas_are_drawn(tmp_path: Path) -> None:
     _pixels(plots.plot_gallery(shown, images.__getitem__, tmp_path / "errors.png"))
 
 
-def test_a_real_run_has_its_pictures(finished_run: Run) -> None:
-    """The run's report folder holds the pictures under their fixed names."""
-    folder = Path(str(finished_run.summary["report"])).parent
-    for name in (plots.CONFUSION, plots.RELIABILITY, plots.CURVES, plots.ERRORS):
-        _pixels(folder / name)
+def test_a_font_has_all_characters_of_a_text_or_there_is_none() -> None:
+    """Checked against the characters that the font itself lists."""
+    from matplotlib.ft2font import FT2Font
+
+    for name in NAMES:
+        font = font_showing(name)
+        if font is not None:
+            listed = FT2Font(str(font)).get_charmap()
+            assert all(ord(each) in listed for each in name)
+    assert font_showing("daisy and Müller, кошка") is not None  # matplotlib's own
+    assert font_showing("\U00010380 ugaritic 猫") is None
+    assert families_showing(["daisy", "猫"])[0] == "DejaVu Sans"  # on every machine
+
+
+def test_names_that_no_font_shows_are_numbers_of_the_classes() -> None:
+    """Counted from 1, in the order of the classes; all others stay as they are."""
+    numbers = plots.numbers_without_font(NAMES)
+    shown = plots.drawable_names(NAMES, NAMES)
+    for number, (name, drawn) in enumerate(zip(NAMES, shown, strict=True), 1):
+        assert drawn == (f"#{number}" if name in numbers else name)
+        assert (name in numbers) is (font_showing(name) is None)
+    assert {"daisy", "Müller", "кошка"}.isdisjoint(numbers)
+
+
+def test_pictures_are_drawn_without_a_warning(tmp_path: Path) -> None:
+    """Each missing character would warn once, and be a box in the picture."""
+    pixels = np.zeros((8, 8, 3), np.uint8)
+    answer = Answer(name=NAMES[0], probability=0.5)
+    images = [
+        GalleryImage(path="a.png", position=0, label=name, label_probability=0.1, answers=(answer,))
+        for name in NAMES
+    ]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        plots.plot_gallery(images, lambda _: pixels, tmp_path / "gallery.png", NAMES)
+        column = Column("as stored", pixels[None].repeat(len(NAMES), 0))
+        picture = labelled_picture("preview", [column], NAMES)
+    assert picture.width > 100

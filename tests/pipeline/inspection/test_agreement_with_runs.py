@@ -20,20 +20,6 @@ from tests.conftest import write_photos
 from tests.pipeline.inspection.test_inspecting import garden, inspected, scene
 
 
-def test_class_without_a_readable_image_is_an_error(tmp_path: Path) -> None:
-    """A run stops at it, so the inspection says so and names the files."""
-    folder = write_photos(tmp_path / "photos", images=12)
-    for number in range(12):
-        (folder / f"down/{number:03d}.png").write_text("words")
-    result = inspected(folder).result
-    [finding] = [finding for finding in result.findings if finding.kind == "small_class"]
-    assert (finding.severity, finding.classes, len(finding.files)) == ("error", ("down",), 12)
-    assert any(
-        note.startswith("a run would stop: Class 'down' has no readable image")
-        for note in result.notes
-    )
-
-
 def test_single_class_is_said_to_stop_a_run(tmp_path: Path) -> None:
     """It can be inspected all the same."""
     result = inspected(write_photos(tmp_path / "photos", classes=1, images=12)).result
@@ -69,7 +55,6 @@ def test_table_of_a_leak_by_groups_unblocks_a_run(
     """Members of a group outside the most important of its splits are marked, as copies are."""
     monkeypatch.setenv("HOME", str(tmp_path))
     folder = garden(tmp_path / "garden", images=12)
-    shutil.copy(folder / "test/day/00.png", folder / "train/day/copy.png")
     group = {"group_pattern": r"(0[01])\.png"}
     found = inspected(folder, **group)
     [leak] = [each for each in found.result.findings if each.kind == "leakage"]
@@ -87,6 +72,82 @@ def test_table_of_a_leak_by_groups_unblocks_a_run(
     assert rest.fingerprint == run.fingerprint
 
 
+def test_images_of_a_given_test_split_do_not_make_a_class_large_enough(tmp_path: Path) -> None:
+    """A validation split is split off from the training images alone."""
+    folder = garden(tmp_path / "garden", images=12)
+    shutil.rmtree(folder / "val")
+    for number, split in enumerate(["train"] + ["test"] * 12):
+        (folder / split / "dusk").mkdir(exist_ok=True)
+        scene(700 + number).save(folder / split / "dusk" / f"{number}.png")
+    result = inspected(folder).result
+    [finding] = [finding for finding in result.findings if finding.kind == "small_class"]
+    assert (finding.severity, finding.classes) == ("error", ("dusk",))
+    assert any(
+        note.startswith("a run would stop: Class 'dusk' has 1 usable") for note in result.notes
+    )
+
+
+def test_what_is_excluded_already_stays_in_the_table(tmp_path: Path) -> None:
+    """Inspecting with the table that the findings are written to excludes the same files again."""
+    folder, table = garden(tmp_path / "garden"), tmp_path / "findings.csv"
+    scene(900).point(lambda value: value // 8).save(folder / "train/day/odd.png")
+    found = inspected(folder)
+    write_table(found.result, found.manifest, table)
+    edited = table.read_text("utf-8").replace(",dark,note,,", ",dark,note,yes,")
+    table.write_text(edited.replace(",", ";"), encoding="utf-8")
+    again = inspected(folder, exclude=str(table))
+    assert again.result.findings == ()
+    for each in (again, found):
+        write_table(each.result, each.manifest, table)
+        assert table.read_text("utf-8") == edited
+
+
+def _inspected_again(folder: Path, exclude: str | None = None) -> tuple[list[str], list[str]]:
+    """Inspect a folder and write its table; return the notes and the excluded files."""
+    found, table = inspected(folder, exclude=exclude), folder.with_name("findings.csv")
+    notes = write_table(found.result, found.manifest, table)
+    return notes, sorted(read_exclusion(table).reasons)
+
+
+def test_the_last_copy_of_an_image_is_not_excluded(tmp_path: Path) -> None:
+    """A mark goes with the copy that it was made for; what a person has written stays."""
+    folder, table = garden(tmp_path / "garden", images=2), tmp_path / "findings.csv"
+    day = folder / "train/day"
+    copies = [f"train/day/copy{number}.png" for number in (1, 2)]
+    for copy in copies:
+        shutil.copy(day / "00.png", folder / copy)
+    for exclude in (None, str(table)):
+        assert _inspected_again(folder, exclude) == ([], copies)
+    (day / "00.png").unlink()
+    assert _inspected_again(folder)[1] == copies[1:]
+    (folder / copies[0]).unlink()
+    [note], excluded = _inspected_again(folder, str(table))
+    assert note.startswith("1 file is no longer excluded by findings.csv, as the reason is gone: ")
+    assert excluded == []
+
+
+def test_a_person_may_exclude_the_other_copy(tmp_path: Path) -> None:
+    """Both answers are kept, that to exclude one copy and that to keep the other."""
+    folder, table = garden(tmp_path / "garden"), tmp_path / "findings.csv"
+    shutil.copy(folder / "train/day/00.png", folder / "train/day/copy.png")
+    _inspected_again(folder)
+    answers = pd.read_csv(table, keep_default_na=False)
+    answers["exclude"] = answers["exclude"].map({"yes": "", "": "yes"})
+    answers.to_csv(table, index=False)
+    for exclude in (str(table), None):
+        assert _inspected_again(folder, exclude)[1] == ["train/day/00.png"]
+
+
+def test_a_table_that_cannot_be_read_is_not_replaced(tmp_path: Path) -> None:
+    """Its answers would be lost, so the error names it and what to do."""
+    folder, table = garden(tmp_path / "garden", images=1), tmp_path / "findings.csv"
+    for content in (b"path,exclude\n\xff,yes\n", b"file,exclude\na.png,yes\n"):
+        table.write_bytes(content)
+        with pytest.raises(DataError, match=r"replace .*findings\.csv, .* or move it away\."):
+            _inspected_again(folder)
+        assert table.read_bytes() == content
+
+
 def test_photographs_of_phones(monkeypatch: pytest.MonkeyPatch) -> None:
     """A .heic file has the right extension; where it cannot be read, the remedy is said."""
     rows = pd.DataFrame({"path": ["a.heic", "b.png"], "format": "HEIF", "mode": "RGB"})
@@ -95,97 +156,4 @@ def test_photographs_of_phones(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(image_formats, "reads_heif", lambda: False)
     reason = image_formats.why_not_read(b"\0\0\0\x18ftypheic\0\0\0\0mif1heic")
     damaged = pd.DataFrame({"path": ["a.heic"], "status": "damaged", "reason": reason})
-    [finding] = findings_on_status(damaged)
-    assert "pip install 'patchline[heic]'" in finding.action
-
-
-def test_images_of_a_given_test_split_do_not_make_a_class_large_enough(tmp_path: Path) -> None:
-    """A validation split is split off from the training images alone."""
-    folder = garden(tmp_path / "garden", images=12)
-    shutil.rmtree(folder / "val")
-    for split, count in (("train", 1), ("test", 12)):
-        (folder / split / "dusk").mkdir(parents=True)
-        for number in range(count):
-            scene(700 + number + 50 * count).save(folder / split / "dusk" / f"{number}.png")
-    result = inspected(folder).result
-    [finding] = [finding for finding in result.findings if finding.kind == "small_class"]
-    assert (finding.severity, finding.classes) == ("error", ("dusk",))
-    assert finding.summary == "1 class has too few different images: dusk (13)."
-    assert any(
-        note.startswith("a run would stop: Class 'dusk' has 1 usable") for note in result.notes
-    )
-
-
-def test_data_of_an_earlier_run_is_not_inspected(tmp_path: Path) -> None:
-    """The setting comes with configs of runs, so it is no error, but it is said."""
-    notes = inspected(garden(tmp_path / "garden"), manifest="last").result.notes
-    assert notes[0] == "the data is inspected as it is now: data.manifest affects runs only"
-
-
-def test_what_is_excluded_already_stays_in_the_table(tmp_path: Path) -> None:
-    """Inspecting with the table that the findings are written to excludes the same files again."""
-    folder = garden(tmp_path / "garden")
-    scene(900).point(lambda value: value // 8).save(folder / "train/day/odd.png")
-    found, table = inspected(folder), tmp_path / "findings.csv"
-    write_table(found.result, found.manifest, table)
-    edited = table.read_text("utf-8").replace(",dark,note,,", ",dark,note,yes,")
-    for text in (edited.replace(",", ";"), edited.replace(",", "\t"), edited):
-        table.write_text(text, encoding="utf-8")
-        again = inspected(folder, exclude=str(table))
-        assert again.result.findings == ()
-        write_table(again.result, again.manifest, table)
-        assert table.read_text("utf-8") == edited
-    write_table(found.result, found.manifest, table)
-    assert table.read_text("utf-8") == edited
-
-
-def _excluded(table: Path) -> list[str]:
-    return sorted(read_exclusion(table).reasons)
-
-
-def test_the_last_copy_of_an_image_is_not_excluded(tmp_path: Path) -> None:
-    """A mark goes with the copy that it was made for; what a person has written stays."""
-    folder, table = garden(tmp_path / "garden"), tmp_path / "findings.csv"
-    day = folder / "train/day"
-    for number in (1, 2):
-        shutil.copy(day / "00.png", day / f"copy{number}.png")
-    found = inspected(folder)
-    assert write_table(found.result, found.manifest, table) == []
-    assert _excluded(table) == ["train/day/copy1.png", "train/day/copy2.png"]
-    again = inspected(folder, exclude=str(table))
-    assert write_table(again.result, again.manifest, table) == []
-    assert _excluded(table) == ["train/day/copy1.png", "train/day/copy2.png"]
-
-    (day / "00.png").unlink()
-    write_table((found := inspected(folder)).result, found.manifest, table)
-    assert _excluded(table) == ["train/day/copy2.png"]
-    (day / "copy1.png").unlink()
-    again = inspected(folder, exclude=str(table))
-    assert write_table(again.result, again.manifest, table) == [
-        "1 file is no longer excluded by findings.csv, as the reason is gone: train/day/copy2.png"
-    ]
-    assert _excluded(table) == []
-
-
-def test_a_person_may_exclude_the_other_copy(tmp_path: Path) -> None:
-    """Both answers are kept, that to exclude one copy and that to keep the other."""
-    folder, table = garden(tmp_path / "garden"), tmp_path / "findings.csv"
-    shutil.copy(folder / "train/day/00.png", folder / "train/day/copy.png")
-    write_table((found := inspected(folder)).result, found.manifest, table)
-    answers = pd.read_csv(table, keep_default_na=False)
-    answers["exclude"] = answers["exclude"].map({"yes": "", "": "yes"})
-    answers.to_csv(table, index=False)
-    for exclude in (str(table), None):
-        again = inspected(folder, exclude=exclude)
-        write_table(again.result, again.manifest, table)
-        assert _excluded(table) == ["train/day/00.png"]
-
-
-@pytest.mark.parametrize("content", [b"path,exclude\n\xff,yes\n", b"file,exclude\na.png,yes\n"])
-def test_a_table_that_cannot_be_read_is_not_replaced(tmp_path: Path, content: bytes) -> None:
-    """Its answers would be lost, so the error names it and what to do."""
-    found, table = inspected(garden(tmp_path / "garden")), tmp_path / "findings.csv"
-    table.write_bytes(content)
-    with pytest.raises(DataError, match=r"replace .*findings\.csv, .* or move it away\."):
-        write_table(found.result, found.manifest, table)
-    assert table.read_bytes() == content
+    assert "pip install 'patchline[heic]'" in findings_on_status(damaged)[0].action

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import json
+import html
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 import pytest
+from rich.console import Console
 
 from patchline.pipeline.config import RunConfig
 from patchline.pipeline.data import ingestion
@@ -65,23 +66,14 @@ def test_labels_are_counted_by_split_and_in_pairs(inspected: Inspect) -> None:
     assert result.set_sizes == {1: 18, 2: 12}
     kinds = {each.kind for each in result.findings}
     assert not kinds & {"no_label", "implied_label", "rare_label_set", "small_class", "imbalance"}
-    assert json.loads(result.model_dump_json())["task"] == "multi_label"
 
 
-def test_images_without_labels_are_listed(inspected: Inspect) -> None:
-    """They are a note, because they are used."""
-    finding = _of_kind(inspected([*USUAL, (), ()]), "no_label")
-    assert finding.files == ("030.png", "031.png")
-    assert finding.severity == "note"
-    assert finding.summary == "2 of 32 images have no label."
-
-
-def test_rare_labels_are_named(inspected: Inspect) -> None:
-    """A label on few images lowers the quality of the model; a run does not stop for it."""
-    found = inspected([*USUAL, ("rare",), ("a", "c")])
-    small = _of_kind(found, "small_class")
+def test_rare_and_missing_labels_are_named(inspected: Inspect) -> None:
+    """A label on few images is a warning, no label a note; a run does not stop for them."""
+    found = inspected([*USUAL, ("rare",), ("a", "c"), ()])
+    small, none = (_of_kind(found, kind) for kind in ("small_class", "no_label"))
     assert (small.severity, small.classes, small.files) == ("warning", ("rare",), ("030.png",))
-    assert small.summary == "1 label has fewer than 10 images: rare (1)."
+    assert (none.severity, none.files) == ("note", ("032.png",))
     assert "rare_label_set" not in {each.kind for each in found.result.findings}
     assert not [note for note in found.result.notes if "would stop" in note]
 
@@ -94,10 +86,7 @@ def test_an_image_with_labels_that_avoid_each_other_is_named() -> None:
     found = findings_on_sets(rows, label_pairs(texts, MULTI_LABEL))
     [rare] = [each for each in found if each.kind == "rare_label_set"]
     assert rare.files == ("78.png",)
-    assert rare.summary == (
-        "1 pair of labels is on fewer than 3 images, and by chance would be on at least 15: "
-        "indoor + outdoor (1)."
-    )
+    assert "by chance would be on at least 15: indoor + outdoor (1)" in rare.summary
 
 
 def test_labels_that_hang_together_are_named(inspected: Inspect) -> None:
@@ -106,9 +95,7 @@ def test_labels_that_hang_together_are_named(inspected: Inspect) -> None:
     found = inspected([*sets, ("car", "dog")] + [("car", "picture")] * 20)
     assert _of_kind(found, "frequent_label").classes == ("picture",)
     found = inspected([("dog", "animal"), ("animal",), ("car",), ("car",)] * 12)
-    implied = _of_kind(found, "implied_label")
-    assert implied.classes == ("dog",)
-    assert implied.summary == "1 label never occurs without another one: dog (with animal)."
+    assert "another one: dog (with animal)" in _of_kind(found, "implied_label").summary
 
 
 def test_copies_with_other_labels_are_a_conflict(inspected: Inspect) -> None:
@@ -125,17 +112,12 @@ def test_page_and_terminal_speak_of_labels(inspected: Inspect, tmp_path: Path) -
     """Pairs are in both, and a set is shown as a person reads it."""
     found = inspected([*[("a", "b"), ("<b>", "c")] * 31, ("a", "<b>"), ()])
     write_page(found, tmp_path / "page.html")
-    page = (tmp_path / "page.html").read_text()
-    assert "with sets of 4 labels" in page
+    page = html.unescape((tmp_path / "page.html").read_text())
     assert "Labels that occur together" in page
-    assert "&lt;b&gt; + a" in page.replace("&#60;", "&lt;").replace("&#62;", "&gt;")
-    assert "[&#34;a" not in page
-    from rich.console import Console
-
+    assert "<b> + a" in page
+    assert '["a' not in page
     console = Console(width=120, record=True, file=(tmp_path / "out").open("w"))
-    for part in terminal_report(found.result):
-        console.print(part)
+    console.print(*terminal_report(found.result))
     text = console.export_text()
-    assert "with sets of 4 labels" in text
-    assert "Images that have two labels" in text
-    assert "no label" in text
+    for words in ("with sets of 4 labels", "Images that have two labels", "no label"):
+        assert words in text

@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import csv
-import http.client
 import json
-import signal
-import subprocess
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 
@@ -30,10 +24,8 @@ from patchline.pipeline.labelling.session import Session
 from patchline.pipeline.serving.config import ServingConfig
 from patchline.pipeline.serving.ready_server import uvicorn_config
 from patchline.pipeline.serving.server import listening_socket
-from tests.patience import patient
-from tests.pipeline.serving.served import Reply, started
+from tests.pipeline.serving.served import Reply, Serving, started
 
-Offered = dict[str, Any]
 """What the page knows of an image."""
 
 
@@ -52,26 +44,18 @@ def rows_of(table: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(opened))
 
 
-@dataclass
-class Page:
-    """A page that is served."""
+class Page(Serving):
+    """A page that is served, by a process or by a thread of this one."""
 
-    port: int
-    headers: Mapping[str, str]
-
-    def ask(
+    def __init__(
         self,
-        method: str,
-        path: str,
-        body: bytes | None = None,
-        headers: Mapping[str, str] | None = None,
-    ) -> Reply:
-        """Send a request on a connection of its own."""
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=patient(60))
-        with contextlib.closing(connection):
-            connection.request(method, path, body, dict(headers or {}))
-            response = connection.getresponse()
-            return Reply(response.status, dict(response.headers), response.read())
+        port: int,
+        headers: Mapping[str, str] | None,
+        process: Any = None,
+        ready: Mapping[str, Any] | None = None,
+    ) -> None:
+        super().__init__(process, port, dict(ready or {}), Path())
+        self.headers = dict(headers or {})
 
     def post(self, path: str, **content: Any) -> Reply:
         """Send a JSON object."""
@@ -83,9 +67,8 @@ class Page:
     ) -> list[dict[str, Any]]:
         """Return the next images for a client."""
         reply = self.post("/next", client=client, count=count, holding=list(holding))
-        assert reply.status == HTTPStatus.OK, reply.body
-        images: list[Offered] = reply.json["images"]
-        return images
+        assert reply.status == 200, reply.body
+        return list(reply.json["images"])
 
     def answer(self, client: str, ids: Sequence[str], *labels: str, **more: Any) -> Reply:
         """Answer images."""
@@ -94,38 +77,18 @@ class Page:
 
     def progress(self) -> dict[str, Any]:
         """Return how far people are."""
-        progress: dict[str, Any] = self.ask("GET", "/progress", headers=self.headers).json
-        return progress
-
-
-@dataclass
-class Labelling(Page):
-    """A command that serves the page."""
-
-    process: subprocess.Popen[str]
-    ready: dict[str, Any]
-
-    @property
-    def table(self) -> Path:
-        """The table that it writes."""
-        return Path(self.ready["table"])
-
-    def kill(self) -> None:
-        """Kill it with SIGKILL."""
-        self.process.send_signal(signal.SIGKILL)
-        self.process.wait(patient(60))
+        return dict(self.ask("GET", "/progress", headers=self.headers).json)
 
 
 @contextmanager
 def labelling(
     folder: Path, *arguments: str, headers: Mapping[str, str] | None = None
-) -> Iterator[Labelling]:
+) -> Iterator[Page]:
     """Run `patchline label` on a folder, on any free port."""
     log = folder.parent / f"label-{time.monotonic_ns()}.log"
     command = ("label", str(folder), *arguments)
     with started(*command, folder=folder.parent, log=log) as (process, ready):
-        port = int(ready["url"].rpartition(":")[2])
-        yield Labelling(port, headers or {}, process, ready)
+        yield Page(int(ready["url"].rpartition(":")[2]), headers, process, ready)
 
 
 @contextmanager
@@ -145,7 +108,7 @@ def page_here(
         thread = threading.Thread(target=server.run, args=([listening],))
         thread.start()
         try:
-            yield Page(port, headers or {})
+            yield Page(port, headers)
         finally:
             server.should_exit = True
             thread.join()

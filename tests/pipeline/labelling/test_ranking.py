@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 
 from patchline.pipeline.labelling.image_order import ImageOrder
 from patchline.pipeline.labelling.pool import drawn_at_random
 from patchline.pipeline.labelling.ranking import ranking, typical
+from patchline.pipeline.labelling.server.kept_features import KeptFeatures
 
 KEYS = [f"{number:016x}" for number in range(1000)]
 
@@ -22,16 +25,11 @@ def _clusters(each: int = 40, count: int = 5) -> tuple[np.ndarray, np.ndarray]:
 
 
 def test_typical_images_cover_every_cluster_and_no_outlier() -> None:
-    """With as many labels as clusters, each has one, from its dense part."""
+    """With as many as clusters, each has one, from its dense part; those with labels come last."""
     features, cluster = _clusters()
     rows = typical(features, range(len(features)), [], 5, seed=0)
     assert sorted(cluster[rows]) == [0, 1, 2, 3, 4]
     assert not set(rows) & set(range(39, 200, 40))
-
-
-def test_clusters_with_labels_come_last() -> None:
-    """What is labelled is not asked about again, nor are its neighbours first."""
-    features, cluster = _clusters()
     labelled = [0, 40, 80]
     rows = typical(features, [row for row in range(200) if row not in labelled], labelled, 2, 0)
     assert sorted(cluster[rows]) == [3, 4]
@@ -54,12 +52,9 @@ def test_uncertain_images_follow_once_each_class_has_labels() -> None:
 
 def test_every_third_image_is_a_random_draw() -> None:
     """A third of the images is for random draws alone, whatever is ranked."""
-    order = ImageOrder(KEYS, seed=3)
+    order, asked = ImageOrder(KEYS, seed=3), dict[str, str]()
     order.rank([key for key in KEYS if key not in order.sample], "representative")
-    asked: dict[str, str] = {}
-    for _ in range(300):
-        chosen = order.next(lambda key: key not in asked)
-        assert chosen is not None
+    while len(asked) < 300 and (chosen := order.next(lambda key: key not in asked)):
         asked[chosen.key] = chosen.source
     drawn = {key for key, source in asked.items() if source == "random"}
     assert len(drawn) == 100
@@ -87,3 +82,18 @@ def test_near_duplicates_are_in_the_random_third_together() -> None:
     assert set(inside) == {0, 10}
     assert 20 < inside.count(10) < 47
     assert order.ranked(lambda key: key in order.sample) == 0
+
+
+def test_results_outlast_the_process_and_a_damaged_file_costs_its_own_only(tmp_path: Path) -> None:
+    """What a network has computed is kept by the digest of the file, in any order of images."""
+    kept = KeptFeatures(tmp_path, ("probabilities", "features"))
+    results = np.eye(2, 3), np.arange(8.0).reshape(2, 4)
+    kept.add(["a", "b"], results)
+    [first] = tmp_path.iterdir()
+    kept.add(["c"], [each[:1] for each in results])
+    again = KeptFeatures(tmp_path, ("probabilities", "features"))
+    for stored, computed in zip(again.of(["b", "a"]), results, strict=True):
+        np.testing.assert_array_equal(stored, computed[::-1])
+    first.write_bytes(first.read_bytes()[:200])
+    left = KeptFeatures(tmp_path, ("probabilities", "features"))
+    assert ("a" in left, "c" in left) == (False, True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
 from sklearn.preprocessing import MultiLabelBinarizer
 
 from patchline.pipeline.labels import label_sets
@@ -24,13 +23,6 @@ def test_matrix_is_that_of_scikit_learn() -> None:
     assert label_sets.matrix(texts, classes).tolist() == expected.tolist()
     counts = label_sets.counts_of(texts)
     assert [counts[name] for name in classes] == expected.sum(0).tolist()
-
-
-def test_text_that_is_no_set_is_refused() -> None:
-    with pytest.raises(ValueError, match="is not a list of labels"):
-        label_sets.decoded('"circle"')
-    with pytest.raises(KeyError):
-        label_sets.matrix(['["green"]'], ["red"])
 
 
 def test_the_first_images_have_each_label() -> None:

@@ -5,50 +5,17 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from scipy import stats
 
 from patchline.pipeline.metrics.conformal import (
     conformal_threshold,
     fewest_for,
-    least_probability,
     set_members,
 )
 
 Array = np.ndarray[Any, Any]
-DRAWS = 2000
-
-
-@pytest.mark.parametrize(("n", "level"), [(19, 0.95), (50, 0.9), (200, 0.95), (150, 0.99)])
-def test_the_level_is_exact_for_continuous_scores(n: int, level: float) -> None:
-    """Of uniform scores, a threshold is exceeded by its own size; the mean is k / (n + 1)."""
-    generator = np.random.default_rng(n)
-    thresholds = [conformal_threshold(generator.random(n), level) for _ in range(DRAWS)]
-    held = np.array(thresholds, float)
-    rank = int(np.ceil(round((n + 1) * level, 9)))
-    error = stats.beta(rank, n + 1 - rank).std() / np.sqrt(DRAWS)
-    assert held.mean() == pytest.approx(rank / (n + 1), abs=4 * error)
-    assert rank / (n + 1) >= level
-
-
-def test_sets_cover_the_true_class_as_often_as_promised() -> None:
-    """Drawn labels are in the sets at the promised rate, within binomial bounds of many draws."""
-    generator, level, n, classes = np.random.default_rng(0), 0.9, 100, 5
-    covered = 0
-    for _ in range(DRAWS):
-        logits = 2 * generator.standard_normal((n + 1, classes))
-        probabilities = np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)
-        # The model is wrong about its own certainty: labels follow less extreme probabilities.
-        milder = probabilities**0.5 / (probabilities**0.5).sum(axis=1, keepdims=True)
-        labels = (milder.cumsum(axis=1) > generator.random((n + 1, 1))).argmax(axis=1)
-        own = probabilities[np.arange(n + 1), labels]
-        least = least_probability(own[:-1], level)
-        assert least is not None
-        covered += bool(set_members(probabilities[-1:], least)[0, labels[-1]])
-    low, high = stats.binom.ppf([1e-4, 1 - 1e-4], DRAWS, np.ceil(level * (n + 1)) / (n + 1))
-    assert low <= covered <= high
+DRAWS = 500
 
 
 def test_groups_are_held_to_the_level_where_single_images_are_not() -> None:
@@ -81,13 +48,10 @@ def test_the_threshold_is_the_order_statistic_of_the_paper(n: int, level: float,
     rank = int(np.ceil(round((n + 1) * level, 9)))
     threshold = conformal_threshold(scores, level)
     assert threshold == (None if rank > n else np.sort(scores)[rank - 1])
-    assert (threshold is None) == (n < fewest_for(level))
+    assert (threshold is None) == (
+        n < fewest_for(level) == int(np.ceil(round(level / (1 - level), 9)))
+    )
     assert threshold == conformal_threshold(scores, level, [str(each) for each in range(n)])
-
-
-def test_the_fewest_images_are_those_of_the_order_statistic() -> None:
-    """The numbers that messages name: 9 images for 90%, 19 for 95%, 99 for 99%."""
-    assert [fewest_for(level) for level in (0.5, 0.9, 0.95, 0.99)] == [1, 9, 19, 99]
 
 
 def test_a_set_is_never_empty() -> None:

@@ -15,8 +15,6 @@ from patchline.pipeline.metrics.class_areas import Areas
 from patchline.pipeline.metrics.classification import softmax
 from patchline.pipeline.metrics.ranking import (
     average_precision,
-    precision_area,
-    roc_area,
     roc_auc,
 )
 
@@ -31,7 +29,7 @@ def scores(n: int, seed: int, steps: int) -> tuple[Array, Array]:
     return np.round((generator.normal(size=n) + positive) * steps) / steps, positive
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(st.integers(2, 80), st.integers(0, 10_000), st.integers(1, 50))
 def test_areas_equal_scikit_learns(n: int, seed: int, steps: int) -> None:
     """Both areas are scikit-learn's, also where scores tie; the intervals hold them."""
@@ -42,33 +40,21 @@ def test_areas_equal_scikit_learns(n: int, seed: int, steps: int) -> None:
     ):
         assert ours is not None
         assert ours.value == pytest.approx(theirs(positive, found))
-        assert 0 <= ours.low <= ours.value <= ours.high <= 1
-        assert ours.low < ours.high
+        assert 0 <= ours.low < ours.high <= 1
+        assert ours.low <= ours.value <= ours.high
         assert ours.n == n
-
-
-@pytest.mark.parametrize("area_of", [roc_area, precision_area])
-def test_influences_are_what_a_repeated_image_adds(area_of: Any) -> None:
-    """Doubling one image, of many, moves the area by its influence times its weight."""
-    found, positive = scores(4000, 1, 10**6)
-    area = area_of(found, positive)
-    correction = np.sqrt(positive.sum() / (positive.sum() - 1))
-    for i in range(0, 4000, 400):
-        more = area_of(np.append(found, found[i]), np.append(positive, positive[i]))
-        moved = more.value - area.value
-        assert moved == pytest.approx(area.influences_N[i] / correction, rel=0.05, abs=2e-6)
 
 
 def test_perfect_ranking_is_not_taken_for_certain() -> None:
     """With no image ranked wrongly the interval ends at 1, and is narrower with more images."""
     lows = []
-    for n in (10, 100, 1000):
+    for n in (10, 100):
         positive = np.arange(n) >= n // 2
         estimate = roc_auc(np.arange(n), positive)
         assert estimate is not None
         assert estimate.value == estimate.high == 1
         lows.append(estimate.low)
-    assert 0.5 < lows[0] < lows[1] < lows[2] < 1
+    assert 0.5 < lows[0] < lows[1] < 1
 
 
 def test_areas_need_both_kinds() -> None:
@@ -76,17 +62,6 @@ def test_areas_need_both_kinds() -> None:
     for positive in (np.zeros(3, bool), np.ones(3, bool), np.zeros(0, bool)):
         assert roc_auc(np.arange(len(positive)), positive) is None
         assert average_precision(np.arange(len(positive)), positive) is None
-
-
-def test_two_classes_are_one_area() -> None:
-    """With two classes the mean over the classes has the area and interval of either."""
-    labels = np.arange(40) % 2
-    probabilities = softmax(np.random.default_rng(0).normal(size=(40, 2)) + np.eye(2)[labels])
-    areas, own = Areas.of(probabilities, labels).roc, roc_auc(probabilities[:, 1], labels == 1)
-    assert own is not None
-    assert areas is not None
-    macro = areas.macro
-    assert macro.model_dump() == pytest.approx(own.model_dump(), abs=1e-6)
 
 
 def test_mean_is_over_the_classes_with_images() -> None:
@@ -101,7 +76,7 @@ def test_mean_is_over_the_classes_with_images() -> None:
         assert found.by_class[1] is None
 
 
-@settings(deadline=None, max_examples=50)
+@settings(deadline=None, max_examples=20)
 @given(
     classes=st.integers(2, 6),
     count=st.integers(3, 60),
@@ -123,9 +98,8 @@ def test_samples_by_their_places_say_the_same(
     for ours, theirs in zip(by_places, by_sorting, strict=True):
         assert ours is not None
         assert theirs is not None
-        for one, other in zip(
-            (ours.macro, *ours.by_class), (theirs.macro, *theirs.by_class), strict=True
-        ):
-            assert (one is None) == (other is None)
-            if one is not None and other is not None:
-                assert one.model_dump() == pytest.approx(other.model_dump(), abs=1e-6)
+        pairs = zip((ours.macro, *ours.by_class), (theirs.macro, *theirs.by_class), strict=True)
+        for one, other in pairs:
+            assert (one and one.model_dump()) == (
+                other and pytest.approx(other.model_dump(), abs=1e-6)
+            )

@@ -33,19 +33,20 @@ def _loss(logits: Array, labels: Array, temperature: float) -> float:
     return float(log_losses(softmax(logits, temperature), labels).mean())
 
 
-@pytest.mark.parametrize("temperature", [0.25, 1.0, 2.5, 8.0])
-def test_the_hidden_temperature_is_found(temperature: float) -> None:
+@pytest.mark.parametrize(
+    ("temperature", "words"),
+    [(0.25, "was underconfident"), (1.0, "was well calibrated"), (2.5, "was overconfident")],
+)
+def test_the_hidden_temperature_is_found(temperature: float, words: str) -> None:
     """With many images, T is that of the labels, and the prior changes nothing."""
     fit = fit_temperature(*_draw(4000, 5, temperature, seed=1))
     assert fit.temperature == pytest.approx(temperature, rel=0.08)
     assert fit.state == "fitted"
     assert fit.is_determined
-    assert fit.low is not None
-    assert fit.high is not None
-    assert fit.low <= fit.temperature <= fit.high < 1.2 * fit.low
+    assert words in fit.before()
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=10, deadline=None)
 @given(st.integers(0, 1000), st.floats(0.5, 3), st.floats(0.4, 3))
 def test_the_interval_is_that_of_the_likelihood(seed: int, skill: float, hidden: float) -> None:
     """Inside, no temperature is much less likely than the best one; outside, every one is."""
@@ -59,18 +60,16 @@ def test_the_interval_is_that_of_the_likelihood(seed: int, skill: float, hidden:
     assert (drops[~inside] > 1.88).all()
 
 
-@pytest.mark.parametrize("images", [1, 2, 5, 20, 58, 400])
-@pytest.mark.parametrize("classes", [2, 10])
-def test_faultless_validation_images_fit_nothing(images: int, classes: int) -> None:
+@pytest.mark.parametrize("images", [1, 58])
+def test_faultless_validation_images_fit_nothing(images: int) -> None:
     """All right: the likelihood is flat towards 0, so T stays 1 and the reason is said."""
-    labels = np.arange(images) % classes
-    logits = 9 * np.eye(classes)[labels]
+    labels = np.arange(images) % 10
+    logits = 9 * np.eye(10)[labels]
     fit = fit_temperature(logits, labels)
     assert (fit.state, fit.temperature, fit.low) == ("not fitted", 1.0, None)
     assert not fit.is_determined
     if images > 2:
         assert f"all {images} validation images are classified correctly" in fit.sentence()
-        assert "any temperature below" in fit.sentence()
 
 
 @pytest.mark.parametrize(
@@ -78,11 +77,10 @@ def test_faultless_validation_images_fit_nothing(images: int, classes: int) -> N
     [
         (np.empty((0, 3)), np.empty(0, int), "there is no validation image"),
         (np.eye(3)[[0, 0, 1, 2]] * 5, np.zeros(4, int), "are of one class"),
-        (np.zeros((30, 3)), np.arange(30) % 3, "any temperature from 0.05 to 20"),
         (np.zeros((9, 1)), np.zeros(9, int), "any temperature from 0.05 to 20"),
         (np.eye(3)[[0, 1, 2]] * 1e30, np.arange(3), "any temperature from 0.05 to 20"),
     ],
-    ids=["no image", "one class", "equal logits", "a single class", "huge logits"],
+    ids=["no image", "one class", "a single class", "huge logits"],
 )
 def test_what_cannot_be_told_is_not_fitted(logits: Array, labels: Array, words: str) -> None:
     """T stays 1 in every case where the labels say nothing of it."""
@@ -92,27 +90,22 @@ def test_what_cannot_be_told_is_not_fitted(logits: Array, labels: Array, words: 
     assert "do not show whether" in fit.before()
 
 
-def test_many_faultless_images_of_a_hesitant_model_are_uncertain() -> None:
-    """400 of 400 right at a probability of 0.98 is too many, but nothing says by how much."""
+@pytest.mark.parametrize(("logit", "shift", "words"), [(6, 0, "underc"), (3, 1, "overc")])
+def test_nothing_but_right_or_wrong_answers_are_uncertain(
+    logit: float, shift: int, words: str
+) -> None:
+    """All right but hesitant is too many, all wrong too few; nothing says by how much."""
     labels = np.arange(400) % 10
-    fit = fit_temperature(6 * np.eye(10)[labels], labels)
-    assert (fit.state, fit.low) == ("uncertain", None)
-    assert fit.high is not None
-    assert fit.high < 1
-    assert 0.4 < fit.temperature < 1  # the prior limits the confidence
-    assert "underconfident, but not by how much" in fit.sentence()
-
-
-def test_wrong_answers_alone_are_uncertain() -> None:
-    """All wrong: T is above 1, but nothing says how far, and the interval is open."""
-    logits, labels = np.eye(4)[np.arange(40) % 4] * 5, (np.arange(40) + 1) % 4
-    fit = fit_temperature(logits, labels)
-    assert (fit.state, fit.high) == ("uncertain", None)
+    fit = fit_temperature(logit * np.eye(10)[labels], (labels + shift) % 10)
+    assert fit.state == "uncertain"
     assert not fit.is_determined
-    assert fit.low is not None
-    assert 1 < fit.low <= fit.temperature < 20
-    assert "overconfident, but not by how much" in fit.sentence()
-    assert fit.before() == "The uncalibrated model was overconfident"
+    low, high = fit.low or 0, fit.high or np.inf
+    assert (low == 0, high == np.inf) == (not shift, bool(shift))
+    assert low <= fit.temperature <= high
+    assert (fit.temperature > 1) == bool(shift)
+    assert 0.4 < fit.temperature < 20  # the prior limits the confidence
+    assert f"{words}onfident, but not by how much" in fit.sentence()
+    assert f"{words}onfident" in fit.before()
 
 
 def test_impossible_classes_and_broken_outputs() -> None:
@@ -129,34 +122,12 @@ def test_impossible_classes_and_broken_outputs() -> None:
             fit_temperature(logits, labels)
 
 
-@pytest.mark.parametrize("images", [10, 30, 100])
-def test_calibrated_is_seldom_worse_and_usually_better(images: int) -> None:
-    """Over many small validation sets, on other images; more: `benchmarks.statistical_methods`."""
-    changes = []
-    for seed in range(150):
-        hidden = (0.5, 0.7, 1.0, 1.5, 2.0, 3.0)[seed % 6]
-        skill = (1.2, 2.5, 3.5)[seed // 6 % 3]  # at 3.5, nearly all are right
-        logits, labels = _draw(images, 5, hidden, seed=seed, skill=skill)
-        test = _draw(3000, 5, hidden, seed=1000 + seed, skill=skill)
-        before = _loss(*test, 1.0)
-        after = _loss(*test, fit_temperature(logits, labels).temperature)
-        changes.append((after - before) / before)
-    assert np.mean(np.array(changes) > 0.01) < 0.08
-    assert np.mean(np.array(changes) > 0.10) < 0.03
-    assert np.max(changes) < 0.6
-    assert np.mean(changes) < -0.02
-
-
 def test_members_of_an_ensemble_are_said_one_by_one() -> None:
     """The average has no temperature of its own; a member without one is named."""
     fitted = TemperatureFit(temperature=1.3, state="fitted", low=1.1, high=1.5, images=90)
     unfitted = fit_temperature(6 * np.eye(3)[[0, 1, 2]], np.arange(3))
-    both = by_member((fitted, fitted))
-    assert both.is_determined
-    assert both.images == 180
-    assert "1.3, 1.3, fitted on the images of its fold" in both.sentence()
-    mixed = by_member((fitted, unfitted))
-    assert not mixed.is_determined
+    both, mixed = by_member((fitted, fitted)), by_member((fitted, unfitted))
+    assert (both.is_determined, both.images, mixed.is_determined) == (True, 180, False)
     assert "fold 2: all 3 validation images are classified correctly" in mixed.sentence()
 
 
@@ -172,20 +143,19 @@ def _draw_balanced(images: int, *, effect: float, seed: int) -> tuple[Array, Arr
     return 1.5 * (2 * scores + (1 - effect) * np.log(SHARES)), labels
 
 
-@pytest.mark.parametrize("effect", [1.0, 0.5, 0.0])
-@pytest.mark.parametrize("images", [150, 1000])
-def test_a_bias_undoes_balanced_classes(images: int, effect: float) -> None:
+@pytest.mark.parametrize("effect", [1.0, 0.0])
+def test_a_bias_undoes_balanced_classes(effect: float) -> None:
     """However much the weights did, each class has its share on average; T alone is far off."""
     found, alone = [], []
     for seed in range(8):
-        logits, labels = _draw_balanced(images, effect=effect, seed=seed)
-        new, truth = _draw_balanced(20_000, effect=effect, seed=100 + seed)
+        logits, labels = _draw_balanced(300, effect=effect, seed=seed)
+        new, truth = _draw_balanced(5000, effect=effect, seed=100 + seed)
         fit = fit_temperature(logits, labels, class_images=(800, 140, 60))
         found.append(softmax(fit.logits(new)).mean(axis=0) / np.bincount(truth) * len(truth))
         temperature = fit_temperature(logits, labels).temperature
         alone.append(softmax(new, temperature).mean(axis=0) / np.bincount(truth) * len(truth))
     assert np.mean(found, axis=0) == pytest.approx(1, abs=0.12)
-    assert np.mean(alone, axis=0)[2] > (2.0 if effect == 1 else 1.3 if effect else 0.8)
+    assert np.mean(alone, axis=0)[2] > (2.0 if effect else 0.8)
 
 
 def test_a_bias_without_images_is_that_of_the_shares() -> None:

@@ -9,8 +9,9 @@ from scipy.stats import ks_2samp
 from patchline.pipeline.monitoring.output_tests import compare_outputs, distances
 
 
-@pytest.mark.parametrize(("reference", "images"), [(30, 20), (400, 50), (25, 400)])
-@pytest.mark.parametrize("digits", [1, 9])
+@pytest.mark.parametrize(
+    ("reference", "images", "digits"), [(30, 20, 1), (400, 50, 9), (25, 400, 1)]
+)
 def test_distances_and_p_value_are_those_of_scipy(reference: int, images: int, digits: int) -> None:
     """Output by output, with ties or without, and the smallest p-value times their number."""
     generator = np.random.default_rng(reference)

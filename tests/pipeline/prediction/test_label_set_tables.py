@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from pathlib import Path
 
 import pandas as pd
@@ -33,46 +34,33 @@ def test_a_row_has_the_labels_and_a_probability_for_each(
     sets: PackagedModel, photos: Path, tmp_path: Path, suffix: str
 ) -> None:
     """As CSV with a column for each label, as Parquet with a list; a damaged image has none."""
-    out = tmp_path / f"out.{suffix}"
-    predict_images(sets, "shapes/1", [photos], out)
-    table = pd.read_csv(out) if suffix == "csv" else pd.read_parquet(out)
-    assert list(table.columns[:4]) == ["image", "labels", "label", "probability"]
-    for row in table.to_dict("records"):
-        if isinstance(row["error"], str):
-            assert pd.isna(row["labels"])
-            continue
-        image = tmp_path / row["image"]
-        [answer] = sets.answers([image])
-        assert json.loads(row["labels"]) == [each["label"] for each in answer["labels"]]
-        found = [row[name] for name in CLASSES] if suffix == "csv" else row["probabilities"]
-        [expected] = sets.probabilities(sets.pixels(image)[None])
-        assert list(found) == pytest.approx(list(expected), abs=1e-5)
-    without = predict_images(sets, "s", [photos], tmp_path / f"w.{suffix}", probabilities=False)
-    assert without.images == len(table)
+    out, short = tmp_path / f"out.{suffix}", tmp_path / f"short.{suffix}"
+    summary = predict_images(sets, "shapes/1", [photos], out)
+    predict_images(sets, "shapes/1", [photos], short, probabilities=False)
     read = pd.read_csv if suffix == "csv" else pd.read_parquet
-    assert not {*CLASSES, "probabilities"} & set(read(tmp_path / f"w.{suffix}").columns)
-
-
-def test_the_report_counts_an_image_for_each_of_its_labels(
-    sets: PackagedModel, photos: Path, tmp_path: Path
-) -> None:
-    """Images without a label have a row of their own."""
-    texts = []
-    for name in ("out.csv", "out.parquet"):
-        table = predict_images(sets, "shapes/1", [photos], tmp_path / name)
-        texts.append(markdown("shapes", "shapes", "1", photos, tmp_path / name, table))
-    rows = [[line for line in text.splitlines() if line.startswith("| ")] for text in texts]
-    assert rows[0] == rows[1]
-    labels = pd.read_parquet(tmp_path / "out.parquet")["labels"].dropna().map(json.loads)
-    counts = labels.explode().value_counts()
-    for label, count in counts.items():
-        assert f"| {label} | {count} |" in rows[0]
+    table = read(out)
+    assert list(table.columns[:4]) == ["image", "labels", "label", "probability"]
+    assert not {*CLASSES, "probabilities"} & set(read(short).columns)
+    assert table["labels"].isna().tolist() == table["error"].notna().tolist()
+    counts = Counter[str]()
+    for row in table[table["error"].isna()].to_dict("records"):
+        [answer] = sets.answers([tmp_path / row["image"]])
+        labels = json.loads(row["labels"])
+        assert labels == [each["label"] for each in answer["labels"]]
+        counts.update(labels)
+        found = [row[name] for name in CLASSES] if suffix == "csv" else row["probabilities"]
+        [expected] = sets.probabilities(sets.pixels(tmp_path / row["image"])[None])
+        assert list(found) == pytest.approx(list(expected), abs=1e-5)
+    text = markdown("shapes", "shapes", "1", photos, out, summary)
+    for label, count in counts.items():  # an image counts for each of its labels
+        assert f"| {label} | {count} |" in text
 
 
 def test_python_gets_lists_of_labels(sets: PackagedModel, photos: Path) -> None:
     """`Model.predict` has the labels first, then the first of them, and all probabilities."""
     table = Model("shapes", "1", sets).predict(photos, errors="mark")
     assert list(table.columns[:4]) == ["labels", "label", "probability", "error"]
+    thresholds = dict(zip(CLASSES, LABEL_THRESHOLDS.values, strict=True))
     for name, row in table.iterrows():
         if isinstance(row["error"], str):
             assert row["labels"] is None
@@ -80,7 +68,5 @@ def test_python_gets_lists_of_labels(sets: PackagedModel, photos: Path) -> None:
         [answer] = sets.answers([Path(str(name))])
         assert row["labels"] == [each["label"] for each in answer["labels"]]
         assert row["label"] == answer["label"]
-        chosen = set(row["labels"])
-        thresholds = dict(zip(CLASSES, LABEL_THRESHOLDS.values, strict=True))
-        assert chosen == {label for label in CLASSES if row[label] >= thresholds[label]}
+        assert set(row["labels"]) == {each for each in CLASSES if row[each] >= thresholds[each]}
     assert table.attrs["unchecked"] == list(sets.judge.unchecked)

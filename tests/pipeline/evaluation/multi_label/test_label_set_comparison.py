@@ -51,32 +51,21 @@ def _comparison(
 def test_a_better_model_passes_with_a_sentence() -> None:
     """MAP of both, the difference with its interval, the p-value and its limit, and F1."""
     gate, worse = champion_gates(PromotionConfig(), _comparison(400, 1.5))
-    assert gate.name == "better_than_champion"
     assert gate.passed
-    assert "on 400 images" in gate.sentence
-    assert "mAP is 9" in gate.sentence
-    assert "95% interval +" in gate.sentence
-    assert "maximum 0.05 (F1 +" in gate.sentence
     assert worse.passed
+    for words in ("on 400 images", "mAP is 9", "95% interval +", "maximum 0.05 (F1 +"):
+        assert words in gate.sentence
     assert "'unseen' (0)" in worse.sentence  # too few images to check is said
 
 
-@pytest.mark.parametrize(("images", "gain"), [(400, 0.0), (400, -1.0), (30, 5.0)])
-def test_a_model_that_is_not_better_does_not_pass(images: int, gain: float) -> None:
-    """Nor one on fewer images than promotion.min_images."""
-    gate = champion_gates(PromotionConfig(), _comparison(images, gain))[0]
-    assert not gate.passed
-    if images < 50:
-        assert gate.value is None
-        assert "fewer than promotion.min_images 50" in gate.sentence
-
-
-def test_a_label_that_loses_fails_its_gate() -> None:
-    """By more than promotion.max_class_drop."""
-    worse = champion_gates(PromotionConfig(), _comparison(400, -1.2))[1]
-    assert worse.name == "no_class_worse"
-    assert not worse.passed
+def test_a_model_that_is_not_better_does_not_pass() -> None:
+    """Nor does a label that loses; fewer images than promotion.min_images tell nothing."""
+    gate, worse = champion_gates(PromotionConfig(), _comparison(400, -1.2))
+    assert (gate.passed, worse.passed) == (False, False)
     assert "has the largest loss: average precision" in worse.sentence
+    few = champion_gates(PromotionConfig(), _comparison(30, 5.0))[0]
+    assert (few.passed, few.value) == (False, None)
+    assert "fewer than promotion.min_images 50" in few.sentence
 
 
 @pytest.mark.parametrize(
@@ -84,22 +73,13 @@ def test_a_label_that_loses_fails_its_gate() -> None:
 )
 def test_the_metric_that_decides_is_a_setting(metric: str, passes: bool) -> None:
     """A model that ranks better, but gives far too few labels, is better by mAP alone."""
-    comparison = _comparison(400, 1.5, thresholds=(0.5, 0.99))
     config = PromotionConfig.model_validate({"label_set_metric": metric})
+    comparison = _comparison(400, 1.5, thresholds=(0.5, 0.99))
     gate = champion_gates(config, comparison)[0]
     assert gate.passed is passes
-    assert ("mAP is " in gate.sentence) is (metric != "macro_f1")
-    assert ("F1 is " in gate.sentence) is (metric != "mAP")
-    shown = comparison.paired["mAP" if metric == "mAP" else "macro_f1"].difference.value
-    assert gate.value == shown
-
-
-def test_both_metrics_pass_a_model_that_is_better_by_both() -> None:
-    """Its gain is the smaller one."""
-    comparison = _comparison(400, 1.5)
-    gate = champion_gates(PromotionConfig(label_set_metric="both"), comparison)[0]
-    assert gate.passed
-    assert gate.value == min(each.difference.value for each in comparison.paired.values())
+    gains = {name: pair.difference.value for name, pair in comparison.paired.items()}
+    assert gate.value == (min(gains.values()) if metric == "both" else gains[metric])
+    assert champion_gates(config, _comparison(400, 1.5))[0].passed
 
 
 @pytest.mark.parametrize(
@@ -107,7 +87,6 @@ def test_both_metrics_pass_a_model_that_is_better_by_both() -> None:
     [
         (400, {"class_min_images": 390}, "no label has 390 comparable images"),
         (30, {"better_than_champion": False}, "only 30 images were"),
-        (1, {"better_than_champion": False}, "only 1 image was"),
     ],
 )
 def test_a_loss_that_cannot_be_checked_is_unknown(
@@ -116,10 +95,7 @@ def test_a_loss_that_cannot_be_checked_is_unknown(
     """It is neither passed nor failed, on the page and in JSON."""
     config = PromotionConfig.model_validate(settings)
     gate = champion_gates(config, _comparison(images, -1.2))[-1]
-    assert gate.name == "no_class_worse"
-    assert gate.passed is None
-    assert not gate.failed
-    assert gate.verdict == "not checked"
+    assert (gate.passed, gate.failed, gate.verdict) == (None, False, "not checked")
     assert why in gate.sentence
 
 
@@ -136,41 +112,27 @@ def test_a_label_that_all_images_have_neither_loses_nor_gains() -> None:
 def test_the_page_shows_both_models_and_each_label(tmp_path: Path) -> None:
     """And it can be read back."""
     comparison = _comparison(100, 1.0)
-    config = PromotionConfig(class_min_images=99)
-    decision = Decision(
-        name="shapes",
-        version="4",
-        champion="3",
-        promoted=True,
-        reason="better",
-        gates=tuple(champion_gates(config, comparison)),
-        decided_at="2026-01-01T00:00:00+00:00",
+    gates = champion_gates(PromotionConfig(class_min_images=99), comparison)
+    decision = Decision.model_validate(
+        {"name": "shapes", "version": "4", "champion": "3", "gates": gates}
+        | {"promoted": True, "reason": "better", "decided_at": "2026-01-01T00:00:00+00:00"}
     )
     assert decision.unchecked == ("no_class_worse",)
     text = write_comparison(comparison, decision, tmp_path, None).read_text("utf-8")
-    for part in (
-        "Challenger 4 against champion 3",
-        "circle",
-        "1\N{NO-BREAK SPACE}label without",
-        '<span class="badge">not checked</span>',
-        "None was left out.",
-    ):
+    for part in ("Challenger 4 against champion 3", "circle", "label without", ">not checked</"):
         assert part in text
     stored = (tmp_path / "comparison.json").read_text("utf-8")
     assert LabelSetComparison.model_validate_json(stored) == comparison
-    assert comparison.sentence.startswith("On 100 images")
 
 
 def test_whole_groups_are_drawn_and_counted(tmp_path: Path) -> None:
     """Gate and page say so; least numbers of images are numbers of groups."""
     comparison = _comparison(400, 1.5, group_size=4)
-    gate, worse = champion_gates(PromotionConfig(), comparison)
+    gate = champion_gates(PromotionConfig(), comparison)[0]
     assert gate.passed
     assert gate.sentence.startswith("on 400 images in 100 groups")
     assert "testing whole groups; maximum 0.05" in gate.sentence
-    assert "'unseen' (0)" in worse.sentence
     page = " ".join(write_comparison(comparison, None, tmp_path, None).read_text("utf-8").split())
-    assert "each draw takes whole groups" in page
     assert "They form 100 groups" in page
     few = champion_gates(PromotionConfig(), _comparison(400, 1.5, group_size=10))
     assert [each.passed for each in few] == [False, None]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 import numpy as np
@@ -10,7 +9,6 @@ import pytest
 from sklearn import metrics as reference
 
 from patchline.pipeline.errors import DataError
-from patchline.pipeline.metrics.mean_average_precision import mean_average_precision
 from patchline.pipeline.metrics.multi_label.label_set_metrics import (
     by_label,
     label_set_map,
@@ -33,8 +31,7 @@ def draw(
     return scores.round(digits), truth.astype(np.uint8)
 
 
-@pytest.mark.parametrize("digits", [1, 2, 9])
-@pytest.mark.parametrize("labels", [2, 7])
+@pytest.mark.parametrize(("digits", "labels"), [(1, 7), (9, 2)])
 def test_values_are_those_of_scikit_learn(digits: int, labels: int) -> None:
     """With ties and without them."""
     scores, truth = draw(300, labels, seed=labels, digits=digits)
@@ -83,35 +80,29 @@ def test_a_label_that_no_image_has_is_unknown_and_in_no_mean() -> None:
     """Never 0, which scikit-learn makes of it."""
     scores, truth = draw(150, 4, seed=4)
     truth[:, 2] = 0
-    predicted = (scores >= 0.5).astype(np.uint8)
-    others = [0, 1, 3]
+    predicted, others = (scores >= 0.5).astype(np.uint8), [0, 1, 3]
     found = multi_label_metrics(scores, truth, predicted)
-    for key, of in (("mAP", scores), ("macro_f1", predicted), ("macro_recall", predicted)):
-        alone = multi_label_metrics(scores[:, others], truth[:, others], predicted[:, others])
-        assert found[key].value == pytest.approx(alone[key].value, abs=1e-12), of.shape
+    alone = multi_label_metrics(scores[:, others], truth[:, others], predicted[:, others])
+    for key in ("mAP", "macro_f1", "macro_recall"):
+        assert found[key].value == pytest.approx(alone[key].value, abs=1e-12)
     row = by_label(scores, truth, predicted, list("abcd"), [0.5] * 4)[2]
-    assert row.images == 0
     assert (row.average_precision, row.roc_auc, row.recall, row.f1) == (None, None, None, None)
     assert row.precision is not None  # of what was predicted, nothing is right
-    assert row.precision.value == 0
+    assert row.precision.value == row.images == 0
 
 
 def test_a_label_of_all_images_has_no_average_precision_and_is_in_no_map() -> None:
-    """Nor in that of training and of paired tests; scikit-learn counts it as 1."""
+    """Nor in that of paired tests; scikit-learn counts it as 1."""
     scores, truth = draw(150, 3, seed=4)
     truth[:, 1] = 1
-    predicted = (scores >= 0.5).astype(np.uint8)
     expected = reference.average_precision_score(truth[:, [0, 2]], scores[:, [0, 2]])
-    assert reference.average_precision_score(truth, scores) > expected + 0.01
-    found = multi_label_metrics(scores, truth, predicted)
+    found = multi_label_metrics(scores, truth, truth)
     paired = paired_map(truth, scores, scores, draws=2)
-    trained = mean_average_precision(scores, truth).value
-    for value in (found["mAP"].value, label_set_map(scores, truth).value, paired.b, trained):
+    for value in (found["mAP"].value, label_set_map(scores, truth).value, paired.b):
         assert value == pytest.approx(expected, abs=1e-12)
-    row = by_label(scores, truth, predicted, list("abc"), [0.5] * 3)[1]
-    assert (row.average_precision, row.roc_auc) == (None, None)
-    assert row.f1 is not None
-    alone = multi_label_metrics(scores[:, 1:2], truth[:, 1:2], predicted[:, 1:2])
+    row = by_label(scores, truth, truth, list("abc"), [0.5] * 3)[1]
+    assert (row.average_precision, row.roc_auc, row.f1 is None) == (None, None, False)
+    alone = multi_label_metrics(scores[:, 1:2], truth[:, 1:2], truth[:, 1:2])
     assert set(MULTI_LABEL_METRICS) - set(alone) == {"mAP", "micro_mAP"}
     assert paired_map(truth[:, 1:2], scores[:, 1:2], scores[:, 1:2]).p_value == 1
 
@@ -142,50 +133,19 @@ def test_no_error_in_few_images_is_no_certainty() -> None:
     assert 0.03 < found["ranking_loss"].high < 0.4
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("images", "skill"), [(60, 0.3), (200, 0.5)])
-def test_intervals_hold_the_truth_as_often_as_they_say(images: int, skill: float) -> None:
-    """95% of the time, in 120 data sets, within what that number can tell."""
-    keys = ("mAP", "micro_mAP", "macro_f1", "samples_f1", "ranking_loss", "coverage_error")
-    truth = _metrics(*draw(40_000, 4, seed=0, skill=skill), keys)
-    inside = []
-    for seed in range(1, 121):
-        scores, labels = draw(images, 4, seed=seed, skill=skill)
-        found = multi_label_metrics(scores, labels, (scores >= 0.5).astype(np.uint8))
-        inside.append([found[key].low <= truth[key] <= found[key].high for key in keys])
-    covered = dict(zip(keys, np.mean(inside, axis=0), strict=True))
-    assert all(share >= 0.89 for share in covered.values()), covered
-
-
-@pytest.mark.parametrize("skill", [1.0, 1.5])
-def test_the_map_of_many_labels_with_three_positives_each_is_not_called_certain(
-    skill: float,
-) -> None:
-    """At least 93% of 60 intervals hold it, although each label's value is too high.
+def test_the_map_of_many_labels_with_three_positives_each_is_not_called_certain() -> None:
+    """At least 93% of 30 intervals hold it, although each label's value is too high.
 
     The mean over twenty labels has the bias of each, but a fraction of their variance.
     """
-    shape, of_label, held = (300, 20), 0.01, 0
+    shape, of_label, skill, held = (300, 20), 0.01, 1.5, 0
     generator = np.random.default_rng(2)
     many = generator.random((200_000, 1)) < of_label
     truth = reference.average_precision_score(
         many, skill * many + generator.normal(size=many.shape)
     )
-    for seed in range(60):
+    for seed in range(30):
         labels = (generator.random(shape) < of_label).astype(np.uint8)
         found = label_set_map(skill * labels + generator.normal(size=shape), labels, seed=seed)
         held += found.low <= truth <= found.high
-    assert held >= 0.93 * 60
-
-
-def _metrics(scores: Array, labels: Array, keys: tuple[str, ...]) -> dict[str, float]:
-    found = multi_label_metrics(scores, labels, (scores >= 0.5).astype(np.uint8))
-    return {key: found[key].value for key in keys}
-
-
-def test_a_thousand_draws_take_seconds() -> None:
-    """Of 5,000 images with ten labels: a fourth of 10,000 with twenty."""
-    scores, truth = draw(5_000, 10, seed=7)
-    began = time.process_time()
-    multi_label_metrics(scores, truth, truth)
-    assert time.process_time() - began < 15
+    assert held >= 0.93 * 30

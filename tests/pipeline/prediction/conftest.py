@@ -8,11 +8,13 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+import pytest
 from PIL import Image
 
 from patchline.pipeline.packaging.packaged_model import PackagedModel
 from patchline.pipeline.prediction.batch_prediction import predict_images
 from tests.conftest import draw_photo
+from tests.pipeline.conftest import Exported
 
 
 def write_photos(folder: Path, count: int, first: int = 0) -> Path:
@@ -51,3 +53,15 @@ def assert_same(one: pd.DataFrame, other: pd.DataFrame) -> None:
         np.stack(other["probabilities"].tolist()),
         atol=1e-6,
     )
+
+
+@pytest.fixture(scope="session")
+def package(exported_rgb: Exported) -> PackagedModel:
+    """Return a package; tests must not change it."""
+    return PackagedModel(exported_rgb.onnx_file, exported_rgb.description_file, threads=1)
+
+
+@pytest.fixture(scope="session")
+def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return 100 images in several folders and formats; tests must not change them."""
+    return write_photos(tmp_path_factory.mktemp("batch") / "photos", 100)
