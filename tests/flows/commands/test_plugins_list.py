@@ -208,19 +208,15 @@ def test_the_list_has_them_all_and_marks_what_it_can_know(run_here: Command) -> 
             assert ("cannot be used: " in line) == bool(plugin["error"])
 
 
-@pytest.mark.slow  # whole runs
-def test_a_run_needs_the_plugins_that_it_names(site: Path, tmp_path: Path) -> None:
-    """With a sound one it succeeds; a broken one ends it in its sentence, and nothing runs on."""
+@pytest.mark.slow  # a whole run
+def test_a_run_with_a_broken_plugin_ends_in_its_sentence(site: Path, tmp_path: Path) -> None:
+    """Exit code 2, no trace, and nothing is left that claims to run."""
     write_photos(tmp_path / "photos", images=8)
-    for name in ("sound", "failing"):
-        done = patchline(
-            *("run", "photos", "--preset", "none", "--training.epochs", "1"),
-            *("--model.patch-embedding.name", name),
-            cwd=tmp_path,
-            env={"PYTHONPATH": str(site)},
-        )
-        if name == "sound":
-            assert done.code in (0, 3), done.err
+    done = patchline(
+        *("run", "photos", "--preset", "none", "--model.patch-embedding.name", "failing"),
+        cwd=tmp_path,
+        env={"PYTHONPATH": str(site)},
+    )
     _refused(done, _sentence("failing"))
     with sqlite3.connect(tmp_path / "mlflow.db") as connection:
         assert not list(connection.execute("SELECT name FROM runs WHERE status = 'RUNNING'"))
