@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tests.patience import patient
+from tests.patience import patient, until
 
 if TYPE_CHECKING:
     from selenium.webdriver.chrome.webdriver import WebDriver
@@ -148,10 +148,7 @@ class Browser:
 
     def wait_for(self, selector: str, at_least: int = 1) -> None:
         """Wait until a CSS selector finds so many elements."""
-        deadline = time.monotonic() + _PATIENCE_SECONDS
-        while self.count(selector) < at_least:
-            assert time.monotonic() < deadline, f"{self.count(selector)} of {selector}"
-            time.sleep(0.2)
+        until(lambda: self.count(selector) >= at_least, f"too few of {selector}")
 
     def count(self, selector: str) -> int:
         """Return how many elements a CSS selector finds."""
@@ -171,18 +168,12 @@ class Browser:
         return str(self._driver.find_element("css selector", selector).get_attribute(name))
 
     def press_keys(self, selector: str, *names: str) -> None:
-        """Press keys, by their names in JavaScript, on the first element of a CSS selector."""
+        """Press keys, by their names in Selenium, on the first element of a CSS selector."""
         from selenium.webdriver.common.keys import Keys
 
-        known = {
-            "ArrowLeft": Keys.ARROW_LEFT,
-            "ArrowRight": Keys.ARROW_RIGHT,
-            "Home": Keys.HOME,
-            "Space": Keys.SPACE,
-        }
         element = self._driver.find_element("css selector", selector)
         for name in names:
-            element.send_keys(known[name])
+            element.send_keys(getattr(Keys, name))
 
     def type_keys(self, selector: str, text: str) -> None:
         """Type a text on the first element that a CSS selector finds."""

@@ -2,113 +2,134 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
+import sys
 from collections.abc import Iterator
-from typing import NamedTuple
+from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 from mlflow import MlflowClient
 
 from patchline.pipeline.browsing import saved_views
+from patchline.pipeline.local_services import answers
 from patchline.pipeline.tracking import addresses
 from patchline.pipeline.tracking.tracked_run import TrackedRun
 from tests.browser.chromium import Browser, browser, missing
-from tests.browser.mlflow_server import mlflow_server
 from tests.conftest import Run
+from tests.flows.services.local_servers import free_port
+from tests.patience import until
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(bool(missing()), reason=missing()),
-]
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(bool(missing()), reason=missing())]
 
 
-class Opened(NamedTuple):
-    """The pages of one finished run."""
-
-    window: Browser
-    server: str
-    run: TrackedRun
-    accuracy: str
-    """In percent, as the pages write it."""
+@contextmanager
+def _mlflow_server(database: Path) -> Iterator[str]:
+    """Show a store that is a SQLite file, and return the address of the pages."""
+    port = free_port()
+    address = f"http://127.0.0.1:{port}"
+    process = subprocess.Popen(
+        [
+            *(sys.executable, "-m", "mlflow", "server", "--workers", "1"),
+            *("--host", "127.0.0.1", "--port", str(port)),
+            *("--backend-store-uri", f"sqlite:///{database}"),
+        ],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+        cwd=database.parent,
+        # Jobs are for language models, and take eight processes.
+        env={**os.environ, "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"},
+    )
+    try:
+        until(lambda: answers(f"{address}/health"), "no MLflow server answers", seconds=180)
+        yield address
+    finally:
+        os.killpg(process.pid, signal.SIGKILL)  # it only reads, and would take ten seconds
+        process.wait()
 
 
 @pytest.fixture(scope="module")
-def opened(finished_run: Run) -> Iterator[Opened]:
-    """Open the MLflow UI on a real run."""
-    found = MlflowClient(finished_run.tracking_uri).get_run(finished_run.summary["run_id"])
-    run = TrackedRun(found.info.run_id, found.info.experiment_id, finished_run.folder)
-    accuracy = f"{finished_run.summary['metrics']['test/accuracy']['value']:.1%}"
-    with mlflow_server(finished_run.folder / "mlflow.db") as server, browser() as window:
+def opened(finished_run: Run) -> Iterator[tuple[Browser, str]]:
+    """Return a browser, and the address of the MLflow UI of a real run."""
+    with _mlflow_server(finished_run.folder / "mlflow.db") as server, browser() as window:
         window.close_assistant(server)
-        yield Opened(window, server, run, accuracy)
+        yield window, server
 
 
-def test_the_table_of_runs_has_the_columns_that_matter(opened: Opened) -> None:
-    """The saved view of the best models names data, model, accuracy and what made the run."""
-    path = saved_views.path(opened.run.experiment_id)
-    opened.window.size(2600, 900)  # the table draws only the columns that are in sight
-    shown = opened.window.open(
-        f"{opened.server}/{path}",
-        f"photos vit+conv {opened.accuracy}",
+@pytest.fixture
+def run(finished_run: Run) -> TrackedRun:
+    """Return that run."""
+    found = MlflowClient(finished_run.tracking_uri).get_run(finished_run.summary["run_id"])
+    return TrackedRun(found.info.run_id, found.info.experiment_id, finished_run.folder)
+
+
+@pytest.fixture
+def accuracy(finished_run: Run) -> str:
+    """Return its accuracy in percent, as the pages write it."""
+    return f"{finished_run.summary['metrics']['test/accuracy']['value']:.1%}"
+
+
+def test_saved_views_show_the_best_models_and_curves(
+    opened: tuple[Browser, str], run: TrackedRun, accuracy: str
+) -> None:
+    """One names data, model, accuracy and what made the run; one has charts and image grids.
+
+    Whoever opens the experiment without a link finds them in its menu.
+    """
+    window, server = opened
+    window.size(2600, 900)  # the table draws only the columns that are in sight
+    shown = window.open(
+        f"{server}/{saved_views.path(run.experiment_id)}",
+        f"photos vit+conv {accuracy}",
         *("Best models", "test accuracy", "test/accuracy", "test/log_loss", "test/ece"),
         *("model.name", "model.patch_embedding.name", "training.epochs", "seed", "train/seconds"),
         *("Created", "Models", "Dataset"),
     )
-    assert f"{opened.accuracy} (" in shown
-    opened.window.size(1400, 900)
-
-
-def test_the_menu_offers_every_saved_view(opened: Opened) -> None:
-    """Whoever opens the experiment without a link finds the usual questions in its menu."""
-    opened.window.open(f"{opened.server}/{addresses.runs_path(opened.run.experiment_id)}", "Views")
-    opened.window.press("Views")
-    opened.window.assert_shows(*(view.name for view in saved_views.VIEWS))
-
-
-def test_curves_over_the_epochs_and_image_grids_stand_side_by_side(opened: Opened) -> None:
-    """The saved view of curves shows charts over the epochs, and grids with a step slider."""
-    path = saved_views.path(opened.run.experiment_id, saved_views.CURVES)
-    opened.window.size(1400, 2200)
-    shown = opened.window.open(
-        f"{opened.server}/{path}",
+    assert f"{accuracy} (" in shown
+    window.size(1400, 900)
+    window.open(f"{server}/{addresses.runs_path(run.experiment_id)}", "Views")
+    window.press("Views")
+    window.assert_shows(*(view.name for view in saved_views.VIEWS))
+    window.size(1400, 2200)
+    shown = window.open(
+        f"{server}/{saved_views.path(run.experiment_id, saved_views.CURVES)}",
         *("Curves", "Images", "epoch", "validation/accuracy", "train/loss"),
         *("least certain", "augmentation"),
     )
     assert "Error" not in shown
-    opened.window.wait_for("[role=slider]", at_least=2)
-    opened.window.wait_for("img[src*=augmentation], img[src^=blob]", at_least=1)
-    opened.window.size(1400, 900)
+    window.wait_for("[role=slider]", at_least=2)
+    window.wait_for("img[src*=augmentation], img[src^=blob]", at_least=1)
+    window.size(1400, 900)
 
 
-def test_the_page_of_a_run_says_how_good_it_is(opened: Opened) -> None:
-    """The run's page has the verdict, and ways to the report and to the model's version."""
-    path = addresses.run_path(opened.run)
-    opened.window.open(
-        f"{opened.server}/{path}",
-        f"{opened.accuracy} of",
+def test_the_pages_of_run_and_model_lead_to_each_other(
+    opened: tuple[Browser, str], run: TrackedRun, accuracy: str
+) -> None:
+    """The run's page has the verdict and the way to the report, drawn as HTML inside the page.
+
+    Model and version have descriptions; the version shows aliases, metrics and origin.
+    """
+    window, server = opened
+    window.open(
+        f"{server}/{addresses.run_path(run)}",
+        f"{accuracy} of",
         *("Registered as photos, version", "Report", "Model version", "All runs, best first"),
     )
-    opened.window.follow("Report")
-    opened.window.assert_shows("photos: test report", "Least certain")
-
-
-def test_the_report_is_shown_among_the_artifacts(opened: Opened) -> None:
-    """The link to the report opens it inside the run's page, drawn as HTML."""
-    opened.window.open(
-        f"{opened.server}/{addresses.report_path(opened.run)}",
-        *("photos: test report", "test images classified correctly", "Balanced accuracy"),
-    )
-    assert opened.window.count("iframe") == 1
-
-
-def test_the_pages_of_the_model_lead_to_data_run_and_code(opened: Opened) -> None:
-    """Model and version have descriptions; the version shows aliases, metrics and origin."""
-    shown = opened.window.open(
-        f"{opened.server}/{addresses.model_path('photos')}",
+    window.follow("Report")
+    report = ("photos: test report", "Least certain", "test images classified correctly")
+    window.assert_shows(*report)
+    assert window.count("iframe") == 1
+    shown = window.open(
+        f"{server}/{addresses.model_path('photos')}",
         *("photos", "Labels an image with one of 3 classes", "challenger", "champion"),
     )
     assert "patchline.history" not in shown
-    opened.window.open(
-        f"{opened.server}/{addresses.model_path('photos', '1')}",
-        f"{opened.accuracy} of",
-        *("data version", "Balanced accuracy", "parameters", opened.run.run_id, "champion"),
+    window.open(
+        f"{server}/{addresses.model_path('photos', '1')}",
+        f"{accuracy} of",
+        *("data version", "Balanced accuracy", "parameters", run.run_id, "champion"),
     )

@@ -2,36 +2,71 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import json
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from prefect.client.orchestration import SyncPrefectClient, get_client
+from prefect.logging.handlers import APILogHandler
+from prefect.settings import PREFECT_API_URL, temporary_settings
 
 from patchline.flows.command_line import run_command_line
-from tests.flows.lasting_server import LastingServer, lasting_server
+from tests.flows.lasting_server import LastingServer
 
-Command = Callable[..., tuple[int, str, str]]
-"""Arguments in; exit code, standard output and standard error out."""
+
+class Command:
+    """Runs `patchline` with arguments in this process."""
+
+    def __init__(self, capture: pytest.CaptureFixture[str]) -> None:
+        self._capture = capture
+
+    def __call__(self, *arguments: str | Path) -> tuple[int, str, str]:
+        """Return exit code, standard output and standard error."""
+        code = run_command_line([str(argument) for argument in arguments])
+        printed = self._capture.readouterr()
+        return code, printed.out, printed.err
+
+    def out(self, *arguments: str | Path) -> str:
+        """Return the standard output of a command that succeeds."""
+        code, out, err = self(*arguments)
+        assert code == 0, err
+        return out
+
+    def json(self, *arguments: str | Path) -> Any:
+        """Return what a command that succeeds answers with `--json`."""
+        return json.loads(self.out(*arguments, "--json"))
+
+    def refusal(self, *arguments: str | Path) -> str:
+        """Return the standard error of a command that ends with exit code 2."""
+        code, _, err = self(*arguments)
+        assert code == 2, err
+        return err
 
 
 @pytest.fixture
 def run_here(capsys: pytest.CaptureFixture[str]) -> Command:
     """Return a function that runs `patchline` with the given arguments."""
+    return Command(capsys)
 
-    def run(*arguments: str) -> tuple[int, str, str]:
-        code = run_command_line(list(arguments))
-        printed = capsys.readouterr()
-        return code, printed.out, printed.err
 
-    return run
+@pytest.fixture(scope="session")
+def plain_server(
+    tmp_path_factory: pytest.TempPathFactory, empty_prefect: Path
+) -> Iterator[LastingServer]:
+    """Return a server for all tests that need no more than one; no runner is known to it."""
+    server = LastingServer(tmp_path_factory.mktemp("prefect_server"), empty_prefect)
+    yield server
+    server.stop()
 
 
 @pytest.fixture(scope="module")
-def prefect_server(tmp_path_factory: pytest.TempPathFactory, empty_prefect: Path) -> Iterator[str]:
-    """Let this process use a Prefect server of the module's own; return its API's address."""
-    with lasting_server(tmp_path_factory.mktemp("prefect_server"), empty_prefect) as url:
-        yield url
+def prefect_server(plain_server: LastingServer) -> Iterator[str]:
+    """Let this process use that server while a module's tests run; return its API's address."""
+    with temporary_settings({PREFECT_API_URL: plain_server.url()}):
+        yield plain_server.url()
+        APILogHandler().flush()
 
 
 @pytest.fixture(scope="session")

@@ -5,12 +5,7 @@ from __future__ import annotations
 import base64
 import os
 import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-
-from prefect.logging.handlers import APILogHandler
-from prefect.settings import PREFECT_API_URL, temporary_settings
 
 from patchline.flows.temporary_server import TemporaryServer
 from patchline.pipeline.local_login import USER
@@ -60,15 +55,3 @@ class LastingServer:
             os.environ.update(before)
         server.wait()
         return server
-
-
-@contextmanager
-def lasting_server(folder: Path, empty_prefect: Path) -> Iterator[str]:
-    """Start a server, and let this process use it; yield its API's address."""
-    server = LastingServer(folder, empty_prefect)
-    try:
-        with temporary_settings({PREFECT_API_URL: server.url()}):
-            yield server.url()
-            APILogHandler().flush()  # before the server goes
-    finally:
-        server.stop()

@@ -11,7 +11,7 @@ from PIL import Image
 from tests.conftest import draw_photo, patchline
 from tests.patience import until
 from tests.pipeline.labelling.labelled import labelling, rows_of
-from tests.pipeline.serving.served import Serving, serving, wait_for_version
+from tests.pipeline.serving.served import serving, wait_for_version
 from tests.structure.pages import ROOT, blocks
 
 CLASSES = ("across", "down", "rising")
@@ -48,12 +48,6 @@ def label(inbox: Path, images: int, step: list[str]) -> None:
             assert page.answer(ADA, [image["id"]], right).status == 200
 
 
-def send(server: Serving, images: list[Path]) -> None:
-    """Have images predicted."""
-    for image in images:
-        assert server.predict(image.read_bytes()).status == 200
-
-
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
 def test_an_inbox_becomes_a_model_that_learns_what_has_drifted(tmp_path: Path) -> None:
@@ -70,7 +64,9 @@ def test_an_inbox_becomes_a_model_that_learns_what_has_drifted(tmp_path: Path) -
     assert "champion" in first.json["aliases"]
     assert serve[0] == "serve"
     with serving(tmp_path, *serve[2:], model=serve[1]) as server:
-        send(server, [write(inbox, number, DARKER) for number in range(300, 400)])
+        for number in range(300, 400):
+            image = write(inbox, number, DARKER)
+            assert server.predict(image.read_bytes()).status == 200
         found = patchline(*monitor, "--json", cwd=tmp_path)
         assert found.code == 3, found.err
         assert found.json["drift"]

@@ -9,15 +9,13 @@ import pytest
 
 from benchmarks.outside_connections import (
     BARE,
-    Recording,
     as_a_stranger,
     measured,
     missing_tracer,
     read_trace,
     record,
 )
-from tests.conftest import PATCHLINE, Run
-from tests.structure.import_rules import imports
+from tests.conftest import Run
 
 pytestmark = pytest.mark.skipif(bool(missing_tracer()), reason=missing_tracer())
 
@@ -43,31 +41,19 @@ socket.socket(socket.AF_INET, socket.SOCK_DGRAM).connect(("127.0.0.1", 9))
 
 
 def test_a_model_is_used_without_a_word_to_anybody(finished_run: Run, tmp_path: Path) -> None:
-    """`predict`, and a process that has the package and MLflow, but no Patchline.
+    """By a process that has the package and MLflow, but no Patchline that asks for quiet.
 
-    Nothing asks libraries to be quiet. onnxruntime reports some seconds after its import what it
-    has noted in a state file by then, so that there must be none.
+    onnxruntime reports some seconds after its import what it has noted in a state file by then, so
+    that there must be none.
     """
     [package] = finished_run.folder.glob("mlruns/*/models/*/artifacts")
     image = next(finished_run.folder.glob("photos/*/*.png"))
-    name = finished_run.summary["name"]
     asked_of_mlflow = {"MLFLOW_DISABLE_TELEMETRY": "true"}  # its own reports are not the package's
-    started = []
-    for number, (command, added) in enumerate(
-        [
-            ([PATCHLINE, "predict", f"{name}/1", image], {}),
-            ([sys.executable, "-I", "-c", BARE, package, image, "0"], asked_of_mlflow),
-        ]
-    ):
-        home = tmp_path / f"home{number}"
-        home.mkdir()
-        env = {**as_a_stranger(home), **added}
-        started.append((home, Recording([*map(str, command)], finished_run.folder, env)))
-    for home, recording in started:
-        found = recording.ended()
-        assert found.code == 0, found.err
-        assert (found.look_ups, found.connections) == ((), ())
-        assert not list(home.rglob("*onnxruntime*"))
+    command = [sys.executable, "-I", "-c", BARE, str(package), str(image), "0"]
+    found = record(command, tmp_path, {**as_a_stranger(tmp_path), **asked_of_mlflow})
+    assert found.code == 0, found.err
+    assert (found.look_ups, found.connections) == ((), ())
+    assert not list(tmp_path.rglob("*onnxruntime*"))
 
 
 @pytest.mark.slow
@@ -78,19 +64,3 @@ def test_no_command_reaches_out(tmp_path: Path) -> None:
         assert found.code == 0, f"{name}\n{found.err}"
         assert (name, found.look_ups, found.connections) == (name, (), ())
     assert not list((tmp_path / "home").rglob("*onnxruntime*"))
-
-
-def test_only_one_module_imports_onnxruntime() -> None:
-    """The one that turns its telemetry off before; quantization imports that one first."""
-    root = Path(__file__).resolve().parents[2]
-    importing = {
-        file.relative_to(root).as_posix()
-        for package in ("pipeline", "flows", "plugins")
-        for file in (root / package).rglob("*.py")
-        if b"onnxruntime" in file.read_bytes()
-        for _, module in imports(file)
-        if module.split(".")[0] == "onnxruntime"
-    }
-    assert importing == {"pipeline/models/onnx_session.py", "pipeline/exports/onnx_forms.py"}
-    quiet = "from patchline.pipeline.packaging.packaged_model import"
-    assert quiet in (root / "pipeline/exports/onnx_forms.py").read_text(encoding="utf-8")

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 from PIL import Image
+from prefect.client.orchestration import SyncPrefectClient
+from prefect.client.schemas.sorting import FlowRunSort
 
 from patchline.pipeline.data.store.earlier_stores import DRAFT_FILE
 from tests.conftest import Finished, patchline, patchline_here, write_photos
@@ -60,33 +62,21 @@ def _nothing_left(folder: Path, *, images_were_read: bool = False) -> None:
         (["run", "no/such/folder"], ["no/such/folder", "Check the path"]),
         (["run", "--training.epochz", "3"], ["--training.epochz", "--training.epochs"]),
         (["run", "--training.epochs", "0"], ["training.epochs", "0", "from 1 to 100000"]),
-        (["run", "--training.epochs", "many"], ["training.epochs", "many", "whole number"]),
         (["run", "--training.time-limit", "5 min"], ["training.time_limit", "5 min", "20m"]),
-        (["run", "--model.size", "huge"], ["model.size", "huge", "'h'"]),
         (["run", "--model.name", "vti"], ["vti", "Did you mean 'vit'"]),
         (["down", "now", "please"], ["Unexpected argument 'now please'", "--help"]),
         (["run", "--training.refit", "false"], ["Write --training.refit=false."]),
         (["run", "x", "--rehearse", "no"], ["Write --rehearse=no."]),
-        (
-            ["run", "x", "--evaluation.explanations", "false"],
-            ["Write --evaluation.explanations=false."],
-        ),
-        (["run", "--model.patch-embedding.name", "konv"], ["konv", "conv"]),
-        (["run", "--model.patch-embedding.patch-sise", "4"], ["patch-sise", "patch-size"]),
-        (["run", "--data.source", "digit"], ["digit", "digits"]),
-        (["run", "--augmentation.name", "heavy"], ["heavy", "light"]),
         (["run", "--preset", "quik"], ["quik", "quick"]),
         (["run", "--config", "none.yaml"], ["none.yaml", "does not exist"]),
         (["run", "--name", "my model!"], ["my model!", "letters"]),
         (["run", "--data.options.sise", "3"], ["--data.options.sise"]),
         (["run", "--plugin", "none.py"], ["none.py", "does not exist"]),
         (["rum"], ["rum", "run"]),
-        (["plugins", "show", "vitt"], ["vitt"]),
+        (["run", "--model.patch-embedding.name", "thick"], ["--plugin FILE.py"]),
+        (["promote", "roses"], ["no registered model 'roses'"]),
         (["models", "roses"], ["roses", "No models are registered yet."]),
-        (["predict", "roses", "a.png"], ["a.png", "Check the path"]),
         (["predict", "roses@", "."], ["roses@", "NAME@ALIAS"]),
-        (["data", "inspect", "none"], ["none", "Check the path"]),
-        (["data", "watch", "none", "--quiet-seconds", "-1"], ["--quiet-seconds is -1"]),
         (["predict"], ["MODEL"]),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else None,
@@ -95,7 +85,6 @@ def test_a_wrong_command_line_is_answered_at_once(
     ended: Command, tmp_path: Path, arguments: list[str], words: list[str]
 ) -> None:
     """The value, the rule and the remedy stand in one sentence; exit code 2."""
-    (tmp_path / "file.txt").write_text("x", encoding="utf-8")
     _refused(ended(*arguments), *words)
     _nothing_left(tmp_path)
 
@@ -120,53 +109,31 @@ def test_a_wrong_config_file_names_the_setting(
     _nothing_left(tmp_path)
 
 
-def test_a_process_of_its_own_answers_the_same(tmp_path: Path) -> None:
-    """The exit code, the one sentence on standard error, and nothing on standard output."""
-    done = patchline("run", "no/such/folder", cwd=tmp_path)
-    _refused(done, "no/such/folder", "Check the path")
-    _nothing_left(tmp_path)
+def test_images_of_no_use_are_refused(
+    ended: Command, tmp_path: Path, client: SyncPrefectClient
+) -> None:
+    """Too few classes, or images of one; a class whose files are all damaged is named with a file.
 
-
-@pytest.mark.usefixtures("prefect_server")
-def test_an_empty_folder_and_one_class_only_are_refused(ended: Command, tmp_path: Path) -> None:
-    """A folder without classes, and one with a single class, are answered at once."""
+    The flow run has failed on the server, for the same reason, without a retry.
+    """
     (tmp_path / "empty").mkdir()
     _refused(ended("run", "empty"), "empty", "class folder")
     write_photos(tmp_path / "single", classes=1)
     _refused(ended("run", "single"), "only one class", "across", "two folders")
     _nothing_left(tmp_path)
-
-
-@pytest.mark.usefixtures("prefect_server")
-def test_a_class_without_a_readable_image_is_named(ended: Command, tmp_path: Path) -> None:
-    """A class whose files are all damaged stops the run with its name and a file's reason."""
-    write_photos(tmp_path / "photos", images=6)
-    (tmp_path / "photos" / "broken").mkdir()
-    (tmp_path / "photos" / "broken" / "a.jpg").write_bytes(b"\xff\xd8\xff\xe0 cut off")
-    _refused(ended("run", "photos"), "'broken'", "broken/a.jpg")
+    for name, files in (("rare", ("0.png", "1.png")), ("broken", ("a.jpg",))):
+        photos = write_photos(tmp_path / f"with {name}", images=6)
+        (photos / name).mkdir()
+        for file in files:
+            Image.new("RGB", (32, 32), (len(file), int(file[0], 16), 0)).save(photos / name / file)
+    (photos / "broken/a.jpg").write_bytes(b"\xff\xd8\xff\xe0 cut off")
+    _refused(ended("run", "with rare"), "'rare'", "2 usable images", "3 splits")
+    _refused(ended("run", "with broken"), "'broken'", "broken/a.jpg")
     _nothing_left(tmp_path, images_were_read=True)
-
-
-@pytest.mark.usefixtures("prefect_server")
-def test_fewer_images_than_splits_are_refused(ended: Command, tmp_path: Path) -> None:
-    """A class with two images cannot be trained, chosen and tested on."""
-    write_photos(tmp_path / "photos", images=6)
-    (tmp_path / "photos" / "rare").mkdir()
-    for number in range(2):
-        Image.new("RGB", (32, 32), (number, 0, 0)).save(tmp_path / f"photos/rare/{number}.png")
-    _refused(ended("run", "photos"), "'rare'", "2 usable images", "3 splits")
-    _nothing_left(tmp_path, images_were_read=True)
-
-
-@pytest.mark.usefixtures("prefect_server")
-def test_a_patch_size_that_does_not_divide_the_image_is_refused(
-    ended: Command, tmp_path: Path
-) -> None:
-    """The sentence names the patch size, the image and the sizes that fit."""
-    write_photos(tmp_path / "photos", images=6)
-    done = ended("run", "photos", "--preset=none", "--model.patch-embedding.patch-size", "5")
-    _refused(done, "patch_size 5", "32x32", "4, 8, 16")
-    _nothing_left(tmp_path, images_were_read=True)
+    [newest] = client.read_flow_runs(sort=FlowRunSort.START_TIME_DESC, limit=1)
+    assert newest.state is not None
+    assert (newest.state.is_failed(), newest.run_count) == (True, 1)
+    assert "'broken'" in str(newest.state.message)
 
 
 @pytest.fixture

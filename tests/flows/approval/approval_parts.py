@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from pathlib import Path
+from typing import Any
 
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.objects import FlowRun
@@ -80,6 +81,13 @@ def summary(reference: ModelReference) -> VersionSummary:
     [model] = summaries(reference.name)
     [version] = [each for each in model.versions if each.version == reference.version]
     return version
+
+
+def approval_of(reference: ModelReference) -> dict[str, Any]:
+    """Return what a version says about its approval."""
+    found = summary(reference).approval
+    assert found is not None
+    return found
 
 
 def parting_words() -> None:

@@ -6,13 +6,12 @@ import datetime as dt
 import json
 import os
 import threading
-import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from prefect.client.orchestration import get_client
+from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.settings import PREFECT_API_URL, temporary_settings
 from prefect.states import Cancelled
 
@@ -27,6 +26,7 @@ from patchline.pipeline.tracking.tracking_store import client
 from tests.flows.approval.approval_parts import (
     NO,
     YES,
+    approval_of,
     asked_about,
     carry_on,
     champion,
@@ -36,92 +36,56 @@ from tests.flows.approval.approval_parts import (
     summary,
     versions,
 )
+from tests.flows.commands.photo_stores import entered_store
 from tests.flows.conftest import Command
-from tests.flows.lasting_server import PROOF, lasting_server
-from tests.pipeline.registry.made_versions import QUICK, make_version
+from tests.pipeline.registry.made_versions import QUICK
 
 
 @pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory, empty_prefect: Path) -> Iterator[Path]:
+def served(
+    tmp_path_factory: pytest.TempPathFactory, empty_store: Path, prefect_server: str
+) -> Iterator[Path]:
     """Return a folder that has a store, while a Prefect server runs."""
     folder = tmp_path_factory.mktemp("approval")
-    with (
-        pytest.MonkeyPatch.context() as patch,
-        lasting_server(folder, empty_prefect) as url,  # no runner of another test's is known to it
-    ):
-        patch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{folder / 'mlflow.db'}")
-        patch.setenv("PREFECT_API_URL", url)
-        client()
+    with entered_store(folder, empty_store), pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PREFECT_API_URL", prefect_server)
         yield folder
         parting_words()
 
 
-def _post(path: str, content: Any) -> Any:
-    """Send what Prefect's page sends."""
-    request = urllib.request.Request(
-        f"{os.environ['PREFECT_API_URL']}{path}",
-        data=json.dumps(content).encode(),
-        headers={"Content-Type": "application/json", **PROOF},
-    )
-    with urllib.request.urlopen(request) as response:
-        return json.load(response)
-
-
-def _get(path: str) -> Any:
-    request = urllib.request.Request(f"{os.environ['PREFECT_API_URL']}{path}", headers=PROOF)
-    with urllib.request.urlopen(request) as response:
-        return json.load(response)
-
-
-def test_the_form_of_prefects_page_promotes(here: Path) -> None:
+def test_the_form_of_prefects_page_promotes(here: Path, client: SyncPrefectClient) -> None:
     """The form shows the metrics; an invalid answer is refused, and a valid one promotes."""
     _, better = versions("roses", here, range(60), range(10))
     asked = asked_about(better)
-    note = summary(better).approval
-    assert note is not None
+    note = approval_of(better)
     assert (note["state"], note["flow_run_id"]) == ("asked", str(asked.flow_run_id))
-    path = f"/flow_runs/{asked.flow_run_id}"
-    keyset = _get(path)["state"]["state_details"]["run_input_keyset"]
-    words = _get(f"{path}/input/{keyset['description']}")
+    suspended = client.read_flow_run(asked.flow_run_id).state
+    assert suspended is not None
+    keyset = suspended.state_details.run_input_keyset or {}
+    words = client.read_flow_run_input(asked.flow_run_id, keyset["description"])
     assert "Every gate passes (3 of 3)" in words
     assert "+25.0" in words
-    schema = _get(f"{path}/input/{keyset['schema']}")
+    schema = json.loads(client.read_flow_run_input(asked.flow_run_id, keyset["schema"]))
     schema = json.loads(schema) if isinstance(schema, str) else schema
     assert schema["properties"]["decision"]["enum"] == ["approve", "reject"]
     assert schema["required"] == ["decision", "who"]
-    for wrong in ({}, {"decision": "perhaps", "who": "Ada"}, {"decision": "approve", "who": ""}):
-        assert _post(f"{path}/resume", {"run_input": wrong})["status"] == "REJECT"
     form = {"decision": "approve", "who": "Ada", "reason": "looks\ngood", "force": False}
-    assert _post(f"{path}/resume", {"run_input": form})["status"] == "ACCEPT"
+    answers: list[tuple[dict[str, Any], str]] = [
+        ({}, "REJECT"),
+        ({"decision": "perhaps", "who": "Ada"}, "REJECT"),
+        ({"decision": "approve", "who": ""}, "REJECT"),
+        (form, "ACCEPT"),
+    ]
+    for answer, status in answers:
+        resumed = client.resume_flow_run(asked.flow_run_id, run_input=answer)
+        assert resumed.status.value == status
     ended = carry_on(asked)
     assert (ended.state, champion("roses")) == ("Promoted", "2")
     assert ended.message.startswith("approved by Ada: looks good; better than version 1")
     [model] = summaries("roses")
     assert model.history[-1].reason == ended.message
-    version = summary(better)
-    assert version.approval is not None
-    assert (version.approval["state"], version.approval["by"]) == ("approved", "Ada")
-    assert version.decision is not None
-    assert version.decision["promoted"] is True
-
-
-@pytest.mark.slow
-def test_a_rejection_is_recorded_like_a_refusal_by_a_gate(here: Path) -> None:
-    """The version records who rejected it and why; the comparison is logged on its run."""
-    _, better = versions("lilies", here, range(60), range(10))
-    asked = asked_about(better)
-    assert approval_form.submit(asked, NO)
-    assert not approval_form.submit(asked, YES)
-    ended = carry_on(asked)
-    assert (ended.state, ended.message) == ("Not promoted: rejected", "rejected by Ada: blurry")
-    assert champion("lilies") == "1"
-    decision = summary(better).decision
-    assert decision is not None
-    assert (decision["promoted"], decision["reason"]) == (False, "rejected by Ada: blurry")
-    run_id = summary(better).run_id
-    [place] = [item.path for item in client().list_artifacts(run_id, "promotion")]
-    files = {Path(item.path).name for item in client().list_artifacts(run_id, place)}
-    assert files == {"comparison.html", "comparison.json", "decision.json"}
+    assert (approval_of(better)["state"], approval_of(better)["by"]) == ("approved", "Ada")
+    assert (summary(better).decision or {})["promoted"] is True
 
 
 @pytest.mark.slow
@@ -148,89 +112,89 @@ def test_gates_refuse_what_is_approved_without_force(here: Path) -> None:
 
 @pytest.mark.slow
 def test_approval_is_requested_again_if_the_champion_changed(here: Path) -> None:
-    """An approval holds against one champion, a rejection against any."""
-    first, second, third = versions("asters", here, range(60), range(40), range(10))
+    """An approval holds against one champion, a rejection against any.
+
+    The version records who rejected it and why; the comparison is logged on its run.
+    """
+    _, second, third = versions("asters", here, range(60), range(40), range(10))
     asked = asked_about(third)
     promote(Request(second, QUICK), here / "by_hand")
     assert approval_form.submit(asked, YES)
     again = carry_on(asked)
     assert (again.waits, champion("asters")) == (True, second.version)
     assert approval_form.submit(again, NO)
-    assert carry_on(again).state == "Not promoted: rejected"
-    assert champion("asters") == second.version != first.version
+    assert not approval_form.submit(again, YES)
+    ended = carry_on(again)
+    assert (ended.state, ended.message) == ("Not promoted: rejected", "rejected by Ada: blurry")
+    assert champion("asters") == second.version
+    found = summary(third)
+    assert found.decision is not None
+    assert (found.decision["promoted"], found.decision["reason"]) == (False, ended.message)
+    [place] = [item.path for item in client().list_artifacts(found.run_id, "promotion")]
+    files = {Path(item.path).name for item in client().list_artifacts(found.run_id, place)}
+    assert files == {"comparison.html", "comparison.json", "decision.json"}
 
 
 @pytest.mark.slow
-def test_an_overdue_request_is_refused(here: Path) -> None:
-    """Only overdue ones, by the clock, whether or not anything was running."""
-    _, better = versions("irises", here, range(60), range(10))
-    _, other = versions("poppies", here, range(60), range(10))
-    waiting = asked_about(other)
+def test_a_request_is_closed_by_the_clock_by_prefect_or_with_its_version(here: Path) -> None:
+    """Only overdue ones, by the clock, whether or not anything was running.
+
+    What was cancelled can be requested again. Nothing fails forever if somebody deletes a version.
+    """
+    _, better, deleted = versions("irises", here, range(60), range(10), range(5))
+    _, cancelled = versions("dahlias", here, range(60), range(10))
     overdue = asked_about(better, QUICK.model_copy(update={"approval_hours": 1e-6}))
+    waiting = asked_about(cancelled)
     expiry.expire_overdue()
     assert requests.refreshed(waiting).waits
     ended = carry_on(overdue)
     assert (ended.state, champion("irises")) == ("Not promoted: no answer in time", "1")
     assert ended.message == "nobody answered within 1e-06 hours"
-    approval = summary(better).approval
-    assert approval is not None
-    assert approval["state"] == "expired"
-    assert approval_form.submit(waiting, NO)
-
-
-@pytest.mark.slow
-def test_a_request_cancelled_in_prefect_is_closed(here: Path) -> None:
-    """The version records it, and approval can be requested again."""
-    _, better = versions("dahlias", here, range(60), range(10))
-    asked = asked_about(better)
+    assert approval_of(better)["state"] == "expired"
     with get_client(sync_client=True) as prefect:
-        prefect.set_flow_run_state(asked.flow_run_id, Cancelled())
+        prefect.set_flow_run_state(waiting.flow_run_id, Cancelled())
     expiry.expire_overdue()
-    approval = summary(better).approval
-    assert approval is not None
-    assert approval["state"] == "cancelled"
-    again = asked_about(better)
-    assert again.flow_run_id != asked.flow_run_id
+    assert approval_of(cancelled)["state"] == "cancelled"
+    again = asked_about(cancelled)
+    assert again.flow_run_id != waiting.flow_run_id
     expiry.expire_overdue()
-    assert (summary(better).approval or {})["state"] == "asked"
+    assert approval_of(cancelled)["state"] == "asked"
     assert approval_form.submit(again, NO)
+    asked = asked_about(deleted)
+    client().delete_model_version("irises", deleted.version)
+    assert approval_form.submit(asked, YES)
+    ended = carry_on(asked)
+    assert ended.state == "Not promoted: the version was deleted"
+    assert "'irises' has no version 3" in ended.message
 
 
 @pytest.mark.slow
 def test_an_answer_survives_the_death_of_the_process(here: Path) -> None:
-    """Killed after the answer, and again after the promotion, the flow still ends as it should."""
-    _, better = versions("violets", here, range(60), range(10))
+    """Killed after the answer, and again after the promotion, the flow still ends as it should.
+
+    The form that a killed process did not store is restored, and the flow asks again.
+    """
+    soon = dt.datetime.now(dt.UTC) + dt.timedelta(minutes=5)
+    _, better, best = versions("violets", here, range(60), range(10), range(2))
     asked = asked_about(better)
+    with get_client(sync_client=True) as prefect:
+        approval_form.clear(prefect, asked.flow_run_id, approval_form.key_against("1"))
     assert approval_form.submit(asked, YES)
     kill(asked)
     expiry.expire_overdue()
     assert requests.refreshed(asked).state == "Crashed"  # not at once
-    expiry.retry(requests.refreshed(asked), dt.datetime.now(dt.UTC) + dt.timedelta(minutes=1))
+    expiry.retry(requests.refreshed(asked), soon)
     assert requests.refreshed(asked).state == "Resuming"
     done = Request(better, QUICK, answer=YES, answered_against="1")
     promote(done, here / "killed")  # what the process had done
     ended = carry_on(asked)
     assert (ended.state, champion("violets")) == ("Promoted", "2")
-    approval = summary(better).approval
-    assert approval is not None
-    assert (approval["state"], approval["by"]) == ("approved", "Ada")
+    assert (approval_of(better)["state"], approval_of(better)["by"]) == ("approved", "Ada")
     [model] = summaries("violets")
     assert [entry.to_version for entry in model.history if entry.alias == CHAMPION] == ["1", "2"]
-
-
-@pytest.mark.slow
-def test_a_request_killed_while_it_was_opened_can_be_answered(here: Path) -> None:
-    """The form that the killed process did not store is restored; the flow asks again."""
-    _, better = versions("peonies", here, range(60), range(10))
-    asked = asked_about(better)
-    with get_client(sync_client=True) as prefect:
-        key = approval_form.key_against("1")
-        approval_form.clear(prefect, asked.flow_run_id, key)
-    assert approval_form.submit(asked, NO)
-    assert carry_on(asked).state == "Not promoted: rejected"
-    again = asked_about(better)
+    again = asked_about(best)
     kill(again)
-    expiry.retry(requests.refreshed(again), dt.datetime.now(dt.UTC) + dt.timedelta(minutes=1))
+    expiry.retry(requests.refreshed(again), soon)
     again = carry_on(again)
     assert again.waits
     assert approval_form.submit(again, NO)
@@ -238,22 +202,18 @@ def test_a_request_killed_while_it_was_opened_can_be_answered(here: Path) -> Non
 
 
 @pytest.mark.slow
-def test_a_newer_version_supersedes_an_older_one(here: Path) -> None:
-    """One request per model, for the newest version; requesting twice opens one."""
+def test_one_request_and_one_answer_count(here: Path) -> None:
+    """A model has one request, for its newest version, however often it is requested.
+
+    Of answers at once, the one is carried out that was reported to count.
+    """
     _, second, third = versions("daisies", here, range(60), range(40), range(10))
     older = asked_about(second)
     newer = start(third)
     assert start(third).flow_run_id == newer.flow_run_id
     assert carry_on(older).state == "Not promoted: superseded by a newer version"
     assert "the newer version daisies/3 is pending" in str(opening.request_approval(second, QUICK))
-    assert approval_form.submit(carry_on(newer), NO)
-
-
-@pytest.mark.slow
-def test_of_two_answers_at_once_one_counts(here: Path) -> None:
-    """The answer that is carried out is the one that was reported to count."""
-    _, better = versions("dahlias", here, range(60), range(10))
-    asked = asked_about(better)
+    asked = carry_on(newer)
     given = [YES, NO, YES, NO]
     told: dict[int, bool] = {}
 
@@ -267,55 +227,29 @@ def test_of_two_answers_at_once_one_counts(here: Path) -> None:
     for thread in threads:
         thread.join()
     [counting] = [number for number, counts in told.items() if counts]
-    assert carry_on(asked).state == (
-        "Promoted" if given[counting] == YES else "Not promoted: rejected"
-    )
+    expected = "Promoted" if given[counting] == YES else "Not promoted: rejected"
+    assert carry_on(asked).state == expected
 
 
-@pytest.mark.slow
-def test_a_deleted_version_closes_the_request_with_a_message(here: Path) -> None:
-    """Nothing fails forever if somebody deletes the version or the model meanwhile."""
-    _, better = versions("cosmos", here, range(60), range(10))
-    asked = asked_about(better)
-    client().delete_model_version("cosmos", better.version)
-    assert approval_form.submit(asked, YES)
-    ended = carry_on(asked)
-    assert ended.state == "Not promoted: the version was deleted"
-    assert "'cosmos' has no version 2" in ended.message
+def test_what_cannot_be_requested_or_answered_is_said(here: Path, run_here: Command) -> None:
+    """The first version of a model is champion at once; another one needs a runner that asks.
 
-
-@pytest.mark.slow
-def test_a_request_that_cannot_be_answered_is_an_error(here: Path, run_here: Command) -> None:
-    """The message lists pending versions, and how to request approval."""
-    _, better = versions("crocuses", here, range(60), range(10))
-    asked = asked_about(better)
-    code, _, err = run_here("approve", "crocusses/2")
-    assert code == 2
-    assert "Did you mean 'crocuses'?" in err
-    code, _, err = run_here("approve", "crocuses/1")
-    assert code == 2
-    assert "No approval request is open for 'crocuses/1'" in err
-    assert "crocuses/2" in err
-    code, out, _ = run_here("promote", "crocuses", "--ask", "--json")
-    assert code == 0
-    assert json.loads(out)["asked"] is True
-    assert (
-        "pending approval: run `patchline approve crocuses/2`" in run_here("models", "crocuses")[1]
-    )
-    assert approval_form.submit(asked, NO)
-    code, _, err = run_here("promote", "crocuses", "--ask", "--force", "--reason", "x")
-    assert code == 2
-    assert "--ask" in err
-    assert opening.request_approval(versions("crocuses", here, range(60))[0], QUICK) is not None
-
-
-def test_no_approval_is_requested_for_a_champion(here: Path) -> None:
-    """The first version of a model is champion at once, so no approval is needed."""
-    [first] = versions("freesias", here, range(60))
+    The message lists pending versions, and how to request approval.
+    """
+    first, better = versions("crocuses", here, range(60), range(10))
     assert opening.request_approval(first, QUICK) is None
     assert not deployments.runner_is_up()
-    second = make_version("freesias", here, wrong=range(10))
-    sentence = opening.request_approval(second, QUICK)
-    assert sentence is not None
+    sentence = str(opening.request_approval(better, QUICK))
     assert "`patchline up`" in sentence
-    assert "`patchline promote freesias --version 2 --ask`" in sentence
+    assert "`patchline promote crocuses --version 2 --ask`" in sentence
+    start(better)
+    for command, words in (
+        ("approve crocusses/2", "Did you mean 'crocuses'?"),
+        ("approve crocuses/1", "No approval request is open for 'crocuses/1'"),
+        ("approve crocuses/1", "crocuses/2"),
+        ("promote crocuses --ask --force --reason x", "--ask"),
+    ):
+        assert words in run_here.refusal(*command.split())
+    assert run_here.json("promote", "crocuses", "--ask")["asked"] is True
+    pending = "pending approval: run `patchline approve crocuses/2`"
+    assert pending in run_here.out("models", "crocuses")

@@ -9,7 +9,6 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
 
@@ -30,6 +29,7 @@ _COMMANDS = (
 )
 _SCRIPT = """
 import contextlib, io, json, sys
+import patchline
 from patchline.flows.command_line import run_command_line
 for arguments in json.loads(sys.argv[1]):
     with (
@@ -38,21 +38,21 @@ for arguments in json.loads(sys.argv[1]):
     ):
         code = run_command_line(arguments)
     print(json.dumps([code, out.getvalue(), err.getvalue()]))
+for call in (patchline.promote, patchline.evaluate, patchline.run, patchline.rehearse):
+    try:
+        call("photos", *(["photos"] if call is patchline.evaluate else []))
+    except patchline.RunError as error:
+        print(json.dumps([1, call.__name__, str(error)]))
+print(json.dumps([len(patchline.models()), "", ""]))
 """
 
 
-class Read(NamedTuple):
-    """What commands have answered in a workspace that may not be written."""
-
-    answers: dict[tuple[str, ...], Finished]
-    before: dict[str, bytes]
-    after: dict[str, bytes]
-    page: Path
+Answers = dict[tuple[str, ...], Finished]
 
 
 @pytest.fixture(scope="module")
-def read(finished_run: Run, tmp_path_factory: pytest.TempPathFactory) -> Read:
-    """Run commands in a workspace that is mounted read-only."""
+def answers(finished_run: Run, tmp_path_factory: pytest.TempPathFactory) -> Answers:
+    """Run commands in a workspace that is mounted read-only; none changes a byte of it."""
     folder = tmp_path_factory.mktemp("disk") / "read only?"
     shutil.copytree(finished_run.folder, folder)
     with contextlib.chdir(folder):
@@ -76,57 +76,39 @@ def read(finished_run: Run, tmp_path_factory: pytest.TempPathFactory) -> Read:
         timeout=patient(300),
     )  # fmt: skip
     lines = done.stdout.splitlines()
-    assert len(lines) == len(_COMMANDS), done.stderr
-    answers = [Finished(*json.loads(line)) for line in lines]
-    return Read(dict(zip(_COMMANDS, answers, strict=True)), before, _everything(folder), page)
+    assert len(lines) == len(_COMMANDS) + 5, done.stderr
+    for _, name, sentence in map(json.loads, lines[-5:-1]):  # the same holds for Python
+        assert f"may not be written, and `patchline.{name}()` writes to it" in sentence
+    assert json.loads(lines[-1])[0] == 1
+    assert _everything(folder) == before
+    assert (page / "inspection.html").is_file()  # it goes where the user says
+    done_each = [Finished(*json.loads(line)) for line in lines[: len(_COMMANDS)]]
+    return dict(zip(_COMMANDS, done_each, strict=True))
 
 
 def _everything(folder: Path) -> dict[str, bytes]:
     return {str(file): file.read_bytes() for file in folder.rglob("*") if file.is_file()}
 
 
-def test_models_are_listed_and_used(read: Read) -> None:
-    """`models` and `predict` answer, from the workspace's own files."""
-    listed, predicted = (read.answers[command] for command in _COMMANDS[:2])
-    assert listed.code == 0, listed.err
+def test_models_are_listed_and_used(answers: Answers) -> None:
+    """`models` and `predict` answer, and `clean` lists what may go; data is inspected elsewhere."""
+    listed, predicted, clean, *_, inspected, refused = (answers[command] for command in _COMMANDS)
     assert [model["name"] for model in listed.json["models"]] == ["photos"]
     assert "is read-only: this command records nothing in it" in listed.err
-    assert predicted.code == 0, predicted.err
     assert predicted.json["predictions"][0]["label"] in {"across", "down", "rising"}
-
-
-def test_no_command_changes_a_byte(read: Read) -> None:
-    """Neither those that answer nor those that are refused."""
-    assert read.after == read.before
-
-
-def test_clean_lists_what_may_go_and_only_its_removal_is_refused(read: Read) -> None:
-    """Without --yes the command only reads."""
-    listed = read.answers["clean", "--json"]
-    assert listed.code == 0, listed.err
-    assert listed.json["removed"] is False
-    assert {each["kind"] for each in listed.json["items"]} == {"checkpoint"}
-    assert any(name.endswith("last.safetensors") for name in read.after)
+    assert [done.code for done in (listed, predicted, clean, inspected, refused)] == [0, 0, 0, 0, 2]
+    assert clean.json["removed"] is False
+    assert "Set --out to a folder that you may write to" in refused.err
 
 
 @pytest.mark.parametrize("command", [("clean", "--yes"), ("promote", "photos"), ("run", "photos")])
 def test_a_command_that_writes_is_refused_in_one_sentence(
-    read: Read, command: tuple[str, ...]
+    answers: Answers, command: tuple[str, ...]
 ) -> None:
     """It names the command and the remedy, before any work."""
-    refused = read.answers[command]
+    refused = answers[command]
     named = "clean --yes" if command[0] == "clean" else command[0]
     assert refused.code == 1
     assert f"may not be written, and `patchline {named}` writes to it" in refused.err
     assert "Traceback" not in refused.err
     assert refused.err.count("Error:") == 1
-
-
-def test_data_is_inspected_into_another_folder(read: Read) -> None:
-    """The page goes where the user says; without a place for it, one sentence says so."""
-    inspected, refused = (read.answers[command] for command in _COMMANDS[-2:])
-    assert inspected.code == 0, inspected.err
-    assert Path(inspected.json["page"]).is_file()
-    assert Path(inspected.json["page"]).parent == read.page
-    assert refused.code == 2
-    assert "Set --out to a folder that you may write to" in refused.err

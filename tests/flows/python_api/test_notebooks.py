@@ -28,18 +28,11 @@ patchline.models()
 """
 
 
-def executed(cells: list[str], folder: Path) -> Any:
-    """Return a notebook with the outputs that a kernel has given its cells."""
-    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells])
-    return _run(notebook, folder)
-
-
 def _run(notebook: Any, folder: Path) -> Any:
+    """Return a notebook with the outputs that a kernel has given its cells."""
+    where = {"metadata": {"path": str(folder)}}
     client = nbclient.NotebookClient(
-        notebook,
-        timeout=int(patient(600)),
-        kernel_name="python3",
-        resources={"metadata": {"path": str(folder)}},
+        notebook, timeout=int(patient(600)), kernel_name="python3", resources=where
     )
     return client.execute()
 
@@ -51,7 +44,8 @@ def test_progress_and_tables_are_shown_in_a_notebook(tmp_path: Path) -> None:
     """
     (tmp_path / "flows").mkdir()
     (tmp_path / "flows" / "__init__.py").write_text("ours = True\n", encoding="utf-8")
-    notebook = executed([_PROGRESS, _MODELS], tmp_path)
+    cells = [nbformat.v4.new_code_cell(cell) for cell in (_PROGRESS, _MODELS)]
+    notebook = _run(nbformat.v4.new_notebook(cells=cells), tmp_path)
     [lines] = notebook.cells[0].outputs
     assert lines.output_type == "display_data"
     assert "Reading &lt;b&gt;flowers&lt;/b&gt;" in lines.data["text/html"]
