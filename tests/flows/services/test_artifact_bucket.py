@@ -21,40 +21,16 @@ def failure(place: str) -> str:
     return str(raised.value)
 
 
-@pytest.mark.parametrize("prefix", ["", "/team", "/team/a b"])
-def test_a_bucket_that_may_be_written_is_left_as_it_was(
-    objects: ObjectServer, bucket: str, prefix: str
+def test_what_is_not_there_is_said_with_what_names_it(
+    objects: ObjectServer, bucket: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What is written to try it is deleted."""
-    artifact_bucket.check(f"s3://{bucket}{prefix}")
-    assert keys_in(objects, bucket) == []
-
-
-@pytest.mark.usefixtures("bucket")
-def test_a_missing_bucket_is_said_with_its_name_and_server(objects: ObjectServer) -> None:
-    """Not only the name may be wrong."""
+    """A bucket, and a server, for which there are three variables; MLflow's precedes the others."""
     assert f"bucket nowhere does not exist at {objects.url}" in failure("s3://nowhere/x")
-
-
-def test_a_server_that_does_not_answer_is_said_with_what_names_it(
-    bucket: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """There are three variables for it; MLflow's precedes the others."""
     monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{free_port()}")
     assert "does not answer" in (said := failure(f"s3://{bucket}"))
     assert said.endswith("correct AWS_ENDPOINT_URL.")
     monkeypatch.setenv("MLFLOW_S3_ENDPOINT_URL", f"http://127.0.0.1:{free_port()}")
     assert failure(f"s3://{bucket}").endswith("correct MLFLOW_S3_ENDPOINT_URL.")
-
-
-def test_missing_keys_are_said(bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The sentence names the variables."""
-    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
-        monkeypatch.delenv(name)
-    for name in ("AWS_SHARED_CREDENTIALS_FILE", "AWS_CONFIG_FILE"):
-        monkeypatch.setenv(name, "/nowhere")
-    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
-    assert "Set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY" in failure(f"s3://{bucket}")
 
 
 def test_wrong_keys_and_keys_that_may_only_read_are_told_apart(
@@ -65,9 +41,12 @@ def test_wrong_keys_and_keys_that_may_only_read_are_told_apart(
     check_keys_after(objects, 0)
     try:
         assert "does not accept the keys" in failure(f"s3://{bucket}")
-        _use(writing, monkeypatch)
-        artifact_bucket.check(f"s3://{bucket}")
-        _use(reading, monkeypatch)
+        for name, value in writing.items():
+            monkeypatch.setenv(name, value)
+        artifact_bucket.check(f"s3://{bucket}/team/a b")
+        assert keys_in(objects, bucket) == []  # what is written to try it is deleted
+        for name, value in reading.items():
+            monkeypatch.setenv(name, value)
         assert f"may not write to s3://{bucket}" in failure(f"s3://{bucket}")
         monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "another")
         said = failure(f"s3://{bucket}")
@@ -77,14 +56,15 @@ def test_wrong_keys_and_keys_that_may_only_read_are_told_apart(
         check_keys_after(objects, 10**9)
 
 
-def _use(keys: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in keys.items():
-        monkeypatch.setenv(name, value)
-
-
-def test_a_missing_package_is_one_sentence_with_the_command(
-    monkeypatch: pytest.MonkeyPatch,
+def test_missing_keys_and_a_missing_package_are_said(
+    bucket: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It names the extra."""
+    """The sentence names the variables, or the command that installs the extra."""
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.delenv(name)
+    for name in ("AWS_SHARED_CREDENTIALS_FILE", "AWS_CONFIG_FILE"):
+        monkeypatch.setenv(name, "/nowhere")
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    assert "Set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY" in failure(f"s3://{bucket}")
     monkeypatch.setitem(sys.modules, "boto3", None)
     assert "pip install 'patchline[s3]'" in failure("s3://bucket")

@@ -9,11 +9,37 @@ from pathlib import Path
 import psutil
 import pytest
 
+from patchline.pipeline.tracking.tracking_store import client
 from tests.conftest import write_photos
-from tests.flows.services.local_servers import Servers, ended, mlflow_client, until
+from tests.flows.services.local_servers import Servers, ended, serving
+from tests.flows.training.begun_runs import only_run
+from tests.patience import until
 from tests.small_disks import small_disk
 
-pytestmark = pytest.mark.slow
+
+@pytest.mark.slow
+def test_a_full_disk_ends_a_start_and_a_run_and_both_work_when_there_is_space(
+    tmp_path: Path,
+) -> None:
+    """Each is one sentence, and no process stays; with free space again the run resumes."""
+    write_photos(tmp_path / "photos", images=8)
+    with small_disk(tmp_path / "disk", mebibytes=60) as folder:
+        _fill(folder / "filler")
+        _assert_full(ended(Servers(folder).begin_up()).err)
+        until(lambda: not _processes(folder), "the end of all processes")
+        (folder / "filler").unlink()
+        with serving(folder) as servers:
+            settings = ("--preset", "none", "--training.epochs", "300", "--model.depth", "1")
+            run = servers.begin("run", str(tmp_path / "photos"), *settings)
+            until(lambda: list(folder.glob(".patchline/runs/*/training/best*")), "the training")
+            _fill(folder / "filler")
+            _assert_full(ended(run).err)
+            (folder / "filler").unlink()
+            with contextlib.chdir(folder):
+                store = client()
+            until(lambda: only_run(store).info.status in {"KILLED", "FAILED"}, "the run's end")
+            assert ended(servers.begin("run", "--resume", "last")).code == 0
+            assert only_run(store).info.status == "FINISHED"
 
 
 def _processes(folder: Path) -> list[psutil.Process]:
@@ -24,44 +50,9 @@ def _processes(folder: Path) -> list[psutil.Process]:
     ]
 
 
-def test_up_on_a_full_disk_says_so_and_leaves_nothing(tmp_path: Path) -> None:
-    """Neither database fits: one sentence, and no process stays."""
-    with small_disk(tmp_path / "disk", mebibytes=2) as folder:
-        done = Servers(folder, {}).up()
-        assert done.code == 1
-        assert done.err.splitlines()[-1].startswith("Error: There is no space left")
-        assert "Free some" in done.err
-        assert "Traceback" not in done.err
-        until(lambda: not _processes(folder), "the end of all processes")
-
-
-def test_a_run_on_a_disk_that_fills_up_is_closed_when_there_is_space(tmp_path: Path) -> None:
-    """The command reports the cause; with free space again both sides agree and the run resumes."""
-    write_photos(tmp_path / "photos", images=8)
-    with small_disk(tmp_path / "disk", mebibytes=60) as folder:
-        servers = Servers(folder)
-        try:
-            assert servers.up().code == 0
-            settings = ("--preset", "none", "--training.epochs", "300", "--model.depth", "1")
-            run = servers.begin("run", str(tmp_path / "photos"), *settings)
-            until(lambda: list(folder.glob(".patchline/runs/*/training/best*")), "the training")
-            _fill(folder / "filler")
-            done = ended(run)
-            assert done.code == 1
-            assert "There is no space left" in done.err.splitlines()[-1]
-            (folder / "filler").unlink()
-            store = mlflow_client(folder)
-            [experiment] = [each for each in store.search_experiments() if each.name == "photos"]
-
-            def status() -> str:
-                [only] = store.search_runs([experiment.experiment_id])
-                return str(only.info.status)
-
-            until(lambda: status() in {"KILLED", "FAILED"}, "the run's end")
-            assert ended(servers.begin("run", "--resume", "last")).code == 0
-            assert status() == "FINISHED"
-        finally:
-            servers.down("--now")
+def _assert_full(said: str) -> None:
+    assert "There is no space left" in said.splitlines()[-1]
+    assert "Traceback" not in said
 
 
 def _fill(file: Path) -> None:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import itertools
-import os
 import re
+import sys
 
 import pytest
 
@@ -46,9 +46,7 @@ def failure(address: str) -> str:
 @pytest.mark.parametrize(
     ("address", "shown"),
     [
-        ("postgresql://anna@host/base", "postgresql://anna@host/base"),
-        ("postgres://anna:pw@host:1/base", "postgresql://anna@host:1/base"),
-        ("postgresql+psycopg2://anna@[::1]:9/b%20c", "postgresql://anna@[::1]:9/b%20c"),
+        ("postgres://anna:pw@[::1]:1/b%20c", "postgresql://anna@[::1]:1/b%20c"),
         ("postgresql://anna:p@/w?:@host/base", "postgresql://anna@host/base"),
         (
             "postgresql://anna@/base?host=/run/socket&sslmode=require",
@@ -69,9 +67,6 @@ def test_an_address_is_kept_without_its_password(address: str, shown: str) -> No
 @pytest.mark.parametrize(
     ("address", "words"),
     [
-        ("mysql://anna@host/base", "not the address of a PostgreSQL database"),
-        ("sqlite:///a.db", "not the address of a PostgreSQL database"),
-        ("host/base", "not the address of a PostgreSQL database"),
         ("postgresql://anna@host", "not the address of a PostgreSQL database"),
         ("postgresql://anna@host:70000/base", "not the address of a PostgreSQL database"),
         ("postgresql://anna@[::1/base", "not the address of a PostgreSQL database"),
@@ -127,6 +122,7 @@ def test_what_the_server_refuses_is_said_with_its_own_reason(
     said = failure(postgres.address(name))
     assert 'password authentication failed for user "team"' in said
     assert "wr0ng" not in said
+    assert "wr0ng" not in redacted("failed: wr0ng/one")
     assert "Connect call failed" in failure(f"postgresql://team@127.0.0.1:{free_port()}/{name}")
     assert "nowhere.invalid" in failure(f"postgresql://team@nowhere.invalid/{name}")
     monkeypatch.setenv("PGSSLMODE", "require")
@@ -137,12 +133,6 @@ def test_a_missing_driver_is_one_sentence_with_the_command(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """It names the extra."""
-    monkeypatch.setitem(__import__("sys").modules, "psycopg2", None)
+    monkeypatch.setitem(sys.modules, "psycopg2", None)
     with pytest.raises(OrchestrationError, match=r"pip install 'patchline\[postgres\]'"):
         prepare("postgresql://anna@host/base")
-
-
-def test_the_password_in_the_environment_is_hidden_in_every_text() -> None:
-    """PGPASSWORD counts as a secret."""
-    assert PASSWORD not in redacted(f"connection to server failed: {PASSWORD}")
-    assert os.environ["PGPASSWORD"] == PASSWORD

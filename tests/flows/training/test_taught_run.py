@@ -1,64 +1,113 @@
-"""A run with a teacher and unlabelled images, from the command line to the registry."""
+"""Runs with a teacher and unlabelled images, from the command line to the registry."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
+import pandas as pd
 import pytest
-from PIL import Image
 
-from tests.conftest import draw_photo, patchline, write_photos
+from patchline.pipeline.serving.checked_package import checked_package
+from tests.conftest import patchline_here, write_photos
+from tests.flows.training.begun_runs import store_of
+from tests.flows.training.tiny_runs import SHAPES, TINY, ran, write_unlabelled
 
-SETTINGS = (
-    *("--preset", "none", "--model.embed-dim", "24", "--model.depth", "1"),
-    *("--model.num-heads", "2", "--data.image-size", "16", "--training.epochs", "2"),
-    *("--training.batch-size", "16", "--evaluation.explanations=false", "--json"),
-)
-TAUGHT = ("--training.teacher", "photos/1", "--data.unlabelled", "more", *SETTINGS)
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("own_store", "prefect_server")]
 
 
-def ran(*arguments: str, folder: Path) -> tuple[dict[str, Any], str]:
-    """Run to the end, and return the JSON and what was said."""
-    done = patchline("run", *arguments, cwd=folder)
-    assert done.code == 0, done.err
-    return json.loads(done.out), done.err
-
-
-@pytest.mark.slow
 def test_a_student_says_who_taught_it(tmp_path: Path) -> None:
     """Run, card, report and registry name the teacher; its predictions serve the next run, too."""
-    from mlflow import MlflowClient
-
     write_photos(tmp_path / "photos", images=24)
-    (tmp_path / "more").mkdir()
-    for number in range(30):
-        image = Image.fromarray(draw_photo(number % 3, 60 + number))
-        image.save(tmp_path / "more" / f"{number}.png")
-    first, _ = ran("photos", *SETTINGS, folder=tmp_path)
-    student, said = ran("photos", "--name", "student", *TAUGHT, folder=tmp_path)
+    write_unlabelled(tmp_path / "more")
+    first, _ = ran(tmp_path, f"photos {TINY}")
+    taught = f"photos {TINY} --training.teacher photos/1 --data.unlabelled more"
+    student, said = ran(tmp_path, f"{taught} --name student")
     assert "teacher: photos/1 (vit, 16x16 pixels; test accuracy" in said
     assert "on the same test images" in said
     assert "30 without labels" in said
-    client = MlflowClient(f"sqlite:///{tmp_path / 'mlflow.db'}")
-    run = client.get_run(student["run_id"])
+    run = store_of(tmp_path).get_run(student["run_id"])
     assert run.data.tags["patchline.teacher"] == "photos/1"
     assert run.data.tags["patchline.teacher_run_id"] == first["run_id"]
     assert run.data.tags["training.teacher_unlabelled"] == "30"
     assert run.inputs is not None
     assert len(run.inputs.dataset_inputs) == 2
-    folder = Path(tmp_path / student["report"]).parent.parent
-    words = "its predictions are 50% of the targets of"
-    assert words in (folder / "report" / "report.html").read_text(encoding="utf-8")
-    assert words in (folder / "package" / "model_card.md").read_text(encoding="utf-8")
-    listed = patchline("models", "student", "--json", cwd=tmp_path)
-    [version] = json.loads(listed.out)["models"][0]["versions"]
+    folder = (tmp_path / student["report"]).parents[1]
+    for file in ("report/report.html", "package/model_card.md"):
+        assert "its predictions are 50% of the targets of" in (folder / file).read_text("utf-8")
+    listed = patchline_here("models", "student", "--json", cwd=tmp_path)
+    [version] = listed.json["models"][0]["versions"]
     assert version["taught_by"].startswith("photos/1 (vit")
     assert "the targets of 30 unlabelled images" in version["taught_by"]
-    again, said = ran("photos", "--name", "other", "--seed", "1", *TAUGHT, folder=tmp_path)
+    _, said = ran(tmp_path, f"{taught} --name other --seed 1")
     assert "the teacher's predictions are used again" in said
-    repeated, said = ran("photos", "--name", "student", *TAUGHT, folder=tmp_path)
-    assert "its training is used again" in said
-    assert repeated["metrics"] == student["metrics"]
-    assert again["run_id"] != student["run_id"]
+
+
+def test_an_ensemble_of_label_sets_teaches_a_student(tmp_path: Path) -> None:
+    """Both are judged, packaged and registered; the student's table and served answers agree."""
+    team, _ = ran(tmp_path, f"{SHAPES} --training.folds 2 --training.ensemble --name team")
+    assert "test/mAP" in team["metrics"]
+    package = (tmp_path / team["report"]).parents[1] / "package"
+    described = json.loads((package / "model.json").read_text(encoding="utf-8"))
+    assert described["members"] == 2
+    assert len(described["label_calibration"]["members"]) == 2
+    assert "the model that was not trained on it" in described["thresholds"]["basis"]
+    rules = described["answers"]
+    assert rules["basis"].endswith("the ensemble averages these models")
+    assert (rules["far_split"], "far" in rules["unknown"]) == ("test", True)  # of 30 images
+    pictures = next((tmp_path / ".patchline/sources/shapes").iterdir())
+    images = [str(pictures / f"{number:06}.png") for number in range(12)]
+    answers = checked_package(package, 1).package.answers(images[:1])
+    assert next(iter(answers))["error"] is None
+
+    write_unlabelled(tmp_path / "more")
+    taught = "--training.teacher team/1 --data.unlabelled more --name student"
+    student, said = ran(tmp_path, f"{SHAPES} {taught}")
+    assert "30 without labels" in said
+    assert "its mAP on the labelled ones is" in said
+    report = tmp_path / student["report"]
+    found = json.loads(report.with_name("report.json").read_text("utf-8"))
+    package = report.parents[1] / "package"
+    described = json.loads((package / "model.json").read_text(encoding="utf-8"))
+    assert described["task"] == "multi_label"
+    assert described["thresholds"] == found["thresholds"]
+    assert described["label_calibration"] == found["calibration"]
+    card = (package / "model_card.md").read_text(encoding="utf-8")
+    assert "its mAP on the labelled ones is" in card
+    assert "| 1 | circle |" in card
+    out = ("--out", "table.parquet")
+    predicted = patchline_here("predict", "student", *images, *out, cwd=tmp_path)
+    assert predicted.code == 0, predicted.err
+    table = pd.read_parquet(tmp_path / "table.parquet")
+    served = checked_package(package, 1).package.answers(images)
+    for row, answer in zip(table.to_dict("records"), served, strict=True):
+        given = [each["label"] for each in answer["labels"]]
+        assert json.loads(row["labels"]) == given
+        assert given or pd.isna(row["label"])
+
+
+def test_a_model_of_folds_has_sets_and_the_warning_far(tmp_path: Path) -> None:
+    """Sets come from the folds' own images, the distance from the test images; the report says so.
+
+    `evaluate` on the same images does not count their distances as those of new ones.
+    """
+    digits = TINY.replace("16", "8") + " --model.patch-embedding.patch-size 4"
+    summary, _ = ran(tmp_path, f"--data.source digits {digits} --training.folds 2 --name team")
+    logged = store_of(tmp_path).get_run(summary["run_id"]).data.metrics
+    assert logged["test/set_coverage"] > 0.85
+    assert "test/warnings_far" not in logged
+    package = (tmp_path / summary["report"]).parents[1] / "package"
+    rules = json.loads((package / "model.json").read_text(encoding="utf-8"))["answers"]
+    assert rules["basis"].endswith("trained on all of them")
+    assert all(each["least_probability"] is not None for each in rules["thresholds"])
+    assert rules["far"] > 0
+    assert (rules["far_split"], rules["unknown"]) == ("test", {})
+    images = tmp_path / ".patchline/sources/digits"
+    done = patchline_here("evaluate", "team", images, "--json", cwd=tmp_path)
+    assert done.code == 0, done.err
+    for file in (package / "model_card.md", tmp_path / done.json["report"]):
+        text = file.read_text(encoding="utf-8")
+        assert "its share is not measured here: the limit comes from these images" in text
+        assert "not guaranteed" in text
+    predicted = patchline_here("predict", "team", next(images.rglob("*.png")), cwd=tmp_path)
+    assert "Prediction sets: coverage is measured, but not guaranteed" in predicted.err
