@@ -41,14 +41,10 @@ def telling(number: int) -> None:
     events.emit(event_kinds.RUN_STARTED, "patchline.run.inside", facts)
 
 
-def test_without_a_server_nothing_is_even_imported() -> None:
-    """A command that emits an event does not pay for Prefect when no server is there."""
-    assert _emit_in_a_command(None) == "False"
-
-
-def test_a_server_that_does_not_listen_is_not_waited_for() -> None:
-    """A dead address is passed over without a word; Prefect's own client would try for seconds."""
-    assert _emit_in_a_command("http://127.0.0.1:9/api") == "False"
+@pytest.mark.parametrize("url", [None, "http://127.0.0.1:9/api"])
+def test_a_server_that_is_not_there_costs_nothing(url: str | None) -> None:
+    """Prefect is not even imported; its own client would try for seconds."""
+    assert _emit_in_a_command(url) == "False"
 
 
 @pytest.mark.parametrize("event", ["patchline.no.such", event_kinds.RUN_FAILED])
@@ -78,18 +74,6 @@ def test_an_event_of_a_flow_belongs_to_its_run(server: str) -> None:
     assert "flow-run" in roles
 
 
-def test_flushed_events_arrive_while_the_process_goes_on(
-    server: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """After `flush` the server may be stopped; later events are sent as well."""
-    monkeypatch.setenv("PREFECT_API_URL", server)
-    for version in ("1", "2"):
-        facts = {"name": "flushed", "version": version}
-        events.emit(event_kinds.MODEL_PROMOTED, "patchline.model.flushed", facts)
-        events.flush()
-    assert len(_arrived(server, "patchline.model.flushed", count=2)) == 2
-
-
 def test_what_is_delivered_twice_arrives_once(server: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The sender knows whether the server has taken it; without one, it has not."""
     facts, own = {"name": "delivered", "version": "1"}, uuid4()
@@ -105,11 +89,9 @@ def test_what_is_delivered_twice_arrives_once(server: str, monkeypatch: pytest.M
     assert deliver()
     events.emit(event_kinds.MODEL_PROMOTED, "patchline.model.delivered", facts)
     events.flush()
-    assert len(_arrived(server, "patchline.model.delivered", count=2)) == 2
-    [event] = [
-        each for each in _arrived(server, "patchline.model.delivered") if each["id"] == str(own)
-    ]
-    assert event["resource"]["patchline.folder"] == str(Path.cwd())
+    arrived = _arrived(server, "patchline.model.delivered", count=2)
+    assert [each["id"] for each in arrived].count(str(own)) == 1
+    assert len(arrived) == 2
 
 
 def _emit_in_a_command(url: str | None) -> str:

@@ -15,7 +15,7 @@ from prefect.client.schemas.schedules import IntervalSchedule
 from patchline.flows.schedules import deployments
 from patchline.flows.schedules.prediction_flow import predict_flow
 
-_PREDICTING = {"model": "photos@champion", "images": "/photos", "out": "/table.csv"}
+PREDICTING = {"model": "photos@champion", "images": "/photos", "out": "/table.csv"}
 
 
 def runs_of(client: SyncPrefectClient, deployment_id: UUID) -> list[FlowRun]:
@@ -53,7 +53,7 @@ def every_minute(
     return deployments.deploy(
         predict_flow,
         name,
-        parameters=parameters or _PREDICTING,
+        parameters=parameters or PREDICTING,
         schedule=IntervalSchedule(interval=dt.timedelta(minutes=1), anchor_date=anchor),
         labels={deployments.KIND: "schedule"},
         description="",

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextvars
 import io
 import threading
-import time
 
 import pytest
 from prefect import task
@@ -13,7 +12,7 @@ from prefect.client.orchestration import SyncPrefectClient
 
 from patchline.flows import progress
 from patchline.flows.training import waiting_for_slots
-from tests.patience import patient
+from tests.patience import patient, until
 
 
 @pytest.mark.usefixtures("prefect_server")
@@ -37,9 +36,7 @@ def test_a_task_that_waits_for_a_slot_says_so_until_it_begins(
     said = io.StringIO()
     try:
         with progress.shown(said), waiting_for_slots.watched(["gpu", "training"]) as begun:
-            deadline = time.monotonic() + patient(60)
-            while "waiting" not in said.getvalue() and time.monotonic() < deadline:
-                time.sleep(0.1)
+            until(lambda: "waiting" in said.getvalue(), "it said nothing")
             assert (
                 "waiting: 1 other run has all slots of the limit on the tag training "
                 "(`prefect concurrency-limit inspect training` shows it)"

@@ -9,7 +9,7 @@ from pathlib import Path
 from uuid import UUID
 
 import pytest
-from prefect.client.orchestration import SyncPrefectClient, get_client
+from prefect.client.orchestration import SyncPrefectClient
 
 from patchline.flows.schedules import deployments, folder_labels, work_pools
 from patchline.flows.schedules.prediction_flow import predict_flow
@@ -20,11 +20,6 @@ from tests.flows.conftest import Command
 from tests.flows.schedules.schedule_parts import every_minute, only_one
 
 pytestmark = pytest.mark.usefixtures("prefect_server")
-
-
-@pytest.fixture(autouse=True)
-def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
 
 
 def test_another_workspace_at_the_same_path_has_schedules_of_its_own(
@@ -75,7 +70,9 @@ def test_a_workspace_without_a_readable_id_is_no_other_workspace() -> None:
     assert deployments.deployments() == []
 
 
-def test_a_runner_takes_the_runs_of_its_own_folder_alone(tmp_path: Path) -> None:
+def test_a_runner_takes_the_runs_of_its_own_folder_alone(
+    client: SyncPrefectClient, tmp_path: Path
+) -> None:
     """Also from a pool that the runners of other machines with the same path use."""
     deployments.start(every_minute("nightly"))
     pool = only_one().work_pool_name
@@ -90,9 +87,7 @@ def test_a_runner_takes_the_runs_of_its_own_folder_alone(tmp_path: Path) -> None
 
     found = asyncio.run(due())
     assert own in found
-    with get_client(sync_client=True) as client:
-        runs = [client.read_flow_run(each) for each in found]
-    assert {each.deployment_id for each in runs} == {only_one().id}
+    assert {client.read_flow_run(each).deployment_id for each in found} == {only_one().id}
 
 
 def _without_id(client: SyncPrefectClient, deployment_id: UUID, pool: str | None = None) -> None:
