@@ -221,11 +221,16 @@ def test_the_secret_is_in_two_files_and_nowhere_else(servers: Servers) -> None:
 
 @pytest.mark.slow
 @pytest.mark.skipif(bool(missing()), reason=missing())
-def test_a_browser_signs_in_by_the_link_and_goes_where_it_wanted(servers: Servers) -> None:
-    """A tab without a session explains how to sign in, and reloads after a sign-in elsewhere."""
+def test_a_browser_signs_in_by_the_link_and_no_other_page_may_use_that(servers: Servers) -> None:
+    """A tab without a session explains how to sign in, and reloads after a sign-in elsewhere.
+
+    Ports share cookies, and still no request, frame or socket of another page gets through.
+    """
     link = servers.up().json["prefect_login_url"]
-    wanted = f"{servers.state.mlflow_url}/#/models"
-    with browser() as window, serving({"/": f'<a href="{wanted}">a link</a>'}) as other:
+    api, wanted = servers.state.prefect_api_url, f"{servers.state.mlflow_url}/#/models"
+    intruder = INTRUDER.replace("API", api).replace("MLFLOW", servers.state.mlflow_url)
+    pages = {"/": f'<a href="{wanted}">a link</a>', "/intruder": intruder}
+    with browser() as window, serving(pages) as other:
         window.open(wanted, "Sign in to Patchline", "patchline up")
         waiting = window.tab()
         window.sign_in(link)
@@ -235,22 +240,13 @@ def test_a_browser_signs_in_by_the_link_and_goes_where_it_wanted(servers: Server
         assert window.address() == wanted
         window.tab()
         window.open(link, "Work Pools")  # used, but this browser is signed in
-        window.open(f"{other.replace('127.0.0.1', 'localhost')}/", "a link")
+        elsewhere = other.replace("127.0.0.1", "localhost")
+        for origin in (other, elsewhere):
+            found = window.open(f"{origin}/intruder", "done").partition("done")[2]
+            assert json.loads(found) == dict.fromkeys(TRIED, "no")
+        window.open(f"{elsewhere}/", "a link")
         window.click("a link")
         window.assert_shows("Models")
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(bool(missing()), reason=missing())
-def test_a_page_of_another_port_gets_nothing_from_a_signed_in_browser(servers: Servers) -> None:
-    """Ports share cookies, and still no request, frame or socket of another page gets through."""
-    api = servers.state.prefect_api_url
-    page = INTRUDER.replace("API", api).replace("MLFLOW", servers.state.mlflow_url)
-    with browser() as window, serving({"/": page}) as other:
-        window.sign_in(servers.up().json["mlflow_login_url"])
-        for origin in (other, other.replace("127.0.0.1", "localhost")):
-            found = window.open(origin, "done").partition("done")[2]
-            assert json.loads(found) == dict.fromkeys(TRIED, "no")
     _, text, _ = ask(f"{api}/flows/filter", {}, **proof(servers.folder))
     assert "INTRUDER" not in text
 

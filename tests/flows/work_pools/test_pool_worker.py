@@ -14,9 +14,12 @@ from tests.flows.services.local_servers import serving
 from tests.flows.training.begun_runs import Begun
 from tests.patience import until
 
-_CONFIG = "{name: wander, preset: none, data: {path: photos}, training: {epochs: 60}}"
-    "{name: wander, preset: none, data: {path: photos}, training: {epochs: 60}}"
-)
+_CONFIG = """
+name: wander
+preset: none
+data: {path: photos}
+training: {epochs: 60, batch_size: 8}
+"""
 
 
 @pytest.mark.slow
