@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import threading
 import time
@@ -165,35 +166,31 @@ def test_the_address_stays_a_secret(run_here: Command) -> None:
     assert "hooks.example.org" not in automations + blocks
 
 
-def test_removing_leaves_nothing(run_here: Command) -> None:
-    """Automation and address are gone, and a second removal names what there is."""
-    run_here("notify", "create", "team", "--webhook", "https://example.org/1")
-    run_here("notify", "create", "boss", "--webhook", "https://example.org/2")
-    assert run_here("notify", "remove", "team")[0] == 0
+def test_what_the_pages_change_is_shown_and_removing_leaves_nothing(run_here: Command) -> None:
+    """The list tells of a pause and of a deleted block; creating it again repairs it.
+
+    A removal with a wrong name says what there is.
+    """
+    for name in ("boss", "team"):
+        run_here("notify", "create", name, "--webhook", f"https://example.org/{name}")
+    assert run_here("notify", "remove", "boss")[0] == 0
     code, _, err = run_here("notify", "remove", "tem")
-    assert code == 2
-    assert err == "Error: There is no notification 'tem'. Choose from: boss.\n"
-    assert run_here("notify", "remove", "boss", "--json")[0] == 0
-    assert "No notifications yet." in run_here("notify", "list")[1]
+    assert (code, "Choose from: team." in err) == (2, True)
     with get_client(sync_client=True) as client:
-        assert client.request("POST", "/block_documents/filter", json={}).json() == []
-
-
-def test_one_that_is_switched_off_or_damaged_in_the_pages_is_shown_so(run_here: Command) -> None:
-    """The list tells of a pause and of a deleted block; creating it again repairs it."""
-    run_here("notify", "create", "team", "--webhook", "https://example.org/1")
-    with get_client(sync_client=True) as client:
+        blocks = functools.partial(client.request, "POST", "/block_documents/filter", json={})
+        [block] = blocks().json()
         [automation] = client.read_automations_by_name("Patchline notification: team")
         client.pause_automation(automation.id)
-        [block] = client.request("POST", "/block_documents/filter", json={}).json()
         client.delete_block_document(block["id"])
-    _, out, _ = run_here("notify", "list")
-    assert "URL deleted, create it again" in out
-    assert "switched off in the Prefect UI" in out
-    run_here("notify", "create", "team", "--webhook", "https://example.org/1")
-    [only] = webhooks.read_all()
-    assert only.webhook == "https://example.org"
-    assert only.enabled
+        _, out, _ = run_here("notify", "list")
+        assert "URL deleted, create it again" in out
+        assert "switched off in the Prefect UI" in out
+        run_here("notify", "create", "team", "--webhook", "https://example.org/1")
+        [only] = webhooks.read_all()
+        assert (only.webhook, only.enabled) == ("https://example.org", True)
+        assert run_here("notify", "remove", "team", "--json")[0] == 0
+        assert "No notifications yet." in run_here("notify", "list")[1]
+        assert blocks().json() == []
 
 
 @pytest.mark.parametrize(

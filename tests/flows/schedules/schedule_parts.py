@@ -45,20 +45,16 @@ def let_pass(
     )
 
 
-def every_minute(
-    name: str = "often", parameters: dict[str, Any] | None = None, *, paused: bool = False
-) -> UUID:
+def every_minute(name: str = "often", **other: Any) -> UUID:
     """Create a schedule whose minutes began long ago, so that some of them can be missed."""
     anchor = dt.datetime.now(dt.UTC) - dt.timedelta(hours=1, seconds=30)
-    return deployments.deploy(
-        predict_flow,
-        name,
-        parameters=parameters or PREDICTING,
-        schedule=IntervalSchedule(interval=dt.timedelta(minutes=1), anchor_date=anchor),
-        labels={deployments.KIND: "schedule"},
-        description="",
-        paused=paused,
-    )
+    given = {
+        "parameters": PREDICTING,
+        "schedule": IntervalSchedule(interval=dt.timedelta(minutes=1), anchor_date=anchor),
+        "labels": {deployments.KIND: "schedule"},
+        "description": "",
+    }
+    return deployments.deploy(predict_flow, name, **given | other)
 
 
 def only_one() -> DeploymentResponse:

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import contextvars
 import io
-import threading
+from uuid import uuid4
 
 import pytest
-from prefect import task
 from prefect.client.orchestration import SyncPrefectClient
 
 from patchline.flows import progress
 from patchline.flows.training import waiting_for_slots
-from tests.patience import patient, until
+from tests.patience import until
 
 
 @pytest.mark.usefixtures("prefect_server")
@@ -23,27 +21,16 @@ def test_a_task_that_waits_for_a_slot_says_so_until_it_begins(
     monkeypatch.setattr(waiting_for_slots, "_FIRST_SECONDS", 0.2)
     monkeypatch.setattr(waiting_for_slots, "_SECONDS", 0.2)
     client.create_concurrency_limit(tag="training", concurrency_limit=1)
-    first_has_it, leave = threading.Event(), threading.Event()
-
-    def occupy() -> None:
-        first_has_it.set()
-        leave.wait(patient(60))
-
-    settings = contextvars.copy_context()
-    first = threading.Thread(target=settings.run, args=(task(tags={"training"})(occupy),))
-    first.start()
-    assert first_has_it.wait(patient(60))
+    first = {"names": ["training"], "task_run_id": str(uuid4())}
+    client.request("POST", "/concurrency_limits/increment", json=first)
     said = io.StringIO()
-    try:
-        with progress.shown(said), waiting_for_slots.watched(["gpu", "training"]) as begun:
-            until(lambda: "waiting" in said.getvalue(), "it said nothing")
-            assert (
-                "waiting: 1 other run has all slots of the limit on the tag training "
-                "(`prefect concurrency-limit inspect training` shows it)"
-            ) in said.getvalue()
-            assert "gpu" not in said.getvalue()
-            begun.set()
-    finally:
-        leave.set()
-        first.join()
+    with progress.shown(said), waiting_for_slots.watched(["gpu", "training"]) as begun:
+        until(lambda: "waiting" in said.getvalue(), "it said nothing")
+        begun.set()
+    assert (
+        "waiting: 1 other run has all slots of the limit on the tag training "
+        "(`prefect concurrency-limit inspect training` shows it)"
+    ) in said.getvalue()
+    assert "gpu" not in said.getvalue()
+    client.request("POST", "/concurrency_limits/decrement", json=first)
     assert waiting_for_slots.full_limits(["training"]) == []

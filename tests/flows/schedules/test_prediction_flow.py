@@ -97,25 +97,18 @@ def test_a_parquet_table_replaces_the_old_one_only_when_it_is_whole(
 
 
 @pytest.mark.usefixtures("champion")
-def test_a_folder_without_a_readable_image_fails_the_run(
+def test_an_empty_inbox_is_no_failure_and_one_without_a_readable_image_is(
     client: SyncPrefectClient, tmp_path: Path
 ) -> None:
-    """The table says why of each, and the run is failed, so that somebody looks."""
-    images = tmp_path / "new"
-    images.mkdir()
-    (images / "a.png").write_bytes(b"nothing")
-    with pytest.raises(DataError, match="No image in"):
-        _predicted(images, tmp_path / "labels.csv")
-    assert pd.read_csv(tmp_path / "labels.csv")["error"].notna().all()
-    assert "**0** of 1 images" in _newest_words(client)
-
-
-@pytest.mark.usefixtures("champion")
-def test_an_empty_inbox_is_no_failure(tmp_path: Path) -> None:
-    """The run says that nothing is there yet, and the table of before stays."""
+    """Without images the table of before stays; with errors alone somebody has to look at them."""
     inbox, out = tmp_path / "inbox", tmp_path / "labels.csv"
     inbox.mkdir()
     out.write_text("before", encoding="utf-8")
     state: State = predict_flow("photos@champion", str(inbox), str(out), return_state=True)
     assert (state.is_completed(), state.name) == (True, "Nothing to predict")
     assert out.read_text(encoding="utf-8") == "before"
+    (inbox / "a.png").write_bytes(b"nothing")
+    with pytest.raises(DataError, match="No image in"):
+        _predicted(inbox, out)
+    assert pd.read_csv(out)["error"].notna().all()
+    assert "**0** of 1 images" in _newest_words(client)

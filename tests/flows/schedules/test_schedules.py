@@ -14,7 +14,6 @@ from prefect.settings import PREFECT_API_URL, temporary_settings
 from prefect.states import Completed, Pending, Running
 
 from patchline.flows.schedules import deployments
-from patchline.flows.schedules.prediction_flow import predict_flow
 from patchline.pipeline.config import RunConfig
 from patchline.pipeline.errors import ConfigError, OrchestrationError
 from tests.conftest import write_photos
@@ -176,13 +175,7 @@ def test_a_name_belongs_to_a_schedule_or_to_a_watch(run_here: Command) -> None:
     """The commands take a name alone, so two kinds cannot share one; a wrong one is corrected."""
     every_minute("flowers")
     with pytest.raises(ConfigError, match="already used by a schedule"):
-        deployments.deploy(
-            predict_flow,
-            "flowers",
-            parameters={},
-            labels={deployments.KIND: "watch"},
-            description="",
-        )
+        every_minute("flowers", labels={deployments.KIND: "watch"})
     code, _, err = run_here("schedule", "run-now", "flwers")
     assert code == 2
     assert "Did you mean 'flowers'? Choose from: flowers." in err

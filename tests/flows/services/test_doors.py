@@ -95,7 +95,8 @@ def test_another_user_of_the_machine_is_refused(servers: Servers) -> None:
     """Both APIs answer 401, files stay shut, and a session taken from a browser opens nothing."""
     if os.name != "posix" or os.geteuid() != 0:
         pytest.skip("only root can start a process of another user")
-    cookie = _session(servers)
+    link = servers.up().json["mlflow_login_url"]
+    cookie = ask(link, **_HTML)[2]["set-cookie"].partition(";")[0]
     addresses: list[tuple[str, dict[str, str]]] = [
         *((_url(servers, name) + _HEALTH[name], {}) for name in _PATHS),
         (f"{servers.state.prefect_api_url}/admin/version", {}),
@@ -122,14 +123,6 @@ def test_another_user_of_the_machine_is_refused(servers: Servers) -> None:
     for file in private:
         assert file.stat().st_mode & 0o777 == 0o600
         assert file.parent.stat().st_mode & 0o777 == 0o700
-
-
-def _session(servers: Servers) -> str:
-    """Return a cookie of a session, as a new link gives it."""
-    link = servers.up().json["mlflow_login_url"]
-    status, _, headers = ask(link, **_HTML)
-    assert status == 303
-    return headers["set-cookie"].partition(";")[0]
 
 
 def test_a_link_signs_in_once_at_both_servers(servers: Servers) -> None:

@@ -6,9 +6,9 @@ import contextlib
 import shutil
 from pathlib import Path
 
-import psutil
 import pytest
 
+from patchline.flows.services import service_processes
 from patchline.pipeline.tracking.tracking_store import client
 from tests.conftest import write_photos
 from tests.flows.services.local_servers import Servers, ended, serving
@@ -26,7 +26,7 @@ def test_a_full_disk_ends_a_start_and_a_run_and_both_work_when_there_is_space(
     with small_disk(tmp_path / "disk", mebibytes=60) as folder:
         _fill(folder / "filler")
         _assert_full(ended(Servers(folder).begin_up()).err)
-        until(lambda: not _processes(folder), "the end of all processes")
+        until(lambda: not service_processes.members(folder), "the end of all processes")
         (folder / "filler").unlink()
         with serving(folder) as servers:
             settings = ("--preset", "none", "--training.epochs", "300", "--model.depth", "1")
@@ -40,14 +40,6 @@ def test_a_full_disk_ends_a_start_and_a_run_and_both_work_when_there_is_space(
             until(lambda: only_run(store).info.status in {"KILLED", "FAILED"}, "the run's end")
             assert ended(servers.begin("run", "--resume", "last")).code == 0
             assert only_run(store).info.status == "FINISHED"
-
-
-def _processes(folder: Path) -> list[psutil.Process]:
-    return [
-        each
-        for each in psutil.process_iter(["cmdline"])
-        if str(folder) in (each.info["cmdline"] or []) and each.status() != psutil.STATUS_ZOMBIE
-    ]
 
 
 def _assert_full(said: str) -> None:

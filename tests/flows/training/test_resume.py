@@ -155,32 +155,22 @@ def _interrupted(
 
 
 @pytest.mark.usefixtures("own_store")
-def test_a_run_is_found_by_id_beginning_name_and_last(tmp_path: Path) -> None:
-    """Each way of naming a run finds the same one; `last` is the newest."""
-    runs = tmp_path / ".patchline/runs"
-    _interrupted(tmp_path, "tulips")
-    run = _interrupted(tmp_path)
-    name = tracking_store.client().get_run(run.run_id).info.run_name
-    for words in (run.run_id, run.run_id[:8], str(name), "last"):
-        found = interrupted_runs.find(words, runs)
-        assert (found.run_id, found.folder) == (run.run_id, run.folder)
-        assert found.request.config.name == "roses"
-
-
-@pytest.mark.usefixtures("own_store")
-@pytest.mark.parametrize("secret", ["s3cr3tfold3r", "roses", "runs"])
-def test_a_secret_in_the_environment_does_not_hide_a_run_from_its_folder(
+@pytest.mark.parametrize("secret", ["", "s3cr3tfold3r", "roses", "runs"])
+def test_a_run_is_found_by_id_beginning_name_and_last(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, secret: str
 ) -> None:
     """A password that is a part of the path, of a name or of an address changes nothing."""
     here = tmp_path / "s3cr3tfold3r"
     monkeypatch.setenv("POSTGRES_PASSWORD", secret)
-    here.mkdir(parents=True)
+    here.mkdir()
+    _interrupted(here, "tulips")
     run = _interrupted(here)
-    tags = tracking_store.client().get_run(run.run_id).data.tags
-    assert tags[tracked_run.FOLDER_TAG] == str(run.folder)
-    found = interrupted_runs.find("last", here / ".patchline/runs")
-    assert (found.run_id, found.folder) == (run.run_id, run.folder)
+    found = tracking_store.client().get_run(run.run_id)
+    assert found.data.tags[tracked_run.FOLDER_TAG] == str(run.folder)
+    for words in (run.run_id, run.run_id[:8], str(found.info.run_name), "last"):
+        interrupted = interrupted_runs.find(words, here / ".patchline/runs")
+        assert (interrupted.run_id, interrupted.folder) == (run.run_id, run.folder)
+        assert interrupted.request.config.name == "roses"
     store = str(tmp_path / "mlflow.db")
     assert without_credentials(tracking_store.use_store()).endswith(store)
 
