@@ -91,7 +91,7 @@ def test_a_model_of_folds_has_sets_and_the_warning_far(tmp_path: Path) -> None:
 
     `evaluate` on the same images does not count their distances as those of new ones.
     """
-    digits = TINY.replace("16", "8") + " --model.patch-embedding.patch-size 4"
+    digits = TINY.replace("size 16", "size 8") + " --model.patch-embedding.patch-size 4"
     summary, _ = ran(tmp_path, f"--data.source digits {digits} --training.folds 2 --name team")
     logged = store_of(tmp_path).get_run(summary["run_id"]).data.metrics
     assert logged["test/set_coverage"] > 0.85
