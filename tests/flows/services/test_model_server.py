@@ -8,30 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from patchline.flows.services import service_processes
 from patchline.pipeline.local_services import answers
-from patchline.pipeline.supervision import supervisor_lifeline
 from patchline.pipeline.tracking.tracking_store import client
 from tests.flows.services.local_servers import serving
-from tests.patience import patient, until
+from tests.patience import until
 from tests.pipeline.serving.served import NAME, Serving, made_registry, png, wait_for_version
 from tests.postgres_server import free_port
-
-
-def test_the_program_serves_until_its_supervisor_ends(tmp_path: Path, empty_store: Path) -> None:
-    """It answers, and a supervisor that is killed leaves nothing behind."""
-    made_registry(tmp_path, empty_store).add(1)
-    lifeline, port = tmp_path / "lifeline", free_port()
-    held = supervisor_lifeline.hold(lifeline)
-    command = service_processes.command("model_server", tmp_path, lifeline, NAME, port)
-    with subprocess.Popen(command, cwd=tmp_path, env=dict(os.environ)) as process:
-        try:
-            until(lambda: answers(f"http://127.0.0.1:{port}/readyz"), "it never answered")
-            assert process.poll() is None
-            os.close(held)
-            process.wait(patient(30))
-        finally:
-            process.kill()
 
 
 @pytest.mark.slow

@@ -10,8 +10,6 @@ from urllib.parse import quote
 import psutil
 import pytest
 
-from patchline.flows.services import service_programs
-from patchline.flows.services.startup_plan import Plan
 from patchline.pipeline import local_login
 from tests.conftest import patchline, write_photos
 from tests.flows.conftest import Command
@@ -19,24 +17,6 @@ from tests.flows.services.local_servers import page, serving
 
 STORE_PASSWORD, HOOK_TOKEN, HUSHED = "Pl4@nted/store", "pl4nted-hook-token", "pl4nted-variable"
 SECRETS = (STORE_PASSWORD, quote(STORE_PASSWORD, safe=""), HOOK_TOKEN, HUSHED)
-
-
-def test_the_store_of_a_server_is_on_no_command_line(tmp_path: Path) -> None:
-    """It reaches the MLflow server by the environment, which only its owner reads."""
-    store = f"postgresql://anna:{STORE_PASSWORD}@host/db"
-    plan = Plan(
-        prefect_port=4200,
-        mlflow_port=5000,
-        max_concurrent_runs=1,
-        prefect_api_url=None,
-        mlflow_url=None,
-        store=store,
-        notes=(),
-    )
-    started = service_programs.Servers(tmp_path, plan, tmp_path / "line", "s3cret-of-it").first()
-    assert STORE_PASSWORD not in str([each.command for each in started])
-    [served] = [each for each in started if each.name == "mlflow"]
-    assert served.environment["MLFLOW_TRACKING_URI"] == store
 
 
 @pytest.mark.parametrize(

@@ -9,12 +9,16 @@ import sqlite3
 from pathlib import Path
 
 import pytest
+from mlflow.server import constants
 from prefect.client.orchestration import get_client
 
 from patchline.flows import prefect_session
 from patchline.flows.services import mlflow_server, service_processes
+from patchline.flows.services.startup_plan import Plan
+from patchline.flows.services.supervisor import Supervisor
 from patchline.pipeline import local_login, local_services
 from patchline.pipeline.tracking import tracking_store
+from patchline.pipeline.tracking.team_stores import TeamStores
 from tests.conftest import Finished, patchline_here, write_photos
 from tests.flows.services.local_servers import Servers, ended, page, recorded_services, serving
 from tests.patience import until
@@ -129,6 +133,31 @@ def test_state_that_a_dead_supervisor_left_is_not_believed(tmp_path: Path) -> No
     assert tracking_store.use_store() == f"sqlite:///{tmp_path / 'mlflow.db'}"
 
 
+def test_a_supervisor_writes_nothing_where_its_folder_was_moved_from(tmp_path: Path) -> None:
+    """The user may move it back; once it is, what was damaged is written again."""
+    first, second = tmp_path / "first", tmp_path / "second"
+    state = local_services.state_file(first)
+    state.parent.mkdir(parents=True)
+    plan = Plan(
+        prefect_port=4200,
+        mlflow_port=5000,
+        max_concurrent_runs=1,
+        prefect_api_url="http://127.0.0.1:1/api",
+        mlflow_url="http://127.0.0.1:2",
+        store="",
+        notes=(),
+    )
+    supervisor = Supervisor(first, plan, first / "lifeline")
+    supervisor._write_state()
+    state.write_text("damaged", encoding="utf-8")
+    first.rename(second)
+    supervisor._restore_state()
+    assert not first.exists()
+    second.rename(first)
+    supervisor._restore_state()
+    assert local_services.read_state(first) == supervisor._services
+
+
 def test_settings_for_other_mlflow_servers_do_not_reach_ours(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -145,6 +174,9 @@ def test_settings_for_other_mlflow_servers_do_not_reach_ours(
     environment = mlflow_server.environment("sqlite:////x/mlflow.db")
     assert environment.items() >= kept.items()
     assert not foreign.keys() & environment.keys()
+    direct = TeamStores(artifacts="s3://bucket", artifact_access="direct")
+    root = {constants.ARTIFACT_ROOT_ENV_VAR: "s3://bucket"}
+    assert mlflow_server.artifact_environment(direct) == root
 
 
 @pytest.mark.slow

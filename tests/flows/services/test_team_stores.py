@@ -139,7 +139,6 @@ def test_artifacts_are_transferred_by_the_server(team: Servers, objects: ObjectS
     assert Path(store.download_artifacts(run_id, "notes/note.txt")).read_text("utf-8") == "a note"
 
 
-@pytest.mark.slow
 def test_direct_artifacts_are_transferred_by_the_client_with_its_own_keys(
     team: Servers, objects: ObjectServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:

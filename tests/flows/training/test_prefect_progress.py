@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 
 import pytest
@@ -10,6 +11,7 @@ from prefect.client.orchestration import SyncPrefectClient
 from prefect.runtime import flow_run
 from prefect.settings import PREFECT_API_URL, temporary_settings
 
+from patchline.flows import progress
 from patchline.flows.training import prefect_progress
 from patchline.flows.training.prefect_progress import ProgressArtifact
 from tests.patience import patient
@@ -62,3 +64,11 @@ def test_short_work_is_not_shown() -> None:
     artifact = ProgressArtifact()
     artifact.show(100, "reading", at_once=False)
     assert artifact.wait(0)
+
+
+def test_nothing_is_told_outside_of_a_flow(caplog: pytest.LogCaptureFixture) -> None:
+    """A command that only imported Prefect shows events as ever."""
+    with caplog.at_level(logging.DEBUG, "prefect"):
+        progress.show_event({"kind": "log", "message": "a line"})
+    assert prefect_progress.artifact() is None
+    assert "a line" not in caplog.text
