@@ -8,6 +8,7 @@ import os
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -214,7 +215,9 @@ def test_the_secret_is_in_two_files_and_nowhere_else(servers: Servers) -> None:
 
 @pytest.mark.slow
 @pytest.mark.skipif(bool(missing()), reason=missing())
-def test_a_browser_signs_in_by_the_link_and_no_other_page_may_use_that(servers: Servers) -> None:
+def test_a_browser_signs_in_by_the_link_and_no_other_page_may_use_that(
+    servers: Servers, tmp_path: Path
+) -> None:
     """A tab without a session explains how to sign in, and reloads after a sign-in elsewhere.
 
     Ports share cookies, and still no request, frame or socket of another page gets through.
@@ -222,8 +225,9 @@ def test_a_browser_signs_in_by_the_link_and_no_other_page_may_use_that(servers: 
     link = servers.up().json["prefect_login_url"]
     api, wanted = servers.state.prefect_api_url, f"{servers.state.mlflow_url}/#/models"
     intruder = INTRUDER.replace("API", api).replace("MLFLOW", servers.state.mlflow_url)
-    pages = {"/": f'<a href="{wanted}">a link</a>', "/intruder": intruder}
-    with browser() as window, serving(pages) as other:
+    (tmp_path / "index.html").write_text(f'<a href="{wanted}">a link</a>')
+    (tmp_path / "intruder.html").write_text(intruder)
+    with browser() as window, serving(tmp_path) as other:
         window.open(wanted, "Sign in to Patchline", "patchline up")
         waiting = window.tab()
         window.sign_in(link)
@@ -235,7 +239,7 @@ def test_a_browser_signs_in_by_the_link_and_no_other_page_may_use_that(servers: 
         window.open(link, "Work Pools")  # used, but this browser is signed in
         elsewhere = other.replace("127.0.0.1", "localhost")
         for origin in (other, elsewhere):
-            found = window.open(f"{origin}/intruder", "done").partition("done")[2]
+            found = window.open(f"{origin}/intruder.html", "done").partition("done")[2]
             assert json.loads(found) == dict.fromkeys(TRIED, "no")
         window.open(f"{elsewhere}/", "a link")
         window.click("a link")
