@@ -38,13 +38,14 @@ def test_wrong_keys_and_keys_that_may_only_read_are_told_apart(
 ) -> None:
     """The first are unknown to the server, the second lack a right."""
     reading, writing = new_user(objects, "s3:Get*", "s3:List*"), new_user(objects, "s3:*")
+    artifact_bucket.check(f"s3://{bucket}/team/a b")
+    assert keys_in(objects, bucket) == []  # what is written to try it is deleted
     check_keys_after(objects, 0)
     try:
         assert "does not accept the keys" in failure(f"s3://{bucket}")
         for name, value in writing.items():
             monkeypatch.setenv(name, value)
-        artifact_bucket.check(f"s3://{bucket}/team/a b")
-        assert keys_in(objects, bucket) == []  # what is written to try it is deleted
+        artifact_bucket.check(f"s3://{bucket}")
         for name, value in reading.items():
             monkeypatch.setenv(name, value)
         assert f"may not write to s3://{bucket}" in failure(f"s3://{bucket}")
