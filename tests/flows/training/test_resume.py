@@ -245,7 +245,7 @@ def test_a_run_that_is_alive_is_not_continued(
 def test_settings_beside_resume_are_refused(beside: str, tmp_path: Path) -> None:
     """A resumed run keeps its settings, so others are an error that names the first."""
     said = refused(tmp_path, f"--resume last {beside}")
-    assert f"'{beside.split()[0]}' cannot be combined with --resume" in said
+    assert f"'{beside.split(maxsplit=1)[0]}' cannot be combined with --resume" in said
     assert "keeps the settings it was started with, except for --training.processes." in said
 
 
