@@ -13,6 +13,7 @@ import pytest
 from benchmarks.kills import has_work
 from tests.conftest import patchline_here, write_photos
 from tests.flows.training.begun_runs import Begun, has_metrics, only_run, store_of
+from tests.flows.training.tiny_runs import refused
 from tests.patience import patient
 
 pytestmark = pytest.mark.slow
@@ -36,13 +37,23 @@ def _status(folder: Path) -> str:
     return str(only_run(store_of(folder)).info.status)
 
 
-def test_ctrl_c_ends_the_run_as_killed(run: Begun, tmp_path: Path) -> None:
-    """While it lives another command leaves it alone; then one line, and no process stays."""
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_ends_the_run_as_killed(
+    run: Begun, tmp_path: Path, number: signal.Signals, code: int
+) -> None:
+    """While it lives another command leaves it alone; then no process stays, and it may resume.
+
+    The last line has the command; when the data has changed since, that is refused.
+    """
     assert patchline_here("models", cwd=tmp_path).code == 0
     assert _status(tmp_path) == "RUNNING"
-    assert run.end(signal.SIGINT) == 130
-    assert "Ctrl-C" in run.said()
+    assert run.end(number) == code
+    assert _status(tmp_path) == "KILLED"
     assert "Traceback" not in run.said()
+    resume = f"--resume {only_run(store_of(tmp_path)).info.run_id[:8]}"
+    assert f"patchline run {resume}" in run.said()
+    (tmp_path / "photos/across/000.png").unlink()
+    assert "data has changed" in refused(tmp_path, resume)
     assert _status(tmp_path) == "KILLED"
 
 

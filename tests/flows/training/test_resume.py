@@ -114,25 +114,6 @@ def test_a_run_of_two_processes_resumes_in_one(tmp_path: Path) -> None:
     assert [loss for _, loss in mixed] == pytest.approx([loss for _, loss in alone], rel=0.02)
 
 
-@pytest.mark.slow
-def test_an_interrupted_run_says_how_to_continue_it_and_refuses_other_data(
-    tmp_path: Path,
-) -> None:
-    """The last line names the command; when the data has changed since, that is refused."""
-    write_photos(tmp_path / "photos", images=12)
-    begun = Begun(tmp_path, f"run {SETTINGS} --training.epochs 100000")
-    begun.wait_until(lambda: has_metrics(tmp_path))
-    assert begun.end(signal.SIGTERM) == 143
-    run = only_run(store_of(tmp_path))
-    assert run.info.status == "KILLED"
-    assert f"patchline run --resume {run.info.run_id[:8]}" in begun.said()
-    (tmp_path / "photos/across/000.png").unlink()
-    said = refused(tmp_path, f"--resume {run.info.run_id[:8]}")
-    assert "data has changed" in said
-    assert "Start a new run" in said
-    assert only_run(store_of(tmp_path)).info.status == "KILLED"
-
-
 # -- one sentence for each run that cannot be resumed ------------------------------------------
 
 
