@@ -1,19 +1,24 @@
-"""A schedule on a team's work pool: its name, its type, and who executes its runs."""
+"""A schedule on a team's work pool: its name, its type, who executes its runs, and their limits."""
 
 from __future__ import annotations
 
+import io
 import json
 from pathlib import Path
+from uuid import uuid4
 
 import pytest
 from prefect.client.orchestration import SyncPrefectClient
 from prefect.client.schemas.actions import WorkPoolCreate
 
+from patchline.flows import progress
 from patchline.flows.schedules import work_pools
+from patchline.flows.training import waiting_for_slots
 from patchline.pipeline import local_services
 from patchline.pipeline.errors import ConfigError
 from tests.conftest import write_photos
 from tests.flows.conftest import Command
+from tests.patience import until
 
 
 @pytest.mark.parametrize("name", ["a b", "-gpu", "prefect-x", "patchline-9"])
@@ -58,3 +63,26 @@ def test_a_pool_of_another_type_has_workers_of_its_own(
     code, _, err = run_here("worker", "--work-pool", "gpu", "--max-concurrent-runs", "0")
     assert code == 2
     assert "Choose 1 or more" in err
+
+
+@pytest.mark.usefixtures("prefect_server")
+def test_a_task_that_waits_for_a_slot_says_so_until_it_begins(
+    client: SyncPrefectClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The sentence has the tag and the command that shows the limit."""
+    monkeypatch.setattr(waiting_for_slots, "_FIRST_SECONDS", 0.2)
+    monkeypatch.setattr(waiting_for_slots, "_SECONDS", 0.2)
+    client.create_concurrency_limit(tag="training", concurrency_limit=1)
+    first = {"names": ["training"], "task_run_id": str(uuid4())}
+    client.request("POST", "/concurrency_limits/increment", json=first)
+    said = io.StringIO()
+    with progress.shown(said), waiting_for_slots.watched(["gpu", "training"]) as begun:
+        until(lambda: "waiting" in said.getvalue(), "it said nothing")
+        begun.set()
+    assert (
+        "waiting: 1 other run has all slots of the limit on the tag training "
+        "(`prefect concurrency-limit inspect training` shows it)"
+    ) in said.getvalue()
+    assert "gpu" not in said.getvalue()
+    client.request("POST", "/concurrency_limits/decrement", json=first)
+    assert waiting_for_slots.full_limits(["training"]) == []

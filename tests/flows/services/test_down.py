@@ -1,13 +1,15 @@
-"""`patchline down`, with real servers: what it waits for, ends and leaves."""
+"""`patchline down`: what it waits for, finds, ends and leaves."""
 
 from __future__ import annotations
 
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
-from patchline.flows.services import stopping
+from patchline.flows.services import service_processes, stopping
 from patchline.pipeline import local_login, local_services
 from patchline.pipeline.files import file_locks
 from tests.flows.conftest import Command
@@ -90,3 +92,22 @@ def test_down_leaves_servers_alone_whose_processes_cannot_be_seen(
         assert state.exists()
     assert run_here("down")[0] == 0
     assert not state.exists()
+
+
+def test_services_of_a_moved_folder_are_found_where_it_is_now(tmp_path: Path) -> None:
+    """`patchline down` ends them there; in a copy of the folder it finds none."""
+    folder, moved, copy = (tmp_path / name for name in ("first", "moved", "copy"))
+    folder.mkdir()
+    copy.mkdir()
+    sleeping = [sys.executable, "-c", "import time; time.sleep(300)"]
+    command = [*sleeping, *service_processes.command("supervisor", folder)[2:]]
+    process = subprocess.Popen(command, cwd=folder)
+    try:
+        folder.rename(moved)
+        assert [each.pid for each in service_processes.members(moved)] == [process.pid]
+        assert not service_processes.members(copy)
+        service_processes.clear(moved, 0.0)
+        process.wait(timeout=patient(30))
+    finally:
+        process.kill()
+        process.wait()

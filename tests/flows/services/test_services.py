@@ -1,11 +1,15 @@
-"""`patchline up`, with real servers."""
+"""`patchline up`, with real servers: what it starts, what it survives and what it says."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shlex
+import shutil
 import signal
 import sqlite3
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -21,8 +25,31 @@ from patchline.pipeline.tracking import tracking_store
 from patchline.pipeline.tracking.team_stores import TeamStores
 from tests.conftest import Finished, patchline, patchline_here, write_photos
 from tests.flows.services.local_servers import Servers, ended, page, recorded_services, serving
-from tests.patience import until
+from tests.flows.training.runs import only_run
+from tests.patience import patient, until
+from tests.pipeline.serving.served import NAME, Serving, made_registry, png, wait_for_version
 from tests.postgres_server import free_port
+from tests.small_disks import small_disk
+
+_ALLOCATING = """
+import gc, threading, time
+from patchline.flows.services.garbage_collection import collect_in_own_thread
+
+class Cycle:
+    def __init__(self):
+        self.own = self
+        self.weight = [[] for _ in range(2000)]  # enough to set off an automatic collection
+    def __del__(self):
+        finalised.append(threading.current_thread().name)
+
+finalised = []
+collect_in_own_thread(0.05)
+deadline = time.monotonic() + float({seconds})
+while len(finalised) < 20 and time.monotonic() < deadline:
+    Cycle()
+    time.sleep(0.002)
+print(len(finalised) >= 20, *sorted(set(finalised)))
+"""
 
 
 def test_two_at_once_start_one_set_of_servers_beside_taken_ports(
@@ -124,6 +151,13 @@ def test_a_configured_server_that_is_away_is_named(tmp_path: Path, variable: str
     assert url in done.err
     assert variable in done.err
     assert not service_processes.members(tmp_path)
+
+
+def test_garbage_is_collected_by_a_thread_of_its_own() -> None:
+    """It cannot stop the event loop: the thread that allocates finalises no cycle."""
+    program = _ALLOCATING.format(seconds=patient(20))
+    said = subprocess.check_output([sys.executable, "-c", program], text=True)
+    assert said.split() == ["True", "garbage"]
 
 
 def test_state_that_a_dead_supervisor_left_is_not_believed(tmp_path: Path) -> None:
@@ -254,3 +288,66 @@ def test_a_database_of_a_newer_version_is_named(tmp_path: Path, name: str, place
     assert file.name in said or "ffffffffffff" in said
     assert "Traceback" not in done.err
     servers.assert_gone()
+
+
+@pytest.mark.slow
+def test_up_serves_a_model_and_down_ends_it(tmp_path: Path, empty_store: Path) -> None:
+    """The model is served through the MLflow server of `up`, and follows its alias."""
+    registry = made_registry(tmp_path, empty_store)
+    registry.add(1)
+    second = registry.add(2, alias=None)
+    os.environ.pop("MLFLOW_TRACKING_URI", None)
+    serve = ("--serve", NAME, "--serve-port", str(free_port()))
+    with serving(tmp_path, *serve) as servers:
+        port = int(serve[-1])
+        server = Serving(subprocess.Popen(["true"], text=True), port, {}, tmp_path)
+        assert server.predict(png(1)).json["version"] == "1"
+        tracking_store.client().set_registered_model_alias(NAME, "champion", second)
+        wait_for_version(server, second)
+        again = servers.up("--serve", "other")
+        assert again.code == 1
+        assert f"already running and serve {NAME}" in again.err
+        servers.process("model_server").kill()
+        until(
+            lambda: local_services.answers(f"http://127.0.0.1:{port}/readyz"),
+            "it was not started again",
+        )
+    assert not local_services.answers(f"http://127.0.0.1:{port}/healthz")
+
+
+@pytest.mark.slow
+def test_a_full_disk_ends_a_start_and_a_run_and_both_work_when_there_is_space(
+    tmp_path: Path,
+) -> None:
+    """Each is one sentence, and no process stays; with free space again the run resumes."""
+    write_photos(tmp_path / "photos", images=8)
+    with small_disk(tmp_path / "disk", mebibytes=60) as folder:
+        _fill(folder / "filler")
+        _assert_full(ended(Servers(folder).begin_up()).err)
+        until(lambda: not service_processes.members(folder), "the end of all processes")
+        (folder / "filler").unlink()
+        with serving(folder) as servers:
+            settings = ("--preset", "none", "--training.epochs", "300", "--model.depth", "1")
+            run = servers.begin("run", str(tmp_path / "photos"), *settings)
+            until(lambda: list(folder.glob(".patchline/runs/*/training/best*")), "the training")
+            _fill(folder / "filler")
+            _assert_full(ended(run).err)
+            (folder / "filler").unlink()
+            with contextlib.chdir(folder):
+                store = tracking_store.client()
+            until(lambda: only_run(store).info.status in {"KILLED", "FAILED"}, "the run's end")
+            assert ended(servers.begin("run", "--resume", "last")).code == 0
+            assert only_run(store).info.status == "FINISHED"
+
+
+def _assert_full(said: str) -> None:
+    assert "There is no space left" in said.splitlines()[-1]
+    assert "Traceback" not in said
+
+
+def _fill(file: Path) -> None:
+    """Write until nothing more fits."""
+    with file.open("wb", buffering=0) as stream, contextlib.suppress(OSError):
+        while True:
+            stream.write(bytes(4096))
+    assert shutil.disk_usage(file.parent).free < 2**16

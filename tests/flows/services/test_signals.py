@@ -12,8 +12,7 @@ import pytest
 
 from benchmarks.kills import has_work
 from tests.conftest import patchline_here, write_photos
-from tests.flows.training.begun_runs import Begun, has_metrics, only_run, store_of
-from tests.flows.training.tiny_runs import refused
+from tests.flows.training.runs import Begun, has_metrics, only_run, refused, store_of
 from tests.patience import patient
 
 pytestmark = pytest.mark.slow

@@ -13,7 +13,7 @@ import pytest
 from tests.conftest import Finished, patchline, patchline_here, write_photos
 from tests.flows.services.buckets import administrator, keys_in
 from tests.flows.services.local_servers import serving
-from tests.flows.training.begun_runs import Begun
+from tests.flows.training.runs import Begun
 from tests.object_server import ObjectServer
 from tests.postgres_server import PASSWORD, USER, PostgresServer, postgres_server, program
 

@@ -13,7 +13,7 @@ import pytest
 from patchline.pipeline.tracking.nested_runs import FINAL_FIT
 from tests import postgres_server
 from tests.conftest import Finished, patchline, patchline_here
-from tests.flows.training.begun_runs import Begun, store_of
+from tests.flows.training.runs import Begun, store_of
 from tests.patience import patient, until
 
 SETTINGS = (

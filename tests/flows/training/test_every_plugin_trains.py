@@ -8,7 +8,7 @@ import pytest
 
 from patchline.pipeline.plugin_system.plugin_loader import installed
 from tests.conftest import write_photos
-from tests.flows.training.tiny_runs import ran
+from tests.flows.training.runs import ran
 
 _GOOD = 0.8
 """Share of the test images. Guessing one of three classes reaches this in 1 of 10,000 runs."""

@@ -17,7 +17,7 @@ from patchline.pipeline.planning.facts import DataFacts, PlanFacts, Speed
 from patchline.pipeline.planning.fine_tuning import FEATURES, fine_tuning_plan
 from patchline.pipeline.run_memory.stage_memory import StageMemory
 from patchline.pipeline.stages.context import Context, Reporting
-from tests.flows.training.tiny_runs import ran, refused, write_unlabelled
+from tests.flows.training.runs import ran, refused, write_unlabelled
 
 
 def test_two_batches_hold_every_label(tmp_path: Path) -> None:

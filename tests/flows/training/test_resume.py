@@ -19,8 +19,7 @@ from patchline.pipeline.run_memory import interrupted_runs
 from patchline.pipeline.run_memory.interrupted_runs import RunRequest
 from patchline.pipeline.tracking import liveness, tracked_run, tracking_store
 from tests.conftest import write_photos
-from tests.flows.training.begun_runs import Begun, has_metrics, only_run, store_of
-from tests.flows.training.tiny_runs import ran, refused
+from tests.flows.training.runs import Begun, has_metrics, only_run, ran, refused, store_of
 from tests.patience import patient, until
 
 SETTINGS = (

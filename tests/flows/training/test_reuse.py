@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import Run, write_photos
-from tests.flows.training.begun_runs import store_of
-from tests.flows.training.tiny_runs import TINY, ran
+from tests.flows.training.runs import TINY, ran, store_of
 
 STAGES = {"prepare", "train", "evaluate", "package"}
 

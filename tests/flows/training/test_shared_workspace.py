@@ -10,8 +10,7 @@ import pytest
 from patchline.pipeline.workspace import chosen
 from patchline.pipeline.workspace.address import parsed
 from tests.conftest import patchline_here, write_photos
-from tests.flows.training.begun_runs import Begun
-from tests.flows.training.tiny_runs import ran, refused
+from tests.flows.training.runs import Begun, ran, refused
 from tests.object_server import ObjectServer, faulty_connection
 
 _SETTINGS = "--preset none --training.threads 1 --training.precision float32"

@@ -10,8 +10,7 @@ import pytest
 
 from patchline.pipeline.serving.checked_package import checked_package
 from tests.conftest import patchline_here, write_photos
-from tests.flows.training.begun_runs import store_of
-from tests.flows.training.tiny_runs import SHAPES, TINY, ran, write_unlabelled
+from tests.flows.training.runs import SHAPES, TINY, ran, store_of, write_unlabelled
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("own_store", "prefect_server")]
 

@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import write_photos
-from tests.flows.training.begun_runs import store_of
-from tests.flows.training.tiny_runs import TINY, ran, refused
+from tests.flows.training.runs import TINY, ran, refused, store_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("own_store", "prefect_server")]
 

@@ -11,7 +11,7 @@ import pytest
 from patchline.pipeline.tracking.tracking_store import client
 from tests.conftest import patchline, write_photos
 from tests.flows.services.local_servers import serving
-from tests.flows.training.begun_runs import Begun
+from tests.flows.training.runs import Begun
 from tests.patience import until
 
 _CONFIG = """

@@ -1,4 +1,4 @@
-"""Commands in the middle of their work, which tests interrupt, and what is left of their runs."""
+"""Runs of tests: commands that are interrupted, what is left of them, and runs of tiny models."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import psutil
+from PIL import Image
 
-from tests.conftest import PATCHLINE
+from tests.conftest import PATCHLINE, draw_photo, patchline_here
 from tests.patience import patient, until
 
 if TYPE_CHECKING:
@@ -20,6 +21,11 @@ if TYPE_CHECKING:
     from mlflow.entities import Run
 
 SECONDS = patient(300.0)
+TINY = (
+    "--preset none --training.epochs 2 --data.image-size 16 --model.embed-dim 16 --model.depth 1 "
+    "--model.num-heads 2 --evaluation.corruptions 0 --evaluation.explanations=false"
+)
+SHAPES = f"--data.source shapes --data.options.images 200 {TINY}"
 
 
 class Begun:
@@ -84,3 +90,27 @@ def only_run(store: MlflowClient) -> Run:
     """Return the only run of a store."""
     [run] = store.search_runs([each.experiment_id for each in store.search_experiments()])
     return run
+
+
+def ran(
+    folder: Path, arguments: str, env: dict[str, str] | None = None
+) -> tuple[dict[str, Any], str]:
+    """Run to the end, and return the JSON and what was said."""
+    done = patchline_here("run", *arguments.split(), "--json", cwd=folder, env=env)
+    assert done.code == 0, done.err
+    return done.json, done.err
+
+
+def refused(folder: Path, arguments: str) -> str:
+    """Return the sentence with which a run is refused."""
+    done = patchline_here("run", *arguments.split(), cwd=folder)
+    assert done.code == 2, done.err
+    return done.err
+
+
+def write_unlabelled(folder: Path, images: int = 30) -> None:
+    """Write a folder of images without labels."""
+    folder.mkdir()
+    for number in range(images):
+        image = Image.fromarray(draw_photo(number % 3, 60 + number))
+        image.save(folder / f"{number}.png")
