@@ -1,16 +1,22 @@
-"""Notifications on a real Prefect server with SQLite, sent to a real receiver."""
+"""Events and notifications on a real Prefect server with SQLite, sent to a real receiver."""
 
 from __future__ import annotations
 
 import functools
 import json
+import os
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import pytest
+from prefect import flow
 from prefect.client.orchestration import get_client
 from prefect.events import emit_event
 from prefect.settings import PREFECT_API_URL, temporary_settings
@@ -19,7 +25,16 @@ from patchline.flows.notifications import events, webhooks
 from patchline.pipeline.automation import event_kinds
 from tests.flows.conftest import Command
 from tests.flows.lasting_server import LastingServer
-from tests.patience import until
+from tests.patience import patient, until
+
+_EMITTING = """
+import sys
+from patchline.flows.notifications import events
+from patchline.pipeline.automation import event_kinds
+events.emit(event_kinds.MODEL_REFUSED, "patchline.model.short", {"name": "short", "version": "2"})
+print("prefect" in sys.modules)
+"""
+
 
 _PROBE = "patchline.probe"
 _SECRET = "T0ken-in-the-path"  # noqa: S105 - of no service
@@ -88,12 +103,12 @@ def receiver() -> Iterator[Receiver]:
 
 
 @pytest.fixture(autouse=True)
-def _server(event_server: LastingServer) -> Iterator[None]:
-    """Begin without notifications, whatever an earlier test has left."""
+def server(event_server: LastingServer) -> Iterator[str]:
+    """Return the server's address; what an earlier test has left there is removed."""
     with temporary_settings({PREFECT_API_URL: event_server.url()}):
         for each in webhooks.read_all():
             webhooks.remove(each.name)
-        yield
+        yield event_server.url()
         events.flush()
 
 
@@ -211,3 +226,91 @@ def test_wrong_input_is_one_sentence(
     assert words in err
     assert _SECRET not in err
     assert err.count("\n") == 1
+
+
+@flow
+def telling(number: int) -> None:
+    """Emit an event from inside a flow."""
+    facts = {"name": "inside", "run_id": str(number)}
+    events.emit(event_kinds.RUN_STARTED, "patchline.run.inside", facts)
+
+
+@pytest.mark.parametrize("url", [None, "http://127.0.0.1:9/api"])
+def test_a_server_that_is_not_there_costs_nothing(url: str | None) -> None:
+    """Prefect is not even imported; its own client would try for seconds."""
+    assert _emit_in_a_command(url) == "False"
+
+
+@pytest.mark.parametrize("event", ["patchline.no.such", event_kinds.RUN_FAILED])
+def test_emitting_never_raises(event: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An unknown event and a nonsensical address are no reason to stop."""
+    monkeypatch.setenv("PREFECT_API_URL", "http://[nonsense/api")
+    events.emit(event, "patchline.run.x", {"name": "x"})
+    events.flush(0.1)
+
+
+def test_the_last_event_of_a_short_command_arrives(server: str) -> None:
+    """The end of the process waits until the event is sent; it tells the working directory."""
+    assert _emit_in_a_command(server) == "True"
+    [event] = _arrived("patchline.model.short")
+    assert event["payload"]["version"] == "2"
+    assert event["resource"]["patchline.folder"] == str(Path.cwd())
+    assert event["resource"]["prefect.resource.name"] == "short"
+
+
+def test_an_event_of_a_flow_belongs_to_its_run() -> None:
+    """Inside a flow run the event carries the run, so that its page shows it."""
+    telling(7)
+    events.flush()
+    [event] = _arrived("patchline.run.inside")
+    roles = {related["prefect.resource.role"] for related in event["related"]}
+    assert "flow-run" in roles
+
+
+def test_what_is_delivered_twice_arrives_once(server: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The sender knows whether the server has taken it; without one, it has not."""
+    facts, own = {"name": "delivered", "version": "1"}, uuid4()
+
+    def deliver() -> bool:
+        resource = "patchline.model.delivered"
+        return events.deliver(event_kinds.DRIFT_DETECTED, resource, facts, own)
+
+    monkeypatch.setenv("PREFECT_API_URL", "http://127.0.0.1:9/api")
+    assert not deliver()
+    monkeypatch.setenv("PREFECT_API_URL", server)
+    assert deliver()
+    assert deliver()
+    events.emit(event_kinds.MODEL_PROMOTED, "patchline.model.delivered", facts)
+    events.flush()
+    arrived = _arrived("patchline.model.delivered", count=2)
+    assert [each["id"] for each in arrived].count(str(own)) == 1
+    assert len(arrived) == 2
+
+
+def _emit_in_a_command(url: str | None) -> str:
+    """Return what the command prints; it must print nothing else."""
+    environment = {**os.environ, **({"PREFECT_API_URL": url} if url else {})}
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", _EMITTING],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=patient(120),
+    )
+    assert done.stderr == ""
+    return done.stdout.strip()
+
+
+def _arrived(resource: str, count: int = 1) -> list[dict[str, Any]]:
+    """Return the events about a resource, when there are enough of them."""
+    wanted = {"filter": {"resource": {"id": [resource]}}}
+    found: list[dict[str, Any]] = []
+    with get_client(sync_client=True) as client:
+
+        def arrived() -> bool:
+            found[:] = client.request("POST", "/events/filter", json=wanted).json()["events"]
+            return len(found) >= count
+
+        until(arrived, f"fewer than {count} events about {resource} arrived")
+    return found
