@@ -1,4 +1,4 @@
-"""Runs that build on others: a teacher, trained weights, folds; from the command to the registry."""
+"""Runs that build on others, from the command to the registry: a teacher, weights, folds."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
-"""A team's stores are tried before the servers start: a real PostgreSQL server, a real S3 server."""
+"""A team's stores are tried before the servers start: real servers of PostgreSQL and of S3."""
 
 from __future__ import annotations
 
-import itertools
 import re
 import sys
+from uuid import uuid4
 
 import pytest
 
@@ -17,8 +17,6 @@ from tests.flows.services.buckets import check_keys_after, keys_in, new_user
 from tests.object_server import ObjectServer
 from tests.postgres_server import PASSWORD, USER, PostgresServer, free_port
 
-_numbers = itertools.count()
-
 
 @pytest.fixture(autouse=True)
 def _password(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -28,7 +26,7 @@ def _password(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def name(postgres: PostgresServer) -> str:
     """Return the name of an empty database that no other test uses."""
-    name = f"base_{next(_numbers)}"
+    name = f"base_{uuid4().hex}"
     postgres.sql(f"CREATE DATABASE {name} OWNER {USER}")
     return name
 
@@ -39,9 +37,9 @@ def prepare(address: str) -> None:
 
 
 def failure(address: str) -> str:
-    """Return the sentence with which a database cannot be prepared."""
+    """Return the sentence with which a database or a bucket cannot be used."""
     with pytest.raises(OrchestrationError) as raised:
-        prepare(address)
+        (artifact_bucket.check if address.startswith("s3:") else prepare)(address)
     assert "\n" not in str(raised.value)
     return str(raised.value)
 
@@ -144,24 +142,16 @@ def test_a_missing_driver_is_one_sentence_with_the_command(
 # -- a bucket for artifacts --------------------------------------------------------------------
 
 
-def bucket_failure(place: str) -> str:
-    """Return the sentence with which a place cannot be used."""
-    with pytest.raises(OrchestrationError) as raised:
-        artifact_bucket.check(place)
-    assert "\n" not in str(raised.value)
-    return str(raised.value)
-
-
 def test_what_is_not_there_is_said_with_what_names_it(
     objects: ObjectServer, bucket: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A bucket, and a server, for which there are three variables; MLflow's precedes the others."""
-    assert f"bucket nowhere does not exist at {objects.url}" in bucket_failure("s3://nowhere/x")
+    assert f"bucket nowhere does not exist at {objects.url}" in failure("s3://nowhere/x")
     monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{free_port()}")
-    assert "does not answer" in (said := bucket_failure(f"s3://{bucket}"))
+    assert "does not answer" in (said := failure(f"s3://{bucket}"))
     assert said.endswith("correct AWS_ENDPOINT_URL.")
     monkeypatch.setenv("MLFLOW_S3_ENDPOINT_URL", f"http://127.0.0.1:{free_port()}")
-    assert bucket_failure(f"s3://{bucket}").endswith("correct MLFLOW_S3_ENDPOINT_URL.")
+    assert failure(f"s3://{bucket}").endswith("correct MLFLOW_S3_ENDPOINT_URL.")
 
 
 def test_wrong_keys_and_keys_that_may_only_read_are_told_apart(
@@ -173,15 +163,15 @@ def test_wrong_keys_and_keys_that_may_only_read_are_told_apart(
     assert keys_in(objects, bucket) == []  # what is written to try it is deleted
     check_keys_after(objects, 0)
     try:
-        assert "does not accept the keys" in bucket_failure(f"s3://{bucket}")
+        assert "does not accept the keys" in failure(f"s3://{bucket}")
         for name, value in writing.items():
             monkeypatch.setenv(name, value)
         artifact_bucket.check(f"s3://{bucket}")
         for name, value in reading.items():
             monkeypatch.setenv(name, value)
-        assert f"may not write to s3://{bucket}" in bucket_failure(f"s3://{bucket}")
+        assert f"may not write to s3://{bucket}" in failure(f"s3://{bucket}")
         monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "another")
-        said = bucket_failure(f"s3://{bucket}")
+        said = failure(f"s3://{bucket}")
         assert "does not accept the keys" in said
         assert reading["AWS_SECRET_ACCESS_KEY"] not in said
     finally:
@@ -197,6 +187,6 @@ def test_missing_keys_and_a_missing_package_are_said(
     for name in ("AWS_SHARED_CREDENTIALS_FILE", "AWS_CONFIG_FILE"):
         monkeypatch.setenv(name, "/nowhere")
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
-    assert "Set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY" in bucket_failure(f"s3://{bucket}")
+    assert "Set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY" in failure(f"s3://{bucket}")
     monkeypatch.setitem(sys.modules, "boto3", None)
-    assert "pip install 'patchline[s3]'" in bucket_failure("s3://bucket")
+    assert "pip install 'patchline[s3]'" in failure("s3://bucket")
