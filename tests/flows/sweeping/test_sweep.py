@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from patchline.pipeline.tracking.nested_runs import FINAL_FIT
-from tests import postgres_server
 from tests.conftest import Finished, patchline, patchline_here
 from tests.flows.training.runs import Begun, store_of
 from tests.patience import patient, until
+from tests.postgres_server import PASSWORD, USER, PostgresServer
 
 SETTINGS = (
     "sweep --preset none --training.epochs 4 --training.threads 1 --training.precision float32 "
@@ -134,30 +134,28 @@ def test_a_dry_run_tells_what_would_be_searched_and_trains_nothing(tmp_path: Pat
 
 @pytest.mark.slow
 @pytest.mark.timeout(patient(1200))
-@pytest.mark.skipif(bool(postgres_server.missing()), reason=postgres_server.missing())
-def test_two_machines_search_in_one_study(tmp_path: Path) -> None:
+def test_two_machines_search_in_one_study(tmp_path: Path, postgres: PostgresServer) -> None:
     """Each trial is trained by one of them; the first does the final fits, the second ends.
 
     Each has an MLflow store of its own, so the run of the second stays where it is.
     """
     first, second = tmp_path / "first", tmp_path / "second"
-    with postgres_server.postgres_server() as server:
-        server.sql(f"CREATE DATABASE sweeps OWNER {postgres_server.USER}")
-        study = f"--sweep.study digits-may --sweep.storage {server.address('sweeps')}"
-        arguments = f"{SETTINGS} --sweep.trials 6 --json {study}"
+    postgres.sql(f"CREATE DATABASE sweeps OWNER {USER}")
+    study = f"--sweep.study digits-may --sweep.storage {postgres.address('sweeps')}"
+    arguments = f"{SETTINGS} --sweep.trials 6 --json {study}"
 
-        def search(folder: Path) -> Finished:
-            store = f"sqlite:///{folder / 'mlflow.db'}"
-            environment = {"PGPASSWORD": postgres_server.PASSWORD, "MLFLOW_TRACKING_URI": store}
-            return patchline(*arguments.split(), cwd=folder, env=environment, timeout=600)
+    def search(folder: Path) -> Finished:
+        store = f"sqlite:///{folder / 'mlflow.db'}"
+        environment = {"PGPASSWORD": PASSWORD, "MLFLOW_TRACKING_URI": store}
+        return patchline(*arguments.split(), cwd=folder, env=environment, timeout=600)
 
-        for folder in (first, second):
-            folder.mkdir()
-        with ThreadPoolExecutor(2) as pool:
-            began = pool.submit(search, first)
-            until(lambda: list(first.glob(".patchline/runs/*/trials/*")), "no trial began")
-            joined = search(second)
-            ended = began.result()
+    for folder in (first, second):
+        folder.mkdir()
+    with ThreadPoolExecutor(2) as pool:
+        began = pool.submit(search, first)
+        until(lambda: list(first.glob(".patchline/runs/*/trials/*")), "no trial began")
+        joined = search(second)
+        ended = began.result()
     assert (ended.code, joined.code) == (0, 0), (ended.err, joined.err)
     summary, other = ended.json, joined.json
     table = summary["trial_table"]
