@@ -48,7 +48,7 @@ def let_pass(
 def every_minute(name: str = "often", **other: Any) -> UUID:
     """Create a schedule whose minutes began long ago, so that some of them can be missed."""
     anchor = dt.datetime.now(dt.UTC) - dt.timedelta(hours=1, seconds=30)
-    given = {
+    given: dict[str, Any] = {
         "parameters": PREDICTING,
         "schedule": IntervalSchedule(interval=dt.timedelta(minutes=1), anchor_date=anchor),
         "labels": {deployments.KIND: "schedule"},
