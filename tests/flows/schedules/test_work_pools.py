@@ -73,8 +73,8 @@ def test_a_task_that_waits_for_a_slot_says_so_until_it_begins(
     monkeypatch.setattr(waiting_for_slots, "_FIRST_SECONDS", 0.2)
     monkeypatch.setattr(waiting_for_slots, "_SECONDS", 0.2)
     client.create_concurrency_limit(tag="training", concurrency_limit=1)
-    first = {"names": ["training"], "task_run_id": str(uuid4())}
-    client.request("POST", "/concurrency_limits/increment", json=first)
+    first = uuid4()
+    client.increment_v1_concurrency_slots(["training"], first)
     said = io.StringIO()
     with progress.shown(said), waiting_for_slots.watched(["gpu", "training"]) as begun:
         until(lambda: "waiting" in said.getvalue(), "it said nothing")
@@ -84,5 +84,5 @@ def test_a_task_that_waits_for_a_slot_says_so_until_it_begins(
         "(`prefect concurrency-limit inspect training` shows it)"
     ) in said.getvalue()
     assert "gpu" not in said.getvalue()
-    client.request("POST", "/concurrency_limits/decrement", json=first)
+    client.decrement_v1_concurrency_slots(["training"], first, 1.0)
     assert waiting_for_slots.full_limits(["training"]) == []
