@@ -74,7 +74,7 @@ class Begun:
 
 
 def has_metrics(folder: Path) -> bool:
-    """Return whether a training in a folder has validated once."""
+    """Return whether the fit of a run in a folder has validated once."""
     files = folder.glob(".patchline/runs/*/training/events.jsonl")
     return any('"metrics"' in file.read_text(encoding="utf-8") for file in files)
 
