@@ -15,7 +15,7 @@ from prefect.client.schemas.schedules import IntervalSchedule
 from patchline.flows.schedules import deployments
 from patchline.flows.schedules.prediction_flow import predict_flow
 
-_PREDICTING = {"model": "photos@champion", "images": "/photos", "out": "/table.csv"}
+PREDICTING = {"model": "photos@champion", "images": "/photos", "out": "/table.csv"}
 
 
 def runs_of(client: SyncPrefectClient, deployment_id: UUID) -> list[FlowRun]:
@@ -45,20 +45,16 @@ def let_pass(
     )
 
 
-def every_minute(
-    name: str = "often", parameters: dict[str, Any] | None = None, *, paused: bool = False
-) -> UUID:
+def every_minute(name: str = "often", **other: Any) -> UUID:
     """Create a schedule whose minutes began long ago, so that some of them can be missed."""
     anchor = dt.datetime.now(dt.UTC) - dt.timedelta(hours=1, seconds=30)
-    return deployments.deploy(
-        predict_flow,
-        name,
-        parameters=parameters or _PREDICTING,
-        schedule=IntervalSchedule(interval=dt.timedelta(minutes=1), anchor_date=anchor),
-        labels={deployments.KIND: "schedule"},
-        description="",
-        paused=paused,
-    )
+    given: dict[str, Any] = {
+        "parameters": PREDICTING,
+        "schedule": IntervalSchedule(interval=dt.timedelta(minutes=1), anchor_date=anchor),
+        "labels": {deployments.KIND: "schedule"},
+        "description": "",
+    }
+    return deployments.deploy(predict_flow, name, **given | other)
 
 
 def only_one() -> DeploymentResponse:

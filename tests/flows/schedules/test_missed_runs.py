@@ -9,17 +9,19 @@ import pytest
 from prefect.client.orchestration import SyncPrefectClient
 from prefect.client.schemas.actions import GlobalConcurrencyLimitUpdate
 from prefect.client.schemas.objects import State
-from prefect.client.schemas.schedules import IntervalSchedule
 from prefect.states import Cancelled, Completed, Crashed, Failed, Pending, Running
 
 from patchline.flows.failures import failed
 from patchline.flows.schedules import deployments, missed_runs, retries
-from patchline.flows.schedules.prediction_flow import predict_flow
 from patchline.pipeline.errors import ServerAwayError
 from tests.flows.conftest import Command
-from tests.flows.schedules.schedule_parts import every_minute, let_pass, only_one, runs_of
-
-_PREDICTING = {"model": "photos@champion", "images": "/photos", "out": "/table.csv"}
+from tests.flows.schedules.schedule_parts import (
+    PREDICTING,
+    every_minute,
+    let_pass,
+    only_one,
+    runs_of,
+)
 
 pytestmark = pytest.mark.usefixtures("prefect_server")
 
@@ -61,42 +63,6 @@ def test_a_missed_run_that_was_started_already_stands_for_all_of_them(
     missed_runs.drop_missed()
     names = {run.state_name for run in runs_of(client, deployment_id)}
     assert names == {"Completed", "Cancelled"}
-
-
-def test_a_clock_that_is_set_back_makes_no_run_twice(client: SyncPrefectClient) -> None:
-    """The scheduler comes to the same minutes again: they have their runs already."""
-    deployment_id = every_minute()
-    for _ in range(2):
-        let_pass(client, deployment_id, minutes=5)
-        times = [run.expected_start_time for run in runs_of(client, deployment_id)]
-        assert len(times) == len(set(times))
-    missed_runs.drop_missed()
-    let_pass(client, deployment_id, minutes=5)
-    again = [run.expected_start_time for run in runs_of(client, deployment_id)]
-    assert len(again) == len(set(again))
-
-
-def test_two_schedules_in_the_same_minute_have_a_run_each(client: SyncPrefectClient) -> None:
-    """Each is a deployment of its own, so the other's run does not take its place."""
-    anchor = dt.datetime.now(dt.UTC).replace(microsecond=0) + dt.timedelta(seconds=30)
-    due = []
-    for name in ("one", "two"):
-        deployment_id = deployments.deploy(
-            predict_flow,
-            name,
-            parameters={**_PREDICTING, "out": f"/{name}.csv"},
-            schedule=IntervalSchedule(interval=dt.timedelta(minutes=1), anchor_date=anchor),
-            labels={deployments.KIND: "schedule"},
-            description="",
-        )
-        let_pass(client, deployment_id, minutes=0)
-        runs = runs_of(client, deployment_id)
-        assert {run.parameters["out"] for run in runs} == {f"/{name}.csv"}
-        due.append({run.expected_start_time: run.id for run in runs})
-    same_minute = next(time for time in due[0] if time in due[1])
-    for runs_by_time in due:
-        client.set_flow_run_state(runs_by_time[same_minute], Pending())
-        assert client.read_flow_run(runs_by_time[same_minute]).state_name == "Pending"
 
 
 def test_a_run_that_is_due_during_another_is_cancelled(
@@ -144,7 +110,7 @@ def test_a_paused_schedule_starts_nothing_that_was_due(client: SyncPrefectClient
     assert {run.state_name for run in runs_of(client, deployment_id)} == {"Cancelled"}
     deployments.set_paused(only_one(), paused=False)
     let_pass(client, deployment_id, minutes=2)
-    every_minute(parameters={**_PREDICTING, "top_k": 2})
+    every_minute(parameters={**PREDICTING, "top_k": 2})
     assert {run.state_name for run in runs_of(client, deployment_id)} == {"Cancelled"}
     let_pass(client, deployment_id, minutes=0)
     coming = [run for run in runs_of(client, deployment_id) if run.state_name == "Scheduled"]
@@ -155,10 +121,7 @@ def test_a_paused_schedule_starts_nothing_that_was_due(client: SyncPrefectClient
 def killed(client: SyncPrefectClient, monkeypatch: pytest.MonkeyPatch) -> tuple[UUID, UUID]:
     """Return a schedule and a run of it that was killed; it may be resumed at once."""
     monkeypatch.setattr(retries, "_FIRST_PAUSE_SECONDS", 0.0)
-    labels = {deployments.KIND: "schedule"}
-    schedule = deployments.deploy(
-        predict_flow, "killed", parameters=_PREDICTING, labels=labels, description=""
-    )
+    schedule = every_minute("killed")
     flow_run_id = deployments.start(schedule)
     client.set_flow_run_state(flow_run_id, Running(), force=True)
     client.set_flow_run_state(flow_run_id, Crashed(), force=True)
@@ -199,12 +162,12 @@ def test_a_run_that_failed_because_of_a_server_is_resumed(
 
 @pytest.mark.parametrize("what", ["a later run", "a later one that was cancelled", "a pause"])
 def test_a_killed_run_gives_way(
-    client: SyncPrefectClient, run_here: Command, killed: tuple[UUID, UUID], what: str
+    client: SyncPrefectClient, killed: tuple[UUID, UUID], what: str
 ) -> None:
     """To a later run that had its turn, not to one that was cancelled; and to a person's pause."""
     schedule, flow_run_id = killed
     if what == "a pause":
-        assert run_here("schedule", "pause", "killed")[0] == 0
+        deployments.set_paused(only_one(), paused=True)
     else:
         later = deployments.start(schedule)
         state: State = Cancelled() if "cancelled" in what else Running()
@@ -212,4 +175,3 @@ def test_a_killed_run_gives_way(
     missed_runs.continue_interrupted()
     expected = "Resuming" if "cancelled" in what else "Crashed"
     assert client.read_flow_run(flow_run_id).state_name == expected
-    deployments.set_paused(only_one(), paused=True)  # for the next test

@@ -9,10 +9,9 @@ from pathlib import Path
 from uuid import UUID
 
 import pytest
-from prefect.client.orchestration import SyncPrefectClient, get_client
+from prefect.client.orchestration import SyncPrefectClient
 
 from patchline.flows.schedules import deployments, folder_labels, work_pools
-from patchline.flows.schedules.prediction_flow import predict_flow
 from patchline.flows.services.runner import FolderWorker
 from patchline.pipeline import local_services
 from patchline.pipeline.files.workspace_identity import FILE
@@ -20,11 +19,6 @@ from tests.flows.conftest import Command
 from tests.flows.schedules.schedule_parts import every_minute, only_one
 
 pytestmark = pytest.mark.usefixtures("prefect_server")
-
-
-@pytest.fixture(autouse=True)
-def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
 
 
 def test_another_workspace_at_the_same_path_has_schedules_of_its_own(
@@ -49,23 +43,14 @@ def test_another_workspace_at_the_same_path_has_schedules_of_its_own(
     assert client.read_deployment(first.id).labels[folder_labels.ID]
 
 
-def test_a_deployment_of_an_earlier_version_is_known_by_its_path(
-    client: SyncPrefectClient,
-) -> None:
-    """It stays in its pool, and new ones join it; created again, it has the id, too."""
+def test_a_deployment_of_an_earlier_version_is_known_by_its_path() -> None:
+    """It has no id; and where its schedules are in the common pool, new ones join them."""
     every_minute("nightly")
-    made = only_one()
-    _without_id(client, made.id)
-    shutil.rmtree(".patchline")
-    assert only_one().id == made.id
+    own = folder_labels.of(Path())
+    assert folder_labels.are_of({folder_labels.FOLDER: own[folder_labels.FOLDER]}, Path())
     assert work_pools.of_folder() == local_services.pool_name(Path())
-    work_pools.ensure(local_services.POOL)
-    _without_id(client, made.id, local_services.POOL)
+    every_minute("earlier", work_pool=local_services.POOL)
     assert work_pools.of_folder() == local_services.POOL
-    every_minute("nightly")
-    again = only_one()
-    assert (again.id, again.work_pool_name) == (made.id, local_services.POOL)
-    assert again.labels[folder_labels.ID] == folder_labels.of(Path())[folder_labels.ID]
 
 
 def test_a_workspace_without_a_readable_id_is_no_other_workspace() -> None:
@@ -75,7 +60,9 @@ def test_a_workspace_without_a_readable_id_is_no_other_workspace() -> None:
     assert deployments.deployments() == []
 
 
-def test_a_runner_takes_the_runs_of_its_own_folder_alone(tmp_path: Path) -> None:
+def test_a_runner_takes_the_runs_of_its_own_folder_alone(
+    client: SyncPrefectClient, tmp_path: Path
+) -> None:
     """Also from a pool that the runners of other machines with the same path use."""
     deployments.start(every_minute("nightly"))
     pool = only_one().work_pool_name
@@ -90,24 +77,4 @@ def test_a_runner_takes_the_runs_of_its_own_folder_alone(tmp_path: Path) -> None
 
     found = asyncio.run(due())
     assert own in found
-    with get_client(sync_client=True) as client:
-        runs = [client.read_flow_run(each) for each in found]
-    assert {each.deployment_id for each in runs} == {only_one().id}
-
-
-def _without_id(client: SyncPrefectClient, deployment_id: UUID, pool: str | None = None) -> None:
-    """Write a deployment as an earlier version has."""
-    made = client.read_deployment(deployment_id)
-    labels = {name: value for name, value in made.labels.items() if name != folder_labels.ID}
-    content = {
-        "name": made.name,
-        "flow_id": str(made.flow_id),
-        "labels": labels,
-        "tags": made.tags,
-        "parameters": made.parameters,
-        "work_pool_name": pool or made.work_pool_name,
-        "entrypoint": f"{predict_flow.fn.__module__}.{predict_flow.fn.__name__}",
-    }
-    answer = client.request("POST", "/deployments/", json=content)
-    assert UUID(answer.json()["id"]) == deployment_id
-    assert folder_labels.ID not in client.read_deployment(deployment_id).labels
+    assert {client.read_flow_run(each).deployment_id for each in found} == {only_one().id}

@@ -1,32 +1,30 @@
-"""A schedule on a team's work pool: its name, its type, and who executes its runs."""
+"""A schedule on a team's work pool: its name, its type, who executes its runs, and their limits."""
 
 from __future__ import annotations
 
+import io
 import json
 from pathlib import Path
+from uuid import uuid4
 
 import pytest
 from prefect.client.orchestration import SyncPrefectClient
 from prefect.client.schemas.actions import WorkPoolCreate
 
+from patchline.flows import progress
 from patchline.flows.schedules import work_pools
+from patchline.flows.training import waiting_for_slots
 from patchline.pipeline import local_services
 from patchline.pipeline.errors import ConfigError
 from tests.conftest import write_photos
 from tests.flows.conftest import Command
+from tests.patience import until
 
 
-@pytest.mark.parametrize("name", ["gpu", "gpu-2", "A100.80_GB"])
-def test_a_name_of_a_pool_is_accepted(name: str) -> None:
-    """Letters, digits, dots, dashes and underscores."""
-    assert work_pools.checked_name(name) == name
-
-
-@pytest.mark.parametrize(
-    "name", ["", "a b", "-gpu", "a/b", "prefect-x", "patchline", "patchline-9"]
-)
-def test_other_names_are_refused(name: str) -> None:
+@pytest.mark.parametrize("name", ["a b", "-gpu", "prefect-x", "patchline-9"])
+def test_some_names_are_refused(name: str) -> None:
     """Some are Prefect's own, and some belong to the runners of `patchline up`."""
+    assert work_pools.checked_name("A100.80_GB-2")
     with pytest.raises(ConfigError, match="--work-pool"):
         work_pools.checked_name(name)
 
@@ -65,3 +63,26 @@ def test_a_pool_of_another_type_has_workers_of_its_own(
     code, _, err = run_here("worker", "--work-pool", "gpu", "--max-concurrent-runs", "0")
     assert code == 2
     assert "Choose 1 or more" in err
+
+
+@pytest.mark.usefixtures("prefect_server")
+def test_a_task_that_waits_for_a_slot_says_so_until_it_begins(
+    client: SyncPrefectClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The sentence has the tag and the command that shows the limit."""
+    monkeypatch.setattr(waiting_for_slots, "_FIRST_SECONDS", 0.2)
+    monkeypatch.setattr(waiting_for_slots, "_SECONDS", 0.2)
+    client.create_concurrency_limit(tag="training", concurrency_limit=1)
+    first = uuid4()
+    client.increment_v1_concurrency_slots(["training"], first)
+    said = io.StringIO()
+    with progress.shown(said), waiting_for_slots.watched(["gpu", "training"]) as begun:
+        until(lambda: "waiting" in said.getvalue(), "it said nothing")
+        begun.set()
+    assert (
+        "waiting: 1 other run has all slots of the limit on the tag training "
+        "(`prefect concurrency-limit inspect training` shows it)"
+    ) in said.getvalue()
+    assert "gpu" not in said.getvalue()
+    client.decrement_v1_concurrency_slots(["training"], first, 1.0)
+    assert waiting_for_slots.full_limits(["training"]) == []

@@ -8,24 +8,19 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 import psutil
 
 from patchline.flows.services import service_processes
 from patchline.pipeline import local_login, local_services
 from tests.conftest import PATCHLINE, PREFECT_DATABASE, Finished, patchline
-from tests.patience import patient
+from tests.patience import patient, until
+from tests.postgres_server import free_port
 
-if TYPE_CHECKING:
-    from mlflow import MlflowClient
-
-_SECONDS = patient(180.0)
 _NAP = """
 import sys, time
 from pathlib import Path
@@ -44,15 +39,15 @@ class Servers:
         self.env = env or own_database()
         self.ports = (free_port(), free_port())
 
-    def up(self) -> Finished:
+    def up(self, *flags: str) -> Finished:
         """Start them, or find them."""
-        return ended(self.begin_up())
+        return ended(self.begin_up(*flags))
 
-    def begin_up(self) -> subprocess.Popen[str]:
+    def begin_up(self, *flags: str) -> subprocess.Popen[str]:
         """Begin to start them."""
-        prefect, mlflow = self.ports
-        arguments = ("--prefect-port", str(prefect), "--mlflow-port", str(mlflow), "--json")
-        return self.begin("up", *arguments)
+        prefect, mlflow = map(str, self.ports)
+        ports = ("--prefect-port", prefect, "--mlflow-port", mlflow)
+        return self.begin("up", *ports, "--json", *flags)
 
     def begin(self, *arguments: str) -> subprocess.Popen[str]:
         """Start a command in a process of its own, which Ctrl-C reaches."""
@@ -95,9 +90,21 @@ class Servers:
         assert not local_services.state_file(self.folder).exists()
 
 
+@contextmanager
+def serving(folder: Path, *flags: str, **variables: str) -> Iterator[Servers]:
+    """Run the servers of a folder while the block runs."""
+    servers = Servers(folder, {**own_database(), **variables})
+    try:
+        done = servers.up(*flags)
+        assert done.code == 0, done.err
+        yield servers
+    finally:
+        servers.down("--now")
+
+
 def recorded_services(folder: Path) -> local_services.Services:
-    """Return the state of servers that do not run, with the number of this process."""
-    return local_services.Services(
+    """Write the state of servers that do not run, with the number of this process; return it."""
+    services = local_services.Services(
         folder=folder,
         pid=os.getpid(),
         prefect_url="http://127.0.0.1:1",
@@ -107,6 +114,10 @@ def recorded_services(folder: Path) -> local_services.Services:
         started_at="2026-01-01T00:00:00+00:00",
         versions={},
     )
+    state = local_services.state_file(folder)
+    state.parent.mkdir(parents=True)
+    state.write_text(services.model_dump_json(), encoding="utf-8")
+    return services
 
 
 def own_database() -> dict[str, str]:
@@ -116,23 +127,8 @@ def own_database() -> dict[str, str]:
 
 def ended(process: subprocess.Popen[str]) -> Finished:
     """Wait for a command and return how it ended."""
-    out, err = process.communicate(timeout=_SECONDS)
+    out, err = process.communicate(timeout=patient(600))
     return Finished(process.returncode, out, err)
-
-
-def free_port() -> int:
-    """Return a port that nobody listens on."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
-def until(condition: Callable[[], Any], complaint: str) -> None:
-    """Wait until something is so; fail with the complaint after a while."""
-    deadline = time.monotonic() + _SECONDS
-    while not condition():
-        assert time.monotonic() < deadline, complaint
-        time.sleep(0.2)
 
 
 def proof(folder: Path) -> dict[str, str]:
@@ -140,18 +136,6 @@ def proof(folder: Path) -> dict[str, str]:
     value = local_login.secret(folder)
     pair = base64.b64encode(f"{local_login.USER}:{value}".encode()).decode()
     return {"Authorization": f"Basic {pair}"}
-
-
-def mlflow_client(folder: Path) -> MlflowClient:
-    """Return a client of the MLflow server of a folder; this process logs in."""
-    from mlflow import MlflowClient
-
-    services = local_services.running(folder)
-    value = local_login.secret(folder)
-    assert services
-    assert value
-    os.environ.update(local_login.mlflow_variables(value))
-    return MlflowClient(services.mlflow_url)
 
 
 def page(url: str, folder: Path) -> str:

@@ -9,8 +9,9 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from http import HTTPStatus
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -84,21 +85,10 @@ class _Stay(urllib.request.HTTPRedirectHandler):
 
 
 @contextmanager
-def serving(pages: dict[str, str]) -> Iterator[str]:
-    """Serve pages on a port of their own; yield the address."""
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            text = pages.get(self.path)
-            self.send_response(HTTPStatus.OK if text else HTTPStatus.NOT_FOUND)
-            self.send_header("Content-Type", "text/html")
-            self.end_headers()
-            self.wfile.write((text or "").encode())
-
-        def log_message(self, *_: object) -> None:
-            """Print nothing."""
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+def serving(folder: Path) -> Iterator[str]:
+    """Serve the pages in a folder on a port of their own; yield the address."""
+    handler = partial(SimpleHTTPRequestHandler, directory=str(folder))
+    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
     threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
     try:
         yield f"http://127.0.0.1:{server.server_port}"

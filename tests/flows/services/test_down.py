@@ -1,8 +1,10 @@
-"""`patchline down`, with real servers: what it waits for, ends and leaves."""
+"""`patchline down`: what it waits for, finds, ends and leaves."""
 
 from __future__ import annotations
 
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -30,15 +32,6 @@ def test_down_waits_for_a_run_and_may_be_interrupted(servers: Servers) -> None:
         assert ended(down).code == 130
         assert run.poll() is None
     assert local_services.answers(f"{servers.state.mlflow_url}/health")
-
-
-def test_without_a_state_the_supervisor_is_found_by_its_process(servers: Servers) -> None:
-    """`down` needs nothing else of it, and never signals the number of another process."""
-    [process] = service_processes.members(servers.folder, service_processes.SUPERVISOR)
-    assert stopping.supervisor_process(servers.folder) == stopping.Supervised(
-        process.pid, process.create_time()
-    )
-    assert stopping.supervisor_process(servers.folder.parent) is None
 
 
 def test_down_now_ends_runs_and_servers(servers: Servers) -> None:
@@ -72,8 +65,6 @@ def test_down_removes_what_a_supervisor_could_not(tmp_path: Path, run_here: Comm
     """
     services = recorded_services(tmp_path)
     state = local_services.state_file(tmp_path)
-    state.parent.mkdir(parents=True)
-    state.write_text(services.model_dump_json(), encoding="utf-8")
     local_login.restore(services, "a secret")
     (state.parent / "lifeline-1-2").touch()
     logs = local_services.logs_folder(tmp_path)
@@ -84,20 +75,16 @@ def test_down_removes_what_a_supervisor_could_not(tmp_path: Path, run_here: Comm
     assert left == {"logs", "mlflow.log"}
 
 
-@pytest.mark.parametrize("is_damaged", [False, True])
 def test_down_leaves_servers_alone_whose_processes_cannot_be_seen(
-    tmp_path: Path, run_here: Command, monkeypatch: pytest.MonkeyPatch, *, is_damaged: bool
+    tmp_path: Path, run_here: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Those of another container: their supervisor's lock is held, and none of ours is it.
 
     The process that has its id here is another one.
     """
-    monkeypatch.setattr(local_services, "_RESTORING_SECONDS", 0.3)
     monkeypatch.setattr(stopping, "_CHECK_SECONDS", 0.3)
+    recorded_services(tmp_path)
     state = local_services.state_file(tmp_path)
-    state.parent.mkdir(parents=True)
-    text = "damaged" if is_damaged else recorded_services(tmp_path).model_dump_json()
-    state.write_text(text, encoding="utf-8")
     with file_locks.locked(local_services.supervisor_lock(tmp_path)):
         code, out, err = run_here("down")
         assert (code, out) == (1, ""), err
@@ -105,3 +92,22 @@ def test_down_leaves_servers_alone_whose_processes_cannot_be_seen(
         assert state.exists()
     assert run_here("down")[0] == 0
     assert not state.exists()
+
+
+def test_services_of_a_moved_folder_are_found_where_it_is_now(tmp_path: Path) -> None:
+    """`patchline down` ends them there; in a copy of the folder it finds none."""
+    folder, moved, copy = (tmp_path / name for name in ("first", "moved", "copy"))
+    folder.mkdir()
+    copy.mkdir()
+    sleeping = [sys.executable, "-c", "import time; time.sleep(300)"]
+    command = [*sleeping, *service_processes.command("supervisor", folder)[2:]]
+    process = subprocess.Popen(command, cwd=folder)
+    try:
+        folder.rename(moved)
+        assert [each.pid for each in service_processes.members(moved)] == [process.pid]
+        assert not service_processes.members(copy)
+        service_processes.clear(moved, 0.0)
+        process.wait(timeout=patient(30))
+    finally:
+        process.kill()
+        process.wait()

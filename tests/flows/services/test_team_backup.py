@@ -5,35 +5,19 @@ from __future__ import annotations
 import os
 import shlex
 import shutil
-import signal
 import subprocess
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
-from tests.conftest import PATCHLINE, Finished, patchline, write_photos
+from tests.conftest import Finished, patchline, patchline_here, write_photos
 from tests.flows.services.buckets import administrator, keys_in
-from tests.flows.services.local_servers import Servers, ended, own_database, until
+from tests.flows.services.local_servers import serving
+from tests.flows.training.runs import Begun
 from tests.object_server import ObjectServer
-from tests.pipeline.serving.served import serving as answering
 from tests.postgres_server import PASSWORD, USER, PostgresServer, postgres_server, program
 
-_TRAINING = ("run", "photos", "--preset", "none", "--training.batch_size", "8", "--json")
-
-
-@contextmanager
-def serving(folder: Path, *stores: str, **credentials: str) -> Iterator[Servers]:
-    """Run the servers of a folder while the block runs."""
-    servers = Servers(folder, {**own_database(), **credentials})
-    ports = ("--prefect-port", str(servers.ports[0]), "--mlflow-port", str(servers.ports[1]))
-    try:
-        done = ended(servers.begin("up", "--json", *ports, *stores))
-        assert done.code == 0, done.err
-        yield servers
-    finally:
-        servers.down("--now")
+_TRAINING = "run photos --preset none --training.batch_size 8 --name flowers --training.epochs"
 
 
 def _ok(done: Finished) -> Finished:
@@ -43,17 +27,8 @@ def _ok(done: Finished) -> Finished:
 
 def _psql(name: str, *arguments: str) -> None:
     path = program(name) or shutil.which(name)
-    assert path, name
     given = {**os.environ, "PGPASSWORD": PASSWORD}
     subprocess.run([str(path), *arguments], env=given, check=True)
-
-
-def _copied(objects: ObjectServer, source: str, target: str) -> None:
-    s3 = administrator(objects)
-    for key in keys_in(objects, source):
-        s3.copy_object(Bucket=target, Key=key, CopySource={"Bucket": source, "Key": key})
-    for key in keys_in(objects, source):
-        s3.delete_object(Bucket=source, Key=key)
 
 
 @pytest.mark.slow
@@ -66,21 +41,27 @@ def test_a_team_continues_on_another_machine_from_its_backup(
 ) -> None:
     """As docs/how_to/backup.md says: `models`, `predict` and `--resume` work on the new servers.
 
-    So do `serve` and `export` in the folder of a colleague who has what signs in to MLflow alone.
+    So do `predict` and `export` in the folder of a colleague who has what signs in to MLflow alone.
     """
     folder, restored = tmp_path / "old", tmp_path / "new"
     folder.mkdir()
-    write_photos(folder / "photos", images=20)
+    write_photos(folder / "photos", images=12)
     bucket, other_bucket = objects.new_bucket(), objects.new_bucket()
     credentials = {"PGPASSWORD": PASSWORD, **objects.environment}
     postgres.sql(f"CREATE DATABASE backup OWNER {USER}")
     stores = ("--database", postgres.address("backup"), "--artifacts", f"s3://{bucket}/art")
     with serving(folder, *stores, **credentials):
-        _ok(patchline(*_TRAINING, "--name", "flowers", "--training.epochs", "2", cwd=folder))
-        _kill_a_run(folder)
+        _ok(patchline(*_TRAINING.split(), "2", cwd=folder))
+        begun = Begun(folder, f"{_TRAINING} 30 --seed 1")
+        checkpoints = ".patchline/runs/*/training/last.safetensors"
+        begun.wait_until(lambda: len(list(folder.glob(checkpoints))) == 2)
+        begun.end()
     dump = str(tmp_path / "stores.dump")
     _psql("pg_dump", "--format=custom", f"--file={dump}", postgres.address("backup"))
-    _copied(objects, bucket, other_bucket)
+    s3 = administrator(objects)
+    for key in keys_in(objects, bucket):
+        s3.copy_object(Bucket=other_bucket, Key=key, CopySource={"Bucket": bucket, "Key": key})
+        s3.delete_object(Bucket=bucket, Key=key)
     shutil.move(folder, restored)
 
     with postgres_server() as another:
@@ -89,48 +70,21 @@ def test_a_team_continues_on_another_machine_from_its_backup(
         postgres.sql("DROP DATABASE backup")
         moved = ("--database", another.address("backup"), "--artifacts", f"s3://{other_bucket}/art")
         with serving(restored, *moved, **credentials) as servers:
-            models = _ok(patchline("models", "--json", cwd=restored)).json["models"]
+            models = _ok(patchline_here("models", "--json", cwd=restored)).json["models"]
             assert [(each["name"], len(each["versions"])) for each in models] == [("flowers", 1)]
-            image = str(next((restored / "photos").rglob("*.png")))
-            _ok(patchline("predict", "flowers@champion", image, cwd=restored))
+            image = next((restored / "photos").rglob("*.png"))
+            _ok(patchline_here("predict", "flowers@champion", image, cwd=restored))
             resumed = _ok(patchline("run", "--resume", "last", "--json", cwd=restored)).json
-            assert resumed["status"] == "FINISHED"
-            assert resumed["version"] == "2"
-            _ok(patchline("predict", "flowers/2", image, cwd=restored))
+            assert (resumed["status"], resumed["version"]) == ("FINISHED", "2")
 
             monkeypatch.setenv("MLFLOW_TRACKING_URI", servers.state.mlflow_url)
             colleague = tmp_path / "colleague"
-            write_photos(colleague / "photos", images=40)  # half of them are new
+            colleague.mkdir()
             refused = patchline("models", cwd=colleague)
             assert (refused.code, "login.env" in refused.err) == (1, True), refused.err
             login = (restored / ".patchline/services/login.env").read_text(encoding="utf-8")
             for name, _, value in (word.partition("=") for word in shlex.split(login)):
                 if name.startswith("MLFLOW_"):
                     monkeypatch.setenv(name, value)
-            for form in ("onnx", "container"):
-                data = ("--data", "photos", "--to", form)
-                _ok(patchline("export", "flowers/2", *data, cwd=colleague))
-            answers = []
-            for words in ((), ("--form", "onnx")):
-                with answering(colleague, *words, model="flowers/2") as server:
-                    answers.append(server.predict(Path(image).read_bytes()).json)
-            assert [each["version"] for each in answers] == ["2", "2"]
-            package, exported = (each["probability"] for each in answers)
-            assert exported == pytest.approx(package, abs=1e-4)
-
-
-def _kill_a_run(folder: Path) -> None:
-    """Kill a run after its first checkpoint."""
-    words = [*_TRAINING, "--name", "flowers", "--training.epochs", "30", "--seed", "1"]
-    with subprocess.Popen(
-        [str(PATCHLINE), *words],
-        cwd=folder,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        start_new_session=True,
-    ) as process:
-        runs = folder / ".patchline/runs"
-        until(lambda: len(list(runs.iterdir())) == 2, "no second run")
-        checkpoint = max(runs.iterdir()) / "training/last.safetensors"
-        until(checkpoint.exists, "no checkpoint")
-        os.killpg(process.pid, signal.SIGKILL)
+            for command in (("predict", "flowers/2", image), ("export", "flowers/2")):
+                _ok(patchline_here(*command, cwd=colleague))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import threading
 import time
@@ -13,54 +12,45 @@ from pathlib import Path
 import pytest
 from boto3.exceptions import S3UploadFailedError
 from botocore.exceptions import BotoCoreError
-from mlflow.server import constants
 
-from patchline.flows.services import mlflow_server, service_processes
+from patchline.flows.services import service_processes
 from patchline.pipeline import local_services
 from patchline.pipeline.errors import ServerAwayError
 from patchline.pipeline.host.system_errors import system_error
 from patchline.pipeline.tracking import exactly_once_metrics
 from patchline.pipeline.tracking.exactly_once_metrics import MetricSender
-from patchline.pipeline.tracking.team_stores import TeamStores, recall
 from patchline.pipeline.tracking.tracked_run import TrackedRun
 from patchline.pipeline.tracking.tracking_store import client
-from tests.conftest import Finished, patchline
+from tests.conftest import patchline_here
 from tests.flows.services.buckets import administrator, keys_in
-from tests.flows.services.local_servers import Servers, ended, own_database, page
+from tests.flows.services.local_servers import Servers, own_database, page, serving
 from tests.object_server import KEYS, ObjectServer
 from tests.postgres_server import PASSWORD, USER, PostgresServer, free_port
 
 _BUCKET = "team-store"
-_WRITERS, _STEPS = 32, 12
+_WRITERS, _STEPS = 32, 6
 
 
 @pytest.fixture(scope="module")
 def started(
     tmp_path_factory: pytest.TempPathFactory, postgres: PostgresServer, objects: ObjectServer
-) -> Iterator[tuple[Servers, Finished]]:
+) -> Iterator[Servers]:
     """Start the servers of one folder on a new database and a bucket."""
     folder = tmp_path_factory.mktemp("team_stores")
     administrator(objects).create_bucket(Bucket=_BUCKET)
     postgres.sql(f"CREATE DATABASE team OWNER {USER}")
     credentials = {"PGPASSWORD": PASSWORD, **objects.environment}
-    servers = Servers(folder, {**own_database(), **credentials})
     stores = ("--database", postgres.address("team"), "--artifacts", f"s3://{_BUCKET}/artifacts")
-    ports = ("--prefect-port", str(servers.ports[0]), "--mlflow-port", str(servers.ports[1]))
-    try:
-        done = ended(servers.begin("up", "--json", *ports, *stores))
-        assert done.code == 0, done.err
+    with serving(folder, *stores, **credentials) as servers:
         servers.env = own_database()  # nothing but these servers needs the credentials
-        yield servers, done
-    finally:
-        servers.down("--now")
+        yield servers
 
 
 @pytest.fixture
-def team(started: tuple[Servers, Finished], monkeypatch: pytest.MonkeyPatch) -> Servers:
+def team(started: Servers, monkeypatch: pytest.MonkeyPatch) -> Servers:
     """Return those servers; the working directory is their folder."""
-    servers, _ = started
-    monkeypatch.chdir(servers.folder)
-    return servers
+    monkeypatch.chdir(started.folder)
+    return started
 
 
 def test_both_programs_use_the_database(team: Servers, postgres: PostgresServer) -> None:
@@ -74,28 +64,24 @@ def test_both_programs_use_the_database(team: Servers, postgres: PostgresServer)
     assert not (team.folder / ".patchline/prefect.db").exists()
 
 
-def test_the_credentials_are_shown_nowhere(
-    started: tuple[Servers, Finished], team: Servers
-) -> None:
-    """They are on no command line, in no file of the folder, no output and on no page."""
-    _, done = started
+def test_the_credentials_are_shown_nowhere(team: Servers, postgres: PostgresServer) -> None:
+    """They are on no command line, in no file of the folder, no output and on no page.
+
+    The runner and the keeper use the servers, and so do the runs that they start.
+    """
     commands = [" ".join(each.cmdline()) for each in service_processes.members(team.folder)]
     files = [file for file in team.folder.rglob("*") if file.is_file()]
     assert len(commands) == 5
     assert len(files) > 5
+    again = team.up("--database", postgres.address("team"))
+    assert again.json["already_running"]
     settings = page(f"{team.state.prefect_api_url}/admin/settings", team.folder)
-    shown = [done.out, done.err, settings, *commands]
+    shown = [again.out, again.err, settings, *commands]
     shown += [file.read_bytes().decode(errors="replace") for file in files]
     assert not [text for text in shown if PASSWORD in text or KEYS["AWS_SECRET_ACCESS_KEY"] in text]
-
-
-def test_clients_have_no_password_of_the_database(team: Servers) -> None:
-    """The runner and the keeper use the servers, and so do the runs that they start."""
-    has = {
-        name: "PGPASSWORD" in team.process(name).environ()
-        for name in ("mlflow_server", "prefect_server", "runner", "keeper")
-    }
-    assert has == {"mlflow_server": True, "prefect_server": True, "runner": False, "keeper": False}
+    knowing = ("mlflow_server", "prefect_server", "runner", "keeper")
+    has = ["PGPASSWORD" in team.process(name).environ() for name in knowing]
+    assert has == [True, True, False, False]
 
 
 @pytest.mark.slow
@@ -153,7 +139,6 @@ def test_artifacts_are_transferred_by_the_server(team: Servers, objects: ObjectS
     assert Path(store.download_artifacts(run_id, "notes/note.txt")).read_text("utf-8") == "a note"
 
 
-@pytest.mark.slow
 def test_direct_artifacts_are_transferred_by_the_client_with_its_own_keys(
     team: Servers, objects: ObjectServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -196,7 +181,7 @@ def test_an_outage_of_the_database_delays_metrics_and_loses_none(
     try:
         sender.add_metrics({"loss": 0.5}, 1, time.time())
         assert not sender.send()
-        done = patchline("models", cwd=team.folder, env=dict(team.env))
+        done = patchline_here("models", cwd=team.folder)
     finally:
         postgres.start()
     assert done.code == 1
@@ -209,39 +194,18 @@ def test_an_outage_of_the_database_delays_metrics_and_loses_none(
 
 
 def test_other_stores_need_other_servers(team: Servers, postgres: PostgresServer) -> None:
-    """A second `up` names those in use; with the same stores it changes nothing."""
-    address = postgres.address("another")
-    done = patchline("up", "--json", "--database", address, cwd=team.folder, env=dict(team.env))
+    """A second `up` names those in use."""
+    done = team.up("--database", postgres.address("another"))
     assert done.code == 1
     assert "already running with other stores" in done.err
     assert "patchline down" in done.err
-    same = postgres.address("team")
-    done = patchline("up", "--json", "--database", same, cwd=team.folder, env=dict(team.env))
-    assert done.code == 0, done.err
-    assert done.json["already_running"]
 
 
 def test_without_the_servers_a_command_says_what_to_start(
-    team: Servers, postgres: PostgresServer, monkeypatch: pytest.MonkeyPatch
+    team: Servers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It does not begin another history in a file of the folder."""
     monkeypatch.setattr(local_services, "running", lambda *_: None)
-    stores = recall(team.folder)
-    assert stores == TeamStores(
-        database=postgres.address("team"), artifacts=f"s3://{_BUCKET}/artifacts"
-    )
-    from patchline.flows.command_line import run_command_line
-
-    assert run_command_line(["models"]) == 1
+    done = patchline_here("models", cwd=team.folder)
+    assert (done.code, "patchline up" in done.err) == (1, True)
     assert not (team.folder / "mlflow.db").exists()
-
-
-def test_the_variables_for_artifacts_are_those_that_mlflow_reads() -> None:
-    """MLflow's own names of them are not public."""
-    assert constants.ARTIFACTS_DESTINATION_ENV_VAR == mlflow_server.DESTINATION_VARIABLE
-    assert constants.SERVE_ARTIFACTS_ENV_VAR == mlflow_server.SERVING_VARIABLE
-    direct = TeamStores(artifacts="s3://bucket", artifact_access="direct")
-    assert mlflow_server.artifact_environment(direct) == {
-        constants.ARTIFACT_ROOT_ENV_VAR: "s3://bucket"
-    }
-    assert json.loads(TeamStores().model_dump_json())["artifact_access"] == "proxied"

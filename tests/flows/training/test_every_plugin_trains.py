@@ -7,40 +7,39 @@ from pathlib import Path
 import pytest
 
 from patchline.pipeline.plugin_system.plugin_loader import installed
-from tests.conftest import patchline, write_photos
+from tests.conftest import write_photos
+from tests.flows.training.runs import ran
 
 _GOOD = 0.8
 """Share of the test images. Guessing one of three classes reaches this in 1 of 10,000 runs."""
 
-EMBEDDINGS = [e.name for e in installed("patch_embedding") if e.distribution == "patchline"]
-MODELS = [e.name for e in installed("model") if e.distribution == "patchline"]
-_CHOICES = [
-    *(
-        pytest.param(("--model.patch-embedding.name", name), id=f"vit-{name}")
-        for name in EMBEDDINGS
-    ),
-    *(pytest.param(("--model.name", name), id=name) for name in MODELS if name != "vit"),
-]
+
+def _built_in(kind: str) -> list[str]:
+    return [each.name for each in installed(kind) if each.distribution == "patchline"]
 
 
 @pytest.fixture(scope="module")
 def stripes(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a folder with 240 photos of 32x32 pixels in 3 classes."""
     folder = tmp_path_factory.mktemp("stripes")
-    write_photos(folder / "photos", classes=3, images=80)
+    write_photos(folder / "photos", images=80)
     return folder
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("choice", _CHOICES)
-def test_learns_and_is_registered(stripes: Path, choice: tuple[str, str]) -> None:
+@pytest.mark.usefixtures("prefect_server")
+@pytest.mark.parametrize(
+    "choice",
+    [
+        *(f"--model.patch-embedding.name {name}" for name in _built_in("patch_embedding")),
+        *(f"--model.name {name}" for name in _built_in("model") if name != "vit"),
+    ],
+)
+def test_learns_and_is_registered(stripes: Path, choice: str) -> None:
     """The run ends with a registered version whose test accuracy no guess reaches."""
-    done = patchline(
-        "run", "photos", *choice, "--preset", "none", "--training.epochs", "25",
-        "--training.batch-size", "16", "--json", cwd=stripes, timeout=900,
-    )  # fmt: skip
-    assert done.code == 0, done.err
-    accuracy = done.json["metrics"]["test/accuracy"]
+    settings = "--preset none --training.epochs 25 --training.batch-size 16"
+    done, _ = ran(stripes, f"photos {choice} {settings} --evaluation.corruptions 0")
+    accuracy = done["metrics"]["test/accuracy"]
     assert accuracy["n"] >= 20
     assert accuracy["value"] >= _GOOD, accuracy
-    assert int(done.json["version"]) >= 1
+    assert int(done["version"]) >= 1

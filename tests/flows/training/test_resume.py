@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,71 +18,45 @@ from patchline.pipeline.redaction import without_credentials
 from patchline.pipeline.run_memory import interrupted_runs
 from patchline.pipeline.run_memory.interrupted_runs import RunRequest
 from patchline.pipeline.tracking import liveness, tracked_run, tracking_store
-from tests.conftest import PATCHLINE, patchline, write_photos
-from tests.flows.conftest import Command
-from tests.patience import patient
+from tests.conftest import write_photos
+from tests.flows.training.runs import Begun, has_metrics, only_run, ran, refused, store_of
+from tests.patience import patient, until
 
-SETTINGS = [
-    "--preset", "none",
-    "--training.epochs", "12", "--training.batch-size", "8", "--training.threads", "1",
-    "--training.precision", "float32", "--model.depth", "2",
-]  # fmt: skip
-_SECONDS = patient(240.0)
-
-
-def _run_folder(folder: Path) -> Path:
-    [found] = (folder / ".patchline/runs").iterdir()
-    return found
-
-
-def _has_metrics(run: Path) -> bool:
-    file = run / "training/events.jsonl"
-    return file.is_file() and '"metrics"' in file.read_text(encoding="utf-8")
-
-
-STAGES: dict[str, Callable[[Path], bool]] = {
-    "train": _has_metrics,
-    "evaluate": lambda run: (run / "prediction/job.json").is_file(),
-    "package": lambda run: (run / "packaging/job.json").is_file(),
-    "register": lambda run: (run / "mlflow_model").is_dir(),
-    "promote": lambda run: (run / "promotion").is_dir(),
+SETTINGS = (
+    "photos --preset none --training.epochs 12 --training.batch-size 8 --training.threads 1 "
+    "--training.precision float32 --model.depth 2"
+)
+STAGES = {
+    "train": "training/events.jsonl",
+    "evaluate": "prediction/job.json",
+    "package": "packaging/job.json",
+    "register": "mlflow_model",
+    "promote": "promotion",
 }
-"""By stage, how the run's folder shows that it has begun."""
+"""By stage, what is in the run's folder when it has begun."""
 
 
-def kill_in(stage: str, folder: Path, *arguments: str) -> str:
-    """Start `patchline run`, kill it when a stage has begun, and return what it said."""
-    said = folder / f"{stage}.txt"
-    with said.open("wb") as stream:
-        process = subprocess.Popen(
-            [str(PATCHLINE), "run", *arguments],
-            cwd=folder,
-            stdout=subprocess.DEVNULL,
-            stderr=stream,
-            start_new_session=True,
+def kill_in(stage: str, folder: Path, arguments: str) -> None:
+    """Begin a run and kill it when a stage has begun."""
+    begun = Begun(folder, f"run {arguments}")
+    begun.wait_until(
+        lambda: (
+            any(folder.glob(f".patchline/runs/*/{STAGES[stage]}"))
+            and (stage != "train" or has_metrics(folder))
         )
-    deadline = time.monotonic() + _SECONDS
-    runs = folder / ".patchline/runs"
-    while not (runs.is_dir() and any(STAGES[stage](run) for run in runs.iterdir())):
-        words = said.read_text(encoding="utf-8")
-        assert process.poll() is None, f"it ended before {stage}: {words}"
-        assert time.monotonic() < deadline, words
-        time.sleep(0.002)
-    process.kill()
-    process.wait()
-    return said.read_text(encoding="utf-8")
+    )
+    begun.process.kill()
+    begun.process.wait()
 
 
-def weights(run: Path) -> str:
-    """Return the digest of a run's best weights."""
-    return hashlib.sha256((run / "training/best/model.safetensors").read_bytes()).hexdigest()
+def weights(run: Path) -> bytes:
+    """Return a run's best weights."""
+    return (run / "training/best/model.safetensors").read_bytes()
 
 
 def histories(folder: Path, run_id: str) -> dict[str, list[tuple[int, float]]]:
     """Return step and value of the metrics that do not depend on the clock."""
-    from mlflow import MlflowClient
-
-    client = MlflowClient(f"sqlite:///{folder / 'mlflow.db'}")
+    client = store_of(folder)
     keys = ("train/loss", "validation/accuracy", "epoch", "test/accuracy")
     found = {key: client.get_metric_history(run_id, key) for key in keys}
     return {key: [(m.step, m.value) for m in history] for key, history in found.items()}
@@ -95,29 +67,24 @@ def test_a_run_that_is_killed_in_every_stage_ends_as_if_nothing_had_happened(
     tmp_path: Path,
 ) -> None:
     """Killed five times and resumed five times: same weights, same metrics, one of everything."""
-    from mlflow import MlflowClient
-
     killed, whole = tmp_path / "killed", tmp_path / "whole"
     for folder in (killed, whole):
-        write_photos(folder / "photos", images=12)
-    undisturbed = patchline("run", "photos", *SETTINGS, "--json", cwd=whole)
-    assert undisturbed.code == 0, undisturbed.err
+        write_photos(folder / "photos", images=8)
+    expected, _ = ran(whole, SETTINGS)
     first, *others = STAGES
-    kill_in(first, killed, "photos", *SETTINGS)
+    kill_in(first, killed, SETTINGS)
     for stage in others:
-        kill_in(stage, killed, "--resume", "last")
-    done = patchline("run", "--resume", "last", "--json", cwd=killed)
-    assert done.code == 0, done.err
-    summary, expected = done.json, undisturbed.json
-    client = MlflowClient(f"sqlite:///{killed / 'mlflow.db'}")
-    experiments = [experiment.experiment_id for experiment in client.search_experiments()]
-    [run] = client.search_runs(experiments)
+        kill_in(stage, killed, "--resume last")
+    summary, _ = ran(killed, "--resume last")
+    client = store_of(killed)
+    run = only_run(client)
     assert (run.info.run_id, run.info.status) == (summary["run_id"], "FINISHED")
-    assert weights(_run_folder(killed)) == weights(_run_folder(whole))
+    ended = [next(each.glob(".patchline/runs/*")) for each in (killed, whole)]
+    assert weights(ended[0]) == weights(ended[1])
     assert histories(killed, summary["run_id"]) == histories(whole, expected["run_id"])
     assert summary["metrics"] == expected["metrics"]
     assert [str(version.version) for version in client.search_model_versions()] == ["1"]
-    [model] = client.search_logged_models(experiments)
+    [model] = client.search_logged_models([run.info.experiment_id])
     assert str(model.status) == "READY"
     assert summary["aliases"] == ["challenger", "champion"]
     assert summary["reused"] == {}
@@ -130,82 +97,20 @@ def test_a_run_of_two_processes_resumes_in_one(tmp_path: Path) -> None:
 
     More processes than a batch has images for are refused before anything is changed.
     """
-    from mlflow import MlflowClient
-
     write_photos(tmp_path / "photos", images=12)
-    two = [*SETTINGS, "--training.processes", "2"]
-    kill_in("train", tmp_path, "photos", *two)
-    refused = patchline("run", "--resume", "last", "--training.processes=8", cwd=tmp_path)
-    assert refused.code == 2
-    assert "training.processes is 8, but each process needs at least two" in refused.err
-    resumed = ("run", "--resume", "last", "--training.processes", "1", "--json")
-    done = patchline(*resumed, cwd=tmp_path)
-    assert done.code == 0, done.err
-    assert "resuming with 1 process instead of 2: the batches are the same" in done.err
-    assert "resuming from step" in done.err
-    client = MlflowClient(f"sqlite:///{tmp_path / 'mlflow.db'}")
-    assert client.get_run(done.json["run_id"]).data.tags["patchline.processes"] == "2, 1"
-    whole = patchline("run", "photos", *SETTINGS, "--json", cwd=tmp_path)
-    assert whole.code == 0, whole.err
-    assert "train" not in whole.json["reused"]
-    mixed, alone = (
-        histories(tmp_path, each.json["run_id"])["train/loss"] for each in (done, whole)
-    )
+    kill_in("train", tmp_path, f"{SETTINGS} --training.processes 2")
+    words = "training.processes is 8, but each process needs at least two"
+    assert words in refused(tmp_path, "--resume last --training.processes 8")
+    done, said = ran(tmp_path, "--resume last --training.processes 1")
+    assert "resuming with 1 process instead of 2: the batches are the same" in said
+    assert "resuming from step" in said
+    run = store_of(tmp_path).get_run(done["run_id"])
+    assert run.data.tags["patchline.processes"] == "2, 1"
+    whole, _ = ran(tmp_path, SETTINGS)
+    assert "train" not in whole["reused"]
+    mixed, alone = (histories(tmp_path, each["run_id"])["train/loss"] for each in (done, whole))
     assert [step for step, _ in mixed] == [step for step, _ in alone]
     assert [loss for _, loss in mixed] == pytest.approx([loss for _, loss in alone], rel=0.02)
-
-
-@pytest.mark.slow
-def test_an_interrupted_run_says_how_to_continue_it_and_refuses_other_data(
-    tmp_path: Path,
-) -> None:
-    """The last line names the command; when the data has changed since, that is refused."""
-    write_photos(tmp_path / "photos", images=12)
-    process = subprocess.Popen(
-        [str(PATCHLINE), "run", "photos", *SETTINGS, "--training.epochs", "100000"],
-        cwd=tmp_path,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    deadline = time.monotonic() + _SECONDS
-    runs = tmp_path / ".patchline/runs"
-    while not (runs.is_dir() and any(map(_has_metrics, runs.iterdir()))):
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-    process.terminate()
-    _, said = process.communicate(timeout=patient(120))
-    assert process.returncode == 143
-    from mlflow import MlflowClient
-
-    client = MlflowClient(f"sqlite:///{tmp_path / 'mlflow.db'}")
-    [run] = client.search_runs([e.experiment_id for e in client.search_experiments()])
-    assert run.info.status == "KILLED"
-    assert f"patchline run --resume {run.info.run_id[:8]}" in said
-    (tmp_path / "photos/across/000.png").unlink()
-    refused = patchline("run", "--resume", run.info.run_id[:8], cwd=tmp_path)
-    assert refused.code == 2
-    assert "data has changed" in refused.err
-    assert "Start a new run" in refused.err
-    assert client.get_run(run.info.run_id).info.status == "KILLED"
-
-
-@pytest.mark.slow
-def test_a_run_that_is_killed_while_it_reads_leaves_nothing_to_continue(tmp_path: Path) -> None:
-    """Before the MLflow run is opened there is nothing to resume, and `last` says so."""
-    write_photos(tmp_path / "photos", images=300)
-    process = subprocess.Popen(
-        [str(PATCHLINE), "run", "photos"], cwd=tmp_path, stderr=subprocess.PIPE
-    )
-    assert process.stderr is not None
-    for line in process.stderr:
-        if b"Reading the data" in line:
-            break
-    process.kill()
-    process.wait()
-    process.stderr.close()
-    refused = patchline("run", "--resume", "last", cwd=tmp_path)
-    assert refused.code == 2
-    assert "This folder has no run yet" in refused.err
 
 
 # -- one sentence for each run that cannot be resumed ------------------------------------------
@@ -230,41 +135,28 @@ def _interrupted(
 
 
 @pytest.mark.usefixtures("own_store")
-def test_a_run_is_found_by_id_beginning_name_and_last(tmp_path: Path) -> None:
-    """Each way of naming a run finds the same one; `last` is the newest."""
-    runs = tmp_path / ".patchline/runs"
-    _interrupted(tmp_path, "tulips")
-    run = _interrupted(tmp_path)
-    name = tracking_store.client().get_run(run.run_id).info.run_name
-    for words in (run.run_id, run.run_id[:8], str(name), "last"):
-        found = interrupted_runs.find(words, runs)
-        assert (found.run_id, found.folder) == (run.run_id, run.folder)
-        assert found.request.config.name == "roses"
-
-
-@pytest.mark.usefixtures("own_store")
-@pytest.mark.parametrize("word", ["folder", "parent", "model", "patchline", "runs", "vit"])
-def test_a_secret_in_the_environment_does_not_hide_a_run_from_its_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, word: str
+@pytest.mark.parametrize("secret", ["", "s3cr3tfold3r", "roses", "runs"])
+def test_a_run_is_found_by_id_beginning_name_and_last(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, secret: str
 ) -> None:
     """A password that is a part of the path, of a name or of an address changes nothing."""
-    here = tmp_path / "s3cr3tfold3r" / "audit"
-    secret = {"folder": "s3cr3tfold3r", "parent": "audit", "model": "roses"}.get(word, word)
+    here = tmp_path / "s3cr3tfold3r"
     monkeypatch.setenv("POSTGRES_PASSWORD", secret)
-    here.mkdir(parents=True)
+    here.mkdir()
+    _interrupted(here, "tulips")
     run = _interrupted(here)
-    tags = tracking_store.client().get_run(run.run_id).data.tags
-    assert tags[tracked_run.FOLDER_TAG] == str(run.folder)
-    found = interrupted_runs.find("last", here / ".patchline/runs")
-    assert (found.run_id, found.folder) == (run.run_id, run.folder)
+    found = tracking_store.client().get_run(run.run_id)
+    assert found.data.tags[tracked_run.FOLDER_TAG] == str(run.folder)
+    for words in (run.run_id, run.run_id[:8], str(found.info.run_name), "last"):
+        interrupted = interrupted_runs.find(words, here / ".patchline/runs")
+        assert (interrupted.run_id, interrupted.folder) == (run.run_id, run.folder)
+        assert interrupted.request.config.name == "roses"
     store = str(tmp_path / "mlflow.db")
     assert without_credentials(tracking_store.use_store()).endswith(store)
 
 
 @pytest.mark.usefixtures("own_store")
-def test_runs_that_cannot_be_continued_are_refused_in_a_sentence(
-    tmp_path: Path, run_here: Command
-) -> None:
+def test_runs_that_cannot_be_continued_are_refused_in_a_sentence(tmp_path: Path) -> None:
     """Unknown, finished, ambiguous, without a folder, of another folder: exit code 2 and why."""
     runs = tmp_path / ".patchline/runs"
     with tracked_run.owned_run(RunConfig(name="done"), runs, {}, _request(RunConfig())) as finished:
@@ -281,65 +173,60 @@ def test_runs_that_cannot_be_continued_are_refused_in_a_sentence(
         (elsewhere.run_id, ["belongs to the folder", "other"]),
         (twins, ["matches 2 runs", twin.run_id[:8]]),
     ):
-        code, out, err = run_here("run", "--resume", words)
-        assert (code, out) == (2, ""), err
-        assert all(part in err for part in said), err
-        assert "Traceback" not in err
+        sentence = refused(tmp_path, f"--resume {words}")
+        assert all(part in sentence for part in said), sentence
+        assert "Traceback" not in sentence
 
 
 @pytest.mark.usefixtures("own_store")
-def test_only_a_finished_run_is_extended(tmp_path: Path, run_here: Command) -> None:
+def test_only_a_finished_run_is_extended(tmp_path: Path) -> None:
     """One that was interrupted has to be resumed first, and the message has the command."""
     run = _interrupted(tmp_path)
-    code, _, err = run_here("run", "--extend", "last", "--training.epochs", "9")
-    assert code == 2
-    assert "is KILLED" in err
-    assert f"patchline run --resume {run.run_id[:8]}" in err
+    said = refused(tmp_path, "--extend last --training.epochs 9")
+    assert "is KILLED" in said
+    assert f"patchline run --resume {run.run_id[:8]}" in said
     runs, config = tmp_path / ".patchline/runs", RunConfig(training={"folds": 3})
     with tracked_run.owned_run(RunConfig(name="folds"), runs, {}, _request(config)):
         pass
-    code, _, err = run_here("run", "--extend", "last", "--training.epochs", "9")
-    assert (code, "has folds or a refit" in err) == (2, True), err
+    assert "has folds or a refit" in refused(tmp_path, "--extend last --training.epochs 9")
 
 
 @pytest.mark.usefixtures("own_store")
 def test_a_run_that_is_alive_is_not_continued(
-    tmp_path: Path, run_here: Command, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Neither one whose owner holds its lock, nor one that beats elsewhere, nor one in doubt."""
     monkeypatch.setattr(liveness, "BEAT_SECONDS", patient(0.5))
     monkeypatch.setattr(liveness, "STALE_SECONDS", patient(2.0))
     runs = tmp_path / ".patchline/runs"
     with tracked_run.owned_run(RunConfig(name="alive"), runs, {}, _request(RunConfig())) as run:
-        code, _, err = run_here("run", "--resume", run.run_id)
-        assert (code, "is still running in another process" in err) == (2, True), err
+        resume = f"--resume {run.run_id}"
+        assert "is still running in another process" in refused(tmp_path, resume)
         store = tracking_store.client()
         store.set_tag(run.run_id, tracked_run.HOST_TAG, "another-host")
         store.set_tag(run.run_id, liveness.LOCK_TAG, "another-kernel 1 1")
         lock = tracked_run.owner_lock(run.folder)
         lock.rename(run.folder / "hidden.lock")
         for _ in range(3):  # a heartbeat between two looks at it leaves nothing to observe
-            code, _, err = run_here("run", "--resume", run.run_id)
-            assert (code, "in another process on the machine another-host" in err) == (2, True), err
-            if "observing the heartbeat" in err:
+            said = refused(tmp_path, resume)
+            assert "in another process on the machine another-host" in said
+            if "observing the heartbeat" in said:
                 break
-        assert "observing the heartbeat" in err
+        assert "observing the heartbeat" in said
         (run.folder / "hidden.lock").rename(lock)
     store.update_run(run.run_id, status="RUNNING")
     store.delete_tag(run.run_id, liveness.HEARTBEAT_TAG)
-    code, _, err = run_here("run", "--resume", run.run_id)
-    assert (code, "it has no heartbeat" in err) == (2, True), err
-    assert "set_terminated" in err
+    said = refused(tmp_path, resume)
+    assert "it has no heartbeat" in said
+    assert "set_terminated" in said
 
 
-@pytest.mark.parametrize("beside", [["photos"], ["--seed", "2"], ["--fresh"], ["--dry-run"]])
-def test_settings_beside_resume_are_refused(beside: list[str], run_here: Command) -> None:
+@pytest.mark.parametrize("beside", ["photos", "--seed 2", "--fresh"])
+def test_settings_beside_resume_are_refused(beside: str, tmp_path: Path) -> None:
     """A resumed run keeps its settings, so others are an error that names the first."""
-    for resume in (("--resume", "last"), ("--resume=",)):
-        code, _, err = run_here("run", *resume, *beside)
-        assert code == 2
-        assert f"'{beside[0]}' cannot be combined with --resume" in err
-        assert "keeps the settings it was started with, except for --training.processes." in err
+    said = refused(tmp_path, f"--resume last {beside}")
+    assert f"'{beside.split(maxsplit=1)[0]}' cannot be combined with --resume" in said
+    assert "keeps the settings it was started with, except for --training.processes." in said
 
 
 # -- the training alone, without Prefect -------------------------------------------------------
@@ -355,8 +242,6 @@ train_here(Path(sys.argv[1]))
 
 def train_here(folder: Path) -> tuple[str, Path]:
     """Train the small model in a run of the folder, continuing the one that is there."""
-    from contextlib import AbstractContextManager
-
     from patchline.pipeline import config_files
     from patchline.pipeline.data import ingestion
     from patchline.pipeline.run_memory.stage_memory import StageMemory
@@ -369,15 +254,13 @@ def train_here(folder: Path) -> tuple[str, Path]:
         "name": "photos",
         "data": {"source": "image_folder", "path": "photos", "image_size": 16},
         "model": {"name": "vit", "embed_dim": 24, "depth": 1, "num_heads": 2, "mlp_dim": 32},
-        "training": {"epochs": 30, "batch_size": 4, "threads": 1, "precision": "float32"},
+        "training": {"epochs": 10, "batch_size": 4, "threads": 1, "precision": "float32"},
     }
     config = config_files.validated(settings)
     data = ingestion.ingest(config, workspace)
     config = ingestion.resolve(config, data)
     prepared = ingestion.prepare(config, data, workspace)
-    begun = list((workspace / "runs").glob("*/request.json"))
-    opened: AbstractContextManager[tracked_run.TrackedRun]
-    if begun:
+    if any(workspace.glob("runs/*/request.json")):
         found = interrupted_runs.find("last", workspace / "runs")
         opened = tracked_run.continued_run(found.run_id, found.folder, config.flat(), {})
     else:
@@ -401,14 +284,9 @@ def test_a_killed_training_goes_on_to_the_same_weights_and_logs_each_metric_once
         shutil.copy(empty_store, folder / "mlflow.db")
     root = str(Path(__file__).resolve().parents[3])
     process = subprocess.Popen([sys.executable, "-c", _PARENT.format(root=root), str(killed)])
-    deadline = time.monotonic() + _SECONDS
-    runs = killed / ".patchline/runs"
-    while not (runs.is_dir() and any(map(_has_metrics, runs.iterdir()))):
-        assert process.poll() is None
-        assert time.monotonic() < deadline
-        time.sleep(0.002)
+    until(lambda: has_metrics(killed) or process.poll() is not None, "no metrics", pause=0.002)
     process.kill()
-    process.wait()
+    assert process.wait() == -signal.SIGKILL
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{killed / 'mlflow.db'}")
     continued, folder = train_here(killed)
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{whole / 'mlflow.db'}")

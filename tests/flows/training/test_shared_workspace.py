@@ -2,56 +2,30 @@
 
 from __future__ import annotations
 
-import os
 import shutil
-import signal
-import subprocess
-import time
 from pathlib import Path
 
 import pytest
 
 from patchline.pipeline.workspace import chosen
 from patchline.pipeline.workspace.address import parsed
-from tests.conftest import PATCHLINE, patchline, write_photos
+from tests.conftest import patchline_here, write_photos
+from tests.flows.training.runs import Begun, ran, refused
 from tests.object_server import ObjectServer, faulty_connection
-from tests.patience import patient
 
-_SETTINGS = (
-    *("--preset", "none", "--training.epochs", "40", "--training.threads", "1"),
-    *("--training.precision", "float32"),
-)
+_SETTINGS = "--preset none --training.threads 1 --training.precision float32"
 
 
 @pytest.fixture
 def data(tmp_path: Path) -> Path:
     """Return a folder of images that both machines have."""
-    return write_photos(tmp_path / "photos", images=40)
+    return write_photos(tmp_path / "photos", images=30)
 
 
 def weights(machine: Path) -> bytes:
     """Return the weights of the only run of a machine."""
     [file] = machine.glob(".patchline/runs/*/training/best/model.safetensors")
     return file.read_bytes()
-
-
-def killed_run(machine: Path, data: Path, env: dict[str, str]) -> None:
-    """Start a run and kill its process once a checkpoint is on the store, while it trains."""
-    with (machine / "run.log").open("w") as log:
-        process = subprocess.Popen(
-            [str(PATCHLINE), "run", str(data), *_SETTINGS],
-            cwd=machine,
-            env={**os.environ, **env},
-            stdout=log,
-            stderr=log,
-        )
-    deadline = time.monotonic() + patient(240)
-    while "epoch 15:" not in (text := (machine / "run.log").read_text()):
-        assert process.poll() is None, text
-        assert time.monotonic() < deadline, text
-        time.sleep(0.2)
-    process.send_signal(signal.SIGKILL)
-    process.wait()
 
 
 def copied(objects: ObjectServer, bucket: str) -> str:
@@ -84,22 +58,22 @@ def test_another_machine_finishes_a_killed_run(
         "PATCHLINE_WORKSPACE": f"s3://{bucket}/team",
         "MLFLOW_TRACKING_URI": f"sqlite:///{tmp_path / 'team.db'}",
     }
-    killed_run(first, data, env)
+    run = f"{data} {_SETTINGS} --training.epochs 40"
+    begun = Begun(first, f"run {run}", env)
+    begun.wait_until(lambda: "epoch 15:" in begun.said())
+    begun.end()
     of_backup = {
         **objects.environment,
         "PATCHLINE_WORKSPACE": f"s3://{copied(objects, bucket)}/team",
         "MLFLOW_TRACKING_URI": f"sqlite:///{shutil.copy(tmp_path / 'team.db', restored)}",
     }
     for machine, variables in ((second, env), (restored, of_backup)):
-        done = patchline("run", "--resume", "last", cwd=machine, env=variables, timeout=600)
-        assert done.code == 0, done.err
-        assert "resuming from step" in done.err
-    again = patchline("run", data, *_SETTINGS, "--json", cwd=second, env=env)
-    assert again.code == 0, again.err
+        _, said = ran(machine, "--resume last", variables)
+        assert "resuming from step" in said
+    _, said = ran(second, run, env)
     for words in ("its images are used", "its training is used", "its result is used"):
-        assert words in again.err
-    whole = patchline("run", data, *_SETTINGS, cwd=alone)
-    assert whole.code == 0, whole.err
+        assert words in said
+    ran(alone, run)
     [resumed] = {
         file.read_bytes()
         for file in second.glob(".patchline/runs/*/training/best/model.safetensors")
@@ -116,11 +90,8 @@ def test_images_larger_than_the_cache_stay_on_the_store(
     remote, local = tmp_path / "remote", tmp_path / "local"
     remote.mkdir()
     local.mkdir()
-    settings = (
-        *("--preset", "none", "--training.epochs", "4", "--training.threads", "1"),
-        *("--training.precision", "float32", "--training.shuffle-window", "0.2"),
-        *("--training.batch-size", "8"),
-    )
+    others = "--training.epochs 4 --training.shuffle-window 0.2 --training.batch-size 8"
+    run = f"{data} {_SETTINGS} {others}"
     with faulty_connection(objects) as connection:
         env = {
             **connection.environment,
@@ -129,47 +100,26 @@ def test_images_larger_than_the_cache_stay_on_the_store(
             "MLFLOW_TRACKING_URI": f"sqlite:///{tmp_path / 'runs.db'}",
         }
         connection.fault, connection.methods, connection.after = "hang_up", ("GET", "PUT"), 80
-        failed = patchline("run", data, *settings, cwd=remote, env=env, timeout=600)
+        failed = patchline_here("run", *run.split(), cwd=remote, env=env)
         assert failed.code == 1, failed.err
         assert f"Error: s3://{bucket}/team cannot be reached" in failed.err
         assert "Traceback" not in failed.err
         assert "are larger than the cache of this machine" in failed.err
         connection.methods = ()
-        done = patchline("run", "--resume", "last", cwd=remote, env=env, timeout=600)
-    assert done.code == 0, done.err
+        ran(remote, "--resume last", env)
     assert not list(remote.glob(".patchline/pages/*"))
     assert not list(remote.glob(".patchline/prepared/*/images.npy"))
-    whole = patchline("run", data, *settings, cwd=local)
-    assert whole.code == 0, whole.err
+    ran(local, run)
     assert weights(remote) == weights(local)
-
-
-@pytest.mark.slow
-def test_a_store_that_becomes_read_only_loses_nothing(
-    objects: ObjectServer, bucket: str, data: Path, tmp_path: Path
-) -> None:
-    """The run fails with one sentence; what was computed by then is not computed again."""
-    settings = ("--preset", "none", "--training.epochs", "1")
-    store = {"MLFLOW_TRACKING_URI": f"sqlite:///{tmp_path / 'runs.db'}"}
-    with faulty_connection(objects) as connection:
-        connection.fault, connection.methods, connection.after = "denied", ("PUT",), 12
-        env = {**connection.environment, **store, "PATCHLINE_WORKSPACE": f"s3://{bucket}/team"}
-        failed = patchline("run", data, *settings, cwd=tmp_path, env=env)
-        assert failed.code == 1
-        assert f"Error: s3://{bucket}/team may not be written" in failed.err
-        assert "Traceback" not in failed.err
-        connection.methods = ()
-        done = patchline("run", "--resume", "last", cwd=tmp_path, env=env)
-    assert done.code == 0, done.err
-    assert "done before the interruption" in done.err
 
 
 def test_a_wrong_workspace_ends_before_anything_is_computed(
     bucket: str, data: Path, tmp_path: Path
 ) -> None:
     """A missing bucket and an address with credentials have exit code 2, and leave no run."""
-    gone = patchline("run", data, "--workspace", "s3://no-such-bucket/team", cwd=tmp_path)
-    assert (gone.code, "names the bucket no-such-bucket" in gone.err) == (2, True)
-    secret = patchline("run", data, "--workspace", f"s3://a:b@{bucket}/team", cwd=tmp_path)
-    assert (secret.code, "holds more than a bucket and a path" in secret.err) == (2, True)
+    for address, words in (
+        ("no-such-bucket", "names the bucket no-such-bucket"),
+        (f"a:b@{bucket}", "holds more than a bucket and a path"),
+    ):
+        assert words in refused(tmp_path, f"{data} --workspace s3://{address}/team")
     assert not (tmp_path / ".patchline/runs").exists()

@@ -1,20 +1,21 @@
-"""A team's database on a real PostgreSQL server: addresses, schemas, and what fails."""
+"""A team's stores are tried before the servers start: real servers of PostgreSQL and of S3."""
 
 from __future__ import annotations
 
-import itertools
-import os
 import re
+import sys
+from uuid import uuid4
 
 import pytest
 
 from patchline.flows.command_line import run_command_line
+from patchline.flows.services import artifact_bucket
 from patchline.flows.services import postgres as database
 from patchline.pipeline.errors import ConfigError, OrchestrationError
 from patchline.pipeline.redaction import redacted
+from tests.flows.services.buckets import check_keys_after, keys_in, new_user
+from tests.object_server import ObjectServer
 from tests.postgres_server import PASSWORD, USER, PostgresServer, free_port
-
-_numbers = itertools.count()
 
 
 @pytest.fixture(autouse=True)
@@ -25,7 +26,7 @@ def _password(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def name(postgres: PostgresServer) -> str:
     """Return the name of an empty database that no other test uses."""
-    name = f"base_{next(_numbers)}"
+    name = f"base_{uuid4().hex}"
     postgres.sql(f"CREATE DATABASE {name} OWNER {USER}")
     return name
 
@@ -36,9 +37,9 @@ def prepare(address: str) -> None:
 
 
 def failure(address: str) -> str:
-    """Return the sentence with which a database cannot be prepared."""
+    """Return the sentence with which a database or a bucket cannot be used."""
     with pytest.raises(OrchestrationError) as raised:
-        prepare(address)
+        (artifact_bucket.check if address.startswith("s3:") else prepare)(address)
     assert "\n" not in str(raised.value)
     return str(raised.value)
 
@@ -46,9 +47,7 @@ def failure(address: str) -> str:
 @pytest.mark.parametrize(
     ("address", "shown"),
     [
-        ("postgresql://anna@host/base", "postgresql://anna@host/base"),
-        ("postgres://anna:pw@host:1/base", "postgresql://anna@host:1/base"),
-        ("postgresql+psycopg2://anna@[::1]:9/b%20c", "postgresql://anna@[::1]:9/b%20c"),
+        ("postgres://anna:pw@[::1]:1/b%20c", "postgresql://anna@[::1]:1/b%20c"),
         ("postgresql://anna:p@/w?:@host/base", "postgresql://anna@host/base"),
         (
             "postgresql://anna@/base?host=/run/socket&sslmode=require",
@@ -69,9 +68,6 @@ def test_an_address_is_kept_without_its_password(address: str, shown: str) -> No
 @pytest.mark.parametrize(
     ("address", "words"),
     [
-        ("mysql://anna@host/base", "not the address of a PostgreSQL database"),
-        ("sqlite:///a.db", "not the address of a PostgreSQL database"),
-        ("host/base", "not the address of a PostgreSQL database"),
         ("postgresql://anna@host", "not the address of a PostgreSQL database"),
         ("postgresql://anna@host:70000/base", "not the address of a PostgreSQL database"),
         ("postgresql://anna@[::1/base", "not the address of a PostgreSQL database"),
@@ -127,6 +123,7 @@ def test_what_the_server_refuses_is_said_with_its_own_reason(
     said = failure(postgres.address(name))
     assert 'password authentication failed for user "team"' in said
     assert "wr0ng" not in said
+    assert "wr0ng" not in redacted("failed: wr0ng/one")
     assert "Connect call failed" in failure(f"postgresql://team@127.0.0.1:{free_port()}/{name}")
     assert "nowhere.invalid" in failure(f"postgresql://team@nowhere.invalid/{name}")
     monkeypatch.setenv("PGSSLMODE", "require")
@@ -137,12 +134,59 @@ def test_a_missing_driver_is_one_sentence_with_the_command(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """It names the extra."""
-    monkeypatch.setitem(__import__("sys").modules, "psycopg2", None)
+    monkeypatch.setitem(sys.modules, "psycopg2", None)
     with pytest.raises(OrchestrationError, match=r"pip install 'patchline\[postgres\]'"):
         prepare("postgresql://anna@host/base")
 
 
-def test_the_password_in_the_environment_is_hidden_in_every_text() -> None:
-    """PGPASSWORD counts as a secret."""
-    assert PASSWORD not in redacted(f"connection to server failed: {PASSWORD}")
-    assert os.environ["PGPASSWORD"] == PASSWORD
+# -- a bucket for artifacts --------------------------------------------------------------------
+
+
+def test_what_is_not_there_is_said_with_what_names_it(
+    objects: ObjectServer, bucket: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A bucket, and a server, for which there are three variables; MLflow's precedes the others."""
+    assert f"bucket nowhere does not exist at {objects.url}" in failure("s3://nowhere/x")
+    monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{free_port()}")
+    assert "does not answer" in (said := failure(f"s3://{bucket}"))
+    assert said.endswith("correct AWS_ENDPOINT_URL.")
+    monkeypatch.setenv("MLFLOW_S3_ENDPOINT_URL", f"http://127.0.0.1:{free_port()}")
+    assert failure(f"s3://{bucket}").endswith("correct MLFLOW_S3_ENDPOINT_URL.")
+
+
+def test_wrong_keys_and_keys_that_may_only_read_are_told_apart(
+    objects: ObjectServer, bucket: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first are unknown to the server, the second lack a right."""
+    reading, writing = new_user(objects, "s3:Get*", "s3:List*"), new_user(objects, "s3:*")
+    artifact_bucket.check(f"s3://{bucket}/team/a b")
+    assert keys_in(objects, bucket) == []  # what is written to try it is deleted
+    check_keys_after(objects, 0)
+    try:
+        assert "does not accept the keys" in failure(f"s3://{bucket}")
+        for name, value in writing.items():
+            monkeypatch.setenv(name, value)
+        artifact_bucket.check(f"s3://{bucket}")
+        for name, value in reading.items():
+            monkeypatch.setenv(name, value)
+        assert f"may not write to s3://{bucket}" in failure(f"s3://{bucket}")
+        monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "another")
+        said = failure(f"s3://{bucket}")
+        assert "does not accept the keys" in said
+        assert reading["AWS_SECRET_ACCESS_KEY"] not in said
+    finally:
+        check_keys_after(objects, 10**9)
+
+
+def test_missing_keys_and_a_missing_package_are_said(
+    bucket: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The sentence names the variables, or the command that installs the extra."""
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.delenv(name)
+    for name in ("AWS_SHARED_CREDENTIALS_FILE", "AWS_CONFIG_FILE"):
+        monkeypatch.setenv(name, "/nowhere")
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    assert "Set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY" in failure(f"s3://{bucket}")
+    monkeypatch.setitem(sys.modules, "boto3", None)
+    assert "pip install 'patchline[s3]'" in failure("s3://bucket")
