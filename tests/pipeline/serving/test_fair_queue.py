@@ -28,15 +28,6 @@ def test_several_takers_share_what_waits() -> None:
     assert len(queue) == 3
 
 
-def test_a_closed_queue_gives_what_it_has() -> None:
-    """Nothing that was put is lost when the queue is closed."""
-    queue: FairQueue[int] = FairQueue()
-    queue.put("a", [1])
-    queue.close()
-    assert queue.take(5) == [1]
-    assert queue.take(5) == []
-
-
 def test_a_taker_waits() -> None:
     """`take` returns once something is put."""
     queue: FairQueue[int] = FairQueue()
