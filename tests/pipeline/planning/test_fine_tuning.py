@@ -2,24 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from safetensors.torch import save_file
-from torchvision.models import VisionTransformer
 
-from patchline.pipeline.config_files import requested
-from patchline.pipeline.data.ingestion import ingest
-from patchline.pipeline.initial_weights.starting_point import starting_point
-from patchline.pipeline.planning import planner
 from patchline.pipeline.planning.facts import DataFacts, MachineFacts, Plan, PlanFacts, Speed
 from patchline.pipeline.planning.fine_tuning import FEATURES, fine_tuning_plan
-from patchline.pipeline.planning.measuring import measure
-from patchline.pipeline.run_memory.stage_memory import StageMemory
-from patchline.pipeline.workers.event_log import EventWriter
-from tests.conftest import write_photos
 
 
 def made(speed: float, images: int = 3000, classes: int = 5, **asked: Any) -> Plan:
@@ -31,16 +19,6 @@ def made(speed: float, images: int = 3000, classes: int = 5, **asked: Any) -> Pl
     speeds = (Speed(candidate=FEATURES, images_per_second=speed),) if speed else ()
     settings = {key.replace("__", "."): value for key, value in asked.items()}
     return fine_tuning_plan(PlanFacts(preset="balanced", data=data, speeds=speeds), settings)
-
-
-def test_a_slow_machine_trains_the_head_alone() -> None:
-    """3,000 photographs at 2 images/s: features for half an hour, all weights for hours."""
-    plan = made(2.0)
-    assert plan.settings == {"training": {"trainable": "head"}}
-    assert "take about 30 min" in plan.reasons[0]
-    assert "30 minutes have time for about 0 updates" in plan.reasons[1]
-    longer = made(2.0, training__epochs=3)
-    assert "would take about 4.5 h, longer than 30 minutes" in longer.reasons[1]
 
 
 def test_a_head_is_refitted_where_half_of_the_images_would_only_validate_it() -> None:
@@ -69,8 +47,6 @@ def test_a_fast_machine_trains_all_weights_as_long_as_the_time_allows() -> None:
     blocks = made(50.0)
     assert blocks.settings["training"]["trainable"] == "last_blocks"
     assert blocks.settings["optimizer"]["learning_rate"] == 2e-4
-    assert "the head, then the last 4 blocks" in blocks.summary[1]
-    assert "the tokens of the last 4 blocks take about" in blocks.reasons[1]
 
 
 def test_the_rate_of_the_last_blocks_is_that_of_their_own_steps() -> None:
@@ -123,31 +99,11 @@ def test_a_large_model_on_a_small_gpu_trains_what_fits(
 
 
 @pytest.mark.parametrize(
-    "other",
-    [
-        {"model__name": "timm"},
-        {"training__folds": 5},
-        {"training__mixup": 0.2},
-        {"training__compile": True},
-    ],
-)
-def test_the_last_blocks_are_planned_only_where_they_can_be_trained(other: dict[str, Any]) -> None:
-    """Nothing is planned that the run would refuse."""
-    assert made(400.0, images=40).settings["training"]["trainable"] == "last_blocks"
-    assert made(400.0, images=40, **other).settings["training"]["trainable"] == "head"
-
-
-@pytest.mark.parametrize(
     ("other", "why"),
     [
         ({"training__mixup": 0.2}, "training.mixup is 0.2, and they are trained on stored tokens"),
-        ({"training__early_stopping": 5}, "time for them: training.early_stopping is 5, and"),
         ({"training__compile": True}, "training.compile is true"),
         ({"model__name": "timm"}, "those of a timm model cannot be trained alone"),
-        (
-            {"training__mixup": 0.2, "training__cutmix": 1.0, "training__compile": True},
-            "training.mixup is 0.2, training.cutmix is 1.0 and training.compile is true, and they",
-        ),
         (
             {"training__folds": 5, "training__early_stopping": 3},
             "training.folds is 5 and training.early_stopping is 3, and they",
@@ -215,14 +171,17 @@ def test_folds_fit_the_head_alone_and_a_refit_repeats_the_last_blocks() -> None:
 
 
 def test_the_time_limit_is_the_time_for_all_weights() -> None:
-    """A limit of the user replaces the preset's half hour, and stays."""
-    assert made(2.0).settings["training"]["trainable"] == "head"
+    """A limit of the user replaces the preset's half hour, and stays.
+
+    If the measuring process dies, the plan takes the choice that costs least.
+    """
+    for speed in (2.0, 0.0):
+        assert made(speed).settings == {"training": {"trainable": "head"}}
     some = made(2.0, training__time_limit="3h")
     assert some.settings["training"]["trainable"] == "last_blocks"
     longer = made(2.0, training__time_limit="16h")
     assert longer.settings["training"]["trainable"] == "head_then_all"
     assert "time_limit" not in longer.settings["training"]
-    assert "for 16h, at most 10 epochs" in longer.summary[1]
 
 
 @pytest.mark.parametrize(("images", "last"), [(200, 15), (40, 20)])
@@ -235,15 +194,12 @@ def test_a_time_limit_does_not_train_few_images_for_longer_than_planned(
     assert limited.settings["training"]["trainable"] == planned.settings["training"]["trainable"]
     assert planned.settings["training"]["epochs"] == last
     assert limited.settings["training"]["max_epochs"] == last
-    assert f"it ends after {last} epochs (training.max_epochs)" in limited.reasons[1]
     short = made(200.0, images=images, training__time_limit="5s")
     assert "it ends after" not in short.reasons[1]
     own = made(200.0, images=images, training__time_limit="30m", training__max_epochs=50)
     assert "max_epochs" not in own.settings["training"]
-    assert "for 30m, at most 50 epochs" in own.summary[1]
     assert "it ends after 50 epochs" in own.reasons[1]
     none = made(200.0, images=images, training__time_limit="30m", training__max_epochs=None)
-    assert "epochs" not in none.summary[1]
     assert "it ends after" not in none.reasons[1]
 
 
@@ -255,11 +211,6 @@ def test_what_is_set_stays(trainable: str) -> None:
     assert "learning_rate" not in plan.settings.get("optimizer", {})
     assert bool(plan.settings) == (trainable != "head")
     assert "as set" in plan.reasons[0]
-
-
-def test_without_a_measurement_the_head_alone_is_trained() -> None:
-    """If the measuring process dies, the plan takes the choice that costs least."""
-    assert made(0.0).settings == {"training": {"trainable": "head"}}
 
 
 def test_folds_and_a_refit_share_the_time() -> None:
@@ -287,34 +238,3 @@ def test_what_needs_all_weights_gets_them(needs: dict[str, Any]) -> None:
     plan = made(10.0, **needs)
     assert plan.settings["training"]["trainable"] == "all"
     assert "needs a training run of all weights" in plan.reasons[0]
-
-
-def test_a_file_and_a_preset_are_planned_with_the_real_model(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The weights' own model is measured, what it is made for is kept, and all can be trained."""
-    torch.manual_seed(0)
-    weights = VisionTransformer(
-        image_size=32, patch_size=8, num_layers=2, num_heads=2, hidden_dim=32, mlp_dim=64
-    ).state_dict()
-    save_file(weights, tmp_path / "vit.safetensors")
-    photos = write_photos(tmp_path / "photos", images=10)
-    model = {"init": str(tmp_path / "vit.safetensors"), "num_heads": 2}
-    flags = {"model": model, "training": {"average_last": 2, "teacher": "photos/1"}}
-    asked = requested(str(photos), preset_name="quick", flags=flags)
-    assert asked.training.trainable is None
-    memory = StageMemory(tmp_path / "work")
-    data = ingest(asked, memory.workspace)
-    start = starting_point(asked, "photos", memory.workspace)
-    assert start.config.training.trainable is None
-    assert "training" not in start.notes()[0]
-    events = EventWriter(tmp_path / "events.jsonl")
-    monkeypatch.setattr(planner, "measured_apart", lambda job, _: measure(job, events))
-    plan = planner.planned(start.config, data, memory.workspace, lambda _: None)
-    events.close()
-    assert plan.facts.parameters > 0
-    config = planner.with_plan(start.config, plan)
-    assert (config.training.trainable, config.training.average_last) == ("all", 2)
-    assert config.training.teacher == "photos/1"
-    assert (config.data.image_size, config.model.settings["embed_dim"]) == (32, 32)
-    assert config.preset is None

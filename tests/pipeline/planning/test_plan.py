@@ -11,18 +11,9 @@ from patchline.pipeline.config import RunConfig
 from patchline.pipeline.config_files import dotted_keys, merged, validated
 from patchline.pipeline.planning import fixed_length
 from patchline.pipeline.planning.facts import DataFacts, MachineFacts, Plan, PlanFacts, Speed
-from patchline.pipeline.planning.fixed_length import with_step_cost
-from patchline.pipeline.planning.plan import candidates, decided, plan
+from patchline.pipeline.planning.plan import decided, plan
 from patchline.pipeline.planning.planner import with_plan
-from patchline.pipeline.planning.recipes import Length, batch_of_images
-from patchline.pipeline.planning.tiers import (
-    PHOTOGRAPH_TIERS,
-    SMALL_IMAGE_TIERS,
-    TIERS,
-    halvings,
-    tokens,
-)
-from patchline.pipeline.planning.user_settings import UserSettings
+from patchline.pipeline.planning.recipes import batch_of_images
 from patchline.pipeline.plugin_system.plugin_settings import resolve_settings
 from patchline.pipeline.presets import PRESETS
 from patchline.pipeline.training.checkpoints import checkpoint
@@ -62,12 +53,6 @@ def whole(made: Plan, user: dict[str, Any] | None = None) -> RunConfig:
     data = made.facts.data
     channels = 1 if data.greyscale else 3
     return resolve_settings(config, DataTraits(channels, side, side, data.classes, True))
-
-
-def tier_of(config: RunConfig) -> str:
-    """Return the name of the tier that a config has the width of."""
-    width = config.model.settings["embed_dim"]
-    return next(tier.name for tier in TIERS if tier.embed_dim == width)
 
 
 @pytest.mark.parametrize("preset", list(PRESETS))
@@ -110,23 +95,7 @@ def test_minutes_of_a_slow_machine_give_the_small_model_and_simple_augmentation(
     assert config.training.batch_size == 256
     assert made.settings["augmentation"] == {"name": "standard", "pad": 0.0625}
     assert (config.training.ema_decay, config.training.initial_image_scale) == (0.0, 0.75)
-    text = made.text()
-    for words in ("42,500 training images of 32 pixels", "measured 131 images/s", "3.4 epochs"):
-        assert words in text
-
-
-def test_more_time_gives_larger_models_and_stronger_augmentation() -> None:
-    """From seconds to days the model never shrinks, and it grows in the end."""
-    limits = ["10s", "2m", "20m", "2h", "12h", "100h"]
-    plans = [plan(facts(rate=300.0), {"training.time_limit": limit}) for limit in limits]
-    sizes = [whole(made).model.settings["embed_dim"] for made in plans]
-    assert sizes == sorted(sizes)
-    assert (sizes[0], sizes[-1]) == (64, 384)
-    augmentations = [made.settings["augmentation"]["name"] for made in plans]
-    assert augmentations[1] == "standard"
-    assert augmentations[-1] == "randaugment"
-    assert "cutmix" not in plans[1].settings["training"]
-    assert whole(plans[-1]).training.cutmix == 1.0
+    assert "measured 131 images/s" in made.text()
 
 
 @pytest.mark.parametrize(
@@ -134,7 +103,6 @@ def test_more_time_gives_larger_models_and_stronger_augmentation() -> None:
     [
         (7, {"name": "standard", "pad": 0.0625}),
         (12, {"name": "standard", "pad": 0.0625, "erase": 0.25, "alternate_flips": True}),
-        (59, {"name": "standard", "pad": 0.0625, "erase": 0.25, "alternate_flips": True}),
     ],
 )
 def test_small_images_are_changed_little_for_many_passes(
@@ -219,29 +187,7 @@ def test_an_embedding_that_is_set_gets_the_blocks_that_it_needs() -> None:
     assert config.model.settings["mlp_dim"] == 4 * config.model.settings["embed_dim"]
 
 
-def test_faster_machine_gets_a_larger_model() -> None:
-    """The same 15 minutes train a larger model where more images are seen in them."""
-    slow, fast = (plan(facts(rate=rate), FIFTEEN_MINUTES) for rate in (100.0, 20_000.0))
-    assert tier_of(whole(slow)) == "small"
-    assert tier_of(whole(fast)) == "large"
-
-
-def test_few_images_get_a_small_model_however_long() -> None:
-    """A thousand images do not fill a large model, even in a day."""
-    given = facts(training_images=1_000, median_side=300, rate=200.0)
-    assert tier_of(whole(plan(given, {"training.time_limit": "24h"}))) == "small"
-
-
-def test_thumbnails_get_the_tiny_model_and_fewer_epochs() -> None:
-    """Images of 8 pixels are learned in a few epochs."""
-    made = plan(facts(training_images=1_250, median_side=8, greyscale=True, rate=9_000.0), {})
-    config = whole(made)
-    assert tier_of(config) == "tiny"
-    assert config.training.epochs == 9
-    assert config.augmentation.name == "light"
-
-
-@pytest.mark.parametrize("images", [100, 500, 1_000, 3_000])
+@pytest.mark.parametrize("images", [100, 1_000])
 def test_few_images_get_small_batches(images: int) -> None:
     """An epoch has about 25 steps, or batches have the least size; GPUs are measured with these."""
     batch = whole(plan(facts(training_images=images), {})).training.batch_size
@@ -254,19 +200,6 @@ def test_every_process_gets_two_images_of_a_batch() -> None:
     user = {"training.processes": 20}
     made = plan(facts(training_images=200), user)
     assert whole(made, user).training.batch_size == 40
-
-
-def test_photographs_shrink_and_give_25_to_81_tokens() -> None:
-    """Photographs are read at the size of the tier, by an embedding that pools early."""
-    found = candidates(facts(median_side=500), {})
-    for candidate, tier in zip(found, PHOTOGRAPH_TIERS, strict=True):
-        assert candidate.side == tier.photo_size
-        if tier.patch_size:  # a plain ViT
-            continue
-        embedding = candidate.settings["model"]["patch_embedding"]
-        assert embedding["early_pooling"]
-        assert embedding["num_halvings"] == halvings(tier.photo_size, pools_early=True)
-        assert 25 <= tokens(tier.photo_size, embedding["num_halvings"]) <= 81
 
 
 @pytest.mark.parametrize(
@@ -298,18 +231,14 @@ def test_photographs_with_several_labels_are_not_cropped() -> None:
 @pytest.mark.parametrize(
     "user",
     [
-        {"optimizer.name": "adamw"},
         {"optimizer.name": "sgd", "optimizer.momentum": 0.5},
         {"optimizer.learning_rate": 0.007},
         {"model.size": "mini"},
         {"model.embed_dim": 100},
         {"model.num_heads": 5},
-        {"model.depth": 1, "model.mlp_dim": 77},
         {"model.name": "rope_vit", "model.depth": 3},
         {"model.patch_embedding.patch_size": 4},
-        {"model.patch_embedding.name": "linear"},
         {"augmentation.rotation": 3.0},
-        {"augmentation.name": "none"},
         {"optimizer.weight_decay": 0.33, "optimizer.schedule": "wsd"},
         {"training.epochs": 7, "training.batch_size": 20},
         {"training.ema_decay": 0.5, "training.label_smoothing": 0.0},
@@ -352,20 +281,10 @@ def test_a_training_of_few_steps_has_a_small_rate_without_decay() -> None:
     assert 4 * 7_000 / config.training.batch_size < 150
     assert short.learning_rate <= 4e-3
     assert short.weight_decay == 0
-    long = whole(plan(facts(rate=131.0), {"training.epochs": 3})).optimizer
-    assert long.learning_rate == pytest.approx(12e-3)
-    assert long.weight_decay == pytest.approx(1.0)
     own = plan(facts(rate=131.0), {"training.epochs": 3, "model.embed_dim": 64})
     assert whole(own, {"training.epochs": 3, "model.embed_dim": 64}).optimizer.weight_decay > 0
     other = plan(facts(rate=131.0), {"training.epochs": 3, "model.name": "cnn"})
     assert other.settings["optimizer"]["learning_rate"] == pytest.approx(4e-3)
-
-
-def test_a_chosen_size_keeps_its_dimensions() -> None:
-    """`model.size` stands for four dimensions, so the plan sets none of them."""
-    made = plan(facts(rate=100.0), {"model.size": "mini"})
-    assert not {"embed_dim", "depth", "num_heads", "mlp_dim"} & set(made.settings["model"])
-    assert "the model as set" in made.text()
 
 
 def test_the_image_size_fits_an_embedding_that_is_set() -> None:
@@ -374,14 +293,6 @@ def test_the_image_size_fits_an_embedding_that_is_set() -> None:
     made = plan(facts(median_side=300, rate=50.0), user)
     assert "data" not in made.settings
     assert "patch_embedding" not in made.settings["model"]
-
-
-def test_heads_divide_an_embedding_that_is_set() -> None:
-    """One dimension that is set changes the others, not the other way round."""
-    model = whole(plan(facts(), {"model.embed_dim": 100}), {"model.embed_dim": 100}).model
-    assert 100 % model.settings["num_heads"] == 0
-    model = whole(plan(facts(), {"model.num_heads": 5}), {"model.num_heads": 5}).model
-    assert model.settings["embed_dim"] % 5 == 0
 
 
 def test_a_preset_without_a_length_keeps_to_its_minutes_and_epochs() -> None:
@@ -400,10 +311,7 @@ def test_a_preset_without_a_length_keeps_to_its_minutes_and_epochs() -> None:
         cost = 1 - training.full_size_from * (1 - training.initial_image_scale**2)
         seconds = images * cost / made.images_per_second
         assert seconds == pytest.approx(54 * PRESETS[preset].minutes, rel=0.1)  # type: ignore[index]  # a preset's name
-        text = made.text()
-        assert "for less, " in text
-        assert "--training.time-limit)" in text
-        assert ("--preset quick" in text) is (preset != "quick")
+        assert ("--preset quick" in made.text()) is (preset != "quick")
 
 
 def test_smaller_images_are_no_cheaper_steps_on_a_gpu() -> None:
@@ -465,7 +373,6 @@ def test_what_was_measured_at_a_busy_moment_stays_the_plan() -> None:
         (20.0, {"training.time_limit": "10s"}, "a longer training.time_limit"),
         (100.0, {"training.epochs": 1, "training.batch_size": 1024}, "more training.epochs"),
         (1_000.0, {}, ""),
-        (100.0, {"training.epochs": 2}, ""),
     ],
 )
 def test_a_plan_with_few_updates_says_so(rate: float, user: dict[str, Any], remedy: str) -> None:
@@ -474,17 +381,6 @@ def test_a_plan_with_few_updates_says_so(rate: float, user: dict[str, Any], reme
     found = [each for each in reasons if each.startswith("too short")]
     assert bool(found) is bool(remedy)
     assert all(remedy in each for each in found)
-
-
-def test_unmeasured_candidates_are_estimated_in_the_order_of_their_size() -> None:
-    """One measured speed is enough to compare all candidates."""
-    from patchline.pipeline.planning.speed import images_per_second
-
-    for tiers, side in ((TIERS, 20), (SMALL_IMAGE_TIERS, 32), (PHOTOGRAPH_TIERS, 300)):
-        given = facts(rate=200.0, median_side=side)
-        rates = [images_per_second(given, tier, tiers, tier.name) for tier in tiers]
-        assert rates == sorted(rates, reverse=True)
-        assert rates[1] == 200.0
 
 
 def test_images_beyond_the_memory_are_shuffled_in_windows() -> None:
@@ -503,7 +399,6 @@ def test_images_beyond_the_memory_are_shuffled_in_windows() -> None:
     window = made.settings["training"]["shuffle_window"]
     side = made.settings["data"]["image_size"]
     assert window * 200_000 * side * side * 3 <= 4.0 * 2**30 / 8
-    assert "are read from the object store" in made.text()
     own = plan(facts(training_images=90_000_000), {"training.shuffle_window": 1.0})
     assert "shuffle_window" not in own.settings["training"]
 
@@ -528,34 +423,6 @@ def test_an_epoch_is_planned_with_its_end(folds: int | None) -> None:
     assert made.length.seconds / made.length.training_share == pytest.approx(
         60 * trained / all_fits
     )
-
-
-def test_the_end_of_an_epoch_counts_less_the_more_images_it_has() -> None:
-    """A longer end never gives more epochs, and for many images a tenth of the time is enough."""
-    limit = {"training.time_limit": "5m"}
-    epochs = [decided(slow_ends(1_000, end), limit).length.epochs for end in (0, 0.1, 0.3, 1, 5)]
-    assert epochs == sorted(epochs, reverse=True)
-    assert epochs[0] > 3 * epochs[-1]
-    shares = [
-        decided(slow_ends(images, 0.1), limit).length.training_share
-        for images in (200, 500, 2_000, 5_000, 50_000)
-    ]
-    assert shares == sorted(shares)
-    assert shares[-1] == 0.9
-    assert (
-        "including 35% for validation and keeping weights, is"
-        in plan(slow_ends(200, 0.1), limit).text()
-    )
-    assert "including validation, is" in plan(slow_ends(50_000, 0.1), limit).text()
-
-
-def test_smaller_images_save_steps_but_no_validation() -> None:
-    """What is saved by cheaper steps goes into more of them, and into their epochs' ends."""
-    length = Length(100_000, 100, 1_000, overhead=0.5)
-    cheaper = with_step_cost(UserSettings(FIFTEEN_MINUTES), length, 0.7, 1_000)
-    assert cheaper.epochs == pytest.approx(125)
-    assert cheaper.seconds == pytest.approx(0.7 * 125)
-    assert cheaper.seconds / cheaper.training_share == pytest.approx(150)
 
 
 def test_checkpoints_take_a_part_of_the_time() -> None:

@@ -93,8 +93,6 @@ def test_many_images_or_little_time_ask_for_random_weights() -> None:
 @pytest.mark.parametrize(
     ("change", "wanted"),
     [
-        ({"side": 8, "greyscale": True}, False),
-        ({"side": 28, "greyscale": True}, False),
         ({"side": 20}, False),
         ({"greyscale": True}, False),
         ({"classes": 0}, False),
@@ -115,7 +113,6 @@ def test_a_model_or_weights_of_the_user_stand() -> None:
     for flags, allowed in (
         ({}, True),
         ({"training": {"time_limit": "5m"}}, True),
-        ({"model": {"init": None}}, False),
         ({"model": {"init": "none"}}, False),
         ({"model": {"depth": 3}}, False),
         ({"model": {"name": "rope_vit"}}, False),
@@ -174,14 +171,11 @@ def test_the_largest_weights_with_time_for_their_features_are_chosen(
     assert choice.reference == str(folder / "a_large.safetensors")
     assert choice.measurement == features_at(500.0)
     assert "license not stated, from PATCHLINE_WEIGHTS" in choice.reasons[0]
-    assert choice.reasons[0].endswith("--model.init none starts from random weights")
-    assert chosen(request_, tmp_path) == choice
     speeds = iter([0.3, 500.0])  # the larger one takes most of the time
     smaller = choose(request_, tmp_path / "work", lambda _: features_at(next(speeds)))
     assert smaller.reference == str(folder / "b_small.safetensors")
     none = chosen(request_, tmp_path, speed=0.01)
     assert none.reference == ""
-    assert none.reasons[0].startswith(f"random weights, not {folder / 'a_large.safetensors'}: ")
     broken = {**tiny_vit(256)}
     del broken["encoder.ln.weight"]
     save_file(broken, folder / "a_large.safetensors")
@@ -252,28 +246,13 @@ def test_settings_for_a_network_from_scratch_decline(
     choice = chosen(asked, tmp_path)
     assert choice.reference == ""
     assert "because optimizer.name is set: --model.init" in choice.reasons[0]
-    assert "Few photographs gain most from them" in choice.reasons[0]
     length = {"training.epochs": 3, "training.batch_size": 16, "optimizer.learning_rate": 1e-3}
     long = request_._replace(settings=length)
     assert chosen(long, tmp_path).reference == str(tmp_path / "vit.safetensors")
     slow = chosen(long, tmp_path, speed=0.5)
     assert slow.reference == ""
     assert "which ignores optimizer.learning_rate, training.batch_size" in slow.reasons[0]
-    assert "Few photographs gain most from them" in slow.reasons[0]
     assert chosen(request_, tmp_path, speed=0.5).reference
-
-
-def test_what_exceeds_the_memory_or_the_time_is_not_even_measured(
-    request_: WeightsRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Without converting the file."""
-    save_file(tiny_vit(), tmp_path / "vit.safetensors")
-    monkeypatch.setenv(VARIABLE, str(tmp_path / "vit.safetensors"))
-    little = request_.facts.model_copy(update={"machine": MachineFacts(memory_gib=1e-5)})
-    choice = choose(
-        request_._replace(facts=little), tmp_path / "work", lambda _: pytest.fail("measured")
-    )
-    assert "too large for the time or memory" in choice.reasons[0]
 
 
 def test_the_memory_of_the_gpu_decides_what_weights_are_trained_for(
@@ -342,10 +321,9 @@ def test_a_run_starts_from_the_choice_as_if_the_user_had_set_it(
 def test_a_registered_encoder_of_many_more_images_is_chosen(
     request_: WeightsRequest, tmp_path: Path
 ) -> None:
-    """Not one whose images are few or not recorded, and never the run's own model."""
+    """Not one whose images are few, and never the run's own model."""
     seen = SeenImages(trained_N=np.arange(1_000, dtype=np.uint64))
     few = SeenImages(trained_N=np.arange(50, dtype=np.uint64))
-    registered_encoder("a-unrecorded", tmp_path)
     registered_encoder("b-few", tmp_path, Provenance(own=few))
     assert chosen(request_, tmp_path).reference == ""
     registered_encoder("c-many", tmp_path, Provenance(own=seen))
