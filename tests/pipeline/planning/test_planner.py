@@ -250,12 +250,12 @@ def test_fewer_threads_are_planned_where_other_programs_use_the_cores(
     monkeypatch.setattr(OtherPrograms, "cores", lambda _: 1.5)
     if features_only:
         monkeypatch.setattr(measuring, "trial_steps", lambda *_: pytest.fail("a step"))
-    images, fastest = [], 30.0
+    images, fastest = list[int](), [30.0]
 
     def rates(trial: Trial, _: object, number: int, *__: object, **___: object) -> dict[int, float]:
         images.append(number)
         assert next(trial(number)) > 0
-        return {2: 3.0, 1: fastest}
+        return {2: 3.0, 1: fastest[-1]}
 
     monkeypatch.setattr(measuring, "measured_rates", rates)
     data = {"image_size": 16}
@@ -264,7 +264,8 @@ def test_fewer_threads_are_planned_where_other_programs_use_the_cores(
     job = MeasuringJob(candidates=(features,), num_classes=2, images=50, budget_seconds=0.01)
     before = torch.get_num_threads()
     try:
-        for fastest, threads in ((30.0, 1), (3.1, 2)):
+        for rate, threads in ((30.0, 1), (3.1, 2)):
+            fastest.append(rate)
             torch.set_num_threads(2)
             with closing(EventWriter(tmp_path / "events.jsonl")) as events:
                 assert measure(job, events).threads == threads
