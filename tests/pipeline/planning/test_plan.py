@@ -13,7 +13,6 @@ from patchline.pipeline.planning import fixed_length
 from patchline.pipeline.planning.facts import DataFacts, MachineFacts, Plan, PlanFacts, Speed
 from patchline.pipeline.planning.plan import decided, plan
 from patchline.pipeline.planning.planner import with_plan
-from patchline.pipeline.planning.recipes import batch_of_images
 from patchline.pipeline.plugin_system.plugin_settings import resolve_settings
 from patchline.pipeline.presets import PRESETS
 from patchline.pipeline.training.checkpoints import checkpoint
@@ -179,42 +178,6 @@ def test_images_are_averaged_with_their_mirror_images_if_filters_cannot_be_mirro
     assert config.model.settings["positions"] == "learned"
 
 
-def test_an_embedding_that_is_set_gets_the_blocks_that_it_needs() -> None:
-    """Models for small images, of one block, go with their own embedding alone."""
-    user = {"model.patch_embedding.name": "conv", "training.epochs": 10}
-    config = whole(plan(facts(), user), user)
-    assert config.model.settings["depth"] == 4
-    assert config.model.settings["mlp_dim"] == 4 * config.model.settings["embed_dim"]
-
-
-@pytest.mark.parametrize("images", [100, 1_000])
-def test_few_images_get_small_batches(images: int) -> None:
-    """An epoch has about 25 steps, or batches have the least size; GPUs are measured with these."""
-    batch = whole(plan(facts(training_images=images), {})).training.batch_size
-    assert batch == batch_of_images(images)
-    assert batch == 16 or 23 <= images / batch <= 29
-
-
-def test_every_process_gets_two_images_of_a_batch() -> None:
-    """A batch that is planned for few images is large enough for the processes that were set."""
-    user = {"training.processes": 20}
-    made = plan(facts(training_images=200), user)
-    assert whole(made, user).training.batch_size == 40
-
-
-@pytest.mark.parametrize(
-    ("epochs", "augmentation"), [(3, "standard"), (40, "resized_crop"), (500, "randaugment")]
-)
-def test_photographs_are_shown_in_crops_of_random_size(epochs: int, augmentation: str) -> None:
-    """Only the longest runs mix images; Muon's larger rate pays from some steps on."""
-    user = {"training.epochs": epochs}
-    made = plan(facts(training_images=2_945, median_side=128), user)
-    assert made.settings["augmentation"]["name"] == augmentation
-    assert ("cutmix" in made.settings["training"]) is (epochs == 500)
-    held = made.settings["optimizer"]["learning_rate"] > 6e-3
-    assert held is (epochs >= 40)
-
-
 def test_photographs_with_several_labels_are_not_cropped() -> None:
     """A quarter of an image may lack what a label names; otherwise the plan is the same."""
     photographs = {"median_side": 400, "training_images": 3_000}
@@ -314,20 +277,6 @@ def test_a_preset_without_a_length_keeps_to_its_minutes_and_epochs() -> None:
         assert ("--preset quick" in made.text()) is (preset != "quick")
 
 
-def test_smaller_images_are_no_cheaper_steps_on_a_gpu() -> None:
-    """A small model's step takes as long as launching its kernels, so fewer steps fit the time."""
-    on_cpu, on_gpu = (
-        plan(facts(rate=100.0, device=device, threads=8), {}) for device in ("cpu", "cuda")
-    )
-    assert whole(on_gpu).training.initial_image_scale == 0.75
-    seen = [
-        made.settings["record"]["step_plan"][-1][2] * made.settings["training"]["batch_size"]
-        for made in (on_cpu, on_gpu)
-    ]
-    assert seen[1] == pytest.approx(100 * 30 * 60 * 0.9, rel=0.01)
-    assert seen[0] > 1.2 * seen[1]
-
-
 def test_a_validation_split_larger_than_the_training_is_validated_in_parts() -> None:
     """All validations take at most a tenth of the time, and there are some before the last."""
     given = facts(training_images=1_000_000, validation_images=200_000, rate=50.0)
@@ -354,16 +303,6 @@ def test_a_maximum_of_epochs_that_is_set_counts() -> None:
     slow = plan(facts(rate=1.0), user).settings
     assert "epochs" not in slow["training"]
     assert slow["record"]["step_plan"][0][2] < 5 * 42_500 / slow["training"]["batch_size"]
-
-
-def test_what_was_measured_at_a_busy_moment_stays_the_plan() -> None:
-    """A plan is kept, so it follows the measured speed; its reason says that other programs ran."""
-    idle = plan(facts(training_images=8_000, rate=900.0), {})
-    given = facts(training_images=8_000, rate=150.0).model_copy(update={"busy_cores": 1.5})
-    busy = plan(given, {})
-    assert idle.settings["training"]["epochs"] == 60
-    assert whole(busy).training.epochs < 50
-    assert any("other programs used 1.5 CPU cores" in each for each in busy.reasons)
 
 
 @pytest.mark.parametrize(

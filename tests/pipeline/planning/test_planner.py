@@ -183,22 +183,6 @@ def test_rare_labels_choose_an_epoch_as_few_images_do(tmp_path: Path) -> None:
     assert facts.images_per_class == pytest.approx(500 * (facts.labels_per_image or 0) / 2)
 
 
-def test_the_planned_config_has_every_setting_and_no_preset(photos: Path, tmp_path: Path) -> None:
-    """What is saved with the run replays without planning again."""
-    optimizer = {"weight_decay": 0.33, "gradient_clip": None}
-    config = asked(photos, training={"batch_size": 5}, optimizer=optimizer)
-    data = ingest(config, tmp_path / "work")
-    facts = planner.plan_facts(config, data)
-    made = plan(facts, planner.user_settings(config))
-    whole = planner.with_plan(config, made)
-    assert whole.preset is None
-    assert whole.training.batch_size == 5
-    assert whole.model.patch_embedding.name == "whitened"
-    assert whole.optimizer.name == "muon"
-    assert (whole.optimizer.weight_decay, whole.optimizer.gradient_clip) == (0.33, None)
-    assert whole.data.path == str(photos)
-
-
 SMALL = {"embed_dim": 24, "depth": 1, "num_heads": 2, "mlp_dim": 24}
 
 

@@ -17,9 +17,6 @@ from patchline.pipeline.planning.plan import (
     plan,
 )
 from patchline.pipeline.planning.tiers import (
-    SMALL_IMAGE_TIERS,
-    Tier,
-    image_side,
     tiers_for,
     work,
 )
@@ -100,13 +97,6 @@ def test_more_pixels_are_never_shrunk_further() -> None:
             assert place(others, more) >= place(facts, fewer) - 1, where
 
 
-@pytest.mark.parametrize("tier", SMALL_IMAGE_TIERS, ids=lambda each: each.name)
-def test_small_images_cost_more_by_every_pixel(tier: Tier) -> None:
-    """And never twice as much: an image of 60 pixels is no thumbnail beside one of 64."""
-    costs = [work(tier, image_side(tier, pixels), 3) for pixels in range(24, 65)]
-    assert all(before <= after < 1.75 * before for before, after in pairwise(costs))
-
-
 @pytest.mark.parametrize("machine", MACHINES, ids=lambda each: each.title)
 def test_neighbours_get_neighbouring_plans(machine: Machine) -> None:
     """A few images or pixels more change the batch, the length and the computation a little."""
@@ -147,24 +137,6 @@ def test_few_validation_images_choose_no_epoch_alone() -> None:
     alone = plan(facts.model_copy(update={"data": whole}), {})
     assert alone.settings["training"]["refit"] is True
     assert "trained once more on all" in alone.text()
-
-
-def mostly_validated(images: int = 500) -> PlanFacts:
-    """Return the facts of a split of classes with three images: one in each part."""
-    facts = facts_of(Case(1_000, 2, 300), CPU)
-    counts = {"training_images": images, "validation_images": images, "classes": images}
-    return facts.model_copy(update={"data": facts.data.model_copy(update=counts)})
-
-
-def test_validation_images_as_many_as_training_images_are_trained_on() -> None:
-    """A refit where there is time; else the plan says that they are not trained on."""
-    made = plan(mostly_validated(), {})
-    assert made.settings["training"]["refit"] is True
-    assert "500 validation images: worth training on" in made.text()
-    short = plan(mostly_validated(), {"training.time_limit": "10s"})
-    assert "refit" not in short.settings["training"]
-    assert "beside 500 training images: too little time to refit on all" in short.text()
-    assert "refit" not in plan(mostly_validated(20_000), {}).text()
 
 
 @pytest.mark.parametrize(

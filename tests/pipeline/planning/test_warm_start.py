@@ -90,21 +90,6 @@ def test_an_encoder_is_trained_for_the_whole_length_with_a_low_rate(
     assert keys[0] != keys[1]
 
 
-def test_what_the_user_sets_decides(photos: Path, tmp_path: Path) -> None:
-    """A length, a rate and a part of the model stay."""
-    made, config = planned(
-        photos,
-        tmp_path,
-        model={"dropout": 0.1, "activation": "gelu"},
-        training={"epochs": 20},
-        optimizer={"learning_rate": 1e-3},
-    )
-    assert config.training.epochs == 20
-    assert config.optimizer.learning_rate == pytest.approx(1e-3)
-    assert (config.model.settings["dropout"], config.model.settings["activation"]) == (0.1, "gelu")
-    assert made.reasons[0] == "warm start: the length is as set"
-
-
 @pytest.mark.parametrize("preset", ["quick", "balanced"])
 @pytest.mark.parametrize("images", [300, 4_650, 40_000])
 @pytest.mark.parametrize("rate", [40.0, 3_000.0])

@@ -19,7 +19,7 @@ from patchline.pipeline.models.model_building import build_model
 from patchline.pipeline.models.model_description import ModelDescription
 from patchline.pipeline.models.model_files import save_model
 from patchline.pipeline.planning import planner
-from patchline.pipeline.planning.facts import DataFacts, MachineFacts, Plan, PlanFacts, Speed
+from patchline.pipeline.planning.facts import DataFacts, Plan, PlanFacts, Speed
 from patchline.pipeline.planning.fine_tuning import FEATURES
 from patchline.pipeline.planning.measuring import measure
 from patchline.pipeline.planning.measuring_job import Measurement
@@ -253,27 +253,6 @@ def test_settings_for_a_network_from_scratch_decline(
     assert slow.reference == ""
     assert "which ignores optimizer.learning_rate, training.batch_size" in slow.reasons[0]
     assert chosen(request_, tmp_path, speed=0.5).reference
-
-
-def test_the_memory_of_the_gpu_decides_what_weights_are_trained_for(
-    request_: WeightsRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Not the larger one of the machine, which is all that is known before it is measured."""
-    save_file(tiny_vit(64), tmp_path / "vit.safetensors")
-    monkeypatch.setenv(VARIABLE, str(tmp_path / "vit.safetensors"))
-    data = request_.facts.data.model_copy(update={"training_images": 100})
-    machine = MachineFacts(device="cuda", memory_gib=128)
-    on_gpu = request_.facts.model_copy(update={"data": data, "machine": machine})
-    settings = {"training.compile": True}  # which the last blocks cannot be trained with
-    asked = request_._replace(facts=on_gpu, settings=settings)
-
-    def why(gib: float) -> str:
-        found = {"parameters": 632_000_000, "accelerator_gib": gib}
-        measured = features_at(500.0).model_copy(update=found)
-        return choose(asked, tmp_path / "work", lambda _: measured).reasons[0]
-
-    assert "to train more than the head" in why(80.0)
-    assert "a head on them is better" in why(16.0)
 
 
 def test_a_run_starts_from_the_choice_as_if_the_user_had_set_it(
