@@ -31,8 +31,7 @@ from patchline.pipeline.workers.worker_start import stop_group
 from tests.patience import patient
 from tests.pipeline.registry.made_versions import QUICK, make_version
 
-ROOT = Path(__file__).resolve().parents[3]
-ROUNDS, KILLS, SERVER_ROUNDS = 100, 50, 15
+ROUNDS, KILLS, SERVER_ROUNDS = 30, 20, 6
 
 
 class Promoter:
@@ -41,7 +40,7 @@ class Promoter:
     def __init__(self, name: str, folder: Path, **environment: str) -> None:
         self._process = subprocess.Popen(
             [sys.executable, "-m", "tests.pipeline.registry.promoter", name, str(folder)],
-            cwd=ROOT,
+            cwd=Path(__file__).parents[3],
             env={**os.environ, **environment},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -93,15 +92,29 @@ def _explained() -> tuple[str | None, list[AliasChange]]:
     return champion, changes
 
 
-def _race(folder: Path, versions: list[ModelReference], rounds: int, **environment: str) -> None:
-    """Release two promoters at the same moment, repeatedly."""
-    first, second, third = versions
-    rivals = [
-        Promoter("roses", folder / name, **(environment | {"TMPDIR": str(folder / name)}))
-        for name in ("left", "right")
-    ]
-    try:
-        for number in range(rounds):
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.usefixtures("own_store")
+@pytest.mark.parametrize("machines", [1, 2])
+def test_two_promoters_at_once_never_decide_against_a_stale_champion(
+    tmp_path: Path, machines: int
+) -> None:
+    """Two processes are released together, again and again.
+
+    On one machine a lock keeps them apart, and on two machines their claims on a server.
+    """
+    with contextlib.ExitStack() as stack:
+        store = f"sqlite:///{tmp_path / 'mlflow.db'}"
+        uri = store if machines == 1 else stack.enter_context(_server(tmp_path))
+        os.environ["MLFLOW_TRACKING_URI"] = uri
+        first, second, third = _three_versions(tmp_path)
+        rivals = [
+            Promoter("roses", tmp_path / name, TMPDIR=str(tmp_path / name))
+            for name in ("left", "right")
+        ]
+        for rival in rivals:
+            stack.callback(rival.kill)
+        for number in range(ROUNDS if machines == 1 else SERVER_ROUNDS):
             before = len(_explained()[1])
             pair = rivals if number % 2 else rivals[::-1]
             for rival, version in zip(pair, (second, third), strict=True):
@@ -116,26 +129,14 @@ def _race(folder: Path, versions: list[ModelReference], rounds: int, **environme
                 assert entry.from_version in {a["against"] for a in answers if a["promoted"]}
             if not answers[0]["promoted"]:
                 assert answers[0]["against"] == third.version
-            _first_again(first, folder)
-    finally:
-        for rival in rivals:
-            rival.kill()
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(900)
-@pytest.mark.usefixtures("own_store")
-def test_two_promoters_at_once_never_decide_against_a_stale_champion(tmp_path: Path) -> None:
-    """100 times two processes are released together on one machine."""
-    os.environ["MLFLOW_TRACKING_URI"] = f"sqlite:///{tmp_path / 'mlflow.db'}"
-    _race(tmp_path, _three_versions(tmp_path), ROUNDS)
+            _first_again(first, tmp_path)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.usefixtures("own_store")
 def test_a_promoter_killed_at_any_moment_leaves_an_explained_champion(tmp_path: Path) -> None:
-    """50 times a process is killed somewhere in a promotion, and the next one simply works."""
+    """A process is killed somewhere in a promotion, 20 times, and the next one simply works."""
     os.environ["MLFLOW_TRACKING_URI"] = f"sqlite:///{tmp_path / 'mlflow.db'}"
     first, _, third = _three_versions(tmp_path)
     promoter = Promoter("roses", tmp_path / "whole")
@@ -160,21 +161,9 @@ def test_a_promoter_killed_at_any_moment_leaves_an_explained_champion(tmp_path: 
         assert decision.promoted
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(900)
-def test_two_machines_on_one_server_never_decide_against_a_stale_champion(tmp_path: Path) -> None:
-    """Without a lock in common, claims on the server keep two promoters apart."""
-    with _server(tmp_path) as uri:
-        os.environ["MLFLOW_TRACKING_URI"] = uri
-        _race(tmp_path, _three_versions(tmp_path), SERVER_ROUNDS)
-
-
-def test_a_claim_that_a_dead_process_left_is_taken_away(
-    tmp_path: Path, own_store: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.usefixtures("champion")
+def test_a_claim_that_a_dead_process_left_is_taken_away(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever waits removes a claim that has not moved for the length of a lease."""
-    del own_store
-    make_version("roses", tmp_path)
     # On SQLite the machine's lock is enough; here the store is taken for a server.
     monkeypatch.setattr(alias_lock, "sqlite_file", lambda: None)
     monkeypatch.setattr(alias_lock, "_LEASE_SECONDS", 0.5)
@@ -194,11 +183,9 @@ def test_a_claim_that_a_dead_process_left_is_taken_away(
 
 
 def test_a_slow_upload_does_not_cost_the_lock(
-    tmp_path: Path, own_store: None, monkeypatch: pytest.MonkeyPatch
+    challenger: ModelReference, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The files of a decision are there before the claim is, so only the change is under it."""
-    del own_store
-    _, second, _ = _three_versions(tmp_path)
     monkeypatch.setattr(alias_lock, "sqlite_file", lambda: None)
     log_artifacts = MlflowClient.log_artifacts
     claims: list[str] = []
@@ -209,13 +196,13 @@ def test_a_slow_upload_does_not_cost_the_lock(
         log_artifacts(store, *values)
 
     monkeypatch.setattr(MlflowClient, "log_artifacts", slow)
-    decision, entry = promote(Request(second, QUICK), tmp_path / "slow")
+    decision, entry = promote(Request(challenger, QUICK), tmp_path / "slow")
     assert decision is not None
     assert entry is not None
     assert (decision.promoted, claims) == (True, [])
     assert entry.artifact is not None
     place = entry.artifact.split("/", 2)[2]
-    run_id = str(client().get_model_version("roses", second.version).run_id)
+    run_id = str(client().get_model_version("roses", challenger.version).run_id)
     files = {Path(item.path).name for item in client().list_artifacts(run_id, place)}
     assert files == {"comparison.html", "comparison.json", "decision.json"}
 

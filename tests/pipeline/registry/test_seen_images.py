@@ -32,8 +32,6 @@ from patchline.pipeline.tracking.tracking_store import client
 from tests.pipeline.data.test_ingestion import config_of
 from tests.pipeline.registry.made_versions import made_manifest, make_version, seen_in
 
-PUBLISHED = Published(name="timm:vit_small", sha256="0" * 64)
-
 pytestmark = pytest.mark.usefixtures("own_store")
 
 
@@ -45,8 +43,7 @@ def _records(folder: Path, manifest: pd.DataFrame | None, provenance: Provenance
     return records
 
 
-@pytest.mark.parametrize("knows_pixels", [True, False])
-@pytest.mark.parametrize("has_run", [True, False])
+@pytest.mark.parametrize(("knows_pixels", "has_run"), [(True, False), (True, True), (False, True)])
 def test_other_formats_of_seen_images_are_left_out(
     photos: Path, *, knows_pixels: bool, has_run: bool
 ) -> None:
@@ -115,44 +112,31 @@ def test_images_that_the_initial_weights_have_seen_are_counted(tmp_path: Path) -
     [note] = seen_images_notes(related, {"test": 100})
     assert note.startswith("30 test images are in groups of which the initial weights have seen")
     assert "30 of these images are in groups" in caveat_on_test_images(related)
-    manifests.save(made_manifest(), file)
-    unknown = count_seen_images(file, Provenance.without_record("x.pth is of unrecognised origin"))
-    assert unknown.counts == {}
-    assert unknown.provenance.state == "unknown"
 
 
 def test_optimistic_metrics_are_named(photos: Path) -> None:
-    """Images that the initial weights have seen are a note, and the report does not deny them."""
+    """Images that the initial weights have seen are a note, and the report does not deny them.
+
+    Neither does it deny what is not known, with or without seen images.
+    """
     data = ingestion.ingest(config_of(photos), photos.parent / "work")
     assert with_seen_images(data, SeenBefore()) == data
-    assert (
-        about_test_images(data.seen_before)
-        == "These images were not used for training or model selection."
-    )
+    assert "These images were not used for training" in about_test_images(data.seen_before)
     assert not caveat_on_test_images(data.seen_before)
     seen = with_seen_images(data, SeenBefore(counts={"validation": 2, "test": 1}))
     assert "2 of the" in seen.notes[-2]
-    assert "1 of the" in seen.notes[-1]
     assert "test images was used to train or select the initial weights" in seen.notes[-1]
-    assert about_test_images(seen.seen_before).startswith(
-        "1 of these images was used to train or select the initial"
-    )
-
-
-@pytest.mark.parametrize(
-    ("provenance", "words"),
-    [
+    assert about_test_images(seen.seen_before).startswith("1 of these images was used to train")
+    published = Published(name="timm:vit_small", sha256="0" * 64)
+    for provenance, words in (
         (Provenance.without_record("x.pth is of unrecognised origin"), "x.pth is of unrecognised"),
-        (Provenance(published=(PUBLISHED,)), "the training images of timm:vit_small"),
-    ],
-)
-def test_what_is_not_known_is_not_denied(photos: Path, provenance: Provenance, words: str) -> None:
-    """Neither by the notes nor by the first sentence of the report, with or without seen images."""
-    data = ingestion.ingest(config_of(photos), photos.parent / "work")
-    for counts in ({}, {"test": 3}):
-        seen = with_seen_images(data, SeenBefore(counts=counts, provenance=provenance.summary))
-        assert words in seen.notes[-1]
-        assert "the metrics are optimistic" in seen.notes[-1]
-        assert words.lower() in about_test_images(seen.seen_before).lower()
-        assert "not used for training" not in about_test_images(seen.seen_before)
-        assert "not recorded as used for training" in about_test_images(seen.seen_before)
+        (Provenance(published=(published,)), "the training images of timm:vit_small"),
+    ):
+        for counts in ({}, {"test": 3}):
+            seen = with_seen_images(data, SeenBefore(counts=counts, provenance=provenance.summary))
+            assert words in seen.notes[-1]
+            assert "the metrics are optimistic" in seen.notes[-1]
+            said = about_test_images(seen.seen_before)
+            assert words.lower() in said.lower()
+            assert "not used for training" not in said
+            assert "not recorded as used for training" in said

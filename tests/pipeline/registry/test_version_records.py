@@ -37,7 +37,6 @@ MANIFEST = pd.DataFrame(
     [
         ("abcdef", "abcd"),  # the folds predicted training and validation images
         ("def", ""),  # without folds, only the others are predicted
-        ("", ""),
     ],
 )
 def test_only_folds_judge_training_images(predicted: str, expected: str) -> None:
@@ -59,8 +58,3 @@ def test_images_of_the_initial_weights_are_seen() -> None:
     assert sorted(records(table, MANIFEST, started).of_folds) == list("acd")
     unknown = Provenance.without_record("x.pth is a file of unrecognised origin")
     assert records(table, MANIFEST, unknown).of_folds == {}
-
-
-def test_a_version_without_recorded_predictions_has_no_verdicts() -> None:
-    """Such as one that was trained without folds."""
-    assert records(pd.DataFrame({"sha256": [], "probabilities": []}), MANIFEST).of_folds == {}
