@@ -13,7 +13,7 @@ from torch import nn
 
 from patchline.pipeline.errors import PackagingError
 from patchline.pipeline.packaging.calibrated_onnx import ProbabilityModel, export_onnx
-from tests.pipeline.conftest import CLASSES, SIDE, Exported, image_spec, random_model
+from tests.pipeline.conftest import CLASSES, SIDE, Exported, image_spec
 
 Pixels = np.ndarray[Any, np.dtype[np.uint8]]
 
@@ -29,35 +29,31 @@ def _onnx(file: Path, images: Pixels) -> np.ndarray[Any, Any]:
     return np.asarray(session.run(None, {"images": images})[0])
 
 
-def _check_batches(model: ProbabilityModel, file: Path) -> None:
+@pytest.mark.parametrize("channels", [1, 3])
+def test_conv_equals_torch(exported_rgb: Exported, exported_grey: Exported, channels: int) -> None:
+    """With the conv embedding, batches of 1, 2 and 7 give torch's probabilities."""
+    exported = exported_rgb if channels == 3 else exported_grey
     for batch in (1, 2, 7):
-        images = _images(batch, model.image.channels)
+        images = _images(batch, channels)
         with torch.inference_mode():
-            expected = model(torch.from_numpy(images)).numpy()
-        answers = _onnx(file, images)
+            expected = exported.model(torch.from_numpy(images)).numpy()
+        answers = _onnx(exported.onnx_file, images)
         assert answers.shape == (batch, len(CLASSES))
         np.testing.assert_allclose(answers, expected, atol=1e-5)
         np.testing.assert_allclose(answers.sum(axis=1), 1.0, atol=1e-5)
     assert float(answers.std(axis=0).max()) > 0.05, "the images do not differ"
 
 
-@pytest.mark.parametrize("channels", [1, 3])
-def test_conv_equals_torch(exported_rgb: Exported, exported_grey: Exported, channels: int) -> None:
-    """With the conv embedding, batches of 1, 2 and 7 give torch's probabilities."""
-    exported = exported_rgb if channels == 3 else exported_grey
-    _check_batches(exported.model, exported.onnx_file)
-
-
-@pytest.mark.parametrize("channels", [1, pytest.param(3, marks=pytest.mark.slow)])
-def test_linear_equals_torch(tmp_path: Path, channels: int) -> None:
-    """With the linear embedding, batches of 1, 2 and 7 give torch's probabilities."""
-    model = random_model(channels, "linear")
-    export_onnx(model, tmp_path / "model.onnx")
-    _check_batches(model, tmp_path / "model.onnx")
-
-
 def test_normalisation_and_temperature_are_inside(exported_rgb: Exported) -> None:
-    """The file takes raw uint8 pixels: mean, std, softmax and temperature are applied in it."""
+    """The file takes raw uint8 pixels: mean, std, softmax and temperature are applied in it.
+
+    It holds all weights, and no path of this machine.
+    """
+    content = exported_rgb.onnx_file.read_bytes()
+    assert b".py" not in content
+    assert str(Path(__file__).parents[3]).encode() not in content
+    names = {file.name for file in exported_rgb.onnx_file.parent.iterdir()}
+    assert names == {"model.onnx", "model.json", "model.safetensors"}
     images, model = _images(5, 3), exported_rgb.model
     image = image_spec(3)
     fed = (images / 255 - np.array(image.mean)) / np.array(image.std)
@@ -66,18 +62,6 @@ def test_normalisation_and_temperature_are_inside(exported_rgb: Exported) -> Non
     powers = np.exp(logits / 0.7)
     expected = powers / powers.sum(axis=1, keepdims=True)
     np.testing.assert_allclose(_onnx(exported_rgb.onnx_file, images), expected, atol=1e-5)
-
-
-def test_one_file_holds_everything(exported_rgb: Exported) -> None:
-    """The weights are inside the ONNX file; no second file stands beside it."""
-    names = {file.name for file in exported_rgb.onnx_file.parent.iterdir()}
-    assert names == {"model.onnx", "model.json", "model.safetensors"}
-
-
-def test_no_path_of_this_machine_is_inside(exported_rgb: Exported) -> None:
-    content = exported_rgb.onnx_file.read_bytes()
-    assert b".py" not in content
-    assert str(Path(__file__).parents[3]).encode() not in content
 
 
 def test_what_torch_cannot_export_is_an_error_and_leaves_no_file(tmp_path: Path) -> None:

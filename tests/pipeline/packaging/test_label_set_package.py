@@ -14,7 +14,7 @@ import torch
 from patchline.pipeline.metrics.label_calibration import LabelCalibration
 from patchline.pipeline.models.ensemble import Ensemble
 from patchline.pipeline.models.inference import normalised
-from patchline.pipeline.models.model_description import ModelDescription, load_description
+from patchline.pipeline.models.model_description import ModelDescription
 from patchline.pipeline.models.model_files import load_model, save_model
 from patchline.pipeline.packaging.agreement import inner_differences
 from patchline.pipeline.packaging.calibrated_onnx import ProbabilityModel, answering
@@ -30,7 +30,7 @@ from tests.pipeline.conftest import (
     random_model,
     vit_choice,
 )
-from tests.pipeline.ruled_package import package_with_rules, photograph
+from tests.pipeline.ruled_package import photograph
 
 
 @pytest.fixture(scope="module")
@@ -93,7 +93,10 @@ def test_labels_are_those_at_or_above_their_thresholds(sets: PackagedModel) -> N
 
 
 def test_an_image_may_have_no_label(exported_sets: Exported, tmp_path: Path) -> None:
-    """Below all thresholds an answer has no label, which is not an error."""
+    """Below all thresholds an answer has no label, which is not an error.
+
+    Missing thresholds are not taken for 0.5.
+    """
     package = _with_thresholds(exported_sets, tmp_path, [1.0] * len(CLASSES))
     [answer] = package.answers([photograph(0)], top_k=2)
     assert (answer["label"], answer["probability"], answer["labels"]) == (None, None, [])
@@ -102,39 +105,9 @@ def test_an_image_may_have_no_label(exported_sets: Exported, tmp_path: Path) -> 
     [broken] = package.answers([b"no image"])
     assert broken["labels"] == []
     assert broken["error"]
-
-
-def test_a_package_without_a_threshold_for_each_label_is_refused(
-    exported_sets: Exported, tmp_path: Path
-) -> None:
-    """Missing thresholds are not taken for 0.5."""
     for values in ([], [0.5]):
         with pytest.raises(ValueError, match="threshold for each label"):
             _with_thresholds(exported_sets, tmp_path, values)
-
-
-def test_warnings_are_those_of_any_package(exported_sets: Exported, tmp_path: Path) -> None:
-    """Dark, blank, small and far images get their warnings; kinds without a limit are named."""
-    package = package_with_rules(exported_sets, tmp_path)
-    good = photograph(2)
-    images: list[object] = [good, good // 8, np.full_like(good, 200), good[:19]]
-    kinds = [{w["kind"] for w in answer["warnings"]} for answer in package.answers(images)]
-    assert kinds[0] == set()
-    assert "dark" in kinds[1]
-    assert "blank" in kinds[2]
-    assert "too_small" in kinds[3]
-    [answer] = package_with_rules(exported_sets, tmp_path, far=None).answers([good])
-    assert answer["unchecked"] == ["far"]
-
-
-def test_a_saved_description_is_read_again(exported_sets: Exported, exported_rgb: Exported) -> None:
-    """`model.json` holds task, calibration and thresholds; that of one label holds none."""
-    description = load_description(exported_sets.description_file.parent)
-    assert description.is_multi_label
-    assert description.label_calibration == LABEL_CALIBRATION
-    assert description.thresholds == LABEL_THRESHOLDS
-    plain = json.loads(exported_rgb.description_file.read_text(encoding="utf-8"))
-    assert not {"task", "label_calibration", "thresholds"} & set(plain)
 
 
 def test_an_ensemble_averages_the_sigmoids_of_its_members(tmp_path: Path) -> None:
