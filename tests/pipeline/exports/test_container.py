@@ -23,7 +23,6 @@ from patchline.pipeline.exports.comparison_images import ComparisonImages
 from patchline.pipeline.exports.container_files import ServedVersion
 from patchline.pipeline.exports.container_form import check_server, running_server
 from patchline.pipeline.exports.exporting import export
-from patchline.pipeline.exports.import_closure import closure_of
 from patchline.pipeline.packaging.packaged_model import PackagedModel
 from patchline.pipeline.registry.registered_models import ModelReference
 from patchline.pipeline.serving.__main__ import main
@@ -150,25 +149,6 @@ def test_a_server_that_answers_something_else_is_noticed(
 def test_names_are_what_kubernetes_allows(name: str, resource: str) -> None:
     """Lower-case letters, digits and dashes, beginning with a letter."""
     assert ServedVersion(name, "1").resource == resource
-
-
-def test_a_closure_is_what_a_program_imports(tmp_path: Path) -> None:
-    """What functions import is in it, unless that needs another library; type checkers' is not."""
-    root = tmp_path / "patchline"
-    root.mkdir()
-    for name, text in {
-        "__init__": "",
-        "a": "import numpy\nfrom patchline import b\ndef f():\n    import patchline.c\n"
-        "    from patchline.d import g\nif TYPE_CHECKING:\n    import patchline.e\n",
-        "b": "import json\n",
-        "c": "import numpy\nimport patchline.b\n",
-        "d": "import torch\n",
-        "e": "",
-    }.items():
-        (root / f"{name}.py").write_text(text)
-    closure = closure_of("patchline.a", tmp_path)
-    assert set(closure.modules) == {"patchline", "patchline.a", "patchline.b", "patchline.c"}
-    assert closure.libraries == {"numpy"}
 
 
 _CONFINED = """#!/bin/sh

@@ -21,7 +21,7 @@ from patchline.pipeline.initial_weights.record import (
     stored_provenance,
     weights_folder,
 )
-from patchline.pipeline.initial_weights.starting_point import check_published, starting_point
+from patchline.pipeline.initial_weights.starting_point import starting_point
 from patchline.pipeline.models.model_building import build_model
 from patchline.pipeline.models.model_description import ModelDescription, load_description
 from patchline.pipeline.models.model_files import save_model
@@ -245,17 +245,3 @@ def test_there_is_no_champion_yet(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="y@champion was not found"):
         find("y@champion", tmp_path / "work", "x")
     assert not (tmp_path / "mlflow.db").exists()
-
-
-def test_a_setting_that_contradicts_a_file_is_found_without_the_data(tmp_path: Path) -> None:
-    """Files are checked before the data is read; versions and runs only with it."""
-
-    def check(reference: str, **model: object) -> None:
-        flags = {"model": {"init": reference, **model}}
-        check_published(config_files.requested(None, flags=flags), tmp_path / "work")
-
-    file = str(written(tmp_path / "x.safetensors"))
-    check(file)
-    with pytest.raises(ConfigError, match=r"model\.embed_dim is 32, but .* has 64"):
-        check(file, embed_dim=32)
-    check("no_such_model@champion")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +10,9 @@ import torch
 from torch import nn
 
 from patchline.pipeline import config_files
-from patchline.pipeline.errors import ConfigError, DamagedFileError
+from patchline.pipeline.errors import ConfigError
 from patchline.pipeline.files.sealed_files import write_tensors
-from patchline.pipeline.initial_weights.loading import Assignment, as_csv, load_into, summary
+from patchline.pipeline.initial_weights.loading import Assignment, load_into, summary
 from patchline.pipeline.initial_weights.record import TENSORS_FILE, InitialWeights
 from patchline.pipeline.models.model_building import build_model
 from patchline.plugin_api import ImageSpec
@@ -151,27 +149,3 @@ def test_what_does_not_fit_is_an_error(tmp_path: Path, changes: dict[str, Any], 
     new = built(**changes)
     with pytest.raises(ConfigError, match=words):
         load_into(new, kept(built(), tmp_path), tmp_path, CLASSES)
-
-
-def test_the_table_lists_every_weight_and_every_tensor(tmp_path: Path) -> None:
-    """It has a row for each weight of the model, and one for what the file has besides."""
-    sources = {"norm.weight": ("encoder.ln.weight",), "norm.bias": ()}
-    found = kept(built(), tmp_path, sources=sources, skipped={"text.weight": "text encoder"})
-    new = built()
-    rows = list(csv.DictReader(io.StringIO(as_csv(load_into(new, found, tmp_path, CLASSES)))))
-    details = {row["weight"]: row["detail"] for row in rows}
-    assert set(details) == {*new.state_dict(), "text.weight"}
-    assert details["norm.weight"] == "encoder.ln.weight"
-    assert details["norm.bias"] == "zeros: the file has none"
-    assert details["text.weight"] == "text encoder"
-
-
-def test_damaged_weights_are_not_believed(tmp_path: Path) -> None:
-    """A changed byte is an error before any weight is used."""
-    found = kept(built(), tmp_path)
-    file = tmp_path / TENSORS_FILE
-    content = bytearray(file.read_bytes())
-    content[-5] ^= 1
-    file.write_bytes(bytes(content))
-    with pytest.raises(DamagedFileError):
-        load_into(built(), found, tmp_path, CLASSES)

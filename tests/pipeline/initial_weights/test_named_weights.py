@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 import timm
-import torch
 from torchvision.models import get_model_weights
 
 from patchline.pipeline.config import RunConfig
@@ -174,25 +173,6 @@ def test_a_failed_download_is_a_sentence(hub: list[str]) -> None:
         file_of("hf:nobody/nothing", download=True)
     assert "\n" not in str(caught.value)
     assert hub
-
-
-def test_cached_files_of_torchvision_are_found(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """What torch.hub has stored is used; what it has not is named with its address."""
-    monkeypatch.setattr(torch.hub, "get_dir", lambda: str(tmp_path))
-    name = "torchvision:ViT_B_16_Weights.IMAGENET1K_V1"
-    with pytest.raises(ConfigError, match=r"bring vit_b_16-c867db91\.pth \(https://"):
-        file_of(name, download=False)
-    file = tmp_path / "checkpoints" / "vit_b_16-c867db91.pth"
-    file.parent.mkdir()
-    file.write_bytes(b"weights")
-    assert file_of(name, download=False).file == file
-    name = "torchvision:ViT_B_16_Weights.IMAGENET1K_SWAG_E2E_V1"
-    with pytest.raises(
-        ConfigError, match=r"\(license: https://\S+LICENSE\) has not been downloaded"
-    ):
-        file_of(name, download=False)
 
 
 @pytest.mark.parametrize(

@@ -77,21 +77,6 @@ def test_model_and_images_follow_the_weights() -> None:
 
 
 @pytest.mark.parametrize(
-    ("of_weights", "given", "expected"),
-    [("squash", {}, "squash"), (None, {}, "crop"), ("squash", {"resize": "crop"}, "crop"),
-     ("squash", {"resize": "pad"}, "pad")],
-)  # fmt: skip
-def test_images_of_another_shape_are_resized_as_before(
-    of_weights: str | None, given: dict[str, str], expected: str
-) -> None:
-    """A model that has seen squashed images is not continued with cropped ones, unless asked."""
-    start = FOUND.model_copy(update={"resize": of_weights})
-    config = with_initial_weights(asked(data=given), start)
-    assert config.data.resize == expected
-    assert with_initial_weights(config, start).data.resize == expected
-
-
-@pytest.mark.parametrize(
     ("flags", "words"),
     [
         ({"depth": 12}, "model.depth is 12, but model.init tower.safetensors has 3"),
@@ -149,13 +134,6 @@ def test_a_hidden_layer_in_the_head_is_for_its_own_classes(
     assert chosen.model.settings["head"] == "tanh"
     encoder = found.model_copy(update={"classes": ()})
     assert with_initial_weights(asked(), encoder, ("ant",)).model.settings["head"] == "linear"
-
-
-def test_a_mean_of_zero_is_kept() -> None:
-    """Weights that only rescale pixels, have a mean of 0."""
-    found = FOUND.model_copy(update={"mean": (0.0, 0.0, 0.0), "std": (1.0, 1.0, 1.0)})
-    config = with_initial_weights(asked(), found)
-    assert (config.data.mean, config.data.std) == ((0.0, 0.0, 0.0), (1.0, 1.0, 1.0))
 
 
 def test_a_model_of_which_the_head_was_trained_trains_its_head_again() -> None:
@@ -259,18 +237,6 @@ def test_a_head_is_not_combined_with_what_makes_no_sense(
     assert asked(training={"folds": 5}).training.trainable == "head"
     with pytest.raises(ConfigError, match="features would be those of random weights"):
         config_files.requested(None, flags={"training": {"trainable": "head"}})
-
-
-@pytest.mark.parametrize("head_only", [False, True])
-def test_a_student_trains_all_weights(*, head_only: bool) -> None:
-    """Of a file and of a version whose head alone was trained: a head has no use for a teacher."""
-    version = {"kind": "version", "reference": "moths/1", "head_only": True} if head_only else {}
-    start = FOUND.model_copy(update=version)
-    taught = asked(model={"init": start.reference}, training={"teacher": "flowers@champion"})
-    config = with_initial_weights(taught, start)
-    assert (config.training.trainable, config.training.epochs) == ("all", 10)
-    assert config.optimizer.learning_rate == 1e-4
-    assert with_initial_weights(config, start) == config
 
 
 @pytest.mark.parametrize(("preset", "trainable"), [("quick", None), ("none", "last_blocks")])

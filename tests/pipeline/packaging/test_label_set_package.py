@@ -16,9 +16,7 @@ from patchline.pipeline.models.ensemble import Ensemble
 from patchline.pipeline.models.inference import normalised
 from patchline.pipeline.models.model_description import ModelDescription
 from patchline.pipeline.models.model_files import load_model, save_model
-from patchline.pipeline.packaging.agreement import inner_differences
 from patchline.pipeline.packaging.calibrated_onnx import ProbabilityModel, answering
-from patchline.pipeline.packaging.model_card import CardFacts, CardLabel, model_card
 from patchline.pipeline.packaging.packaged_model import PackagedModel
 from tests.pipeline.conftest import (
     CLASSES,
@@ -56,19 +54,6 @@ def test_the_network_computes_a_calibrated_sigmoid_for_each_label(
         found = sets.probabilities(pixels[:count])
         np.testing.assert_allclose(found, expected[:count], atol=1e-5)
     assert not np.allclose(expected.sum(axis=1), 1, atol=0.1)
-
-
-def test_the_inner_values_agree_with_torchs(exported_sets: Exported) -> None:
-    """Readings are sigmoids whose last one is the answer; all inner values equal torch's."""
-    pixels = _pixels(5)
-    differences = inner_differences(
-        exported_sets.model, exported_sets.onnx_file, pixels, np.arange(5)
-    )
-    assert set(differences) == {"features", "attention", "readings"}
-    assert max(differences.values()) < 1e-4
-    with answering(exported_sets.model) as answers, torch.inference_mode():
-        probabilities, _, _, readings = answers(torch.from_numpy(pixels))
-    np.testing.assert_allclose(readings[:, -1], probabilities, atol=1e-5)
 
 
 def test_labels_are_those_at_or_above_their_thresholds(sets: PackagedModel) -> None:
@@ -136,18 +121,6 @@ def test_an_ensemble_averages_the_sigmoids_of_its_members(tmp_path: Path) -> Non
     with torch.inference_mode():
         again = ProbabilityModel.of(loaded, description)(images)
     np.testing.assert_allclose(again, expected, atol=1e-5)
-
-
-def test_the_card_lists_labels_with_thresholds_and_average_precision() -> None:
-    """It says what was measured for each label, and that few images gave some the threshold 0.5."""
-    labels = tuple(CardLabel(images=7, average_precision=None) for _ in CLASSES)
-    facts = CardFacts(name="shapes", labels=labels)
-    card = model_card(_description(), facts, parameters=10, check="equal")
-    assert "which of 6 labels an image has" in card
-    assert "| 1 | down | 0.300 | not known | | 7 |" in card
-    assert "0.5 for dotted" in card
-    assert "do not sum to 1" in card
-    assert "dotted is not calibrated" in card
 
 
 def _description(members: int = 1) -> ModelDescription:

@@ -86,17 +86,6 @@ def test_an_answer_is_what_the_trained_model_says(
         )
 
 
-def test_answers_keep_the_order_of_the_images(rgb: PackagedModel) -> None:
-    """Each answer belongs to the image at its place, whatever else is asked with it."""
-    photos: list[object] = list(_photos(8))
-    alone = [rgb.answers([photo])[0] for photo in photos]
-    assert len({answer["probability"] for answer in alone}) == 8
-    for together, single in zip(rgb.answers(photos), alone, strict=True):
-        _assert_same(together, single)
-    for together, single in zip(rgb.answers(photos[::-1]), alone[::-1], strict=True):
-        _assert_same(together, single)
-
-
 def test_a_broken_image_gets_its_own_error(rgb: PackagedModel, tmp_path: Path) -> None:
     """Images that cannot be read get their reasons; the others get their answers, in place."""
     good, other = (_png(photo) for photo in _photos(2))
@@ -162,13 +151,6 @@ def test_a_server_reads_no_paths(rgb: PackagedModel, tmp_path: Path) -> None:
     assert answers[0]["error"].replace("there", "absent") == answers[1]["error"]
 
 
-def test_with_threads_is_the_same_model(rgb: PackagedModel) -> None:
-    """Opened again with other threads it gives the same answers."""
-    photos: list[object] = list(_photos(4))
-    for one, other in zip(rgb.answers(photos), rgb.with_threads(2).answers(photos), strict=True):
-        _assert_same(one, other)
-
-
 def test_top_k_are_the_most_probable_classes(rgb: PackagedModel) -> None:
     """The k most probable classes come first, at least one and at most all."""
     photo: object = _photos(1)[0]
@@ -181,17 +163,6 @@ def test_top_k_are_the_most_probable_classes(rgb: PackagedModel) -> None:
         answer = rgb.answers([photo], top_k=top_k)[0]
         assert answer["top_k"] == everything[:expected]
         assert (answer["label"], answer["probability"]) == tuple(everything[0].values())
-
-
-def test_a_grey_image_suits_an_rgb_model(rgb: PackagedModel) -> None:
-    """A grey array, with or without channel axis, is answered like the grey file."""
-    photo = _photos(1)[0][:, :, 0]
-    file, flat, stacked, tripled = rgb.answers(
-        [_png(photo), photo, photo[:, :, None], np.repeat(photo[:, :, None], 3, axis=2)]
-    )
-    _assert_same(flat, file)
-    _assert_same(stacked, file)
-    _assert_same(tripled, file)
 
 
 def test_a_colour_image_suits_a_grey_model(grey: PackagedModel) -> None:

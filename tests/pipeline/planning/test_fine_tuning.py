@@ -21,19 +21,6 @@ def made(speed: float, images: int = 3000, classes: int = 5, **asked: Any) -> Pl
     return fine_tuning_plan(PlanFacts(preset="balanced", data=data, speeds=speeds), settings)
 
 
-def test_a_head_is_refitted_where_half_of_the_images_would_only_validate_it() -> None:
-    """500 classes with three images each: one to train on, one to validate."""
-    data = DataFacts(
-        training_images=500, validation_images=500, test_images=500, classes=500, median_side=224
-    )
-    speeds = (Speed(candidate=FEATURES, images_per_second=50.0),)
-    facts = PlanFacts(preset="balanced", data=data, speeds=speeds)
-    head = fine_tuning_plan(facts, {})
-    assert head.settings["training"] == {"trainable": "head", "refit": True}
-    assert "trained once more on all 1000 images" in head.text()
-    assert "refit" not in fine_tuning_plan(facts, {"training.refit": False}).settings["training"]
-
-
 def test_a_fast_machine_trains_all_weights_as_long_as_the_time_allows() -> None:
     """A GPU trains for all ten epochs, a slower one for as many as fit."""
     fast, slower = made(400.0), made(50.0, training__last_blocks=4, model__name="timm")
@@ -121,28 +108,6 @@ def test_all_settings_that_rule_the_last_blocks_out_are_named(
         assert "last blocks" not in elsewhere.text()  # they would not be planned without it either
 
 
-@pytest.mark.parametrize(
-    ("machines", "cache_gib", "planned"),
-    [
-        (1, None, "last_blocks"),
-        (2, None, "last_blocks"),
-        (1, 100.0, "last_blocks"),
-        (2, 100.0, "head"),
-    ],
-)
-def test_several_processes_train_the_last_blocks_if_they_share_a_folder(
-    machines: int, cache_gib: float | None, planned: str
-) -> None:
-    """On an object store, those of one machine do, and those of several may not."""
-    facts = made(400.0, images=40).facts
-    machine = facts.machine.model_copy(update={"cache_gib": cache_gib, "machines": machines})
-    several = facts.model_copy(update={"machine": machine})
-    plan = fine_tuning_plan(several, {"training.processes": 2})
-    assert plan.settings["training"]["trainable"] == planned
-    alone = fine_tuning_plan(several, {})
-    assert alone.settings["training"]["trainable"] == "last_blocks"
-
-
 @pytest.mark.parametrize("speed", [3.0, 12.0, 100.0])
 def test_more_images_are_not_trained_less(speed: float) -> None:
     """Neither for fewer updates nor with the head alone, while there is time for their features."""
@@ -197,16 +162,6 @@ def test_a_time_limit_does_not_train_few_images_for_longer_than_planned(
     assert "it ends after 50 epochs" in own.reasons[1]
     none = made(200.0, images=images, training__time_limit="30m", training__max_epochs=None)
     assert "it ends after" not in none.reasons[1]
-
-
-@pytest.mark.parametrize("trainable", ["all", "head", "head_then_all", "last_blocks"])
-def test_what_is_set_stays(trainable: str) -> None:
-    """The plan fills in the rest of what the user has chosen."""
-    plan = made(400.0, training__trainable=trainable, optimizer__learning_rate=3e-5)
-    assert "trainable" not in plan.settings.get("training", {})
-    assert "learning_rate" not in plan.settings.get("optimizer", {})
-    assert bool(plan.settings) == (trainable != "head")
-    assert "as set" in plan.reasons[0]
 
 
 @pytest.mark.parametrize(

@@ -98,26 +98,6 @@ def test_minutes_of_a_slow_machine_give_the_small_model_and_simple_augmentation(
 
 
 @pytest.mark.parametrize(
-    ("epochs", "augmentation"),
-    [
-        (7, {"name": "standard", "pad": 0.0625}),
-        (12, {"name": "standard", "pad": 0.0625, "erase": 0.25, "alternate_flips": True}),
-    ],
-)
-def test_small_images_are_changed_little_for_many_passes(
-    epochs: int, augmentation: dict[str, Any]
-) -> None:
-    """From some passes on, a part of some is erased; smaller images come first in each case."""
-    user = {"training.epochs": epochs}
-    made = plan(facts(), user)
-    assert made.settings["augmentation"] == augmentation
-    config = whole(made, user)
-    assert config.training.initial_image_scale == 0.75
-    embedding = config.model.patch_embedding
-    assert (embedding.settings["num_halvings"], embedding.settings["early_pooling"]) == (3, True)
-
-
-@pytest.mark.parametrize(
     ("repeated", "fits"),
     [
         ({"training.folds": 5}, 6),
@@ -158,24 +138,6 @@ def test_mirror_images_are_predicted_alike_where_that_keeps_the_class(
     model = whole(plan(given, own), own).model
     assert not model.settings["test_time_flip"]
     assert not model.patch_embedding.settings["mirror_equivariant"]
-
-
-@pytest.mark.parametrize(
-    "user",
-    [
-        {"model.embed_dim": 75},
-        {"model.patch_embedding.name": "conv"},
-        {"model.positions": "learned"},
-    ],
-)
-def test_images_are_averaged_with_their_mirror_images_if_filters_cannot_be_mirrored(
-    user: dict[str, Any],
-) -> None:
-    """An odd dimension has no pairs, another embedding no such setting; positions differ."""
-    user = {**user, "training.epochs": 10}
-    config = whole(plan(facts(), user), user)
-    assert config.model.settings["test_time_flip"]
-    assert config.model.settings["positions"] == "learned"
 
 
 def test_photographs_with_several_labels_are_not_cropped() -> None:
@@ -250,14 +212,6 @@ def test_a_training_of_few_steps_has_a_small_rate_without_decay() -> None:
     assert other.settings["optimizer"]["learning_rate"] == pytest.approx(4e-3)
 
 
-def test_the_image_size_fits_an_embedding_that_is_set() -> None:
-    """A patch of 12 pixels divides the default image of 96, but not the plan's 64."""
-    user = {"model.patch_embedding.patch_size": 12}
-    made = plan(facts(median_side=300, rate=50.0), user)
-    assert "data" not in made.settings
-    assert "patch_embedding" not in made.settings["model"]
-
-
 def test_a_preset_without_a_length_keeps_to_its_minutes_and_epochs() -> None:
     """The length is fixed before the first step: whole epochs, or fewer than ten in steps."""
     few = plan(facts(training_images=10_000, rate=5_000.0, preset="quick"), {})
@@ -292,34 +246,6 @@ def test_a_validation_split_larger_than_the_training_is_validated_in_parts() -> 
     assert validated / 3 <= 0.12 * trained
     small = whole(plan(facts(validation_images=5_000, rate=200.0), {}))
     assert small.record.validation_plan is None
-
-
-def test_a_maximum_of_epochs_that_is_set_counts() -> None:
-    """Whether there is time for all epochs of the preset or not."""
-    user = {"training.max_epochs": 5}
-    assert (
-        plan(facts(training_images=1_000, rate=5_000.0), user).settings["training"]["epochs"] == 5
-    )
-    slow = plan(facts(rate=1.0), user).settings
-    assert "epochs" not in slow["training"]
-    assert slow["record"]["step_plan"][0][2] < 5 * 42_500 / slow["training"]["batch_size"]
-
-
-@pytest.mark.parametrize(
-    ("rate", "user", "remedy"),
-    [
-        (0.1, {}, "a longer preset"),
-        (20.0, {"training.time_limit": "10s"}, "a longer training.time_limit"),
-        (100.0, {"training.epochs": 1, "training.batch_size": 1024}, "more training.epochs"),
-        (1_000.0, {}, ""),
-    ],
-)
-def test_a_plan_with_few_updates_says_so(rate: float, user: dict[str, Any], remedy: str) -> None:
-    """With the number of updates and what to change."""
-    reasons = plan(facts(rate=rate), user).reasons
-    found = [each for each in reasons if each.startswith("too short")]
-    assert bool(found) is bool(remedy)
-    assert all(remedy in each for each in found)
 
 
 def test_images_beyond_the_memory_are_shuffled_in_windows() -> None:

@@ -14,8 +14,6 @@ from PIL import Image
 from patchline.pipeline.config import RunConfig
 from patchline.pipeline.config_files import requested
 from patchline.pipeline.data.ingestion import ingest, resolve
-from patchline.pipeline.data.manifests import manifest as manifests
-from patchline.pipeline.labels import label_sets
 from patchline.pipeline.planning import measuring, planner
 from patchline.pipeline.planning.facts import DataFacts, Plan, PlanFacts, Speed
 from patchline.pipeline.planning.fine_tuning import FEATURES
@@ -165,24 +163,6 @@ def test_what_labels_name_is_not_cut_off(tmp_path: Path, width: int, share: floa
         assert "resize" not in made[resize].settings["data"]
 
 
-def test_rare_labels_choose_an_epoch_as_few_images_do(tmp_path: Path) -> None:
-    """Ten positives of one label and hundreds of another are as uncertain as a few images."""
-    table = write_wide(tmp_path, 40)
-    config = requested(str(table), preset_name="quick")
-    data = ingest(config, tmp_path / "work").model_copy(update={"counts": {
-        "train": 500, "validation": 400, "test": 100,
-    }})  # fmt: skip
-    facts = planner.plan_facts(config, data).data
-    rows = manifests.usable(manifests.load(data.manifest_file))
-    counts = label_sets.counts_of(rows.loc[rows["split"] == "validation", "label"])
-    expected = 4 / sum(1 / count for count in counts.values())
-    assert facts.validation_positives == pytest.approx(expected)
-    assert facts.choosing_images == round(expected)
-    words = f"400 validation images with rare labels, whose mAP is that of {round(expected)} posit"
-    assert facts.choosing_in_words.startswith(words)
-    assert facts.images_per_class == pytest.approx(500 * (facts.labels_per_image or 0) / 2)
-
-
 SMALL = {"embed_dim": 24, "depth": 1, "num_heads": 2, "mlp_dim": 24}
 
 
@@ -288,24 +268,3 @@ def test_the_plan_computes_as_it_measured(
     assert (training.get("precision"), training.get("threads")) == settings
     assert words in whole.text()
     assert bool(whole.reasons) is bool(words)
-
-
-@pytest.mark.parametrize(
-    ("trainable", "precision"),
-    [("head", "float32"), ("last_blocks", "float32"), ("head_then_all", None), ("all", None)],
-)
-def test_steps_of_all_weights_do_not_take_the_precision_of_passes(
-    trainable: str, precision: str | None
-) -> None:
-    """Features are float32 on a GPU that trains in float16, so the training measures its own."""
-    data = DataFacts(training_images=9, classes=2, median_side=32)
-    facts = PlanFacts(preset="quick", data=data)
-    features = Speed(candidate=FEATURES, images_per_second=9.0, precision="float32")
-    measured = Measurement(speeds=(features,))
-    for planned, user in (
-        ({"training": {"trainable": trainable}}, {}),
-        ({}, {"training.trainable": trainable}),
-    ):
-        made = Plan(settings=planned, summary=(), reasons=(), images_per_second=1.0, facts=facts)
-        whole = planner.computed_as_measured(made, measured, user)
-        assert whole.settings.get("training", {}).get("precision") == precision

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
@@ -110,13 +109,6 @@ def test_several_gpus_train_more_images_with_workers_of_their_own() -> None:
     assert workers(on_two, slow) == 3
 
 
-def test_a_model_that_does_not_fit_the_memory_is_not_planned() -> None:
-    """Its measured speed is zero."""
-    too_large = (measured("huge", 0.0), measured("vit_s16", 0.0))
-    made = plan(facts(measured("large", 9_000.0), *too_large), {})
-    assert made.settings["model"]["depth"] == 4
-
-
 def test_only_the_augmentation_of_single_images_needs_workers() -> None:
     """`standard` changes whole batches on the device; `randaugment` goes through the images."""
     threads = cv2.getNumThreads()
@@ -172,20 +164,6 @@ def test_each_of_several_processes_is_measured_with_its_part_of_a_batch(
     assert tried == [256, 128, 64]
     most.append(0)
     assert speed_of(candidate()).images_per_second == 0
-
-
-@pytest.mark.parametrize(("images", "batch"), [(134, 16), (9_000, 128)])
-def test_few_images_are_measured_with_their_small_batches(
-    speed_of: Callable[..., Speed], monkeypatch: pytest.MonkeyPatch, images: int, batch: int
-) -> None:
-    """An image of a small batch takes longer, because the update of the weights costs the same."""
-
-    def steps(*of: Any, **_: Any) -> Iterator[float]:
-        return itertools.repeat(0.001 + 0.0001 * of[-1])
-
-    monkeypatch.setattr(measuring, "trial_steps", steps)
-    speed = speed_of(candidate(), images, 4.0)
-    assert speed.images_per_second == pytest.approx(batch / (0.001 + 0.0001 * batch))
 
 
 def test_steps_of_smaller_images_are_measured(

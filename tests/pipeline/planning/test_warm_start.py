@@ -56,19 +56,6 @@ def planned(
     return made, planner.with_plan(config, made)
 
 
-def test_the_preset_decides_length_and_recipe(photos: Path, tmp_path: Path) -> None:
-    """The model that follows the weights is no setting of the user."""
-    made, config = planned(photos, tmp_path)
-    assert config.optimizer.name == made.settings["optimizer"]["name"] == "muon"
-    assert config.training.epochs == made.settings["training"]["epochs"] != 60
-    assert config.training.trainable == "all"
-    assert (config.model.settings["embed_dim"], config.data.image_size) == (48, 16)
-    assert made.reasons[0] == (
-        "warm start: the length is a third of that of the preset quick for random weights"
-    )
-    assert "the model of the initial weights" in made.reasons[1]
-
-
 def test_an_encoder_is_trained_for_the_whole_length_with_a_low_rate(
     photos: Path, tmp_path: Path
 ) -> None:

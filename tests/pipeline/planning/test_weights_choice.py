@@ -13,7 +13,6 @@ from patchline.pipeline.config import RunConfig
 from patchline.pipeline.config_files import requested, validated
 from patchline.pipeline.data.ingestion import ingest
 from patchline.pipeline.data.manifests import manifest as manifests
-from patchline.pipeline.errors import WorkerError
 from patchline.pipeline.initial_weights.at_hand import VARIABLE
 from patchline.pipeline.models.model_building import build_model
 from patchline.pipeline.models.model_description import ModelDescription
@@ -180,34 +179,6 @@ def test_the_largest_weights_with_time_for_their_features_are_chosen(
     del broken["encoder.ln.weight"]
     save_file(broken, folder / "a_large.safetensors")
     assert chosen(request_, tmp_path).reference == str(folder / "b_small.safetensors")
-
-
-def test_weights_that_could_not_be_measured_are_tried_again(
-    request_: WeightsRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A failure of the measuring process says nothing about them, so no later run takes it over."""
-    save_file(tiny_vit(64), tmp_path / "vit.safetensors")
-    monkeypatch.setenv(VARIABLE, str(tmp_path / "vit.safetensors"))
-    work, data = tmp_path / "work", request_.data
-
-    def fails(*_: object) -> Measurement:
-        raise WorkerError("The measuring process was killed.")
-
-    def run() -> WeightsChoice:
-        silent = Reporting(*[lambda *_: None] * 4)
-        context = Context(request_.config, StageMemory(work), silent, work)
-        context.put(data)
-        engine.run_stages((CHOOSE_WEIGHTS,), context)
-        return context.get(WeightsChoice)
-
-    monkeypatch.setattr(planner, "measured_apart", fails)
-    failed = run()
-    assert failed.reference == ""
-    assert "which the next run tries again: The measuring process was killed." in failed.reasons[0]
-    monkeypatch.setattr(planner, "measured_apart", lambda *_: features_at(500.0))
-    assert run().reference == str(tmp_path / "vit.safetensors")
-    monkeypatch.setattr(planner, "measured_apart", fails)
-    assert run().reference == str(tmp_path / "vit.safetensors")
 
 
 def test_a_file_that_has_seen_images_of_the_test_is_not_chosen(

@@ -12,7 +12,7 @@ import pytest
 from mlflow import MlflowClient
 
 from patchline.pipeline.registry import history
-from patchline.pipeline.registry.history import AliasChange, Proposal
+from patchline.pipeline.registry.history import AliasChange
 from patchline.pipeline.registry.promotion import Request, changing, promote, rollback
 from patchline.pipeline.registry.registered_models import ModelReference, summaries
 from patchline.pipeline.tracking.tracking_store import client
@@ -170,16 +170,3 @@ def test_rollbacks_go_back_one_promotion_each(changes: str, earlier: str) -> Non
     actions: dict[str, history.Action] = {"p": "promoted", "r": "rolled back"}
     entries = [_change(change[1], actions[change[0]]) for change in changes.split()]
     assert "".join(history.earlier_champions(entries)) == earlier
-
-
-def test_unreadable_entries_are_skipped(champion: ModelReference) -> None:
-    """A tag written by hand under our prefix does not stop a promotion."""
-    store = client()
-    store.set_registered_model_tag("roses", f"{history.HISTORY_PREFIX}000009", "not ours")
-    with changing("roses") as (_, still_held):
-        history.settle(store, "roses")
-        proposal = Proposal(
-            alias="old", to_version=champion.version, action="promoted", reason="a test"
-        )
-        entry = history.change_alias(store, "roses", proposal, still_held)
-    assert history.read(store, "roses")[-1] == entry

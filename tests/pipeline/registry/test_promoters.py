@@ -19,7 +19,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from mlflow import MlflowClient
 
 from patchline.pipeline.registry import alias_lock, history
 from patchline.pipeline.registry.alias_lock import CLAIM_PREFIX, claimed
@@ -180,31 +179,6 @@ def test_a_claim_that_a_dead_process_left_is_taken_away(monkeypatch: pytest.Monk
             still_held()
     tags = store.get_registered_model("roses").tags
     assert not [key for key in tags if key.startswith(CLAIM_PREFIX)]
-
-
-def test_a_slow_upload_does_not_cost_the_lock(
-    challenger: ModelReference, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The files of a decision are there before the claim is, so only the change is under it."""
-    monkeypatch.setattr(alias_lock, "sqlite_file", lambda: None)
-    log_artifacts = MlflowClient.log_artifacts
-    claims: list[str] = []
-
-    def slow(store: MlflowClient, *values: Any) -> None:
-        tags = store.get_registered_model("roses").tags
-        claims.extend(key for key in tags if key.startswith(CLAIM_PREFIX))
-        log_artifacts(store, *values)
-
-    monkeypatch.setattr(MlflowClient, "log_artifacts", slow)
-    decision, entry = promote(Request(challenger, QUICK), tmp_path / "slow")
-    assert decision is not None
-    assert entry is not None
-    assert (decision.promoted, claims) == (True, [])
-    assert entry.artifact is not None
-    place = entry.artifact.split("/", 2)[2]
-    run_id = str(client().get_model_version("roses", challenger.version).run_id)
-    files = {Path(item.path).name for item in client().list_artifacts(run_id, place)}
-    assert files == {"comparison.html", "comparison.json", "decision.json"}
 
 
 @contextmanager

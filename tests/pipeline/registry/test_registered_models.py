@@ -152,17 +152,6 @@ def test_other_classes_are_refused() -> None:
         assert words in str(caught.value)
 
 
-def test_many_classes_are_compared_too(another_store: MlflowClient) -> None:
-    """Classes too many for a tag are compared by their digest."""
-    many = tuple(f"class number {number}" for number in range(1000))
-    assert len(class_tags(many)) == 1
-    another_store.create_registered_model("many")
-    _version(another_store, "many", many, accuracy=0.5)
-    check_classes("many", many)
-    with pytest.raises(ModelReferenceError, match="other classes than this data"):
-        check_classes("many", many[1:])
-
-
 def test_summaries_list_the_newest_version_first() -> None:
     """All models by name, versions by number from the newest, with aliases, figures and data."""
     flowers, pets = summaries()

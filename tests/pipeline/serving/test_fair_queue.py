@@ -19,15 +19,6 @@ def test_a_small_request_does_not_wait_for_a_large_one() -> None:
     assert queue.take(9) == ["large 2", "large 3", "large 4"]
 
 
-def test_several_takers_share_what_waits() -> None:
-    """Ten images for two threads are two batches of five."""
-    queue: FairQueue[int] = FairQueue()
-    queue.put("a", range(10))
-    assert len(queue.take(16, takers=2)) == 5
-    assert len(queue.take(2, takers=2)) == 2
-    assert len(queue) == 3
-
-
 def test_a_taker_waits() -> None:
     """`take` returns once something is put."""
     queue: FairQueue[int] = FairQueue()

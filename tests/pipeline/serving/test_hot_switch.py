@@ -17,7 +17,6 @@ from patchline.pipeline.serving import server
 from patchline.pipeline.serving.alias_watch import Registry as AskedRegistry
 from patchline.pipeline.serving.checked_package import (
     Checked,
-    PackageRefusedError,
     checked_package,
 )
 from patchline.pipeline.serving.config import ServingConfig
@@ -153,16 +152,3 @@ def test_the_first_version_is_freed_after_a_switch(own_registry: Registry) -> No
         server.serve(first, config, listening, stopping.start, AskedRegistry())
     stopping.join()
     assert freed == [True]
-
-
-def test_a_first_version_that_is_refused_ends_the_server(own_registry: Registry) -> None:
-    """Its error is the caller's, as before the first request."""
-    (own_registry.folder / "packages" / "1" / "artifacts" / "model.onnx").write_bytes(b"damaged")
-    config = ServingConfig(port=0)
-    folder = own_registry.folder / "packages" / "1"
-    first = server.FirstVersion(NAME, None, "1", lambda: checked_package(folder, 1))
-    with (
-        server.listening_socket(config) as listening,
-        pytest.raises(PackageRefusedError, match="damaged"),
-    ):
-        server.serve(first, config, listening, lambda: None, AskedRegistry())

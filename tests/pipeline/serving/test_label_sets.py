@@ -84,18 +84,6 @@ def test_every_interface_gives_the_same_labels(server: Serving, sets: Registry) 
     assert len(numbers) > 1
 
 
-def test_the_outputs_of_one_label_are_unknown(server: Serving) -> None:
-    """An image without labels would have no `label`, so the protocol's output is not offered."""
-    described = server.ask("GET", f"/v2/models/{NAME}").json
-    assert [each["name"] for each in described["outputs"]] == ["labels", "probabilities", "answer"]
-    assert described["thresholds"] == list(THRESHOLDS)
-    tensor = {"name": "image", "shape": [1], "datatype": "BYTES", "data": [b64(png(1))]}
-    asked = {"inputs": [tensor], "outputs": [{"name": "label"}]}
-    refused = server.ask_json(f"/v2/models/{NAME}/infer", asked)
-    assert refused.status == 400
-    assert "labels, probabilities, answer" in refused.json["error"]
-
-
 def test_status_and_metrics_know_sets(server: Serving, sets: Registry) -> None:
     """The status has task and thresholds; every label of an image counts, and images without."""
     state = server.ask("GET", "/status").json

@@ -224,19 +224,3 @@ def test_sigterm_answers_everything(registry: Registry) -> None:
         assert not lost
         assert len(answered) >= before + 8
         assert "Stopping" in server.log.read_text()
-
-
-def test_images_are_computed_together_under_load(slow_server: Serving) -> None:
-    """What waits is a batch: fewer computations than images."""
-    before = metrics(slow_server)
-    with ThreadPoolExecutor(1) as pool:
-        slow = pool.submit(slow_server.predict, big_png(3900))  # below what counts as large
-        content, headers = form([("a.png", png(each)) for each in range(64)])
-        assert slow_server.ask("POST", "/predict", content, headers).status == 200
-        assert slow.result().status == 200
-    after = metrics(slow_server)
-    images, batches = (
-        metric(after, name) - metric(before, name)
-        for name in ("patchline_batch_images_sum", "patchline_batch_images_count")
-    )
-    assert images == 65 > batches

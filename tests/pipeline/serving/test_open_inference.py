@@ -71,23 +71,6 @@ def outputs(reply: Reply) -> dict[str, Any]:
     return found
 
 
-def test_the_server_and_the_model_are_described(server: Serving) -> None:
-    """Live, ready and metadata, of the server, the model and its version."""
-    assert server.ask("GET", "/v2").json["extensions"] == ["binary_tensor_data"]
-    assert server.ask("GET", "/v2/health/live").status == 200
-    assert server.ask("GET", "/v2/health/ready").json == {"ready": True}
-    for path in (f"/v2/models/{NAME}", f"/v2/models/{NAME}/versions/1"):
-        content = server.ask("GET", path).json
-        assert content["name"] == NAME
-        assert content["versions"] == ["1"]
-        assert [each["name"] for each in content["inputs"]] == ["image"]
-        assert server.ask("GET", f"{path}/ready").status == 200
-    for path in ("/v2/models/other", f"/v2/models/{NAME}/versions/7"):
-        assert server.ask("GET", path).status == 404
-        assert server.ask("GET", f"{path}/ready").status == 404
-        assert server.ask("POST", f"{path}/infer", b"{}").status == 404
-
-
 def test_bytes_and_pixels_are_answered_alike(server: Serving, registry: Registry) -> None:
     """Encoded images and pixels, in JSON and in binary form, have the package's probabilities."""
     image = png(7)
@@ -133,14 +116,6 @@ def test_a_request_chooses_its_outputs(server: Serving) -> None:
     everything = binary(server, raw, [2], "BYTES", parameters={"binary_data_output": True})
     head = json.loads(everything.body[: int(everything.headers[LENGTH])])
     assert all("data" not in output for output in head["outputs"])
-
-
-def test_an_id_comes_back_whatever_it_is(server: Serving) -> None:
-    """Even half a surrogate pair, which JSON can write and UTF-8 cannot."""
-    for text in ("\u00e9\u4e2d", "\ud800", '"\\'):
-        reply = server.ask_json(INFER, {"id": text, **_tensor()})
-        assert reply.status == 200
-        assert reply.json["id"] == text
 
 
 def _tensor(**changes: Any) -> dict[str, Any]:

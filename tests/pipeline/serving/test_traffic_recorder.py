@@ -7,7 +7,6 @@ import hashlib
 import json
 import logging
 import signal
-import threading
 from pathlib import Path
 
 import numpy as np
@@ -23,7 +22,7 @@ from patchline.pipeline.serving.traffic_recorder import (
     is_traffic,
     rows_of,
 )
-from tests.patience import patient, until
+from tests.patience import until
 from tests.pipeline.serving.served import NAME, Registry, png, serving
 
 ROW = np.array([0.5, 0.5]), None
@@ -115,34 +114,6 @@ def test_the_folder_keeps_its_size_and_its_newest_images(tmp_path: Path) -> None
     assert {row["image"] for row in rows} == {
         f"images/{each.name}" for each in (folder / "images").iterdir()
     }
-
-
-def test_no_answer_waits_while_the_folder_is_measured(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A folder of many images takes seconds to list, and so may a disk."""
-    writer = recorder(tmp_path / "traffic", with_images=True, most=10_000)
-    measuring, go_ahead = threading.Event(), threading.Event()
-
-    def slowly(folder: Path) -> int:
-        del folder
-        measuring.set()
-        go_ahead.wait(patient(60))
-        return 0
-
-    monkeypatch.setattr(traffic_recorder, "_measured", slowly)
-    try:
-        while not measuring.is_set():
-            writer.record("flowers", "1", [b"any"], [ROW])
-        answered = threading.Thread(
-            target=writer.record, args=("flowers", "1", [b"any"], [ROW]), daemon=True
-        )
-        answered.start()
-        answered.join(patient(10))
-        assert not answered.is_alive()
-    finally:
-        go_ahead.set()
-        writer.close()
 
 
 def test_a_folder_with_other_files_is_refused(tmp_path: Path) -> None:
