@@ -71,6 +71,22 @@ def outputs(reply: Reply) -> dict[str, Any]:
     return found
 
 
+def test_the_server_and_the_model_are_described(server: Serving) -> None:
+    """Live, ready and metadata, of the server, the model and its version."""
+    assert server.ask("GET", "/v2").json["extensions"] == ["binary_tensor_data"]
+    assert server.ask("GET", "/v2/health/live").status == 200
+    assert server.ask("GET", "/v2/health/ready").json == {"ready": True}
+    for path in (f"/v2/models/{NAME}", f"/v2/models/{NAME}/versions/1"):
+        content = server.ask("GET", path).json
+        assert (content["name"], content["versions"]) == (NAME, ["1"])
+        assert [each["name"] for each in content["inputs"]] == ["image"]
+        assert server.ask("GET", f"{path}/ready").status == 200
+    for path in ("/v2/models/other", f"/v2/models/{NAME}/versions/7"):
+        assert server.ask("GET", path).status == 404
+        assert server.ask("GET", f"{path}/ready").status == 404
+        assert server.ask("POST", f"{path}/infer", b"{}").status == 404
+
+
 def test_bytes_and_pixels_are_answered_alike(server: Serving, registry: Registry) -> None:
     """Encoded images and pixels, in JSON and in binary form, have the package's probabilities."""
     image = png(7)
