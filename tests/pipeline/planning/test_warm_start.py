@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from patchline.pipeline.config import RunConfig
 from patchline.pipeline.config_files import requested
 from patchline.pipeline.data.ingestion import ingest
 from patchline.pipeline.initial_weights.settings import with_initial_weights
 from patchline.pipeline.planning import planner
-from patchline.pipeline.planning.facts import DataFacts, Plan, PlanFacts, Speed
+from patchline.pipeline.planning.facts import DataFacts, PlanFacts, Speed
 from patchline.pipeline.planning.measuring_job import Measurement
 from patchline.pipeline.planning.plan import plan
 from patchline.pipeline.planning.warm_start import warm_start_plan
 from patchline.pipeline.presets import PresetName
-from patchline.pipeline.run_memory.stage_memory import StageMemory
 from tests.pipeline.initial_weights.test_settings import FOUND as FROM_FILE
 
 FOUND = FROM_FILE.model_copy(
@@ -39,41 +36,33 @@ FOUND = FROM_FILE.model_copy(
 )
 
 
-def planned(
-    photos: Path, tmp_path: Path, classes: tuple[str, ...] = ("cat",), **flags: Any
-) -> tuple[Plan, RunConfig]:
-    """Return the plan of a run with a preset and `--model.init photos@champion`, and its config."""
-    model = {"init": "photos@champion", **flags.pop("model", {})}
-    asked = requested(str(photos), preset_name="quick", flags={"model": model, **flags})
-    found = FOUND.model_copy(update={"classes": classes})
-    config = with_initial_weights(asked, found)
-    memory = StageMemory(tmp_path / "work")
-    data = ingest(asked, memory.workspace)
-    speed = Measurement(speeds=(Speed(candidate="own", images_per_second=900.0),))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(planner, "measured_apart", lambda *_: speed)
-        made = planner.planned(config, data, memory.workspace, lambda _: None, start=found)
-    return made, planner.with_plan(config, made)
-
-
 def test_an_encoder_is_trained_for_the_whole_length_with_a_low_rate(
-    photos: Path, tmp_path: Path
+    photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It has seen the images, but no class; and its plan is another one in the memory."""
-    made, config = planned(photos, tmp_path, classes=())
-    warm, _ = planned(photos, tmp_path)
-    assert (config.optimizer.learning_rate, config.optimizer.name) == (1e-3, "adamw")
-    assert made.reasons[0] == (
-        "from an encoder: learning rate 0.001, which changes trained weights only slowly; the "
-        "length is that of the preset quick"
-    )
-    epochs = [each.settings["training"]["epochs"] for each in (made, warm)]
+    """It has seen the images, but no class; and its plan is another one in the memory.
+
+    From a classifier the preset decides on a third of the length, and on the recipe.
+    """
+    model = {"init": "photos@champion"}
+    asked = requested(str(photos), preset_name="quick", flags={"model": model})
+    data = ingest(asked, tmp_path)
+    speed = Measurement(speeds=(Speed(candidate="own", images_per_second=900.0),))
+    monkeypatch.setattr(planner, "measured_apart", lambda *_: speed)
+    made, configs, epochs = [], [], []
+    starts = [FOUND.model_copy(update={"classes": classes}) for classes in ((), ("cat",))]
+    for found in starts:
+        config = with_initial_weights(asked, found)
+        made.append(planner.planned(config, data, tmp_path, lambda _: None, start=found))
+        configs.append(planner.with_plan(config, made[-1]))
+        epochs.append(configs[-1].training.epochs)
+    encoder, warm = configs
+    assert (encoder.optimizer.learning_rate, encoder.optimizer.name) == (1e-3, "adamw")
+    assert (warm.optimizer.name, warm.training.trainable) == ("muon", "all")
+    assert (warm.model.settings["embed_dim"], warm.data.image_size) == (48, 16)
+    assert made[0].reasons[0].startswith("from an encoder: learning rate 0.001")
+    assert made[1].reasons[0].startswith("warm start:")
     assert epochs[0] == pytest.approx(3 * epochs[1], abs=2)
-    data = ingest(config, tmp_path / "work")
-    keys = [
-        planner.ingredients(config, data, start=FOUND.model_copy(update={"classes": classes}))
-        for classes in ((), ("cat",))
-    ]
+    keys = [planner.ingredients(encoder, data, start=found) for found in starts]
     assert keys[0] != keys[1]
 
 
@@ -92,16 +81,16 @@ def test_a_third_of_the_length_with_strong_augmentation(
     follows = {f"model.{key}": value for key, value in FOUND.settings.items()}
     cold = plan(facts, follows, follows=True)
     made = warm_start_plan(facts, follows)
-    share = seen(made, images) / seen(cold, images)
+    numbers = []
+    for each in (made, cold):
+        training = each.settings["training"]
+        if "epochs" in training:
+            numbers.append(training["epochs"] * images)
+        else:
+            steps = each.settings["record"]["step_plan"][-1][2]
+            numbers.append(steps * training["batch_size"])
+    share = numbers[0] / numbers[1]
     assert 0.9 / 3 <= share <= 1.1 / 3  # long ones are rounded to whole epochs
     if rate > 40 or images < 1_000:
         assert made.settings["augmentation"]["name"] in ("trivialaugment", "randaugment")
         assert any("times more: strong augmentation" in each for each in made.reasons)
-
-
-def seen(made: Plan, images: int) -> float:
-    """Return how many images a planned training sees."""
-    training = made.settings["training"]
-    if "epochs" in training:
-        return float(training["epochs"] * images)
-    return float(made.settings["record"]["step_plan"][-1][2] * training["batch_size"])
