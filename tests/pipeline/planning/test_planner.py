@@ -250,7 +250,6 @@ _SPEEDS = (
         ("tiny", {}, ("float32", 1), "computed with 1 thread in float32, as"),
         ("small", {}, ("bfloat16", 1), "1 thread in bfloat16"),
         ("tiny", {"training.threads": 4}, ("float32", None), "computed in float32, as"),
-        ("tiny", {"training.precision": "bfloat16"}, (None, 1), "computed with 1 thread, as"),
         ("tiny", {"training.precision": "float32", "training.threads": 1}, (None, None), ""),
     ],
 )

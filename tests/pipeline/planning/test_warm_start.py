@@ -6,11 +6,12 @@ from pathlib import Path
 
 import pytest
 
+from patchline.pipeline.config import RunConfig
 from patchline.pipeline.config_files import requested
 from patchline.pipeline.data.ingestion import ingest
 from patchline.pipeline.initial_weights.settings import with_initial_weights
 from patchline.pipeline.planning import planner
-from patchline.pipeline.planning.facts import DataFacts, PlanFacts, Speed
+from patchline.pipeline.planning.facts import DataFacts, Plan, PlanFacts, Speed
 from patchline.pipeline.planning.measuring_job import Measurement
 from patchline.pipeline.planning.plan import plan
 from patchline.pipeline.planning.warm_start import warm_start_plan
@@ -48,19 +49,20 @@ def test_an_encoder_is_trained_for_the_whole_length_with_a_low_rate(
     data = ingest(asked, tmp_path)
     speed = Measurement(speeds=(Speed(candidate="own", images_per_second=900.0),))
     monkeypatch.setattr(planner, "measured_apart", lambda *_: speed)
-    made, configs, epochs = [], [], []
+    made: list[Plan] = []
+    configs: list[RunConfig] = []
     starts = [FOUND.model_copy(update={"classes": classes}) for classes in ((), ("cat",))]
     for found in starts:
         config = with_initial_weights(asked, found)
         made.append(planner.planned(config, data, tmp_path, lambda _: None, start=found))
         configs.append(planner.with_plan(config, made[-1]))
-        epochs.append(configs[-1].training.epochs)
     encoder, warm = configs
     assert (encoder.optimizer.learning_rate, encoder.optimizer.name) == (1e-3, "adamw")
     assert (warm.optimizer.name, warm.training.trainable) == ("muon", "all")
     assert (warm.model.settings["embed_dim"], warm.data.image_size) == (48, 16)
     assert made[0].reasons[0].startswith("from an encoder: learning rate 0.001")
     assert made[1].reasons[0].startswith("warm start:")
+    epochs = [each.training.epochs for each in configs]
     assert epochs[0] == pytest.approx(3 * epochs[1], abs=2)
     keys = [planner.ingredients(encoder, data, start=found) for found in starts]
     assert keys[0] != keys[1]

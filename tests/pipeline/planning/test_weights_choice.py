@@ -124,12 +124,13 @@ def test_a_model_or_weights_of_the_user_stand() -> None:
     assert not may_choose(config, {}, labelled=False)
 
 
-@pytest.fixture
-def request_(tmp_path: Path) -> WeightsRequest:
+@pytest.fixture(scope="module")
+def request_(tmp_path_factory: pytest.TempPathFactory) -> WeightsRequest:
     """Return the request of a run with photographs of 64 pixels."""
-    photos = write_photos(tmp_path / "photos", classes=2, images=30, side=64)
+    folder = tmp_path_factory.mktemp("request")
+    photos = write_photos(folder / "photos", classes=2, images=30, side=64)
     config = requested(str(photos), preset_name="quick", flags={})
-    data = ingest(config, tmp_path / "work")
+    data = ingest(config, folder / "work")
     return WeightsRequest(config, data, planner.plan_facts(config, data), {})
 
 

@@ -122,10 +122,7 @@ def test_only_images_unseen_by_both_versions_are_compared(tmp_path: Path) -> Non
     assert decision.promoted
 
 
-@pytest.mark.parametrize("recorded", [False, True])
-def test_images_without_a_checked_record_are_predicted_by_the_package(
-    tmp_path: Path, *, recorded: bool
-) -> None:
+def test_images_without_a_checked_record_are_predicted_by_the_package(tmp_path: Path) -> None:
     """An image without a prediction that was compared with the package's is read, if unchanged."""
     root = tmp_path / "photos"
     manifest = made_manifest(test=range(60))
@@ -136,14 +133,7 @@ def test_images_without_a_checked_record_are_predicted_by_the_package(
         Image.fromarray(shade).save(file)
         manifest.loc[int(str(position)), "sha256"] = digest_of(file).sha256
     (root / CLASSES[0] / "0.png").write_bytes(b"something else by now")
-    make_version(
-        "roses",
-        tmp_path,
-        manifest=manifest,
-        root=root,
-        records_predictions=recorded,
-        compared=False,
-    )
+    make_version("roses", tmp_path, manifest=manifest, root=root, compared=False)
     challenger = make_version("roses", tmp_path, manifest=manifest, root=root)
     config = QUICK.model_copy(update={"min_images": 59, "max_class_drop": None})
     decision = _decision(challenger, tmp_path, config)

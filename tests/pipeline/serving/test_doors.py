@@ -98,8 +98,6 @@ def test_a_token_is_asked_for(registry: Registry, tmp_path: Path) -> None:
             named = {**right, "host": host, "origin": "https://models.example"}
             assert server.predict(png(1), named).status == 200, host
         assert server.predict(png(1), {**right, "host": "other.example"}).status == 403
-        assert server.ask("GET", "/flowers/status", None, right).status == 200
-        assert server.ask("GET", "/flowers/").status == 200
         assert server.ask("GET", "/flowers/static/page.css").status == 200
         assert server.ask("POST", "/flowers/predict", png(1), right).status == 200
         assert TOKEN not in server.log.read_text()

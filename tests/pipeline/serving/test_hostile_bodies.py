@@ -71,32 +71,24 @@ def filled(unit: str, length: int = _MOST - 1000) -> str:
 
 
 _DEEP, _LONG = "[" * 400 + "]" * 400, "a" * (_MOST - 1000)
-_PREDICT, _MLFLOW = "/predict", "/invocations"
+_PREDICT = "/predict"
 IN_JSON: dict[str, tuple[str, Callable[[], str]]] = {
     "texts": (INFER, lambda: tensor('["' + "a" * 700_000 + '"' + ',""' * 300 + "]", "[301]")),
-    "ragged": (INFER, lambda: tensor("[[1,2]" + ",[3]" * 20_000 + "]", "[20001]")),
     "truth values": (INFER, lambda: tensor("[true,true,true]", "[1,1,3]")),
     "deep data": (INFER, lambda: tensor(_DEEP)),
     "a huge number": (INFER, lambda: tensor("[" + "9" * 600 + "]")),
     "numbers": (INFER, lambda: tensor(filled("999"), "[1,2,3]")),
     "fractions": (INFER, lambda: tensor(filled("0.1", 100_000), "[1,2,3]")),
-    "long numbers": (INFER, lambda: tensor(filled("9" * 4000), "[1,2,3]")),
     "lists": (_PREDICT, lambda: filled("[]")),
-    "lists of lists": (_PREDICT, lambda: '{"images":' + filled("[[]]") + "}"),
-    "objects": (_MLFLOW, lambda: filled('{"":0}')),
     "keys": (_PREDICT, lambda: json.dumps(dict.fromkeys(map(str, range(200_000)), 0))),
     "an emoji": (_PREDICT, lambda: '{"image":"😀' + _LONG + '"}'),
     "depth": (_PREDICT, lambda: "[" * 100_000),
     "a long id": (INFER, lambda: photo('"id":"' + "\\n" * 500_000 + '"')),
     "a deep id": (INFER, lambda: photo(f'"id":{_DEEP}')),
-    "a deep shape": (INFER, lambda: tensor("[1]", _DEEP)),
     "axes of digits": (INFER, lambda: tensor("[1]", "[" + "9" * 600 + "," + "9" * 600 + "]")),
     "an endless axis": (INFER, lambda: tensor("[1]", "[1e999]")),
     "coverage of more digits": (_PREDICT, lambda: photo('"coverage":' + "1" * 5000, _PREDICT)),
     "no number as coverage": (_PREDICT, lambda: photo('"coverage":NaN', _PREDICT)),
-    "top_k of digits": (_PREDICT, lambda: photo('"top_k":' + "9" * 600, _PREDICT)),
-    "a deep map": (_PREDICT, lambda: photo(f'"map":{_DEEP}', _PREDICT)),
-    "rows": (_MLFLOW, lambda: '{"inputs":' + filled('""', 900_000) + "}"),
 }
 
 
