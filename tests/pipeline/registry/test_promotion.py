@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import yaml
 from PIL import Image
 
 from patchline.pipeline.errors import ModelReferenceError
@@ -18,7 +19,8 @@ from patchline.pipeline.registry import gate_evaluation, registration
 from patchline.pipeline.registry import promotion as promotion_module
 from patchline.pipeline.registry.approval import question_text
 from patchline.pipeline.registry.approval.question import prepare_question
-from patchline.pipeline.registry.config import PromotionConfig
+from patchline.pipeline.registry.config import GateConfig, PromotionConfig
+from patchline.pipeline.registry.gate_settings import gates_for
 from patchline.pipeline.registry.history import CHAMPION, alias_of
 from patchline.pipeline.registry.promotion import (
     Promotion,
@@ -375,6 +377,24 @@ def test_the_comparison_is_repeated_if_the_champion_changes_meanwhile(
     assert (decision.promoted, decision.champion, entry) == (False, challenger.version, None)
     assert "the champion changed; comparing again" in notes
     assert _champion() == challenger.version
+
+
+def test_a_limit_in_a_flag_leaves_the_other_limits_as_they_are(tmp_path: Path) -> None:
+    """Those of the run, or of the file that replaces them; the same metric takes the flag's."""
+    recorded = {"minimum": {"macro_f1": 0.8}, "maximum": {"log_loss": 0.5}}
+    given = {"minimum": {"accuracy": 0.9}, "maximum": {"ece": 0.1}}
+    config = QUICK.model_copy(update=recorded)
+    reference = make_version("roses", tmp_path, config=config)
+    file = tmp_path / "gates.yaml"
+    file.write_text(yaml.safe_dump({"promotion": recorded}), "utf-8")
+    for source in (None, file):
+        gates = gates_for(reference, source, GateConfig.model_validate(given))
+        assert gates.minimum == {"macro_f1": 0.8, "accuracy": 0.9}
+        assert gates.maximum == {"log_loss": 0.5, "ece": 0.1}
+        assert gates.package_check == (source is not None)
+        stricter = GateConfig.model_validate({"minimum": {"macro_f1": 0.85}})
+        assert gates_for(reference, source, stricter).minimum == {"macro_f1": 0.85}
+    assert gates_for(reference, None, None) == config
 
 
 def _package(reference: ModelReference) -> Path:

@@ -35,11 +35,17 @@ from tests.pipeline.registry.made_versions import made_manifest, make_version, s
 pytestmark = pytest.mark.usefixtures("own_store")
 
 
-def _records(folder: Path, manifest: pd.DataFrame | None, provenance: Provenance) -> VersionRecords:
+def _records(
+    manifest: pd.DataFrame | None,
+    provenance: Provenance | None = None,
+    predictions: pd.DataFrame | None = None,
+    root: Path | None = None,
+) -> VersionRecords:
     """Return the records of a version whose package says what it has seen."""
-    nothing = pd.DataFrame({"sha256": [], "probabilities": []})
-    records = VersionRecords(ModelReference("x", "1", ""), "", {}, manifest, nothing, folder)
-    records.__dict__.update(provenance=provenance, is_multi_label=False)
+    if predictions is None:
+        predictions = pd.DataFrame({"sha256": [], "probabilities": []})
+    records = VersionRecords(ModelReference("x", "1", ""), "", {}, manifest, predictions, root)
+    records.__dict__.update(provenance=provenance or Provenance(), is_multi_label=False)
     return records
 
 
@@ -56,7 +62,7 @@ def test_other_formats_of_seen_images_are_left_out(
         Image.open(file).save(file.with_suffix(".bmp"))
         file.unlink()
     data = ingestion.scan(config_of(photos), photos.parent / "work")
-    records = _records(photos, known if has_run else None, seen_in(known))
+    records = _records(known if has_run else None, seen_in(known), root=photos)
     selection = select(data, records, ("across", "down", "rising"), EvaluationChoices())
     assert len(selection.rows) == (trained.counts["test"] if knows_pixels else 60)
 
@@ -140,3 +146,36 @@ def test_optimistic_metrics_are_named(photos: Path) -> None:
             assert words.lower() in said.lower()
             assert "not used for training" not in said
             assert "not recorded as used for training" in said
+
+
+MANIFEST = pd.DataFrame(
+    {"sha256": list("abcdef"), "split": ["train", "train", "train", "validation", "test", "test"]}
+)
+
+
+@pytest.mark.parametrize(
+    ("predicted", "expected"),
+    [
+        ("abcdef", "abcd"),  # the folds predicted training and validation images
+        ("def", ""),  # without folds, only the others are predicted
+    ],
+)
+def test_only_folds_judge_training_images(predicted: str, expected: str) -> None:
+    """The verdicts of folds are those on training and validation images, by file digest."""
+    table = MANIFEST[MANIFEST["sha256"].isin(list(predicted))]
+    table = table.assign(
+        probabilities=pd.Series(0.1 * table.index, table.index).map(lambda p: [p, 1 - p])
+    )
+    found = _records(MANIFEST, predictions=table).of_folds
+    assert sorted(found) == list(expected)
+    assert all(found[key][0] == pytest.approx(0.1 * "abcdef".index(key)) for key in found)
+
+
+def test_images_of_the_initial_weights_are_seen() -> None:
+    """An image that the weights were trained on before the folds began has no verdict of them."""
+    before = pd.DataFrame({"sha256": ["b", "x"], "split": ["train", "train"]})
+    table = MANIFEST.assign(probabilities=MANIFEST["sha256"].map(lambda _: [0.5, 0.5]))
+    started = Provenance(inherited=SeenImages.of(before, before.iloc[:0]))
+    assert sorted(_records(MANIFEST, started, table).of_folds) == list("acd")
+    unknown = Provenance.without_record("x.pth is a file of unrecognised origin")
+    assert _records(MANIFEST, unknown, table).of_folds == {}
