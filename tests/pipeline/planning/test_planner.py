@@ -166,43 +166,28 @@ def test_what_labels_name_is_not_cut_off(tmp_path: Path, width: int, share: floa
 SMALL = {"embed_dim": 24, "depth": 1, "num_heads": 2, "mlp_dim": 24}
 
 
-def measured_on(photos: Path, tmp_path: Path, **flags: Any) -> Measurement:
-    """Measure the fastest candidate alone, with real steps."""
-    config = asked(photos, **flags)
+def test_what_is_set_is_not_measured(
+    photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A precision and a number of threads stand, and the speed is that with them.
+
+    A budget of nothing still measures the first candidate.
+    """
+    monkeypatch.setattr(precision, "faster", lambda _: pytest.fail("was measured"))
+    config = asked(photos, model=SMALL, training={"precision": "bfloat16", "threads": 2})
     data = ingest(config, tmp_path / "work")
     facts = planner.plan_facts(config, data)
     job = planner.measuring_job(config, data, facts, planner.user_settings(config))
     job = job.model_copy(update={"budget_seconds": 0.001, "images": 2})
-    with closing(EventWriter(tmp_path / "events.jsonl")) as events:
-        return measure(job, events)
-
-
-def test_measuring_gives_a_speed_for_the_first_candidate_at_least(
-    photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A budget of nothing still measures the fastest model, in the precision that is faster."""
-    monkeypatch.setattr(precision, "certain_reason", lambda _: "")
-    found = measured_on(photos, tmp_path)
-    [speed] = found.speeds
-    assert speed.candidate == "tiny"
-    assert speed.images_per_second > 0
-    assert speed.precision in {"float32", "bfloat16"}
-    assert found.threads == torch.get_num_threads()
-
-
-def test_what_is_set_is_not_measured(
-    photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A precision and a number of threads stand, and the speed is that with them."""
-    monkeypatch.setattr(precision, "faster", lambda _: pytest.fail("was measured"))
     before = torch.get_num_threads()
     try:
-        training = {"precision": "bfloat16", "threads": 2}
-        found = measured_on(photos, tmp_path, model=SMALL, training=training)
+        with closing(EventWriter(tmp_path / "events.jsonl")) as events:
+            found = measure(job, events)
     finally:
         torch.set_num_threads(before)
-    assert found.speeds[0].precision == "bfloat16"
-    assert found.threads == 2
+    [speed] = found.speeds
+    assert (speed.precision, found.threads) == ("bfloat16", 2)
+    assert speed.images_per_second > 0
 
 
 @pytest.mark.parametrize("features_only", [True, False])

@@ -13,7 +13,7 @@ from mlflow import MlflowClient
 
 from patchline.pipeline.registry import history
 from patchline.pipeline.registry.history import AliasChange
-from patchline.pipeline.registry.promotion import Request, changing, promote, rollback
+from patchline.pipeline.registry.promotion import Request, changing, promote
 from patchline.pipeline.registry.registered_models import ModelReference, summaries
 from patchline.pipeline.tracking.tracking_store import client
 from tests.pipeline.registry.made_versions import QUICK, make_version
@@ -126,21 +126,6 @@ def test_a_change_outside_patchline_gets_an_entry_when_it_is_noticed() -> None:
     removed = _settled("roses")[-1]
     assert (removed.from_version, removed.to_version) == ("2", None)
     assert _settled("roses")[-1] == removed  # noticed once
-
-
-def test_every_change_of_an_alias_has_one_entry(challenger: ModelReference, tmp_path: Path) -> None:
-    """Two versions, a promotion and a rollback: five changes, five entries, in order."""
-    promote(Request(challenger, QUICK), tmp_path / "promotion")
-    rollback("roses", "the greenhouse complained")
-    entries = history.read(client(), "roses")
-    assert [(e.sequence, e.alias, e.from_version, e.to_version, e.action) for e in entries] == [
-        (1, "challenger", None, "1", "registered"),
-        (2, "champion", None, "1", "promoted"),
-        (3, "challenger", "1", "2", "registered"),
-        (4, "champion", "1", "2", "promoted"),
-        (5, "champion", "2", "1", "rolled back"),
-    ]
-    assert entries[4].reason == "the greenhouse complained"
 
 
 def _change(to_version: str, action: history.Action) -> AliasChange:

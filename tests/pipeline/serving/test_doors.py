@@ -143,19 +143,6 @@ def test_wrong_settings_are_said(
     assert sentence in done.err
 
 
-def test_a_missing_model_is_said(registry: Registry) -> None:
-    """A model, a version or an alias that is not there is named, with what there is."""
-    for reference, words in (
-        ("colors", "Did you mean 'colours'?"),
-        (f"{NAME}@champoin", "Did you mean 'champion'?"),
-        (f"{NAME}/9", "has no version 9"),
-        ("a b", "is not a model reference"),
-    ):
-        done = patchline_here("serve", reference, cwd=registry.folder)
-        assert done.code == 2
-        assert words in done.err
-
-
 def test_https_is_served(registry: Registry, tmp_path: Path) -> None:
     """With a certificate, the server answers over TLS alone."""
     certificate, key = made_certificate(tmp_path / "own")

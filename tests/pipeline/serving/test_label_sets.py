@@ -21,7 +21,6 @@ from tests.pipeline.serving.served import (
     Registry,
     Serving,
     made_registry,
-    metric,
     png,
     serving,
 )
@@ -82,23 +81,6 @@ def test_every_interface_gives_the_same_labels(server: Serving, sets: Registry) 
         assert given == [_labels(expected)] * 5
         numbers.add(len(_labels(expected)))
     assert len(numbers) > 1
-
-
-def test_status_and_metrics_know_sets(server: Serving, sets: Registry) -> None:
-    """The status has task and thresholds; every label of an image counts, and images without."""
-    state = server.ask("GET", "/status").json
-    assert (state["task"], state["thresholds"]) == ("multi_label", list(THRESHOLDS))
-    seen = [sets.package(1).answers([png(seed)])[0] for seed in range(6)]
-    before = server.ask("GET", "/metrics").body.decode()
-    for seed in range(6):
-        server.predict(png(seed))
-    after = server.ask("GET", "/metrics").body.decode()
-
-    def grown(name: str) -> float:
-        return metric(after, name) - metric(before, name)
-
-    assert grown("patchline_predicted_images_total") == sum(len(_labels(each)) for each in seen)
-    assert grown("patchline_images_without_label_total") == sum(not _labels(each) for each in seen)
 
 
 def test_probabilities_of_sets_need_not_sum_to_1_but_must_be_probabilities(tmp_path: Path) -> None:
