@@ -5,26 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
-import pytest
 
 from patchline.pipeline.exports.agreement import EXACT, REDUCED, compared
 from patchline.pipeline.packaging.processor_check import this_processor
-
-
-def test_the_figures_are_those_of_the_images() -> None:
-    """Labels, the largest and the mean difference, and both accuracies, counted by hand."""
-    package = np.tile(np.array([[0.6, 0.3, 0.1]], np.float32), (400, 1))
-    form = package.copy()
-    form[0] = [0.5, 0.4, 0.1]
-    form[1] = [0.4, 0.5, 0.1]
-    labels = np.zeros(400, int)
-    found = compared(package, form, labels, REDUCED)
-    assert found.labels.value == 399 / 400
-    assert found.largest_difference == pytest.approx(0.2)
-    assert found.mean_difference == pytest.approx(0.3 / 400)
-    assert (found.package_accuracy.value, found.form_accuracy.value) == (1.0, 399 / 400)
-    [failure] = found.failures
-    assert failure == "a probability differs by 0.2; at most 0.15 is allowed"
 
 
 def test_the_same_labels_are_not_enough() -> None:

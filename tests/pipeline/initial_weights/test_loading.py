@@ -95,6 +95,10 @@ def test_another_head_is_initialized(tmp_path: Path, classes: tuple[str, ...] | 
     assert torch.equal(new.state_dict()["head.weight"], before)
     assert actions(done)["head.weight"] == "initialized"
     assert "initialized" in summary(found, done)
+    hidden = kept(built(head="tanh"), tmp_path)
+    assert (
+        actions(load_into(built(), hidden, tmp_path, CLASSES))["head.hidden.weight"] == "not used"
+    )
 
 
 @pytest.mark.parametrize("classes", [CLASSES, None])

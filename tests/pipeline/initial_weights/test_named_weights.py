@@ -13,10 +13,11 @@ from typing import Any
 
 import pytest
 import timm
+import torch
 from torchvision.models import get_model_weights
 
 from patchline.pipeline.config import RunConfig
-from patchline.pipeline.errors import ConfigError, OrchestrationError
+from patchline.pipeline.errors import ConfigError
 from patchline.pipeline.initial_weights.finding import find
 from patchline.pipeline.initial_weights.known_checksums import _STATED, publisher_of
 from patchline.pipeline.initial_weights.named_weights import file_of
@@ -69,17 +70,6 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     yield asked
     server.shutdown()
     server.server_close()
-
-
-def test_a_proxy_that_cannot_be_used_is_named_before_a_download(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Otherwise the download would go past a SOCKS proxy, or end in a name that is not known."""
-    monkeypatch.setenv("HF_ENDPOINT", "https://hub.example")
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setenv("all_proxy", "socks5://127.0.0.1:9")
-    with pytest.raises(OrchestrationError, match=r"all_proxy is .socks5://.*reach hub\.example\."):
-        file_of("hf:some/vit", download=True)
 
 
 def test_weights_are_downloaded_only_when_asked(
@@ -191,3 +181,20 @@ def test_an_unknown_name_is_a_sentence(reference: str, words: str) -> None:
     with pytest.raises(ConfigError, match=words) as caught:
         file_of(reference, download=False)
     assert "\n" not in str(caught.value)
+
+
+def test_cached_files_of_torchvision_are_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What torch.hub has stored is used; what it has not is named with its address."""
+    monkeypatch.setattr(torch.hub, "get_dir", lambda: str(tmp_path))
+    name = "torchvision:ViT_B_16_Weights.IMAGENET1K_V1"
+    with pytest.raises(ConfigError, match=r"bring vit_b_16-c867db91\.pth \(https://"):
+        file_of(name, download=False)
+    file = tmp_path / "checkpoints" / "vit_b_16-c867db91.pth"
+    file.parent.mkdir()
+    file.write_bytes(b"weights")
+    assert file_of(name, download=False).file == file
+    config: Any = timm.models.get_pretrained_cfg("vit_tiny_patch16_224")
+    with pytest.raises(ConfigError, match=config.hf_hub_id):
+        file_of("timm:vit_tiny_patch16_224", download=False)

@@ -159,23 +159,15 @@ def test_a_model_of_which_the_head_was_trained_trains_its_head_again() -> None:
 def test_the_recipe_depends_on_what_is_trained() -> None:
     """Weights of other data train the head, or all slowly; those of earlier data train shortly."""
     assert asked().training.trainable == "head"
+    pupil = asked(training={"teacher": "flowers@champion"})
+    taught = with_initial_weights(pupil, FOUND).training
+    assert (taught.trainable, taught.epochs) == ("all", 10)  # a head has no use for a teacher
     everything = asked(training={"trainable": "all"})
     assert (everything.optimizer.learning_rate, everything.optimizer.layer_decay) == (1e-4, 0.75)
     assert everything.training.epochs == 10
     flags = {"model": {"init": "flowers@champion"}}
     warm = config_files.requested(None, preset_name="none", flags=flags)
     assert (warm.optimizer.learning_rate, warm.training.epochs) == (1e-3, 20)
-
-
-@pytest.mark.parametrize("reference", [FILE, "moths-encoder/1"])
-def test_pretraining_continues_with_all_weights(reference: str) -> None:
-    """Without labels there is no head to train, and the recipe is that of a warm start."""
-    model = {"init": reference}
-    config = asked(model=model, objective={"name": "mae"})
-    assert (config.optimizer.learning_rate, config.training.epochs) == (1e-3, 20)
-    assert with_initial_weights(config, FOUND).training.trainable == "all"
-    with pytest.raises(ConfigError, match=r"trainable is head, but objective\.name mae"):
-        asked(model=model, objective={"name": "mae"}, training={"trainable": "head"})
 
 
 def test_without_a_champion_training_is_as_usual() -> None:

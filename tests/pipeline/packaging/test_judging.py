@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +9,6 @@ import cv2
 import numpy as np
 import pytest
 
-from patchline.pipeline.packaging.packaged_model import PackagedModel
 from tests.pipeline.conftest import CLASSES, Exported
 from tests.pipeline.ruled_package import package_with_rules, photograph
 
@@ -70,15 +68,3 @@ def test_the_map_is_the_graphs_attention(exported_rgb: Exported, tmp_path: Path)
     expected = attention[0].mean(axis=0) / attention[0].mean(axis=0).sum()
     np.testing.assert_allclose(answer["map"]["values"], expected, atol=1e-5)
     assert "map" not in package.answers([image])[0]
-
-
-def test_a_package_of_before_answers_without_sets(exported_rgb: Exported) -> None:
-    """It has no rules: the set is null, and the answer says why."""
-    package = PackagedModel(exported_rgb.onnx_file, exported_rgb.description_file, threads=1)
-    [answer, broken] = package.answers([photograph(0), b"no image"])
-    assert answer["set"] is None
-    assert answer["coverage"] is None
-    assert "older than prediction sets" in answer["set_unknown"]
-    assert answer["warnings"] == []
-    assert (broken["set"], broken["warnings"]) == (None, [])
-    json.dumps([answer, broken])

@@ -14,7 +14,9 @@ import torch
 from patchline.pipeline.metrics.label_calibration import LabelCalibration
 from patchline.pipeline.models.ensemble import Ensemble
 from patchline.pipeline.models.inference import normalised
+from patchline.pipeline.models.model_description import ModelDescription
 from patchline.pipeline.packaging.calibrated_onnx import ProbabilityModel, answering
+from patchline.pipeline.packaging.model_card import CardFacts, CardLabel, model_card
 from patchline.pipeline.packaging.packaged_model import PackagedModel
 from tests.pipeline.conftest import (
     CLASSES,
@@ -24,6 +26,7 @@ from tests.pipeline.conftest import (
     Exported,
     image_spec,
     random_model,
+    vit_choice,
 )
 from tests.pipeline.ruled_package import photograph
 
@@ -120,3 +123,19 @@ def _with_thresholds(exported: Exported, folder: Path, values: list[float]) -> P
     shutil.copy(exported.onnx_file, folder / "model.onnx")
     (folder / "model.json").write_text(json.dumps(description), encoding="utf-8")
     return PackagedModel(folder / "model.onnx", folder / "model.json", threads=1)
+
+
+def test_the_card_lists_labels_with_thresholds_and_average_precision() -> None:
+    """It says what was measured for each label, and that few images gave some the threshold 0.5."""
+    labels = tuple(CardLabel(images=7, average_precision=None) for _ in CLASSES)
+    facts = CardFacts(name="shapes", labels=labels)
+    description = ModelDescription(
+        model=vit_choice("conv"), plugins=(), classes=CLASSES, image=image_spec(3),
+        task="multi_label", label_calibration=LABEL_CALIBRATION, thresholds=LABEL_THRESHOLDS,
+    )  # fmt: skip
+    card = model_card(description, facts, parameters=10, check="equal")
+    assert "which of 6 labels an image has" in card
+    assert "| 1 | down | 0.300 | not known | | 7 |" in card
+    assert "0.5 for dotted" in card
+    assert "do not sum to 1" in card
+    assert "dotted is not calibrated" in card

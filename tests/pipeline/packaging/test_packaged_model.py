@@ -151,20 +151,6 @@ def test_a_server_reads_no_paths(rgb: PackagedModel, tmp_path: Path) -> None:
     assert answers[0]["error"].replace("there", "absent") == answers[1]["error"]
 
 
-def test_top_k_are_the_most_probable_classes(rgb: PackagedModel) -> None:
-    """The k most probable classes come first, at least one and at most all."""
-    photo: object = _photos(1)[0]
-    everything = rgb.answers([photo], top_k=len(CLASSES))[0]["top_k"]
-    probabilities = [entry["probability"] for entry in everything]
-    assert probabilities == sorted(probabilities, reverse=True)
-    assert sum(probabilities) == pytest.approx(1.0, abs=1e-5)
-    assert {entry["label"] for entry in everything} == set(CLASSES)
-    for top_k, expected in ((1, 1), (3, 3), (0, 1), (-2, 1), (100, len(CLASSES))):
-        answer = rgb.answers([photo], top_k=top_k)[0]
-        assert answer["top_k"] == everything[:expected]
-        assert (answer["label"], answer["probability"]) == tuple(everything[0].values())
-
-
 def test_a_colour_image_suits_a_grey_model(grey: PackagedModel) -> None:
     """A colour array gets the luminance that the decoder gives to the same file."""
     photo = _photos(1)[0]

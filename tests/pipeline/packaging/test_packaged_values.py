@@ -14,7 +14,6 @@ from PIL import Image
 from patchline.pipeline.config_files import validated
 from patchline.pipeline.data import ingestion
 from patchline.pipeline.data.manifests import manifest as manifests
-from patchline.pipeline.data.reading.decoding import UndecodableImageError
 from patchline.pipeline.data.store import prepared_store
 from patchline.pipeline.packaging.clean_process_check import _photographs
 from patchline.pipeline.packaging.packaged_model import PackagedModel
@@ -103,23 +102,6 @@ def test_eight_bits_for_a_model_of_sixteen_are_said(exported_rgb: Exported, tmp_
     plain = PackagedModel(exported_rgb.onnx_file, exported_rgb.description_file, threads=1)
     plain.pixels(png_file(values[:, :, None] * 10))
     assert plain.fits.words().startswith("1 image has 16-bit values, and the model was trained on")
-
-
-def test_arrays_and_pillow_images_are_mapped_like_files(
-    exported_rgb: Exported, tmp_path: Path
-) -> None:
-    """An array of 12 bits, a Pillow image and a file of the same values are the same image."""
-    ranges = {"ranges": [{"kind": "uint16", "low": 0, "high": 4095}]}
-    package = package_of(exported_rgb, tmp_path, ranges)
-    values = np.arange(24 * 24, dtype=np.uint16).reshape(24, 24) * 7
-    expected = package.pixels(png_file(values[:, :, None]))
-    assert np.array_equal(package.pixels(values), expected)
-    model = Model("deep", "1", package)
-    tables = [model.predict(each) for each in (values, Image.fromarray(values))]
-    assert np.allclose(tables[0]["probability"], tables[1]["probability"], atol=1e-6)
-    plain = PackagedModel(exported_rgb.onnx_file, exported_rgb.description_file, threads=1)
-    with pytest.raises(UndecodableImageError, match="pass uint8"):
-        plain.pixels(values)
 
 
 @pytest.mark.parametrize("bands", [(4, 3, 2), (7,)])

@@ -36,31 +36,6 @@ def test_a_fast_machine_trains_all_weights_as_long_as_the_time_allows() -> None:
     assert blocks.settings["optimizer"]["learning_rate"] == 2e-4
 
 
-def test_the_rate_of_the_last_blocks_is_that_of_their_own_steps() -> None:
-    """A third of a step of all weights for four of twelve blocks; features and tokens come before.
-
-    A search takes its epochs from that rate, which are those of the run.
-    """
-    blocks, everything, alone = made(50.0), made(400.0), made(2.0)
-    assert blocks.images_per_second == pytest.approx(50 / 3.5 * 3)
-    features, tokens = 3_600 / 50, 2 / 3 * 2 * 3_300 / 50
-    assert blocks.seconds_before == pytest.approx(features + tokens)
-    assert (everything.images_per_second, everything.seconds_before) == (400 / 3.5, 9.0)
-    assert (alone.images_per_second, alone.seconds_before) == (2.0, 0.0)
-    few = made(400.0, images=40)  # too few validation images: two folds beside
-    assert few.images_per_second == pytest.approx(400 / 3.5 * 3 / 2)
-
-
-def test_few_images_train_the_last_blocks_and_very_few_the_head_alone() -> None:
-    """With eight images of a class, all weights would learn them by heart."""
-    plan = made(400.0, images=40)
-    assert plan.settings["training"]["trainable"] == "last_blocks"
-    assert plan.settings["training"]["epochs"] == 20
-    alone = made(400.0, images=20)
-    assert alone.settings == {"training": {"trainable": "head"}}
-    assert "fewer than 5 per class" in alone.reasons[1]
-
-
 @pytest.mark.parametrize(
     ("gib", "model", "trainable"),
     [(80, "vit", "head_then_all"), (16, "vit", "last_blocks"), (16, "timm", "head")],
@@ -178,3 +153,13 @@ def test_what_needs_all_weights_gets_them(needs: dict[str, Any]) -> None:
     plan = made(10.0, **needs)
     assert plan.settings["training"]["trainable"] == "all"
     assert "needs a training run of all weights" in plan.reasons[0]
+
+
+def test_processes_that_share_no_folder_do_not_train_the_last_blocks() -> None:
+    """On an object store, those of one machine do, and those of several do not."""
+    facts = made(400.0, images=40).facts
+    for machines, planned in ((1, "last_blocks"), (2, "head")):
+        machine = facts.machine.model_copy(update={"cache_gib": 100.0, "machines": machines})
+        several = facts.model_copy(update={"machine": machine})
+        plan = fine_tuning_plan(several, {"training.processes": 2})
+        assert plan.settings["training"]["trainable"] == planned

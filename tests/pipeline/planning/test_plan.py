@@ -9,13 +9,11 @@ import pytest
 
 from patchline.pipeline.config import RunConfig
 from patchline.pipeline.config_files import dotted_keys, merged, validated
-from patchline.pipeline.planning import fixed_length
 from patchline.pipeline.planning.facts import DataFacts, MachineFacts, Plan, PlanFacts, Speed
 from patchline.pipeline.planning.plan import decided, plan
 from patchline.pipeline.planning.planner import with_plan
 from patchline.pipeline.plugin_system.plugin_settings import resolve_settings
 from patchline.pipeline.presets import PRESETS
-from patchline.pipeline.training.checkpoints import checkpoint
 from patchline.plugin_api import DataTraits
 
 FIFTEEN_MINUTES = {"training.time_limit": "15m"}
@@ -80,21 +78,6 @@ def test_every_plan_is_a_valid_config(preset: str) -> None:
         assert config.data.image_size <= max(8, side)
         assert config.training.batch_size <= max(16, count)
         assert config.training.time_limit == limit
-
-
-def test_minutes_of_a_slow_machine_give_the_small_model_and_simple_augmentation() -> None:
-    """The recipe that was best after two epochs of CIFAR-10 is the plan for that time."""
-    made = plan(facts(rate=131.0), FIFTEEN_MINUTES)
-    config = whole(made, FIFTEEN_MINUTES)
-    assert (config.model.settings["embed_dim"], config.model.settings["depth"]) == (128, 1)
-    assert config.model.patch_embedding.name == "whitened"
-    assert config.optimizer.name == "muon"
-    assert config.optimizer.learning_rate == pytest.approx(12e-3)
-    assert config.optimizer.weight_decay == pytest.approx(6 / (415 * 12e-3), rel=0.03)
-    assert config.training.batch_size == 256
-    assert made.settings["augmentation"] == {"name": "standard", "pad": 0.0625}
-    assert (config.training.ema_decay, config.training.initial_image_scale) == (0.0, 0.75)
-    assert "measured 131 images/s" in made.text()
 
 
 @pytest.mark.parametrize(
@@ -288,21 +271,6 @@ def test_an_epoch_is_planned_with_its_end(folds: int | None) -> None:
     assert made.length.seconds / made.length.training_share == pytest.approx(
         60 * trained / all_fits
     )
-
-
-def test_checkpoints_take_a_part_of_the_time() -> None:
-    """The first and the last of each fit, and those in between as often as they are written."""
-    pauses = (fixed_length.CHECKPOINT_PAUSE, fixed_length.CHECKPOINT_SHARE)
-    assert pauses == (checkpoint._PAUSE_SECONDS, checkpoint._SHARE)
-    given, left = slow_ends(500, 0.0), []
-    for each in (0.0, 0.1, 0.3, 1.0, 30.0):
-        [speed] = given.speeds
-        speeds = (speed.model_copy(update={"checkpoint_seconds": each}),)
-        written = given.model_copy(update={"speeds": speeds})
-        left.append(fixed_length.seconds_beside_checkpoints(written, "small", 60.0))
-        made = decided(written, {"training.time_limit": "1m", "training.refit": False})
-        assert made.length.seconds / made.length.training_share == pytest.approx(left[-1])
-    assert left == pytest.approx([60, 60 - 0.2 - 0.4, 60 - 0.6 - 1.2, 60 - 2 - 3, 30])
 
 
 def test_smaller_images_save_what_was_measured() -> None:

@@ -13,7 +13,7 @@ from PIL import Image
 
 from patchline.pipeline.config import RunConfig
 from patchline.pipeline.config_files import requested
-from patchline.pipeline.data.ingestion import ingest, resolve
+from patchline.pipeline.data.ingestion import ingest
 from patchline.pipeline.planning import measuring, planner
 from patchline.pipeline.planning.facts import DataFacts, Plan, PlanFacts, Speed
 from patchline.pipeline.planning.fine_tuning import FEATURES
@@ -96,32 +96,6 @@ def test_a_plan_is_remembered_and_keeps_the_settings_stable(
     updated = planned(config)  # with another torch, neither the speed nor the precision stands
     assert updated.images_per_second > measured_again.images_per_second
     assert planned(config) == updated
-
-
-@pytest.mark.parametrize("loss", [None, "asymmetric"])
-def test_a_plan_for_sets_of_labels_says_how_they_are_learned(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, loss: str | None
-) -> None:
-    """It counts labels in place of classes; the model is planned as for one label."""
-    source = {"source": "shapes", "options": {"images": 60}}
-    training = {"loss": loss} if loss else {}
-    config = requested(None, preset_name="quick", flags={"data": source, "training": training})
-    data = ingest(config, tmp_path)
-    speed = Speed(candidate="tiny", images_per_second=900.0, precision="float32")
-    monkeypatch.setattr(
-        planner, "measured_apart", lambda *_: Measurement(speeds=(speed,), threads=1)
-    )
-    made = planner.planned(config, data, tmp_path, lambda _: None)
-    mean = sum(data.class_counts.values()) / 60
-    assert made.facts.data.labels_per_image == pytest.approx(mean, abs=1e-3)
-    assert any(f"in 6 labels, {mean:.1f} an image" in each for each in made.reasons)
-    named = "the asymmetric loss of each label as set" if loss else "binary cross-entropy of each"
-    assert named in made.reasons[-1]
-    resolved = resolve(planner.with_plan(config, made), data)
-    assert resolved.training.loss == (loss or "bce")
-    assert made.facts.data.images_per_class == pytest.approx(
-        data.training_images * (made.facts.data.labels_per_image or 0) / 6
-    )
 
 
 def write_wide(folder: Path, width: int) -> Path:

@@ -7,7 +7,7 @@ from itertools import pairwise, product
 
 import pytest
 
-from benchmarks.plans import CPU, H100, MACHINES, Case, Machine, facts_of, settings_of, table
+from benchmarks.plans import CPU, MACHINES, Case, Machine, facts_of, settings_of, table
 from patchline.pipeline.planning.facts import PlanFacts
 from patchline.pipeline.planning.plan import (
     Decision,
@@ -115,28 +115,6 @@ def test_neighbours_get_neighbouring_plans(machine: Machine) -> None:
         assert place(facts, fewer) == place(others, more), before
         costs = [work(each.chosen.tier, each.chosen.side, 3) for each in (fewer, more)]
         assert 0.5 <= costs[0] / costs[1] <= 2, before
-
-
-@pytest.mark.parametrize("images", [16, 38, 50, 348, 500, 1_000, 3_000])
-def test_few_images_are_trained_for_a_least_number_of_updates(images: int) -> None:
-    """Fifty images are not done after two updates in each of sixty epochs."""
-    for preset, ambition in PRESETS.items():
-        _, made = decision(Case(images, 2, 300, None, preset), H100)
-        share = 0.5 if "folds" in made.repeated else 1.0  # of each fit
-        assert made.steps >= 30 * ambition.epochs * ROUNDING * share
-
-
-def test_few_validation_images_choose_no_epoch_alone() -> None:
-    """Folds where they are very few, a refit where they are worth training on, else neither."""
-    repeated = {n: decision(Case(n, 2, 300), CPU)[1].repeated for n in (50, 500, 1_010)}
-    assert repeated == {50: {"folds": 5}, 500: {"refit": True}, 1_010: {}}
-    facts = facts_of(Case(50, 2, 300), CPU)
-    words = plan(facts, {}).text()
-    assert "8 validation images: too few to choose an epoch on, so 5 folds" in words
-    whole = facts.data.model_copy(update={"can_be_folded": False})
-    alone = plan(facts.model_copy(update={"data": whole}), {})
-    assert alone.settings["training"]["refit"] is True
-    assert "trained once more on all" in alone.text()
 
 
 @pytest.mark.parametrize(

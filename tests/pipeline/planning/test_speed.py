@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
@@ -19,7 +20,7 @@ from patchline.pipeline.planning.measuring import loaded_per_second, measure
 from patchline.pipeline.planning.measuring_job import MeasuredCandidate, MeasuringJob
 from patchline.pipeline.planning.plan import candidates, measured_first, plan
 from patchline.pipeline.planning.pretraining import pretraining_plan
-from patchline.pipeline.planning.speed import reached, workers
+from patchline.pipeline.planning.speed import images_per_second, reached, workers
 from patchline.pipeline.planning.tiers import OWN, PHOTOGRAPH_TIERS
 from patchline.pipeline.training.speed.precision import Precision
 from patchline.pipeline.workers.event_log import EventWriter
@@ -174,3 +175,31 @@ def test_steps_of_smaller_images_are_measured(
     monkeypatch.setattr(measuring, "_LEAST_SECONDS", 0.0)
     speed = speed_of(candidate(data={"image_size": 64}, model=model), 99, 60)
     assert 0.3 < speed.smaller_step_share < 1
+
+
+def test_a_small_model_that_a_gpu_waits_for_says_little_about_large_ones() -> None:
+    """Between two measured models, speeds fall with the work; beyond, they follow the nearest."""
+    both = facts(measured("tiny", 9_000.0), measured("vit_s16", 3_000.0))
+    rates = [
+        images_per_second(both, tier, PHOTOGRAPH_TIERS, tier.name) for tier in PHOTOGRAPH_TIERS
+    ]
+    assert rates == sorted(rates, reverse=True)
+    assert (rates[0], rates[-1]) == (9_000.0, 3_000.0)
+    one = images_per_second(
+        facts(measured("tiny", 9_000.0)), PHOTOGRAPH_TIERS[-1], PHOTOGRAPH_TIERS, "vit_s16"
+    )
+    assert one < 300  # ten times too slow, which is why a large one is measured too
+
+
+@pytest.mark.parametrize(("images", "batch"), [(134, 16), (9_000, 128)])
+def test_few_images_are_measured_with_their_small_batches(
+    speed_of: Callable[..., Speed], monkeypatch: pytest.MonkeyPatch, images: int, batch: int
+) -> None:
+    """An image of a small batch takes longer, because the update of the weights costs the same."""
+
+    def steps(*of: Any, **_: Any) -> Iterator[float]:
+        return itertools.repeat(0.001 + 0.0001 * of[-1])
+
+    monkeypatch.setattr(measuring, "trial_steps", steps)
+    speed = speed_of(candidate(), images, 4.0)
+    assert speed.images_per_second == pytest.approx(batch / (0.001 + 0.0001 * batch))

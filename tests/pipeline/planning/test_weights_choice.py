@@ -13,12 +13,13 @@ from patchline.pipeline.config import RunConfig
 from patchline.pipeline.config_files import requested, validated
 from patchline.pipeline.data.ingestion import ingest
 from patchline.pipeline.data.manifests import manifest as manifests
+from patchline.pipeline.errors import WorkerError
 from patchline.pipeline.initial_weights.at_hand import VARIABLE
 from patchline.pipeline.models.model_building import build_model
 from patchline.pipeline.models.model_description import ModelDescription
 from patchline.pipeline.models.model_files import save_model
 from patchline.pipeline.planning import planner
-from patchline.pipeline.planning.facts import DataFacts, Plan, PlanFacts, Speed
+from patchline.pipeline.planning.facts import DataFacts, MachineFacts, Plan, PlanFacts, Speed
 from patchline.pipeline.planning.fine_tuning import FEATURES
 from patchline.pipeline.planning.measuring import measure
 from patchline.pipeline.planning.measuring_job import Measurement
@@ -176,6 +177,16 @@ def test_the_largest_weights_with_time_for_their_features_are_chosen(
     assert smaller.reference == str(folder / "b_small.safetensors")
     none = chosen(request_, tmp_path, speed=0.01)
     assert none.reference == ""
+
+    def fails(_: object) -> Measurement:
+        raise WorkerError("The measuring process was killed.")
+
+    failed = choose(request_, tmp_path / "work", fails)
+    assert any("which the next run tries again: The measuring" in each for each in failed.reasons)
+    machine = MachineFacts(memory_gib=1e-5)
+    little = request_._replace(facts=request_.facts.model_copy(update={"machine": machine}))
+    large = choose(little, tmp_path / "work", lambda _: pytest.fail("measured"))
+    assert "too large for the time or memory" in large.reasons[0]
     broken = {**tiny_vit(256)}
     del broken["encoder.ln.weight"]
     save_file(broken, folder / "a_large.safetensors")

@@ -202,3 +202,16 @@ def test_a_certificate_that_is_seen_half_renewed_is_read_again(
             side.do_handshake()
     shown = client.getpeercert(binary_form=True)
     assert shown == ssl.PEM_cert_to_DER_cert(renewed[0].read_text())
+
+
+def test_a_missing_model_is_said(registry: Registry) -> None:
+    """A model, a version or an alias that is not there is named, with what there is."""
+    for reference, words in (
+        ("colors", "Did you mean 'colours'?"),
+        (f"{NAME}@champoin", "Did you mean 'champion'?"),
+        (f"{NAME}/9", "has no version 9"),
+        ("a b", "is not a model reference"),
+    ):
+        done = patchline_here("serve", reference, cwd=registry.folder)
+        assert done.code == 2
+        assert words in done.err

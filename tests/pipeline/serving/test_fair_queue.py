@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import threading
-
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -17,18 +15,6 @@ def test_a_small_request_does_not_wait_for_a_large_one() -> None:
     queue.put("small", ["small"])
     assert queue.take(3) == ["large 0", "small", "large 1"]
     assert queue.take(9) == ["large 2", "large 3", "large 4"]
-
-
-def test_a_taker_waits() -> None:
-    """`take` returns once something is put."""
-    queue: FairQueue[int] = FairQueue()
-    taken: list[int] = []
-    taker = threading.Thread(target=lambda: taken.extend(queue.take(1)))
-    taker.start()
-    queue.put("a", [])
-    queue.put("a", [7])
-    taker.join(30)
-    assert taken == [7]
 
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 5)), max_size=20), st.integers(1, 7))

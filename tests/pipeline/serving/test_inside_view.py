@@ -14,20 +14,6 @@ from tests.pipeline.serving.served import Registry, Serving, png
 from tests.pipeline.serving.test_predict import b64
 
 
-def test_the_image_that_is_seen_is_answered_in_the_same_way(server: Serving) -> None:
-    """What comes back as `seen`, sent again, has the same answer: the page covers parts of it."""
-    sent = png(3, side=40)
-    first = server.ask("POST", "/inside", sent, {"content-type": "image/png"})
-    assert first.status == 200
-    plain = server.predict(sent).json
-    assert {key: first.json[key] for key in plain} == plain
-    kind, _, encoded = first.json["seen"].partition(",")
-    assert kind == "data:image/png;base64"
-    again = server.ask("POST", "/inside", base64.b64decode(encoded), {"content-type": "image/png"})
-    assert again.json["seen"] == first.json["seen"]
-    assert again.json["top"] == first.json["top"]
-
-
 def test_blocks_are_those_of_the_package(finished_run: Run) -> None:
     """Attention and readings are the package's outputs; the last reading is the answer."""
     [file] = finished_run.folder.glob("mlruns/**/artifacts/**/model.onnx")

@@ -43,19 +43,3 @@ def test_a_batch_grows_while_it_pays(call: float, image: float, batch: int, larg
     """
     package = Timed(call / 1000, image / 1000)
     assert (package.batch(), package.largest) == (batch, largest)
-
-
-@pytest.mark.parametrize("slow", [1, 2, 4, 8])
-def test_one_slow_measurement_does_not_decide(slow: int) -> None:
-    """A size that seems a tenth slower than it is does not keep the batch from growing beyond it.
-
-    Found on a busy machine: sizes of 2 and 4 alternated from start to start, and a batch of 2 took
-    7% more processor time for each image.
-    """
-
-    class Disturbed(Timed):
-        def answers_to(self, images: list[Any], top_k: int) -> None:
-            super().answers_to(images, top_k)
-            self.now += (len(images) == slow) * 0.0001 * len(images)
-
-    assert Disturbed(0.0005, 0.001).batch() == 64

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -70,3 +71,14 @@ def test_a_download_that_takes_too_long_is_rejected_and_tried_less_often(cache: 
         assert asyncio.run(follow()) == [60, 120, 240, 480, 960, 960]
     left = {each.name for each in cache.iterdir() if each.is_dir()}
     assert left == {".part-under way"}
+
+
+def test_a_download_is_no_package_yet(cache: Path) -> None:
+    """The four newest packages are kept beside what is being downloaded."""
+    for age in range(6):
+        (cache / str(age)).mkdir()
+        os.utime(cache / str(age), (1e9 - age, 1e9 - age))
+    served_package._keep_newest(cache)
+    assert sorted(each.name for each in cache.iterdir()) == [
+        ".part-killed", ".part-under way", "0", "1", "2", "3",
+    ]  # fmt: skip
