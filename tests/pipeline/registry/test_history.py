@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,9 +13,9 @@ from mlflow import MlflowClient
 from patchline.pipeline.registry import history
 from patchline.pipeline.registry.history import AliasChange
 from patchline.pipeline.registry.promotion import Request, changing, promote
-from patchline.pipeline.registry.registered_models import ModelReference, summaries
+from patchline.pipeline.registry.registered_models import ModelReference, resolve, summaries
 from patchline.pipeline.tracking.tracking_store import client
-from tests.pipeline.registry.made_versions import QUICK, make_version
+from tests.pipeline.registry.made_versions import QUICK
 
 WRITES = (
     "set_registered_model_tag",
@@ -31,61 +30,37 @@ class Crash(BaseException):
     """The process dies here; `except Exception` does not catch it."""
 
 
-class DyingStore:
-    """Let a process die before its n-th write to the store, which is after the one before."""
-
-    def __init__(self, patch: pytest.MonkeyPatch, last: int) -> None:
-        self.writes, self._last = 0, last
-        for name in WRITES:
-            patch.setattr(MlflowClient, name, self._dying(getattr(MlflowClient, name)))
-
-    def _dying(self, method: Callable[..., Any]) -> Callable[..., Any]:
-        def write(store: MlflowClient, *values: Any, **named: Any) -> Any:
-            self.writes += 1
-            if self.writes >= self._last:
-                raise Crash
-            return method(store, *values, **named)
-
-        return write
-
-
-@pytest.fixture(scope="module")
-def versions(
-    tmp_path_factory: pytest.TempPathFactory, empty_store: Path
-) -> tuple[str, list[ModelReference]]:
-    """Return a store with a champion and a better challenger of one model."""
-    folder = tmp_path_factory.mktemp("versions")
-    shutil.copy(empty_store, folder / "mlflow.db")
-    uri = f"sqlite:///{folder / 'mlflow.db'}"
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(folder)
-        patch.setenv("MLFLOW_TRACKING_URI", uri)
-        made = [make_version("roses", folder, wrong=range(end)) for end in (60, 10)]
-    return uri, made
-
-
 def _settled(name: str) -> list[AliasChange]:
     with changing(name) as (store, _):
         return history.settle(store, name)
 
 
 def test_after_a_crash_at_any_write_the_history_explains_the_champion(
-    versions: tuple[str, list[ModelReference]],
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
+    challenger: ModelReference, tmp_path: Path
 ) -> None:
     """Whichever write is the last, the entries form a chain that ends at the champion.
 
     A version is said to have been promoted only if it was, and always then.
     """
-    uri, [first, second] = versions
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
-    outcomes = set()
+    first, outcomes, writes, last = resolve("roses/1"), set(), 0, 0
+
+    def dying(method: Callable[..., Any]) -> Callable[..., Any]:
+        def write(store: MlflowClient, *values: Any, **named: Any) -> Any:
+            nonlocal writes
+            writes += 1
+            if writes >= last:  # that is after the write before
+                raise Crash
+            return method(store, *values, **named)
+
+        return write
+
     for last in range(1, 20):
+        writes = 0
         with pytest.MonkeyPatch.context() as patch:
-            dying = DyingStore(patch, last)
+            for name in WRITES:
+                patch.setattr(MlflowClient, name, dying(getattr(MlflowClient, name)))
             try:
-                promote(Request(second, QUICK), tmp_path / str(last))
+                promote(Request(challenger, QUICK), tmp_path / str(last))
                 finished = True
             except Crash:
                 finished = False
@@ -102,16 +77,16 @@ def test_after_a_crash_at_any_write_the_history_explains_the_champion(
         assert {entry.state for entry in entries} == {"done"}
         assert [entry.sequence for entry in entries] == sorted({e.sequence for e in entries})
         decision = summaries("roses")[0].versions[0].decision
-        assert (decision is not None) == any(to == second.version for _, to in changes)
+        assert (decision is not None) == any(to == challenger.version for _, to in changes)
         assert decision is None or decision["promoted"]
-        if champion == second.version:
+        if champion == challenger.version:
             back = Request(first, QUICK, force_reason="the next round")
             promote(back, tmp_path / f"{last} back")
         if finished:
             break
     else:
-        pytest.fail(f"{dying.writes} writes were not enough to finish")
-    assert outcomes == {first.version, second.version}
+        pytest.fail(f"{writes} writes were not enough to finish")
+    assert outcomes == {first.version, challenger.version}
 
 
 @pytest.mark.usefixtures("challenger")
