@@ -102,7 +102,7 @@ def write_wide(folder: Path, width: int) -> Path:
     """Write wide photographs with sets of two labels, one of which is rare, and their table."""
     random = np.random.default_rng(0)
     lines = ["image,tags"]
-    for number in range(40):
+    for number in range(80):
         pixels = random.integers(0, 255, (40, width, 3), dtype=np.uint8)
         Image.fromarray(pixels).save(folder / f"{number}.png")
         labels = ("bird", "", "sky|bird")[number // 8 % 3] if number % 8 == 0 else "sky"

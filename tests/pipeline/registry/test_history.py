@@ -42,7 +42,8 @@ def test_after_a_crash_at_any_write_the_history_explains_the_champion(
 
     A version is said to have been promoted only if it was, and always then.
     """
-    first, outcomes, writes, last = resolve("roses/1"), set(), 0, 0
+    first, writes, last = resolve("roses/1"), 0, 0
+    outcomes: set[str | None] = set()
 
     def dying(method: Callable[..., Any]) -> Callable[..., Any]:
         def write(store: MlflowClient, *values: Any, **named: Any) -> Any:
