@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import io
 import json
 from pathlib import Path
 from typing import Any
@@ -90,7 +91,9 @@ def test_eight_bits_for_a_model_of_sixteen_are_said(exported_rgb: Exported, tmp_
     """Once for all images, with their number; a model that was trained on both says nothing."""
     values = np.arange(24 * 24, dtype=np.uint16).reshape(24, 24) * 7
     small = (values >> 4).astype(np.uint8)
-    given: list[Any] = [png_file(small[:, :, None]), values, small, Image.fromarray(small)]
+    file = io.BytesIO()
+    Image.fromarray(small).save(file, "PNG")
+    given: list[Any] = [file.getvalue(), values, small, Image.fromarray(small)]
     ranges = {"ranges": [{"kind": "uint16", "low": 0, "high": 4095}]}
     package = package_of(exported_rgb, tmp_path, {**ranges, "eight_bit": False})
     said = "3 of 4 images have 8-bit values, and the model was trained on images of 16-bit values"
