@@ -265,9 +265,12 @@ def test_a_package_that_cannot_be_served_says_why(
 ) -> None:
     """The sentence ends with what its server says last."""
     shutil.copytree(folder / "model", tmp_path / "out/model")
-    program = tmp_path / "out/app/patchline/pipeline/serving/__main__.py"
-    program.parent.mkdir(parents=True)
-    program.write_text("raise SystemExit('\\nits files are damaged')")
+    shutil.copy(folder / "requirements.txt", tmp_path / "out")
+    program = tmp_path / "out/app/patchline/pipeline/serving"
+    program.mkdir(parents=True)
+    for package in (program, *program.parents[:2]):
+        (package / "__init__.py").touch()
+    (program / "__main__.py").write_text("raise SystemExit('its files are damaged')")
     with pytest.raises(PackagingError, match="its files are damaged"):
         check_server(tmp_path / "out", SERVED, photos.images_NHWC, np.zeros((8, 6)))
 
