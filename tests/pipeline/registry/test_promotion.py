@@ -339,16 +339,15 @@ def test_a_version_without_records_cannot_be_compared(
 
     Neither does a promotion touch an alias when the package is gone.
     """
-    [model] = summaries("roses")
-    run = client().get_run(model.versions[0].run_id)
-    shutil.rmtree(run.info.artifact_uri.removeprefix("file://"))
-    with pytest.raises(
-        ModelReferenceError, match="training data of 'roses' version 2 is no longer recorded"
-    ):
-        promote(Request(challenger, QUICK), tmp_path / "promotion")
-    shutil.rmtree(_package(challenger))
+    request, package = Request(challenger, QUICK), _package(challenger)
+    away = package.rename(tmp_path / "away")
     with pytest.raises(ModelReferenceError, match="version 2 are gone"):
-        promote(Request(challenger, QUICK), tmp_path / "promotion")
+        promote(request, tmp_path / "promotion")
+    away.rename(package)
+    run = client().get_run(summaries("roses")[0].versions[0].run_id)
+    shutil.rmtree(run.info.artifact_uri.removeprefix("file://"))
+    with pytest.raises(ModelReferenceError, match="version 2 is no longer recorded"):
+        promote(request, tmp_path / "promotion")
     assert _champion() == "1"
 
 
