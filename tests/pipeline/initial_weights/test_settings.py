@@ -113,26 +113,6 @@ def test_a_value_that_equals_its_default_stays(tmp_path: Path) -> None:
     assert with_initial_weights(asked(), found).model.settings["activation"] == "quick_gelu"
 
 
-@pytest.mark.parametrize(
-    ("classes", "head"),
-    [
-        (("ant", "bee"), "tanh"),
-        (("bee", "cat"), "linear"),
-        (None, "tanh"),
-    ],
-)
-def test_a_hidden_layer_in_the_head_is_for_its_own_classes(
-    classes: tuple[str, ...] | None, head: str
-) -> None:
-    """A version with a tanh head gives other classes a linear one, unless the user chooses."""
-    settings = {"name": "vit", "embed_dim": 48, "depth": 3, "num_heads": 4, "head": "tanh"}
-    changes = {"settings": settings, "kind": "version", "classes": ("ant", "bee")}
-    found = FOUND.model_copy(update=changes)
-    assert with_initial_weights(asked(), found, classes).model.settings["head"] == head
-    chosen = with_initial_weights(asked(model={"head": "tanh"}), found, classes)
-    assert chosen.model.settings["head"] == "tanh"
-
-
 def test_a_model_of_which_the_head_was_trained_trains_its_head_again() -> None:
     """All weights of a large frozen network would take hours; a plan decides with the time."""
     version = FOUND.model_copy(update={"kind": "version", "reference": "flowers/1"})

@@ -3,27 +3,16 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 from typing import Any
 
-import numpy as np
-import pandas as pd
 import pytest
-import torch
 
 from patchline.pipeline.config import ModelChoice
-from patchline.pipeline.data.manifests import manifest as manifests
 from patchline.pipeline.metrics.intervals import MetricEstimate
 from patchline.pipeline.metrics.temperature import TemperatureFit
 from patchline.pipeline.models.model_description import ModelDescription, PluginRecord
-from patchline.pipeline.models.model_files import save_model
-from patchline.pipeline.packaging.__main__ import package
-from patchline.pipeline.packaging.calibrated_onnx import ProbabilityModel
-from patchline.pipeline.packaging.job import PackagingJob
 from patchline.pipeline.packaging.model_card import CardFacts, escaped, model_card
-from patchline.pipeline.workers.event_log import EventWriter
-from tests.conftest import draw_photo
-from tests.pipeline.conftest import CLASSES, SIDE, image_spec, random_model, vit_choice
+from tests.pipeline.conftest import image_spec
 
 FACTS = CardFacts(
     name="flowers",
@@ -109,47 +98,6 @@ def test_a_class_name_is_shown_as_it_is(name: str) -> None:
     assert not re.search(r"https?://|www\.", cell)
     unescaped = re.sub(r"\\([!-/:-@\[-`{-~])", r"\1", cell)
     assert unescaped == re.sub(r"[\n\t]", " ", name)
-
-
-def test_packaging_writes_the_card(tmp_path: Path) -> None:
-    """The packaging process adds what it measured, and the card names no folder."""
-    model = random_model(3).model
-    description = ModelDescription(
-        model=vit_choice("conv"), plugins=(), classes=CLASSES, image=image_spec(3)
-    )
-    (tmp_path / "trained").mkdir()
-    save_model(tmp_path / "trained", model, description)
-    rows = {"path": [f"{n}.png" for n in range(12)], "split": "test", "status": "ok"}
-    manifests.save(pd.DataFrame(rows), tmp_path / "manifest.parquet")
-    (tmp_path / "store").mkdir()
-    np.save(tmp_path / "store/images.npy", np.stack([draw_photo(n, n, SIDE) for n in range(12)]))
-    bias = tuple(-float(k) for k in range(len(description.classes)))
-    fit = FITTED.model_copy(update={"temperature": 1.5, "bias": bias})
-    job = PackagingJob(
-        model_folder=tmp_path / "trained",
-        manifest_file=tmp_path / "manifest.parquet",
-        store=tmp_path / "store",
-        calibration=fit,
-        reported=tmp_path / "predictions.parquet",
-        folder=tmp_path / "package",
-        card=FACTS,
-    )
-    job.folder.mkdir()
-    pixels = torch.from_numpy(np.load(tmp_path / "store/images.npy"))
-    probabilities = ProbabilityModel(model, image_spec(3), fit)(pixels).detach().numpy()
-    table = pd.DataFrame(rows).assign(row=range(12), probabilities=list(probabilities))
-    table.to_parquet(job.reported)
-    made = package(job, EventWriter(tmp_path / "events.jsonl"))
-    names = "digests.json model.json model.onnx model.safetensors model_card.md model_server.py"
-    assert sorted(file.name for file in made.folder.iterdir()) == names.split()
-    card = (made.folder / "model_card.md").read_text()
-    assert "of all 12 test images differ from the reported ones by at most" in card
-    assert "temperature 1.5, fitted on 300 validation images (95% interval 1.10 to 1.40)" in card
-    assert "test-time flip" not in card
-    assert made.latency is not None
-    assert [each.batch_size for each in made.latency.batches] == [1, 4, 16]
-    assert escaped(made.latency.sentence()) in card
-    assert str(tmp_path) not in card
 
 
 def test_a_card_says_where_calibration_is_unknown() -> None:

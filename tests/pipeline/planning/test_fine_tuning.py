@@ -120,25 +120,6 @@ def test_the_time_limit_is_the_time_for_all_weights() -> None:
     assert "time_limit" not in longer.settings["training"]
 
 
-@pytest.mark.parametrize(("images", "last"), [(200, 15), (40, 20)])
-def test_a_time_limit_does_not_train_few_images_for_longer_than_planned(
-    images: int, last: int
-) -> None:
-    """The loop follows the clock; most epochs end it, those of the plan or of the user."""
-    limited = made(200.0, images=images, training__time_limit="30m")
-    planned = made(200.0, images=images)
-    assert limited.settings["training"]["trainable"] == planned.settings["training"]["trainable"]
-    assert planned.settings["training"]["epochs"] == last
-    assert limited.settings["training"]["max_epochs"] == last
-    short = made(200.0, images=images, training__time_limit="5s")
-    assert "it ends after" not in short.reasons[1]
-    own = made(200.0, images=images, training__time_limit="30m", training__max_epochs=50)
-    assert "max_epochs" not in own.settings["training"]
-    assert "it ends after 50 epochs" in own.reasons[1]
-    none = made(200.0, images=images, training__time_limit="30m", training__max_epochs=None)
-    assert "it ends after" not in none.reasons[1]
-
-
 @pytest.mark.parametrize(
     "needs",
     [
