@@ -6,14 +6,9 @@ import contextlib
 import itertools
 import json
 import os
-import shutil
-import socket
 import subprocess
 import sys
 import time
-import urllib.request
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +21,7 @@ from patchline.pipeline.registry.history import CHAMPION, AliasChange
 from patchline.pipeline.registry.promotion import Request, changing, promote
 from patchline.pipeline.registry.registered_models import ModelReference
 from patchline.pipeline.tracking.tracking_store import client
-from patchline.pipeline.workers.worker_start import stop_group
-from tests.patience import patient
+from tests.browser.mlflow_server import mlflow_server
 from tests.pipeline.registry.made_versions import QUICK, make_version
 
 ROUNDS, KILLS, SERVER_ROUNDS = 30, 20, 6
@@ -104,15 +98,15 @@ def test_two_promoters_at_once_never_decide_against_a_stale_champion(
     """
     with contextlib.ExitStack() as stack:
         store = f"sqlite:///{tmp_path / 'mlflow.db'}"
-        uri = store if machines == 1 else stack.enter_context(_server(tmp_path))
-        os.environ["MLFLOW_TRACKING_URI"] = uri
+        if machines > 1:
+            store = stack.enter_context(mlflow_server(tmp_path / "mlflow.db"))
+        os.environ["MLFLOW_TRACKING_URI"] = store
         first, second, third = _three_versions(tmp_path)
-        rivals = [
-            Promoter("roses", tmp_path / name, TMPDIR=str(tmp_path / name))
-            for name in ("left", "right")
-        ]
-        for rival in rivals:
-            stack.callback(rival.kill)
+        rivals: list[Promoter] = []
+        for name in ("left", "right"):
+            (tmp_path / name).mkdir()
+            rivals.append(Promoter("roses", tmp_path / name, TMPDIR=str(tmp_path / name)))
+            stack.callback(rivals[-1].kill)
         for number in range(ROUNDS if machines == 1 else SERVER_ROUNDS):
             before = len(_explained()[1])
             pair = rivals if number % 2 else rivals[::-1]
@@ -179,44 +173,3 @@ def test_a_claim_that_a_dead_process_left_is_taken_away(monkeypatch: pytest.Monk
             still_held()
     tags = store.get_registered_model("roses").tags
     assert not [key for key in tags if key.startswith(CLAIM_PREFIX)]
-
-
-@contextmanager
-def _server(folder: Path) -> Iterator[str]:
-    """Run a real MLflow server."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    for name in ("left", "right"):
-        (folder / name).mkdir(exist_ok=True)
-    process = subprocess.Popen(
-        [
-            str(Path(sys.executable).parent / "mlflow"), "server", "--host", "127.0.0.1",
-            "--port", str(port), "--backend-store-uri", f"sqlite:///{folder / 'server.db'}",
-            "--artifacts-destination", str(folder / "artifacts"), "--workers", "2",
-        ],
-        cwd=folder,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        start_new_session=True,
-    )  # fmt: skip
-    uri = f"http://127.0.0.1:{port}"
-    try:
-        deadline = time.monotonic() + patient(180)
-        while time.monotonic() < deadline:
-            with contextlib.suppress(OSError), urllib.request.urlopen(f"{uri}/health"):
-                break
-            time.sleep(0.5)
-        yield uri
-    finally:
-        stop_group(process)
-
-
-@pytest.fixture(autouse=True)
-def _folders(tmp_path: Path) -> Iterator[None]:
-    for name in ("left", "right"):
-        (tmp_path / name).mkdir()
-    yield
-    os.environ.pop("MLFLOW_TRACKING_URI", None)
-    shutil.rmtree(tmp_path, ignore_errors=True)  # hundreds of pages
