@@ -92,7 +92,7 @@ def _explained() -> tuple[str | None, list[AliasChange]]:
 def test_two_promoters_at_once_never_decide_against_a_stale_champion(
     tmp_path: Path, machines: int
 ) -> None:
-    """Two processes are released together, again and again.
+    """Two processes are repeatedly released together.
 
     On one machine a lock keeps them apart, and on two machines their claims on a server.
     """
