@@ -54,7 +54,7 @@ def _champion(name: str = "roses") -> str | None:
     return alias_of(client(), name, CHAMPION)
 
 
-def test_a_better_version_is_promoted_and_an_equal_one_is_not(
+def test_a_better_version_is_promoted_and_a_hardly_better_one_is_not(
     challenger: ModelReference, tmp_path: Path
 ) -> None:
     """Fewer errors on the same images promote; one image more does not.
