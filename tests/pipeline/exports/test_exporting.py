@@ -41,7 +41,7 @@ def _export(exported: Exported, form: Form, images: ComparisonImages, out: Path)
     [
         "onnx",
         "int8",
-        pytest.param("torch", marks=pytest.mark.slow),
+        "torch",
         pytest.param(
             "openvino",
             marks=pytest.mark.skipif(not HAS_OPENVINO, reason="openvino is not installed"),
@@ -51,15 +51,17 @@ def _export(exported: Exported, form: Form, images: ComparisonImages, out: Path)
 def test_a_form_that_agrees_is_written_and_loads_as_its_readme_says(
     form: Form, exported_rgb: Exported, photos: ComparisonImages, tmp_path: Path
 ) -> None:
-    """The README's code runs in a process without Patchline, and answers what is recorded."""
+    """The README's code runs in a process without Patchline, and answers what is recorded.
+
+    A float32 form needs no check, so its folder holds no image of anybody; a torch program holds
+    no pickle.
+    """
     out = tmp_path / "out"
     record = _export(exported_rgb, form, photos, out)
     assert record.chosen is not None, record.refusal
     assert record.chosen.agreement.labels.value >= 0.995
     assert record.chosen.agreement.labels.n == 96
     assert [each.batch_size for each in record.chosen.latency] == [1, 8, 32]
-    assert min(each.form_milliseconds for each in record.chosen.latency) > 0
-    assert record.chosen.bytes > 0
     assert ExportRecord.model_validate_json((out / "export.json").read_text()) == record
     readme = (out / "README.md").read_text()
     code = readme.split("```python\n")[1].split("```")[0]
@@ -77,12 +79,27 @@ def test_a_form_that_agrees_is_written_and_loads_as_its_readme_says(
     [expected] = package.probabilities(np.zeros((1, 16, 16, 3), np.uint8))
     assert row == pytest.approx(expected.tolist(), abs=record.allowed_difference)
     assert list(tmp_path.iterdir()) == [out]  # nothing else is left
+    if form == "onnx":
+        assert record.stored_images == 0
+        assert check_on_this_processor(out, lambda images: images) is None
+        names = {"model.onnx", "model.json", "export.json", "README.md", "digests.json"}
+        assert {file.name for file in out.iterdir()} == names
+    if form == "torch":
+        with zipfile.ZipFile(out / "model.pt2") as archive:
+            for name in archive.namelist():
+                content = archive.read(name)
+                assert b"data.pkl" not in content, name
+                with pytest.raises(ValueError, match=r"."):
+                    list(pickletools.genops(content))
 
 
 def test_an_int8_export_serves_as_a_package_and_checks_the_processor(
     exported_rgb: Exported, photos: ComparisonImages, tmp_path: Path
 ) -> None:
-    """It opens like a package; the check passes here, and fails for what others answer."""
+    """It opens like a package; the check passes here, and fails for what others answer.
+
+    A server refuses it with the difference where it answers otherwise than it did.
+    """
     record = _export(exported_rgb, "int8", photos, tmp_path / "out")
     assert record.processor.name
     model = PackagedModel(tmp_path / "out" / "model.onnx", tmp_path / "out" / "model.json", 1)
@@ -101,55 +118,20 @@ def test_an_int8_export_serves_as_a_package_and_checks_the_processor(
     assert other is not None
     assert not other.passed
     assert "export it again on this processor" in other.finding
-    broken = check_on_this_processor(
-        tmp_path / "out", lambda images: model.probabilities(images) * np.float32(np.nan)
-    )
-    assert broken is not None
-    assert not broken.passed
-
-
-def test_a_float32_form_needs_no_check(
-    exported_rgb: Exported, photos: ComparisonImages, tmp_path: Path
-) -> None:
-    """Its folder holds no image of anybody."""
-    record = _export(exported_rgb, "onnx", photos, tmp_path / "out")
-    assert record.stored_images == 0
-    assert check_on_this_processor(tmp_path / "out", lambda images: images) is None
-    assert {file.name for file in (tmp_path / "out").iterdir()} == {
-        "model.onnx", "model.json", "export.json", "README.md", "digests.json"
-    }  # fmt: skip
-
-
-def _with_outliers(exported: Exported, folder: Path) -> Exported:
-    """Return a package whose first wide weights hold a value that int8 has no room beside."""
-    shutil.copytree(exported.onnx_file.parent, folder)
-    network = onnx.load(str(folder / "model.onnx"))
-    for each in network.graph.initializer:
-        values = numpy_helper.to_array(each)
-        if values.ndim == 2 and values.size > 400:
-            changed = np.array(values)
-            changed[0] = 300.0 * np.sign(changed[0])
-            each.CopyFrom(numpy_helper.from_array(changed, each.name))
-    onnx.save(network, str(folder / "model.onnx"))
-    return exported._replace(
-        onnx_file=folder / "model.onnx", description_file=folder / "model.json"
-    )
-
-
-def test_int8_that_differs_is_refused_with_its_figures(
-    exported_rgb: Exported, photos: ComparisonImages, tmp_path: Path
-) -> None:
-    """Nothing is written, and the sentence says how far each way of making it was off."""
-    hard = _with_outliers(exported_rgb, tmp_path / "package")
-    record = _export(hard, "int8", photos, tmp_path / "out")
-    assert record.chosen is None
-    assert not (tmp_path / "out").exists()
-    assert "of 96 images the label of the package" in record.refusal
-    assert "at least 99.5% are required" in record.refusal
-    assert "static" in record.refusal
-    assert "dynamic" in record.refusal
-    assert "accuracy" in record.refusal
-    assert sorted(file.name for file in tmp_path.iterdir()) == ["package"]
+    out = tmp_path / "out"
+    assert checked_package(out, 1).package.classes == list(CLASSES)
+    file = out / "processor_check.npz"
+    with np.load(file, allow_pickle=False) as stored:
+        images, probabilities = stored["images"], stored["probabilities"]
+    np.savez_compressed(file, images=images, probabilities=probabilities[::-1])
+    (out / "digests.json").unlink()  # else the changed file is refused before
+    with pytest.raises(
+        PackageRefusedError, match=r"on this processor .* more than the 0\.15 allowed"
+    ):
+        checked_package(out, 1)
+    file.write_bytes(b"damaged")
+    with pytest.raises(PackageRefusedError, match="its check of the processor is damaged"):
+        checked_package(out, 1)
 
 
 def test_a_torch_program_that_computes_something_else_is_refused(
@@ -166,26 +148,6 @@ def test_a_torch_program_that_computes_something_else_is_refused(
     assert record.chosen is None
     assert record.tried[0].agreement.labels.value == 1.0
     assert "at most 0.0001 is allowed" in record.refusal
-
-
-def _check_for_pickles(file: Path) -> None:
-    """Check that no member of an archive can be read as a pickle."""
-    with zipfile.ZipFile(file) as archive:
-        for name in archive.namelist():
-            content = archive.read(name)
-            assert b"data.pkl" not in content, name
-            with pytest.raises(ValueError, match=r"."):
-                list(pickletools.genops(content))
-
-
-def test_few_images_are_not_good_news(
-    exported_rgb: Exported, photos: ComparisonImages, tmp_path: Path
-) -> None:
-    """Ten images with the same labels tell nothing."""
-    few = replace(photos, images_NHWC=photos.images_NHWC[:10], labels_N=photos.labels_N[:10])
-    record = _export(exported_rgb, "onnx", few, tmp_path / "out")
-    assert record.chosen is None
-    assert "10 images are too few to tell; at least 30 are needed" in record.refusal
 
 
 def test_a_processor_without_int8_products_gets_seven_bits(
@@ -207,28 +169,6 @@ def test_a_processor_without_int8_products_gets_seven_bits(
         assert max(int(np.abs(each.astype(int)).max()) for each in eight_bits) <= 64
 
 
-def test_a_server_checks_an_int8_export_on_its_processor(
-    exported_rgb: Exported, photos: ComparisonImages, tmp_path: Path
-) -> None:
-    """It is served where it answers as it did, and refused with the difference where not."""
-    out = tmp_path / "out"
-    _export(exported_rgb, "int8", photos, out)
-    checked = checked_package(out, 1)
-    assert checked.package.classes == list(CLASSES)
-    file = out / "processor_check.npz"
-    with np.load(file, allow_pickle=False) as stored:
-        images, probabilities = stored["images"], stored["probabilities"]
-    np.savez_compressed(file, images=images, probabilities=probabilities[::-1])
-    (out / "digests.json").unlink()  # else the changed file is refused before
-    with pytest.raises(
-        PackageRefusedError, match=r"on this processor .* more than the 0\.15 allowed"
-    ):
-        checked_package(out, 1)
-    file.write_bytes(b"damaged")
-    with pytest.raises(PackageRefusedError, match="its check of the processor is damaged"):
-        checked_package(out, 1)
-
-
 @pytest.fixture
 def labelled(exported_sets: Exported, photos: ComparisonImages) -> ComparisonImages:
     """Return the photos with the label sets that the multi-label package gives."""
@@ -238,23 +178,15 @@ def labelled(exported_sets: Exported, photos: ComparisonImages) -> ComparisonIma
     return replace(photos, labels_N=given.astype(np.uint8))
 
 
-@pytest.mark.parametrize(
-    "form", ["onnx", "int8", "torch", pytest.param("container", marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize("form", ["onnx", "int8"])
 def test_a_form_of_a_multi_label_model_keeps_its_labels(
     form: Form, exported_sets: Exported, labelled: ComparisonImages, tmp_path: Path
 ) -> None:
-    """Sets of labels are compared, not the most probable one; the README tells of thresholds.
-
-    A torch program holds no pickle.
-    """
+    """Sets of labels are compared, not the most probable one; the README tells of thresholds."""
     record = _export(exported_sets, form, labelled, tmp_path / "out")
     assert record.chosen is not None, record.refusal
     assert record.chosen.agreement.package_accuracy.value == 1
     assert record.chosen.agreement.labels.value >= 0.995
     readme = (tmp_path / "out" / "README.md").read_text()
-    assert "same labels      " in readme
-    assert "exact match      " in readme
-    assert ("`thresholds`" in readme) == (form != "container")
-    if form == "torch":
-        _check_for_pickles(tmp_path / "out" / "model.pt2")
+    for words in ("same labels      ", "exact match      ", "`thresholds`"):
+        assert words in readme

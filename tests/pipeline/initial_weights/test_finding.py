@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 from pathlib import Path
 
@@ -22,7 +21,7 @@ from patchline.pipeline.initial_weights.record import (
     stored_provenance,
     weights_folder,
 )
-from patchline.pipeline.initial_weights.starting_point import check_published, starting_point
+from patchline.pipeline.initial_weights.starting_point import starting_point
 from patchline.pipeline.models.model_building import build_model
 from patchline.pipeline.models.model_description import ModelDescription, load_description
 from patchline.pipeline.models.model_files import save_model
@@ -102,45 +101,41 @@ def test_weights_are_kept(tmp_path: Path) -> None:
         find(str(file), workspace, "x", sha256=first.sha256)
 
 
-def test_a_moved_file_is_not_converted_again(tmp_path: Path) -> None:
+@pytest.mark.parametrize("ours", [False, True])
+def test_a_moved_file_is_not_converted_again(tmp_path: Path, *, ours: bool) -> None:
     """Only the record changes: it names the new path, and the tensors are those written before."""
-    file, workspace = written(tmp_path / "small.safetensors"), tmp_path / "work"
+    folder, workspace = tmp_path / "saved", tmp_path / "work"
+    folder.mkdir()
+    file = _saved(folder) / "model.safetensors" if ours else written(folder / "x.safetensors")
     first = find(str(file), workspace, "x")
     assert first is not None
     tensors = weights_folder(workspace, first.sha256) / TENSORS_FILE
     before = tensors.stat()
-    moved = find(str(file.rename(tmp_path / "moved.safetensors")), workspace, "x")
-    assert moved == first.model_copy(update={"reference": str(tmp_path / "moved.safetensors")})
+    place = str(folder.rename(tmp_path / "moved") / file.name)
+    moved = find(place, workspace, "x")
+    assert moved == first.model_copy(update={"reference": place})
     assert load_record(tensors.parent) == moved
-    assert _identity(tensors.stat()) == _identity(before)
-
-
-def _identity(found: os.stat_result) -> tuple[int, int]:
-    return found.st_ino, found.st_mtime_ns
-
-
-def test_weights_of_ours_are_written_once(tmp_path: Path) -> None:
-    """A model that is found under another path keeps its tensors, and the record follows."""
-    saved, workspace = _saved(tmp_path / "saved"), tmp_path / "work"
-    first = find(str(saved / "model.safetensors"), workspace, "x")
-    assert first is not None
-    tensors = weights_folder(workspace, first.sha256) / TENSORS_FILE
-    before = tensors.stat()
-    moved = find(str(saved.rename(tmp_path / "moved") / "model.safetensors"), workspace, "x")
-    assert moved is not None
-    assert load_record(tensors.parent).reference == moved.reference != first.reference
-    assert _identity(tensors.stat()) == _identity(before)
+    after = tensors.stat()
+    assert (after.st_ino, after.st_mtime_ns) == (before.st_ino, before.st_mtime_ns)
 
 
 def test_a_model_of_ours_is_recognized(tmp_path: Path) -> None:
-    """The file beside a `model.json` keeps its plugin, settings and names of classes."""
-    _saved(tmp_path / "saved")
-    found = find(str(tmp_path / "saved" / "model.safetensors"), tmp_path / "work", "x")
+    """The file beside a `model.json` keeps its plugin, settings and names of classes.
+
+    It says that the head alone was trained, where no run of this store can.
+    """
+    saved = _saved(tmp_path / "saved")
+    found = find(str(saved / "model.safetensors"), tmp_path / "work", "x")
     assert found is not None
     assert (found.settings["name"], found.settings["embed_dim"]) == ("cct", 24)
     assert (found.classes, found.channels, found.image_size) == (CLASSES, 1, 16)
     assert found.run_id == ""  # it is a run of another store
     assert not found.head_only
+    described = load_description(saved).model_copy(update={"head_only": True})
+    write_text(saved / "model.json", described.model_dump_json())
+    again = find(str(saved / "model.safetensors"), tmp_path / "work", "x")
+    assert again is not None
+    assert again.head_only
 
 
 def test_a_copied_model_knows_what_it_has_seen(tmp_path: Path) -> None:
@@ -166,26 +161,13 @@ def test_a_copied_model_knows_what_it_has_seen(tmp_path: Path) -> None:
     assert "there is no record of the images" in found.provenance.unknown[0]
 
 
-@pytest.mark.parametrize("name", ["model.safetensors", "flowers.safetensors"])
-def test_weights_without_their_description_are_a_sentence(tmp_path: Path, name: str) -> None:
+def test_weights_without_their_description_are_a_sentence(tmp_path: Path) -> None:
     """The remedy is to copy the other file too, not to use another layout."""
-    saved = _saved(tmp_path / "saved")
-    (tmp_path / "copy").mkdir()
-    shutil.copy(saved / "model.safetensors", tmp_path / "copy" / name)
+    copied = shutil.copy(_saved(tmp_path / "saved") / "model.safetensors", tmp_path)
     with pytest.raises(
         ConfigError, match=r"the model\.json that describes its model is not beside"
     ):
-        find(str(tmp_path / "copy" / name), tmp_path / "work", "x")
-
-
-def test_a_model_of_another_store_says_that_its_head_alone_was_trained(tmp_path: Path) -> None:
-    """Its description says so, where no run of this store can."""
-    saved = _saved(tmp_path / "saved")
-    described = load_description(saved).model_copy(update={"head_only": True})
-    write_text(saved / "model.json", described.model_dump_json())
-    found = find(str(saved / "model.safetensors"), tmp_path / "work", "x")
-    assert found is not None
-    assert found.head_only
+        find(str(copied), tmp_path / "work", "x")
 
 
 @pytest.mark.parametrize(
@@ -197,7 +179,6 @@ def test_a_model_of_another_store_says_that_its_head_alone_was_trained(tmp_path:
         ("folder.bin", "is a folder"),
         ("text.safetensors", "text.safetensors"),
         ("text.pth", "text.pth"),
-        ("no_such_model", "neither a file nor a registered model nor a run"),
         ("no_such_model@champion", "no_such_model"),
         ("12345678", "neither a file nor a registered model nor a run"),
     ],
@@ -264,17 +245,3 @@ def test_there_is_no_champion_yet(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="y@champion was not found"):
         find("y@champion", tmp_path / "work", "x")
     assert not (tmp_path / "mlflow.db").exists()
-
-
-def test_a_setting_that_contradicts_a_file_is_found_without_the_data(tmp_path: Path) -> None:
-    """Files are checked before the data is read; versions and runs only with it."""
-
-    def check(reference: str, **model: object) -> None:
-        flags = {"model": {"init": reference, **model}}
-        check_published(config_files.requested(None, flags=flags), tmp_path / "work")
-
-    file = str(written(tmp_path / "x.safetensors"))
-    check(file)
-    with pytest.raises(ConfigError, match=r"model\.embed_dim is 32, but .* has 64"):
-        check(file, embed_dim=32)
-    check("no_such_model@champion")

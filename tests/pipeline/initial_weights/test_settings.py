@@ -16,7 +16,6 @@ from patchline.pipeline.initial_weights.settings import (
     with_initial_weights,
     without_initial_weights,
 )
-from patchline.pipeline.planning import planner
 
 FOUND = InitialWeights(
     reference="/somewhere/tower.safetensors",
@@ -48,7 +47,10 @@ def asked(preset: str = "none", **sections: Any) -> RunConfig:
 
 
 def test_model_and_images_follow_the_weights() -> None:
-    """The plugin, its dimensions, the image size and the normalization are those of the weights."""
+    """The plugin, its dimensions, the image size and the normalization are those of the weights.
+
+    What is left open follows too, also in a plan; what the user sets stays.
+    """
     config = with_initial_weights(asked(), FOUND)
     assert config.model.name == "vit_registers"
     settings = config.model.settings
@@ -58,49 +60,25 @@ def test_model_and_images_follow_the_weights() -> None:
     assert (config.data.mean, config.data.std) == (FOUND.mean, FOUND.std)
     assert (config.model.init, config.record.init_sha256) == (FOUND.reference, FOUND.sha256)
     assert config.training.trainable == "head"
-    again = with_initial_weights(config, FOUND)
-    assert again == config
-
-
-@pytest.mark.parametrize(
-    ("of_weights", "given", "expected"),
-    [("squash", {}, "squash"), (None, {}, "crop"), ("squash", {"resize": "crop"}, "crop"),
-     ("squash", {"resize": "pad"}, "pad")],
-)  # fmt: skip
-def test_images_of_another_shape_are_resized_as_before(
-    of_weights: str | None, given: dict[str, str], expected: str
-) -> None:
-    """A model that has seen squashed images is not continued with cropped ones, unless asked."""
-    start = FOUND.model_copy(update={"resize": of_weights})
-    config = with_initial_weights(asked(data=given), start)
-    assert config.data.resize == expected
-    assert with_initial_weights(config, start).data.resize == expected
-
-
-def test_what_the_user_sets_stays() -> None:
-    """Another patch size, image size, normalization and part to train are kept."""
-    config = with_initial_weights(
-        asked(
-            model={"patch_embedding": {"patch_size": 4}, "dropout": 0.1},
-            data={"image_size": 64, "channels": 1},
-            training={"trainable": "all"},
-        ),
-        FOUND,
+    assert with_initial_weights(config, FOUND) == config
+    opened = asked(model={"patch_embedding": {"name": "auto"}, "depth": None})
+    assert with_initial_weights(opened, FOUND).model == config.model
+    own = asked(
+        model={"patch_embedding": {"patch_size": 4}}, data={"image_size": 64, "channels": 1}
     )
-    assert config.model.patch_embedding.settings["patch_size"] == 4
-    assert config.model.settings["dropout"] == 0.1
-    assert config.data.image_size == 64
-    assert config.data.mean == pytest.approx((0.5,))
-    assert config.training.trainable == "all"
+    kept = with_initial_weights(own, FOUND)
+    assert kept.model.patch_embedding.settings["patch_size"] == 4
+    assert (kept.data.image_size, kept.data.mean) == (64, pytest.approx((0.5,)))
+    planned = with_initial_weights(asked("quick"), FOUND)
+    assert planned.preset is not None
+    assert {"model.embed_dim", "data.image_size"} <= set(planned.preset.keep)
+    assert planned.training.trainable is None  # planned with the images and the time
 
 
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
         ({"depth": 12}, "model.depth is 12, but model.init tower.safetensors has 3"),
-        ({"embed_dim": 64}, "model.embed_dim is 64, but model.init tower.safetensors has 48"),
-        ({"size": "b"}, "model.size is b, but model.init tower.safetensors decides it"),
-        ({"name": "cct"}, "model.name is cct, but model.init tower.safetensors has vit_registers"),
         ({"name": "vit"}, "model.name is vit, but model.init tower.safetensors has vit_registers"),
         ({"size": "micro"}, "model.size is micro, but model.init tower.safetensors decides it"),
     ],
@@ -109,6 +87,8 @@ def test_a_contradiction_is_refused(flags: dict[str, Any], words: str) -> None:
     """A dimension that the weights do not have is an error that names both."""
     with pytest.raises(ConfigError, match=words):
         with_initial_weights(asked(model=flags), FOUND)
+    with pytest.raises(ConfigError, match="takes images with 4 channels"):
+        with_initial_weights(asked(), FOUND.model_copy(update={"channels": 4}))
 
 
 def test_a_value_that_equals_its_default_stays(tmp_path: Path) -> None:
@@ -120,8 +100,7 @@ def test_a_value_that_equals_its_default_stays(tmp_path: Path) -> None:
     file.write_text(f"model: {{init: {FILE}, activation: gelu}}\n", encoding="utf-8")
     of_file = config_files.requested(None, file=file)
     stored = RunConfig.model_validate(of_file.model_dump(mode="json"))
-    configs = [asked(model={"activation": "gelu"}), asked("quick", model={"activation": "gelu"})]
-    for given in (*configs, of_file, stored):
+    for given in (asked("quick", model={"activation": "gelu"}), of_file, stored):
         config = with_initial_weights(given, found)
         record = config.record.model_copy(update={"set_by_user": None})
         resolved = config.model_copy(update={"record": record, "preset": None})
@@ -132,59 +111,6 @@ def test_a_value_that_equals_its_default_stays(tmp_path: Path) -> None:
             assert each.model.settings["norm_epsilon"] == 1e-5
         assert with_initial_weights(again, found).model == config.model
     assert with_initial_weights(asked(), found).model.settings["activation"] == "quick_gelu"
-
-
-@pytest.mark.parametrize(
-    ("classes", "head"),
-    [
-        (("ant", "bee"), "tanh"),
-        (("ant", "bee", "cat"), "tanh"),
-        (("bee", "cat"), "linear"),
-        ((), "linear"),
-        (None, "tanh"),
-    ],
-)
-def test_a_hidden_layer_in_the_head_is_for_its_own_classes(
-    classes: tuple[str, ...] | None, head: str
-) -> None:
-    """A version with a tanh head gives other classes a linear one, unless the user chooses."""
-    settings = {"name": "vit", "embed_dim": 48, "depth": 3, "num_heads": 4, "head": "tanh"}
-    changes = {"settings": settings, "kind": "version", "classes": ("ant", "bee")}
-    found = FOUND.model_copy(update=changes)
-    assert with_initial_weights(asked(), found, classes).model.settings["head"] == head
-    chosen = with_initial_weights(asked(model={"head": "tanh"}), found, classes)
-    assert chosen.model.settings["head"] == "tanh"
-    encoder = found.model_copy(update={"classes": ()})
-    assert with_initial_weights(asked(), encoder, ("ant",)).model.settings["head"] == "linear"
-
-
-def test_an_embedding_that_is_left_open_follows_the_weights() -> None:
-    """`auto` chooses no patch embedding, and null no dimension."""
-    config = with_initial_weights(
-        asked(model={"patch_embedding": {"name": "auto"}, "depth": None}), FOUND
-    )
-    assert config.model == with_initial_weights(asked(), FOUND).model
-
-
-def test_a_mean_of_zero_is_kept() -> None:
-    """Weights that only rescale pixels, have a mean of 0."""
-    found = FOUND.model_copy(update={"mean": (0.0, 0.0, 0.0), "std": (1.0, 1.0, 1.0)})
-    config = with_initial_weights(asked(), found)
-    assert (config.data.mean, config.data.std) == ((0.0, 0.0, 0.0), (1.0, 1.0, 1.0))
-
-
-def test_weights_of_other_channels_are_refused() -> None:
-    """Weights of satellite images with four bands cannot be used."""
-    with pytest.raises(ConfigError, match="takes images with 4 channels"):
-        with_initial_weights(asked(), FOUND.model_copy(update={"channels": 4}))
-
-
-def test_a_plan_keeps_what_follows_from_the_weights() -> None:
-    """A preset must not choose another model or image size; it chooses what is trained."""
-    config = with_initial_weights(asked("quick"), FOUND)
-    assert config.preset is not None
-    assert {"model.embed_dim", "data.image_size"} <= set(config.preset.keep)
-    assert config.training.trainable is None  # planned with the images and the time
 
 
 def test_a_model_of_which_the_head_was_trained_trains_its_head_again() -> None:
@@ -208,38 +134,20 @@ def test_a_model_of_which_the_head_was_trained_trains_its_head_again() -> None:
     assert (slow.training.epochs, slow.training.batch_size) == (20, 32)  # 20 is the user's
     assert with_initial_weights(slow, frozen) == slow
     assert with_initial_weights(every, version).optimizer.learning_rate == 1e-3
-    planned = with_initial_weights(
-        asked("quick", model=model, training={"trainable": "all"}), frozen
-    )
-    assert (planned.optimizer.learning_rate, planned.training.batch_size) == (1e-4, 32)
-    set_keys = planner.user_settings(planned)
-    assert set_keys["optimizer.layer_decay"] == 0.75
-    assert planner.given_by_user(planned, set_keys) == {"model.init", "training.trainable"}
 
 
 def test_the_recipe_depends_on_what_is_trained() -> None:
     """Weights of other data train the head, or all slowly; those of earlier data train shortly."""
     assert asked().training.trainable == "head"
+    pupil = asked(training={"teacher": "flowers@champion"})
+    taught = with_initial_weights(pupil, FOUND).training
+    assert (taught.trainable, taught.epochs) == ("all", 10)  # a head has no use for a teacher
     everything = asked(training={"trainable": "all"})
     assert (everything.optimizer.learning_rate, everything.optimizer.layer_decay) == (1e-4, 0.75)
     assert everything.training.epochs == 10
     flags = {"model": {"init": "flowers@champion"}}
     warm = config_files.requested(None, preset_name="none", flags=flags)
     assert (warm.optimizer.learning_rate, warm.training.epochs) == (1e-3, 20)
-    plain = RunConfig().training.epochs
-    chosen = asked(training={"trainable": "all", "epochs": plain})
-    assert chosen.training.epochs == plain
-
-
-@pytest.mark.parametrize("reference", [FILE, "moths-encoder/1"])
-def test_pretraining_continues_with_all_weights(reference: str) -> None:
-    """Without labels there is no head to train, and the recipe is that of a warm start."""
-    model = {"init": reference}
-    config = asked(model=model, objective={"name": "mae"})
-    assert (config.optimizer.learning_rate, config.training.epochs) == (1e-3, 20)
-    assert with_initial_weights(config, FOUND).training.trainable == "all"
-    with pytest.raises(ConfigError, match=r"trainable is head, but objective\.name mae"):
-        asked(model=model, objective={"name": "mae"}, training={"trainable": "head"})
 
 
 def test_without_a_champion_training_is_as_usual() -> None:
@@ -251,10 +159,10 @@ def test_without_a_champion_training_is_as_usual() -> None:
     assert config.optimizer.learning_rate == usual.optimizer.learning_rate
     assert config.training.epochs == usual.training.epochs
     assert config.optimizer.weight_decay == 0.2
-    for preset in ("none", "quick"):
-        settings = {**flags, "training": {"epochs": 20}}
-        config = config_files.requested(None, preset_name=preset, flags=settings)
-        assert without_initial_weights(config).training.epochs == 20
+    config = config_files.requested(
+        None, preset_name="quick", flags={**flags, "training": {"epochs": 20}}
+    )
+    assert without_initial_weights(config).training.epochs == 20
     flags["training"] = {"trainable": "head"}
     with pytest.raises(ConfigError, match="has no champion yet whose head"):
         without_initial_weights(config_files.requested(None, flags=flags))
@@ -273,12 +181,6 @@ def test_a_recorded_digest_belongs_to_the_recorded_weights() -> None:
     assert (other.model.init, other.record.init_sha256) == ("other.npz", None)
 
 
-def test_a_head_alone_needs_trained_weights() -> None:
-    """On random weights, or with what repeats the training, a head is refused in a sentence."""
-    with pytest.raises(ConfigError, match="features would be those of random weights"):
-        config_files.requested(None, flags={"training": {"trainable": "head"}})
-
-
 @pytest.mark.parametrize(
     ("training", "words"),
     [
@@ -295,45 +197,31 @@ def test_a_head_is_not_combined_with_what_makes_no_sense(
     with pytest.raises(ConfigError, match=words):
         asked(training=training)
     assert asked(training={"folds": 5}).training.trainable == "head"
+    with pytest.raises(ConfigError, match="features would be those of random weights"):
+        config_files.requested(None, flags={"training": {"trainable": "head"}})
 
 
-@pytest.mark.parametrize("head_only", [False, True])
-def test_a_student_trains_all_weights(*, head_only: bool) -> None:
-    """Of a file and of a version whose head alone was trained: a head has no use for a teacher."""
-    version = {"kind": "version", "reference": "moths/1", "head_only": True} if head_only else {}
-    start = FOUND.model_copy(update=version)
-    taught = asked(model={"init": start.reference}, training={"teacher": "flowers@champion"})
-    config = with_initial_weights(taught, start)
-    assert (config.training.trainable, config.training.epochs) == ("all", 10)
-    assert config.optimizer.learning_rate == 1e-4
-    assert with_initial_weights(config, start) == config
-
-
-@pytest.mark.parametrize("trainable", [None, "last_blocks"])
-@pytest.mark.parametrize("preset", ["none", "quick"])
+@pytest.mark.parametrize(("preset", "trainable"), [("quick", None), ("none", "last_blocks")])
 def test_more_last_blocks_than_the_model_has_are_refused(
     trainable: str | None, preset: str
 ) -> None:
-    """Also if the value is the default; what nobody has set follows the model."""
-    for count in (4, 99):
-        with pytest.raises(ConfigError, match=f"last_blocks is {count}, .* has 3 blocks"):
-            with_initial_weights(
-                asked(preset, training={"trainable": trainable, "last_blocks": count}), FOUND
-            )
+    """Also if the value is the default; what nobody has set follows the model.
+
+    Where none are trained, or the depth is not known, their number has no effect.
+    """
+    with pytest.raises(ConfigError, match=r"last_blocks is 4, .* has 3 blocks"):
+        with_initial_weights(
+            asked(preset, training={"trainable": trainable, "last_blocks": 4}), FOUND
+        )
+    whole = asked(training={"trainable": "all", "last_blocks": 99})
+    assert with_initial_weights(whole, FOUND).training.last_blocks == 99
+    convolutional = FOUND.model_copy(update={"settings": {"name": "timm", "architecture": "x"}})
+    assert with_initial_weights(asked(), convolutional).training.last_blocks == 4
     config = with_initial_weights(asked(preset, training={"trainable": trainable}), FOUND)
     assert config.training.last_blocks == 3
     assert with_initial_weights(config, FOUND) == config
     two = asked(preset, training={"trainable": trainable, "last_blocks": 2})
     assert with_initial_weights(two, FOUND).training.last_blocks == 2
-
-
-def test_where_no_last_blocks_are_trained_their_number_has_no_effect() -> None:
-    """Neither with a head alone nor with all weights, nor with a model without a known depth."""
-    for trainable in ("head", "head_then_all", "all"):
-        training = {"trainable": trainable, "last_blocks": 99}
-        assert with_initial_weights(asked(training=training), FOUND).training.last_blocks == 99
-    convolutional = FOUND.model_copy(update={"settings": {"name": "timm", "architecture": "x"}})
-    assert with_initial_weights(asked(), convolutional).training.last_blocks == 4
 
 
 def test_a_model_that_cannot_be_divided_is_refused_before_data_is_read() -> None:

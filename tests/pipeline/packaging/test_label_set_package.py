@@ -14,9 +14,7 @@ import torch
 from patchline.pipeline.metrics.label_calibration import LabelCalibration
 from patchline.pipeline.models.ensemble import Ensemble
 from patchline.pipeline.models.inference import normalised
-from patchline.pipeline.models.model_description import ModelDescription, load_description
-from patchline.pipeline.models.model_files import load_model, save_model
-from patchline.pipeline.packaging.agreement import inner_differences
+from patchline.pipeline.models.model_description import ModelDescription
 from patchline.pipeline.packaging.calibrated_onnx import ProbabilityModel, answering
 from patchline.pipeline.packaging.model_card import CardFacts, CardLabel, model_card
 from patchline.pipeline.packaging.packaged_model import PackagedModel
@@ -30,7 +28,7 @@ from tests.pipeline.conftest import (
     random_model,
     vit_choice,
 )
-from tests.pipeline.ruled_package import package_with_rules, photograph
+from tests.pipeline.ruled_package import photograph
 
 
 @pytest.fixture(scope="module")
@@ -58,19 +56,6 @@ def test_the_network_computes_a_calibrated_sigmoid_for_each_label(
     assert not np.allclose(expected.sum(axis=1), 1, atol=0.1)
 
 
-def test_the_inner_values_agree_with_torchs(exported_sets: Exported) -> None:
-    """Readings are sigmoids whose last one is the answer; all inner values equal torch's."""
-    pixels = _pixels(5)
-    differences = inner_differences(
-        exported_sets.model, exported_sets.onnx_file, pixels, np.arange(5)
-    )
-    assert set(differences) == {"features", "attention", "readings"}
-    assert max(differences.values()) < 1e-4
-    with answering(exported_sets.model) as answers, torch.inference_mode():
-        probabilities, _, _, readings = answers(torch.from_numpy(pixels))
-    np.testing.assert_allclose(readings[:, -1], probabilities, atol=1e-5)
-
-
 def test_labels_are_those_at_or_above_their_thresholds(sets: PackagedModel) -> None:
     """An answer names the chosen labels, the most probable first, and ranks all with thresholds."""
     thresholds = dict(zip(CLASSES, LABEL_THRESHOLDS.values, strict=True))
@@ -93,7 +78,10 @@ def test_labels_are_those_at_or_above_their_thresholds(sets: PackagedModel) -> N
 
 
 def test_an_image_may_have_no_label(exported_sets: Exported, tmp_path: Path) -> None:
-    """Below all thresholds an answer has no label, which is not an error."""
+    """Below all thresholds an answer has no label, which is not an error.
+
+    Missing thresholds are not taken for 0.5.
+    """
     package = _with_thresholds(exported_sets, tmp_path, [1.0] * len(CLASSES))
     [answer] = package.answers([photograph(0)], top_k=2)
     assert (answer["label"], answer["probability"], answer["labels"]) == (None, None, [])
@@ -102,43 +90,13 @@ def test_an_image_may_have_no_label(exported_sets: Exported, tmp_path: Path) -> 
     [broken] = package.answers([b"no image"])
     assert broken["labels"] == []
     assert broken["error"]
-
-
-def test_a_package_without_a_threshold_for_each_label_is_refused(
-    exported_sets: Exported, tmp_path: Path
-) -> None:
-    """Missing thresholds are not taken for 0.5."""
     for values in ([], [0.5]):
         with pytest.raises(ValueError, match="threshold for each label"):
             _with_thresholds(exported_sets, tmp_path, values)
 
 
-def test_warnings_are_those_of_any_package(exported_sets: Exported, tmp_path: Path) -> None:
-    """Dark, blank, small and far images get their warnings; kinds without a limit are named."""
-    package = package_with_rules(exported_sets, tmp_path)
-    good = photograph(2)
-    images: list[object] = [good, good // 8, np.full_like(good, 200), good[:19]]
-    kinds = [{w["kind"] for w in answer["warnings"]} for answer in package.answers(images)]
-    assert kinds[0] == set()
-    assert "dark" in kinds[1]
-    assert "blank" in kinds[2]
-    assert "too_small" in kinds[3]
-    [answer] = package_with_rules(exported_sets, tmp_path, far=None).answers([good])
-    assert answer["unchecked"] == ["far"]
-
-
-def test_a_saved_description_is_read_again(exported_sets: Exported, exported_rgb: Exported) -> None:
-    """`model.json` holds task, calibration and thresholds; that of one label holds none."""
-    description = load_description(exported_sets.description_file.parent)
-    assert description.is_multi_label
-    assert description.label_calibration == LABEL_CALIBRATION
-    assert description.thresholds == LABEL_THRESHOLDS
-    plain = json.loads(exported_rgb.description_file.read_text(encoding="utf-8"))
-    assert not {"task", "label_calibration", "thresholds"} & set(plain)
-
-
-def test_an_ensemble_averages_the_sigmoids_of_its_members(tmp_path: Path) -> None:
-    """Its probabilities are the mean of the members' calibrated ones, also when loaded again."""
+def test_an_ensemble_averages_the_sigmoids_of_its_members() -> None:
+    """Its probabilities are the mean of the members' calibrated ones."""
     members = [random_model(3, seed=seed).model for seed in (0, 1)]
     other = LABEL_CALIBRATION.model_copy(update={"shifts": (0.5,) * len(CLASSES)})
     fits = [LABEL_CALIBRATION, other]
@@ -157,32 +115,6 @@ def test_an_ensemble_averages_the_sigmoids_of_its_members(tmp_path: Path) -> Non
             *_, readings = answers(images)
     assert answers.names == ("features", "attention", "readings")
     np.testing.assert_allclose(readings[:, -1], expected, atol=1e-5)
-    description = _description(members=2)
-    save_model(tmp_path, ensemble, description)
-    loaded, _ = load_model(tmp_path)
-    with torch.inference_mode():
-        again = ProbabilityModel.of(loaded, description)(images)
-    np.testing.assert_allclose(again, expected, atol=1e-5)
-
-
-def test_the_card_lists_labels_with_thresholds_and_average_precision() -> None:
-    """It says what was measured for each label, and that few images gave some the threshold 0.5."""
-    labels = tuple(CardLabel(images=7, average_precision=None) for _ in CLASSES)
-    facts = CardFacts(name="shapes", labels=labels)
-    card = model_card(_description(), facts, parameters=10, check="equal")
-    assert "which of 6 labels an image has" in card
-    assert "| 1 | down | 0.300 | not known | | 7 |" in card
-    assert "0.5 for dotted" in card
-    assert "do not sum to 1" in card
-    assert "dotted is not calibrated" in card
-
-
-def _description(members: int = 1) -> ModelDescription:
-    return ModelDescription(
-        model=vit_choice("conv"), plugins=(), classes=CLASSES, image=image_spec(3),
-        task="multi_label", label_calibration=LABEL_CALIBRATION if members == 1 else None,
-        thresholds=LABEL_THRESHOLDS, members=members,
-    )  # fmt: skip
 
 
 def _with_thresholds(exported: Exported, folder: Path, values: list[float]) -> PackagedModel:
@@ -191,3 +123,19 @@ def _with_thresholds(exported: Exported, folder: Path, values: list[float]) -> P
     shutil.copy(exported.onnx_file, folder / "model.onnx")
     (folder / "model.json").write_text(json.dumps(description), encoding="utf-8")
     return PackagedModel(folder / "model.onnx", folder / "model.json", threads=1)
+
+
+def test_the_card_lists_labels_with_thresholds_and_average_precision() -> None:
+    """It says what was measured for each label, and that few images gave some the threshold 0.5."""
+    labels = tuple(CardLabel(images=7, average_precision=None) for _ in CLASSES)
+    facts = CardFacts(name="shapes", labels=labels)
+    description = ModelDescription(
+        model=vit_choice("conv"), plugins=(), classes=CLASSES, image=image_spec(3),
+        task="multi_label", label_calibration=LABEL_CALIBRATION, thresholds=LABEL_THRESHOLDS,
+    )  # fmt: skip
+    card = model_card(description, facts, parameters=10, check="equal")
+    assert "which of 6 labels an image has" in card
+    assert "| 1 | down | 0.300 | not known | | 7 |" in card
+    assert "0.5 for dotted" in card
+    assert "do not sum to 1" in card
+    assert "dotted is not calibrated" in card

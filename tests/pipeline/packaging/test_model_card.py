@@ -3,27 +3,16 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 from typing import Any
 
-import numpy as np
-import pandas as pd
 import pytest
-import torch
 
 from patchline.pipeline.config import ModelChoice
-from patchline.pipeline.data.manifests import manifest as manifests
 from patchline.pipeline.metrics.intervals import MetricEstimate
 from patchline.pipeline.metrics.temperature import TemperatureFit
 from patchline.pipeline.models.model_description import ModelDescription, PluginRecord
-from patchline.pipeline.models.model_files import save_model
-from patchline.pipeline.packaging.__main__ import package
-from patchline.pipeline.packaging.calibrated_onnx import ProbabilityModel
-from patchline.pipeline.packaging.job import PackagingJob
 from patchline.pipeline.packaging.model_card import CardFacts, escaped, model_card
-from patchline.pipeline.workers.event_log import EventWriter
-from tests.conftest import draw_photo
-from tests.pipeline.conftest import CLASSES, SIDE, image_spec, random_model
+from tests.pipeline.conftest import image_spec
 
 FACTS = CardFacts(
     name="flowers",
@@ -64,7 +53,10 @@ def _card(description: ModelDescription, facts: CardFacts = FACTS) -> str:
 
 
 def test_the_card_tells_what_is_known() -> None:
-    """Model, data, training, figures with intervals and the ways to ask are all there."""
+    """Model, data, training, figures with intervals and the ways to ask are all there.
+
+    What is not known is left out, and a long list of classes ends with where the rest is.
+    """
     card = _card(_description())
     for words in (
         "# flowers\n", "one of 2 classes", "| model | vit |", "| patch embedding | conv |",
@@ -78,23 +70,23 @@ def test_the_card_tells_what_is_known() -> None:
     ):  # fmt: skip
         assert words in card
     assert "$" not in card
-
-
-def test_what_is_not_known_is_left_out() -> None:
-    """Without facts there is a card too, which says that no metrics were available."""
-    card = _card(_description(), CardFacts())
-    assert card.startswith("# vit classifier\n")
-    assert "models:/NAME@champion" in card
-    assert "No metrics were available" in card
-    assert "Patchline commit" not in card
+    assert "## Limitations\n\n- The" in card
+    seen = FACTS.model_copy(update={"seen_before": ("3 of the 286 test images were seen",)})
+    optimistic = _card(_description(), seen)
+    assert "## Limitations\n\n- 3 of the 286 test images were seen.\n- The" in optimistic
+    unknown = _card(_description(tuple(f"class {number}" for number in range(1000))), CardFacts())
+    assert unknown.startswith("# vit classifier\n")
+    for words in ("models:/NAME@champion", "No metrics were available", "| 199 | class 199 |",
+                  "and 800 more, all in `model.json`"):  # fmt: skip
+        assert words in unknown
+    assert "Patchline commit" not in unknown
 
 
 @pytest.mark.parametrize(
     "name",
     [
-        "a|b", "*bold*", "_x_", "[click](http://example.org)", "<script>alert(1)</script>",
-        "`code`", "# title", "back\\slash", "~~gone~~", "&lt;", "![i](x)", "$x$", "line\nbreak\t",
-        "www.example.org", "http://example.org", "",
+        "a|b", "*b* _x_ ~~c~~ `d`", "[click](http://example.org)", "<script>alert(1)</script>",
+        "# title", "back\\slash", "&lt;", "![i](x)", "$x$", "line\nbreak\t", "www.example.org", "",
     ],
 )  # fmt: skip
 def test_a_class_name_is_shown_as_it_is(name: str) -> None:
@@ -106,79 +98,6 @@ def test_a_class_name_is_shown_as_it_is(name: str) -> None:
     assert not re.search(r"https?://|www\.", cell)
     unescaped = re.sub(r"\\([!-/:-@\[-`{-~])", r"\1", cell)
     assert unescaped == re.sub(r"[\n\t]", " ", name)
-
-
-def test_a_thousand_classes_are_not_all_listed() -> None:
-    """A long list ends with where the rest is."""
-    card = _card(_description(tuple(f"class {number}" for number in range(1000))))
-    assert "| 199 | class 199 |" in card
-    assert "and 800 more, all in `model.json`" in card
-
-
-def test_packaging_writes_the_card(tmp_path: Path) -> None:
-    """The packaging process adds what it measured, and the card names no folder."""
-    model = random_model(3).model
-    settings = {"embed_dim": 24, "depth": 2, "num_heads": 2, "mlp_dim": 32}
-    choice = {"name": "vit", "patch_embedding": {"name": "conv", "patch_size": 4}, **settings}
-    description = ModelDescription(
-        model=ModelChoice.model_validate(choice),
-        plugins=(),
-        classes=CLASSES,
-        image=image_spec(3),
-        data_fingerprint="fingerprint-1",
-    )
-    (tmp_path / "trained").mkdir()
-    save_model(tmp_path / "trained", model, description)
-    rows = {"path": [f"{n}.png" for n in range(12)], "split": "test", "status": "ok"}
-    manifests.save(pd.DataFrame(rows), tmp_path / "manifest.parquet")
-    (tmp_path / "store").mkdir()
-    np.save(tmp_path / "store/images.npy", np.stack([draw_photo(n, n, SIDE) for n in range(12)]))
-    bias = tuple(-float(k) for k in range(len(description.classes)))
-    fit = FITTED.model_copy(update={"temperature": 1.5, "bias": bias})
-    job = PackagingJob(
-        model_folder=tmp_path / "trained",
-        manifest_file=tmp_path / "manifest.parquet",
-        store=tmp_path / "store",
-        calibration=fit,
-        reported=tmp_path / "predictions.parquet",
-        folder=tmp_path / "package",
-        card=FACTS,
-    )
-    job.folder.mkdir()
-    pixels = torch.from_numpy(np.load(tmp_path / "store/images.npy"))
-    probabilities = ProbabilityModel(model, image_spec(3), fit)(pixels).detach().numpy()
-    table = pd.DataFrame(rows).assign(row=range(12), probabilities=list(probabilities))
-    table.to_parquet(job.reported)
-    made = package(job, EventWriter(tmp_path / "events.jsonl"))
-    assert sorted(file.name for file in made.folder.iterdir()) == [
-        *(
-            "digests.json",
-            "model.json",
-            "model.onnx",
-            "model.safetensors",
-            "model_card.md",
-            "model_server.py",
-        ),
-    ]
-    card = (made.folder / "model_card.md").read_text()
-    assert "of all 12 test images differ from the reported ones by at most" in card
-    assert "temperature 1.5, fitted on 300 validation images (95% interval 1.10 to 1.40)" in card
-    assert "test-time flip" not in card
-    assert made.latency is not None
-    times = made.latency.batches
-    assert [each.batch_size for each in times] == [1, 4, 16]
-    assert all(each.milliseconds > 0 and each.rounds >= 3 for each in times)
-    assert escaped(made.latency.sentence()) in card
-    assert str(tmp_path) not in card
-
-
-def test_optimistic_metrics_are_a_limitation() -> None:
-    """What the initial weights have seen of the test images is the first one."""
-    facts = FACTS.model_copy(update={"seen_before": ("3 of the 286 test images were seen",)})
-    assert "## Limitations\n\n- 3 of the 286 test images were seen.\n- The" in _card(
-        _description(), facts
-    )
-    assert "## Limitations\n\n- The" in _card(_description())
 
 
 def test_a_card_says_where_calibration_is_unknown() -> None:

@@ -1,4 +1,7 @@
-"""A packaged model answers for bytes, base64, paths and arrays alike, one answer an image."""
+"""A packaged model answers for bytes, base64, paths and arrays alike, one answer an image.
+
+An answer has a set, warnings and a map, by the rules in the files of the package.
+"""
 
 from __future__ import annotations
 
@@ -16,6 +19,7 @@ from PIL import Image
 from patchline.pipeline.packaging.packaged_model import PackagedModel
 from tests.conftest import draw_photo
 from tests.pipeline.conftest import CLASSES, SIDE, Exported
+from tests.pipeline.ruled_package import package_with_rules, photograph
 
 Pixels = np.ndarray[Any, np.dtype[np.uint8]]
 
@@ -86,17 +90,6 @@ def test_an_answer_is_what_the_trained_model_says(
         )
 
 
-def test_answers_keep_the_order_of_the_images(rgb: PackagedModel) -> None:
-    """Each answer belongs to the image at its place, whatever else is asked with it."""
-    photos: list[object] = list(_photos(8))
-    alone = [rgb.answers([photo])[0] for photo in photos]
-    assert len({answer["probability"] for answer in alone}) == 8
-    for together, single in zip(rgb.answers(photos), alone, strict=True):
-        _assert_same(together, single)
-    for together, single in zip(rgb.answers(photos[::-1]), alone[::-1], strict=True):
-        _assert_same(together, single)
-
-
 def test_a_broken_image_gets_its_own_error(rgb: PackagedModel, tmp_path: Path) -> None:
     """Images that cannot be read get their reasons; the others get their answers, in place."""
     good, other = (_png(photo) for photo in _photos(2))
@@ -105,10 +98,12 @@ def test_a_broken_image_gets_its_own_error(rgb: PackagedModel, tmp_path: Path) -
         b"",
         b"no image at all",
         str(tmp_path / "missing.png"),
+        str(tmp_path),
+        "a\0b",
+        Path("abcd"),  # the name of a missing file, though it looks like base64
         3.5,
         None,
         np.zeros((4, 4, 3), np.float32),
-        np.zeros((4, 4, 5), np.uint8),
         np.zeros(7, np.uint8),
         np.zeros((0, 4, 3), np.uint8),
     ]
@@ -120,13 +115,8 @@ def test_a_broken_image_gets_its_own_error(rgb: PackagedModel, tmp_path: Path) -
         assert (answer["label"], answer["probability"], answer["top_k"]) == (None, None, [])
     assert answers[2]["error"] == "the file is empty"
     assert "missing.png" in answers[4]["error"]
-
-
-def test_a_path_that_is_a_folder_gets_its_own_error(rgb: PackagedModel, tmp_path: Path) -> None:
-    """A path of a folder, or one with a zero byte, does not take the other images down."""
-    good = _png(_photos(1)[0])
-    answers = rgb.answers([str(tmp_path), "a\0b", tmp_path, good])
-    assert [answer["error"] is None for answer in answers] == [False, False, False, True]
+    assert answers[7]["error"] == "cannot be read: No such file or directory"
+    assert rgb.answers([]) == []
 
 
 def test_an_image_that_cannot_be_resized_gets_its_own_error(
@@ -154,12 +144,6 @@ def test_a_file_that_cannot_be_read_gets_its_own_error(rgb: PackagedModel) -> No
     ]
 
 
-def test_a_path_object_is_never_taken_for_base64(rgb: PackagedModel) -> None:
-    """The name of a file that is gone may look like base64; it is still a missing file."""
-    [answer] = rgb.answers([Path("abcd")])
-    assert answer["error"] == "cannot be read: No such file or directory"
-
-
 def test_a_server_reads_no_paths(rgb: PackagedModel, tmp_path: Path) -> None:
     """Whoever asks a server cannot make it open its files, nor learn which there are."""
     photo = _png(_photos(1)[0])
@@ -171,44 +155,6 @@ def test_a_server_reads_no_paths(rgb: PackagedModel, tmp_path: Path) -> None:
     assert answers[0]["error"].replace("there", "absent") == answers[1]["error"]
 
 
-def test_with_threads_is_the_same_model(rgb: PackagedModel) -> None:
-    """Opened again with other threads it gives the same answers."""
-    photos: list[object] = list(_photos(4))
-    for one, other in zip(rgb.answers(photos), rgb.with_threads(2).answers(photos), strict=True):
-        _assert_same(one, other)
-
-
-def test_only_broken_images_are_answered_too(rgb: PackagedModel) -> None:
-    """Without any readable image there are errors alone, and without images no answers."""
-    assert [bool(answer["error"]) for answer in rgb.answers([b"", b"x"])] == [True, True]
-    assert rgb.answers([]) == []
-
-
-def test_top_k_are_the_most_probable_classes(rgb: PackagedModel) -> None:
-    """The k most probable classes come first, at least one and at most all."""
-    photo: object = _photos(1)[0]
-    everything = rgb.answers([photo], top_k=len(CLASSES))[0]["top_k"]
-    probabilities = [entry["probability"] for entry in everything]
-    assert probabilities == sorted(probabilities, reverse=True)
-    assert sum(probabilities) == pytest.approx(1.0, abs=1e-5)
-    assert {entry["label"] for entry in everything} == set(CLASSES)
-    for top_k, expected in ((1, 1), (3, 3), (0, 1), (-2, 1), (100, len(CLASSES))):
-        answer = rgb.answers([photo], top_k=top_k)[0]
-        assert answer["top_k"] == everything[:expected]
-        assert (answer["label"], answer["probability"]) == tuple(everything[0].values())
-
-
-def test_a_grey_image_suits_an_rgb_model(rgb: PackagedModel) -> None:
-    """A grey array, with or without channel axis, is answered like the grey file."""
-    photo = _photos(1)[0][:, :, 0]
-    file, flat, stacked, tripled = rgb.answers(
-        [_png(photo), photo, photo[:, :, None], np.repeat(photo[:, :, None], 3, axis=2)]
-    )
-    _assert_same(flat, file)
-    _assert_same(stacked, file)
-    _assert_same(tripled, file)
-
-
 def test_a_colour_image_suits_a_grey_model(grey: PackagedModel) -> None:
     """A colour array gets the luminance that the decoder gives to the same file."""
     photo = _photos(1)[0]
@@ -218,12 +164,56 @@ def test_a_colour_image_suits_a_grey_model(grey: PackagedModel) -> None:
     assert answer["error"] is None
 
 
-@pytest.mark.parametrize("shape", [(SIDE, SIDE), (7, 90), (200, 33), (1, 1)])
-def test_images_of_any_size_are_fed_at_the_models_size(
-    rgb: PackagedModel, shape: tuple[int, int]
+def test_a_set_holds_every_probable_class(exported_rgb: Exported, tmp_path: Path) -> None:
+    """The set of an image has the classes at or above the threshold, the most probable first."""
+    package = package_with_rules(exported_rgb, tmp_path)
+    for seed in range(12):
+        [answer] = package.answers([photograph(seed)], top_k=len(CLASSES))
+        expected = [each["label"] for each in answer["top_k"] if each["probability"] >= 0.1]
+        assert answer["set"] == expected
+        assert answer["coverage"] == 0.95
+        assert answer["set_unknown"] is None
+
+
+@pytest.mark.parametrize(
+    ("asked", "said", "known"), [(0.92, 0.95, True), (0.5, 0.9, True), (0.97, 0.99, False),
+                                 (2.0, 2.0, False)],
+)  # fmt: skip
+def test_another_coverage_is_said_or_unknown(
+    exported_rgb: Exported, tmp_path: Path, asked: float, said: float, known: bool
 ) -> None:
-    """Whatever the shape of an image, the network gets uint8 pixels of its own shape."""
-    generator = np.random.default_rng(0)
-    pixels = rgb.pixels(generator.integers(0, 256, (*shape, 3), dtype=np.uint8))
-    assert pixels.shape == (SIDE, SIDE, 3)
-    assert pixels.dtype == np.uint8
+    """A set has the next coverage that the package knows, and says which; else there is none."""
+    [answer] = package_with_rules(exported_rgb, tmp_path).answers([photograph(0)], coverage=asked)
+    assert answer["coverage"] == said
+    assert (answer["set"] is not None) == known
+    assert (answer["set_unknown"] is None) == known
+
+
+def test_warnings_name_what_is_wrong_with_an_image(exported_rgb: Exported, tmp_path: Path) -> None:
+    """Dark, blurred, blank, too small and far images get their warnings; a usual one gets none."""
+    package = package_with_rules(exported_rgb, tmp_path)
+    good = photograph(2)
+    blurred = cv2.GaussianBlur(good, (0, 0), 12)
+    images: list[object] = [good, good // 8, blurred, np.full_like(good, 200), good[:19]]
+    kinds = [[each["kind"] for each in a["warnings"]] for a in package.answers(images)]
+    assert kinds[0] == []
+    assert [kind[0] for kind in kinds[1:]] == ["dark", "blurred", "blank", "too_small"]
+    noise = np.random.default_rng(0).integers(0, 256, good.shape, dtype=np.uint8)
+    far = package_with_rules(exported_rgb, tmp_path / "far", far=1e-3).answers([noise, good])
+    assert [[each["kind"] for each in answer["warnings"]] for answer in far] == [["far"], []]
+    assert "95% of new images" in far[0]["warnings"][0]["message"]
+    unknown = {"dark": None, "blurred": None, "least_side": None, "far": None}
+    silent = package_with_rules(exported_rgb, tmp_path / "silent", **unknown)
+    assert [a["warnings"] for a in silent.answers([good // 8, blurred, good[:14, :14]])] == [[]] * 3
+
+
+def test_the_map_is_the_graphs_attention(exported_rgb: Exported, tmp_path: Path) -> None:
+    """On request an answer says where the model looked, as shares of the patches."""
+    package = package_with_rules(exported_rgb, tmp_path)
+    image = photograph(1)
+    [answer] = package.answers([image], with_map=True)
+    [attention] = package.named_outputs(package.pixels(image)[None], ["attention"])
+    assert (answer["map"]["rows"], answer["map"]["columns"]) == (4, 4)
+    expected = attention[0].mean(axis=0) / attention[0].mean(axis=0).sum()
+    np.testing.assert_allclose(answer["map"]["values"], expected, atol=1e-5)
+    assert "map" not in package.answers([image])[0]

@@ -15,7 +15,6 @@ from PIL import Image
 from patchline.pipeline.config_files import validated
 from patchline.pipeline.data import ingestion
 from patchline.pipeline.data.manifests import manifest as manifests
-from patchline.pipeline.data.reading.decoding import UndecodableImageError
 from patchline.pipeline.data.store import prepared_store
 from patchline.pipeline.packaging.clean_process_check import _photographs
 from patchline.pipeline.packaging.packaged_model import PackagedModel
@@ -88,51 +87,27 @@ def test_values_outside_of_the_range_are_said(exported_rgb: Exported, tmp_path: 
     assert "floating-point values, and nothing says which are black and white" in answer["error"]
 
 
-@pytest.mark.parametrize("form", ["file", "array", "pillow"])
-def test_eight_bits_for_a_model_of_sixteen_are_said(
-    exported_rgb: Exported, tmp_path: Path, form: str
-) -> None:
+def test_eight_bits_for_a_model_of_sixteen_are_said(exported_rgb: Exported, tmp_path: Path) -> None:
     """Once for all images, with their number; a model that was trained on both says nothing."""
     values = np.arange(24 * 24, dtype=np.uint16).reshape(24, 24) * 7
     small = (values >> 4).astype(np.uint8)
     file = io.BytesIO()
     Image.fromarray(small).save(file, "PNG")
-    given: dict[str, Any] = {
-        "file": file.getvalue(),
-        "array": small,
-        "pillow": Image.fromarray(small),
-    }
+    given: list[Any] = [file.getvalue(), values, small, Image.fromarray(small)]
     ranges = {"ranges": [{"kind": "uint16", "low": 0, "high": 4095}]}
     package = package_of(exported_rgb, tmp_path, {**ranges, "eight_bit": False})
-    said = "2 of 3 images have 8-bit values, and the model was trained on images of 16-bit values"
+    said = "3 of 4 images have 8-bit values, and the model was trained on images of 16-bit values"
     with pytest.warns(UserWarning, match=said):
-        Model("deep", "1", package).predict([given[form], values, given[form]])
+        Model("deep", "1", package).predict(given)
     assert package.fits.words() == ""
     both = package_of(exported_rgb, tmp_path, ranges)
-    Model("deep", "1", both).predict([given[form], values])
+    Model("deep", "1", both).predict(given)
     plain = PackagedModel(exported_rgb.onnx_file, exported_rgb.description_file, threads=1)
     plain.pixels(png_file(values[:, :, None] * 10))
     assert plain.fits.words().startswith("1 image has 16-bit values, and the model was trained on")
 
 
-def test_arrays_and_pillow_images_are_mapped_like_files(
-    exported_rgb: Exported, tmp_path: Path
-) -> None:
-    """An array of 12 bits, a Pillow image and a file of the same values are the same image."""
-    ranges = {"ranges": [{"kind": "uint16", "low": 0, "high": 4095}]}
-    package = package_of(exported_rgb, tmp_path, ranges)
-    values = np.arange(24 * 24, dtype=np.uint16).reshape(24, 24) * 7
-    expected = package.pixels(png_file(values[:, :, None]))
-    assert np.array_equal(package.pixels(values), expected)
-    model = Model("deep", "1", package)
-    tables = [model.predict(each) for each in (values, Image.fromarray(values))]
-    assert np.allclose(tables[0]["probability"], tables[1]["probability"], atol=1e-6)
-    plain = PackagedModel(exported_rgb.onnx_file, exported_rgb.description_file, threads=1)
-    with pytest.raises(UndecodableImageError, match="pass uint8"):
-        plain.pixels(values)
-
-
-@pytest.mark.parametrize("bands", [(4, 3, 2), (7,), (1, 2, 3)])
+@pytest.mark.parametrize("bands", [(4, 3, 2), (7,)])
 def test_a_package_is_checked_with_images_of_as_many_bands(
     exported_rgb: Exported, tmp_path: Path, bands: tuple[int, ...]
 ) -> None:

@@ -7,7 +7,7 @@ from itertools import pairwise, product
 
 import pytest
 
-from benchmarks.plans import CPU, H100, MACHINES, Case, Machine, facts_of, settings_of, table
+from benchmarks.plans import CPU, MACHINES, Case, Machine, facts_of, settings_of, table
 from patchline.pipeline.planning.facts import PlanFacts
 from patchline.pipeline.planning.plan import (
     Decision,
@@ -17,9 +17,6 @@ from patchline.pipeline.planning.plan import (
     plan,
 )
 from patchline.pipeline.planning.tiers import (
-    SMALL_IMAGE_TIERS,
-    Tier,
-    image_side,
     tiers_for,
     work,
 )
@@ -78,9 +75,9 @@ def test_more_images_never_get_less() -> None:
 def test_more_time_and_a_faster_machine_never_get_less() -> None:
     """Neither a smaller model, nor, with the same model and fits, fewer updates."""
     numbers = (50, 500, 3_000, 60_000, 1_200_000)
-    for images, pixels, classes in product(numbers, PIXELS[::5], (2, 100)):
+    for images, pixels, classes in product(numbers, PIXELS[::7], (2, 100)):
         for machine in MACHINES:
-            made = [decision(Case(images, classes, pixels, each), machine) for each in MINUTES[::2]]
+            made = [decision(Case(images, classes, pixels, each), machine) for each in MINUTES[::4]]
             for (facts, less), (others, more) in pairwise(made):
                 where = (machine.title, images, pixels, classes, less.length)
                 assert place(others, more) >= place(facts, less), where
@@ -98,13 +95,6 @@ def test_more_pixels_are_never_shrunk_further() -> None:
             where = (machine.title, images, preset, facts.data.median_side)
             assert more.chosen.side >= fewer.chosen.side, where
             assert place(others, more) >= place(facts, fewer) - 1, where
-
-
-@pytest.mark.parametrize("tier", SMALL_IMAGE_TIERS, ids=lambda each: each.name)
-def test_small_images_cost_more_by_every_pixel(tier: Tier) -> None:
-    """And never twice as much: an image of 60 pixels is no thumbnail beside one of 64."""
-    costs = [work(tier, image_side(tier, pixels), 3) for pixels in range(24, 65)]
-    assert all(before <= after < 1.75 * before for before, after in pairwise(costs))
 
 
 @pytest.mark.parametrize("machine", MACHINES, ids=lambda each: each.title)
@@ -127,46 +117,6 @@ def test_neighbours_get_neighbouring_plans(machine: Machine) -> None:
         assert 0.5 <= costs[0] / costs[1] <= 2, before
 
 
-@pytest.mark.parametrize("images", [16, 38, 50, 348, 500, 1_000, 3_000])
-def test_few_images_are_trained_for_a_least_number_of_updates(images: int) -> None:
-    """Fifty images are not done after two updates in each of sixty epochs."""
-    for preset, ambition in PRESETS.items():
-        _, made = decision(Case(images, 2, 300, None, preset), H100)
-        share = 0.5 if "folds" in made.repeated else 1.0  # of each fit
-        assert made.steps >= 30 * ambition.epochs * ROUNDING * share
-
-
-def test_few_validation_images_choose_no_epoch_alone() -> None:
-    """Folds where they are very few, a refit where they are worth training on, else neither."""
-    repeated = {n: decision(Case(n, 2, 300), CPU)[1].repeated for n in (50, 500, 1_010)}
-    assert repeated == {50: {"folds": 5}, 500: {"refit": True}, 1_010: {}}
-    facts = facts_of(Case(50, 2, 300), CPU)
-    words = plan(facts, {}).text()
-    assert "8 validation images: too few to choose an epoch on, so 5 folds" in words
-    whole = facts.data.model_copy(update={"can_be_folded": False})
-    alone = plan(facts.model_copy(update={"data": whole}), {})
-    assert alone.settings["training"]["refit"] is True
-    assert "trained once more on all" in alone.text()
-
-
-def mostly_validated(images: int = 500) -> PlanFacts:
-    """Return the facts of a split of classes with three images: one in each part."""
-    facts = facts_of(Case(1_000, 2, 300), CPU)
-    counts = {"training_images": images, "validation_images": images, "classes": images}
-    return facts.model_copy(update={"data": facts.data.model_copy(update=counts)})
-
-
-def test_validation_images_as_many_as_training_images_are_trained_on() -> None:
-    """A refit where there is time; else the plan says that they are not trained on."""
-    made = plan(mostly_validated(), {})
-    assert made.settings["training"]["refit"] is True
-    assert "500 validation images: worth training on" in made.text()
-    short = plan(mostly_validated(), {"training.time_limit": "10s"})
-    assert "refit" not in short.settings["training"]
-    assert "beside 500 training images: too little time to refit on all" in short.text()
-    assert "refit" not in plan(mostly_validated(20_000), {}).text()
-
-
 @pytest.mark.parametrize(
     "user",
     [
@@ -184,36 +134,13 @@ def test_training_is_not_repeated_against_the_user_or_the_clock(user: dict[str, 
     assert not {"folds", "refit"} & set(settings)
 
 
-def test_more_classes_of_photographs_need_a_larger_model() -> None:
-    """500 images of 5 classes and 5,000 of 100 do not get the same network."""
-    for machine in MACHINES:
-        (_, few), (_, many) = (
-            decision(Case(*each, 300), machine) for each in ((500, 5), (5_000, 100))
-        )
-        assert many.chosen.tier.embed_dim > few.chosen.tier.embed_dim
-
-
-def test_a_million_photographs_on_a_gpu_get_a_vit_s16() -> None:
-    """At 224 pixels, not a network for thumbnails; on two cores they do not."""
-    made = plan(facts_of(Case(1_200_000, 1_000, 300), H100), {}).settings
-    model = made["model"]
-    assert (model["embed_dim"], model["depth"], model["num_heads"]) == (384, 12, 6)
-    assert model["patch_embedding"] == {"name": "conv_stem", "patch_size": 16}
-    assert made["data"]["image_size"] == 224
-    assert made["training"]["batch_size"] == 512
-    slow = plan(facts_of(Case(1_200_000, 1_000, 300), CPU), {}).settings
-    assert slow["data"]["image_size"] == 96
-
-
 def test_the_strongest_augmentation_comes_with_mixing() -> None:
-    """`best` reaches it with photographs, and neither is planned without the other."""
+    """Neither is planned without the other."""
     for machine, preset, pixels, classes in data_and_machines():
-        for images in IMAGES[::4]:
+        for images in IMAGES[::8]:
             made = plan(facts_of(Case(images, classes, pixels, None, preset), machine), {}).settings
             strongest = made["augmentation"]["name"] == "randaugment"
             assert strongest is ("cutmix" in made["training"])
-    best = plan(facts_of(Case(3_000, 5, 300, None, "best"), CPU), {}).settings
-    assert best["training"]["cutmix"] == 1.0
 
 
 def test_the_page_shows_the_table_of_cases() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -39,18 +39,12 @@ def measured(name: str, rate: float, loaded: float = 0.0) -> Speed:
     return Speed(candidate=name, images_per_second=rate, loaded_per_second=loaded)
 
 
-def test_a_small_model_that_a_gpu_waits_for_says_little_about_large_ones() -> None:
-    """Between two measured models, speeds fall with the work; beyond, they follow the nearest."""
-    both = facts(measured("tiny", 9_000.0), measured("vit_s16", 3_000.0))
-    rates = [
-        images_per_second(both, tier, PHOTOGRAPH_TIERS, tier.name) for tier in PHOTOGRAPH_TIERS
-    ]
-    assert rates == sorted(rates, reverse=True)
-    assert (rates[0], rates[-1]) == (9_000.0, 3_000.0)
-    one = images_per_second(
-        facts(measured("tiny", 9_000.0)), PHOTOGRAPH_TIERS[-1], PHOTOGRAPH_TIERS, "vit_s16"
-    )
-    assert one < 300  # ten times too slow, which is why a large one is measured too
+def candidate(**settings: Any) -> MeasuredCandidate:
+    """Return a candidate that trains images of 32 pixels."""
+    model = {"embed_dim": 16, "depth": 1, "num_heads": 2, "mlp_dim": 16}
+    flags = {"data": {"image_size": 32}, "model": model, **settings}
+    config = requested("photos", preset_name="none", flags=flags)
+    return MeasuredCandidate(name="tiny", config=config)
 
 
 def test_a_gpu_is_measured_with_a_large_model_second() -> None:
@@ -70,7 +64,6 @@ def test_a_gpu_is_measured_with_a_large_model_second() -> None:
     [
         (MachineFacts(), 100.0, 2_000.0, 0),
         (GPU, 1_200.0, 2_000.0, 2),  # 3,000 images/s without augmentation
-        (GPU, 1_500.0, 0.0, 0),
         (GPU, 900.0, 20_000.0, 0),
         (GPU, 1_900.0, 2_000.0, 15),
         (MachineFacts(device="cuda", threads=1), 1_500.0, 2_000.0, 1),
@@ -84,24 +77,12 @@ def test_workers_keep_up_with_the_training(
     assert reached(machine, measured("small", rate, loaded)) >= rate
 
 
-def test_the_plan_sets_workers_and_says_why() -> None:
-    """Unless the user has set their number."""
-    slow = measured("vit_s16", 1_300.0, 1_800.0)
-    made = plan(facts(slow), {})
-    assert made.settings["data"]["workers"] == 4
-    assert "4 data-loader workers: a core augments 1,800 images/s" in made.text()
-    own = plan(facts(slow), {"data.workers": 2})
-    assert "workers" not in own.settings["data"]
-    assert "data-loader worker" not in own.text()
-
-
 def test_fine_tuning_and_pre_training_get_workers_too() -> None:
     """Steps of all weights wait for the augmentation of single images, as those from scratch do."""
     features = measured(FEATURES, 7_000.0, 1_000.0)
     fine = fine_tuning_plan(facts(features, images=20_000), {})
     assert fine.settings["training"]["trainable"] == "head_then_all"
     assert fine.settings["data"]["workers"] == 3  # 2,000 images/s are trained
-    assert "3 data-loader workers: a core augments 1,000 images/s" in fine.text()
     head = fine_tuning_plan(facts(features), {"training.trainable": "head"})
     assert "data" not in head.settings
     own = measured(OWN, 500.0, 1_000.0)
@@ -111,7 +92,6 @@ def test_fine_tuning_and_pre_training_get_workers_too() -> None:
     for decide, speed in ((fine_tuning_plan, features), (pretraining_plan, own)):
         set_by_user = decide(facts(speed, images=20_000), {"data.workers": 7})
         assert "data" not in set_by_user.settings
-        assert "data-loader" not in set_by_user.text()
         on_cpu = decide(facts(speed, machine=MachineFacts(), images=20_000), {})
         assert "data" not in on_cpu.settings
 
@@ -122,83 +102,12 @@ def test_several_gpus_train_more_images_with_workers_of_their_own() -> None:
     eight = GPU.model_copy(update={"processes": 8})
     one = plan(facts(slow), {})
     several = plan(facts(slow, machine=eight), {"training.processes": 8})
-    assert several.images_per_second > 0.9 * 8 * 1_300
     assert several.images_per_second > 2.5 * one.images_per_second
     assert workers(eight, slow) == 1  # 16 cores for eight processes
     assert several.settings["data"]["workers"] == 1
-    assert "1 data-loader worker in each process: a core" in several.text()
-    assert (
-        "(cuda, 8 processes: assumed that each process reaches 90% of one alone" in several.text()
-    )
+    assert "assumed that each process reaches 90% of one alone" in several.text()
     on_two = eight.model_copy(update={"machines": 2})
     assert workers(on_two, slow) == 3
-
-
-def test_processes_on_a_cpu_share_its_cores() -> None:
-    """They are as fast as one, unless they are spread over machines."""
-    machine = MachineFacts(processes=4)
-    assert reached(machine, measured("tiny", 100.0)) == 100.0
-    assert machine.computes_on == "2 CPU threads"
-    spread = machine.model_copy(update={"machines": 2})
-    assert reached(spread, measured("tiny", 100.0)) == pytest.approx(180.0)
-    assert "4 processes: assumed that each machine reaches 90%" in spread.computes_on
-
-
-def test_each_of_several_processes_is_measured_with_its_part_of_a_batch(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A GPU takes as long for a small batch as for a large one, so a whole batch tells nothing.
-
-    On a CPU, one process with all cores and the whole batch stands for those that share them.
-    """
-    tried = []
-
-    def steps(_: MeasuringJob, __: MeasuredCandidate, images: int) -> Any:
-        tried.append(images)
-        return measuring._Step(images, 1.0, Precision(name="float32"))
-
-    monkeypatch.setattr(measuring, "_steps_of", steps)
-    for processes, on_cpu in ((1, False), (8, False), (8, True)):
-        monkeypatch.setattr(measuring, "_is_on_cpu", lambda _, answer=on_cpu: answer)
-        each = candidate(training={"processes": processes})
-        job = MeasuringJob(candidates=(each,), num_classes=2, images=9_000, budget_seconds=0.01)
-        with closing(EventWriter(tmp_path / "events.jsonl")) as events:
-            measure(job, events)
-    assert tried == [256, 32, 256]
-
-
-@pytest.mark.parametrize(("images", "batch"), [(134, 16), (9_000, 128)])
-def test_few_images_are_measured_with_their_small_batches(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, images: int, batch: int
-) -> None:
-    """An image of a small batch takes longer, because the update of the weights costs the same."""
-    measured_batches = []
-
-    def steps(*of: Any, **_: Any) -> Iterator[float]:
-        measured_batches.append(of[-1])
-        return itertools.repeat(0.001 + 0.0001 * of[-1])
-
-    monkeypatch.setattr(measuring, "trial_steps", steps)
-    job = MeasuringJob(candidates=(candidate(),), num_classes=2, images=images, budget_seconds=4.0)
-    with closing(EventWriter(tmp_path / "events.jsonl")) as events:
-        [speed] = measure(job, events).speeds
-    assert measured_batches[-1] == batch
-    assert speed.images_per_second == pytest.approx(batch / (0.001 + 0.0001 * batch))
-
-
-def test_a_model_that_does_not_fit_the_memory_is_not_planned() -> None:
-    """Its measured speed is zero."""
-    too_large = (measured("huge", 0.0), measured("vit_s16", 0.0))
-    made = plan(facts(measured("large", 9_000.0), *too_large), {})
-    assert made.settings["model"]["depth"] == 4
-
-
-def candidate(**settings: Any) -> MeasuredCandidate:
-    """Return a candidate that trains images of 32 pixels."""
-    model = {"embed_dim": 16, "depth": 1, "num_heads": 2, "mlp_dim": 16}
-    flags = {"data": {"image_size": 32}, "model": model, **settings}
-    config = requested("photos", preset_name="none", flags=flags)
-    return MeasuredCandidate(name="tiny", config=config)
 
 
 def test_only_the_augmentation_of_single_images_needs_workers() -> None:
@@ -213,37 +122,84 @@ def test_only_the_augmentation_of_single_images_needs_workers() -> None:
         assert loaded_per_second(candidate(augmentation={"name": batched})) == 0.0
 
 
-def test_short_memory_is_measured_with_smaller_batches(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.fixture
+def speed_of(tmp_path: Path) -> Iterator[Callable[..., Speed]]:
+    """Return what measures the speed of a candidate for so many images in so many seconds."""
+    with closing(EventWriter(tmp_path / "events.jsonl")) as events:
+
+        def speed(each: MeasuredCandidate, images: int = 9_000, seconds: float = 0.01) -> Speed:
+            job = MeasuringJob(
+                candidates=(each,), num_classes=2, images=images, budget_seconds=seconds
+            )
+            [found] = measure(job, events).speeds
+            return found
+
+        yield speed
+
+
+def test_each_of_several_processes_is_measured_with_its_part_of_a_batch(
+    speed_of: Callable[..., Speed], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Half as many images each time; a model that fits none gets the speed zero."""
-    steps, tried = measuring._steps_of, []
+    """A GPU takes as long for a small batch as for a large one, so a whole batch tells nothing.
 
-    def short(job: MeasuringJob, of: MeasuredCandidate, images: int) -> Any:
+    On a CPU, one process with all cores and the whole batch stands for those that share them. With
+    short memory half as many images are tried each time; a model that fits none gets speed zero.
+    """
+    tried: list[int] = []
+    most = [256]
+
+    def steps(_: MeasuringJob, __: MeasuredCandidate, images: int) -> Any:
         tried.append(images)
-        if images > most:
+        if images > most[-1]:
             raise torch.OutOfMemoryError("CUDA out of memory")
-        return steps(job, of, images)
+        return measuring._Step(images, 1.0, Precision(name="float32"))
 
-    monkeypatch.setattr(measuring, "_steps_of", short)
-    job = MeasuringJob(candidates=(candidate(),), num_classes=2, images=9_000, budget_seconds=0.01)
-    events = EventWriter(tmp_path / "events.jsonl")
-    most = 64
-    assert measure(job, events).speeds[0].images_per_second > 0
+    monkeypatch.setattr(measuring, "_steps_of", steps)
+    for processes, on_cpu in ((1, False), (8, False), (8, True)):
+        monkeypatch.setattr(measuring, "_is_on_cpu", lambda _, answer=on_cpu: answer)
+        speed_of(candidate(training={"processes": processes}))
+    assert tried == [256, 32, 256]
+    tried.clear()
+    most.append(64)
+    assert speed_of(candidate()).images_per_second > 0
     assert tried == [256, 128, 64]
-    most = 0
-    assert measure(job, events).speeds[0].images_per_second == 0
-    events.close()
+    most.append(0)
+    assert speed_of(candidate()).images_per_second == 0
 
 
 def test_steps_of_smaller_images_are_measured(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    speed_of: Callable[..., Speed], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """They cost less than steps of full size, and small batches save less than their pixels."""
     model = {"embed_dim": 16, "depth": 1, "num_heads": 2, "patch_embedding": {"name": "whitened"}}
     monkeypatch.setattr(measuring, "_LEAST_SECONDS", 0.0)
-    whitened = candidate(data={"image_size": 64}, model=model)
-    job = MeasuringJob(candidates=(whitened,), num_classes=2, images=99, budget_seconds=60)
-    with closing(EventWriter(tmp_path / "events.jsonl")) as events:
-        [speed] = measure(job, events).speeds
+    speed = speed_of(candidate(data={"image_size": 64}, model=model), 99, 60)
     assert 0.3 < speed.smaller_step_share < 1
+
+
+def test_a_small_model_that_a_gpu_waits_for_says_little_about_large_ones() -> None:
+    """Between two measured models, speeds fall with the work; beyond, they follow the nearest."""
+    both = facts(measured("tiny", 9_000.0), measured("vit_s16", 3_000.0))
+    rates = [
+        images_per_second(both, tier, PHOTOGRAPH_TIERS, tier.name) for tier in PHOTOGRAPH_TIERS
+    ]
+    assert rates == sorted(rates, reverse=True)
+    assert (rates[0], rates[-1]) == (9_000.0, 3_000.0)
+    one = images_per_second(
+        facts(measured("tiny", 9_000.0)), PHOTOGRAPH_TIERS[-1], PHOTOGRAPH_TIERS, "vit_s16"
+    )
+    assert one < 300  # ten times too slow, which is why a large one is measured too
+
+
+@pytest.mark.parametrize(("images", "batch"), [(134, 16), (9_000, 128)])
+def test_few_images_are_measured_with_their_small_batches(
+    speed_of: Callable[..., Speed], monkeypatch: pytest.MonkeyPatch, images: int, batch: int
+) -> None:
+    """An image of a small batch takes longer, because the update of the weights costs the same."""
+
+    def steps(*of: Any, **_: Any) -> Iterator[float]:
+        return itertools.repeat(0.001 + 0.0001 * of[-1])
+
+    monkeypatch.setattr(measuring, "trial_steps", steps)
+    speed = speed_of(candidate(), images, 4.0)
+    assert speed.images_per_second == pytest.approx(batch / (0.001 + 0.0001 * batch))

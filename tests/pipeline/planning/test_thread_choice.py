@@ -16,7 +16,6 @@ from patchline.pipeline.planning.thread_choice import (
     OtherPrograms,
     busy_seconds,
     measured_rates,
-    numbers_of_threads,
 )
 
 
@@ -32,16 +31,6 @@ def test_the_mean_counts_and_not_the_fastest_step() -> None:
     assert rates[1] == pytest.approx(80)
     assert rates[2] < 40
     assert torch.get_num_threads() == before
-
-
-def test_the_numbers_compared_are_halved_down_to_one() -> None:
-    """Also where the number of cores is no power of two."""
-    assert [numbers_of_threads(most) for most in (1, 2, 6, 64)] == [
-        [1],
-        [2, 1],
-        [6, 3, 1],
-        [64, 32, 16, 8, 4, 2, 1],
-    ]
 
 
 def test_own_children_are_no_other_programs() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -17,7 +16,6 @@ from patchline.pipeline.planning.measuring_job import Measurement
 from patchline.pipeline.planning.plan import plan
 from patchline.pipeline.planning.warm_start import warm_start_plan
 from patchline.pipeline.presets import PresetName
-from patchline.pipeline.run_memory.stage_memory import StageMemory
 from tests.pipeline.initial_weights.test_settings import FOUND as FROM_FILE
 
 FOUND = FROM_FILE.model_copy(
@@ -39,70 +37,35 @@ FOUND = FROM_FILE.model_copy(
 )
 
 
-def planned(
-    photos: Path, tmp_path: Path, classes: tuple[str, ...] = ("cat",), **flags: Any
-) -> tuple[Plan, RunConfig]:
-    """Return the plan of a run with a preset and `--model.init photos@champion`, and its config."""
-    model = {"init": "photos@champion", **flags.pop("model", {})}
-    asked = requested(str(photos), preset_name="quick", flags={"model": model, **flags})
-    found = FOUND.model_copy(update={"classes": classes})
-    config = with_initial_weights(asked, found)
-    memory = StageMemory(tmp_path / "work")
-    data = ingest(asked, memory.workspace)
-    speed = Measurement(speeds=(Speed(candidate="own", images_per_second=900.0),))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(planner, "measured_apart", lambda *_: speed)
-        made = planner.planned(config, data, memory.workspace, lambda _: None, start=found)
-    return made, planner.with_plan(config, made)
-
-
-def test_the_preset_decides_length_and_recipe(photos: Path, tmp_path: Path) -> None:
-    """The model that follows the weights is no setting of the user."""
-    made, config = planned(photos, tmp_path)
-    assert config.optimizer.name == made.settings["optimizer"]["name"] == "muon"
-    assert config.training.epochs == made.settings["training"]["epochs"] != 60
-    assert config.training.trainable == "all"
-    assert (config.model.settings["embed_dim"], config.data.image_size) == (48, 16)
-    assert made.reasons[0] == (
-        "warm start: the length is a third of that of the preset quick for random weights"
-    )
-    assert "the model of the initial weights" in made.reasons[1]
-
-
 def test_an_encoder_is_trained_for_the_whole_length_with_a_low_rate(
-    photos: Path, tmp_path: Path
+    photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It has seen the images, but no class; and its plan is another one in the memory."""
-    made, config = planned(photos, tmp_path, classes=())
-    warm, _ = planned(photos, tmp_path)
-    assert (config.optimizer.learning_rate, config.optimizer.name) == (1e-3, "adamw")
-    assert made.reasons[0] == (
-        "from an encoder: learning rate 0.001, which changes trained weights only slowly; the "
-        "length is that of the preset quick"
-    )
-    epochs = [each.settings["training"]["epochs"] for each in (made, warm)]
+    """It has seen the images, but no class; and its plan is another one in the memory.
+
+    From a classifier the preset decides on a third of the length, and on the recipe.
+    """
+    model = {"init": "photos@champion"}
+    asked = requested(str(photos), preset_name="quick", flags={"model": model})
+    data = ingest(asked, tmp_path)
+    speed = Measurement(speeds=(Speed(candidate="own", images_per_second=900.0),))
+    monkeypatch.setattr(planner, "measured_apart", lambda *_: speed)
+    made: list[Plan] = []
+    configs: list[RunConfig] = []
+    starts = [FOUND.model_copy(update={"classes": classes}) for classes in ((), ("cat",))]
+    for found in starts:
+        config = with_initial_weights(asked, found)
+        made.append(planner.planned(config, data, tmp_path, lambda _: None, start=found))
+        configs.append(planner.with_plan(config, made[-1]))
+    encoder, warm = configs
+    assert (encoder.optimizer.learning_rate, encoder.optimizer.name) == (1e-3, "adamw")
+    assert (warm.optimizer.name, warm.training.trainable) == ("muon", "all")
+    assert (warm.model.settings["embed_dim"], warm.data.image_size) == (48, 16)
+    assert made[0].reasons[0].startswith("from an encoder: learning rate 0.001")
+    assert made[1].reasons[0].startswith("warm start:")
+    epochs = [each.training.epochs for each in configs]
     assert epochs[0] == pytest.approx(3 * epochs[1], abs=2)
-    data = ingest(config, tmp_path / "work")
-    keys = [
-        planner.ingredients(config, data, start=FOUND.model_copy(update={"classes": classes}))
-        for classes in ((), ("cat",))
-    ]
+    keys = [planner.ingredients(encoder, data, start=found) for found in starts]
     assert keys[0] != keys[1]
-
-
-def test_what_the_user_sets_decides(photos: Path, tmp_path: Path) -> None:
-    """A length, a rate and a part of the model stay."""
-    made, config = planned(
-        photos,
-        tmp_path,
-        model={"dropout": 0.1, "activation": "gelu"},
-        training={"epochs": 20},
-        optimizer={"learning_rate": 1e-3},
-    )
-    assert config.training.epochs == 20
-    assert config.optimizer.learning_rate == pytest.approx(1e-3)
-    assert (config.model.settings["dropout"], config.model.settings["activation"]) == (0.1, "gelu")
-    assert made.reasons[0] == "warm start: the length is as set"
 
 
 @pytest.mark.parametrize("preset", ["quick", "balanced"])
@@ -120,16 +83,16 @@ def test_a_third_of_the_length_with_strong_augmentation(
     follows = {f"model.{key}": value for key, value in FOUND.settings.items()}
     cold = plan(facts, follows, follows=True)
     made = warm_start_plan(facts, follows)
-    share = seen(made, images) / seen(cold, images)
+    numbers = []
+    for each in (made, cold):
+        training = each.settings["training"]
+        if "epochs" in training:
+            numbers.append(training["epochs"] * images)
+        else:
+            steps = each.settings["record"]["step_plan"][-1][2]
+            numbers.append(steps * training["batch_size"])
+    share = numbers[0] / numbers[1]
     assert 0.9 / 3 <= share <= 1.1 / 3  # long ones are rounded to whole epochs
     if rate > 40 or images < 1_000:
         assert made.settings["augmentation"]["name"] in ("trivialaugment", "randaugment")
         assert any("times more: strong augmentation" in each for each in made.reasons)
-
-
-def seen(made: Plan, images: int) -> float:
-    """Return how many images a planned training sees."""
-    training = made.settings["training"]
-    if "epochs" in training:
-        return float(training["epochs"] * images)
-    return float(made.settings["record"]["step_plan"][-1][2] * training["batch_size"])

@@ -6,20 +6,14 @@ import contextlib
 import itertools
 import json
 import os
-import shutil
-import socket
 import subprocess
 import sys
 import time
-import urllib.request
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from mlflow import MlflowClient
 
 from patchline.pipeline.registry import alias_lock, history
 from patchline.pipeline.registry.alias_lock import CLAIM_PREFIX, claimed
@@ -27,12 +21,10 @@ from patchline.pipeline.registry.history import CHAMPION, AliasChange
 from patchline.pipeline.registry.promotion import Request, changing, promote
 from patchline.pipeline.registry.registered_models import ModelReference
 from patchline.pipeline.tracking.tracking_store import client
-from patchline.pipeline.workers.worker_start import stop_group
-from tests.patience import patient
+from tests.browser.mlflow_server import mlflow_server
 from tests.pipeline.registry.made_versions import QUICK, make_version
 
-ROOT = Path(__file__).resolve().parents[3]
-ROUNDS, KILLS, SERVER_ROUNDS = 100, 50, 15
+ROUNDS, KILLS, SERVER_ROUNDS = 30, 20, 6
 
 
 class Promoter:
@@ -41,7 +33,7 @@ class Promoter:
     def __init__(self, name: str, folder: Path, **environment: str) -> None:
         self._process = subprocess.Popen(
             [sys.executable, "-m", "tests.pipeline.registry.promoter", name, str(folder)],
-            cwd=ROOT,
+            cwd=Path(__file__).parents[3],
             env={**os.environ, **environment},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -93,15 +85,29 @@ def _explained() -> tuple[str | None, list[AliasChange]]:
     return champion, changes
 
 
-def _race(folder: Path, versions: list[ModelReference], rounds: int, **environment: str) -> None:
-    """Release two promoters at the same moment, repeatedly."""
-    first, second, third = versions
-    rivals = [
-        Promoter("roses", folder / name, **(environment | {"TMPDIR": str(folder / name)}))
-        for name in ("left", "right")
-    ]
-    try:
-        for number in range(rounds):
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.usefixtures("own_store")
+@pytest.mark.parametrize("machines", [1, 2])
+def test_two_promoters_at_once_never_decide_against_a_stale_champion(
+    tmp_path: Path, machines: int
+) -> None:
+    """Two processes are repeatedly released together.
+
+    On one machine a lock keeps them apart, and on two machines their claims on a server.
+    """
+    with contextlib.ExitStack() as stack:
+        store = f"sqlite:///{tmp_path / 'mlflow.db'}"
+        if machines > 1:
+            store = stack.enter_context(mlflow_server(tmp_path / "mlflow.db"))
+        os.environ["MLFLOW_TRACKING_URI"] = store
+        first, second, third = _three_versions(tmp_path)
+        rivals: list[Promoter] = []
+        for name in ("left", "right"):
+            (tmp_path / name).mkdir()
+            rivals.append(Promoter("roses", tmp_path / name, TMPDIR=str(tmp_path / name)))
+            stack.callback(rivals[-1].kill)
+        for number in range(ROUNDS if machines == 1 else SERVER_ROUNDS):
             before = len(_explained()[1])
             pair = rivals if number % 2 else rivals[::-1]
             for rival, version in zip(pair, (second, third), strict=True):
@@ -116,26 +122,14 @@ def _race(folder: Path, versions: list[ModelReference], rounds: int, **environme
                 assert entry.from_version in {a["against"] for a in answers if a["promoted"]}
             if not answers[0]["promoted"]:
                 assert answers[0]["against"] == third.version
-            _first_again(first, folder)
-    finally:
-        for rival in rivals:
-            rival.kill()
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(900)
-@pytest.mark.usefixtures("own_store")
-def test_two_promoters_at_once_never_decide_against_a_stale_champion(tmp_path: Path) -> None:
-    """100 times two processes are released together on one machine."""
-    os.environ["MLFLOW_TRACKING_URI"] = f"sqlite:///{tmp_path / 'mlflow.db'}"
-    _race(tmp_path, _three_versions(tmp_path), ROUNDS)
+            _first_again(first, tmp_path)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.usefixtures("own_store")
 def test_a_promoter_killed_at_any_moment_leaves_an_explained_champion(tmp_path: Path) -> None:
-    """50 times a process is killed somewhere in a promotion, and the next one simply works."""
+    """A process is killed somewhere in a promotion, 20 times, and the next one simply works."""
     os.environ["MLFLOW_TRACKING_URI"] = f"sqlite:///{tmp_path / 'mlflow.db'}"
     first, _, third = _three_versions(tmp_path)
     promoter = Promoter("roses", tmp_path / "whole")
@@ -160,21 +154,9 @@ def test_a_promoter_killed_at_any_moment_leaves_an_explained_champion(tmp_path: 
         assert decision.promoted
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(900)
-def test_two_machines_on_one_server_never_decide_against_a_stale_champion(tmp_path: Path) -> None:
-    """Without a lock in common, claims on the server keep two promoters apart."""
-    with _server(tmp_path) as uri:
-        os.environ["MLFLOW_TRACKING_URI"] = uri
-        _race(tmp_path, _three_versions(tmp_path), SERVER_ROUNDS)
-
-
-def test_a_claim_that_a_dead_process_left_is_taken_away(
-    tmp_path: Path, own_store: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.usefixtures("champion")
+def test_a_claim_that_a_dead_process_left_is_taken_away(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever waits removes a claim that has not moved for the length of a lease."""
-    del own_store
-    make_version("roses", tmp_path)
     # On SQLite the machine's lock is enough; here the store is taken for a server.
     monkeypatch.setattr(alias_lock, "sqlite_file", lambda: None)
     monkeypatch.setattr(alias_lock, "_LEASE_SECONDS", 0.5)
@@ -191,71 +173,3 @@ def test_a_claim_that_a_dead_process_left_is_taken_away(
             still_held()
     tags = store.get_registered_model("roses").tags
     assert not [key for key in tags if key.startswith(CLAIM_PREFIX)]
-
-
-def test_a_slow_upload_does_not_cost_the_lock(
-    tmp_path: Path, own_store: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The files of a decision are there before the claim is, so only the change is under it."""
-    del own_store
-    _, second, _ = _three_versions(tmp_path)
-    monkeypatch.setattr(alias_lock, "sqlite_file", lambda: None)
-    log_artifacts = MlflowClient.log_artifacts
-    claims: list[str] = []
-
-    def slow(store: MlflowClient, *values: Any) -> None:
-        tags = store.get_registered_model("roses").tags
-        claims.extend(key for key in tags if key.startswith(CLAIM_PREFIX))
-        log_artifacts(store, *values)
-
-    monkeypatch.setattr(MlflowClient, "log_artifacts", slow)
-    decision, entry = promote(Request(second, QUICK), tmp_path / "slow")
-    assert decision is not None
-    assert entry is not None
-    assert (decision.promoted, claims) == (True, [])
-    assert entry.artifact is not None
-    place = entry.artifact.split("/", 2)[2]
-    run_id = str(client().get_model_version("roses", second.version).run_id)
-    files = {Path(item.path).name for item in client().list_artifacts(run_id, place)}
-    assert files == {"comparison.html", "comparison.json", "decision.json"}
-
-
-@contextmanager
-def _server(folder: Path) -> Iterator[str]:
-    """Run a real MLflow server."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    for name in ("left", "right"):
-        (folder / name).mkdir(exist_ok=True)
-    process = subprocess.Popen(
-        [
-            str(Path(sys.executable).parent / "mlflow"), "server", "--host", "127.0.0.1",
-            "--port", str(port), "--backend-store-uri", f"sqlite:///{folder / 'server.db'}",
-            "--artifacts-destination", str(folder / "artifacts"), "--workers", "2",
-        ],
-        cwd=folder,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        start_new_session=True,
-    )  # fmt: skip
-    uri = f"http://127.0.0.1:{port}"
-    try:
-        deadline = time.monotonic() + patient(180)
-        while time.monotonic() < deadline:
-            with contextlib.suppress(OSError), urllib.request.urlopen(f"{uri}/health"):
-                break
-            time.sleep(0.5)
-        yield uri
-    finally:
-        stop_group(process)
-
-
-@pytest.fixture(autouse=True)
-def _folders(tmp_path: Path) -> Iterator[None]:
-    for name in ("left", "right"):
-        (tmp_path / name).mkdir()
-    yield
-    os.environ.pop("MLFLOW_TRACKING_URI", None)
-    shutil.rmtree(tmp_path, ignore_errors=True)  # hundreds of pages

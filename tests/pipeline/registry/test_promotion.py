@@ -9,15 +9,18 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import yaml
 from PIL import Image
 
 from patchline.pipeline.errors import ModelReferenceError
+from patchline.pipeline.files.file_digest import digest_of
 from patchline.pipeline.provenance.provenance import Provenance, Published
 from patchline.pipeline.registry import gate_evaluation, registration
 from patchline.pipeline.registry import promotion as promotion_module
 from patchline.pipeline.registry.approval import question_text
 from patchline.pipeline.registry.approval.question import prepare_question
-from patchline.pipeline.registry.config import PromotionConfig
+from patchline.pipeline.registry.config import GateConfig, PromotionConfig
+from patchline.pipeline.registry.gate_settings import gates_for
 from patchline.pipeline.registry.history import CHAMPION, alias_of
 from patchline.pipeline.registry.promotion import (
     Promotion,
@@ -51,13 +54,14 @@ def _champion(name: str = "roses") -> str | None:
     return alias_of(client(), name, CHAMPION)
 
 
-def test_a_better_version_is_promoted_and_an_equal_one_is_not(
+def test_a_better_version_is_promoted_and_a_hardly_better_one_is_not(
     challenger: ModelReference, tmp_path: Path
 ) -> None:
-    """Fewer errors on the same images promote; a tie, or one image more, does not."""
-    equal = make_version("roses", tmp_path, wrong=range(60, 120))
+    """Fewer errors on the same images promote; one image more does not.
+
+    A script that runs twice changes nothing the second time.
+    """
     hardly = make_version("roses", tmp_path, wrong=range(1, 60))
-    assert not promoted(equal, tmp_path)
     assert not promoted(hardly, tmp_path)
     assert _champion() == "1"
     decision = _decision(challenger, tmp_path, QUICK)
@@ -65,11 +69,19 @@ def test_a_better_version_is_promoted_and_an_equal_one_is_not(
     gate, *_ = decision.gates
     assert gate.value == pytest.approx(60 / 200)
     assert "60 are correct only now and 0 were correct only before" in gate.sentence
+    before = summaries("roses")[0].history
+    again, entry = promote(Request(challenger, QUICK), tmp_path / "promotion")
+    assert again is not None
+    assert (again.promoted, entry, "already" in again.reason) == (True, None, True)
+    assert summaries("roses")[0].history == before
 
 
 @pytest.mark.usefixtures("champion")
 def test_a_decision_is_logged_with_its_comparison(tmp_path: Path) -> None:
-    """Comparison and decision are logged on the run, and the version records the outcome."""
+    """Comparison and decision are logged on the run, and the version records the outcome.
+
+    Force overrules the gates; the history records why, and which gates failed.
+    """
     worse = make_version("roses", tmp_path, wrong=range(100))
     decision = _decision(worse, tmp_path, QUICK)
     assert decision.failed == ("better_than_champion", "no_class_worse")
@@ -77,15 +89,22 @@ def test_a_decision_is_logged_with_its_comparison(tmp_path: Path) -> None:
     newest = model.versions[0]
     assert newest.decision is not None
     assert newest.decision["promoted"] is False
-    assert newest.decision["gates"] == {
-        "better_than_champion": False,
-        "no_class_worse": False,
-        "provenance": True,
-    }
     run_id = newest.run_id
     [place] = [item.path for item in client().list_artifacts(run_id, "promotion")]
     files = {Path(item.path).name for item in client().list_artifacts(run_id, place)}
     assert files == {"comparison.html", "comparison.json", "decision.json"}
+    request = Request(worse, QUICK, force_reason="the old one has a bug")
+    forced, entry = promote(request, tmp_path / "promotion")
+    assert forced is not None
+    assert entry is not None
+    assert (forced.promoted, forced.forced, _champion()) == (True, True, "2")
+    assert (entry.action, entry.gates) == ("forced", newest.decision["gates"])
+    assert "the old one has a bug" in entry.reason
+    assert entry.gates == {
+        "better_than_champion": False,
+        "no_class_worse": False,
+        "provenance": True,
+    }
 
 
 def test_only_images_unseen_by_both_versions_are_compared(tmp_path: Path) -> None:
@@ -105,10 +124,7 @@ def test_only_images_unseen_by_both_versions_are_compared(tmp_path: Path) -> Non
     assert decision.promoted
 
 
-@pytest.mark.parametrize("recorded", [False, True])
-def test_images_without_a_checked_record_are_predicted_by_the_package(
-    tmp_path: Path, *, recorded: bool
-) -> None:
+def test_images_without_a_checked_record_are_predicted_by_the_package(tmp_path: Path) -> None:
     """An image without a prediction that was compared with the package's is read, if unchanged."""
     root = tmp_path / "photos"
     manifest = made_manifest(test=range(60))
@@ -117,34 +133,14 @@ def test_images_without_a_checked_record_are_predicted_by_the_package(
         file.parent.mkdir(parents=True, exist_ok=True)
         shade = np.full((8, 8, 3), 4 * int(str(position)), dtype=np.uint8)
         Image.fromarray(shade).save(file)
-        manifest.loc[int(str(position)), "sha256"] = _sha256(file)
+        manifest.loc[int(str(position)), "sha256"] = digest_of(file).sha256
     (root / CLASSES[0] / "0.png").write_bytes(b"something else by now")
-    make_version(
-        "roses",
-        tmp_path,
-        manifest=manifest,
-        root=root,
-        records_predictions=recorded,
-        compared=False,
-    )
+    make_version("roses", tmp_path, manifest=manifest, root=root, compared=False)
     challenger = make_version("roses", tmp_path, manifest=manifest, root=root)
     config = QUICK.model_copy(update={"min_images": 59, "max_class_drop": None})
     decision = _decision(challenger, tmp_path, config)
     assert "of 59 images" in decision.gates[0].sentence
     assert decision.promoted
-
-
-def test_too_few_common_images_refuse(tmp_path: Path) -> None:
-    """A handful of images is not enough, however clear the result."""
-    make_version("roses", tmp_path, wrong=range(200), manifest=made_manifest(test=range(30)))
-    challenger = make_version("roses", tmp_path, manifest=made_manifest(test=range(30)))
-    config = QUICK.model_copy(update={"min_images": 31})
-    decision = _decision(challenger, tmp_path, config)
-    assert not decision.promoted
-    assert (
-        "only 30 images were not used for training or model selection by either" in decision.reason
-    )
-    assert "fewer than promotion.min_images 31" in decision.reason
 
 
 def test_images_that_were_chosen_to_be_labelled_promote_nothing(tmp_path: Path) -> None:
@@ -157,6 +153,7 @@ def test_images_that_were_chosen_to_be_labelled_promote_nothing(tmp_path: Path) 
     challenger = make_version("roses", tmp_path, manifest=manifest, metrics=metrics)
     few = _decision(challenger, tmp_path, QUICK.model_copy(update={"min_images": 41}))
     assert "only 40 images were not used" in few.reason
+    assert "fewer than promotion.min_images 41" in few.reason
     assert "; 160 more were not drawn at random to be labelled, but chosen; add" in few.reason
     limits = QUICK.model_copy(update={"minimum": {"accuracy": 0.0}, "max_class_drop": None})
     decision = _decision(challenger, tmp_path, limits)
@@ -179,83 +176,39 @@ def test_images_of_one_patient_are_one_observation(tmp_path: Path) -> None:
     decision = _decision(challenger, tmp_path, QUICK)
     assert decision.failed == ("better_than_champion",)
     assert decision.reason.startswith("of 200 images in 10 groups not used for training")
-    assert "20 are correct only now and 0 were correct only before: +10.0 points" in decision.reason
     assert "p = 1.000, testing whole groups; maximum 0.05" in decision.reason
     assert "no class has 20 groups of comparable images" in decision.gates[1].sentence
     files = tmp_path / "promotion"
     assert json.loads((files / "comparison.json").read_text("utf-8"))["groups"] == 10
     assert decision.reason in (files / "decision.json").read_text("utf-8")
-    page = " ".join((files / "comparison.html").read_text("utf-8").split())
-    assert "Exact test of whole groups" in page
-    assert "They form 10 groups" in page
+    assert "Exact test of whole groups" in (files / "comparison.html").read_text("utf-8")
     words = question_text.page_text(prepare_question(challenger, "1", QUICK, tmp_path / "x"), 1)
     assert "| accuracy on 200 images in 10 groups in common | 90.0% (" in words
-    assert "testing whole groups" in words
 
 
+@pytest.mark.usefixtures("champion")
 def test_a_class_that_loses_too_much_refuses(tmp_path: Path) -> None:
-    """A better overall accuracy does not make up for a large loss in one class."""
-    first_class = range(0, 60, 3)  # 20 of the 67 images of the first class
-    others = [number for number in range(200) if number % 3]
-    make_version("roses", tmp_path, wrong=range(others[0], 200))
-    manifest = made_manifest()
-    challenger = make_version("roses", tmp_path, wrong=first_class, manifest=manifest)
-    assert promoted(challenger, tmp_path, max_class_drop=0.1, better_than_champion=False)
-    worse = make_version("roses", tmp_path, wrong=range(0, 120, 3))
+    """The same overall accuracy does not make up for a large loss in one class."""
+    worse = make_version("roses", tmp_path, wrong=range(0, 180, 3))  # of the first class alone
     decision = _decision(worse, tmp_path, QUICK.model_copy(update={"better_than_champion": False}))
     assert decision.failed == ("no_class_worse",)
     assert f"'{CLASSES[0]}' has the largest loss" in decision.reason
 
 
-@pytest.mark.parametrize(
-    ("settings", "passes"),
-    [
-        ({"minimum": {"accuracy": 0.8}}, True),
-        ({"minimum": {"accuracy": 0.91}}, False),
-        ({"maximum": {"log_loss": 0.3}}, True),
-        ({"maximum": {"log_loss": 0.1}}, False),
-        ({"max_calibration_error": 0.05}, True),
-        ({"max_calibration_error": 0.01}, False),
-        ({"minimum": {"top5_accuracy": 0.1}}, False),
-    ],
-    ids=str,
-)
-def test_limits_on_its_own_metrics(
-    registered: ModelReference, tmp_path: Path, settings: dict[str, dict[str, float]], passes: bool
-) -> None:
+def test_limits_on_its_own_metrics(registered: ModelReference, tmp_path: Path) -> None:
     """A first version becomes champion only within the limits; a missing metric fails."""
-    config = PromotionConfig.model_validate({**QUICK.model_dump(), **settings})
-    assign_aliases(registered, config, tmp_path / "aliases")
-    assert _champion() == ("1" if passes else None)
-    [model] = summaries("roses")
-    assert model.versions[0].aliases == (("challenger", "champion") if passes else ("challenger",))
-    assert _decision(registered, tmp_path, config).promoted == passes
 
+    def ask(**settings: object) -> str | None:
+        config = PromotionConfig.model_validate({**QUICK.model_dump(), **settings})
+        assign_aliases(registered, config, tmp_path / "aliases")
+        return _champion()
 
-@pytest.mark.usefixtures("champion")
-def test_force_needs_a_reason_and_shows(tmp_path: Path) -> None:
-    """Force overrules the gates; the history records why, and which gates failed."""
-    worse = make_version("roses", tmp_path, wrong=range(100))
-    request = Request(worse, QUICK, force_reason="the old one has a bug")
-    decision, entry = promote(request, tmp_path / "promotion")
-    assert decision is not None
-    assert entry is not None
-    assert (decision.promoted, decision.forced, _champion()) == (True, True, "2")
-    assert entry.action == "forced"
-    assert "the old one has a bug" in entry.reason
-    assert entry.gates["better_than_champion"] is False
-
-
-def test_promoting_the_champion_again_changes_nothing(
-    champion: ModelReference, tmp_path: Path
-) -> None:
-    """A script that runs twice changes nothing the second time."""
-    before = summaries("roses")[0].history
-    decision, entry = promote(Request(champion, QUICK), tmp_path / "promotion")
-    assert decision is not None
-    assert (decision.promoted, entry) == (True, None)
-    assert "already" in decision.reason
-    assert summaries("roses")[0].history == before
+    assert ask(minimum={"accuracy": 0.91}) is None
+    assert ask(maximum={"log_loss": 0.1}) is None
+    assert ask(max_calibration_error=0.01) is None
+    assert ask(minimum={"top5_accuracy": 0.1}) is None
+    kept = {"minimum": {"accuracy": 0.8}, "maximum": {"log_loss": 0.3}}
+    assert ask(**kept, max_calibration_error=0.05) == "1"
 
 
 UNKNOWN = Provenance.without_record("x.pth is a file of unrecognised origin")
@@ -285,7 +238,6 @@ def test_unknown_images_refuse_until_a_person_overrules(tmp_path: Path) -> None:
     ("champion", "challenger", "words"),
     [
         (UNKNOWN, None, "select champion roses/1 (x.pth"),
-        (UPSTREAM, None, "published weights behind champion roses/1"),
         (None, UPSTREAM, "published weights behind challenger roses/2"),
     ],
 )
@@ -313,67 +265,36 @@ def test_a_comparison_does_not_claim_what_is_not_known(
     assert "its accuracy is optimistic" in page
 
 
-@pytest.mark.usefixtures("champion")
-def test_images_that_only_a_package_knows_are_not_compared(tmp_path: Path) -> None:
-    """Those of an ancestor of another store, whose run nobody here has."""
-    manifest = made_manifest()
-    ancestor = made_manifest(range(0), range(150), range(150, 160))
-    started = seen_in(manifest).from_initial(seen_in(ancestor))
-    second = make_version("roses", tmp_path, provenance=started)
-    decision = _decision(second, tmp_path, QUICK)
-    assert "of 40 images not used for training" in decision.gates[0].sentence
-
-
 @pytest.mark.usefixtures("challenger")
 def test_automatic_promotion_is_a_setting(tmp_path: Path) -> None:
-    """By default a better version waits for approval; with `automatic` it does not."""
+    """By default a better version waits for approval; with `automatic` it does not.
+
+    Only the first champion needs no request: once its alias is removed, a run leaves it alone.
+    """
     assert _champion() == "1"
     automatic = QUICK.model_copy(update={"automatic": True})
     make_version("roses", tmp_path, wrong=range(20), config=automatic)
     assert _champion() == "3"
-    make_version("roses", tmp_path, wrong=range(50), config=automatic)
-    assert _champion() == "3"
+    client().delete_registered_model_alias("roses", CHAMPION)
+    notes: list[str] = []
+    assert assign_aliases(resolve("roses/2"), QUICK, tmp_path / "again", notes.append) is None
+    assert _champion() is None
+    assert "'roses' had a champion before" in notes[-1]
 
 
-@pytest.mark.parametrize(
-    ("classes", "difference"),
-    [
-        (("down", "rising"), "only roses/1 has up"),
-        ((*CLASSES, "wavy"), "only roses/2 has wavy"),
-    ],
-)
 @pytest.mark.usefixtures("champion")
 def test_versions_with_other_classes_are_neither_registered_nor_compared(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, classes: tuple[str, ...], difference: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two first runs of one name may both have begun when there was no version to compare with."""
+    classes = CLASSES[:2]
     with pytest.raises(ModelReferenceError, match="has other classes than this data"):
         make_version("roses", tmp_path, classes=classes)
     assert [each.version for each in summaries("roses")[0].versions] == ["1"]
     monkeypatch.setattr(registration, "check_classes", lambda *_: None)
     second = make_version("roses", tmp_path, classes=classes)
-    with pytest.raises(ModelReferenceError, match=difference) as caught:
+    with pytest.raises(ModelReferenceError, match="only roses/1 has up"):
         promote(Request(second, QUICK), tmp_path / "promotion")
-    assert "another name" in str(caught.value)
-
-
-@pytest.mark.usefixtures("champion")
-@pytest.mark.parametrize("removed", ["the alias", "the version"])
-def test_the_place_of_a_removed_champion_is_not_filled_unasked(
-    tmp_path: Path, removed: str
-) -> None:
-    """Only the first champion needs no request: afterwards a run asks, or leaves it alone."""
-    if removed == "the alias":
-        client().delete_registered_model_alias("roses", CHAMPION)
-    else:
-        client().delete_model_version("roses", "1")
-    notes: list[str] = []
-    second = make_version("roses", tmp_path)
-    assert assign_aliases(second, QUICK, tmp_path / "again", notes.append) is None
-    assert _champion() is None
-    assert "'roses' had a champion before" in notes[-1]
-    assert promoted(second, tmp_path)
-    assert _champion() == "2"
 
 
 def test_a_package_that_does_not_load_is_refused(
@@ -394,73 +315,39 @@ def test_a_package_that_does_not_load_is_refused(
     assert _champion() == "2"
 
 
-def test_a_rollback_goes_to_another_version_that_is_there(
-    challenger: ModelReference, tmp_path: Path
-) -> None:
-    """The target is neither the champion itself nor a deleted version."""
-    assert promoted(challenger, tmp_path)
-    store = client()
-    store.delete_registered_model_alias("roses", CHAMPION)
-    assert promoted(challenger, tmp_path)
-    store.delete_model_version("roses", "1")
-    with pytest.raises(ModelReferenceError, match="no previous champion"):
-        rollback("roses", None)
-    assert _champion() == "2"
-
-
-@pytest.mark.parametrize(
-    ("name", "content", "words"),
-    [
-        ("model.safetensors", None, "lacks|missing"),
-        ("model.safetensors", b"cut", "damaged"),
-        ("model.onnx", None, "lacks the file model.onnx"),
-        ("model.onnx", b"cut", "damaged"),
-    ],
-)
-def test_a_damaged_package_is_not_promoted(
-    challenger: ModelReference, tmp_path: Path, name: str, content: bytes | None, words: str
-) -> None:
+def test_a_damaged_package_is_not_promoted(challenger: ModelReference, tmp_path: Path) -> None:
     """Each file of a package is checked, also those that prediction does not need."""
-    file = _package(challenger) / "artifacts" / name
-    if content is None:
-        file.unlink()
-    else:
-        file.write_bytes(content)
+    file = _package(challenger) / "artifacts" / "model.safetensors"
     config = QUICK.model_copy(update={"package_check": True})
-    try:
-        reason = _decision(challenger, tmp_path, config).reason
-    except ModelReferenceError as error:
-        reason = str(error)
-    assert re.search(words, reason)
-    assert _champion() == "1"
-
-
-def test_a_version_whose_files_are_gone_is_named(
-    challenger: ModelReference, tmp_path: Path
-) -> None:
-    """Neither a promotion nor a rollback touches an alias when the package is gone."""
-    shutil.rmtree(_package(challenger))
-    with pytest.raises(ModelReferenceError, match="version 2 are gone"):
-        promote(Request(challenger, QUICK), tmp_path / "promotion")
+    for damage, words in (
+        (lambda: file.write_bytes(b"cut"), "damaged"),
+        (file.unlink, "lacks|miss"),
+    ):
+        damage()
+        try:
+            reason = _decision(challenger, tmp_path, config).reason
+        except ModelReferenceError as error:
+            reason = str(error)
+        assert re.search(words, reason)
     assert _champion() == "1"
 
 
 def test_a_version_without_records_cannot_be_compared(
     challenger: ModelReference, tmp_path: Path
 ) -> None:
-    """If its run was deleted, its test images are unknown, which is an error."""
-    [model] = summaries("roses")
-    run = client().get_run(model.versions[0].run_id)
+    """If its run was deleted, its test images are unknown, which is an error.
+
+    Neither does a promotion touch an alias when the package is gone.
+    """
+    request, package = Request(challenger, QUICK), _package(challenger)
+    away = package.rename(tmp_path / "away")
+    with pytest.raises(ModelReferenceError, match="version 2 are gone"):
+        promote(request, tmp_path / "promotion")
+    away.rename(package)
+    run = client().get_run(summaries("roses")[0].versions[0].run_id)
     shutil.rmtree(run.info.artifact_uri.removeprefix("file://"))
-    with pytest.raises(
-        ModelReferenceError, match="training data of 'roses' version 2 is no longer recorded"
-    ):
-        promote(Request(challenger, QUICK), tmp_path / "promotion")
-    shutil.rmtree(_package(resolve("roses/1")))
-    automatic = QUICK.model_copy(update={"automatic": True})
-    make_version(
-        "roses", tmp_path, config=automatic
-    )  # the run continues, and `patchline promote` decides
+    with pytest.raises(ModelReferenceError, match="version 2 is no longer recorded"):
+        promote(request, tmp_path / "promotion")
     assert _champion() == "1"
 
 
@@ -486,23 +373,25 @@ def test_the_comparison_is_repeated_if_the_champion_changes_meanwhile(
     assert _champion() == challenger.version
 
 
-def test_the_decision_is_a_file_that_can_be_read_again(
-    challenger: ModelReference, tmp_path: Path
-) -> None:
-    """decision.json holds the gates with their values."""
-    _decision(challenger, tmp_path, QUICK)
-    content = json.loads((tmp_path / "promotion" / "decision.json").read_text("utf-8"))
-    assert content["champion"] == "1"
-    assert {"name", "passed", "value", "threshold", "sentence"} == set(content["gates"][0])
+def test_a_limit_in_a_flag_leaves_the_other_limits_as_they_are(tmp_path: Path) -> None:
+    """Those of the run, or of the file that replaces them; the same metric takes the flag's."""
+    recorded = {"minimum": {"macro_f1": 0.8}, "maximum": {"log_loss": 0.5}}
+    given = {"minimum": {"accuracy": 0.9}, "maximum": {"ece": 0.1}}
+    config = QUICK.model_copy(update=recorded)
+    reference = make_version("roses", tmp_path, config=config)
+    file = tmp_path / "gates.yaml"
+    file.write_text(yaml.safe_dump({"promotion": recorded}), "utf-8")
+    for source in (None, file):
+        gates = gates_for(reference, source, GateConfig.model_validate(given))
+        assert gates.minimum == {"macro_f1": 0.8, "accuracy": 0.9}
+        assert gates.maximum == {"log_loss": 0.5, "ece": 0.1}
+        assert gates.package_check == (source is not None)
+        stricter = GateConfig.model_validate({"minimum": {"macro_f1": 0.85}})
+        assert gates_for(reference, source, stricter).minimum == {"macro_f1": 0.85}
+    assert gates_for(reference, None, None) == config
 
 
 def _package(reference: ModelReference) -> Path:
     from mlflow.artifacts import download_artifacts
 
     return Path(download_artifacts(reference.source))
-
-
-def _sha256(file: Path) -> str:
-    import hashlib
-
-    return hashlib.sha256(file.read_bytes()).hexdigest()

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 from pathlib import Path
-from typing import NamedTuple
 
-import mlflow
 import pytest
 from mlflow import MlflowClient
 
@@ -43,16 +40,14 @@ def _version(store: MlflowClient, name: str, classes: tuple[str, ...], accuracy:
     return source
 
 
-class FilledStore(NamedTuple):
-    """A store with two models, and the sources of the versions of `pets`, oldest first."""
-
-    uri: str
-    sources: list[str]
-
-
 @pytest.fixture(scope="module")
-def filled_store(empty_store: Path, tmp_path_factory: pytest.TempPathFactory) -> FilledStore:
-    """Return a store with two models; tests must not change it."""
+def filled_store(
+    empty_store: Path, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[str, list[str]]:
+    """Return a store with two models, and the sources of the versions of `pets`, oldest first.
+
+    Tests must not change it.
+    """
     file = shutil.copy(empty_store, tmp_path_factory.mktemp("store") / "mlflow.db")
     uri = f"sqlite:///{file}"
     with pytest.MonkeyPatch.context() as patch:
@@ -65,12 +60,12 @@ def filled_store(empty_store: Path, tmp_path_factory: pytest.TempPathFactory) ->
         store.set_registered_model_alias("pets", "champion", "2")
         store.set_registered_model_alias("pets", "challenger", "11")
         store.set_registered_model_alias("pets", "old", "2")
-    return FilledStore(uri, sources)
+    return uri, sources
 
 
 @pytest.fixture(autouse=True)
-def _use_filled_store(filled_store: FilledStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", filled_store.uri)
+def _use_filled_store(filled_store: tuple[str, list[str]], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", filled_store[0])
 
 
 @pytest.fixture
@@ -85,21 +80,17 @@ def another_store(own_store: None, tmp_path: Path, monkeypatch: pytest.MonkeyPat
     ("reference", "version"),
     [
         ("pets", "2"),
-        ("pets@champion", "2"),
         ("pets@challenger", "11"),
-        ("pets@old", "2"),
-        ("pets/1", "1"),
         ("pets/10", "10"),
-        ("models:/pets", "2"),
         ("models:/pets@challenger", "11"),
         ("models:/pets/3", "3"),
     ],
 )
 def test_a_reference_names_a_version(
-    filled_store: FilledStore, reference: str, version: str
+    filled_store: tuple[str, list[str]], reference: str, version: str
 ) -> None:
     """A name, an alias, a number and MLflow's own form lead to the version and its files."""
-    source = filled_store.sources[int(version) - 1]
+    source = filled_store[1][int(version) - 1]
     assert resolve(reference) == ModelReference("pets", version, source)
 
 
@@ -110,7 +101,6 @@ def test_a_reference_names_a_version(
             "pest",
             "There is no registered model 'pest'. Did you mean 'pets'? Registered models: flow",
         ),
-        ("zebra/1", "There is no registered model 'zebra'. Registered models: flowers, pets."),
         ("pets@champoin", "'pets' has no alias 'champoin'. Did you mean 'champion'?"),
         ("pets/12", "'pets' has no version 12. Its versions: 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11."),
         ("flowers", "'flowers' has no alias 'champion'. It has no aliases."),
@@ -124,8 +114,7 @@ def test_what_is_not_there_is_named_with_the_nearest(reference: str, sentence: s
 
 
 @pytest.mark.parametrize(
-    "reference",
-    ["", "pets@", "pets/", "pets/x", "pets/1/2", "pets@a@b", "@champion", "a b", "runs:/1/model"],
+    "reference", ["", "pets@", "pets/x", "pets/1/2", "pets@a@b", "@champion", "a b", "runs:/1/x"]
 )
 def test_a_bad_form_is_answered_with_the_good_ones(reference: str) -> None:
     """What is no reference at all is answered with the forms that there are."""
@@ -133,10 +122,6 @@ def test_a_bad_form_is_answered_with_the_good_ones(reference: str) -> None:
         ModelReferenceError, match="Write NAME, NAME@ALIAS, NAME/VERSION or models:/"
     ):
         resolve(reference)
-
-
-def test_a_version_behind_an_at_sign_is_put_right() -> None:
-    """A number is a version, not an alias."""
     with pytest.raises(ModelReferenceError, match="Write a version as pets/2, not pets@2"):
         resolve("pets@2")
 
@@ -152,39 +137,19 @@ def test_a_model_without_versions_is_named(another_store: MlflowClient) -> None:
     check_classes("empty", PETS)
 
 
-def test_the_same_classes_are_accepted() -> None:
-    """A name may get another version with the same classes; a new name may have any."""
+def test_other_classes_are_refused() -> None:
+    """A name whose newest version knows other classes is refused, and the difference is named.
+
+    It may get another version with the same classes; a new name may have any.
+    """
     check_classes("pets", PETS)
+    check_classes("new", ("anything", "else"))
     with pytest.raises(ModelReferenceError, match="gives an image one label, but this"):
         check_classes("pets", PETS, "multi_label")
-    check_classes("new", ("anything", "else"))
-
-
-@pytest.mark.parametrize(
-    ("classes", "said"),
-    [
-        (("cat", "dog"), ["2 classes here, 3 there", "only there: owl"]),
-        ((*PETS, "emu"), ["4 classes here, 3 there", "only here: emu"]),
-        (("cat", "dog", "emu"), ["3 classes here", "only here: emu", "only there: owl"]),
-    ],
-)
-def test_other_classes_are_refused(classes: tuple[str, ...], said: list[str]) -> None:
-    """A name whose newest version knows other classes is refused, and the difference is named."""
     with pytest.raises(ModelReferenceError, match=r"'pets' \(version 11\)") as caught:
-        check_classes("pets", classes)
-    assert [words for words in said if words not in str(caught.value)] == []
-    assert "Choose another name with --name. Add --model.init pets/11 to start" in str(caught.value)
-
-
-def test_many_classes_are_compared_too(another_store: MlflowClient) -> None:
-    """Classes too many for a tag are compared by their digest."""
-    many = tuple(f"class number {number}" for number in range(1000))
-    assert len(class_tags(many)) == 1
-    another_store.create_registered_model("many")
-    _version(another_store, "many", many, accuracy=0.5)
-    check_classes("many", many)
-    with pytest.raises(ModelReferenceError, match="other classes than this data"):
-        check_classes("many", many[1:])
+        check_classes("pets", ("cat", "dog", "emu"))
+    for words in ("only here: emu", "only there: owl", "--model.init pets/11"):
+        assert words in str(caught.value)
 
 
 def test_summaries_list_the_newest_version_first() -> None:
@@ -199,29 +164,9 @@ def test_summaries_list_the_newest_version_first() -> None:
     assert newest.metrics == {"test/accuracy": 11 / 20}
     assert newest.data_fingerprint == "data-0.55"
     assert len({version.run_id for version in pets.versions}) == 11
-
-
-def test_one_model_can_be_summarised() -> None:
-    """A name limits the summary to its model; an unknown one is an error."""
-    assert [summary.name for summary in summaries("pets")] == ["pets"]
+    assert summaries("pets") == [pets]
     with pytest.raises(ModelReferenceError, match="Did you mean 'flowers'"):
         summaries("flower")
-
-
-def test_the_run_of_a_version_may_be_gone(another_store: MlflowClient, tmp_path: Path) -> None:
-    """When the run was deleted for good, the version is still listed, without figures."""
-    another_store.create_registered_model("pets")
-    version = another_store.create_model_version("pets", str(tmp_path), "0" * 32).version
-    [summary] = summaries()
-    assert summary.versions[0].version == str(version)
-    assert summary.versions[0].metrics == {}
-
-
-def test_reading_leaves_no_active_run() -> None:
-    """The registry is read without MLflow's global state."""
-    resolve("pets")
-    assert mlflow.active_run() is None
-    assert os.environ["MLFLOW_TRACKING_URI"].startswith("sqlite:////")
 
 
 def test_the_metrics_of_a_version_are_listed_without_its_run(
@@ -242,4 +187,6 @@ def test_the_metrics_of_a_version_are_listed_without_its_run(
     assert [each.metrics for each in summaries()[0].versions] == [metrics] * 3
     store.delete_run(run.info.run_id)
     store.set_model_version_tag("pets", "1", METRICS_TAG, '{"test/accuracy": 0.5}')
-    assert summaries()[0].versions[-1].metrics == {"test/accuracy": 0.5}
+    store.create_model_version("pets", str(tmp_path), "0" * 32)  # a run that is gone for good
+    newest, *_, oldest = summaries()[0].versions
+    assert (newest.metrics, oldest.metrics) == ({}, {"test/accuracy": 0.5})

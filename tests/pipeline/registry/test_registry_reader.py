@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import subprocess
 import sys
@@ -28,7 +27,6 @@ def _check(registry: Registry) -> None:
     assert reader.version_of(NAME, "champion") == first
     assert reader.version_of(NAME, "challenger") == second
     assert reader.version_of(NAME, "nobody") is None
-    assert reader.version_of("nothing", "champion") is None
     assert reader.version_of("it's; DROP TABLE", "champion") is None
     assert reader.place_of(NAME, "9") is None
     client().set_model_version_tag(NAME, first, "a tag", "value")
@@ -74,6 +72,7 @@ def test_a_registry_of_its_own_is_read(
     monkeypatch.chdir(elsewhere)
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     assert registry_reader().version_of(NAME, "champion") is None
+    assert list(elsewhere.iterdir()) == []  # none appears by asking
     monkeypatch.setenv("MLFLOW_REGISTRY_URI", f"sqlite:///{tmp_path / 'mlflow.db'}")
     assert registry_reader().version_of(NAME, "champion") == "1"
 
@@ -93,12 +92,6 @@ def test_a_store_that_is_away_is_one_sentence(
     monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
     with pytest.raises(error):
         registry_reader().version_of(NAME, "champion")
-
-
-def test_no_store_is_no_model(tmp_path: Path) -> None:
-    """In an empty folder there are no models, and none appear there."""
-    assert registry_reader().version_of(NAME, "champion") is None
-    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.slow
@@ -128,4 +121,3 @@ def test_a_package_on_an_object_store_is_served_from_the_cache(
             assert server.predict(png(1)).json["version"] == "1"
         [cached] = (tmp_path / ".patchline" / "served").glob("[!.]*")
         assert (cached / "artifacts" / "model.onnx").is_file()
-        json.loads((cached / "artifacts" / "model.json").read_text())

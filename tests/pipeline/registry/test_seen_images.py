@@ -32,21 +32,24 @@ from patchline.pipeline.tracking.tracking_store import client
 from tests.pipeline.data.test_ingestion import config_of
 from tests.pipeline.registry.made_versions import made_manifest, make_version, seen_in
 
-PUBLISHED = Published(name="timm:vit_small", sha256="0" * 64)
-
 pytestmark = pytest.mark.usefixtures("own_store")
 
 
-def _records(folder: Path, manifest: pd.DataFrame | None, provenance: Provenance) -> VersionRecords:
+def _records(
+    manifest: pd.DataFrame | None,
+    provenance: Provenance | None = None,
+    predictions: pd.DataFrame | None = None,
+    root: Path | None = None,
+) -> VersionRecords:
     """Return the records of a version whose package says what it has seen."""
-    nothing = pd.DataFrame({"sha256": [], "probabilities": []})
-    records = VersionRecords(ModelReference("x", "1", ""), "", {}, manifest, nothing, folder)
-    records.__dict__.update(provenance=provenance, is_multi_label=False)
+    if predictions is None:
+        predictions = pd.DataFrame({"sha256": [], "probabilities": []})
+    records = VersionRecords(ModelReference("x", "1", ""), "", {}, manifest, predictions, root)
+    records.__dict__.update(provenance=provenance or Provenance(), is_multi_label=False)
     return records
 
 
-@pytest.mark.parametrize("knows_pixels", [True, False])
-@pytest.mark.parametrize("has_run", [True, False])
+@pytest.mark.parametrize(("knows_pixels", "has_run"), [(True, False), (True, True), (False, True)])
 def test_other_formats_of_seen_images_are_left_out(
     photos: Path, *, knows_pixels: bool, has_run: bool
 ) -> None:
@@ -59,7 +62,7 @@ def test_other_formats_of_seen_images_are_left_out(
         Image.open(file).save(file.with_suffix(".bmp"))
         file.unlink()
     data = ingestion.scan(config_of(photos), photos.parent / "work")
-    records = _records(photos, known if has_run else None, seen_in(known))
+    records = _records(known if has_run else None, seen_in(known), root=photos)
     selection = select(data, records, ("across", "down", "rising"), EvaluationChoices())
     assert len(selection.rows) == (trained.counts["test"] if knows_pixels else 60)
 
@@ -115,44 +118,64 @@ def test_images_that_the_initial_weights_have_seen_are_counted(tmp_path: Path) -
     [note] = seen_images_notes(related, {"test": 100})
     assert note.startswith("30 test images are in groups of which the initial weights have seen")
     assert "30 of these images are in groups" in caveat_on_test_images(related)
-    manifests.save(made_manifest(), file)
-    unknown = count_seen_images(file, Provenance.without_record("x.pth is of unrecognised origin"))
-    assert unknown.counts == {}
-    assert unknown.provenance.state == "unknown"
 
 
 def test_optimistic_metrics_are_named(photos: Path) -> None:
-    """Images that the initial weights have seen are a note, and the report does not deny them."""
+    """Images that the initial weights have seen are a note, and the report does not deny them.
+
+    Neither does it deny what is not known, with or without seen images.
+    """
     data = ingestion.ingest(config_of(photos), photos.parent / "work")
     assert with_seen_images(data, SeenBefore()) == data
-    assert (
-        about_test_images(data.seen_before)
-        == "These images were not used for training or model selection."
-    )
+    assert "These images were not used for training" in about_test_images(data.seen_before)
     assert not caveat_on_test_images(data.seen_before)
     seen = with_seen_images(data, SeenBefore(counts={"validation": 2, "test": 1}))
     assert "2 of the" in seen.notes[-2]
-    assert "1 of the" in seen.notes[-1]
     assert "test images was used to train or select the initial weights" in seen.notes[-1]
-    assert about_test_images(seen.seen_before).startswith(
-        "1 of these images was used to train or select the initial"
-    )
+    assert about_test_images(seen.seen_before).startswith("1 of these images was used to train")
+    published = Published(name="timm:vit_small", sha256="0" * 64)
+    for provenance, words in (
+        (Provenance.without_record("x.pth is of unrecognised origin"), "x.pth is of unrecognised"),
+        (Provenance(published=(published,)), "the training images of timm:vit_small"),
+    ):
+        for counts in ({}, {"test": 3}):
+            seen = with_seen_images(data, SeenBefore(counts=counts, provenance=provenance.summary))
+            assert words in seen.notes[-1]
+            assert "the metrics are optimistic" in seen.notes[-1]
+            said = about_test_images(seen.seen_before)
+            assert words.lower() in said.lower()
+            assert "not used for training" not in said
+            assert "not recorded as used for training" in said
+
+
+MANIFEST = pd.DataFrame(
+    {"sha256": list("abcdef"), "split": ["train", "train", "train", "validation", "test", "test"]}
+)
 
 
 @pytest.mark.parametrize(
-    ("provenance", "words"),
+    ("predicted", "expected"),
     [
-        (Provenance.without_record("x.pth is of unrecognised origin"), "x.pth is of unrecognised"),
-        (Provenance(published=(PUBLISHED,)), "the training images of timm:vit_small"),
+        ("abcdef", "abcd"),  # the folds predicted training and validation images
+        ("def", ""),  # without folds, only the others are predicted
     ],
 )
-def test_what_is_not_known_is_not_denied(photos: Path, provenance: Provenance, words: str) -> None:
-    """Neither by the notes nor by the first sentence of the report, with or without seen images."""
-    data = ingestion.ingest(config_of(photos), photos.parent / "work")
-    for counts in ({}, {"test": 3}):
-        seen = with_seen_images(data, SeenBefore(counts=counts, provenance=provenance.summary))
-        assert words in seen.notes[-1]
-        assert "the metrics are optimistic" in seen.notes[-1]
-        assert words.lower() in about_test_images(seen.seen_before).lower()
-        assert "not used for training" not in about_test_images(seen.seen_before)
-        assert "not recorded as used for training" in about_test_images(seen.seen_before)
+def test_only_folds_judge_training_images(predicted: str, expected: str) -> None:
+    """The verdicts of folds are those on training and validation images, by file digest."""
+    table = MANIFEST[MANIFEST["sha256"].isin(list(predicted))]
+    table = table.assign(
+        probabilities=pd.Series(0.1 * table.index, table.index).map(lambda p: [p, 1 - p])
+    )
+    found = _records(MANIFEST, predictions=table).of_folds
+    assert sorted(found) == list(expected)
+    assert all(found[key][0] == pytest.approx(0.1 * "abcdef".index(key)) for key in found)
+
+
+def test_images_of_the_initial_weights_are_seen() -> None:
+    """An image that the weights were trained on before the folds began has no verdict of them."""
+    before = pd.DataFrame({"sha256": ["b", "x"], "split": ["train", "train"]})
+    table = MANIFEST.assign(probabilities=MANIFEST["sha256"].map(lambda _: [0.5, 0.5]))
+    started = Provenance(inherited=SeenImages.of(before, before.iloc[:0]))
+    assert sorted(_records(MANIFEST, started, table).of_folds) == list("acd")
+    unknown = Provenance.without_record("x.pth is a file of unrecognised origin")
+    assert _records(MANIFEST, unknown, table).of_folds == {}

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import threading
-
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -17,36 +15,6 @@ def test_a_small_request_does_not_wait_for_a_large_one() -> None:
     queue.put("small", ["small"])
     assert queue.take(3) == ["large 0", "small", "large 1"]
     assert queue.take(9) == ["large 2", "large 3", "large 4"]
-
-
-def test_several_takers_share_what_waits() -> None:
-    """Ten images for two threads are two batches of five."""
-    queue: FairQueue[int] = FairQueue()
-    queue.put("a", range(10))
-    assert len(queue.take(16, takers=2)) == 5
-    assert len(queue.take(2, takers=2)) == 2
-    assert len(queue) == 3
-
-
-def test_a_closed_queue_gives_what_it_has() -> None:
-    """Nothing that was put is lost when the queue is closed."""
-    queue: FairQueue[int] = FairQueue()
-    queue.put("a", [1])
-    queue.close()
-    assert queue.take(5) == [1]
-    assert queue.take(5) == []
-
-
-def test_a_taker_waits() -> None:
-    """`take` returns once something is put."""
-    queue: FairQueue[int] = FairQueue()
-    taken: list[int] = []
-    taker = threading.Thread(target=lambda: taken.extend(queue.take(1)))
-    taker.start()
-    queue.put("a", [])
-    queue.put("a", [7])
-    taker.join(30)
-    assert taken == [7]
 
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 5)), max_size=20), st.integers(1, 7))

@@ -9,7 +9,7 @@ import json
 import time
 import tracemalloc
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import psutil
@@ -71,52 +71,24 @@ def filled(unit: str, length: int = _MOST - 1000) -> str:
 
 
 _DEEP, _LONG = "[" * 400 + "]" * 400, "a" * (_MOST - 1000)
-_PREDICT, _MLFLOW = "/predict", "/invocations"
+_PREDICT = "/predict"
 IN_JSON: dict[str, tuple[str, Callable[[], str]]] = {
     "texts": (INFER, lambda: tensor('["' + "a" * 700_000 + '"' + ',""' * 300 + "]", "[301]")),
-    "texts in rows": (INFER, lambda: tensor('[["' + "a" * 700_000 + '"]' + ',[""]' * 300 + "]")),
-    "ragged": (INFER, lambda: tensor("[[1,2]" + ",[3]" * 20_000 + "]", "[20001]")),
     "truth values": (INFER, lambda: tensor("[true,true,true]", "[1,1,3]")),
-    "one truth value": (INFER, lambda: tensor("[1,true,3]", "[1,1,3]")),
     "deep data": (INFER, lambda: tensor(_DEEP)),
     "a huge number": (INFER, lambda: tensor("[" + "9" * 600 + "]")),
     "numbers": (INFER, lambda: tensor(filled("999"), "[1,2,3]")),
     "fractions": (INFER, lambda: tensor(filled("0.1", 100_000), "[1,2,3]")),
-    "long numbers": (INFER, lambda: tensor(filled("9" * 4000), "[1,2,3]")),
     "lists": (_PREDICT, lambda: filled("[]")),
-    "lists of lists": (_PREDICT, lambda: '{"images":' + filled("[[]]") + "}"),
-    "few lists": (_PREDICT, lambda: '{"images":' + filled("[[]]", 500_000) + "}"),
-    "objects": (_MLFLOW, lambda: filled('{"":0}')),
     "keys": (_PREDICT, lambda: json.dumps(dict.fromkeys(map(str, range(200_000)), 0))),
-    "fewer keys": (_PREDICT, lambda: json.dumps(dict.fromkeys(map(str, range(90_000)), 0))),
-    "accents": (_PREDICT, lambda: '{"image":"' + "é" * (len(_LONG) // 2) + '"}'),
     "an emoji": (_PREDICT, lambda: '{"image":"😀' + _LONG + '"}'),
-    "half a pair": (_PREDICT, lambda: '{"image":"\\ud83d' + _LONG + '"}'),
     "depth": (_PREDICT, lambda: "[" * 100_000),
     "a long id": (INFER, lambda: photo('"id":"' + "\\n" * 500_000 + '"')),
     "a deep id": (INFER, lambda: photo(f'"id":{_DEEP}')),
-    "outputs": (INFER, lambda: photo('"outputs":' + filled('{"name":"answer"}', 999_999))),
-    "a deep output": (INFER, lambda: photo(f'"outputs":[{{"name":{_DEEP}}}]')),
-    "a deep name": (INFER, lambda: tensor("[1]").replace('"image"', _DEEP)),
-    "a deep shape": (INFER, lambda: tensor("[1]", _DEEP)),
-    "a deep axis": (INFER, lambda: tensor("[1]", f"[1,{_DEEP}]")),
-    "a deep type": (INFER, lambda: tensor("[1]").replace('"UINT8"', _DEEP)),
     "axes of digits": (INFER, lambda: tensor("[1]", "[" + "9" * 600 + "," + "9" * 600 + "]")),
-    "a shape without pixels": (INFER, lambda: tensor("[]", f"[0,{10**30}]")),
     "an endless axis": (INFER, lambda: tensor("[1]", "[1e999]")),
-    "coverage of digits": (_PREDICT, lambda: photo('"coverage":1' + "0" * 400, _PREDICT)),
     "coverage of more digits": (_PREDICT, lambda: photo('"coverage":' + "1" * 5000, _PREDICT)),
-    "an endless coverage": (_PREDICT, lambda: photo('"coverage":1e400', _PREDICT)),
     "no number as coverage": (_PREDICT, lambda: photo('"coverage":NaN', _PREDICT)),
-    "a deep coverage": (_PREDICT, lambda: photo(f'"coverage":{_DEEP}', _PREDICT)),
-    "top_k of digits": (_PREDICT, lambda: photo('"top_k":' + "9" * 600, _PREDICT)),
-    "top_k of lists": (_PREDICT, lambda: photo('"top_k":' + filled("[]", 99_999), _PREDICT)),
-    "a deep map": (_PREDICT, lambda: photo(f'"map":{_DEEP}', _PREDICT)),
-    "rows": (_MLFLOW, lambda: '{"inputs":' + filled('""', 900_000) + "}"),
-    "columns": (
-        _MLFLOW,
-        lambda: '{"dataframe_split":{"columns":' + filled("0", 900_000) + ',"data":[[]]}}',
-    ),
 }
 
 
@@ -136,12 +108,8 @@ def test_json_is_refused_by_what_it_becomes(attacked: Serving, name: str) -> Non
     ("raw", "shape", "datatype"),
     [
         (bytes(4 << 20), [4 << 20, 1], "UINT8"),
-        (bytes(4 << 20), [4 << 20, 1, 1, 1], "UINT8"),
         (bytes(8 << 20), [2 << 20], "BYTES"),
         (b"\2\0\0\0ab" * (1 << 20), [1], "BYTES"),
-        (bytes(3 * 32 * 32), [3, 32, 32], "UINT8"),
-        (b"hello world, this is no image", [1, 29], "UINT8"),
-        (b"", [0, 10**30], "UINT8"),
         (b"", [10**30, 10**30], "BYTES"),
     ],
 )
@@ -167,27 +135,25 @@ def test_json_is_limited_whatever_it_is_called(attacked: Serving) -> None:
     assert peak_mib(attacked) < before + _GROWTH_MIB
 
 
-@pytest.mark.parametrize("lines", [("Content-Length: " + "9" * _DIGITS,), ("Content-Length: -1",)])
-def test_a_length_of_many_digits_is_refused(attacked: Serving, lines: tuple[str, ...]) -> None:
+@pytest.mark.parametrize("length", ["9" * _DIGITS, "-1"])
+def test_a_length_of_many_digits_is_refused(attacked: Serving, length: str) -> None:
     """The length of the body is no number, or too large."""
     with connected(attacked) as connection:
-        connection.sendall(head(attacked, b"", *lines))
+        connection.sendall(head(attacked, b"", f"Content-Length: {length}"))
         assert everything(connection).startswith((b"HTTP/1.1 400", b"HTTP/1.1 413"))
 
 
-@pytest.mark.parametrize("chunk", [b"1\r\na\r\n", b"0002;name=value\r\nab\r\n"])
-def test_very_many_small_chunks_are_refused(attacked: Serving, chunk: bytes) -> None:
+def test_very_many_small_chunks_are_refused(attacked: Serving) -> None:
     """A body in chunks of a byte takes far longer to read than one of the same size in few."""
-    with connected(attacked) as connection:
-        lines = ("Transfer-Encoding: chunked",)
-        connection.sendall(head(attacked, b"", *lines) + chunk * 20_000 + b"0\r\n\r\n")
-        assert connection.recv(1 << 12).startswith(b"HTTP/1.1 400")
     image = png(1)
     parts = [image[start : start + 4] for start in range(0, len(image), 4)]
-    chunks = b"".join(b"%x\r\n%s\r\n" % (len(part), part) for part in parts)
-    with connected(attacked) as connection:
-        connection.sendall(head(attacked, b"", *lines) + chunks + b"0\r\n\r\n")
-        assert connection.recv(1 << 12).startswith(b"HTTP/1.1 200")
+    few = b"".join(b"%x\r\n%s\r\n" % (len(part), part) for part in parts)
+    many, named = b"1\r\na\r\n" * 20_000, b"0002;name=value\r\nab\r\n" * 20_000
+    for chunks, status in ((many, b"400"), (named, b"400"), (few, b"200")):
+        with connected(attacked) as connection:
+            top = head(attacked, b"", "Transfer-Encoding: chunked")
+            connection.sendall(top + chunks + b"0\r\n\r\n")
+            assert connection.recv(1 << 12).startswith(b"HTTP/1.1 " + status)
 
 
 def test_a_compressed_body_is_read_in_parts(attacked: Serving) -> None:
@@ -210,42 +176,39 @@ def test_a_compressed_body_is_read_in_parts(attacked: Serving) -> None:
     assert peak_mib(attacked) < before + _GROWTH_MIB
 
 
-@pytest.mark.parametrize("name", ["lists", "numbers", "an emoji"])
-def test_health_is_answered_under_hostile_bodies(attacked: Serving, name: str) -> None:
+def test_health_is_answered_under_hostile_bodies(attacked: Serving) -> None:
     """Twelve connections with bodies that become large do not hold the probe of a cluster up."""
-    path, body = IN_JSON[name]
-    content = body().encode()
+    asked: list[Future[Reply]] = []
     with ThreadPoolExecutor(12) as pool:
-        asked = [pool.submit(attacked.ask, "POST", path, content, _JSON) for _ in range(12)]
+        for name in ("lists", "numbers", "an emoji"):
+            path, body = IN_JSON[name]
+            content = body().encode()
+            asked += [pool.submit(attacked.ask, "POST", path, content, _JSON) for _ in range(4)]
         slowest = 0.0
         while not all(each.done() for each in asked):
             began = time.monotonic()
             assert attacked.ask("GET", "/healthz").status == 200
             slowest = max(slowest, time.monotonic() - began)
-    replies: list[Reply] = [each.result() for each in asked]
-    assert {reply.status for reply in replies} <= {400, 413, 503}
+    assert {each.result().status for each in asked} <= {400, 413, 503}
     assert slowest < patient(5)
     until(lambda: attacked.predict(png(1)).status == 200, "nothing is answered any more")
 
 
-@pytest.mark.parametrize(
-    ("unit", "values"),
-    [("999", 1), ('"ab"', 3), ('"éé"', 3), ("[]", 4), ("[0,0,0]", 6), ('{"a":0}', 11)],
-)
+@pytest.mark.parametrize(("unit", "values"), [('"éé"', 3), ("[]", 4), ('{"a":0}', 11)])
 def test_json_that_is_parsed_is_small(unit: str, values: int) -> None:
     """Values take at most 48 bytes each, a million are parsed, and a tenth more is refused."""
 
     def body(number: int) -> bytes:
         return f'{{"x":[{",".join([unit] * (number // values))}]}}'.encode()
 
-    large = body(99_990)
+    large = body(20_000)
     tracemalloc.start()
     try:
         json_object(large)
         held = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
-    assert held < 4_800_000 + 4 * len(large)
+    assert held < 960_000 + 4 * len(large)
     json_object(body(999_900))
     with pytest.raises(Refusal, match="more than 1,000,000 values"):
         json_object(body(1_100_000))

@@ -3,69 +3,69 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import signal
 import threading
 import time
+import weakref
 
-import numpy as np
 import pytest
 
-from tests.patience import until
+from patchline.pipeline.packaging.packaged_model import PackagedModel
+from patchline.pipeline.serving import server
+from patchline.pipeline.serving.alias_watch import Registry as AskedRegistry
+from patchline.pipeline.serving.checked_package import (
+    Checked,
+    checked_package,
+)
+from patchline.pipeline.serving.config import ServingConfig
+from tests.patience import patient, until
 from tests.pipeline.serving.served import NAME, Registry, Serving, png, serving, wait_for_version
 
 
-def ask_in_threads(
-    server: Serving, image: bytes, threads: int, ended: threading.Event
-) -> tuple[list[threading.Thread], list[tuple[int, str, float]]]:
-    """Ask all the time; return the threads, and the status, version and probability of answers."""
-    found: list[tuple[int, str, float]] = []
+def test_it_switches_under_load(own_registry: Registry) -> None:
+    """Every answer under load is whole: that of the version which it names.
 
-    def ask() -> None:
+    `NAME/VERSION` is served whatever the alias does.
+    """
+    image, found = png(3), list[tuple[int, str, float]]()
+    ended = threading.Event()
+
+    def ask(server: Serving) -> None:
         while not ended.is_set():
             reply = server.predict(image)
             content = reply.json
             found.append((reply.status, content.get("version", ""), content.get("probability", 0)))
 
-    started = [threading.Thread(target=ask) for _ in range(threads)]
-    for thread in started:
-        thread.start()
-    return started, found
-
-
-def test_it_switches_under_load(own_registry: Registry) -> None:
-    """Every answer under load is whole: that of the version which it names."""
-    image = png(3)
-    versions = {"1": 1}
-    with serving(own_registry.folder) as server:
-        ended = threading.Event()
-        threads, found = ask_in_threads(server, image, 2, ended)
+    with (
+        serving(own_registry.folder) as server,
+        serving(own_registry.folder, model=f"{NAME}/1") as fixed,
+    ):
+        threads = [threading.Thread(target=ask, args=(server,)) for _ in range(2)]
+        for thread in threads:
+            thread.start()
         try:
-            for seed in (2, 3):
-                version = own_registry.add(seed)
-                versions[version] = seed
-                wait_for_version(server, version)
+            second = own_registry.add(2)
+            wait_for_version(server, second)
+            assert fixed.predict(image).json["version"] == fixed.ready["version"] == "1"
             own_registry.point("champion", "1")
             wait_for_version(server, "1")
         finally:
             ended.set()
             for thread in threads:
                 thread.join()
-        status = server.ask("GET", "/status").json
-        assert status["version"] == "1"
-        assert b"patchline_model_switches_total 3.0" in server.ask("GET", "/metrics").body
-    assert {status for status, _, _ in found} == {200}
-    assert {version for _, version, _ in found} == set(versions)
-    for _, version, probability in found:
-        package = own_registry.package(versions[version])
-        right = package.answers([image], top_k=1)[0]["probability"]
-        assert probability == pytest.approx(right, abs=1e-6)
-
-
-def rejected_by(server: Serving) -> dict[str, str]:
-    """Wait until a version is rejected; return which, and why."""
-    until(lambda: server.ask("GET", "/status").json["rejected"], "nothing was rejected")
-    rejected: dict[str, str] = server.ask("GET", "/status").json["rejected"]
-    return rejected
+        assert server.ask("GET", "/status").json["version"] == "1"
+        assert fixed.ask("GET", "/status").json["alias"] is None
+        assert b"patchline_model_switches_total 2.0" in server.ask("GET", "/metrics").body
+    right = {
+        version: own_registry.package(seed).answers([image], top_k=1)[0]["probability"]
+        for version, seed in (("1", 1), (second, 2))
+    }
+    assert abs(right["1"] - right[second]) > 1e-4  # a mixed answer would be seen
+    assert {version for _, version, _ in found} == set(right)
+    for status, version, probability in found:
+        assert (status, probability) == (200, pytest.approx(right[version], abs=1e-6))
 
 
 def test_a_package_that_fails_its_check_is_not_taken(own_registry: Registry) -> None:
@@ -86,7 +86,8 @@ def test_a_package_that_fails_its_check_is_not_taken(own_registry: Registry) -> 
         ):
             damage()
             own_registry.point("champion", bad)
-            rejected = rejected_by(server)
+            until(lambda: server.ask("GET", "/status").json["rejected"], "nothing was rejected")
+            rejected = server.ask("GET", "/status").json["rejected"]
             assert rejected["version"] == bad
             assert reason in rejected["reason"]
             assert str(own_registry.folder) not in json.dumps(rejected)
@@ -100,17 +101,6 @@ def test_a_package_that_fails_its_check_is_not_taken(own_registry: Registry) -> 
                 "the rejection was not forgotten",
             )
         assert server.ask("GET", "/readyz").status == 200
-
-
-def test_a_fixed_version_stays(own_registry: Registry) -> None:
-    """`NAME/VERSION` is served whatever the alias does."""
-    second = own_registry.add(2)
-    with serving(own_registry.folder, model=f"{NAME}/1") as server:
-        assert server.ready["version"] == "1"
-        assert server.ask("GET", "/status").json["alias"] is None
-        own_registry.point("champion", second)
-        time.sleep(3)
-        assert server.predict(png(1)).json["version"] == "1"
 
 
 def test_a_registry_that_is_gone_changes_nothing(own_registry: Registry) -> None:
@@ -136,11 +126,29 @@ def test_a_registry_that_is_gone_changes_nothing(own_registry: Registry) -> None
         assert server.ask("GET", "/status").json["registry"]["answers"]
 
 
-def test_the_probabilities_of_versions_differ(own_registry: Registry) -> None:
-    """Versions of these tests have different answers, so that a mixed one would be seen."""
-    image = png(3)
-    for seed in (2, 3, 4):
-        own_registry.add(seed, alias=None)
-    packages = [own_registry.package(seed) for seed in (1, 2, 3, 4)]
-    values = [package.answers([image], 1)[0]["probability"] for package in packages]
-    assert len(np.unique(np.round(values, 4))) == 4
+def test_the_first_version_is_freed_after_a_switch(own_registry: Registry) -> None:
+    """It took its memory for as long as the server ran, because its starter still held it."""
+    second = own_registry.add(2, alias=None)
+    config = ServingConfig(port=0, poll_seconds=0.05)
+    packages: list[weakref.ref[PackagedModel]] = []
+    freed: list[bool] = []
+
+    def load() -> Checked:
+        checked = checked_package(own_registry.folder / "packages" / "1", threads=1)
+        packages.append(weakref.ref(checked.package))
+        return checked
+
+    def switch_and_stop() -> None:
+        own_registry.point("champion", second)
+        end = time.monotonic() + patient(30)
+        while packages[0]() is not None and time.monotonic() < end:
+            time.sleep(0.02)
+        freed.append(packages[0]() is None)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    stopping = threading.Thread(target=switch_and_stop)
+    with server.listening_socket(config) as listening:
+        first = server.FirstVersion(NAME, "champion", "1", load)
+        server.serve(first, config, listening, stopping.start, AskedRegistry())
+    stopping.join()
+    assert freed == [True]

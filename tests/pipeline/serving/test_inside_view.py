@@ -11,27 +11,7 @@ from patchline.pipeline.packaging.packaged_model import PackagedModel
 from patchline.pipeline.serving.inside_view import inside_views
 from tests.conftest import Run
 from tests.pipeline.serving.served import Registry, Serving, png
-
-
-def test_the_image_that_is_seen_is_answered_in_the_same_way(server: Serving) -> None:
-    """What comes back as `seen`, sent again, has the same answer: the page covers parts of it."""
-    sent = png(3, side=40)
-    first = server.ask("POST", "/inside", sent, {"content-type": "image/png"})
-    assert first.status == 200
-    plain = server.predict(sent).json
-    assert {key: first.json[key] for key in plain} == plain
-    kind, _, encoded = first.json["seen"].partition(",")
-    assert kind == "data:image/png;base64"
-    again = server.ask("POST", "/inside", base64.b64decode(encoded), {"content-type": "image/png"})
-    assert again.json["seen"] == first.json["seen"]
-    assert again.json["top"] == first.json["top"]
-
-
-def test_a_package_without_blocks_has_none(server: Serving, registry: Registry) -> None:
-    """The page then shows the image alone."""
-    assert "attention" not in registry.package(1).output_names
-    answer = server.ask("POST", "/inside", png(3), {"content-type": "image/png"}).json
-    assert answer["blocks"] == []
+from tests.pipeline.serving.test_predict import b64
 
 
 def test_blocks_are_those_of_the_package(finished_run: Run) -> None:
@@ -55,17 +35,14 @@ def test_blocks_are_those_of_the_package(finished_run: Run) -> None:
         assert np.array_equal(package.pixels(base64.b64decode(encoded)), pixels_HWC)
 
 
-@pytest.mark.parametrize("body", [b"", b"no image"])
-def test_what_is_no_image_is_refused_in_a_sentence(server: Serving, body: bytes) -> None:
-    """As by `/predict`."""
-    answer = server.ask("POST", "/inside", body, {"content-type": "image/png"})
-    assert answer.status in (400, 422)
-    assert answer.json["error"].endswith(".")
-
-
-def test_several_images_are_refused(server: Serving) -> None:
-    """One image is looked into at a time."""
-    texts = [base64.b64encode(png(seed)).decode() for seed in (1, 2)]
-    answer = server.ask_json("/inside", {"images": texts})
-    assert answer.status == 400
-    assert "One image at a time" in answer.json["error"]
+def test_what_is_not_one_image_is_refused(server: Serving, registry: Registry) -> None:
+    """As by `/predict`; a package without blocks shows the image alone."""
+    texts = [b64(png(seed)) for seed in (1, 2)]
+    for answer, status in (
+        (server.ask("POST", "/inside", b"no image", {"content-type": "image/png"}), 422),
+        (server.ask_json("/inside", {"images": texts}), 400),
+    ):
+        assert answer.status == status
+        assert answer.json["error"].endswith(".")
+    assert "attention" not in registry.package(1).output_names
+    assert server.ask_json("/inside", {"image": texts[0]}).json["blocks"] == []

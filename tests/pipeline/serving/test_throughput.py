@@ -14,18 +14,6 @@ from patchline.pipeline.serving.server_metrics import ServerMetrics
 from patchline.pipeline.serving.throughput import Throughput
 
 
-def test_idle_time_does_not_count() -> None:
-    """After a quiet night of an image a minute that takes 10 ms, 300 images take 3 seconds."""
-    now = 0.0
-    throughput = Throughput(lambda: now)
-    for _ in range(2000):
-        with throughput.working():
-            now += 0.01
-        throughput.answered(1)
-        now += 60
-    assert throughput.seconds_for(300) == pytest.approx(3)
-
-
 def test_requests_at_the_same_time_share_their_seconds() -> None:
     """Two requests that wait for the same 20 seconds are 20 seconds of work, not 40."""
     now = 0.0

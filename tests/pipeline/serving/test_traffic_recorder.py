@@ -7,7 +7,6 @@ import hashlib
 import json
 import logging
 import signal
-import threading
 from pathlib import Path
 
 import numpy as np
@@ -23,7 +22,7 @@ from patchline.pipeline.serving.traffic_recorder import (
     is_traffic,
     rows_of,
 )
-from tests.patience import patient, until
+from tests.patience import until
 from tests.pipeline.serving.served import NAME, Registry, png, serving
 
 ROW = np.array([0.5, 0.5]), None
@@ -36,20 +35,24 @@ def recorder(folder: Path, *, with_images: bool = False, most: int = 1 << 30) ->
 
 
 def test_a_server_records_what_it_answers_and_a_kill_loses_nothing(
-    own_registry: Registry, tmp_path: Path
+    registry: Registry, tmp_path: Path
 ) -> None:
-    """Probabilities as the package computes them, the clients' own files, and no more answers."""
+    """Probabilities as the package computes them, the clients' own files, and no more answers.
+
+    A second server is refused while the first lives; what several have left goes as any part.
+    """
     folder, images = tmp_path / "traffic", [png(seed) for seed in range(12)]
     arguments = ("--record", str(folder), "--record-images")
-    with serving(own_registry.folder, *arguments) as server:
+    with serving(registry.folder, *arguments) as server:
         answers = [server.predict(image).json for image in images]
         assert server.predict(b"no image").status == 422
+        with pytest.raises(ConfigError, match=r"another server records.*Name another folder\."):
+            recorder(folder)
         server.process.send_signal(signal.SIGKILL)
         server.process.wait()
-    assert all("outputs" not in answer for answer in answers)
-    rows = [row for part in folder.glob(PARTS) for row in rows_of(part)]
-    assert len(rows) == len(images)
-    package = own_registry.package(1)
+    [part] = folder.glob(PARTS)
+    rows = rows_of(part)
+    package = registry.package(1)
     for row, image, answer in zip(rows, images, answers, strict=True):
         assert (row["model"], row["version"]) == (NAME, "1")
         assert (folder / row["image"]).read_bytes() == image
@@ -59,6 +62,16 @@ def test_a_server_records_what_it_answers_and_a_kill_loses_nothing(
         np.testing.assert_allclose(row["probabilities"], expected, atol=1e-5)
         assert row["features"] is None  # this package has no such output
     assert folder.stat().st_mode & 0o077 == 0
+    left = [folder / f"part-20200101-000000.{number}-aaaaaaa{number}.jsonl" for number in (1, 2)]
+    for each in left:
+        each.write_text(" " * 10_000)
+    writer = recorder(folder, most=30_000)
+    for _ in range(41):
+        writer.record("flowers", "new", [b"any"], [ROW])
+    until(lambda: not left[0].exists(), "nothing was removed")
+    writer.close()
+    assert rows_of(part) == rows
+    recorder(folder).close()
 
 
 def test_features_and_arrays_are_kept_and_a_cut_line_is_left_out(tmp_path: Path) -> None:
@@ -103,59 +116,6 @@ def test_the_folder_keeps_its_size_and_its_newest_images(tmp_path: Path) -> None
     }
 
 
-def test_no_answer_waits_while_the_folder_is_measured(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A folder of many images takes seconds to list, and so may a disk."""
-    writer = recorder(tmp_path / "traffic", with_images=True, most=10_000)
-    measuring, go_ahead = threading.Event(), threading.Event()
-
-    def slowly(folder: Path) -> int:
-        del folder
-        measuring.set()
-        go_ahead.wait(patient(60))
-        return 0
-
-    monkeypatch.setattr(traffic_recorder, "_measured", slowly)
-    try:
-        while not measuring.is_set():
-            writer.record("flowers", "1", [b"any"], [ROW])
-        answered = threading.Thread(
-            target=writer.record, args=("flowers", "1", [b"any"], [ROW]), daemon=True
-        )
-        answered.start()
-        answered.join(patient(10))
-        assert not answered.is_alive()
-    finally:
-        go_ahead.set()
-        writer.close()
-
-
-def test_a_folder_is_for_one_server_and_continues_after_a_kill(
-    own_registry: Registry, tmp_path: Path
-) -> None:
-    """A second one is refused while the first lives; what several have left goes as any part."""
-    folder, most = tmp_path / "traffic", 20_000
-    with serving(own_registry.folder, "--record", str(folder)) as server:
-        server.predict(png(0))
-        with pytest.raises(ConfigError, match=r"another server records.*Name another folder\."):
-            recorder(folder)
-        server.process.send_signal(signal.SIGKILL)
-        server.process.wait()
-    [part] = folder.glob(PARTS)
-    left = [folder / f"part-20200101-000000.{number}-aaaaaaa{number}.jsonl" for number in (1, 2)]
-    for each in left:
-        each.write_text(" " * 6_000)
-    writer = recorder(folder, most=most)
-    writer.record("flowers", "new", [b"any"], [ROW])
-    for _ in range(40):
-        writer.record("flowers", "new", [b"any"], [ROW])
-    until(lambda: not left[0].exists(), "nothing was removed")
-    writer.close()
-    assert rows_of(part)[0]["version"] == "1"
-    recorder(folder).close()
-
-
 def test_a_folder_with_other_files_is_refused(tmp_path: Path) -> None:
     """Parts between a person's photos would be removed one day."""
     (tmp_path / "holiday.jpg").write_bytes(b"any")
@@ -179,7 +139,7 @@ def test_a_folder_that_others_may_write_is_refused(tmp_path: Path) -> None:
     assert sorted(folder.rglob("*")) == before
 
 
-@pytest.mark.parametrize("name", [traffic_recorder.MARKER, "images", "part-1-a.jsonl", ".x"])
+@pytest.mark.parametrize("name", [traffic_recorder.MARKER, "images", "part-1-a.jsonl"])
 def test_links_in_the_folder_are_not_followed(tmp_path: Path, name: str) -> None:
     """Neither a file nor the folder of images; what they lead to stays as it is."""
     folder, own = tmp_path / "traffic", tmp_path / "own"
@@ -221,6 +181,10 @@ def test_a_disk_that_fails_is_tried_again(
 ) -> None:
     """The server goes ahead, its log says it once, and its metrics as long as it lasts."""
     caplog.set_level(logging.INFO)
+
+    def full(*_: object, **__: object) -> str:
+        raise OSError(28, "No space left on device")
+
     writer = recorder(tmp_path / "traffic", with_images=True)
     metrics = ServerMetrics()
     metrics.recording(lambda: writer.problem is None)
@@ -239,8 +203,3 @@ def test_a_disk_that_fails_is_tried_again(
     writer.close()
     assert sum(len(rows_of(part)) for part in (tmp_path / "traffic").glob(PARTS)) == 2
     assert len(list((tmp_path / "traffic" / "images").iterdir())) == 2
-
-
-def full(*_: object, **__: object) -> str:
-    """Fail as a full disk does."""
-    raise OSError(28, "No space left on device")
