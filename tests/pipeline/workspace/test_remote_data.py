@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
-import tarfile
-import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,7 +15,7 @@ from patchline.pipeline.data.manifests.manifest import scan
 from patchline.pipeline.data.manifests.scan_memory import ScanMemory
 from patchline.pipeline.data.manifests.source_listing import listing_of
 from patchline.pipeline.data.store.store_decoding import StoredImage, StoreSpec, read_image
-from patchline.pipeline.errors import ConfigError, DataError, StorageError
+from patchline.pipeline.errors import ConfigError, DataError
 from patchline.pipeline.files.workspace_folder import WORKSPACE
 from patchline.pipeline.workspace import remote_data
 from patchline.pipeline.workspace.address import parsed
@@ -63,20 +60,6 @@ def images(listing: ImageListing) -> list[tuple[str, str]]:
     return sorted((Path(each.path).name, each.label) for each in listing.images)
 
 
-def test_a_folder_is_read(top: RemoteStore, tmp_path: Path) -> None:
-    """Class folders in a bucket are those of the same folder on a disk, name included."""
-    folder = write_photos(tmp_path / "flowers", images=4)
-    put(top, folder, "some/flowers")
-    there, here = (
-        listed(f"{top.uri}/some/flowers", "image_folder"),
-        listed(str(folder), "image_folder"),
-    )
-    assert images(there) == images(here)
-    assert there.name == here.name == "flowers"
-    for image in there.images:
-        assert (there.root / image.path).read_bytes() == (here.root / image.path).read_bytes()
-
-
 def test_nothing_is_downloaded_twice(
     objects: ObjectServer, top: RemoteStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -118,37 +101,6 @@ def test_folders_that_a_console_has_created_are_folders(top: RemoteStore, tmp_pa
     top.write("flowers/down", b"with content")
     with pytest.raises(DataError, match=r"flowers/down is an object and a folder, which no disk"):
         listed(f"{top.uri}/flowers", "image_folder")
-
-
-@pytest.mark.parametrize("suffix", [".zip", ".tar"])
-def test_an_archive_is_read(top: RemoteStore, tmp_path: Path, suffix: str) -> None:
-    """A zip or tar file is read in place, in the cache."""
-    folder, file = write_photos(tmp_path / "flowers", images=3), tmp_path / f"flowers{suffix}"
-    if suffix == ".zip":
-        with zipfile.ZipFile(file, "w") as archive:
-            for image in folder.rglob("*.png"):
-                archive.write(image, image.relative_to(folder).as_posix())
-    else:
-        with tarfile.open(file, "w") as tar:
-            tar.add(folder, "flowers")
-    top.upload(file, file.name)
-    there = listed(f"{top.uri}/{file.name}", "archive")
-    assert images(there) == images(listed(str(folder), "image_folder"))
-
-
-def test_shards_are_read(top: RemoteStore, tmp_path: Path) -> None:
-    """WebDataset shards are recognised by the members of the first one."""
-    folder = write_photos(tmp_path / "flowers", classes=2, images=2)
-    for number in range(2):
-        with tarfile.open(tmp_path / f"{number:06d}.tar", "w") as shard:
-            for label in ("across", "down"):
-                (tmp_path / "label.cls").write_text(label)
-                shard.add(folder / label / f"{number:03d}.png", f"{label}{number}.png")
-                shard.add(tmp_path / "label.cls", f"{label}{number}.cls")
-        top.upload(tmp_path / f"{number:06d}.tar", f"shards/{number:06d}.tar")
-    there = listed(f"{top.uri}/shards", "webdataset")
-    labels = sorted(image.label for image in there.images)
-    assert labels == ["across", "across", "down", "down"]
 
 
 def test_a_table_names_images_beside_it_and_elsewhere(
@@ -247,29 +199,3 @@ def test_a_download_that_was_killed_continues(
         each.relative_to(local).as_posix() for each in local.rglob("*.png")
     )
     assert not journal.exists()
-
-
-@pytest.mark.slow
-def test_a_lost_connection_loses_nothing(
-    objects: ObjectServer, top: RemoteStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """What was downloaded before the connection broke is not downloaded again."""
-    folder = write_photos(tmp_path / "flowers", images=4)
-    put(top, folder, "flowers")
-    monkeypatch.setattr("patchline.pipeline.workspace.remote_store.PATIENCE_SECONDS", 0.5)
-    monkeypatch.setattr(remote_data, "_AT_ONCE", 1)
-    with faulty_connection(objects) as connection:
-        for name, value in connection.environment.items():
-            monkeypatch.setenv(name, value)
-        requested(f"{top.uri}/flowers", preset_name="none")  # asks for the names alone
-        connection.fault, connection.methods, connection.after = "hang_up", ("GET",), 6
-        with pytest.raises(StorageError, match="cannot be reached"):
-            remote_data.local_path(f"{top.uri}/flowers")
-        connection.methods = ()
-        connection.seen.clear()
-        remote_data.local_path(f"{top.uri}/flowers")
-        gets = [line for line in connection.seen if line.startswith("GET") and ".png" in line]
-        assert 4 <= len(gets) <= 8
-    local = WORKSPACE / "sources/objects/s3"
-    assert len(list(local.rglob("*.png"))) == 12
-    shutil.rmtree(local)

@@ -2,35 +2,27 @@
 
 from __future__ import annotations
 
-import contextlib
 import gzip
 import io
 import random
 import tarfile
 import zipfile
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from patchline.pipeline.config_files import requested
 from patchline.pipeline.data import ingestion
-from patchline.pipeline.data.manifests.describing_job import DescribingJob
 from patchline.pipeline.data.manifests.source_listing import listing_of
-from patchline.pipeline.data.reading.image_root import archive_of, exists, root_image_bytes
+from patchline.pipeline.data.reading.image_root import archive_of, root_image_bytes
 from patchline.pipeline.errors import StorageError
 from patchline.pipeline.files import archives
 from patchline.pipeline.files.archives import open_archive
 from patchline.pipeline.files.placeholders import FOLDER, PARTS_FOLDER, placeholder
 from patchline.pipeline.files.shared_file import SharedFile
 from patchline.pipeline.files.workspace_folder import WORKSPACE
-from patchline.pipeline.plugin_system import plugin_loader
 from patchline.pipeline.prediction.image_files import find_images
-from patchline.pipeline.workers import remote_job
-from patchline.pipeline.workers.job_paths import paths_of
-from patchline.pipeline.workers.launcher import WorkerTask
-from patchline.pipeline.workers.part_files import write_lines
 from patchline.pipeline.workspace import chosen, remote_data, remote_store
 from patchline.pipeline.workspace.address import parsed
 from patchline.pipeline.workspace.remote_ranges import PART_BYTES
@@ -216,24 +208,6 @@ def test_a_compressed_tar_of_another_name_is_read(top: RemoteStore, tmp_path: Pa
     assert content_of(there, "across/001.png") == (folder / "across/001.png").read_bytes()
 
 
-def test_a_plugin_that_opens_archives_itself_gets_the_file(
-    top: RemoteStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Only a source that says so gets a placeholder; for others the archive itself replaces it."""
-    folder = write_photos(tmp_path / "flowers", classes=2, images=2)
-    top.write("flowers.zip", packed(folder, ".zip"))
-    listed(f"{top.uri}/flowers.zip")
-    [file] = (WORKSPACE / FOLDER).rglob("flowers.zip")
-    assert placeholder(file.resolve()) is not None
-    plugin = plugin_loader.load_data_source("archive")
-    monkeypatch.setattr(
-        plugin_loader, "load_data_source", lambda _: replace(plugin, reads_ranges=False)
-    )
-    listed(f"{top.uri}/flowers.zip")
-    assert zipfile.is_zipfile(file)
-    assert placeholder(file.resolve()) is None
-
-
 def test_another_machine_reads_the_directory_alone(
     connection: FaultyConnection, top: RemoteStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -258,42 +232,6 @@ def test_another_machine_reads_the_directory_alone(
             received[name] = connection.received
     assert received["a"] < len(content.getvalue()) + PART_BYTES // 4
     assert received["b"] < 2.2 * PART_BYTES  # the first part and the last
-
-
-def test_a_node_of_a_cluster_reads_the_archive_itself(
-    top: RemoteStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A job whose images are in a folder of an archive names that; the node gets a placeholder."""
-    monkeypatch.setenv(remote_job.NODE_FOLDER_VARIABLE, str(tmp_path / "node"))
-    monkeypatch.delenv(chosen.VARIABLE, raising=False)
-    monkeypatch.chdir(tmp_path)
-    folder = write_photos(tmp_path / "flowers", classes=2, images=2)
-    top.write("flowers.zip", packed(folder, ".zip"))
-    with machine("a", f"{top.uri}/team") as workspace:
-        there = listed(f"{top.uri}/flowers.zip")
-        job = DescribingJob(
-            root=there.root,
-            files=write_lines(workspace / "runs/r/files.jsonl", [("across/000.png", "")]),
-            rows=workspace / "runs/r/rows.jsonl",
-        )
-        (workspace / "runs/r/job.json").write_text(job.model_dump_json())
-        named = paths_of(job)
-        folder_of_job = workspace / "runs/r"
-        sent = remote_job.SentJob(
-            WorkerTask("m", folder_of_job, files=named.files, same_place=named.same_place)
-        )
-        uri = f"{top.uri}/team"
-    with contextlib.chdir("."), contextlib.ExitStack() as held:
-        held.push(remote_job._held.pop_all())
-        remote_job.enter_workspace(uri)
-        received = remote_job.ReceivedJob(sent.name)
-        own = DescribingJob.model_validate_json((received.folder / "job.json").read_text())
-        assert own.root != there.root
-        assert exists(own.root)
-        with root_image_bytes(own.root, "across/000.png") as data:
-            assert bytes(data) == (folder / "across/000.png").read_bytes()
-        assert placeholder(remote_data.archive_or_folder(own.root)) is not None
-        remote_job._held.close()
 
 
 def test_a_file_elsewhere_is_no_placeholder(tmp_path: Path) -> None:

@@ -83,25 +83,6 @@ def test_the_machine_that_is_further_keeps_its_own(team: str) -> None:
         assert step_of(training) == 2
 
 
-def test_events_without_a_checkpoint_are_kept_beside_a_fetched_one(team: str) -> None:
-    """A training on another node sends its events to this machine, and checkpoints to the store."""
-    with machine("a", team) as workspace:
-        training = workspace / "runs/x/training"
-        write_checkpoint(training, 2, events=3)
-        sender = CheckpointSender(training)
-        sender.send(2)
-        sender.wait()
-    with machine("b", team) as workspace:
-        training = workspace / "runs/x/training"
-        training.mkdir(parents=True)
-        (training / "events.jsonl").write_text("{}\n" * 7)
-        run_folders.fetch_checkpoint(training)
-        assert step_of(training) == 2
-        assert (training / "events.jsonl").read_text() == "{}\n" * 7
-        run_folders.fetch_checkpoint(workspace / "elsewhere")
-        assert not (workspace / "elsewhere").exists()
-
-
 def test_a_local_workspace_sends_nothing(tmp_path: Path) -> None:
     """Without an address nothing is copied, and no thread is started."""
     training = tmp_path / ".patchline/runs/x/training"
