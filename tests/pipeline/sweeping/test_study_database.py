@@ -16,17 +16,14 @@ from patchline.pipeline.sweeping.study import Study, StudyIdentity, StudyOptions
 from tests import postgres_server
 from tests.postgres_server import PostgresServer
 
-pytestmark = pytest.mark.skipif(bool(postgres_server.missing()), reason=postgres_server.missing())
-
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[PostgresServer]:
+def server(postgres: PostgresServer) -> Iterator[PostgresServer]:
     """Return a server with the database of the searches."""
-    with postgres_server.postgres_server() as started:
-        started.sql(f"CREATE DATABASE sweeps OWNER {postgres_server.USER}")
-        with pytest.MonkeyPatch.context() as environment:
-            environment.setenv("PGPASSWORD", postgres_server.PASSWORD)
-            yield started
+    postgres.sql(f"CREATE DATABASE sweeps OWNER {postgres_server.USER}")
+    with pytest.MonkeyPatch.context() as environment:
+        environment.setenv("PGPASSWORD", postgres_server.PASSWORD)
+        yield postgres
 
 
 def _opened(
@@ -103,13 +100,5 @@ def test_a_database_that_is_not_there_is_named(server: PostgresServer, tmp_path:
     """With the reason and without a password."""
     server.sql("CREATE DATABASE gone")
     server.sql("DROP DATABASE gone")
-    options = StudyOptions(
-        owner="a", storage=server.address("gone"), reduction=3, most_trials=8, sampler="tpe",
-        seed=1,
-    )  # fmt: skip
-    space = SearchSpace(dimensions={"optimizer.learning_rate": parsed("lr", "1e-4..1e-2")})
-    identity = StudyIdentity(
-        name="x", data_fingerprint="d", plan="p", space=space, rungs=(1,), parent_run_id="r"
-    )
     with pytest.raises(RunError, match="cannot be used"):
-        open_study(identity, tmp_path, options)
+        _opened(server, tmp_path, "a:run", database="gone")

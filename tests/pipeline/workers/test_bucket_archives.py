@@ -16,27 +16,22 @@ from patchline.pipeline.data.manifests.describing_job import DescribingJob
 from patchline.pipeline.data.manifests.describing_processes import Files, rows_in_process
 from patchline.pipeline.data.manifests.describing_worker import describe_part
 from patchline.pipeline.data.manifests.source_listing import listing_of
-from patchline.pipeline.data.reading.image_root import archive_of, root_image_bytes
+from patchline.pipeline.data.reading.image_root import archive_of
 from patchline.pipeline.errors import StorageError
-from patchline.pipeline.files.placeholders import FOLDER, placeholder
+from patchline.pipeline.files.placeholders import FOLDER
 from patchline.pipeline.files.workspace_folder import WORKSPACE
-from patchline.pipeline.frozen_model import FrozenModel
-from patchline.pipeline.prediction.image_files import ImageFile, find_images
-from patchline.pipeline.prediction.prediction_job import PredictionJob
 from patchline.pipeline.workers import active_launcher
 from patchline.pipeline.workers.event_log import EventWriter
-from patchline.pipeline.workers.job_paths import paths_of
-from patchline.pipeline.workers.launcher import WorkerTask
 from patchline.pipeline.workers.missing_data import stays_here
 from patchline.pipeline.workers.part_files import read_lines, write_lines
-from patchline.pipeline.workers.remote_job import ReceivedJob, SentJob
+from patchline.pipeline.workers.remote_job import ReceivedJob
 from patchline.pipeline.workspace import cache, chosen
 from patchline.pipeline.workspace.address import parsed
 from patchline.pipeline.workspace.remote_ranges import PART_BYTES
 from patchline.plugin_api import ImageListing
 from tests.conftest import write_photos
 from tests.object_server import FaultyConnection, ObjectServer, faulty_connection
-from tests.pipeline.workers.test_remote_job import node, share
+from tests.pipeline.workers.test_remote_job import node, sent_job, share
 from tests.pipeline.workers.wide_launcher import Wide
 from tests.plugins.test_webdataset_source import samples, shard_of
 
@@ -79,22 +74,12 @@ def listed(path: str, **data: str) -> ImageListing:
     return listing_of(config, WORKSPACE.resolve())
 
 
-def send(job: FrozenModel) -> str:
-    """Send a job, and return its name."""
-    folder = WORKSPACE.resolve() / "part-0"
-    (folder / "job.json").write_text(job.model_dump_json())
-    named = paths_of(job)
-    task = WorkerTask("m", folder, files=named.files, same_place=named.same_place)
-    sent = SentJob(task)
-    assert [each.name for each in folder.iterdir() if each.name == "archives.json"] == []
-    return sent.name
-
-
 def send_description(root: Path, files: Files) -> str:
-    """Send the job to describe files."""
+    """Send the job to describe files, and return its name."""
     folder = WORKSPACE.resolve() / "part-0"
     listed_files = write_lines(folder / "files.jsonl", files)
-    return send(DescribingJob(root=root, files=listed_files, rows=folder / "rows.jsonl"))
+    job = DescribingJob(root=root, files=listed_files, rows=folder / "rows.jsonl")
+    return sent_job(folder, job).name
 
 
 def described(name: str) -> list[Any]:
@@ -155,16 +140,13 @@ def test_a_node_reads_the_shards_of_its_part(
         described(name)
 
 
-@pytest.mark.parametrize("compression", ["", "gz"])
 def test_a_node_reads_a_tar_whose_names_have_an_encoding(
-    bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, compression: str
+    bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """From the bucket; a compressed one is decompressed there, and goes when the cache is full."""
+    """It is compressed, so it is decompressed there, and goes when the cache is full."""
     share(bucket, tmp_path, monkeypatch)
-    photos = write_photos(tmp_path / "Bäume", classes=2, images=2)
-    file = tmp_path / f"trees.tar.{compression}".removesuffix(".")
-    mode: Any = f"w:{compression}"
-    with tarfile.open(file, mode, encoding="cp1252", format=tarfile.GNU_FORMAT) as tar:
+    photos, file = write_photos(tmp_path / "Bäume", classes=2, images=2), tmp_path / "trees.tar.gz"
+    with tarfile.open(file, "w:gz", encoding="cp1252", format=tarfile.GNU_FORMAT) as tar:
         tar.add(photos, photos.name)
     there = listed(put(bucket, file, file.name), name_encoding="cp1252")
     assert there.root.parts[-1] == "Bäume"
@@ -174,49 +156,10 @@ def test_a_node_reads_a_tar_whose_names_have_an_encoding(
     name = send_description(there.root, files)
     with node(f"s3://{bucket}/team") as place:
         assert described(name) == expected
-        tars = list(place.glob("sources/archive/*.tar"))
-        assert len(tars) == bool(compression)
+        [unpacked] = place.glob("sources/archive/*.tar")
         monkeypatch.setenv(cache.VARIABLE, "1kB")
-        assert {each.path for each in cache.shrink().removed} >= set(tars)
-        assert not any(each.exists() for each in tars)
-
-
-def test_a_node_predicts_the_images_of_archives(
-    bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It reads them by ranges from the bucket, or in the tar that it has decompressed."""
-    share(bucket, tmp_path, monkeypatch)
-    photos = write_photos(tmp_path / "photos", classes=2, images=2)
-    members = {each.name: each.read_bytes() for each in photos.glob("down/*.png")}
-    given = [
-        put(bucket, shard_of(tmp_path / name, members, mode), name)
-        for name, mode in (("a.tar", "w"), ("b.tar.gz", "w:gz"))
-    ]
-    images = list(find_images([Path(each) for each in given]))
-    archives = list(dict.fromkeys(Path(each.archive) for each in images))
-    assert not any(map(is_read_here, archives))
-    folder = WORKSPACE.resolve() / "part-0"
-    job = PredictionJob(
-        onnx_file=folder / "model.onnx",
-        description_file=folder / "model.json",
-        model_id="m/1",
-        files=write_lines(folder / "files.jsonl", images),
-        archives=tuple(archives),
-        top_k=1,
-        whole=False,
-        rows=folder / "rows.parquet",
-    )
-    name = send(job)
-    with node(f"s3://{bucket}/team") as place:
-        received = ReceivedJob(name)
-        own = PredictionJob.model_validate_json((received.folder / "job.json").read_text())
-        assert [placeholder(each) is None for each in own.archives] == [False, True]
-        files = [ImageFile(*each) for each in read_lines(own.files)]
-        assert {Path(each.archive) for each in files} == set(own.archives)
-        assert all(each.is_relative_to(place) for each in own.archives)
-        for each in files:
-            with root_image_bytes(Path(each.archive), each.path) as data:
-                assert bytes(data) == members[each.path]
+        assert unpacked in {each.path for each in cache.shrink().removed}
+        assert not unpacked.exists()
 
 
 def test_shards_on_a_disk_are_read_by_the_machine_that_has_them(tmp_path: Path) -> None:
