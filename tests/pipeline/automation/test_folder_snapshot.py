@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from patchline.pipeline.automation.folder_snapshot import snapshot
 from patchline.pipeline.automation.watches import ignored_files
 from patchline.pipeline.config_files import validated
 from patchline.pipeline.errors import ConfigError, DataError
+from patchline.pipeline.files.atomic_files import write_text
 from patchline.pipeline.files.ignored_files import DEFAULT_IGNORED
 from patchline.pipeline.workspace.address import parsed
 from patchline.pipeline.workspace.remote_store import RemoteStore
@@ -27,34 +29,31 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_a_snapshot_sees_files_come_go_and_change(folder: Path) -> None:
-    """Each change of a path, a size or a date gives another digest; going back gives the old."""
+    """Each change of a path, a size or a date gives another digest; going back gives the old.
+
+    Hidden and .part files do not count, and neither does what MLflow writes beside the data.
+    """
     before = snapshot(folder)
     assert before.files == 8
-    added = folder / "across" / "new.png"
-    added.touch()
-    digests = {before.digest, snapshot(folder).digest}
-    added.write_bytes(added.read_bytes() + b"x")
-    digests.add(snapshot(folder).digest)
-    os.utime(added, ns=(1, 1))
-    digests.add(snapshot(folder).digest)
-    added.rename(added.with_name("other.png"))
-    digests.add(snapshot(folder).digest)
-    assert len(digests) == 5
-    added.with_name("other.png").unlink()
+    for ignored in (
+        *("across/.DS_Store", "across/film.png.part", ".cache/x.png", "mlflow.db"),
+        f"mlruns/1/{'0' * 32}/artifacts/report.png",
+    ):
+        write_text(folder / ignored, "")
     assert snapshot(folder) == before
-
-
-def test_a_snapshot_passes_over_what_is_hidden_or_unfinished(folder: Path) -> None:
-    """Hidden and .part files do not count, and neither does what MLflow writes beside the data."""
-    before = snapshot(folder)
-    (folder / "across" / ".DS_Store").touch()
-    (folder / "across" / "film.png.part").touch()
-    (folder / ".cache").mkdir()
-    (folder / ".cache" / "x.png").touch()
-    run = folder / "mlruns" / "1" / ("0" * 32) / "artifacts"
-    run.mkdir(parents=True)
-    (run / "report.png").touch()
-    (folder / "mlflow.db").touch()
+    added, renamed = folder / "across" / "new.png", folder / "across" / "other.png"
+    digests = {before.digest}
+    changes: tuple[Callable[[], object], ...] = (
+        added.touch,
+        lambda: added.write_bytes(b"x"),
+        lambda: os.utime(added, ns=(1, 1)),
+        lambda: added.rename(renamed),
+    )
+    for change in changes:
+        change()
+        digests.add(snapshot(folder).digest)
+    assert len(digests) == 5
+    renamed.unlink()
     assert snapshot(folder) == before
 
 
@@ -113,20 +112,21 @@ def test_a_snapshot_skips_what_the_runs_of_its_watch_skip(folder: Path) -> None:
 def test_a_folder_on_an_object_store_has_snapshots(bucket: str) -> None:
     """A new, a changed and a deleted object change it; hidden and unfinished ones do not."""
     store = RemoteStore(parsed(f"s3://{bucket}/photos", "x"))
-    store.write("cats/1.jpg", b"one")
-    store.write("cats/2.jpg", b"two")
+    for name in ("1", "2"):
+        store.write(f"cats/{name}.jpg", b"one")
     before = snapshot(store.uri)
     assert before.files == 2
     for name in (".hidden/3.jpg", "cats/.4.jpg", "cats/5.jpg.part", "cats/Thumbs.db"):
         store.write(name, b"x")
     assert snapshot(store.uri) == before
     digests = {before.digest}
-    store.write("cats/1.jpg", b"ONE")
-    digests.add(snapshot(store.uri).digest)
-    store.write("dogs/1.jpg", b"dog")
-    digests.add(snapshot(store.uri).digest)
-    store.delete("cats/2.jpg")
-    digests.add(snapshot(store.uri).digest)
+    for change in (
+        lambda: store.write("cats/1.jpg", b"ONE"),
+        lambda: store.write("dogs/1.jpg", b"dog"),
+        lambda: store.delete("cats/2.jpg"),
+    ):
+        change()
+        digests.add(snapshot(store.uri).digest)
     assert len(digests) == 4
 
 
