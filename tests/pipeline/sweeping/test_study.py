@@ -13,6 +13,7 @@ import pytest
 from patchline.pipeline.errors import StorageError
 from patchline.pipeline.sweeping.ranges import Value, parsed
 from patchline.pipeline.sweeping.rungs import continues, expected_epochs, rungs
+from patchline.pipeline.sweeping.search import CLOCK_FILE, SearchClock
 from patchline.pipeline.sweeping.space import SearchSpace
 from patchline.pipeline.sweeping.study import (
     JOURNAL_FILE,
@@ -269,3 +270,14 @@ def test_the_best_is_a_whole_fit_and_of_equals_the_one_with_the_lower_loss(
     best = best_of(study.records())
     assert best is not None
     assert best.number == 2
+
+
+@pytest.mark.parametrize("text", ["", "nan", "-1"])
+def test_a_damaged_clock_is_named(tmp_path: Path, text: str) -> None:
+    """The time limit would otherwise begin again, or never end."""
+    clock = SearchClock(tmp_path, "1h")
+    clock.save()
+    assert SearchClock(tmp_path, "1h").seconds < 60
+    (tmp_path / CLOCK_FILE).write_text(text, encoding="utf-8")
+    with pytest.raises(StorageError, match="is damaged: it has to hold the seconds"):
+        SearchClock(tmp_path, "1h")

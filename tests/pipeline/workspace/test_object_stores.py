@@ -206,21 +206,6 @@ def test_missing_credentials_are_said(monkeypatch: pytest.MonkeyPatch) -> None:
         RemoteStore(parsed("s3://bucket/b", "--workspace"))
 
 
-def test_credentials_in_a_file_count(
-    bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A profile in `~/.aws/credentials` is enough."""
-    file = tmp_path / "credentials"
-    file.write_text("[team]\naws_access_key_id = somebody\naws_secret_access_key = else\n")
-    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
-        monkeypatch.delenv(name)
-    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(file))
-    monkeypatch.setenv("AWS_PROFILE", "team")
-    store = RemoteStore(parsed(f"s3://{bucket}/team", "--workspace"))
-    store.write("a", b"1")
-    assert store.info("a")
-
-
 @pytest.mark.parametrize(
     ("text", "words"),
     [
