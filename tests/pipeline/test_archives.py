@@ -315,3 +315,13 @@ def test_archives_that_were_joined_are_refused(tmp_path: Path) -> None:
     joined.write_bytes(one.read_bytes() + two.read_bytes())
     with pytest.raises(DataError, match=r"the next one begins at byte 10,240, .* --ignore-zeros"):
         open_archive(joined)
+
+
+def test_names_of_a_tar_in_another_encoding(tmp_path: Path) -> None:
+    """Without the setting they are named; with it, they are read."""
+    file = tmp_path / "a.tar"
+    with tarfile.open(file, "w", encoding="cp1252", format=tarfile.GNU_FORMAT) as archive:
+        archive.addfile(tarfile.TarInfo("M\u00fcller/1.jpg"), io.BytesIO())
+    assert "1 name is not UTF-8, such as b'M\\xfcller" in open_archive(file).note
+    named = open_archive(readable_archive(file, tmp_path, "cp1252"))
+    assert named.paths == ["M\u00fcller/1.jpg"]

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import io
 import os
 import pty
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
-from patchline.pipeline.host.output_streams import RewrittenStream, rewrite_stream
 from tests.patience import patient
 
 SETUP = """
@@ -31,24 +28,6 @@ def _finished(code: str, **options: object) -> subprocess.CompletedProcess[bytes
     return subprocess.run(  # type: ignore[call-overload, no-any-return]
         arguments, capture_output=True, timeout=patient(60), check=False, **options
     )
-
-
-def test_functions_are_applied_once_each_from_the_outside_in(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """A function that is installed twice is applied once; the other answers are the stream's."""
-    stream = io.StringIO()
-    monkeypatch.setattr("sys.stderr", stream)
-    for rewrite in (str.upper, str.title, str.upper):
-        rewrite_stream("stderr", rewrite)
-    sys.stderr.write("two words\n")
-    sys.stderr.writelines(["and", " more"])
-    assert stream.getvalue() == "TWO WORDS\nAND MORE"
-    assert isinstance(sys.stderr, RewrittenStream)
-    assert sys.stderr.getvalue() == stream.getvalue()
-    monkeypatch.setattr("sys.stdout", None)
-    rewrite_stream("stdout", str.upper)
-    assert sys.stdout is None
 
 
 @pytest.mark.parametrize("way", ["a C library", "a child process"])
@@ -75,20 +54,6 @@ def test_a_crash_is_still_told() -> None:
     done = _finished("os.kill(os.getpid(), signal.SIGSEGV)")
     assert done.returncode == -signal.SIGSEGV
     assert b"Fatal Python error: Segmentation fault" in done.stderr
-
-
-def test_a_child_that_keeps_standard_error_open_holds_nobody_up() -> None:
-    """A process that was left behind can still write, and its parent ends."""
-    begin = time.monotonic()
-    done = subprocess.run(
-        [sys.executable, "-c", SETUP + "subprocess.Popen(['sleep', '20'], stdout=-3)"],
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        timeout=patient(60),
-        check=False,
-    )
-    assert done.returncode == 0
-    assert time.monotonic() - begin < 15
 
 
 def test_streams_may_be_closed(tmp_path: Path) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -206,20 +205,6 @@ def test_fresh_uses_only_what_the_same_run_has_done(tmp_path: Path) -> None:
     assert recall(a_run(tmp_path, "two", fresh=True)) == own
     assert recall(a_run(tmp_path, "two")) == own
     assert recall(a_run(tmp_path, "four")) != made
-
-
-def test_two_runs_at_once_do_not_disturb_each_other(tmp_path: Path) -> None:
-    """Threads that record and recall the same stage all get a whole result."""
-    work(a_run(tmp_path, "first"))
-
-    def bytes_of(name: int) -> int:
-        made = recall(a_run(tmp_path, str(name)))
-        work(a_run(tmp_path, f"{name} again"))
-        return made.file.stat().st_size if made else 0
-
-    with ThreadPoolExecutor(4) as pool:
-        assert list(pool.map(bytes_of, range(8))) == [500] * 8
-    assert recall(a_run(tmp_path, "last")) is not None
 
 
 def test_a_disk_without_hard_links_gets_copies(

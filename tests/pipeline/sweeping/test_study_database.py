@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -43,29 +41,6 @@ def _opened(
         seed=1,
     )  # fmt: skip
     return open_study(identity, folder, options)
-
-
-def _work(study: Study) -> list[int]:
-    numbers = []
-    while (trial := study.next()) is not None:
-        numbers.append(trial.record.number)
-        if trial.report(1, 0.5, 1.0):
-            trial.complete(0.5, 0.5, 3.0, 3.0)
-        else:
-            trial.stop("rung")
-    return numbers
-
-
-def test_machines_share_the_trials_of_a_study(server: PostgresServer, tmp_path: Path) -> None:
-    """Three of them train eight trials, each once; all know which run began the study."""
-    machines = [_opened(server, tmp_path, owner) for owner in ("a:run", "b:run", "c:run")]
-    assert {agreed.parent_run_id for _, agreed in machines} == {"run of a:run"}
-    with ThreadPoolExecutor(3) as pool:
-        numbers = list(pool.map(_work, [study for study, _ in machines]))
-    assert sorted(itertools.chain(*numbers)) == list(range(8))
-    records = machines[0][0].records()
-    assert len(records) == 8
-    assert all(each.state != "unfinished" for each in records)
 
 
 def test_a_machine_that_has_fallen_silent_is_not_waited_for(

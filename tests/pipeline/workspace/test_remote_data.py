@@ -10,8 +10,6 @@ import boto3
 import pytest
 
 from patchline.pipeline.config_files import requested
-from patchline.pipeline.data.manifests.manifest import scan
-from patchline.pipeline.data.manifests.scan_memory import ScanMemory
 from patchline.pipeline.data.manifests.source_listing import listing_of
 from patchline.pipeline.errors import ConfigError, DataError
 from patchline.pipeline.files.workspace_folder import WORKSPACE
@@ -44,13 +42,6 @@ def listed(path: str, source: str) -> ImageListing:
     assert config.data.source == source
     assert config.data.path == path
     return listing_of(config, WORKSPACE.resolve())
-
-
-def described(path: str, source: str) -> dict[str, str]:
-    """Return the digest of each image of a path, as a run describes it."""
-    listing = listed(path, source)
-    manifest = scan(listing, memory=ScanMemory(listing.root, WORKSPACE.resolve()))
-    return dict(zip(manifest["path"], manifest["sha256"], strict=True))
 
 
 def images(listing: ImageListing) -> list[tuple[str, str]]:
@@ -142,18 +133,6 @@ def test_an_address_with_credentials_is_refused() -> None:
     with pytest.raises(ConfigError, match="holds more than a bucket and a path") as caught:
         requested("s3://key:hunter2@bucket/flowers", preset_name="none")
     assert "hunter2" not in str(caught.value)
-
-
-def test_an_image_that_was_replaced_is_described_again(top: RemoteStore, tmp_path: Path) -> None:
-    """Also where another address, with an index of its own, has downloaded the new object."""
-    folder = write_photos(tmp_path / "flowers", classes=2, images=2)
-    put(top, folder, "flowers")
-    before = described(f"{top.uri}/flowers", "image_folder")
-    top.upload(folder / "down/001.png", "flowers/across/000.png")
-    top.write("flowers/labels.csv", b"image,label\nacross/000.png,a\ndown/000.png,b\n")
-    after = described(f"{top.uri}/flowers/labels.csv", "table")
-    assert after["down/000.png"] == before["down/000.png"]
-    assert after["across/000.png"] == before["down/001.png"] != before["across/000.png"]
 
 
 def test_a_download_that_was_killed_continues(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import io
 import random
 import tarfile
@@ -135,20 +134,6 @@ def test_every_range_is_that_of_the_file(
     assert connection.received < 1.05 * len(content)
 
 
-def test_an_archive_that_changes_is_noticed(top: RemoteStore, tmp_path: Path) -> None:
-    """Parts of two states are never mixed; the next listing reads the new one."""
-    folder = write_photos(tmp_path / "flowers", classes=2, images=2)
-    top.write("flowers.zip", packed(folder, ".zip"))
-    before = listed(f"{top.uri}/flowers.zip")
-    (folder / "down/new.png").write_bytes((folder / "across/000.png").read_bytes())
-    top.write("flowers.zip", packed(folder, ".zip"))
-    with pytest.raises(StorageError, match=r"flowers\.zip has changed or was deleted while it was"):
-        content_of(before, "across/001.png")
-    after = listed(f"{top.uri}/flowers.zip")
-    assert "down/new.png" in [each.path for each in after.images]
-    assert content_of(after, "across/001.png") == (folder / "across/001.png").read_bytes()
-
-
 def test_a_failing_connection_is_no_damaged_image(
     connection: FaultyConnection,
     top: RemoteStore,
@@ -191,14 +176,6 @@ def test_a_cache_that_was_emptied_or_damaged_is_filled_again(
     for part in first_parts():
         part.unlink()
     assert content_of(there, "down/001.png") == (folder / "down/001.png").read_bytes()
-
-
-def test_a_compressed_tar_of_another_name_is_read(top: RemoteStore, tmp_path: Path) -> None:
-    """What has to be read from start to end is fetched as a whole, and decompressed once."""
-    folder = write_photos(tmp_path / "flowers", classes=2, images=2)
-    top.write("flowers.tar", gzip.compress(packed(folder, ".tar"), 1))
-    there = listed(f"{top.uri}/flowers.tar")
-    assert content_of(there, "across/001.png") == (folder / "across/001.png").read_bytes()
 
 
 def test_a_file_elsewhere_is_no_placeholder(tmp_path: Path) -> None:
