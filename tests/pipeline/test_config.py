@@ -58,17 +58,6 @@ def test_a_name_is_one_that_folders_and_addresses_take(name: str, *, is_taken: b
         assert RunConfig(name=name).name == name
 
 
-def test_settings_of_a_plugin_survive_a_round_trip() -> None:
-    """What stands beside a plugin's name is kept, though the config does not know it."""
-    config = RunConfig.model_validate(
-        {"model": {"name": "vit", "depth": 3, "patch_embedding": {"name": "conv", "patch_size": 4}}}
-    )
-    again = RunConfig.model_validate_json(config.model_dump_json())
-    assert again == config
-    assert again.model.settings == {"depth": 3}
-    assert again.model.patch_embedding.settings == {"patch_size": 4}
-
-
 def test_flat_names_every_value_by_its_dotted_key() -> None:
     """The flat form has one text for each value, with dots between the sections."""
     config = RunConfig.model_validate(

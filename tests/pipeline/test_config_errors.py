@@ -151,21 +151,6 @@ def test_number_that_is_none_is_refused() -> None:
         assert sentence.startswith(f"optimizer.learning_rate is {value}, but must be")
 
 
-@pytest.mark.parametrize(
-    ("settings", "first", "last"),
-    [
-        ({"seed": -1}, "of at least 0", "below 4294967296"),
-        ({"training": {"ema_decay": 1}}, "of at least 0", "below 1"),
-    ],
-)
-def test_range_names_both_ends_in_english(settings: dict[str, Any], first: str, last: str) -> None:
-    """A range names both its limits, with a word between them."""
-    sentence = sentence_of(settings)
-    assert first in sentence
-    assert sentence.endswith(f"{last}.")
-    assert f"{first} {last}" not in sentence
-
-
 @pytest.mark.parametrize("key", ["training.epochs", "augmentation.rotation"])
 def test_dotted_key_of_a_file_is_never_sent_elsewhere(key: str) -> None:
     """A dotted key, written flat into a file, is not answered with a setting that is not there."""

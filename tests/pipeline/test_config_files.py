@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -59,16 +58,6 @@ def test_flag_beats_file_beats_preset(chosen: Chosen) -> None:
     assert with_flag.model.settings["size"] == "micro"
     assert _kept(with_flag) == ("quick", keep)
     assert _kept(chosen("# nothing yet\n")) == ("balanced", ())
-
-
-def test_inputs_of_a_merge_are_not_changed() -> None:
-    """Merging changes neither side, and no preset."""
-    weaker: dict[str, Any] = {"a": {"b": {"c": 1}}, "d": 2}
-    stronger: dict[str, Any] = {"a": {"b": {"e": 3}}}
-    before = copy.deepcopy((weaker, stronger, PRESETS))
-    assert merged(weaker, stronger) == {"a": {"b": {"c": 1, "e": 3}}, "d": 2}
-    assemble(preset_name="best", file=None, flags={"model": {"size": "ti"}})
-    assert (weaker, stronger, PRESETS) == before
 
 
 def test_a_path_without_a_source_is_a_folder_of_images(chosen: Chosen) -> None:

@@ -9,11 +9,8 @@ import pytest
 from patchline.pipeline.data.config import source_of
 from patchline.pipeline.errors import DataError
 from patchline.pipeline.files.data_kinds import (
-    coco_files,
     data_kind,
     found_kind,
-    metadata_files,
-    table_parts,
 )
 
 
@@ -44,20 +41,3 @@ def test_what_cannot_be_read_is_unknown(tmp_path: Path, name: str) -> None:
         source_of(str(tmp_path / name))
     (tmp_path / "metadata.csv").symlink_to("metadata.csv")
     assert data_kind(str(tmp_path)) == "folder"
-
-
-def test_a_folder_that_cannot_be_listed_is_not_one_without_tables(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The superuser may read everything, so the refusal of the system is made here."""
-
-    def refused(self: Path) -> None:
-        raise PermissionError(13, "Permission denied", str(self))
-
-    monkeypatch.setattr(Path, "iterdir", refused)
-    for function in (coco_files, metadata_files, table_parts):
-        with pytest.raises(DataError, match=r"cannot be read \(Permission denied\)"):
-            function(tmp_path)
-    kind, reason = found_kind(str(tmp_path))
-    assert kind == "unknown"
-    assert reason.startswith(f"{tmp_path} cannot be read (Permission denied)")

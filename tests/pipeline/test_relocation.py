@@ -6,8 +6,6 @@ import json
 import os
 import shutil
 import sqlite3
-import subprocess
-import sys
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
@@ -28,7 +26,6 @@ from patchline.pipeline.run_memory.stage_memory import StageMemory
 from patchline.pipeline.tracking import tracked_run, tracking_store
 from patchline.pipeline.tracking.tracked_run import REQUEST_FILE, NewRun
 from patchline.pipeline.training.start import extended_run
-from tests.patience import patient
 
 NEW = NewRun(experiment="roses", name="one", command="patchline run", params={}, tags={})
 
@@ -175,19 +172,6 @@ def test_a_backup_restored_to_the_same_place_is_the_same_workspace(
     assert _artifact(original).read_text("utf-8") == "seen"
 
 
-def test_a_store_without_its_workspace_is_followed_too(original: Path, visit: Visit) -> None:
-    """Only `mlflow.db` and `mlruns` were taken along."""
-    taken = original.parent / "taken"
-    taken.mkdir()
-    shutil.move(original / "mlflow.db", taken / "mlflow.db")
-    shutil.move(original / "mlruns", taken / "mlruns")
-    shutil.rmtree(original)
-    assert f"was moved from {original}" in str(visit(taken))
-    [run] = tracking_store.all_runs("")
-    store = tracking_store.client()
-    assert Path(store.download_artifacts(run.info.run_id, "note.txt")).is_file()
-
-
 def test_a_store_whose_artifacts_are_kept_elsewhere_stays_as_it_is(
     empty_store: Path, tmp_path: Path, visit: Visit
 ) -> None:
@@ -246,27 +230,3 @@ def test_only_paths_inside_the_old_folder_are_rewritten() -> None:
     assert rewrite("sqlite:////data/ws/mlflow.db") == sqlite_uri(Path("/new place?/mlflow.db"))
     for other in ("/data/ws2/x", "/data", "see /data/ws/x", "s3://data/ws", "models:/m-1", ""):
         assert rewrite(other) == other
-
-
-@pytest.mark.slow
-def test_commands_in_one_moved_workspace_agree(original: Path) -> None:
-    """Several first commands at the same moment: one rewrites, all find the files."""
-    moved = original.rename(original.parent / "second")
-    program = (
-        "from patchline.pipeline.relocation.following import follow\n"
-        "from patchline.pipeline.tracking.tracking_store import client, all_runs\n"
-        "print(int(bool(follow())))\n"
-        "[run] = all_runs('')\n"
-        "client().download_artifacts(run.info.run_id, 'note.txt')\n"
-    )
-    environment = {k: v for k, v in os.environ.items() if k != "MLFLOW_TRACKING_URI"}
-    several = [
-        subprocess.Popen(
-            [sys.executable, "-P", "-c", program],
-            cwd=moved, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        )
-        for _ in range(3)
-    ]  # fmt: skip
-    outputs = [each.communicate(timeout=patient(120)) for each in several]
-    assert [each.returncode for each in several] == [0, 0, 0], outputs
-    assert sorted(out.split()[0] for out, _ in outputs) == ["0", "0", "1"]

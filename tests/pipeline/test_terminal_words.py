@@ -3,27 +3,21 @@
 from __future__ import annotations
 
 import io
-import logging
 import os
 import subprocess
-import sys
-import warnings
 from collections.abc import Callable
 from pathlib import Path
-from typing import TextIO
 
 import pytest
 
 from patchline.flows import progress
 from patchline.flows.commands import predict
-from patchline.pipeline import redaction
 from patchline.pipeline.host.output_streams import RewrittenStream
 from patchline.pipeline.terminal_words import (
     duration,
     epochs_in_words,
     harmless,
     pasted_path,
-    protect_terminal,
     styled_or_harmless,
     visible,
 )
@@ -88,11 +82,6 @@ def test_a_duration_has_one_fitting_unit() -> None:
 _HOSTILE = "x\x1b]0;owned\x07\x1b[2J\u202egnp\x9b1m\udcff"
 
 
-class _Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
-
-
 @pytest.mark.parametrize("rewrite", [harmless, styled_or_harmless])
 def test_nothing_that_a_terminal_obeys_is_written(rewrite: Callable[[str], str]) -> None:
     """Titles, cleared screens, directions and stray bytes are written out, whoever writes them."""
@@ -111,38 +100,3 @@ def test_only_rich_may_move_the_cursor_of_a_terminal() -> None:
     assert styled_or_harmless(own) == own
     assert "\x1b" not in harmless(own)
     assert "\r" not in harmless(own)
-
-
-def test_warnings_and_logs_of_libraries_are_made_visible(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    """A warning or a log message with a file's name in it holds no color of its own, either."""
-    terminal = _Terminal()
-    monkeypatch.setattr("sys.stderr", terminal)
-    monkeypatch.setattr("sys.stdout", _Terminal())
-    monkeypatch.setattr(warnings, "formatwarning", warnings.formatwarning)
-    factory = logging.getLogRecordFactory()
-    try:
-        protect_terminal()
-        redaction.install()
-        with warnings.catch_warnings():
-            warnings.simplefilter("always")
-            monkeypatch.setattr(warnings, "showwarning", _original_showwarning)
-            warnings.warn(f"\x1b[31m{_HOSTILE}", UserWarning, stacklevel=1)
-        logging.getLogger("a.library").warning("reading %s", f"\x1b[31m{_HOSTILE}")
-    finally:
-        logging.setLogRecordFactory(factory)
-    assert r"UserWarning: \x1b[31mx\x1b]0;owned" in terminal.getvalue()
-    assert "\x1b" not in terminal.getvalue() + caplog.text
-
-
-def _original_showwarning(
-    message: Warning | str,
-    category: type[Warning],
-    filename: str,
-    lineno: int,
-    file: TextIO | None = None,
-    line: str | None = None,
-) -> None:
-    """Write a warning as Python does where nothing has replaced it, as pytest has."""
-    (file or sys.stderr).write(warnings.formatwarning(message, category, filename, lineno, line))

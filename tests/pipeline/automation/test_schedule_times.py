@@ -84,12 +84,3 @@ def test_the_machines_own_zone_is_a_known_one(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr("tzlocal.unix._cache_tz_name", None)
     monkeypatch.setenv("TZ", "nonsense")
     assert schedule_times.own_timezone() in available_timezones()
-
-
-@pytest.mark.parametrize(
-    ("cron", "interval"), [(None, None), ("0 2 * * *", "2h")], ids=["neither", "both"]
-)
-def test_either_a_cron_or_an_interval_is_needed(cron: str | None, interval: str | None) -> None:
-    """Neither and both are refused in a sentence that names the two options."""
-    with pytest.raises(ConfigError, match=r"--cron.*--interval"):
-        schedule_times.times(cron, interval, None)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
-
 from patchline.pipeline.browsing.next_steps import next_steps
 from patchline.pipeline.browsing.run_summary import RunSummary
 from patchline.pipeline.metrics.intervals import MetricEstimate
@@ -66,24 +64,3 @@ def test_what_makes_the_headline_less_certain_stands_below_it() -> None:
     exact = {"test/exact_match": _summary().metrics["test/accuracy"]}
     said = next_steps(_summary().model_copy(update={"metrics": exact}), 60.0)
     assert "Test mAP       unknown: no label is on some test images and not on others" in said
-
-
-def test_programs_have_no_path_once_the_environment_is_activated(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Off the PATH, the command that activates the environment is named once."""
-    programs = tmp_path / "venv" / "bin"
-    programs.mkdir(parents=True)
-    for name in ("python", "patchline", "activate"):
-        (programs / name).write_text("")
-        (programs / name).chmod(0o755)
-    monkeypatch.setattr("sys.executable", str(programs / "python"))
-    monkeypatch.setenv("PATH", "/nowhere")
-    said = next_steps(_summary(), 60.0)
-    assert "What's next (after `source venv/bin/activate`):" in said
-    assert "  patchline models flowers " in said
-    monkeypatch.setenv("PATH", str(programs))
-    assert "What's next:" in next_steps(_summary(), 60.0)
-    monkeypatch.setenv("PATH", "/nowhere")
-    (programs / "activate").unlink()
-    assert "  venv/bin/patchline models flowers " in next_steps(_summary(), 60.0)

@@ -182,23 +182,6 @@ def test_a_server_in_an_exempt_network_is_exempt_for_every_library(
     assert not should_bypass_proxies(outside, None)
 
 
-def test_what_was_removed_is_forgotten_when_it_is_set_again(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """The user has corrected the variable, or the caller's environment has been put back."""
-    monkeypatch.setenv("ALL_PROXY", "socks4://proxy.corp")
-    proxies.apply()
-    with pytest.raises(OrchestrationError, match="ALL_PROXY"):
-        proxies.check("http://mlflow.corp:5000")
-    monkeypatch.setenv("ALL_PROXY", _HTTP[0])
-    proxies.apply()
-    proxies.check("http://mlflow.corp:5000")
-    monkeypatch.setenv("ALL_PROXY", "socks4://proxy.corp")
-    proxies.apply()
-    proxies.forget()
-    proxies.check("http://mlflow.corp:5000")
-
-
 @pytest.mark.parametrize(
     ("value", "words"),
     [

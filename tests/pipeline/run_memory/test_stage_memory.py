@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 from pathlib import Path
 
@@ -205,18 +204,3 @@ def test_fresh_uses_only_what_the_same_run_has_done(tmp_path: Path) -> None:
     assert recall(a_run(tmp_path, "two", fresh=True)) == own
     assert recall(a_run(tmp_path, "two")) == own
     assert recall(a_run(tmp_path, "four")) != made
-
-
-def test_a_disk_without_hard_links_gets_copies(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Where files cannot be linked they are copied."""
-
-    def refuse(*_: object) -> None:
-        raise OSError(95, "not supported")
-
-    monkeypatch.setattr(os, "link", refuse)
-    made, found = work(a_run(tmp_path, "one")), recall(a_run(tmp_path, "two"))
-    assert found is not None
-    assert not found.file.samefile(made.file)
-    assert found.file.read_bytes() == made.file.read_bytes()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from patchline.pipeline.frozen_model import FrozenModel
 from patchline.pipeline.run_memory.stage_memory import StageMemory
 from patchline.pipeline.stages import engine
 from patchline.pipeline.stages.context import Context, Reporting
-from patchline.pipeline.stages.lines import Line
+from patchline.pipeline.stages.lines import CLASSIFIER, ENCODER, Line
 from patchline.pipeline.stages.stage import Stage
 from patchline.pipeline.tracking.tracked_run import TrackedRun
 from patchline.pipeline.workers.prewarm import Worker
@@ -186,3 +187,12 @@ def test_a_stage_leaves_what_it_has_declared(tmp_path: Path) -> None:
     run = Context(RunConfig(), StageMemory(tmp_path), Reporting(*[lambda *_: None] * 4), tmp_path)
     with pytest.raises(TypeError, match="The stage mill does not leave a Bread"):
         engine.run_stages((Wrong(),), run)
+
+
+@pytest.mark.parametrize("line", [CLASSIFIER, ENCODER], ids=["classifier", "encoder"])
+def test_every_stage_says_what_it_is(line: Line) -> None:
+    """Each has a name, a task of its own, a description, and a worker that is there."""
+    assert len({stage.task for stage in line.stages}) == len(line.stages)
+    for stage in line.stages:
+        assert stage.summary.endswith((".", ":"))
+        assert stage.worker is None or importlib.util.find_spec(f"{stage.worker.module}.__main__")

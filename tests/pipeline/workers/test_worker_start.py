@@ -89,19 +89,6 @@ def test_a_prepared_worker_does_the_job(tmp_path: Path, monkeypatch: pytest.Monk
     assert (second.words, second.process == waiting.pid) == ("two", False)
 
 
-def test_a_worker_that_leads_a_group_is_ready_without_an_introduction(tmp_path: Path) -> None:
-    """It takes the job; who asks for an introduction gets that of another worker."""
-    with worker_start.prepared_workers():
-        worker_start.prepare(MODULE, to_lead=True)
-        assert worker_start.introduction(MODULE) == ""
-        [leader] = _children()
-        worker_start.prepare(MODULE)
-        assert worker_start.introduction(MODULE) == '{"echo": true}\n'
-        assert _ask(tmp_path / "first", "one")[0].process == leader.pid
-        [other] = _children()
-        assert _ask(tmp_path / "second", "two")[0].process == other.pid
-
-
 @pytest.mark.usefixtures("_prepared")
 def test_a_prepared_worker_that_was_killed_is_replaced(tmp_path: Path) -> None:
     """Its end is no failure of the run."""

@@ -252,34 +252,6 @@ def test_a_mistyped_address_is_no_folder(text: str, meant: str) -> None:
         assert remote_data.kind(text) == "folder"
 
 
-@pytest.mark.parametrize(
-    ("uri", "variables", "words"),
-    [
-        (
-            "gs://bucket/team",
-            {},
-            "no credentials for gs://bucket/team.*Set GOOGLE_",
-        ),
-        (
-            "az://team",
-            {},
-            "cannot be opened.*Account must be specified.*AZURE_STORAGE_ACCOUNT_NAME",
-        ),
-    ],
-)
-def test_other_providers_name_their_variables(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, uri: str, variables: dict[str, str], words: str
-) -> None:
-    """Without credentials, or with wrong ones, the sentence says which variables hold them."""
-    for name in [each for each in os.environ if each.startswith(("GOOGLE_", "AZURE_"))]:
-        monkeypatch.delenv(name)
-    monkeypatch.setenv("HOME", str(tmp_path))
-    for name, value in variables.items():
-        monkeypatch.setenv(name, value)
-    with pytest.raises(ConfigError, match=words):
-        RemoteStore(parsed(uri, "--workspace"), patience_seconds=0.5).read("x")
-
-
 def test_addresses_have_one_spelling() -> None:
     """Slashes at the end and other names of a scheme make no difference."""
     assert str(parsed("s3a://bucket/team/", "x")) == str(parsed("S3://bucket/team", "x"))
