@@ -17,21 +17,13 @@ from patchline.pipeline.training.record import RunRecord
 
 configs = st.builds(
     RunConfig,
-    name=st.none() | st.from_regex(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,20}", fullmatch=True),
-    seed=st.integers(0, 2**32 - 1),
     data=st.builds(
-        DataConfig,
-        path=st.none() | st.text(max_size=20),
-        image_size=st.none() | st.integers(4, 1024),
-        validation_fraction=st.floats(0.01, 0.4),
-        test_fraction=st.floats(0.01, 0.4),
+        DataConfig, path=st.none() | st.text(max_size=20), test_fraction=st.floats(0.01, 0.4)
+    ),
+    model=st.just(
+        {"name": "vit", "depth": 3, "patch_embedding": {"name": "conv", "patch_size": 4}}
     ),
     optimizer=st.builds(OptimizerConfig, learning_rate=st.floats(1e-9, 1)),
-    training=st.builds(
-        TrainingConfig,
-        epochs=st.integers(1, 1000),
-        time_limit=st.none() | st.sampled_from(["90s", "20m", "1.5h"]),
-    ),
     record=st.builds(RunRecord, step_plan=st.none() | st.just(((0, 0.0, 80), (7, 0.25, 90)))),
 )
 

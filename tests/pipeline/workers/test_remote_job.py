@@ -12,6 +12,7 @@ from typing import Annotated
 import pytest
 
 from patchline.pipeline.errors import ConfigError, WorkerError
+from patchline.pipeline.files.atomic_files import write_text
 from patchline.pipeline.files.workspace_folder import WORKSPACE
 from patchline.pipeline.frozen_model import FrozenModel
 from patchline.pipeline.workers import remote_job
@@ -24,18 +25,13 @@ from patchline.pipeline.workspace.address import parsed
 from tests.patience import until
 
 
-class Inner(FrozenModel):
-    folder: Path
-
-
 class Job(FrozenModel):
     store: Path
     model: Path
-    inner: Inner
+    folder: Path
     table: Path
     images: Annotated[Path, SAME_PLACE]
     workspace: Path
-    words: str = ""
 
 
 @pytest.fixture
@@ -77,18 +73,16 @@ def job_of(tmp_path: Path) -> SentJob:
         "runs/r/training/worker.log": "lines of before\n",
         "runs/r/training/events.jsonl": '{"seq": 0}\n{"half',
     }.items():
-        (workspace / name).parent.mkdir(parents=True, exist_ok=True)
-        (workspace / name).write_text(content)
+        write_text(workspace / name, content)
     (tmp_path / "model.onnx").write_text("a model elsewhere")
     folder = workspace / "runs/r/training"
     job = Job(
         store=workspace / "prepared/x",
         model=tmp_path / "model.onnx",
-        inner=Inner(folder=folder),
+        folder=folder,
         table=workspace / "runs/r/table.parquet",
         images=tmp_path / "photos",
         workspace=workspace,
-        words=f"{tmp_path}/model.onnx.bak and {workspace}",
     )
     assert paths_of(job).same_place == (tmp_path / "photos",)
     return sent_job(folder, job)
@@ -97,11 +91,10 @@ def job_of(tmp_path: Path) -> SentJob:
 def work(received: ReceivedJob, place: Path) -> None:
     """Do what a worker does."""
     job = Job.model_validate_json((received.folder / "job.json").read_text())
-    assert received.folder == place / "runs/r/training" == job.inner.folder
+    assert received.folder == place / "runs/r/training" == job.folder
     assert (job.store / "images.npy").read_text() == "pixels"
     assert (job.model.name, job.model.read_text()) == ("model.onnx", "a model elsewhere")
     assert (job.workspace, job.images.name) == (place, "photos")
-    assert job.words.startswith(str(job.images.parent))
     assert (received.folder / "events.jsonl").read_text() == '{"seq": 0}\n'
     received.report()
     picture = received.folder / "picture.png"
@@ -111,10 +104,8 @@ def work(received: ReceivedJob, place: Path) -> None:
         events.write(json.dumps(event) + "\n")
     (received.folder / "worker.log").write_text("a line\n")
     (received.folder / "best-1/model").unlink()
-    (received.folder / "best-2").mkdir()
-    (received.folder / "best-2/model").write_text("new weights")
-    (place / "teacher").mkdir()
-    (place / "teacher/answers.npy").write_text("answers")
+    write_text(received.folder / "best-2/model", "new weights")
+    write_text(place / "teacher/answers.npy", "answers")
     job.table.write_text("a table")
     result = {"best": str(received.folder / "best-2"), "answers": str(place / "teacher")}
     (received.folder / "result.json").write_text(json.dumps({"result": result}))
