@@ -52,6 +52,7 @@ def _holder(workspace: Path) -> Iterator[subprocess.Popen[str]]:
         stdout=subprocess.PIPE,
         text=True,
     )
+    assert process.stdin
     assert process.stdout
     child = psutil.Process(int(process.stdout.readline()))
     try:
@@ -59,7 +60,9 @@ def _holder(workspace: Path) -> Iterator[subprocess.Popen[str]]:
         assert child.is_running()
     finally:
         child.kill()
-        process.communicate(timeout=patient(60))
+        process.stdin.close()
+        process.wait(patient(60))
+        process.stdout.close()
 
 
 def _end(process: subprocess.Popen[str]) -> None:
@@ -83,7 +86,6 @@ def test_the_files_of_an_ended_run_go_with_the_process(tmp_path: Path) -> None:
         [record] = live_runs.records(tmp_path)
         assert record.is_alive
         assert record.ended
-        process.communicate(timeout=patient(60))
     assert list((tmp_path / "live").iterdir()) == []
 
 

@@ -10,9 +10,11 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 from mlflow.server import app
+from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
 from werkzeug.serving import make_server
 
 from patchline.pipeline.config import RunConfig
@@ -61,8 +63,9 @@ def test_an_outage_of_the_server_delays_metrics_and_loses_none(
 ) -> None:
     """What is logged while the server is away arrives when it is back, each value once."""
     monkeypatch.setattr(exactly_once_metrics, "_RETRY_SECONDS", 0.0)
-    monkeypatch.setattr("mlflow.server.handlers._tracking_store", None)
-    monkeypatch.setenv("_MLFLOW_SERVER_FILE_STORE", f"sqlite:///{tmp_path / 'mlflow.db'}")
+    open_store: Any = SqlAlchemyStore  # without annotations
+    store = open_store(f"sqlite:///{tmp_path / 'mlflow.db'}", str(tmp_path / "mlruns"))
+    monkeypatch.setattr("mlflow.server.handlers._tracking_store", store)
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
     picture = tmp_path / "picture.png"
     picture.write_bytes(b"not really")
