@@ -20,7 +20,7 @@ from patchline.pipeline.config_files import (
 )
 from patchline.pipeline.data.ingestion import ingest, resolve
 from patchline.pipeline.errors import ConfigError
-from patchline.pipeline.presets import PRESETS, PresetName
+from patchline.pipeline.presets import PresetName
 from patchline.pipeline.training.record import RunRecord
 
 Chosen = Callable[..., RunConfig]
@@ -90,7 +90,6 @@ def test_another_plugin_drops_the_settings_of_the_old_one(chosen: Chosen) -> Non
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("training: {epochs: 3, time_limit: 1m}", "both set the length"),
         ("promotion: {minimum: {accuracy: 90}}", r"never exceeds 1; .* 0\.9"),
         ("record: 3\nmodel: {init: w.safetensors}", "record"),
         ("- 1\n- 2\n", r"holds no settings\. Write lines such as `seed: 1`"),
@@ -124,6 +123,8 @@ def test_a_flag_drops_another_length_of_the_file(
     assert (config.training.time_limit, config.record.step_plan) == length
     assert config.training.batch_size == 16
     assert config.training.epochs == flags.get("training", {}).get("epochs", 60)
+    with pytest.raises(ConfigError, match="both set the length"):
+        chosen(text, training={"epochs": 3, "time_limit": "5m"})
 
 
 def test_another_data_source_drops_the_options_of_the_old_one(tmp_path: Path) -> None:
@@ -191,15 +192,6 @@ def test_no_preset_is_a_choice(chosen: Chosen, text: str) -> None:
     quick = requested(None, flags={"preset": "quick", "seed": 1})
     assert _kept(quick) == ("quick", ("seed",))
     assert _kept(requested(None, preset_name="best", flags={"preset": "none"})) == ("best", ())
-
-
-def test_a_form_may_choose_no_preset() -> None:
-    """The Prefect form offers `none` beside the presets, and its default is the plan."""
-    schema = RunConfig.model_json_schema()
-    assert schema["$defs"]["PresetChoice"]["properties"]["name"]["enum"] == [*PRESETS, "none"]
-    assert schema["properties"]["preset"]["default"]["name"] == "balanced"
-    assert RunConfig.model_validate({"preset": {"name": "none", "keep": []}}).preset is None
-    assert RunConfig.model_validate({}).preset == RunConfig(preset="balanced").preset
 
 
 def test_a_schedule_keeps_the_preset_and_what_was_set(chosen: Chosen, tmp_path: Path) -> None:

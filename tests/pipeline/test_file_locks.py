@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -36,18 +35,6 @@ def test_a_lock_has_one_holder_at_a_time(tmp_path: Path) -> None:
     assert not is_held(file)
     with locked(file):
         assert is_held(file)
-
-
-def test_a_lock_is_waited_for(tmp_path: Path) -> None:
-    """A holder that releases the lock within the wait is no obstacle."""
-    file = tmp_path / "a.lock"
-    holder = acquire(file)
-    assert holder is not None
-    release = threading.Timer(0.2, holder.release)
-    release.start()
-    with try_lock(file, wait_seconds=30.0) as is_mine:
-        assert is_mine
-    release.join()
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="it has no shared locks")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import logging
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -95,19 +94,6 @@ def test_a_piece_is_recorded_after_it_was_written(tmp_path: Path) -> None:
             assert array.finished.intact() == whole[:count]
             array.finished.keep(whole[:count])
             assert array.finished.log.read_bytes() == b"".join(lines[:count])
-
-
-def test_damage_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """A warning tells how many pieces are computed again; an undamaged array has none."""
-    array = array_of(tmp_path)
-    for _ in range(2):
-        compute(array, values())
-    assert not caplog.records
-    total = len(array.finished.recorded())
-    damage(array.file, "flipped", 0.999)
-    with caplog.at_level(logging.WARNING):
-        compute(array, values())
-    assert f"1 of {total} pieces of the numbers are damaged" in caplog.text
 
 
 @pytest.mark.parametrize("line", ["[]", "1", '[5, 5, "x"]', '[-1, 5, "x"]'])

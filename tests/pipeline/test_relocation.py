@@ -22,6 +22,7 @@ from patchline.pipeline.frozen_model import FrozenModel
 from patchline.pipeline.initial_weights import finding
 from patchline.pipeline.models.model_description import DESCRIPTION_FILE
 from patchline.pipeline.relocation import following, path_rewriting
+from patchline.pipeline.run_memory import live_runs
 from patchline.pipeline.run_memory.stage_memory import StageMemory
 from patchline.pipeline.tracking import tracked_run, tracking_store
 from patchline.pipeline.tracking.tracked_run import REQUEST_FILE, NewRun
@@ -188,15 +189,22 @@ def test_a_store_whose_artifacts_are_kept_elsewhere_stays_as_it_is(
 
 
 def test_a_workspace_that_is_moved_under_a_run_is_refused(original: Path, visit: Visit) -> None:
-    """What still writes to the old path is named; nothing is rewritten meanwhile."""
+    """What still writes to the old path is named, here or in a container; nothing is rewritten."""
     [lock] = (original / ".patchline" / "runs").glob("*/owner.lock")
-    before = (original / "mlflow.db").read_bytes()
+    before, moved = (original / "mlflow.db").read_bytes(), original.parent / "second"
     with locked(lock):
-        moved = original.rename(original.parent / "second")
+        original.rename(moved)
         with pytest.raises(OrchestrationError, match=r"while the run in .* still uses it"):
             visit(moved)
         assert (moved / "mlflow.db").read_bytes() == before
-    assert visit(moved)
+        moved.rename(original)
+    with live_runs.alive(original / ".patchline", "run-1", "training") as record:
+        record.model_copy(update={"place": "the-container 1"}).at(record._lock_file).write()
+        original.rename(moved)
+        with pytest.raises(OrchestrationError, match=r"while process .* still uses it"):
+            visit(moved)
+        moved.rename(original)
+    assert visit(original.rename(moved))
 
 
 def test_runs_of_a_store_that_is_not_rewritten_are_found_after_a_move(

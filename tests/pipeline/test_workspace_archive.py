@@ -166,10 +166,11 @@ def test_a_damaged_archive_writes_nothing(workspace: Path, tmp_path: Path, damag
         ("/tmp/evil", tarfile.REGTYPE),  # noqa: S108 - it is refused
         ("mlruns/../../evil", tarfile.REGTYPE),
         ("images/evil.png", tarfile.REGTYPE),
+        ("mlruns/" + 300 * "x", tarfile.REGTYPE),
     ],
 )
 def test_a_hostile_archive_is_refused(tmp_path: Path, name: str, kind: bytes) -> None:
-    """Links, devices and paths that lead elsewhere become no files; nor does what is no member."""
+    """Links, devices, paths that lead elsewhere and names that no disk takes become no files."""
     info = tarfile.TarInfo(name)
     info.type, info.linkname = kind, "/etc/passwd"
     with tarfile.open(tmp_path / "a.tar", "w") as archive:

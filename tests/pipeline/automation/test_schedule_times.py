@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime as dt
-from zoneinfo import available_timezones
 
 import pytest
 
@@ -71,16 +70,3 @@ def test_an_unknown_time_zone_is_refused_with_the_nearest(name: str, meant: str)
     """A city alone, another case or a slip of the finger lead to the zone's name."""
     with pytest.raises(ConfigError, match=f"Did you mean {meant}\\?"):
         schedule_times.checked_timezone(name)
-
-
-def test_the_machines_own_zone_is_a_known_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without --timezone the clock of this machine counts; TZ overrides it."""
-    monkeypatch.setattr("tzlocal.unix._cache_tz_name", None)  # asked once in a process
-    monkeypatch.delenv("TZ", raising=False)
-    assert schedule_times.own_timezone() in available_timezones()
-    monkeypatch.setattr("tzlocal.unix._cache_tz_name", None)
-    monkeypatch.setenv("TZ", "Asia/Tokyo")
-    assert schedule_times.own_timezone() == "Asia/Tokyo"
-    monkeypatch.setattr("tzlocal.unix._cache_tz_name", None)
-    monkeypatch.setenv("TZ", "nonsense")
-    assert schedule_times.own_timezone() in available_timezones()

@@ -66,11 +66,3 @@ def test_a_bad_range_is_refused_with_the_form(given: Any, words: str) -> None:
     with pytest.raises(ConfigError, match=words) as error:
         parsed("optimizer.beta1", given)
     assert "optimizer.beta1" in str(error.value)
-
-
-def test_a_whole_number_has_whole_ends() -> None:
-    """`1..8` of a whole number gives whole numbers; `1.5..8` is refused."""
-    dimension = parsed("model.depth", "1..8", integer=True)
-    assert dimension.ends == (1, 8)
-    with pytest.raises(ConfigError, match="whole number"):
-        parsed("model.depth", "1.5..8", integer=True)

@@ -5,15 +5,17 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from patchline.pipeline.config import RunConfig
 from patchline.pipeline.errors import StorageError
 from patchline.pipeline.sweeping.ranges import Value, parsed
 from patchline.pipeline.sweeping.rungs import continues, expected_epochs, rungs
-from patchline.pipeline.sweeping.search import CLOCK_FILE, SearchClock
+from patchline.pipeline.sweeping.search import CLOCK_FILE, SearchClock, check_nothing_lost
 from patchline.pipeline.sweeping.space import SearchSpace
 from patchline.pipeline.sweeping.study import (
     JOURNAL_FILE,
@@ -21,9 +23,13 @@ from patchline.pipeline.sweeping.study import (
     StudyIdentity,
     StudyOptions,
     Trial,
+    TrialRecord,
     best_of,
     open_study,
 )
+from patchline.pipeline.tracking import nested_runs, tracked_run
+from patchline.pipeline.tracking.nested_runs import NestedRun
+from patchline.pipeline.tracking.tracked_run import NewRun
 
 SPACE = SearchSpace(
     dimensions={
@@ -281,3 +287,21 @@ def test_a_damaged_clock_is_named(tmp_path: Path, text: str) -> None:
     (tmp_path / CLOCK_FILE).write_text(text, encoding="utf-8")
     with pytest.raises(StorageError, match="is damaged: it has to hold the seconds"):
         SearchClock(tmp_path, "1h")
+
+
+@pytest.mark.usefixtures("own_store")
+def test_trials_that_a_study_has_lost_are_noticed(tmp_path: Path) -> None:
+    """MLflow has two: one that is finished, and one whose process was killed."""
+    search = NewRun(experiment="e", name="search", command="patchline sweep", params={}, tags={})
+    records = [TrialRecord(number=number, settings={}, state="unfinished") for number in (0, 1, 2)]
+    complete = records[0].model_copy(update={"state": "complete"})
+    with tracked_run.open_run(search, tmp_path / "runs") as parent:
+        for number in (0, 1):
+            trial = NestedRun(f"trial {number}", "trials", "patchline sweep (trial)", "e", "t")
+            with suppress(KeyboardInterrupt), nested_runs.nested_run(parent, trial, RunConfig()):
+                if number:
+                    raise KeyboardInterrupt
+        check_nothing_lost(parent, [complete, *records[1:]], "study.jsonl")
+        for left, lost in (([], "trial 0, trial 1"), ([complete], "1"), (records, "0")):
+            with pytest.raises(StorageError, match=rf"study\.jsonl has lost .*{lost}, which"):
+                check_nothing_lost(parent, left, "study.jsonl")

@@ -66,12 +66,6 @@ def test_a_worker_is_run_by_the_launcher_of_the_block(tmp_path: Path) -> None:
     assert not isinstance(active_launcher.current(), Recording)
 
 
-@pytest.mark.parametrize(("device", "gpus"), [("cpu", 0), ("cuda", 3), ("auto", None), ("mps", 0)])
-def test_each_process_on_a_gpu_needs_one(device: str, gpus: int | None) -> None:
-    """With `auto`, as many as there are processes, if there are as many."""
-    assert Resources.for_device(device, 3) == Resources(gpus=gpus, processes=3)
-
-
 def test_where_a_run_computes_is_no_part_of_a_key() -> None:
     """A result that one launcher has computed is used again with another."""
     config = RunConfig()

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
 
 import pytest
 
-from patchline.pipeline.errors import ConfigError, WorkerError
+from patchline.pipeline.errors import WorkerError
 from patchline.pipeline.files.atomic_files import write_text
 from patchline.pipeline.files.workspace_folder import WORKSPACE
 from patchline.pipeline.frozen_model import FrozenModel
@@ -176,17 +175,6 @@ def test_each_process_of_a_node_has_a_cache_of_its_own(tmp_path: Path, uri: str)
         assert again == first
         assert (again / "prepared/x").is_dir()
         assert not (again / "runs").exists()
-
-
-def test_a_node_that_cannot_reach_the_store_says_why(
-    tmp_path: Path, uri: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A user's error, with the remedy."""
-    assert uri
-    monkeypatch.chdir(tmp_path)
-    os.environ.pop(chosen.VARIABLE, None)
-    with pytest.raises(ConfigError, match="Create it, or mount its disk"):
-        enter_workspace((tmp_path / "nowhere").as_uri())
 
 
 def share(bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,6 @@ import random
 import re
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import boto3
@@ -84,20 +83,6 @@ def test_google_takes_conditional_writes(monkeypatch: pytest.MonkeyPatch) -> Non
         monkeypatch.setenv("GOOGLE_SERVICE_ACCOUNT_KEY", server.key)
         monkeypatch.setattr(remote_store, "_endpoint", lambda _: server.url)
         test_conditions_are_kept(RemoteStore(parsed("gs://bucket/team", "x"), patience_seconds=3))
-
-
-def test_of_many_writers_one_is_first(store: ObjectStore) -> None:
-    """When several create the same object at once, exactly one does."""
-
-    def create(number: int) -> bool:
-        try:
-            store.write("lease", b"%d" % number, if_absent=True)
-        except ConflictError:
-            return False
-        return True
-
-    with ThreadPoolExecutor(8) as pool:
-        assert sum(pool.map(create, range(16))) == 1
 
 
 @pytest.fixture
