@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,6 @@ import pytest
 
 from patchline.pipeline.errors import StorageError
 from patchline.pipeline.files.earlier_rows import EarlierResult, EarlierRows
-from patchline.pipeline.files.finished_pieces import FinishedPieces, Piece
 from patchline.pipeline.files.resumable_array import ResumableArray
 from tests.small_disks import small_disk
 
@@ -94,17 +92,6 @@ def test_a_piece_is_recorded_after_it_was_written(tmp_path: Path) -> None:
             assert array.finished.intact() == whole[:count]
             array.finished.keep(whole[:count])
             assert array.finished.log.read_bytes() == b"".join(lines[:count])
-
-
-@pytest.mark.parametrize("line", ["[]", "1", '[5, 5, "x"]', '[-1, 5, "x"]'])
-def test_other_lines_are_ignored(tmp_path: Path, line: str) -> None:
-    """What is no piece is not one, nor is a line with the bytes of other rows."""
-    finished = FinishedPieces(tmp_path / "log", lambda _: hashlib.sha256(b"").hexdigest(), WHAT)
-    finished.add(Piece(0, 5))
-    assert finished.intact() == [Piece(0, 5)]
-    whole = finished.log.read_text()
-    finished.log.write_text(f"{line}\n" + whole.replace("[0, 5", "[5, 10"), encoding="utf-8")
-    assert finished.intact() == []
 
 
 @pytest.mark.parametrize(("shape", "dtype"), [((ROWS + 1, *SHAPE[1:]), "u1"), (SHAPE, "i1")])

@@ -98,29 +98,6 @@ def test_a_proxy_is_kept_for_other_machines(value: str, monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize(
-    ("given", "expected"),
-    [
-        ({"no_proxy": "a.corp, .b.corp"}, ("a.corp", ".b.corp")),
-        ({"no_proxy": "a.corp", "NO_PROXY": "b.corp"}, ("a.corp",)),
-        ({"no_proxy": "localhost"}, ()),
-    ],
-)
-def test_what_the_user_exempts_stays_exempt(
-    given: dict[str, str], expected: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """This machine is added to the user's own list, once, however often it is done."""
-    for name, value in given.items():
-        monkeypatch.setenv(name, value)
-    proxies.apply()
-    once = os.environ["no_proxy"]
-    proxies.apply()
-    assert os.environ["no_proxy"] == once
-    names = once.split(",")
-    assert set(names) >= {*expected, "localhost", "127.0.0.1", "::1"}
-    assert len(names) == len(set(names))
-
-
-@pytest.mark.parametrize(
     ("name", "proxy"), [("no_proxy", ""), ("NO_PROXY", "socks5://127.0.0.1:1080")]
 )
 @pytest.mark.parametrize("value", _EXEMPTED)

@@ -14,7 +14,7 @@ from patchline.pipeline.workspace import cache, kept_files
 from patchline.pipeline.workspace.folder_store import FolderStore
 from tests.pipeline.workspace.machines import machine
 
-_BYTES = 40_960
+_BYTES, _DATA = 40_960, "sources/objects"
 
 
 def fill(workspace: Path, path: str, age: float) -> Path:
@@ -53,12 +53,20 @@ def test_what_was_not_used_for_longest_goes(team: str, monkeypatch: pytest.Monke
         assert not list(workspace.rglob("*.part"))
 
 
-def test_what_an_active_run_uses_stays(team: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Then the cache is larger than its limit, and says so."""
+def test_what_an_active_run_uses_stays(
+    team: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Then the cache is larger than its limit, and says so.
+
+    A local workspace keeps all but downloaded data, for nothing else has a copy.
+    """
+    kept, data = (fill(tmp_path / ".patchline", f"{name}/s3/b", 9) for name in ("prepared", _DATA))
+    monkeypatch.setenv(cache.VARIABLE, "1 kB")
+    assert [each.path for each in cache.shrink().removed] == [data]
+    assert kept.exists()
     with machine("a", team) as workspace:
         fill(workspace, "prepared/old", 300)
         used = fill(workspace, "prepared/used", 10)
-        monkeypatch.setenv(cache.VARIABLE, "1kb")
         state = cache.shrink(in_use_since=time.time() - 60)
         assert used.exists()
         assert len(state.removed) == 1
@@ -82,17 +90,6 @@ def test_what_another_process_uses_stays(team: str, monkeypatch: pytest.MonkeyPa
             lock.release()
         assert [each.path for each in cache.shrink().removed] == [used]
         assert [each.name for each in (workspace / "locks/cache").iterdir()] == ["gate.lock"]
-
-
-def test_a_local_workspace_keeps_all_but_downloaded_data(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Nothing else has a copy."""
-    workspace = tmp_path / ".patchline"
-    kept, data = fill(workspace, "prepared/a", 9), fill(workspace, "sources/objects/s3/b", 9)
-    monkeypatch.setenv(cache.VARIABLE, "1 kB")
-    assert [each.path for each in cache.shrink().removed] == [data]
-    assert kept.exists()
 
 
 @pytest.mark.parametrize("text", ["much", "-1GB", "20 GiB"])

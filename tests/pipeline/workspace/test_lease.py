@@ -33,6 +33,7 @@ def test_a_lease_is_renewed_while_it_is_held(team: str, tmp_path: Path) -> None:
     with machine("a", team):
         assert lease.age_of("run") is None
         assert lease.names() == []
+        file.parent.mkdir(exist_ok=True)
         file.write_text('{"host": "gone"}')
         os.utime(file, (long_ago, long_ago))
         age = lease.age_of("run")

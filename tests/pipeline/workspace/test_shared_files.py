@@ -89,7 +89,7 @@ def test_each_damaged_content_is_seen_and_uploaded_again(
     That needs a look at every content, also at those behind the first that is damaged.
     """
     first, second = machines
-    texts = {f"y{number}": f"{number}" for number in range(9)}
+    texts = {f"y{number}": f"{number:02}" for number in range(9)}
     files = first.publish("runs/a", x="first", **texts).files
     for name in texts:
         (tmp_path / "store" / content_key(files[name].sha256)).write_text("?!")
