@@ -27,7 +27,7 @@ from patchline.pipeline.workspace.address import parsed
 from patchline.pipeline.workspace.remote_ranges import PART_BYTES
 from patchline.plugin_api import ImageListing
 from tests.conftest import write_photos
-from tests.object_server import ObjectServer, faulty_connection
+from tests.object_server import FaultyConnection
 from tests.pipeline.workers.test_remote_job import node, sent_job, share
 from tests.pipeline.workers.wide_launcher import Wide
 from tests.plugins.test_webdataset_source import samples, shard_of
@@ -55,7 +55,7 @@ def described(name: str) -> list[Any]:
 
 @pytest.mark.parametrize(("mode", "suffix"), [("w", ""), ("w:gz", ".gz")])
 def test_a_node_reads_the_shards_of_its_part(
-    objects: ObjectServer,
+    connection: FaultyConnection,
     bucket: str,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -66,40 +66,37 @@ def test_a_node_reads_the_shards_of_its_part(
 
     If a shard has changed since, that is an error: rows of two states are never mixed.
     """
-    with faulty_connection(objects) as connection:
-        for name, value in connection.environment.items():
-            monkeypatch.setenv(name, value)
-        share(bucket, tmp_path, monkeypatch)
-        top = chosen.opened(parsed(f"s3://{bucket}", "-"))
-        for number in range(2):
-            photos = write_photos(tmp_path / f"{number}", classes=2, images=2, side=30 + number)
-            members = [(f"{number}-{name}", data) for name, data in samples(photos).items()]
-            members.insert(6, ("filler.bin", _LARGE))
-            shard = shard_of(tmp_path / "shard", dict(members), mode)
-            top.upload(shard, f"shards/{number:06d}.tar{suffix}")
-        there, is_read_here = listed(f"s3://{bucket}/shards")
-        assert not is_read_here
-        assert len(there.images) == 8
-        folder, jobs, expected = WORKSPACE.resolve() / "part-0", list[str](), list[Any]()
-        for number in range(2):
-            prefix = f"{number:06d}.tar"
-            files = [(each, True) for each in there.images if each.path.startswith(prefix)]
-            expected.append(json.loads(json.dumps(list(rows_in_process(there.root, files)))))
-            part = write_lines(folder / "files.jsonl", files)
-            job = DescribingJob(root=there.root, files=part, rows=folder / "rows.jsonl")
-            jobs.append(sent_job(folder, job).name)
-        with node(f"s3://{bucket}/team") as place:
-            for most in (2.2 if suffix else 1.3, 0.1):
-                connection.received = 0
-                assert described(jobs[1]) == expected[1]
-                assert connection.received < most * PART_BYTES
-            present = [each.name for each in (place / FOLDER).rglob("0*") if each.is_file()]
-            assert present == ([] if suffix else ["000001.tar"])
-        assert [row["status"] for row in expected[1]] == ["ok"] * 4
-        top.upload(shard, f"shards/000000.tar{suffix}")
-        words = rf"{bucket}/shards/000000\.tar{suffix} has changed or was deleted while it was"
-        with node(f"s3://{bucket}/team"), pytest.raises(StorageError, match=words):
-            described(jobs[0])
+    share(bucket, tmp_path, monkeypatch)
+    top = chosen.opened(parsed(f"s3://{bucket}", "-"))
+    for number in range(2):
+        photos = write_photos(tmp_path / f"{number}", classes=2, images=2, side=30 + number)
+        members = [(f"{number}-{name}", data) for name, data in samples(photos).items()]
+        members.insert(6, ("filler.bin", _LARGE))
+        shard = shard_of(tmp_path / "shard", dict(members), mode)
+        top.upload(shard, f"shards/{number:06d}.tar{suffix}")
+    there, is_read_here = listed(f"s3://{bucket}/shards")
+    assert not is_read_here
+    assert len(there.images) == 8
+    folder, jobs, expected = WORKSPACE.resolve() / "part-0", list[str](), list[Any]()
+    for number in range(2):
+        prefix = f"{number:06d}.tar"
+        files = [(each, True) for each in there.images if each.path.startswith(prefix)]
+        expected.append(json.loads(json.dumps(list(rows_in_process(there.root, files)))))
+        part = write_lines(folder / "files.jsonl", files)
+        job = DescribingJob(root=there.root, files=part, rows=folder / "rows.jsonl")
+        jobs.append(sent_job(folder, job).name)
+    with node(f"s3://{bucket}/team") as place:
+        for most in (2.2 if suffix else 1.3, 0.1):
+            connection.received = 0
+            assert described(jobs[1]) == expected[1]
+            assert connection.received < most * PART_BYTES
+        present = [each.name for each in (place / FOLDER).rglob("0*") if each.is_file()]
+        assert present == ([] if suffix else ["000001.tar"])
+    assert [row["status"] for row in expected[1]] == ["ok"] * 4
+    top.upload(shard, f"shards/000000.tar{suffix}")
+    words = rf"{bucket}/shards/000000\.tar{suffix} has changed or was deleted while it was"
+    with node(f"s3://{bucket}/team"), pytest.raises(StorageError, match=words):
+        described(jobs[0])
 
 
 def test_shards_on_a_disk_are_read_by_the_machine_that_has_them(tmp_path: Path) -> None:

@@ -7,7 +7,6 @@ import os
 import random
 import re
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import boto3
@@ -20,7 +19,7 @@ from patchline.pipeline.workspace.folder_store import FolderStore
 from patchline.pipeline.workspace.object_store import ConflictError, ObjectStore
 from patchline.pipeline.workspace.remote_store import RemoteStore
 from tests.google_server import google_server
-from tests.object_server import Fault, FaultyConnection, ObjectServer, faulty_connection
+from tests.object_server import Fault, FaultyConnection
 from tests.patience import patient
 
 
@@ -87,15 +86,12 @@ def test_google_takes_conditional_writes(monkeypatch: pytest.MonkeyPatch) -> Non
 
 @pytest.fixture
 def slow(
-    objects: ObjectServer, bucket: str, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[tuple[RemoteStore, FaultyConnection]]:
+    connection: FaultyConnection, bucket: str, monkeypatch: pytest.MonkeyPatch
+) -> tuple[RemoteStore, FaultyConnection]:
     """Return a store with a patience of a second, and the connection to it."""
     monkeypatch.setattr(remote_store, "_LEAST_SECONDS", 0.5)
     monkeypatch.setattr(remote_store, "_UPLOAD_PATIENCE", 1)
-    with faulty_connection(objects) as connection:
-        for name, value in connection.environment.items():
-            monkeypatch.setenv(name, value)
-        yield RemoteStore(parsed(f"s3://{bucket}", "x"), patience_seconds=1), connection
+    return RemoteStore(parsed(f"s3://{bucket}", "x"), patience_seconds=1), connection
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,15 +18,7 @@ from patchline.pipeline.workspace.remote_index import RemoteIndex
 from patchline.pipeline.workspace.remote_store import RemoteStore
 from patchline.plugin_api import ImageListing
 from tests.conftest import write_photos
-from tests.object_server import ObjectServer, faulty_connection
-
-
-@pytest.fixture
-def top(bucket: str) -> Iterator[RemoteStore]:
-    """Return the store of a whole bucket; a listing is never used again."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(remote_data, "_SAME_LISTING_SECONDS", 0.0)
-        yield RemoteStore(parsed(f"s3://{bucket}", "the bucket"), patience_seconds=3)
+from tests.object_server import FaultyConnection, ObjectServer
 
 
 def put(store: RemoteStore, folder: Path, prefix: str) -> None:
@@ -50,7 +41,7 @@ def images(listing: ImageListing) -> list[tuple[str, str]]:
 
 
 def test_nothing_is_downloaded_twice(
-    objects: ObjectServer, top: RemoteStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    connection: FaultyConnection, top: RemoteStore, tmp_path: Path
 ) -> None:
     """Of a folder that has grown only the new objects are fetched, and those that have changed.
 
@@ -58,29 +49,26 @@ def test_nothing_is_downloaded_twice(
     """
     folder = write_photos(tmp_path / "flowers", classes=2, images=2)
     put(top, folder, "flowers")
-    with faulty_connection(objects) as connection:
-        for name, value in connection.environment.items():
-            monkeypatch.setenv(name, value)
 
-        def fetched() -> set[str]:
-            connection.seen.clear()
-            listed(f"{top.uri}/flowers", "image_folder")
-            gets = [line for line in connection.seen if line.startswith("GET") and ".png" in line]
-            return {line.split()[1].partition("flowers/")[2] for line in gets}
+    def fetched() -> set[str]:
+        connection.seen.clear()
+        listed(f"{top.uri}/flowers", "image_folder")
+        gets = [line for line in connection.seen if line.startswith("GET") and ".png" in line]
+        return {line.split()[1].partition("flowers/")[2] for line in gets}
 
-        assert len(fetched()) == 4
-        assert fetched() == set()
-        there, here = (listed(path, "image_folder") for path in (f"{top.uri}/flowers", str(folder)))
-        assert (there.name, images(there)) == (here.name, images(here))
-        for image in there.images:
-            assert (there.root / image.path).read_bytes() == (here.root / image.path).read_bytes()
-        top.upload(folder / "down/000.png", "flowers/down/999.png")
-        top.upload(folder / "down/001.png", "flowers/down/000.png")
-        top.delete("flowers/across/000.png")
-        assert fetched() == {"down/999.png", "down/000.png"}
-        assert not (there.root / "across/000.png").exists()
-        (there.root / "down/999.png").write_bytes(b"damaged")
-        assert fetched() == {"down/999.png"}
+    assert len(fetched()) == 4
+    assert fetched() == set()
+    there, here = (listed(path, "image_folder") for path in (f"{top.uri}/flowers", str(folder)))
+    assert (there.name, images(there)) == (here.name, images(here))
+    for image in there.images:
+        assert (there.root / image.path).read_bytes() == (here.root / image.path).read_bytes()
+    top.upload(folder / "down/000.png", "flowers/down/999.png")
+    top.upload(folder / "down/001.png", "flowers/down/000.png")
+    top.delete("flowers/across/000.png")
+    assert fetched() == {"down/999.png", "down/000.png"}
+    assert not (there.root / "across/000.png").exists()
+    (there.root / "down/999.png").write_bytes(b"damaged")
+    assert fetched() == {"down/999.png"}
 
 
 def test_folders_that_a_console_has_created_are_folders(top: RemoteStore, tmp_path: Path) -> None:

@@ -6,7 +6,6 @@ import io
 import random
 import tarfile
 import zipfile
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -22,34 +21,13 @@ from patchline.pipeline.files.shared_file import SharedFile
 from patchline.pipeline.files.workspace_folder import WORKSPACE
 from patchline.pipeline.prediction.image_files import find_images
 from patchline.pipeline.workspace import remote_data, remote_store
-from patchline.pipeline.workspace.address import parsed
 from patchline.pipeline.workspace.remote_ranges import PART_BYTES
 from patchline.pipeline.workspace.remote_store import RemoteStore
 from patchline.plugin_api import ImageListing
 from tests.conftest import write_photos
-from tests.object_server import FaultyConnection, ObjectServer, faulty_connection
+from tests.object_server import FaultyConnection
 
 _LARGE = random.Random(0).randbytes(3 * PART_BYTES)  # noqa: S311 - cannot be compressed
-
-
-@pytest.fixture
-def connection(
-    objects: ObjectServer, bucket: str, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[FaultyConnection]:
-    """Return a connection to a bucket, whose listings are never used again."""
-    assert bucket
-    monkeypatch.setattr(remote_data, "_SAME_LISTING_SECONDS", 0.0)
-    with faulty_connection(objects) as made:
-        for name, value in made.environment.items():
-            monkeypatch.setenv(name, value)
-        yield made
-
-
-@pytest.fixture
-def top(bucket: str, connection: FaultyConnection) -> RemoteStore:
-    """Return the store of the bucket."""
-    assert connection.port
-    return RemoteStore(parsed(f"s3://{bucket}", "the bucket"), patience_seconds=3)
 
 
 def first_parts() -> list[Path]:

@@ -15,7 +15,7 @@ from patchline.pipeline.files.sealed_files import read_tensors, write_tensors
 from patchline.pipeline.workspace import chosen, remote_store, run_folders
 from patchline.pipeline.workspace.run_folders import CheckpointSender
 from patchline.pipeline.workspace.shared_files import Reference
-from tests.object_server import ObjectServer, faulty_connection
+from tests.object_server import FaultyConnection
 from tests.pipeline.workspace.machines import machine
 
 HOSTILE = ("../../../../stolen", "training/../../../../stolen", "C:\\stolen", "a\\..\\..\\stolen")
@@ -72,7 +72,7 @@ def test_the_machine_that_is_further_keeps_its_own(team: str) -> None:
 
 
 def test_a_store_that_is_away_stops_no_training(
-    objects: ObjectServer,
+    connection: FaultyConnection,
     bucket: str,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
@@ -80,24 +80,21 @@ def test_a_store_that_is_away_stops_no_training(
     """The checkpoint stays on the disk, one sentence says so, and a later one is sent."""
     monkeypatch.setattr(remote_store, "PATIENCE_SECONDS", 0.3)
     monkeypatch.setattr(remote_store, "_LEAST_SECONDS", 1.5)
-    with faulty_connection(objects) as connection:
-        for name, value in connection.environment.items():
-            monkeypatch.setenv(name, value)
-        with machine("a", f"s3://{bucket}/team") as workspace, caplog.at_level(logging.WARNING):
-            sender = write_checkpoint(workspace / "runs/x/training", 1)
-            shared = chosen.shared()
-            assert shared is not None
-            connection.fault, connection.methods = "slow_down", ("PUT",)
-            for _ in range(2):
-                sender.send(1)
-                sender.wait()
-            [said] = caplog.messages
-            assert said.startswith("The checkpoint is kept on this machine alone: s3://")
-            assert shared.names("runs/") == []
-            connection.methods = ()
+    with machine("a", f"s3://{bucket}/team") as workspace, caplog.at_level(logging.WARNING):
+        sender = write_checkpoint(workspace / "runs/x/training", 1)
+        shared = chosen.shared()
+        assert shared is not None
+        connection.fault, connection.methods = "slow_down", ("PUT",)
+        for _ in range(2):
             sender.send(1)
             sender.wait()
-            assert shared.names("runs/") == ["runs/x/training/checkpoint"]
+        [said] = caplog.messages
+        assert said.startswith("The checkpoint is kept on this machine alone: s3://")
+        assert shared.names("runs/") == []
+        connection.methods = ()
+        sender.send(1)
+        sender.wait()
+        assert shared.names("runs/") == ["runs/x/training/checkpoint"]
 
 
 @pytest.mark.parametrize("path", HOSTILE)

@@ -14,7 +14,7 @@ from patchline.pipeline.workspace.folder_store import FolderStore
 from patchline.pipeline.workspace.object_store import ConflictError
 from patchline.pipeline.workspace.remote_store import RemoteStore
 from patchline.pipeline.workspace.shared_files import MARKER, Reference, SharedFiles, content_key
-from tests.object_server import ObjectServer, faulty_connection
+from tests.object_server import FaultyConnection
 
 
 class Machine:
@@ -136,18 +136,15 @@ def test_a_workspace_of_another_format_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("condition", ["If-None-Match", "If-Match"])
 def test_a_store_without_conditions_is_refused(
-    objects: ObjectServer, bucket: str, monkeypatch: pytest.MonkeyPatch, condition: str
+    connection: FaultyConnection, bucket: str, condition: str
 ) -> None:
     """Where one has no effect, machines could overwrite each other's splits: also next time."""
-    with faulty_connection(objects) as connection:
-        for name, value in connection.environment.items():
-            monkeypatch.setenv(name, value)
-        store = RemoteStore(parsed(f"s3://{bucket}/team", "--workspace"))
-        connection.drops = (f"{condition}:".lower().encode(),)
-        for _ in range(2):
-            with pytest.raises(ConfigError, match=rf"ignores conditions on writes \({condition}\)"):
-                SharedFiles(store).open()
-        assert not list(store.list(""))
-        connection.drops = ()
-        SharedFiles(store).open()
-        assert [each.key for each in store.list("")] == [MARKER]
+    store = RemoteStore(parsed(f"s3://{bucket}/team", "--workspace"))
+    connection.drops = (f"{condition}:".lower().encode(),)
+    for _ in range(2):
+        with pytest.raises(ConfigError, match=rf"ignores conditions on writes \({condition}\)"):
+            SharedFiles(store).open()
+    assert not list(store.list(""))
+    connection.drops = ()
+    SharedFiles(store).open()
+    assert [each.key for each in store.list("")] == [MARKER]
