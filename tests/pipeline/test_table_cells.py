@@ -47,7 +47,8 @@ def test_findings_of_odd_names_can_be_given_back(tmp_path: Path) -> None:
     photos = write_photos(tmp_path / "photos", classes=2, images=6)
     odd = ["=1+1.png", "-x.png", "a\x1b[2J.png", "\u202eb.png", "two\nlines.png"]
     for number, name in enumerate(odd):  # copies, and as such findings
-        (photos / name).write_bytes((photos / "down" / f"{number:03d}.png").read_bytes())
+        down = (photos / "down" / f"{number:03d}.png").rename(photos / "down" / name)
+        (photos / name).write_bytes(down.read_bytes())
     found, folder = inspected(requested(str(photos)), tmp_path / "out", with_plan=False)
     assert not {"\x1b", "\u202e"} & set((folder / "findings.csv").read_text("utf-8"))
     table = pd.read_csv(folder / "findings.csv", keep_default_na=False)
@@ -55,7 +56,10 @@ def test_findings_of_odd_names_can_be_given_back(tmp_path: Path) -> None:
     table.assign(exclude="yes").to_csv(folder / "findings.csv", index=False)
     excluded, notes = with_exclusion(found.manifest, read_exclusion(folder / "findings.csv"))
     assert not [note for note in notes if "not in the data" in note]
-    assert {*odd} <= {*excluded.loc[excluded["status"] == "excluded", "path"]}
+    named = {path for each in found.result.findings for path in each.files}
+    assert {*odd} <= named
+    usable = found.manifest["path"].isin(named) & (found.manifest["status"] == "ok")
+    assert (excluded.loc[usable, "status"] == "excluded").all()
     write_table(found.result, found.manifest, folder / "findings.csv")
     again = pd.read_csv(folder / "findings.csv", keep_default_na=False)
     assert (again["exclude"] == "yes").all()
