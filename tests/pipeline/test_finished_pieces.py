@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -142,13 +142,3 @@ def test_only_undamaged_rows_are_copied(tmp_path: Path, seed: int) -> None:
     lost = {*first[slice(*broken)]}
     assert {place for place, c in enumerate(wanted) if c in there and c not in lost} <= set(after)
     assert all(value == there[wanted[place]] for place, value in after.items())
-
-
-def test_results_are_not_read_once_all_rows_are_there(tmp_path: Path) -> None:
-    """The search ends with the first result that has the rest."""
-
-    def results() -> Iterator[EarlierResult]:
-        yield earlier(tmp_path, ["1", "2"], int)
-        raise AssertionError("it has searched further")
-
-    assert dict(EarlierRows(results(), ["2"]).copies(["2", "3"])).keys() == {0}

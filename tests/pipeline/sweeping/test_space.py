@@ -12,7 +12,6 @@ from patchline.pipeline.errors import ConfigError
 from patchline.pipeline.sweeping.config import SweepConfig
 from patchline.pipeline.sweeping.ranges import NumberRange, Value
 from patchline.pipeline.sweeping.space import SearchSpace, check_given
-from patchline.pipeline.sweeping.whole_fit import check_settings
 
 
 @pytest.fixture(scope="module")
@@ -98,13 +97,3 @@ def test_bad_settings_of_a_search_are_refused(settings: dict[str, Any], words: s
     """An address with a password would end up in files."""
     with pytest.raises(ValueError, match=words):
         SweepConfig(**settings)
-
-
-@pytest.mark.parametrize(
-    ("settings", "named"),
-    [({"training": {"folds": 3}}, "training.folds"), ({"record": {"extends": "1a"}}, "record.ext")],
-)
-def test_a_trial_is_one_fit_from_its_first_step(settings: dict[str, Any], named: str) -> None:
-    """Folds repeat it, and a run that extends another one starts in the middle."""
-    with pytest.raises(ConfigError, match=f"{named}.* is .*each trial of a search is one fit"):
-        check_settings(RunConfig.model_validate(settings))
