@@ -222,7 +222,7 @@ def test_damaged_archives_end_in_a_sentence(tmp_path: Path, kind: str) -> None:
             sentences.append(str(error))
         except (MemberError, zipfile.BadZipFile, *READ_ERRORS):
             pass  # one file of the archive is damaged
-    assert len(sentences) > 8
+    assert len(sentences) > 4
     assert all(sentence.endswith(".") and "\n" not in sentence for sentence in sentences)
     assert {path.name for path in tmp_path.iterdir()} <= {"whole", "work", file.name}
 

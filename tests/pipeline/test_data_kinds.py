@@ -39,5 +39,7 @@ def test_what_cannot_be_read_is_unknown(tmp_path: Path, name: str) -> None:
     assert reason.isprintable()
     with pytest.raises(DataError, match="cannot be read"):
         source_of(str(tmp_path / name))
-    (tmp_path / "metadata.csv").symlink_to("metadata.csv")
-    assert data_kind(str(tmp_path)) == "folder"
+    (tmp_path / "inside").mkdir()
+    (tmp_path / "inside" / "metadata.csv").symlink_to("metadata.csv")
+    (tmp_path / "inside" / "y.png").touch()
+    assert data_kind(str(tmp_path / "inside")) == "folder"
