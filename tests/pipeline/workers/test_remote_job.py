@@ -64,7 +64,7 @@ def sent_job(folder: Path, job: FrozenModel) -> SentJob:
 
 
 def job_of(tmp_path: Path) -> SentJob:
-    """Send the job of a training, as the machine of a run has it."""
+    """Send the job of a fit, as the machine of a run has it."""
     workspace = WORKSPACE.resolve()
     for name, content in {
         "prepared/x/images.npy": "pixels",
