@@ -51,9 +51,9 @@ def test_another_machine_has_the_same_files(machines: tuple[Machine, Machine]) -
     first, second = machines
     first.publish("runs/a", {"epochs": 3}, x="same", y="same")
     assert second.fetch("runs/a") == {"x": "same", "y": "same"}
-    reference = second.files.find("runs/a")
-    assert reference is not None
-    assert reference.value == {"epochs": 3}
+    named = second.files.find("runs/a")
+    assert named is not None
+    assert named.reference.value == {"epochs": 3}
     assert len(list(first.files.store.list("files/"))) == 1
     assert second.files.names("runs/") == ["runs/a"]
     assert second.fetch("runs/b") is None
