@@ -80,10 +80,10 @@ def test_each_file_of_a_plugin_counts(tmp_path: Path, monkeypatch: pytest.Monkey
     def code(target: str) -> str:
         return stage_keys.plugin_code(PluginEntry("model", "x", "x.py", "-", "", None, target))
 
-    package, copy = tmp_path / "rare_blocks", tmp_path / "copy.py"
+    package, copy = tmp_path / "rare_blocks", tmp_path / "elsewhere" / "block.py"
     block = package / "block.py"
-    package.mkdir()
     for file in (package / "__init__.py", package / "plugin.py", block, copy):
+        file.parent.mkdir(exist_ok=True)
         file.write_text("", encoding="utf-8")
     monkeypatch.syspath_prepend(tmp_path)
     before, plugin = code("rare_blocks.plugin:plugin"), code(str(block))
@@ -132,10 +132,7 @@ def test_what_explains_code_does_not_change_its_digest(
 
 
 def test_an_unchanged_stage_is_recalled_with_files_of_its_own(tmp_path: Path) -> None:
-    """The next run gets the result and its own copies, so that the first run may be deleted.
-
-    What a later run appends to its events does not reach the run that it took them from.
-    """
+    """The next run gets the result and its own copies, so that the first run may be deleted."""
     first, second, third = (a_run(tmp_path, name) for name in ("one", "two", "three"))
     made = work(first, value=0.1 + 0.2)
     found = recall(second)
@@ -145,12 +142,18 @@ def test_an_unchanged_stage_is_recalled_with_files_of_its_own(tmp_path: Path) ->
     assert found.file.read_bytes() == b"bread" * 100
     assert not (own / "worker.log").exists()
     assert second.reused == {"bake": "one"}
-    with (own / "events.jsonl").open("a", encoding="utf-8") as opened:
-        opened.write("more\n")
-    assert (made.folder / "events.jsonl").read_text(encoding="utf-8") == '{"seq": 0}\n'
     shutil.rmtree(tmp_path / "runs/one")
     assert recall(third) is not None
     assert third.reused == {"bake": "one"}
+
+
+def test_a_file_that_grows_is_not_shared(tmp_path: Path) -> None:
+    """What a later run appends to its events does not reach the run that it took them from."""
+    made, found = work(a_run(tmp_path, "one")), recall(a_run(tmp_path, "two"))
+    assert found is not None
+    with (found.folder / "events.jsonl").open("a", encoding="utf-8") as opened:
+        opened.write("more\n")
+    assert (made.folder / "events.jsonl").read_text(encoding="utf-8") == '{"seq": 0}\n'
 
 
 @pytest.mark.parametrize(
