@@ -136,7 +136,7 @@ def test_another_data_source_drops_the_options_of_the_old_one(tmp_path: Path) ->
     assert validated(settings).data.source == "digits"
 
 
-@pytest.mark.parametrize("length", [{"epochs": 3}, {"time_limit": "5m"}])
+@pytest.mark.parametrize("length", [{"epochs": 3}])
 def test_a_new_length_drops_what_a_run_recorded(chosen: Chosen, length: dict[str, Any]) -> None:
     """Steps of an old run mean nothing in a run of another length."""
     config = chosen(
