@@ -1,7 +1,8 @@
-"""Small models with random weights, exported once for all tests of this folder."""
+"""Small models with random weights, exported once for all tests; a connection that may fail."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,6 +22,7 @@ from patchline.pipeline.models.model_files import save_model
 from patchline.pipeline.packaging.calibrated_onnx import ProbabilityModel, export_onnx
 from patchline.plugin_api import ImageSpec
 from tests.conftest import shared_folder
+from tests.object_server import FaultyConnection, ObjectServer, faulty_connection
 
 SIDE = 16
 TEMPERATURE = TemperatureFit(temperature=0.7, state="unknown")
@@ -123,3 +125,15 @@ def exported_grey(tmp_path_factory: pytest.TempPathFactory) -> Exported:
 def exported_sets(tmp_path_factory: pytest.TempPathFactory) -> Exported:
     """Return a multi-label model of RGB images; tests must not change it."""
     return _export(shared_folder(tmp_path_factory), 3, labels=LABEL_CALIBRATION)
+
+
+@pytest.fixture
+def connection(
+    objects: ObjectServer, bucket: str, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[FaultyConnection]:
+    """Return the connection of this process to its bucket, which passes all until it is told."""
+    assert bucket
+    with faulty_connection(objects) as made:
+        for name, value in made.environment.items():
+            monkeypatch.setenv(name, value)
+        yield made

@@ -6,9 +6,8 @@ from typing import Any
 
 import pytest
 
-from patchline.pipeline.config_errors import unknown_key
 from patchline.pipeline.config_files import validated
-from patchline.pipeline.errors import ConfigError, UserError
+from patchline.pipeline.errors import ConfigError
 
 
 def sentence_of(settings: dict[str, Any]) -> str:
@@ -33,12 +32,11 @@ def sentence_of(settings: dict[str, Any]) -> str:
             ),
         ),
         (
-            {"training": {"epochs": 1.5}},
-            "training.epochs is 1.5, but must be a whole number. Choose a value from 1 to 100000.",
-        ),
-        (
-            {"data": {"image_size": 2000}},
-            "data.image_size is 2000, but must be at most 1024. Choose a value from 4 to 1024.",
+            {"optimizer": {"learning_rate": float("inf")}},
+            (
+                "optimizer.learning_rate is inf, but must be a finite number. Choose a value "
+                "above 0 and at most 1."
+            ),
         ),
         (
             {"data": {"validation_fraction": 0}},
@@ -55,26 +53,11 @@ def sentence_of(settings: dict[str, Any]) -> str:
             ),
         ),
         (
-            {"optimizer": {"layer_decay": 0}},
-            (
-                "optimizer.layer_decay is 0, but must be greater than 0.0. Choose a value above 0 "
-                "and at most 1."
-            ),
-        ),
-        (
             {"data": {"resize": "stretch"}},
             "data.resize is 'stretch', but must be one of 'crop', 'squash' or 'pad'.",
         ),
-        (
-            {"data": {"accept": ["blank"]}},
-            "data.accept is 'blank', but must be one of 'leakage' or 'changes'.",
-        ),
         ({"data": {"channels": 2}}, "data.channels is 2, but must be one of 1 or 3."),
         ({"data": {"path": 3}}, "data.path is 3, but must be text."),
-        (
-            {"training": {"early_stopping": 0}},
-            "training.early_stopping is 0, but must be at least 1.",
-        ),
         (
             {"training": {"ensemble": True}},
             (
@@ -96,8 +79,14 @@ def sentence_of(settings: dict[str, Any]) -> str:
                 "underscores, the first a letter or digit."
             ),
         ),
+        (
+            {"data": {"validation_fraction": 0.6, "test_fraction": 0.6}},
+            (
+                "data.validation_fraction and data.test_fraction add up to 1.20, but at most 0.9 "
+                "is allowed. Make one of them smaller."
+            ),
+        ),
         ({"training": 3}, "training is 3, but must be a group of settings, not a single value."),
-        ({"model": "vit"}, "model is 'vit', but must be a group of settings, not a single value."),
         (
             {"augmentation": {"name": "light", "rotation": 500}},
             (
@@ -117,17 +106,14 @@ def test_bad_value_is_answered_with_value_rule_and_range(
 @pytest.mark.parametrize(
     ("settings", "wrong", "meant"),
     [
-        ({"trainig": {"epochs": 3}}, "trainig", "training"),
+        ({"sed": 3}, "sed", "seed"),
         ({"training": {"epoch": 3}}, "training.epoch", "training.epochs"),
-        ({"data": {"imagesize": 8}}, "data.imagesize", "data.image_size"),
-        ({"optimizer": {"learning-rate": 1}}, "optimizer.learning-rate", "optimizer.learning_rate"),
         ({"model": {"name": "vit", "dept": 3}}, "model.dept", "model.depth"),
         (
             {"model": {"patch_embedding": {"name": "conv", "patchsize": 4}}},
             "model.patch_embedding.patchsize",
             "model.patch_embedding.patch_size",
         ),
-        ({"augmentation": {"rotatoin": 4}}, "augmentation.rotatoin", "augmentation.rotation"),
         (
             {"data": {"source": "image_folder", "options": {"mirror": True}}},
             "data.options.mirror",
@@ -158,13 +144,6 @@ def test_setting_of_a_plugin_without_settings_is_answered_in_words() -> None:
     assert sentence.endswith("Remove it.")
 
 
-def test_sentence_about_several_settings_keeps_their_names() -> None:
-    """A rule over two settings writes their names as the user must write them."""
-    sentence = sentence_of({"data": {"validation_fraction": 0.6, "test_fraction": 0.6}})
-    assert "data.validation_fraction and data.test_fraction add up to 1.20" in sentence
-    assert sentence.endswith("Make one of them smaller.")
-
-
 def test_only_the_first_of_several_errors_is_told() -> None:
     """One sentence at a time: the first thing that is wrong."""
     sentence = sentence_of({"seed": -1, "training": {"epochs": 0}})
@@ -172,54 +151,14 @@ def test_only_the_first_of_several_errors_is_told() -> None:
     assert "epochs" not in sentence
 
 
-def test_number_that_is_none_is_refused() -> None:
-    """Infinity and not-a-number are answered like any other bad value."""
-    for value in (float("nan"), float("inf")):
-        sentence = sentence_of({"optimizer": {"learning_rate": value}})
-        assert sentence.startswith(f"optimizer.learning_rate is {value}, but must be")
-
-
-@pytest.mark.parametrize(
-    ("settings", "first", "last"),
-    [
-        ({"seed": -1}, "of at least 0", "below 4294967296"),
-        ({"training": {"ema_decay": 1}}, "of at least 0", "below 1"),
-        ({"data": {"test_fraction": 2}}, "above 0", "below 0.9"),
-    ],
-)
-def test_range_names_both_ends_in_english(settings: dict[str, Any], first: str, last: str) -> None:
-    """A range names both its limits, with a word between them."""
-    sentence = sentence_of(settings)
-    assert first in sentence
-    assert sentence.endswith(f"{last}.")
-    assert f"{first} {last}" not in sentence
-
-
-@pytest.mark.parametrize("key", ["training.epochs", "augmentation.rotation"])
-def test_dotted_key_of_a_file_is_never_sent_elsewhere(key: str) -> None:
-    """A dotted key, written flat into a file, is not answered with a setting that is not there."""
-    assert "training.seed" not in sentence_of({key: 3})
-    assert "augmentation.seed" not in sentence_of({key: 3})
-
-
-def test_unknown_key_is_what_the_user_gave() -> None:
-    """The error counts as the user's, and names keys at the top without a dot."""
-    error = unknown_key("sed", ["seed", "name"])
-    assert isinstance(error, UserError)
-    assert str(error) == "There is no setting sed. Did you mean seed?"
-
-
 @pytest.mark.parametrize(
     ("plan", "rule"),
     [
-        ([], "must have a knot (step, progress, end) at step 0"),
         ([[3, 0.0, 90]], "must have a knot (step, progress, end) at step 0"),
         ([[0, 0.0, 0]], "end at 1 or later"),
         ([[0, 0.0, 90], [5, 0.1, 90], [5, 0.2, 90]], "knot at step 5 after one from step 5 to 90"),
-        ([[0, 0.0, 90], [95, 0.5, 99]], "knot at step 95 after one from step 0 to 90"),
         ([[0, 0.0, 90], [5, 0.1, 4]], "ends at 4, before its last knot at step 5"),
         ([[0, 0.5, 90], [5, 0.1, 90]], "rises from 0 to 1"),
-        ([[0, 0.0, 90], [5, 1.5, 90]], "rises from 0 to 1"),
         ([[0, 1.0, 90]], "rises from 0 to 1"),
     ],
 )
@@ -229,10 +168,3 @@ def test_a_step_plan_by_which_no_training_can_go_is_refused(plan: list[Any], rul
     assert "record.step_plan" in sentence
     assert rule in sentence
     assert "Choose" not in sentence.partition(rule)[0]
-
-
-def test_a_recorded_step_plan_is_accepted() -> None:
-    """Also one whose last knot is a single step."""
-    plan = ((0, 0.0, 10**9), (2, 2e-9, 40), (40, 1.0, 42), (41, 1.0, 41))
-    settings = {"record": {"step_plan": [list(knot) for knot in plan]}}
-    assert validated(settings).record.step_plan == plan

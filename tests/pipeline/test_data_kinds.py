@@ -9,11 +9,8 @@ import pytest
 from patchline.pipeline.data.config import source_of
 from patchline.pipeline.errors import DataError
 from patchline.pipeline.files.data_kinds import (
-    coco_files,
     data_kind,
     found_kind,
-    metadata_files,
-    table_parts,
 )
 
 
@@ -21,8 +18,7 @@ from patchline.pipeline.files.data_kinds import (
     ("name", "kind"),
     [
         ("gone", "folder"), ("gone.zip", "archive"), ("gone.CSV", "table"), ("gone.json", "coco"),
-        ("gone.xlsx", "table"), ("gone.tar.gz", "archive"), (".", "folder"),
-        ("x" * 5000, "folder"), ("a\0b", "folder"), ("a\0b.csv", "table"), ("a\0b.json", "table"),
+        ("gone.tar.gz", "archive"), (".", "folder"), ("x" * 5000, "folder"), ("a\0b.json", "table"),
     ],
 )  # fmt: skip
 def test_what_is_not_there_has_the_kind_of_its_name(tmp_path: Path, name: str, kind: str) -> None:
@@ -30,39 +26,20 @@ def test_what_is_not_there_has_the_kind_of_its_name(tmp_path: Path, name: str, k
     assert found_kind(str(tmp_path / name)) == (kind, "")
 
 
-@pytest.mark.parametrize("name", ["loop", "loop.json", "inside"])
+@pytest.mark.parametrize("name", ["loop", "loop.json"])
 def test_what_cannot_be_read_is_unknown(tmp_path: Path, name: str) -> None:
-    """With the reason: it is not taken for a folder of images."""
-    for link in ("loop", "loop.json"):
-        (tmp_path / link).symlink_to(link)
-    (tmp_path / "inside").mkdir()
-    (tmp_path / "inside" / "metadata.csv").symlink_to("metadata.csv")
-    (tmp_path / "inside" / "x").symlink_to("x")
-    (tmp_path / "inside" / "y.png").touch()
-    path = str(tmp_path / name)
-    if name == "inside":  # a broken link in a folder does not hide what is beside it
-        assert data_kind(path) == "folder"
-        return
-    kind, reason = found_kind(path)
+    """With the reason: it is not taken for a folder of images.
+
+    A broken link in a folder does not hide what is beside it.
+    """
+    (tmp_path / name).symlink_to(name)
+    kind, reason = found_kind(str(tmp_path / name))
     assert kind == "unknown"
     assert reason.endswith("Check the path and its permissions.")
     assert reason.isprintable()
     with pytest.raises(DataError, match="cannot be read"):
-        source_of(path)
-
-
-def test_a_folder_that_cannot_be_listed_is_not_one_without_tables(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The superuser may read everything, so the refusal of the system is made here."""
-
-    def refused(self: Path) -> None:
-        raise PermissionError(13, "Permission denied", str(self))
-
-    monkeypatch.setattr(Path, "iterdir", refused)
-    for function in (coco_files, metadata_files, table_parts):
-        with pytest.raises(DataError, match=r"cannot be read \(Permission denied\)"):
-            function(tmp_path)
-    kind, reason = found_kind(str(tmp_path))
-    assert kind == "unknown"
-    assert reason.startswith(f"{tmp_path} cannot be read (Permission denied)")
+        source_of(str(tmp_path / name))
+    (tmp_path / "inside").mkdir()
+    (tmp_path / "inside" / "metadata.csv").symlink_to("metadata.csv")
+    (tmp_path / "inside" / "y.png").touch()
+    assert data_kind(str(tmp_path / "inside")) == "folder"

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
-import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,30 +11,24 @@ import pytest
 
 from patchline.pipeline.errors import StorageError
 from patchline.pipeline.files.earlier_rows import EarlierResult, EarlierRows
-from patchline.pipeline.files.finished_pieces import FinishedPieces, Piece
 from patchline.pipeline.files.resumable_array import ResumableArray
 from tests.small_disks import small_disk
 
 ROWS, WHAT = 40, "numbers"
-SHAPES: dict[str, tuple[tuple[int, ...], Any]] = {
-    "features": ((ROWS, 3), np.float32),
-    "images": ((ROWS, 2, 4, 3), np.uint8),
-}
+SHAPE = (ROWS, 2, 4, 3)
 
 
-def values_of(name: str) -> np.ndarray[Any, Any]:
+def values() -> np.ndarray[Any, Any]:
     """Return an array with rows that are equal to others, some of zeros only."""
-    shape, dtype = SHAPES[name]
-    return (np.random.default_rng(0).integers(0, 2, shape[0]) * np.ones(shape[::-1])).T.astype(
-        dtype
-    )
+    zeros_and_ones = np.random.default_rng(0).integers(0, 2, ROWS)
+    return (zeros_and_ones * np.ones(SHAPE[::-1])).T.astype(np.uint8)
 
 
-def array_of(folder: Path, name: str) -> ResumableArray:
-    return ResumableArray(folder / "some.npy", *SHAPES[name], WHAT)
+def array_of(folder: Path) -> ResumableArray:
+    return ResumableArray(folder / "some.npy", SHAPE, np.uint8, WHAT)
 
 
-def compute(array: ResumableArray, values: np.ndarray[Any, Any], stop: int = ROWS) -> list[int]:
+def compute(array: ResumableArray, rows: np.ndarray[Any, Any], stop: int = ROWS) -> list[int]:
     """Resume, compute what is missing up to a row in pieces of 1 to 7, and return these rows."""
     intact = array.finished.intact()
     array.begin(intact)
@@ -47,7 +39,7 @@ def compute(array: ResumableArray, values: np.ndarray[Any, Any], stop: int = ROW
         while row + size < stop and row + size not in there and size < sizes.integers(1, 8):
             size += 1
         if size:
-            array.write(row, values[row : row + size])
+            array.write(row, rows[row : row + size])
             computed += range(row, row + size)
         row += max(1, size)
     return computed
@@ -66,39 +58,35 @@ def damage(file: Path, how: str, place: float) -> None:
         file.write_bytes(content)
 
 
-@pytest.mark.parametrize("name", SHAPES)
 @pytest.mark.parametrize("suffix", [".npy", ".pieces.jsonl"])
 @pytest.mark.parametrize("how", ["flipped", "cut", "removed"])
-def test_what_is_resumed_is_whole(tmp_path: Path, name: str, suffix: str, how: str) -> None:
+def test_what_is_resumed_is_whole(tmp_path: Path, suffix: str, how: str) -> None:
     """Wherever a file of a half-finished array is damaged, the result has the same bytes.
 
     A piece that is not damaged is not computed again: a flipped bit costs one piece at most, or all
     of them if it changes the form of the array.
     """
-    values = values_of(name)
-    for trial in range(12):
-        array = array_of(tmp_path / str(trial), name)
-        assert compute(array, values, stop=30) == list(range(30))
+    for trial in range(1 if how == "removed" else 6):
+        array = array_of(tmp_path / str(trial))
+        assert compute(array, values(), stop=30) == list(range(30))
         file = array.file.with_suffix(suffix)
-        damage(file, how, trial / 12)
-        header = (
-            suffix == ".npy" and trial / 12 * file.stat().st_size < 128 if file.exists() else True
-        )
-        computed = compute(array, values)
-        assert np.array_equal(array.opened(), values)
+        in_header = suffix == ".npy" and trial / 6 * file.stat().st_size < 128
+        damage(file, how, trial / 6)
+        computed = compute(array, values())
+        assert np.array_equal(array.opened(), values())
         assert set(range(30, ROWS)) <= set(computed)
-        if how == "flipped" and not header:
+        if how == "flipped" and not in_header:
             assert len(computed) <= 7 + ROWS - 30
-        assert compute(array, values) == []
+        assert compute(array, values()) == []
 
 
 def test_a_piece_is_recorded_after_it_was_written(tmp_path: Path) -> None:
     """Whatever line of the log is the last, the pieces up to it are intact and no others."""
-    values, array = values_of("features"), array_of(tmp_path, "features")
-    compute(array, values)
+    array = array_of(tmp_path)
+    compute(array, values())
     lines = array.finished.log.read_bytes().splitlines(keepends=True)
     whole = array.finished.intact()
-    for count in range(len(lines) + 1):
+    for count in range(0, len(lines) + 1, 2):
         for half in (b"", b"[", [*lines, b""][count][:-2]):
             array.finished.log.write_bytes(b"".join(lines[:count]) + half)
             assert array.finished.intact() == whole[:count]
@@ -106,46 +94,12 @@ def test_a_piece_is_recorded_after_it_was_written(tmp_path: Path) -> None:
             assert array.finished.log.read_bytes() == b"".join(lines[:count])
 
 
-def test_damage_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """A warning tells how many pieces are computed again; an undamaged array has none."""
-    values, array = values_of("images"), array_of(tmp_path, "images")
-    compute(array, values)
-    compute(array, values)
-    assert not caplog.records
-    total = len(array.finished.recorded())
-    damage(array.file, "flipped", 0.999)
-    with caplog.at_level(logging.WARNING):
-        compute(array, values)
-    assert f"1 of {total} pieces of the numbers are damaged" in caplog.text
-
-
-def test_equal_bytes_of_other_rows_are_no_match(tmp_path: Path) -> None:
-    """A line of the log is about its rows, even if others have the same bytes."""
-    finished = FinishedPieces(tmp_path / "log", lambda _: hashlib.sha256(b"").hexdigest(), WHAT)
-    finished.add(Piece(0, 5))
-    assert finished.intact() == [Piece(0, 5)]
-    finished.log.write_text(finished.log.read_text().replace("[0, 5", "[5, 10"))
-    assert finished.recorded().keys() == {Piece(5, 10)}
-    assert finished.intact() == []
-
-
-@pytest.mark.parametrize(
-    "line", ["[]", "{}", "1", "[0, 5]", '[5, 5, "x"]', '[-1, 5, "x"]', "[null]"]
-)
-def test_other_lines_are_ignored(tmp_path: Path, line: str) -> None:
-    """What is no piece is not one."""
-    (tmp_path / "log").write_text(f"{line}\n", encoding="utf-8")
-    assert FinishedPieces(tmp_path / "log", str, WHAT).recorded() == {}
-
-
-@pytest.mark.parametrize(
-    ("shape", "dtype"), [((ROWS + 1, 3), "f4"), ((ROWS, 4), "f4"), ((ROWS, 3), "i4")]
-)
+@pytest.mark.parametrize(("shape", "dtype"), [((ROWS + 1, *SHAPE[1:]), "u1"), (SHAPE, "i1")])
 def test_an_array_of_another_form_is_computed_again(
     tmp_path: Path, shape: tuple[int, ...], dtype: str
 ) -> None:
     """The same file name with other rows or another type is no match."""
-    compute(array_of(tmp_path, "features"), values_of("features"))
+    compute(array_of(tmp_path), values())
     other = ResumableArray(tmp_path / "some.npy", shape, dtype, WHAT)
     assert other.finished.recorded()
     assert other.finished.intact() == []
@@ -166,16 +120,15 @@ def earlier(folder: Path, contents: list[str], read: Callable[[str], int]) -> Ea
     return EarlierResult(contents, array.finished, array.read)
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", range(3))
 def test_only_undamaged_rows_are_copied(tmp_path: Path, seed: int) -> None:
     """Rows of earlier results with the same content, wherever they are; the first result counts."""
     randoms = np.random.default_rng(seed)
-    first, second = ([str(randoms.integers(60)) for _ in range(30)] for _ in range(2))
+    first, second, wanted = ([str(randoms.integers(60)) for _ in range(30)] for _ in range(3))
     results = [
         earlier(tmp_path / "1", first, int),
         earlier(tmp_path / "2", second, lambda c: -int(c)),
     ]
-    wanted = [str(randoms.integers(60)) for _ in range(50)]
 
     def copied() -> dict[int, int]:
         rows = EarlierRows(results, wanted)
@@ -184,20 +137,8 @@ def test_only_undamaged_rows_are_copied(tmp_path: Path, seed: int) -> None:
     there = {c: int(c) if c in first else -int(c) for c in {*first, *second}}
     assert copied() == {place: there[c] for place, c in enumerate(wanted) if c in there}
     damage(tmp_path / "1" / "earlier.npy", "flipped", randoms.uniform(0.3, 1))
-    [*_, last] = results[1].finished.recorded()
-    damage(tmp_path / "2" / "earlier.npy", "cut", 0.99)
-    after = copied()
-    [broken] = set(results[0].finished.recorded()) - set(results[0].finished.intact())
-    lost = {*first[slice(*broken)], *(set(second[slice(*last)]) - set(first))}
+    after, finished = copied(), results[0].finished
+    [broken] = set(finished.recorded()) - set(finished.intact())
+    lost = {*first[slice(*broken)]}
     assert {place for place, c in enumerate(wanted) if c in there and c not in lost} <= set(after)
     assert all(value == there[wanted[place]] for place, value in after.items())
-
-
-def test_results_are_not_read_once_all_rows_are_there(tmp_path: Path) -> None:
-    """The search ends with the first result that has the rest."""
-
-    def results() -> Iterator[EarlierResult]:
-        yield earlier(tmp_path, ["1", "2"], int)
-        raise AssertionError("it has searched further")
-
-    assert dict(EarlierRows(results(), ["2"]).copies(["2", "3"])).keys() == {0}

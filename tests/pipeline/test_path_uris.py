@@ -8,19 +8,21 @@ import shutil
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
+from sqlalchemy import text
+from sqlalchemy.ext.asyncio import create_async_engine
 
 from patchline.flows.services import prefect_database
 from patchline.pipeline.errors import ConfigError
 from patchline.pipeline.files import path_uris
 from patchline.pipeline.tracking import tracking_store
+from tests.conftest import PREFECT_DATABASE
 from tests.patience import patient
 
 NAMES = [
-    "plain", "why?", "100%25", "%20", "a%", "#1", "a b", " trail ", "-dash", "ünï", "e\u0301", "🙂",
-    "; @:\"'`$&|<>*!", "back\\slash", "new\nline", "tab\tx", "\x1b[31m", "\u202etxt", "a..b", "~",
-    ":memory:", "mode=memory", "file:", "[::1]:80", "?uri=true", "%2e%2e", "x" * 240,
+    "100%25", "a%", "#1", " trail ", "e\u0301🙂", "; @:\"'`$&|<>*!", "back\\slash", "new\nline",
+    "\x1b[31m", ":memory:", "file:", "?uri=true", "%2e%2e", "x" * 240,
 ]  # fmt: skip
 
 
@@ -28,7 +30,10 @@ NAMES = [
 def test_a_store_works_in_a_folder_of_any_name(
     name: str, empty_store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An artifact lies beside the database of its run and is found; nothing lies elsewhere."""
+    """An artifact lies beside the database of its run and is found; nothing lies elsewhere.
+
+    Prefect's driver, too, writes into the file in the workspace, not into one beside the folder.
+    """
     folder = tmp_path / "around" / name
     folder.mkdir(parents=True)
     shutil.copy(empty_store, folder / "mlflow.db")
@@ -42,37 +47,24 @@ def test_a_store_works_in_a_folder_of_any_name(
     assert again.read_text("utf-8") == "seen"
     [file] = (folder / "mlruns").rglob("note.txt")
     assert path_uris.artifact_path(run.info.artifact_uri) == file.parents[1]
-    assert _names(folder) == [".patchline", "mlflow.db", "mlruns"]
-    assert _names(folder.parent) == [name]
+    monkeypatch.delenv(PREFECT_DATABASE)
+    url = prefect_database.environment()[PREFECT_DATABASE]
+    asyncio.run(_connect(url))
+    database = folder / ".patchline" / "prefect.db"
+    assert path_uris.sqlite_path(url) == database
+    assert database.stat().st_size > 0
+    assert {each.name for each in folder.iterdir()} == {".patchline", "mlflow.db", "mlruns"}
+    assert [each.name for each in folder.parent.iterdir()] == [name]
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_prefect_opens_its_database_in_a_folder_of_any_name(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Its driver writes into the file in the workspace, not into one beside the folder."""
-    folder = tmp_path / "around" / name
-    folder.mkdir(parents=True)
-    monkeypatch.chdir(folder)
-    monkeypatch.delenv("PREFECT_SERVER_DATABASE_CONNECTION_URL")
-    url = prefect_database.environment()["PREFECT_SERVER_DATABASE_CONNECTION_URL"]
-    asyncio.run(_create_table(url))
-    file = folder / ".patchline" / "prefect.db"
-    assert path_uris.sqlite_path(url) == file
-    assert file.stat().st_size > 0
-    assert _names(folder.parent) == [name]
-
-
-async def _create_table(url: str) -> None:
-    from sqlalchemy import text
-    from sqlalchemy.ext.asyncio import create_async_engine
-
+async def _connect(url: str) -> None:
     engine = create_async_engine(url)
     async with engine.begin() as connection:
         await connection.execute(text("create table roses (name text)"))
     await engine.dispose()
 
 
+@settings(max_examples=40)
 @given(st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), min_size=1))
 def test_a_path_comes_back_from_its_uri(name: str) -> None:
     """Every path is the one that its URIs name, with options or without."""
@@ -91,7 +83,7 @@ def test_ordinary_paths_are_written_as_mlflow_writes_them() -> None:
     assert path_uris.artifact_uri(file.parent) == "/data/My roses, 2024"
 
 
-@pytest.mark.parametrize("uri", ["postgresql://host/db", "http://host", "sqlite://", "s3://b/a"])
+@pytest.mark.parametrize("uri", ["postgresql://host/db", "sqlite://", "s3://b/a"])
 def test_other_stores_have_no_file(uri: str) -> None:
     """A server or a database elsewhere is not taken for a path."""
     assert path_uris.sqlite_path(uri) is None
@@ -104,7 +96,3 @@ def test_a_name_that_is_not_unicode_is_refused_in_one_sentence() -> None:
         ConfigError, match=r"caf\\xe9/mlflow.db' is not valid UTF-8.*Rename the folder"
     ):
         path_uris.sqlite_uri(Path("/data") / os.fsdecode(b"caf\xe9") / "mlflow.db")
-
-
-def _names(folder: Path) -> list[str]:
-    return sorted(each.name for each in folder.iterdir())

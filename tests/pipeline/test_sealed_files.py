@@ -41,7 +41,7 @@ def test_what_was_written_is_read(sealed: bytes, tmp_path: Path) -> None:
 def test_every_changed_bit_is_noticed(sealed: bytes, tmp_path: Path) -> None:
     """Wherever a bit flips: in the length, the names, the digest, the metadata, the weights."""
     file, generator = tmp_path / "model.safetensors", np.random.default_rng(0)
-    places = {*range(len(sealed) - 2500), *range(2500, len(sealed), 37), len(sealed) - 1}
+    places = {*range(0, len(sealed), 7), len(sealed) - 1}
     for place in places:
         changed = bytearray(sealed)
         changed[place] ^= 1 << int(generator.integers(8))
@@ -51,15 +51,15 @@ def test_every_changed_bit_is_noticed(sealed: bytes, tmp_path: Path) -> None:
 
 
 def test_every_cut_is_noticed(sealed: bytes, tmp_path: Path) -> None:
-    """However short the file was cut, and also if something was put behind it."""
+    """However short the file was cut, and also if something was put behind it, or it is gone."""
     file = tmp_path / "model.safetensors"
-    for length in [*range(0, 700, 3), *range(700, len(sealed), 41), len(sealed) - 1]:
-        file.write_bytes(sealed[:length])
+    with pytest.raises(DamagedFileError, match=r"model\.safetensors is damaged"):
+        verify(file)
+    lengths = [*range(0, 700, 9), *range(700, len(sealed), 41), len(sealed) - 1]
+    for content in (*(sealed[:length] for length in lengths), sealed + b"\0"):
+        file.write_bytes(content)
         with pytest.raises(DamagedFileError, match="is damaged"):
             verify(file)
-    file.write_bytes(sealed + b"\0")
-    with pytest.raises(DamagedFileError, match="is damaged"):
-        verify(file)
 
 
 @pytest.mark.parametrize("metadata", [None, {"format": "pt"}])
@@ -71,9 +71,3 @@ def test_a_file_of_another_program_is_read(tmp_path: Path, metadata: dict[str, s
     file.write_bytes(file.read_bytes()[:-5])
     with pytest.raises(DamagedFileError, match="is damaged"):
         read_tensors(file)
-
-
-def test_a_missing_file_is_one_sentence_too(tmp_path: Path) -> None:
-    """The error names the file."""
-    with pytest.raises(DamagedFileError, match=r"gone\.safetensors is damaged"):
-        verify(tmp_path / "gone.safetensors")

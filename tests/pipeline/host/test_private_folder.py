@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import stat
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -22,34 +23,16 @@ def expected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_it_is_created_for_this_user_alone(expected: Path) -> None:
-    """Whatever the umask is, and again when it exists."""
+    """Whatever the umask is; one that others can read is closed, for it is ours."""
     before = os.umask(0)
     try:
-        assert private_folder() == private_folder() == expected
+        assert private_folder() == expected
+        assert stat.S_IMODE(expected.stat().st_mode) == 0o700
+        expected.chmod(0o755)
+        assert private_folder() == expected
     finally:
         os.umask(before)
     assert stat.S_IMODE(expected.stat().st_mode) == 0o700
-
-
-def test_a_folder_that_others_can_read_is_closed(expected: Path) -> None:
-    """It is ours, and nobody else could write to it."""
-    expected.mkdir(0o755)
-    private_folder()
-    assert stat.S_IMODE(expected.stat().st_mode) == 0o700
-
-
-def _link(place: Path) -> None:
-    (place.parent / "elsewhere").mkdir(0o700)
-    place.symlink_to(place.parent / "elsewhere")
-
-
-def _dangling_link(place: Path) -> None:
-    place.symlink_to(place.parent / "nowhere")
-
-
-def _open_folder(place: Path) -> None:
-    place.mkdir()
-    place.chmod(0o777)
 
 
 def _foreign_folder(place: Path) -> None:
@@ -62,25 +45,23 @@ def _foreign_folder(place: Path) -> None:
 @pytest.mark.parametrize(
     ("prepare", "words"),
     [
-        (_link, "is a link"),
-        (_dangling_link, "is a link"),
+        (lambda place: place.symlink_to(place.parent), "is a link"),
+        (lambda place: place.symlink_to(place.parent / "nowhere"), "is a link"),
         (Path.touch, "is not a folder"),
-        (_open_folder, "may be written by other users"),
+        (lambda place: (place.mkdir(), place.chmod(0o777)), "may be written by other users"),
         (_foreign_folder, "belongs to another user"),
     ],
 )
 def test_what_others_have_prepared_is_refused(
-    prepare: object, words: str, expected: Path, monkeypatch: pytest.MonkeyPatch
+    prepare: Callable[[Path], object], words: str, expected: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nothing is written there; the sentence says why and what to do."""
-    assert callable(prepare)
     prepare(expected)
+    before = set(expected.parent.rglob("*"))
     monkeypatch.setattr(alias_lock, "_folder_of_store", lambda: None)  # as for a server elsewhere
     with (
         pytest.raises(StorageError, match=rf"{words}.*Remove it, or set TMPDIR"),
         alias_lock.machine_lock("flowers"),
     ):
         pass
-    assert not list((expected.parent / "elsewhere").glob("*"))
-    if words == "may be written by other users":
-        assert not list(expected.iterdir())
+    assert set(expected.parent.rglob("*")) == before

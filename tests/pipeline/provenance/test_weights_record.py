@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 from safetensors import safe_open
 from safetensors.torch import save_file
 
-from patchline.pipeline.files.sealed_files import read_metadata, read_tensors, write_tensors
+from patchline.pipeline.files.sealed_files import read_tensors, write_tensors
 from patchline.pipeline.provenance import weights_record
 from patchline.pipeline.provenance.provenance import Provenance, Published, together, unused_words
 from patchline.pipeline.provenance.seen_images import SeenImages, united
@@ -41,7 +42,7 @@ def seen(trained: list[int], selected: list[int]) -> SeenImages:
 
 
 @given(trained=NUMBERS, selected=NUMBERS, other=NUMBERS)
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=20, deadline=None)
 def test_the_record_holds_exactly_what_was_seen(
     trained: list[int], selected: list[int], other: list[int]
 ) -> None:
@@ -71,30 +72,10 @@ def test_an_image_is_recognised_by_its_file_or_its_pixels_or_its_group() -> None
     assert known.contain(table[["sha256"]]).tolist() == [True, False, False, False, False]
 
 
-def test_the_file_of_the_weights_holds_the_record(tmp_path: Path) -> None:
-    """The tensors are the same as without, and so are the bytes of two files."""
-    provenance = Provenance(seen([1, 2], [3]))
-    first, second = tmp_path / "first.safetensors", tmp_path / "second.safetensors"
-    for file in (first, second):
-        write_tensors(file, WEIGHTS, as_metadata(provenance))
-    assert first.read_bytes() == second.read_bytes()
-    assert list(read_tensors(first)[0]) == ["weight"]
-    assert provenance_of(first, "x") == provenance
-    assert list(read_metadata(first)) == sorted(read_metadata(first))
-
-
-def _resaved(file: Path) -> None:
-    save_file(WEIGHTS, file)
-
-
 def _resaved_with_metadata(file: Path) -> None:
     with safe_open(file, framework="pt") as opened:
         metadata = opened.metadata()
     save_file({"weight": torch.zeros(6)}, file, metadata=metadata)
-
-
-def _truncated(file: Path) -> None:
-    file.write_bytes(file.read_bytes()[:-5])
 
 
 def _edited(file: Path) -> None:
@@ -106,18 +87,23 @@ def _edited(file: Path) -> None:
 @pytest.mark.parametrize(
     ("damage", "words"),
     [
-        (_resaved, "has no record of the images"),
+        (lambda file: save_file(WEIGHTS, file), "has no record of the images"),
         (_resaved_with_metadata, "has changed since it was saved"),
-        (_truncated, "has changed since it was saved"),
         (_edited, "has changed since it was saved"),
         (Path.unlink, "has no file model.safetensors"),
     ],
 )
-def test_a_lost_record_is_unknown(tmp_path: Path, damage: object, words: str) -> None:
-    """Not empty: a file without a record may have seen anything."""
-    file = tmp_path / "model.safetensors"
-    write_tensors(file, WEIGHTS, as_metadata(Provenance(seen([1, 2], [3]))))
-    assert callable(damage)
+def test_a_lost_record_is_unknown(
+    tmp_path: Path, damage: Callable[[Path], object], words: str
+) -> None:
+    """Not empty: a file without a record may have seen anything. Equal records are equal bytes."""
+    file, twin = tmp_path / "model.safetensors", tmp_path / "twin.safetensors"
+    provenance = Provenance(seen([1, 2], [3]))
+    for each in (file, twin):
+        write_tensors(each, WEIGHTS, as_metadata(provenance))
+    assert file.read_bytes() == twin.read_bytes()
+    assert list(read_tensors(file)[0]) == ["weight"]
+    assert provenance_of(file, "x") == provenance
     damage(file)
     found = provenance_of(file, "flowers/3")
     assert found.summary.state == "unknown"
@@ -131,18 +117,14 @@ def test_a_lost_record_is_unknown(tmp_path: Path, damage: object, words: str) ->
         ("patchline.seen.record", "{}!"),
         ("patchline.seen.record", '{"format_version":1,"digests":[1,0,0,0]}'),
         ("patchline.seen.trained", None),
-        ("patchline.seen.trained", "AAAA"),
         ("patchline.seen.selected", "no base64"),
     ],
 )
 def test_a_record_that_cannot_be_read_is_unknown(key: str, value: str | None) -> None:
     """Also one whose parts do not belong together."""
-    metadata = as_metadata(Provenance(seen([1, 2], [3])))
-    if value is None:
-        del metadata[key]
-    else:
-        metadata[key] = value
-    assert from_metadata(metadata, "x").summary.state == "unknown"
+    metadata = {**as_metadata(Provenance(seen([1, 2], [3]))), key: value}
+    kept = {name: text for name, text in metadata.items() if text is not None}
+    assert from_metadata(kept, "x").summary.state == "unknown"
 
 
 def test_what_a_stranger_has_written_is_one_line() -> None:

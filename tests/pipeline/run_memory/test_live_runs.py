@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,6 +16,7 @@ import psutil
 import pytest
 
 from patchline.pipeline.errors import OrchestrationError
+from patchline.pipeline.files.atomic_files import write_text
 from patchline.pipeline.run_memory import live_runs
 from patchline.pipeline.tracking import liveness
 from patchline.pipeline.tracking.liveness import Liveness
@@ -26,75 +25,64 @@ from tests.patience import patient
 _HOLDER = """
 import subprocess, sys, os
 from pathlib import Path
+from patchline.pipeline.files.atomic_files import write_text
 from patchline.pipeline.run_memory import live_runs
 
-with live_runs.alive(Path(sys.argv[1]), sys.argv[2], "training"):
-    if "child" in sys.argv:
-        child = subprocess.Popen(["sleep", "600"], start_new_session=True)
-        print("child", child.pid, flush=True)
-    if "fork" in sys.argv:
-        forked, said = os.pipe()
-        pid = os.fork()
-        if pid == 0:
-            import time
-            os.write(said, b"1")
-            time.sleep(600)
-        os.read(forked, 1)  # the child has left `fork`, and with it all locks
-        print("child", pid, flush=True)
-    print("holds", flush=True)
+with live_runs.alive(Path(sys.argv[1]), "run-1", "training"):
+    forked, said = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        import time
+        os.write(said, b"1")
+        time.sleep(600)
+    os.read(forked, 1)  # the child has left `fork`, and with it all locks
+    print(pid, flush=True)
     sys.stdin.readline()
-if "lingers" in sys.argv:
-    print("ended", flush=True)
-    sys.stdin.read()
+print("ended", flush=True)
+sys.stdin.read()
 """
 
 
 @contextmanager
-def _holder(
-    workspace: Path, run: str, *how: str
-) -> Iterator[tuple[subprocess.Popen[str], psutil.Process | None]]:
-    """Start a process that is alive for a flow run; yield it and the child that it started."""
+def _holder(workspace: Path) -> Iterator[subprocess.Popen[str]]:
+    """Start a process that is alive for a flow run, and has a child."""
     process = subprocess.Popen(
-        [sys.executable, "-c", _HOLDER, str(workspace), run, *how],
+        [sys.executable, "-c", _HOLDER, str(workspace)],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
     )
-    child = None
-    assert process.stdout
     assert process.stdin
+    assert process.stdout
+    child = psutil.Process(int(process.stdout.readline()))
     try:
-        while (line := process.stdout.readline().strip()) != "holds":
-            assert line.startswith("child"), line
-            child = psutil.Process(int(line.split()[1]))
-        yield process, child
+        yield process
+        assert child.is_running()
     finally:
-        if child is not None and child.is_running():
-            child.kill()
+        child.kill()
         process.stdin.close()
         process.wait(patient(60))
         process.stdout.close()
 
 
-def test_a_record_tells_who_carries_out_the_run(tmp_path: Path) -> None:
-    """While the block runs there is one record, alive; afterwards nothing is left."""
-    with live_runs.alive(tmp_path, "run-1", "training") as mine:
-        [found] = live_runs.records(tmp_path)
-        assert found == mine
-        assert found.is_alive
-        assert (found.pid, found.what, found.flow_run_id) == (os.getpid(), "training", "run-1")
-        assert found.process_started == psutil.Process().create_time()
-    assert live_runs.records(tmp_path) == []
+def _end(process: subprocess.Popen[str]) -> None:
+    """Let the work of a process end, which itself remains."""
+    assert process.stdin
+    assert process.stdout
+    process.stdin.write("x\n")
+    process.stdin.flush()
+    assert process.stdout.readline().strip() == "ended"
+
+
+def _kill(process: subprocess.Popen[str]) -> None:
+    process.send_signal(signal.SIGKILL)
+    process.wait(patient(60))
 
 
 def test_the_files_of_an_ended_run_go_with_the_process(tmp_path: Path) -> None:
     """Another process sees an ended run as such until its process ends, and then none."""
-    with _holder(tmp_path, "run-1", "lingers") as (process, _):
-        assert process.stdin
-        process.stdin.write("x\n")
-        process.stdin.flush()
-        assert process.stdout
-        assert process.stdout.readline().strip() == "ended"
+    with _holder(tmp_path) as process:
+        _end(process)
         [record] = live_runs.records(tmp_path)
         assert record.is_alive
         assert record.ended
@@ -105,140 +93,77 @@ def test_sigkill_between_the_end_of_the_work_and_of_the_process_leaves_a_record(
     tmp_path: Path,
 ) -> None:
     """Prefect may not know the outcome yet, so the run has to be found."""
-    with _holder(tmp_path, "run-1", "lingers") as (process, _):
-        assert process.stdin
-        process.stdin.write("x\n")
-        process.stdin.flush()
-        assert process.stdout
-        assert process.stdout.readline().strip() == "ended"
-        process.send_signal(signal.SIGKILL)
-        process.wait(patient(60))
+    with _holder(tmp_path) as process:
+        _end(process)
+        _kill(process)
         [record] = live_runs.records(tmp_path)
         assert not record.is_alive
-
-
-def test_one_process_may_carry_out_the_same_run_again(tmp_path: Path) -> None:
-    """Prefect's retry of a flow calls it again in the same process."""
-    for _ in range(2):
-        with live_runs.alive(tmp_path, "run-1", "training"):
-            [record] = live_runs.records(tmp_path)
-            assert record.is_alive
-            assert record.ended is None
 
 
 def test_one_process_may_be_alive_for_several_runs(tmp_path: Path) -> None:
-    """A parent run and its sub-flow have a record each, and each ends by itself."""
+    """A parent run and its sub-flow have a record each, and each ends by itself, or by an error.
+
+    A torn or foreign file in the folder disturbs nobody.
+    """
+
+    def names() -> set[str]:
+        return {record.flow_run_id for record in live_runs.records(tmp_path)}
+
+    for name, text in (("torn", '{"pid": 1'), ("foreign", '{"pid": 1, "new": 2}')):
+        write_text(tmp_path / "live" / f"{name}.json", text)
     with live_runs.alive(tmp_path, "parent", "watch"):
-        with live_runs.alive(tmp_path, "child", "training"):
-            assert {record.flow_run_id for record in live_runs.records(tmp_path)} == {
-                "parent",
-                "child",
-            }
-        assert [record.flow_run_id for record in live_runs.records(tmp_path)] == ["parent"]
+        with (  # noqa: PT012 - what is reached counts
+            pytest.raises(KeyboardInterrupt),
+            live_runs.alive(tmp_path, "child", "training"),
+        ):
+            assert names() == {"parent", "child"}
+            raise KeyboardInterrupt
+        assert names() == {"parent"}
+    assert names() == set()
 
 
-def test_the_record_goes_when_the_block_fails(tmp_path: Path) -> None:
-    """An error, or a signal that became one, is a proper end."""
-    with pytest.raises(KeyboardInterrupt), live_runs.alive(tmp_path, "run-1", "training"):
-        raise KeyboardInterrupt
-    assert live_runs.records(tmp_path) == []
-
-
-def test_sigkill_leaves_a_record_that_is_dead(tmp_path: Path) -> None:
-    """The record of a killed process stays, is not alive, and can be removed."""
-    with _holder(tmp_path, "run-1") as (process, _):
-        [record] = live_runs.records(tmp_path)
-        assert record.is_alive
-        assert record.pid == process.pid
-        record.remove()
-        assert live_runs.records(tmp_path) == [record], "a live record was removed"
-        process.send_signal(signal.SIGKILL)
-        process.wait(patient(60))
-        assert not record.is_alive
-        assert live_runs.records(tmp_path) == [record]
-        record.remove()
-    assert live_runs.records(tmp_path) == []
-
-
-@pytest.mark.parametrize("how", ["child", "fork"])
-def test_what_the_process_started_does_not_keep_the_record_alive(tmp_path: Path, how: str) -> None:
-    """An orphan that outlives its killed parent, started or forked, holds no lock of it."""
-    with _holder(tmp_path, "run-1", how) as (process, child):
-        assert child is not None
-        process.send_signal(signal.SIGKILL)
-        process.wait(patient(60))
-        assert child.is_running()
-        [record] = live_runs.records(tmp_path)
-        assert not record.is_alive
-
-
-def test_a_second_process_cannot_carry_out_the_same_run(
+def test_sigkill_leaves_a_record_that_is_dead(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whoever comes second is told so, and the first stays alive."""
-    monkeypatch.setattr(live_runs, "_WAIT_SECONDS", 0.5)
-    with _holder(tmp_path, "run-1") as (process, _):
+    """While the process lives no other may carry out the run; once it is killed, one may.
+
+    The killed process has forked a child that outlives it and holds no lock of it.
+    """
+    monkeypatch.setattr(live_runs, "_WAIT_SECONDS", 0.2)
+    with _holder(tmp_path) as process:
+        [record] = live_runs.records(tmp_path)
+        assert record.is_alive
+        assert (record.pid, record.what) == (process.pid, "training")
         with (
             pytest.raises(OrchestrationError, match=r"Another process .* run-1"),
             live_runs.alive(tmp_path, "run-1", "training"),
         ):
             pass
-        assert [record.pid for record in live_runs.records(tmp_path)] == [process.pid]
+        record.remove()
+        assert live_runs.records(tmp_path) == [record], "a live record was removed"
+        _kill(process)
+        assert not record.is_alive
+        assert live_runs.records(tmp_path) == [record]
+        with live_runs.alive(tmp_path, "run-1", "training"):
+            [again] = live_runs.records(tmp_path)
+            assert again.pid == os.getpid()
+            assert again.is_alive
+        assert live_runs.records(tmp_path) == []
 
 
-def test_a_retry_takes_the_place_of_a_killed_process(tmp_path: Path) -> None:
-    """The same flow run can be carried out again after SIGKILL; the record is the new process's."""
-    with _holder(tmp_path, "run-1") as (process, _):
-        process.send_signal(signal.SIGKILL)
-        process.wait(patient(60))
-    with live_runs.alive(tmp_path, "run-1", "training"):
-        [record] = live_runs.records(tmp_path)
-        assert record.pid == os.getpid()
-        assert record.is_alive
-
-
-def test_onlookers_do_not_keep_a_run_from_starting(tmp_path: Path) -> None:
-    """Two threads that look all the time, and remove what is dead, never stop or lose a run."""
-    done = threading.Event()
-    wrong: list[str] = []
-
-    def look() -> None:
-        while not done.is_set():
-            for record in live_runs.records(tmp_path):
-                if not record.is_alive:
-                    record.remove()
-
-    onlookers = [threading.Thread(target=look) for _ in range(2)]
-    for onlooker in onlookers:
-        onlooker.start()
-    try:
-        for turn in range(10):
-            with live_runs.alive(tmp_path, f"run-{turn % 3}", "training"):
-                if not [record for record in live_runs.records(tmp_path) if record.is_alive]:
-                    wrong.append(f"turn {turn}")
-    finally:
-        done.set()
-        for onlooker in onlookers:
-            onlooker.join()
-    assert wrong == []
-
-
-@pytest.mark.parametrize("moved", [False, True])
 def test_a_record_whose_process_cannot_be_seen_is_left_alone_until_its_heartbeat_stops(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, moved: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A volume that another machine mounts, too: the lock file's last touch is the heartbeat.
 
     It is so after a move to another disk, which gives the file another number.
     """
-    monkeypatch.setattr(liveness, "STALE_SECONDS", patient(0.5))
-    with live_runs.alive(tmp_path, "run-1", "training"):
-        record = json.loads((tmp_path / "live" / "run-1.json").read_text(encoding="utf-8"))
+    monkeypatch.setattr(liveness, "STALE_SECONDS", patient(0.4))
+    with live_runs.alive(tmp_path, "run-1", "training") as mine:
+        elsewhere = {"lock": "another-kernel 1 0", "place": "another-kernel 1"}
     lock = tmp_path / "live" / "run-2.lock"
     lock.touch()
-    elsewhere = f"another-kernel 1 {0 if moved else lock.stat().st_ino}"
-    record |= {"flow_run_id": "run-2", "lock": elsewhere, "place": "another-kernel 1"}
-    (tmp_path / "live" / "run-2.json").write_text(json.dumps(record), encoding="utf-8")
+    mine.model_copy(update={"flow_run_id": "run-2", **elsewhere}).at(lock).write()
     [found] = live_runs.records(tmp_path)
     assert not found.is_here
     for _ in range(3):
@@ -254,33 +179,24 @@ def test_a_record_whose_process_cannot_be_seen_is_left_alone_until_its_heartbeat
     assert live_runs.records(tmp_path) == []
 
 
-@pytest.mark.parametrize("why", ["copied", "missing", "no identity"])
-def test_without_its_own_lock_a_record_is_judged_by_its_process(tmp_path: Path, why: str) -> None:
+@pytest.mark.parametrize("is_missing", [False, True])
+def test_without_its_own_lock_a_record_is_judged_by_its_process(
+    tmp_path: Path, *, is_missing: bool
+) -> None:
     """In a copy of a workspace, the lock of a live run is free: that proves nothing."""
-    with _holder(tmp_path / "original", "run-1") as (process, _):
+    with _holder(tmp_path / "original") as process:
         shutil.copytree(tmp_path / "original", tmp_path / "copy")
-        if why == "missing":
+        if is_missing:
             (tmp_path / "copy" / "live" / "run-1.lock").unlink()
-        elif why == "no identity":
-            file = tmp_path / "copy" / "live" / "run-1.json"
-            content = {**json.loads(file.read_text(encoding="utf-8")), "lock": ""}
-            file.write_text(json.dumps(content), encoding="utf-8")
         [record] = live_runs.records(tmp_path / "copy")
         assert record.process_state is Liveness.ALIVE
         record.remove()
         record.mark_sought()
         assert live_runs.records(tmp_path / "copy") == [record]
-        reused = record.model_copy(update={"process_started": record.process_started - 60})
-        hidden = record.model_copy(update={"place": "another-kernel 1"})
-        for unseen in (reused, hidden):
-            assert unseen.at(record._lock_file).process_state is Liveness.UNKNOWN
-        process.kill()
-        deadline = time.monotonic() + patient(30)
-        while psutil.Process(process.pid).status() != psutil.STATUS_ZOMBIE:
-            assert time.monotonic() < deadline
-            time.sleep(0.02)
-        assert record.is_dead  # also while nobody has waited for it
-        process.wait(patient(60))
+        for wrong in ({"process_started": record.process_started - 60}, {"place": "another 1"}):
+            unseen = record.model_copy(update=wrong).at(record._lock_file)
+            assert unseen.process_state is Liveness.UNKNOWN
+        _kill(process)
         assert record.is_dead
         record.remove()
         assert live_runs.records(tmp_path / "copy") == []
@@ -301,16 +217,7 @@ def test_a_process_touches_the_locks_that_it_holds(
             time.sleep(0.02)
 
 
-def test_records_that_cannot_be_read_are_left_out(tmp_path: Path) -> None:
-    """A torn or foreign file in the folder disturbs nobody."""
-    (tmp_path / "live").mkdir()
-    (tmp_path / "live" / "torn.json").write_text('{"pid": 1', encoding="utf-8")
-    (tmp_path / "live" / "foreign.json").write_text('{"pid": 1, "new": 2}', encoding="utf-8")
-    with live_runs.alive(tmp_path, "run-1", "training"):
-        assert [record.flow_run_id for record in live_runs.records(tmp_path)] == ["run-1"]
-
-
-@pytest.mark.parametrize("bad", ["", "../outside", "a/b", ".hidden"])
+@pytest.mark.parametrize("bad", ["", "../outside"])
 def test_an_id_that_is_no_file_name_is_refused(tmp_path: Path, bad: str) -> None:
     """A flow run without an id, or with one that leads elsewhere, gets no record."""
     with pytest.raises(OrchestrationError, match="not the id"), live_runs.alive(tmp_path, bad, "x"):
@@ -320,6 +227,7 @@ def test_an_id_that_is_no_file_name_is_refused(tmp_path: Path, bad: str) -> None
 _OWNER = """
 import sys
 from pathlib import Path
+from patchline.pipeline.files.atomic_files import write_text
 from patchline.pipeline.run_memory import live_runs
 
 with live_runs.owner(Path(sys.argv[1])) as tag:
@@ -339,13 +247,10 @@ def test_an_owner_is_gone_when_its_process_is(tmp_path: Path) -> None:
     with process:
         assert process.stdout
         tag = process.stdout.readline().strip()
-        assert tag.startswith(live_runs.OWNER)
         assert not live_runs.owner_is_gone(tmp_path, ["patchline", tag])
         process.kill()
     assert live_runs.owner_is_gone(tmp_path, ["patchline", tag])
-    assert not live_runs.owner_is_gone(tmp_path / "other", [tag])
-    assert not live_runs.owner_is_gone(tmp_path, ["patchline"])
     shutil.copytree(tmp_path / "live", tmp_path / "copy" / "live")
     assert not live_runs.owner_is_gone(tmp_path / "copy", [tag])
-    for odd in ("owner:", "owner:../x", "owner:a:b:c", tag.rpartition(":")[0]):
+    for odd in ("patchline", "owner:", "owner:../x", "owner:a:b:c", tag.rpartition(":")[0]):
         assert not live_runs.owner_is_gone(tmp_path, [odd])

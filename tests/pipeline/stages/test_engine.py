@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from patchline.pipeline.frozen_model import FrozenModel
 from patchline.pipeline.run_memory.stage_memory import StageMemory
 from patchline.pipeline.stages import engine
 from patchline.pipeline.stages.context import Context, Reporting
-from patchline.pipeline.stages.lines import Line
+from patchline.pipeline.stages.lines import CLASSIFIER, ENCODER, Line
 from patchline.pipeline.stages.stage import Stage
 from patchline.pipeline.tracking.tracked_run import TrackedRun
 from patchline.pipeline.workers.prewarm import Worker
@@ -125,37 +126,33 @@ def _no_store(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_stage_is_computed_once_for_the_same_inputs(tmp_path: Path) -> None:
-    """Recalled results are said, logged and followed like computed ones; others are computed."""
+    """Recalled results are said, logged and followed like computed ones; others are computed.
+
+    A run that was interrupted finds its own results, and says so.
+    """
     told, first = bake(tmp_path, "one")
-    assert told == [
-        "Milling",
-        "milled",
-        "Baking 500 g for bread-of-500",
-        "baked",
-        "logged loaf in one",
-    ]
+    titles = ["Milling", "Baking 500 g for bread-of-500"]
+    assert told == [titles[0], "milled", titles[1], "baked", "logged loaf in one"]
     assert set(first.seconds) == {"mill", "bake"}
     again, second = bake(tmp_path, "two")
-    assert again == [
-        "Milling",
-        "nothing changed since run one: its result is used again",
-        "Baking 500 g for bread-of-500",
-        "nothing changed since run one: its result is used again",
-        "logged loaf in two",
-    ]
+    known = "nothing changed since run one: its result is used again"
+    assert again == [titles[0], known, titles[1], known, "logged loaf in two"]
     assert second.get(Bread).file == tmp_path / "runs/two/bread/loaf"
     assert second.memory.reused == {"mill": "one", "bake": "one"}
-    other, _ = bake(tmp_path, "three", seed=7)
-    assert "baked" in other
-
-
-def test_a_run_repeats_nothing_that_it_has_done_before_an_interruption(tmp_path: Path) -> None:
-    """The same run finds its own results, and says so."""
-    bake(tmp_path, "one")
-    told, run = bake(tmp_path, "one")
+    assert "baked" in bake(tmp_path, "three", seed=7)[0]
+    told, resumed = bake(tmp_path, "one")
     assert "done before the interruption" in told
     assert "baked" not in told
-    assert "bake" not in run.memory.reused
+    assert "bake" not in resumed.memory.reused
+
+
+class Sometimes(Mill):
+    def applies(self, config: RunConfig) -> bool:
+        return config.seed == 1
+
+
+class Homeless(Mill):
+    folder = Stage.folder
 
 
 def test_a_rehearsal_computes_little_and_logs_nothing(tmp_path: Path) -> None:
@@ -164,46 +161,20 @@ def test_a_rehearsal_computes_little_and_logs_nothing(tmp_path: Path) -> None:
     assert told == ["Milling", "milled", "Warming the oven"]
 
 
-def test_the_workers_of_later_stages_are_known_to_each_stage() -> None:
-    """So they can be started before they are needed."""
-    assert list(engine.workers(LINE.stages, RunConfig())) == [
-        Worker("patchline.pipeline.packaging")
-    ]
-
-
 @pytest.mark.parametrize(
     ("stages", "problem"),
     [
         ((Bake(),), "The stage bake reads a Flour, which no stage of every run leaves before it"),
-        ((Bake(), Mill()), "The stage bake reads a Flour"),
+        ((Sometimes(), Bake()), "no stage of every run leaves before it"),
         ((Mill(), Mill(), Bake()), "Two stages have one name: mill, mill, bake"),
+        ((Homeless(),), "The stage mill has a key, but no folder"),
     ],
 )
 def test_a_line_that_cannot_run_cannot_be_put_together(stages: Any, problem: str) -> None:
     """What no earlier stage leaves is an error before any run, with the stage's name."""
     with pytest.raises(TypeError, match=problem):
         Line(stages)
-
-
-def test_what_only_some_runs_leave_has_to_be_optional() -> None:
-    """A stage may not need the result of a stage that some runs do not have."""
-
-    class Sometimes(Mill):
-        def applies(self, config: RunConfig) -> bool:
-            return config.seed == 1
-
-    with pytest.raises(TypeError, match="no stage of every run leaves before it"):
-        Line((Sometimes(), Bake()))
-
-
-def test_a_stage_with_a_key_has_a_folder() -> None:
-    """Otherwise the first run would fail after the computation."""
-
-    class Homeless(Mill):
-        folder = Stage.folder
-
-    with pytest.raises(TypeError, match="The stage mill has a key, but no folder"):
-        Line((Homeless(),))
+    assert list(engine.workers(LINE.stages, RunConfig())) == [Bake.worker]
 
 
 def test_a_stage_leaves_what_it_has_declared(tmp_path: Path) -> None:
@@ -216,3 +187,12 @@ def test_a_stage_leaves_what_it_has_declared(tmp_path: Path) -> None:
     run = Context(RunConfig(), StageMemory(tmp_path), Reporting(*[lambda *_: None] * 4), tmp_path)
     with pytest.raises(TypeError, match="The stage mill does not leave a Bread"):
         engine.run_stages((Wrong(),), run)
+
+
+@pytest.mark.parametrize("line", [CLASSIFIER, ENCODER], ids=["classifier", "encoder"])
+def test_every_stage_says_what_it_is(line: Line) -> None:
+    """Each has a name, a task of its own, a description, and a worker that is there."""
+    assert len({stage.task for stage in line.stages}) == len(line.stages)
+    for stage in line.stages:
+        assert stage.summary.endswith((".", ":"))
+        assert stage.worker is None or importlib.util.find_spec(f"{stage.worker.module}.__main__")

@@ -35,90 +35,45 @@ def _fits(
     )
 
 
-def test_the_images_of_a_patient_are_one_observation_of_the_gain() -> None:
-    """Of 200 searches, by groups at least 90% cover no gain; image by image, far fewer."""
-    generator, covered = np.random.default_rng(3), np.zeros(2, int)
-    codes = np.repeat(np.arange(20), np.r_[[25] * 10, [5] * 10])
-    groups = ImageGroups.of(codes)
-    for _ in range(200):
-        before, after = (
-            np.repeat((generator.random(20) < 0.7)[codes][None], 3, axis=0) for _ in range(2)
-        )
-        for place, each in enumerate((groups, None)):
-            estimate = gain_of_shares(before, after, groups=each)
-            covered[place] += estimate.low <= 0 <= estimate.high
-    assert covered[0] >= 180
-    assert covered[1] <= 140
-
-
 def test_groups_of_the_gain_are_drawn_and_counted() -> None:
-    """Copies of each image change nothing; single images are what they were; one group is none."""
-    generator = np.random.default_rng(4)
+    """Copies of each image change nothing; one group is none."""
+    generator, copies = np.random.default_rng(4), np.arange(60).repeat(5)
     before, after = (generator.random((3, 60)) < share for share in (0.6, 0.7))
-    once = gain_of_shares(before, after)
-    copies = np.arange(60).repeat(5)
-    grouped = gain_of_shares(before[:, copies], after[:, copies], groups=ImageGroups.of(copies))
-    assert (grouped.low, grouped.high) == pytest.approx((once.low, once.high))
-    assert grouped.n == 300
+    once, groups = gain_of_shares(before, after), ImageGroups.of(copies)
+    grouped = gain_of_shares(before[:, copies], after[:, copies], groups=groups)
+    assert (grouped.low, grouped.high, grouped.n) == pytest.approx((once.low, once.high, 300))
     labels = (generator.random((60, 3)) < 0.4).astype(np.uint8)
-    scores = [
+    bad, good = (
         np.repeat(generator.random((1, 60, 3)) + part * labels, 2, axis=0) for part in (0.3, 0.5)
-    ]
-    widths = []
-    for places, groups in (
-        (np.arange(60), None), (copies, ImageGroups.of(copies)), (copies, None)
-    ):  # fmt: skip
-        found = gain_of_map(
-            labels[places], scores[0][:, places], scores[1][:, places], groups=groups
-        )
-        widths.append(found.high - found.low)
-    assert widths[1] == pytest.approx(widths[0], rel=0.1)
-    assert widths[2] < 0.6 * widths[0]
+    )
+    once = gain_of_map(labels, bad, good)
+    grouped = gain_of_map(labels[copies], bad[:, copies], good[:, copies], groups=groups)
+    assert grouped.high - grouped.low == pytest.approx(once.high - once.low, rel=0.1)
     alone = ImageGroups.of([0] * 60)
     for each in (
         gain_of_shares(before, after, groups=alone),
-        gain_of_map(labels, scores[0], scores[1], groups=alone),
+        gain_of_map(labels, bad, good, groups=alone),
     ):
         assert (each.low, each.high) == (-1.0, 1.0)
     assert mean_of_seeds([0.8, 0.8], 100, 20).low < mean_of_seeds([0.8, 0.8], 100).low - 0.08
 
 
-@pytest.mark.parametrize("deviation", [0.0, 0.02])
-def test_the_interval_of_the_gain_covers_no_gain_as_often_as_it_says(deviation: float) -> None:
-    """Of two equal settings, in at least 90% of 300 searches, whether seeds differ or not."""
-    generator, covered = np.random.default_rng(3), 0
-    for _ in range(300):
-        difficulty = generator.beta(4, 1, 300)
-        pair = [_fits(generator, difficulty, deviation) for _ in range(2)]
-        estimate = gain_of_shares(*pair)
-        covered += estimate.low <= 0 <= estimate.high
-    assert covered >= 270
-
-
-@pytest.mark.parametrize("seeds", [2, 3])
-def test_few_seeds_find_no_gain_of_equal_settings(seeds: int) -> None:
-    """In 600 searches at most 5% of the intervals are beside 0, however the seeds happen to agree.
+@pytest.mark.parametrize(("deviation", "seeds"), [(0.0, 3), (0.02, 3), (0.02, 2)])
+def test_the_interval_of_the_gain_covers_no_gain_as_often_as_it_says(
+    deviation: float, seeds: int
+) -> None:
+    """Of two equal settings, in at least 94% of 300 searches, whether seeds differ or not.
 
     Two seeds that agree may do so by chance: then the interval is that of the two alone.
     """
-    generator, beside = np.random.default_rng(8), 0
-    for _ in range(600):
-        difficulty = generator.beta(4, 1, 2000)
-        before, after = (_fits(generator, difficulty, 0.02, seeds) for _ in range(2))
-        estimate = gain_of_shares(before, after)
-        beside += not estimate.low <= 0 <= estimate.high
-    assert beside <= 30
-
-
-def test_a_large_gain_is_recognised_and_has_the_right_sign() -> None:
-    """From 60% to 80% on 500 images."""
-    generator = np.random.default_rng(0)
-    before, after = (generator.random((3, 500)) < share for share in (0.6, 0.8))
-    estimate = gain_of_shares(before, after)
-    assert estimate.low > 0.1
-    assert estimate.value == pytest.approx(after.mean() - before.mean())
-    mirrored = gain_of_shares(after, before)
-    assert mirrored.high < -0.1
+    generator, covered = np.random.default_rng(3), 0
+    for _ in range(300):
+        difficulty = generator.beta(4, 1, 1000)
+        estimate = gain_of_shares(
+            *(_fits(generator, difficulty, deviation, seeds) for _ in range(2))
+        )
+        covered += estimate.low <= 0 <= estimate.high
+    assert covered >= 282
 
 
 def test_equal_predictions_do_not_make_the_gain_certain() -> None:
@@ -126,18 +81,6 @@ def test_equal_predictions_do_not_make_the_gain_certain() -> None:
     right = np.ones((3, 300), bool)
     estimate = gain_of_shares(right, right)
     assert (estimate.low, estimate.high) == pytest.approx((-0.01, 0.01))
-
-
-def test_seeds_that_differ_widen_the_interval() -> None:
-    """The same images and mean, but one seed is much better."""
-    before = np.zeros((3, 400), bool)
-    equal, differing = before.copy(), before.copy()
-    equal[:, :40] = True
-    for row, count in enumerate((10, 40, 70)):
-        differing[row, :count] = True
-    narrow, wide = (gain_of_shares(before, after) for after in (equal, differing))
-    assert narrow.value == wide.value == pytest.approx(0.1)
-    assert wide.high - wide.low > 1.5 * (narrow.high - narrow.low)
 
 
 def test_the_gain_of_label_sets_is_one_in_map() -> None:
@@ -161,7 +104,7 @@ def test_optimism_is_the_best_metric_minus_what_other_seeds_reach() -> None:
 
 
 @pytest.mark.parametrize(
-    ("best", "again", "images"), [(49, 48, 50), (50, 50, 50), (1, 0, 50), (4850, 4800, 5000)]
+    ("best", "again", "images"), [(49, 48, 50), (50, 50, 50), (4850, 4800, 5000)]
 )
 def test_seeds_with_equal_metrics_do_not_make_the_optimism_certain(
     best: int, again: int, images: int

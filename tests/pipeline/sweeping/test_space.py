@@ -11,8 +11,7 @@ from patchline.pipeline.config import RunConfig
 from patchline.pipeline.errors import ConfigError
 from patchline.pipeline.sweeping.config import SweepConfig
 from patchline.pipeline.sweeping.ranges import NumberRange, Value
-from patchline.pipeline.sweeping.space import SearchSpace, check_given, normalised
-from patchline.pipeline.sweeping.whole_fit import check_settings
+from patchline.pipeline.sweeping.space import SearchSpace, check_given
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +48,6 @@ def test_a_default_range_is_widened_to_the_value_of_the_plan(plan: RunConfig) ->
     ("given", "words"),
     [
         ({"optimizer": {"lerning_rate": "1e-4..1e-2"}}, "Did you mean optimizer.learning_rate"),
-        ({"optimiser": {"learning_rate": "1e-4..1e-2"}}, "no setting optimiser"),
         ({"model": {"dpth": "1..3"}}, "Did you mean model.depth"),
         ({"model": {"name": "vit,vti"}}, "vti"),
         ({"optimizer": {"learning_rate": "1e-4..5"}}, "at most 1"),
@@ -57,7 +55,6 @@ def test_a_default_range_is_widened_to_the_value_of_the_plan(plan: RunConfig) ->
         ({"data": {"image_size": "32,64"}}, "read, split and decoded once"),
         ({"seed": "1..9"}, "luck"),
         ({"training": {"epochs": "1..9"}}, "equal numbers of epochs"),
-        ({"training": {"folds": "2,3"}}, "equal terms"),
         ({"model": {"init": "a.pth,b.pth"}}, "same weights"),
         ({"model": {"depth": "1.5..3"}}, "whole number"),
         ({"optimizer": "1..2"}, "group of settings"),
@@ -88,26 +85,11 @@ def test_a_trial_with_another_plugin_has_its_settings(plan: RunConfig) -> None:
     assert "qk_norm" not in config.model.settings
 
 
-def test_a_space_without_the_value_of_the_plan_says_which(plan: RunConfig) -> None:
-    """The plan is then no trial."""
-    space = SearchSpace.of({"optimizer": {"learning_rate": "1e-2..1e-1"}}, plan)
-    assert space.plan_values(plan) is None
-    assert space.outside(plan) == ["optimizer.learning_rate"]
-
-
-def test_dashes_and_unset_flags_are_normalised() -> None:
-    """As the command line leaves them."""
-    given = {"optimizer": {"learning-rate": "1..2", "beta1": None}, "model": {"depth": None}}
-    assert normalised(given) == {"optimizer": {"learning_rate": "1..2"}}
-
-
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
         ({"storage": "sqlite:///x.db"}, "PostgreSQL"),
         ({"storage": "postgresql://ada:secret@host/db"}, "must not hold a password"),
-        ({"trials": 0}, "greater than or equal"),
-        ({"seeds": 1}, "greater than or equal"),
         ({"time_limit": "5"}, "with a unit"),
     ],
 )
@@ -115,13 +97,3 @@ def test_bad_settings_of_a_search_are_refused(settings: dict[str, Any], words: s
     """An address with a password would end up in files."""
     with pytest.raises(ValueError, match=words):
         SweepConfig(**settings)
-
-
-@pytest.mark.parametrize(
-    ("settings", "named"),
-    [({"training": {"folds": 3}}, "training.folds"), ({"record": {"extends": "1a"}}, "record.ext")],
-)
-def test_a_trial_is_one_fit_from_its_first_step(settings: dict[str, Any], named: str) -> None:
-    """Folds repeat it, and a run that extends another one starts in the middle."""
-    with pytest.raises(ConfigError, match=f"{named}.* is .*each trial of a search is one fit"):
-        check_settings(RunConfig.model_validate(settings))

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -16,17 +14,14 @@ from patchline.pipeline.sweeping.study import Study, StudyIdentity, StudyOptions
 from tests import postgres_server
 from tests.postgres_server import PostgresServer
 
-pytestmark = pytest.mark.skipif(bool(postgres_server.missing()), reason=postgres_server.missing())
-
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[PostgresServer]:
+def server(postgres: PostgresServer) -> Iterator[PostgresServer]:
     """Return a server with the database of the searches."""
-    with postgres_server.postgres_server() as started:
-        started.sql(f"CREATE DATABASE sweeps OWNER {postgres_server.USER}")
-        with pytest.MonkeyPatch.context() as environment:
-            environment.setenv("PGPASSWORD", postgres_server.PASSWORD)
-            yield started
+    postgres.sql(f"CREATE DATABASE sweeps OWNER {postgres_server.USER}")
+    with pytest.MonkeyPatch.context() as environment:
+        environment.setenv("PGPASSWORD", postgres_server.PASSWORD)
+        yield postgres
 
 
 def _opened(
@@ -46,29 +41,6 @@ def _opened(
         seed=1,
     )  # fmt: skip
     return open_study(identity, folder, options)
-
-
-def _work(study: Study) -> list[int]:
-    numbers = []
-    while (trial := study.next()) is not None:
-        numbers.append(trial.record.number)
-        if trial.report(1, 0.5, 1.0):
-            trial.complete(0.5, 0.5, 3.0, 3.0)
-        else:
-            trial.stop("rung")
-    return numbers
-
-
-def test_machines_share_the_trials_of_a_study(server: PostgresServer, tmp_path: Path) -> None:
-    """Three of them train eight trials, each once; all know which run began the study."""
-    machines = [_opened(server, tmp_path, owner) for owner in ("a:run", "b:run", "c:run")]
-    assert {agreed.parent_run_id for _, agreed in machines} == {"run of a:run"}
-    with ThreadPoolExecutor(3) as pool:
-        numbers = list(pool.map(_work, [study for study, _ in machines]))
-    assert sorted(itertools.chain(*numbers)) == list(range(8))
-    records = machines[0][0].records()
-    assert len(records) == 8
-    assert all(each.state != "unfinished" for each in records)
 
 
 def test_a_machine_that_has_fallen_silent_is_not_waited_for(
@@ -103,13 +75,5 @@ def test_a_database_that_is_not_there_is_named(server: PostgresServer, tmp_path:
     """With the reason and without a password."""
     server.sql("CREATE DATABASE gone")
     server.sql("DROP DATABASE gone")
-    options = StudyOptions(
-        owner="a", storage=server.address("gone"), reduction=3, most_trials=8, sampler="tpe",
-        seed=1,
-    )  # fmt: skip
-    space = SearchSpace(dimensions={"optimizer.learning_rate": parsed("lr", "1e-4..1e-2")})
-    identity = StudyIdentity(
-        name="x", data_fingerprint="d", plan="p", space=space, rungs=(1,), parent_run_id="r"
-    )
     with pytest.raises(RunError, match="cannot be used"):
-        open_study(identity, tmp_path, options)
+        _opened(server, tmp_path, "a:run", database="gone")

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -17,30 +17,20 @@ import pytest
 from patchline.pipeline.config import RunConfig
 from patchline.pipeline.errors import RunError, TakenOverError
 from patchline.pipeline.files import file_locks
-from patchline.pipeline.files.file_locks import LockState, locked
+from patchline.pipeline.files.file_locks import locked
 from patchline.pipeline.tracking import abandoned_mlflow_runs, liveness, run_owner, tracked_run
 from patchline.pipeline.tracking.liveness import Liveness, of_heartbeat, of_lock
 from patchline.pipeline.tracking.tracking_store import client
-from patchline.pipeline.workspace import chosen
-from tests.patience import patient
-from tests.pipeline.workspace.machines import machine
+from tests.patience import patient, until
 
 CONFIG = RunConfig(name="roses")
-AS_ROOT = pytest.mark.skipif(
-    os.name != "posix" or os.geteuid() != 0 or not shutil.which("unshare"),
-    reason="only root may make a mount namespace or become another user",
-)
-_PROLOGUE = """
-import sys, time
+_OWNER = """
+import sys
 from pathlib import Path
 from patchline.pipeline.config import RunConfig
 from patchline.pipeline.errors import TakenOverError
-from patchline.pipeline.tracking import abandoned_mlflow_runs, liveness, run_owner, tracked_run
+from patchline.pipeline.tracking import liveness, tracked_run
 liveness.BEAT_SECONDS, liveness.STALE_SECONDS = float({stale}) / 3, float({stale})
-"""
-_OWNER = (
-    _PROLOGUE
-    + """
 try:
     with tracked_run.owned_run(RunConfig(name="roses"), Path("runs"), {{}}) as run:
         print(run.run_id, flush=True)
@@ -51,18 +41,6 @@ except TakenOverError as error:
 else:
     print("done", flush=True)
 """
-)
-_OBSERVER = (
-    _PROLOGUE
-    + """
-end = time.monotonic() + float(sys.argv[1])
-closed = []
-while time.monotonic() < end and not closed:
-    closed += abandoned_mlflow_runs.close_abandoned()
-    time.sleep(0.2)
-print(*closed)
-"""
-)
 
 
 @pytest.fixture
@@ -74,10 +52,10 @@ def short(monkeypatch: pytest.MonkeyPatch) -> float:
 
 
 @contextmanager
-def _owner(*prefix: str, stale: float = 1.0) -> Iterator[tuple[subprocess.Popen[str], str]]:
+def _owner(stale: float) -> Iterator[tuple[subprocess.Popen[str], str]]:
     """Start a process that owns a run and beats three times in `stale`; yield both."""
     process = subprocess.Popen(
-        [*prefix, sys.executable, "-c", _OWNER.format(stale=patient(stale))],
+        [sys.executable, "-c", _OWNER.format(stale=patient(stale))],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
@@ -96,10 +74,8 @@ def _status(run_id: str) -> str:
 
 def _suspend(process: subprocess.Popen[str], run_id: str) -> None:
     """Stop a process right after a heartbeat, when it holds no lock on the database."""
-    before, deadline = _beat(run_id), time.monotonic() + patient(60)
-    while _beat(run_id) == before:
-        assert time.monotonic() < deadline, "it does not beat"
-        time.sleep(0.1)
+    before = _beat(run_id)
+    until(lambda: _beat(run_id) != before, "it does not beat", seconds=60)
     time.sleep(patient(0.1))
     process.send_signal(signal.SIGSTOP)
 
@@ -131,34 +107,6 @@ def test_a_lock_is_evidence_only_where_it_is_the_same_lock(tmp_path: Path) -> No
     assert of_lock(file, liveness.lock_identity(file)) is Liveness.UNKNOWN, "locks have no effect"
 
 
-@AS_ROOT
-def test_the_lock_of_another_user_is_read_or_says_nothing() -> None:
-    """A file that may be read tells whether it is held; one that may not, or a folder, nothing."""
-    base = Path("/tmp") / f"liveness-{os.getpid()}-{time.time_ns()}"  # noqa: S108 - others may enter
-    base.mkdir(mode=0o755)
-    readable, secret, inside = base / "a.lock", base / "b.lock", base / "private" / "c.lock"
-    inside.parent.mkdir(mode=0o700)
-    script = (
-        "import os, sys; os.setgid(12345); os.setuid(12345)\n"
-        "from pathlib import Path\n"
-        "from patchline.pipeline.files.file_locks import is_held, state_of\n"
-        "for each in sys.argv[1:]: print(state_of(Path(each)).value, is_held(Path(each)))\n"
-    )
-    warm = "import patchline.pipeline.files.file_locks, patchline.pipeline.files.workspace_folder\n"
-    try:
-        with locked(readable), locked(secret), locked(inside):
-            readable.chmod(0o644)
-            secret.chmod(0o600)
-            command = [sys.executable, "-c", warm + script, str(readable), str(secret), str(inside)]
-            done = subprocess.run(command, capture_output=True, text=True, check=True)
-        assert done.stdout.split("\n")[:3] == ["held True", "invisible False", "invisible False"]
-        done = subprocess.run(command, capture_output=True, text=True, check=True)
-        assert done.stdout.split("\n")[:3] == ["free False", "invisible False", "invisible False"]
-        assert file_locks.state_of(readable) is LockState.FREE
-    finally:
-        shutil.rmtree(base)
-
-
 # -- the heartbeat ------------------------------------------------------------------------------
 
 
@@ -175,19 +123,14 @@ def test_a_heartbeat_is_judged_by_its_change_and_never_by_a_clock(short: float) 
 
 
 def test_commands_that_end_at_once_observe_together(short: float, tmp_path: Path) -> None:
-    """What a command saw is in the workspace; after a boot, or with a torn file, it starts over."""
+    """What a command saw is in the workspace; with a torn file, it starts over."""
     (tmp_path / ".patchline").mkdir()
     assert of_heartbeat("run", "beat 1") is Liveness.UNKNOWN
     time.sleep(short * 1.1)
     liveness._seen_here.clear()
     assert of_heartbeat("run", "beat 1") is Liveness.DEAD
-    file = tmp_path / ".patchline" / "heartbeats.json"
     liveness._seen_here.clear()
-    text = file.read_text(encoding="utf-8")
-    file.write_text(text.replace(file_locks.running_kernel(), "another-boot"), encoding="utf-8")
-    assert of_heartbeat("run", "beat 1") is Liveness.UNKNOWN
-    liveness._seen_here.clear()
-    file.write_text("{", encoding="utf-8")
+    (tmp_path / ".patchline" / "heartbeats.json").write_text("{", encoding="utf-8")
     assert of_heartbeat("run", "beat 1") is Liveness.UNKNOWN
 
 
@@ -199,7 +142,7 @@ def test_a_run_whose_lock_cannot_be_seen_is_closed_by_its_heartbeat_alone(
     store = client()
     with tracked_run.owned_run(CONFIG, tmp_path / "runs", {}) as run:
         (tmp_path / "runs").rename(tmp_path / "hidden")
-        before, end = _beat(run.run_id), time.monotonic() + 2 * short
+        before, end = _beat(run.run_id), time.monotonic() + 1.3 * short
         while time.monotonic() < end:
             assert abandoned_mlflow_runs.close_abandoned() == []
             time.sleep(short / 10)
@@ -220,8 +163,6 @@ def test_a_run_whose_lock_cannot_be_seen_is_closed_by_its_heartbeat_alone(
 @pytest.mark.usefixtures("own_store")
 def test_of_many_that_take_over_a_run_exactly_one_wins(tmp_path: Path) -> None:
     """They have all seen the same dead owner; the store lets one of them be the next."""
-    from concurrent.futures import ThreadPoolExecutor
-
     with pytest.raises(KeyError), tracked_run.owned_run(CONFIG, tmp_path / "runs", {}) as run:
         raise KeyError
     seen = client().get_run(run.run_id)
@@ -232,38 +173,38 @@ def test_of_many_that_take_over_a_run_exactly_one_wins(tmp_path: Path) -> None:
         except RunError as error:
             return str(error)
 
-    with ThreadPoolExecutor(6) as pool:
-        answers = sorted(pool.map(claimed, range(6)))
-    assert answers[0] == "2"
-    assert len(answers) == 6
-    assert all("has just taken over the run" in each for each in answers[1:])
+    with ThreadPoolExecutor(3) as pool:
+        won, *lost = sorted(pool.map(claimed, range(3)))
+    assert won == "2"
+    assert all("has just taken over the run" in each for each in lost)
     assert run_owner.claim(client(), client().get_run(run.run_id)) == 3, "after the next kill"
 
 
-@pytest.mark.usefixtures("own_store")
-def test_an_owner_that_was_taken_over_writes_nothing_more(tmp_path: Path, short: float) -> None:
+@pytest.mark.parametrize("checking", [True, False])
+@pytest.mark.usefixtures("own_store", "short")
+def test_an_owner_that_was_taken_over_writes_nothing_more(
+    tmp_path: Path, *, checking: bool
+) -> None:
     """It finds out by a heartbeat or before a write, stops with a sentence, and closes nothing."""
-    del short
-    opened: list[str] = []
 
-    def lose_it(*, checking: bool) -> None:
-        with tracked_run.owned_run(CONFIG, tmp_path / "runs", {}) as run:
-            opened.append(run.run_id)
-            run_owner.claim(client(), client().get_run(run.run_id))
-            if checking:
-                tracked_run.check_owner(run)
+    def lose(run: tracked_run.TrackedRun) -> None:
+        run_owner.claim(client(), client().get_run(run.run_id))
+        if checking:
+            tracked_run.check_owner(run)
 
-    for checking in (True, False):
-        with pytest.raises(TakenOverError, match=r"has taken over the run .* so this one stops"):
-            lose_it(checking=checking)
-    assert [_status(run_id) for run_id in opened] == ["RUNNING", "RUNNING"]
+    with (
+        pytest.raises(TakenOverError, match=r"has taken over the run .* so this one stops"),
+        tracked_run.owned_run(CONFIG, tmp_path / "runs", {}) as run,
+    ):
+        lose(run)
+    assert _status(run.run_id) == "RUNNING"
 
 
 @pytest.mark.usefixtures("own_store")
 @pytest.mark.slow
 def test_a_suspended_owner_wakes_up_to_what_has_happened() -> None:
     """Closed meanwhile: it reopens its run and finishes. Taken over: it stops, in a sentence."""
-    with _owner(stale=4.0) as (closed, first), _owner(stale=4.0) as (taken, second):
+    with _owner(4.0) as (closed, first), _owner(4.0) as (taken, second):
         store = client()
         _suspend(closed, first)
         _suspend(taken, second)
@@ -272,60 +213,10 @@ def test_a_suspended_owner_wakes_up_to_what_has_happened() -> None:
         time.sleep(patient(2.2))  # nobody may claim a run sooner, and then its owner asks the store
         for process in (closed, taken):
             process.send_signal(signal.SIGCONT)
-        deadline = time.monotonic() + patient(30)
-        while _status(first) != "RUNNING":
-            assert time.monotonic() < deadline, "it did not reopen its run"
-            time.sleep(0.1)
+        until(lambda: _status(first) == "RUNNING", "it did not reopen its run", seconds=30)
         said = [each.communicate("continue\n", patient(60))[0].strip() for each in (closed, taken)]
         assert said[0] == "done"
         assert f"has taken over the run {second[:8]}" in said[1]
         assert _status(first) == "FINISHED"
         assert _status(second) == "RUNNING", "it belongs to the next owner"
         assert "finished" not in store.get_run(second).data.tags
-
-
-@pytest.mark.slow
-@AS_ROOT
-@pytest.mark.usefixtures("own_store")
-def test_a_container_beside_it_sees_a_run_live_and_die(tmp_path: Path, short: float) -> None:
-    """Same host name, same store, but the run's folder is in another mount namespace."""
-    hidden = (
-        "unshare", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc",
-        "sh", "-c",
-        'mount -t tmpfs none runs && exec "$@"', "sh",
-    )  # fmt: skip
-    (tmp_path / "runs").mkdir()
-
-    def observed(seconds: float) -> str:
-        command = [sys.executable, "-c", _OBSERVER.format(stale=short), str(seconds)]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        assert done.returncode == 0, done.stderr
-        return done.stdout.strip()
-
-    with _owner(*hidden) as (process, run_id):
-        assert not list((tmp_path / "runs").iterdir()), "it can be seen from here"
-        assert observed(3 * short) == ""
-        assert _status(run_id) == "RUNNING"
-        process.kill()
-        process.wait()
-        assert observed(20 * short) == run_id
-        assert _status(run_id) == "KILLED"
-
-
-def test_a_run_belongs_to_a_copy_of_its_workspace(
-    own_store: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Such as a restored backup, whatever its address; and to no other workspace."""
-    del own_store
-    monkeypatch.delenv(chosen.VARIABLE, raising=False)
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/mlflow.db")
-    for name in ("team", "other"):
-        (tmp_path / name).mkdir()
-    with machine("a", (tmp_path / "team").as_uri()) as here:
-        with tracked_run.owned_run(CONFIG, here / "runs", {}) as opened:
-            name = opened.folder.name
-        run = client().get_run(opened.run_id)
-    shutil.copytree(tmp_path / "team", tmp_path / "copy")
-    for folder, belongs in (("copy", True), ("other", False)):
-        with machine(f"b-{folder}", (tmp_path / folder).as_uri()) as there:
-            assert (liveness.folder_of(run) == there / "runs" / name) == belongs

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import sqlite3
 import sys
-from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -52,19 +50,6 @@ def test_a_store_of_kept_sql_needs_no_migration(
     assert tables == [line for line in kept.splitlines() if not line.startswith("INSERT")]
     rows = {line.split('"')[1] for line in kept.splitlines() if line.startswith("INSERT")}
     assert rows == {"alembic_version", "workspaces"}  # nothing of the folder that it was kept from
-
-
-def test_tables_of_others_are_left_alone(tmp_path: Path) -> None:
-    """A database with tables is not touched, nor is what is no database."""
-    used, text = tmp_path / "used.db", tmp_path / "text.db"
-    with closing(sqlite3.connect(used)) as connection:
-        connection.execute("CREATE TABLE own (id)")
-    text.write_text("no database")
-    before = used.read_bytes()
-    for each in (used, text):
-        mlflow_schema.create(each)
-    assert used.read_bytes() == before
-    assert text.read_text() == "no database"
 
 
 def test_sql_of_another_mlflow_is_no_store(environment: Path, kept: str) -> None:

@@ -8,10 +8,9 @@ import pytest
 
 from patchline.pipeline.config import PluginChoice, RunConfig
 from patchline.pipeline.run_memory import stage_keys
-from patchline.pipeline.workers import active_launcher, prewarm
+from patchline.pipeline.workers import active_launcher
 from patchline.pipeline.workers.launcher import Resources, WorkerTask
 from patchline.pipeline.workers.local_launcher import LocalLauncher, LocalWorker
-from patchline.pipeline.workers.prewarm import Worker
 from patchline.pipeline.workers.worker_process import run_worker
 from tests.pipeline.workers.echo_worker import Answer, Question
 
@@ -24,9 +23,6 @@ class Recording(LocalLauncher):
     def __init__(self) -> None:
         self.told: list[object] = []
 
-    def prepare(self, module: str, resources: Resources) -> None:
-        self.told.append((module, resources))
-
     def start(self, task: WorkerTask) -> LocalWorker:
         self.told.append(task)
         return super().start(task)
@@ -35,8 +31,26 @@ class Recording(LocalLauncher):
         self.told.append("closed")
 
 
-def test_without_a_block_this_machine_runs_the_workers() -> None:
-    """There is a launcher wherever a worker is started."""
+def test_a_launcher_is_that_of_the_block() -> None:
+    """A run inside a command shares its launcher, which the outer block closes.
+
+    One that fails to build leaves the one before.
+    """
+    made, second = Recording(), Recording()
+
+    def fail() -> LocalLauncher:
+        raise ValueError("no cluster")
+
+    with active_launcher.using("same", lambda: made):
+        with active_launcher.using("same", lambda: second) as inner:
+            assert inner is made
+        assert made.told == []
+        with active_launcher.using("another", lambda: second):
+            assert active_launcher.current() is second
+        with pytest.raises(ValueError, match="no cluster"), active_launcher.using("broken", fail):
+            pass
+        assert active_launcher.current() is made
+    assert (made.told, second.told) == (["closed"], ["closed"])
     assert isinstance(active_launcher.current(), LocalLauncher)
 
 
@@ -50,44 +64,6 @@ def test_a_worker_is_run_by_the_launcher_of_the_block(tmp_path: Path) -> None:
     assert answer.words == "a"
     assert made.told == [WorkerTask(MODULE, tmp_path / "job", needs), "closed"]
     assert not isinstance(active_launcher.current(), Recording)
-
-
-def test_a_worker_is_prepared_by_the_launcher_of_the_block() -> None:
-    """What a stage's worker needs is passed on: an accelerator where there is one, and memory."""
-    made = Recording()
-    with active_launcher.using("recording", lambda: made):
-        prewarm.at_start([Worker("m", from_start=True, free_gib=1.5), Worker("other")])
-    assert made.told == [("m", Resources(gpus=None, memory_gib=1.5)), "closed"]
-
-
-def test_an_inner_block_with_the_same_description_uses_the_same_launcher() -> None:
-    """A run inside a command shares its launcher, which the outer block closes."""
-    made, second = Recording(), Recording()
-    with active_launcher.using("same", lambda: made):
-        with active_launcher.using("same", lambda: second) as inner:
-            assert inner is made
-        assert made.told == []
-        with active_launcher.using("another", lambda: second):
-            assert active_launcher.current() is second
-        assert active_launcher.current() is made
-    assert (made.told, second.told) == (["closed"], ["closed"])
-
-
-def test_a_launcher_that_fails_to_build_leaves_the_one_before() -> None:
-    """The next command of the process starts its workers as before."""
-
-    def fail() -> LocalLauncher:
-        raise ValueError("no cluster")
-
-    with pytest.raises(ValueError, match="no cluster"), active_launcher.using("broken", fail):
-        pass
-    assert isinstance(active_launcher.current(), LocalLauncher)
-
-
-@pytest.mark.parametrize(("device", "gpus"), [("cpu", 0), ("cuda", 3), ("auto", None), ("mps", 0)])
-def test_each_process_on_a_gpu_needs_one(device: str, gpus: int | None) -> None:
-    """With `auto`, as many as there are processes, if there are as many."""
-    assert Resources.for_device(device, 3) == Resources(gpus=gpus, processes=3)
 
 
 def test_where_a_run_computes_is_no_part_of_a_key() -> None:

@@ -44,30 +44,19 @@ def test_workers_are_prepared_when_a_quarter_of_a_minute_is_left(prepared: list[
     assert prepared == ["patchline.pipeline.evaluation", "patchline.pipeline.packaging"]
 
 
-def test_a_short_training_has_them_prepared_after_its_first_steps(prepared: list[str]) -> None:
-    """One event says nothing about the rate; the second one does. Other events say nothing."""
-    see = prewarm.before_the_end(lambda _: None, LATER)
-    see(_progress(5, 1, total=10))
+@pytest.mark.parametrize("case", ["short", "little memory", "resumed"])
+def test_a_short_training_has_them_prepared_after_its_first_steps(
+    prepared: list[str], monkeypatch: pytest.MonkeyPatch, case: str
+) -> None:
+    """One event says nothing about the rate; the second one does. Other events say nothing.
+
+    Nothing is prepared where memory is short, nor by the steps of an earlier attempt.
+    """
+    if case == "little memory":
+        monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=2**30))
+    see, earlier = prewarm.before_the_end(lambda _: None, LATER), 900 * (case == "resumed")
+    see(_progress(5, earlier + 1, total=earlier + 10 + earlier // 9))
     see({"kind": "metrics", "time": 1006})
     assert not prepared
-    see(_progress(6, 2, total=10))
-    assert prepared
-
-
-def test_nothing_is_prepared_where_memory_is_short(
-    prepared: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A running training is worth more than the seconds that prewarming saves."""
-    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=2**30))
-    see = prewarm.before_the_end(lambda _: None, LATER)
-    for seconds in (5, 6, 7):
-        see(_progress(seconds, done=seconds, total=10))
-    assert not prepared
-
-
-def test_a_resumed_training_counts_its_own_steps(prepared: list[str]) -> None:
-    """Steps of an earlier attempt took time that nobody has measured here."""
-    see = prewarm.before_the_end(lambda _: None, LATER)
-    see(_progress(5, 900, total=1000))
-    see(_progress(15, 905, total=1000))
-    assert not prepared
+    see(_progress(6, earlier + 2, total=earlier + 10 + earlier // 9))
+    assert bool(prepared) is (case == "short")

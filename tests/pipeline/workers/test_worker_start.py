@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import platform
-import resource
 import signal
 import subprocess
 import sys
@@ -91,39 +89,38 @@ def test_a_prepared_worker_does_the_job(tmp_path: Path, monkeypatch: pytest.Monk
     assert (second.words, second.process == waiting.pid) == ("two", False)
 
 
-def test_a_worker_that_leads_a_group_is_ready_without_an_introduction(tmp_path: Path) -> None:
-    """It takes the job; who asks for an introduction gets that of another worker."""
-    with worker_start.prepared_workers():
-        worker_start.prepare(MODULE, to_lead=True)
-        assert worker_start.introduction(MODULE) == ""
-        [leader] = _children()
-        worker_start.prepare(MODULE)
-        assert worker_start.introduction(MODULE) == '{"echo": true}\n'
-        assert _ask(tmp_path / "first", "one")[0].process == leader.pid
-        [other] = _children()
-        assert _ask(tmp_path / "second", "two")[0].process == other.pid
-
-
 @pytest.mark.usefixtures("_prepared")
-def test_only_one_worker_of_a_module_waits() -> None:
-    """To prepare what is prepared changes nothing."""
-    before = _children()
-    worker_start.prepare(MODULE)
-    assert _children() == before
-
-
-@pytest.mark.usefixtures("_prepared")
-@pytest.mark.parametrize("introduced", [True, False])
-def test_a_prepared_worker_that_was_killed_is_replaced(tmp_path: Path, *, introduced: bool) -> None:
-    """Its end is no failure of the run, whether it had said something before or not."""
-    if introduced:
-        assert worker_start.introduction(MODULE) == '{"echo": true}\n'
+def test_a_prepared_worker_that_was_killed_is_replaced(tmp_path: Path) -> None:
+    """Its end is no failure of the run."""
     [waiting] = _children()
     waiting.kill()
     waiting.wait()
     answer, _ = _ask(tmp_path / "job", "hello")
     assert answer.words == "hello"
     assert answer.process != waiting.pid
+
+
+def test_what_nobody_took_ends_with_the_outer_block() -> None:
+    """Also when the block ends with an error; outside a block nothing is prepared.
+
+    A flow within a command uses what the command has prepared, and no second one is.
+    """
+
+    def stopped() -> None:
+        with worker_start.prepared_workers():
+            worker_start.prepare(MODULE)
+            before = _children()
+            with worker_start.prepared_workers():
+                worker_start.prepare(MODULE)
+            assert _children() == before
+            assert len(before) == 1
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        stopped()
+    worker_start.prepare(MODULE)
+    assert not _children()
+    assert worker_start.introduction(MODULE) == ""
 
 
 @pytest.mark.usefixtures("_prepared")
@@ -141,40 +138,6 @@ def test_an_error_that_nobody_meant_names_the_log(tmp_path: Path) -> None:
         assert words in str(caught.value)
 
 
-def test_what_nobody_took_ends_with_the_block() -> None:
-    """Also when the block ends with an error."""
-    waiting: list[psutil.Process] = []
-
-    def stopped() -> None:
-        with worker_start.prepared_workers():
-            worker_start.prepare(MODULE)
-            waiting.extend(_children())
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        stopped()
-    assert len(waiting) == 1
-    assert not waiting[0].is_running()
-
-
-def test_an_inner_block_leaves_the_worker_to_the_outer_one() -> None:
-    """A flow within a command uses what the command has prepared."""
-    with worker_start.prepared_workers():
-        worker_start.prepare(MODULE)
-        with worker_start.prepared_workers():
-            pass
-        assert len(_children()) == 1
-    assert not _children()
-
-
-def test_outside_a_block_nothing_is_prepared(tmp_path: Path) -> None:
-    """Nobody would stop it; the job is done all the same."""
-    worker_start.prepare(MODULE)
-    assert not _children()
-    assert worker_start.introduction(MODULE) == ""
-    assert _ask(tmp_path / "job", "hello")[0].words == "hello"
-
-
 def test_a_prepared_worker_ends_with_its_parent() -> None:
     """Also when the parent is killed and cannot stop it."""
     with subprocess.Popen([sys.executable, "-c", PARENT], stdout=subprocess.PIPE) as parent:
@@ -186,32 +149,3 @@ def test_a_prepared_worker_ends_with_its_parent() -> None:
     while worker.is_running() and time.monotonic() < deadline:
         time.sleep(0.1)
     assert not worker.is_running()
-
-
-@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="the settings are glibc's")
-def test_a_worker_keeps_the_memory_that_it_frees() -> None:
-    """Memory that was freed is used again without being returned to the kernel between."""
-    assert _page_faults(worker_start.environment()) < _PAGES < _page_faults(dict(os.environ))
-
-
-_PAGES = 40 * 2**20 // resource.getpagesize()
-_ALLOCATE = f"""
-import resource, ctypes
-library = ctypes.CDLL(None)
-library.malloc.restype = ctypes.c_void_p
-def fill():
-    address = library.malloc(ctypes.c_size_t({40 * 2**20}))
-    ctypes.memset(address, 1, {40 * 2**20})
-    library.free(ctypes.c_void_p(address))
-fill()
-before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-for _ in range(5):
-    fill()
-print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
-"""
-
-
-def _page_faults(environment: dict[str, str]) -> int:
-    """Return the page faults of a process that fills and frees 40 MiB five times."""
-    command = [sys.executable, "-c", _ALLOCATE]
-    return int(subprocess.check_output(command, env=environment, text=True))

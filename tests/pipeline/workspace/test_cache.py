@@ -14,7 +14,7 @@ from patchline.pipeline.workspace import cache, kept_files
 from patchline.pipeline.workspace.folder_store import FolderStore
 from tests.pipeline.workspace.machines import machine
 
-_BYTES = 40_960
+_BYTES, _DATA = 40_960, "sources/objects"
 
 
 def fill(workspace: Path, path: str, age: float) -> Path:
@@ -34,41 +34,39 @@ def test_what_was_not_used_for_longest_goes(team: str, monkeypatch: pytest.Monke
         data = fill(workspace, "sources/objects/s3/bucket", 200)
         new = fill(workspace, "features/new", 100)
         run = fill(workspace, "runs/x/report", 900)
-        monkeypatch.setenv(cache.VARIABLE, f"{2.5 * _BYTES / 1000:.0f}kB")
+        tar = workspace / f"sources/archive/{'0' * 32}.tar"
+        downloaded = tar.with_name("downloaded.tar")  # by a data source itself, so it is no copy
+        for file in (tar, downloaded):
+            file.parent.mkdir(exist_ok=True)
+            file.write_bytes(os.urandom(_BYTES))
+            os.utime(file, (1e9, 1e9))
+        cache.mark_used(tar)  # which leaves the time of the file as it was
+        assert tar.stat().st_mtime == 1e9
+        monkeypatch.setenv(cache.VARIABLE, f"{3.5 * _BYTES / 1000:.0f}kB")
         state = cache.shrink()
         assert [each.path for each in state.removed] == [old]
         assert state.bytes <= state.limit
         monkeypatch.setenv(cache.VARIABLE, "0")
-        assert {each.path for each in cache.shrink().removed} == {data, new}
+        assert {each.path for each in cache.shrink().removed} == {data, new, tar}
         assert run.exists()
+        assert downloaded.exists()
         assert not list(workspace.rglob("*.part"))
 
 
-def test_unpacked_tars_go_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What was used last stays, unchanged; what a data source has downloaded itself is no copy."""
-    folder = tmp_path / ".patchline/sources/archive"
-    tars = [folder / f"{digit * 32}.tar" for digit in "0f"]
-    for file in (*tars, folder / "downloaded.tar"):
-        folder.mkdir(parents=True, exist_ok=True)
-        file.write_bytes(os.urandom(_BYTES))
-        os.utime(file, (1e9, 1e9))
-    before = tars[0].stat()
-    for file in (tars[1], tars[0], folder / "downloaded.tar"):
-        cache.mark_used(file)
-        time.sleep(0.01)
-    assert tars[0].stat() == before
-    monkeypatch.setenv(cache.VARIABLE, f"{1.5 * _BYTES / 1000:.0f}kB")
-    assert [each.path for each in cache.shrink().removed] == [tars[1]]
-    names = {each.name for each in folder.iterdir()}
-    assert names == {"downloaded.tar", tars[0].name, f"{tars[0].name}.used"}
+def test_what_an_active_run_uses_stays(
+    team: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Then the cache is larger than its limit, and says so.
 
-
-def test_what_an_active_run_uses_stays(team: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Then the cache is larger than its limit, and says so."""
+    A local workspace keeps all but downloaded data, for nothing else has a copy.
+    """
+    kept, data = (fill(tmp_path / ".patchline", f"{name}/s3/b", 9) for name in ("prepared", _DATA))
+    monkeypatch.setenv(cache.VARIABLE, "1 kB")
+    assert [each.path for each in cache.shrink().removed] == [data]
+    assert kept.exists()
     with machine("a", team) as workspace:
         fill(workspace, "prepared/old", 300)
         used = fill(workspace, "prepared/used", 10)
-        monkeypatch.setenv(cache.VARIABLE, "1kb")
         state = cache.shrink(in_use_since=time.time() - 60)
         assert used.exists()
         assert len(state.removed) == 1
@@ -94,17 +92,6 @@ def test_what_another_process_uses_stays(team: str, monkeypatch: pytest.MonkeyPa
         assert [each.name for each in (workspace / "locks/cache").iterdir()] == ["gate.lock"]
 
 
-def test_a_local_workspace_keeps_all_but_downloaded_data(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Nothing else has a copy."""
-    workspace = tmp_path / ".patchline"
-    kept, data = fill(workspace, "prepared/a", 9), fill(workspace, "sources/objects/s3/b", 9)
-    monkeypatch.setenv(cache.VARIABLE, "1 kB")
-    assert [each.path for each in cache.shrink().removed] == [data]
-    assert kept.exists()
-
-
 @pytest.mark.parametrize("text", ["much", "-1GB", "20 GiB"])
 def test_a_limit_is_a_size(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Anything else is refused with an example."""
@@ -113,44 +100,36 @@ def test_a_limit_is_a_size(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
         cache.limit()
 
 
-def test_kept_files_are_fetched_and_sent(team: str) -> None:
-    """An array with what lies beside it, and a folder; a lock is of one machine alone."""
-    with machine("a", team) as workspace:
-        folder = workspace / "features/model"
-        folder.mkdir(parents=True)
-        for name in ("x.npy", "x.pieces.jsonl", "x.images.json", "x.lock", "y.npy"):
-            (folder / name).write_text(name)
-        kept_files.fetch_array(folder / "x.npy")
-        kept_files.send_array(folder / "x.npy")
-        weights = workspace / "initial_weights/0f"
-        weights.mkdir(parents=True)
-        (weights / "weights.json").write_text("{}")
-        kept_files.send_folder(weights)
-    with machine("b", team) as workspace:
-        folder = workspace / "features/model"
-        kept_files.fetch_array(folder / "x.npy")
-        kept_files.fetch_array(folder / "y.npy")
-        assert sorted(each.name for each in folder.iterdir()) == [
-            *("x.images.json", "x.npy", "x.pieces.jsonl"),
-        ]
-        kept_files.fetch_folder(workspace / "initial_weights/0f")
-        assert (workspace / "initial_weights/0f/weights.json").read_text() == "{}"
-        kept_files.fetch_folder(workspace / "initial_weights/1f")
-        assert not (workspace / "initial_weights/1f").exists()
+def test_kept_files_are_fetched_and_sent(team: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An array with what lies beside it, and a folder; a lock is of one machine alone.
 
-
-def test_files_that_save_work_are_shared(team: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A later one replaces an earlier one, and without the store, the work is done again."""
+    A later file replaces an earlier one, and without the store, the work is done again.
+    """
     for name, content in (("a", "first"), ("b", "second")):
         with machine(name, team) as workspace:
-            file = workspace / "scans/x.parquet"
+            array, file = workspace / "features/model/x.npy", workspace / "scans/x.parquet"
+            kept_files.fetch_array(array)
+            kept_files.fetch_folder(workspace / "initial_weights/0f")
             kept_files.fetch_file(file)
-            assert file.exists() == (name == "b")
+            assert file.exists() is array.exists() is (name == "b")
+            for each in ("x.npy", "x.pieces.jsonl", "x.lock", "y.npy"):
+                write_text(array.with_name(each), each)
             write_text(file, content)
+            write_text(workspace / "initial_weights/0f/weights.json", "{}")
+            kept_files.send_array(array)
+            kept_files.send_folder(workspace / "initial_weights/0f")
             kept_files.send_file(file)
     with machine("c", team) as workspace:
-        kept_files.fetch_file(workspace / "scans/x.parquet")
-        assert (workspace / "scans/x.parquet").read_text() == "second"
+        array, file = workspace / "features/model/x.npy", workspace / "scans/x.parquet"
+        kept_files.fetch_array(array)
+        kept_files.fetch_array(array.with_name("y.npy"))
+        assert {each.name for each in array.parent.iterdir()} == {"x.npy", "x.pieces.jsonl"}
+        for digits in ("0f", "1f"):
+            kept_files.fetch_folder(workspace / "initial_weights" / digits)
+        assert (workspace / "initial_weights/0f/weights.json").read_text() == "{}"
+        assert not (workspace / "initial_weights/1f").exists()
+        kept_files.fetch_file(file)
+        assert file.read_text() == "second"
 
         def away(*_: object) -> None:
             raise StorageError("The store is away.")
@@ -158,5 +137,5 @@ def test_files_that_save_work_are_shared(team: str, monkeypatch: pytest.MonkeyPa
         monkeypatch.setattr(FolderStore, "read", away)
         monkeypatch.setattr(FolderStore, "write", away)
         kept_files.fetch_file(workspace / "scans/y.parquet")
-        kept_files.send_file(workspace / "scans/x.parquet")
+        kept_files.send_file(file)
         assert not (workspace / "scans/y.parquet").exists()

@@ -11,28 +11,26 @@ from patchline.pipeline.workspace import chosen
 
 
 def test_without_an_address_the_workspace_is_the_folder() -> None:
-    """Nothing is opened, nothing is written."""
+    """Nothing is opened, nothing is written. Only an object store is known to be shared."""
     assert chosen.address() is None
     assert chosen.shared() is None
-    assert chosen.is_local()
     assert not Path(".patchline").exists()
+    for address, is_local in ((None, True), ("s3://bucket/team", False), ("file:///team", True)):
+        if address:
+            chosen.use(address)
+        assert chosen.is_local() is is_local
 
 
 def test_the_folder_remembers_its_workspace(team: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """What was given once holds for later commands, and for processes that are started later."""
-    chosen.use(team)
+    chosen.use("team")  # a folder may be given as a path
+    assert str(chosen.address()) == team
     assert chosen.shared() is not None
     monkeypatch.setenv(chosen.VARIABLE, "")
     assert str(chosen.address()) == team
     shared = chosen.shared()
     assert shared is not None
     assert shared.uri == team
-
-
-def test_a_path_is_an_address(team: str, tmp_path: Path) -> None:
-    """A folder may be given as a path."""
-    chosen.use("team")
-    assert str(chosen.address()) == team == (tmp_path / "team").as_uri()
 
 
 def test_a_folder_caches_one_workspace(team: str, tmp_path: Path) -> None:
@@ -61,11 +59,3 @@ def test_a_folder_that_is_not_mounted_is_said(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="There is no folder"):
         chosen.shared()
     assert not (tmp_path / "mnt").exists()
-
-
-def test_only_an_object_store_is_known_to_be_shared() -> None:
-    """A folder may be on this machine alone."""
-    chosen.use("s3://bucket/team")
-    assert not chosen.is_local()
-    chosen.use("file:///mnt/team")
-    assert chosen.is_local()

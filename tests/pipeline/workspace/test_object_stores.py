@@ -5,9 +5,8 @@ from __future__ import annotations
 import datetime as dt
 import os
 import random
+import re
 import time
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import boto3
@@ -20,7 +19,7 @@ from patchline.pipeline.workspace.folder_store import FolderStore
 from patchline.pipeline.workspace.object_store import ConflictError, ObjectStore
 from patchline.pipeline.workspace.remote_store import RemoteStore
 from tests.google_server import google_server
-from tests.object_server import Fault, FaultyConnection, ObjectServer, faulty_connection
+from tests.object_server import Fault, FaultyConnection
 from tests.patience import patient
 
 
@@ -34,17 +33,19 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> ObjectStore:
 
 
 def test_what_was_written_is_read(store: ObjectStore, tmp_path: Path) -> None:
-    """An object is there as a whole after it was written, and gone after it was deleted."""
+    """An object is there as a whole after it was written, and gone after it was deleted.
+
+    The clock that dates the objects can be read, and leaves no object behind.
+    """
     assert store.read("a/b") is None
     assert store.info("a/b") is None
     assert not store.download("a/b", tmp_path / "none")
+    now = store.now()
     store.write("a/b", b"first")
     (tmp_path / "large").write_bytes(bytes(range(256)) * 24_000)  # in parts
     store.upload(tmp_path / "large", "a/large")
-    assert [(each.key, each.bytes) for each in store.list("a/")] == [
-        ("a/b", 5),
-        ("a/large", 6_144_000),
-    ]
+    listed = [(each.key, each.bytes) for each in store.list("a/")]
+    assert listed == [("a/b", 5), ("a/large", 6_144_000)]
     assert [each.key for each in store.list("a/l")] == ["a/large"]
     assert store.download("a/large", tmp_path / "copy")
     assert (tmp_path / "copy").read_bytes() == (tmp_path / "large").read_bytes()
@@ -52,8 +53,9 @@ def test_what_was_written_is_read(store: ObjectStore, tmp_path: Path) -> None:
     assert content is not None
     assert content.data == b"first"
     assert content.info == store.info("a/b")
-    store.delete("a/b")
-    store.delete("a/b")
+    assert dt.timedelta(0) <= content.info.modified - now < dt.timedelta(minutes=5)
+    for _ in range(2):
+        store.delete("a/b")
     assert [each.key for each in store.list("")] == ["a/large"]
 
 
@@ -82,83 +84,52 @@ def test_google_takes_conditional_writes(monkeypatch: pytest.MonkeyPatch) -> Non
         test_conditions_are_kept(RemoteStore(parsed("gs://bucket/team", "x"), patience_seconds=3))
 
 
-def test_of_many_writers_one_is_first(store: ObjectStore) -> None:
-    """When several create the same object at once, exactly one does."""
-
-    def create(number: int) -> bool:
-        try:
-            store.write("lease", b"%d" % number, if_absent=True)
-        except ConflictError:
-            return False
-        return True
-
-    with ThreadPoolExecutor(8) as pool:
-        assert sum(pool.map(create, range(16))) == 1
+@pytest.fixture
+def slow(
+    connection: FaultyConnection, bucket: str, monkeypatch: pytest.MonkeyPatch
+) -> tuple[RemoteStore, FaultyConnection]:
+    """Return a store with a patience of a second, and the connection to it."""
+    monkeypatch.setattr(remote_store, "_LEAST_SECONDS", 0.5)
+    monkeypatch.setattr(remote_store, "_UPLOAD_PATIENCE", 1)
+    return RemoteStore(parsed(f"s3://{bucket}", "x"), patience_seconds=1), connection
 
 
-def test_a_store_has_a_clock(store: ObjectStore) -> None:
-    """The clock that dates the objects can be read, and leaves no object behind."""
-    now = store.now()
-    store.write("later", b"")
-    info = store.info("later")
-    assert info is not None
-    assert dt.timedelta(0) <= info.modified - now < dt.timedelta(minutes=5)
-    assert [each.key for each in store.list("")] == ["later"]
-
-
-SENTENCES: dict[str, tuple[type[PipelineError], str]] = {
-    "slow_down": (StorageError, "has limited the rate of requests"),
-    "denied": (StorageError, "may not be written with these credentials"),
-    "wrong_key": (ConfigError, "does not accept the credentials"),
-    "hang_up": (StorageError, "cannot be reached"),
-}
-
-
-@pytest.mark.parametrize("fault", SENTENCES)
+@pytest.mark.parametrize(
+    ("fault", "kind", "words"),
+    [
+        ("slow_down", StorageError, "has limited the rate of requests"),
+        ("denied", StorageError, "may not be written with these credentials"),
+        ("wrong_key", ConfigError, "does not accept the credentials"),
+        ("hang_up", StorageError, "cannot be reached"),
+    ],
+)
 def test_what_a_server_answers_is_one_sentence(
-    fault: Fault, objects: ObjectServer, bucket: str, monkeypatch: pytest.MonkeyPatch
+    fault: Fault,
+    kind: type[PipelineError],
+    words: str,
+    slow: tuple[RemoteStore, FaultyConnection],
 ) -> None:
     """Each kind of failure has a sentence, with the address and what helps."""
-    with faulty_connection(objects) as connection:
-        connection.fault, connection.methods = fault, ("PUT",)
-        for name, value in connection.environment.items():
-            monkeypatch.setenv(name, value)
-        store = RemoteStore(parsed(f"s3://{bucket}/team", "--workspace"), patience_seconds=0.5)
-        kind, words = SENTENCES[fault]
-        with pytest.raises(kind, match=rf"^s3://{bucket}/team {words}.*\.$") as caught:
-            store.write("a", b"1")
+    store, connection = slow
+    connection.fault, connection.methods = fault, ("PUT",)
+    with pytest.raises(kind, match=rf"^{store.uri} {words}.*\.$") as caught:
+        store.write("a", b"1")
     assert "\n" not in str(caught.value)
     assert "bucket-on-loopback" not in str(caught.value)
 
 
 @pytest.mark.parametrize("fault", ["slow_down", "hang_up"])
 def test_what_passes_by_itself_is_repeated(
-    fault: Fault, objects: ObjectServer, bucket: str, monkeypatch: pytest.MonkeyPatch
+    fault: Fault, slow: tuple[RemoteStore, FaultyConnection]
 ) -> None:
     """Throttling and a lost connection are waited for; a conditional write still counts once."""
-    with faulty_connection(objects) as connection:
-        for name, value in connection.environment.items():
-            monkeypatch.setenv(name, value)
-        store = RemoteStore(parsed(f"s3://{bucket}/team", "--workspace"), patience_seconds=20)
-        connection.fault, connection.methods, connection.count = fault, ("PUT", "GET"), 3
-        store.write("a", b"1", if_absent=True)
-        content = store.read("a")
+    connection, store = slow[1], RemoteStore(parsed(slow[0].uri, "x"), patience_seconds=20)
+    connection.fault, connection.methods, connection.count = fault, ("PUT", "GET"), 3
+    store.write("a", b"1", if_absent=True)
+    content = store.read("a")
     assert content is not None
     assert content.data == b"1"
     assert connection.count < 0
-
-
-@pytest.fixture
-def slow(
-    objects: ObjectServer, bucket: str, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[tuple[RemoteStore, FaultyConnection]]:
-    """Return a store with a patience of a second, and the connection to it."""
-    monkeypatch.setattr(remote_store, "_LEAST_SECONDS", 0.5)
-    monkeypatch.setattr(remote_store, "_UPLOAD_PATIENCE", 1)
-    with faulty_connection(objects) as connection:
-        for name, value in connection.environment.items():
-            monkeypatch.setenv(name, value)
-        yield RemoteStore(parsed(f"s3://{bucket}", "x"), patience_seconds=1), connection
 
 
 @pytest.mark.slow
@@ -193,48 +164,13 @@ def test_a_transfer_that_stalls_fails(
     assert time.monotonic() - began < patient(10)
 
 
-@pytest.mark.slow
-def test_uploads_share_one_budget(
-    slow: tuple[RemoteStore, FaultyConnection], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """However many files are sent at once, they share an uplink that few parts keep busy."""
-    connection = slow[1]
-    store = RemoteStore(parsed(slow[0].uri, "x"), patience_seconds=30)
-    monkeypatch.setattr(remote_store, "_parts_on_their_way", remote_store._Budget(2))
-    files = [tmp_path / str(number) for number in range(3)]
-    for file in files:
-        file.write_bytes(bytes(11 << 19))
-    connection.rate = 2e7
-    with ThreadPoolExecutor(3) as pool:
-        list(pool.map(lambda file: store.upload(file, file.name), files))
-    assert connection.most_at_once <= 2
-    assert {each.bytes for each in store.list("")} == {11 << 19}
-
-
-@pytest.mark.usefixtures("bucket")
-def test_a_bucket_that_does_not_exist_is_named() -> None:
-    """Reading, writing and listing say that there is no such bucket."""
-    store = RemoteStore(parsed("s3://no-such-bucket/team", "--workspace"), patience_seconds=1)
-    actions: list[Callable[[], object]] = [
-        lambda: store.read("a"),
-        lambda: store.write("a", b""),
-        lambda: list(store.list("")),
-    ]
-    for action in actions:
-        with pytest.raises(ConfigError, match="names the bucket no-such-bucket, which does not"):
-            action()
-
-
-@pytest.mark.parametrize("key", ["photos//a.jpg", "photos/./x", 'photos/"a"/../b.png'])
+@pytest.mark.parametrize("key", ["photos//a.jpg", 'photos/"a"/../b.png'])
 def test_a_key_that_is_no_path_is_named(bucket: str, key: str) -> None:
     """It keeps the others from being listed, and is no matter of the network."""
     boto3.client("s3").put_object(Bucket=bucket, Key=key)
-    store = RemoteStore(parsed(f"s3://{bucket}/photos", "x"), patience_seconds=3)
-    with pytest.raises(DataError) as caught:
-        list(store.list(""))
-    assert f"the object {key!r} in the bucket {bucket} has an empty part or dots" in str(
-        caught.value
-    )
+    words = re.escape(f"the object {key!r} in the bucket {bucket} has an empty part or dots")
+    with pytest.raises(DataError, match=words):
+        list(RemoteStore(parsed(f"s3://{bucket}/photos", "x"), patience_seconds=3).list(""))
 
 
 @pytest.mark.usefixtures("bucket")
@@ -251,36 +187,17 @@ def test_missing_credentials_are_said(monkeypatch: pytest.MonkeyPatch) -> None:
         RemoteStore(parsed("s3://bucket/b", "--workspace"))
 
 
-def test_credentials_in_a_file_count(
-    bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A profile in `~/.aws/credentials` is enough."""
-    file = tmp_path / "credentials"
-    file.write_text("[team]\naws_access_key_id = somebody\naws_secret_access_key = else\n")
-    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
-        monkeypatch.delenv(name)
-    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(file))
-    monkeypatch.setenv("AWS_PROFILE", "team")
-    store = RemoteStore(parsed(f"s3://{bucket}/team", "--workspace"))
-    store.write("a", b"1")
-    assert store.info("a")
-
-
 @pytest.mark.parametrize(
     ("text", "words"),
     [
         ("ftp://host/team", "not an address of an object store"),
         ("s3://", "names no bucket"),
-        ("s3:///team", "names no bucket"),
         ("s3://key:secret@bucket/team", "holds more than a bucket and a path"),
         ("s3://bucket/team?token=secret", "holds more than a bucket and a path"),
         ("s3://bucket/../other", "an empty part or dots"),
         ("file://team", "three slashes"),
         ("s3://ab", "no bucket has the name 'ab': names have 3 to 63 lowercase"),
-        ("s3://My_Photos/x", "no bucket has the name 'My_Photos'"),
-        ("s3://bucket /x", "no bucket has the name 'bucket '"),
         ("az://Team/x", "no container has the name 'Team'"),
-        ("az://", "names no container. Give az://container/path"),
         ("gs://key:secret@bucket/x", "GOOGLE_APPLICATION_CREDENTIALS"),
         ("az://key:secret@bucket/x", "AZURE_STORAGE_ACCOUNT_KEY"),
         ("https://key:secret@host/x", "https://…, which is not an address of an object store"),
@@ -298,13 +215,9 @@ def test_a_wrong_address_is_refused(text: str, words: str) -> None:
     ("text", "meant"),
     [
         ("s3:/bucket/team", "s3://bucket/team"),
-        ("s3//bucket/team", "s3://bucket/team"),
-        ("s3/bucket/team", "s3://bucket/team"),
         ("s3:bucket/team", "s3://bucket/team"),
-        ("S3:/bucket", "s3://bucket"),
         ("s3;//bucket", "s3://bucket"),
         ("gcs:/bucket", "gs://bucket"),
-        ("az//team", "az://team"),
         ("file:/mnt/team", "file:///mnt/team"),
         ("s3:/key:secret@bucket/team", "s3://bucket/path"),
     ],
@@ -318,39 +231,6 @@ def test_a_mistyped_address_is_no_folder(text: str, meant: str) -> None:
     Path(text.partition("@")[0]).mkdir(parents=True)
     if "@" not in text:
         assert remote_data.kind(text) == "folder"
-
-
-@pytest.mark.parametrize(
-    ("uri", "variables", "words"),
-    [
-        (
-            "gs://bucket/team",
-            {},
-            "no credentials for gs://bucket/team.*Set GOOGLE_",
-        ),
-        (
-            "gs://bucket/team",
-            {"GOOGLE_APPLICATION_CREDENTIALS": "/none"},
-            "cannot be opened.*/none",
-        ),
-        (
-            "az://team",
-            {},
-            "cannot be opened.*Account must be specified.*AZURE_STORAGE_ACCOUNT_NAME",
-        ),
-    ],
-)
-def test_other_providers_name_their_variables(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, uri: str, variables: dict[str, str], words: str
-) -> None:
-    """Without credentials, or with wrong ones, the sentence says which variables hold them."""
-    for name in [each for each in os.environ if each.startswith(("GOOGLE_", "AZURE_"))]:
-        monkeypatch.delenv(name)
-    monkeypatch.setenv("HOME", str(tmp_path))
-    for name, value in variables.items():
-        monkeypatch.setenv(name, value)
-    with pytest.raises(ConfigError, match=words):
-        RemoteStore(parsed(uri, "--workspace"), patience_seconds=0.5).read("x")
 
 
 def test_addresses_have_one_spelling() -> None:

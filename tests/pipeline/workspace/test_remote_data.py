@@ -2,11 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import shutil
-import tarfile
-import zipfile
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +9,8 @@ import boto3
 import pytest
 
 from patchline.pipeline.config_files import requested
-from patchline.pipeline.data.manifests.manifest import scan
-from patchline.pipeline.data.manifests.scan_memory import ScanMemory
 from patchline.pipeline.data.manifests.source_listing import listing_of
-from patchline.pipeline.data.store.store_decoding import StoredImage, StoreSpec, read_image
-from patchline.pipeline.errors import ConfigError, DataError, StorageError
+from patchline.pipeline.errors import ConfigError, DataError
 from patchline.pipeline.files.workspace_folder import WORKSPACE
 from patchline.pipeline.workspace import remote_data
 from patchline.pipeline.workspace.address import parsed
@@ -26,15 +18,7 @@ from patchline.pipeline.workspace.remote_index import RemoteIndex
 from patchline.pipeline.workspace.remote_store import RemoteStore
 from patchline.plugin_api import ImageListing
 from tests.conftest import write_photos
-from tests.object_server import ObjectServer, faulty_connection
-
-
-@pytest.fixture
-def top(bucket: str) -> Iterator[RemoteStore]:
-    """Return the store of a whole bucket; a listing is never used again."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(remote_data, "_SAME_LISTING_SECONDS", 0.0)
-        yield RemoteStore(parsed(f"s3://{bucket}", "the bucket"), patience_seconds=3)
+from tests.object_server import FaultyConnection, ObjectServer
 
 
 def put(store: RemoteStore, folder: Path, prefix: str) -> None:
@@ -51,58 +35,40 @@ def listed(path: str, source: str) -> ImageListing:
     return listing_of(config, WORKSPACE.resolve())
 
 
-def described(path: str, source: str) -> dict[str, str]:
-    """Return the digest of each image of a path, as a run describes it."""
-    listing = listed(path, source)
-    manifest = scan(listing, memory=ScanMemory(listing.root, WORKSPACE.resolve()))
-    return dict(zip(manifest["path"], manifest["sha256"], strict=True))
-
-
 def images(listing: ImageListing) -> list[tuple[str, str]]:
     """Return name and label of each image."""
     return sorted((Path(each.path).name, each.label) for each in listing.images)
 
 
-def test_a_folder_is_read(top: RemoteStore, tmp_path: Path) -> None:
-    """Class folders in a bucket are those of the same folder on a disk, name included."""
-    folder = write_photos(tmp_path / "flowers", images=4)
-    put(top, folder, "some/flowers")
-    there, here = (
-        listed(f"{top.uri}/some/flowers", "image_folder"),
-        listed(str(folder), "image_folder"),
-    )
-    assert images(there) == images(here)
-    assert there.name == here.name == "flowers"
+def test_nothing_is_downloaded_twice(
+    connection: FaultyConnection, top: RemoteStore, tmp_path: Path
+) -> None:
+    """Of a folder that has grown only the new objects are fetched, and those that have changed.
+
+    Its class folders are those of the same folder on a disk, name included.
+    """
+    folder = write_photos(tmp_path / "flowers", classes=2, images=2)
+    put(top, folder, "flowers")
+
+    def fetched() -> set[str]:
+        connection.seen.clear()
+        listed(f"{top.uri}/flowers", "image_folder")
+        gets = [line for line in connection.seen if line.startswith("GET") and ".png" in line]
+        return {line.split()[1].partition("flowers/")[2] for line in gets}
+
+    assert len(fetched()) == 4
+    assert fetched() == set()
+    there, here = (listed(path, "image_folder") for path in (f"{top.uri}/flowers", str(folder)))
+    assert (there.name, images(there)) == (here.name, images(here))
     for image in there.images:
         assert (there.root / image.path).read_bytes() == (here.root / image.path).read_bytes()
-
-
-def test_nothing_is_downloaded_twice(
-    objects: ObjectServer, top: RemoteStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Of a folder that has grown only the new objects are fetched, and those that have changed."""
-    folder = write_photos(tmp_path / "flowers", images=4)
-    put(top, folder, "flowers")
-    with faulty_connection(objects) as connection:
-        for name, value in connection.environment.items():
-            monkeypatch.setenv(name, value)
-
-        def fetched() -> set[str]:
-            connection.seen.clear()
-            listed(f"{top.uri}/flowers", "image_folder")
-            gets = [line for line in connection.seen if line.startswith("GET") and ".png" in line]
-            return {line.split()[1].partition("flowers/")[2] for line in gets}
-
-        assert len(fetched()) == 12
-        assert fetched() == set()
-        top.upload(folder / "down/000.png", "flowers/down/999.png")
-        top.upload(folder / "down/001.png", "flowers/down/000.png")
-        top.delete("flowers/across/000.png")
-        assert fetched() == {"down/999.png", "down/000.png"}
-        local = Path(remote_data.local_path(f"{top.uri}/flowers"))
-        assert not (local / "across/000.png").exists()
-        (local / "down/999.png").write_bytes(b"damaged")
-        assert fetched() == {"down/999.png"}
+    top.upload(folder / "down/000.png", "flowers/down/999.png")
+    top.upload(folder / "down/001.png", "flowers/down/000.png")
+    top.delete("flowers/across/000.png")
+    assert fetched() == {"down/999.png", "down/000.png"}
+    assert not (there.root / "across/000.png").exists()
+    (there.root / "down/999.png").write_bytes(b"damaged")
+    assert fetched() == {"down/999.png"}
 
 
 def test_folders_that_a_console_has_created_are_folders(top: RemoteStore, tmp_path: Path) -> None:
@@ -118,37 +84,6 @@ def test_folders_that_a_console_has_created_are_folders(top: RemoteStore, tmp_pa
     top.write("flowers/down", b"with content")
     with pytest.raises(DataError, match=r"flowers/down is an object and a folder, which no disk"):
         listed(f"{top.uri}/flowers", "image_folder")
-
-
-@pytest.mark.parametrize("suffix", [".zip", ".tar"])
-def test_an_archive_is_read(top: RemoteStore, tmp_path: Path, suffix: str) -> None:
-    """A zip or tar file is read in place, in the cache."""
-    folder, file = write_photos(tmp_path / "flowers", images=3), tmp_path / f"flowers{suffix}"
-    if suffix == ".zip":
-        with zipfile.ZipFile(file, "w") as archive:
-            for image in folder.rglob("*.png"):
-                archive.write(image, image.relative_to(folder).as_posix())
-    else:
-        with tarfile.open(file, "w") as tar:
-            tar.add(folder, "flowers")
-    top.upload(file, file.name)
-    there = listed(f"{top.uri}/{file.name}", "archive")
-    assert images(there) == images(listed(str(folder), "image_folder"))
-
-
-def test_shards_are_read(top: RemoteStore, tmp_path: Path) -> None:
-    """WebDataset shards are recognised by the members of the first one."""
-    folder = write_photos(tmp_path / "flowers", classes=2, images=2)
-    for number in range(2):
-        with tarfile.open(tmp_path / f"{number:06d}.tar", "w") as shard:
-            for label in ("across", "down"):
-                (tmp_path / "label.cls").write_text(label)
-                shard.add(folder / label / f"{number:03d}.png", f"{label}{number}.png")
-                shard.add(tmp_path / "label.cls", f"{label}{number}.cls")
-        top.upload(tmp_path / f"{number:06d}.tar", f"shards/{number:06d}.tar")
-    there = listed(f"{top.uri}/shards", "webdataset")
-    labels = sorted(image.label for image in there.images)
-    assert labels == ["across", "across", "down", "down"]
 
 
 def test_a_table_names_images_beside_it_and_elsewhere(
@@ -188,35 +123,6 @@ def test_an_address_with_credentials_is_refused() -> None:
     assert "hunter2" not in str(caught.value)
 
 
-def test_an_image_that_was_replaced_is_described_again(top: RemoteStore, tmp_path: Path) -> None:
-    """Also where another address, with an index of its own, has downloaded the new object."""
-    folder = write_photos(tmp_path / "flowers", classes=2, images=2)
-    put(top, folder, "flowers")
-    before = described(f"{top.uri}/flowers", "image_folder")
-    top.upload(folder / "down/001.png", "flowers/across/000.png")
-    top.write("flowers/labels.csv", b"image,label\nacross/000.png,a\ndown/000.png,b\n")
-    after = described(f"{top.uri}/flowers/labels.csv", "table")
-    assert after["down/000.png"] == before["down/000.png"]
-    assert after["across/000.png"] == before["down/001.png"] != before["across/000.png"]
-
-
-def test_a_file_that_was_damaged_here_is_downloaded_again(top: RemoteStore, tmp_path: Path) -> None:
-    """Its size and time are as before, so only its digest tells; the next run repairs it."""
-    put(top, write_photos(tmp_path / "flowers", classes=2, images=2), "flowers")
-    digests = described(f"{top.uri}/flowers", "image_folder")
-    root = Path(remote_data.local_path(f"{top.uri}/flowers"))
-    file, times = root / "down/001.png", (root / "down/001.png").stat()
-    whole = file.read_bytes()
-    file.write_bytes(bytes([whole[0] ^ 1]) + whole[1:])
-    os.utime(file, ns=(times.st_atime_ns, times.st_mtime_ns))
-    assert described(f"{top.uri}/flowers", "image_folder") == digests
-    image = StoredImage(0, "down/001.png", digests["down/001.png"])
-    with pytest.raises(DataError), read_image(root, image, StoreSpec(3, 8, 8, "squash")):
-        pass
-    assert described(f"{top.uri}/flowers", "image_folder") == digests
-    assert file.read_bytes() == whole
-
-
 def test_a_download_that_was_killed_continues(
     top: RemoteStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -247,29 +153,3 @@ def test_a_download_that_was_killed_continues(
         each.relative_to(local).as_posix() for each in local.rglob("*.png")
     )
     assert not journal.exists()
-
-
-@pytest.mark.slow
-def test_a_lost_connection_loses_nothing(
-    objects: ObjectServer, top: RemoteStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """What was downloaded before the connection broke is not downloaded again."""
-    folder = write_photos(tmp_path / "flowers", images=4)
-    put(top, folder, "flowers")
-    monkeypatch.setattr("patchline.pipeline.workspace.remote_store.PATIENCE_SECONDS", 0.5)
-    monkeypatch.setattr(remote_data, "_AT_ONCE", 1)
-    with faulty_connection(objects) as connection:
-        for name, value in connection.environment.items():
-            monkeypatch.setenv(name, value)
-        requested(f"{top.uri}/flowers", preset_name="none")  # asks for the names alone
-        connection.fault, connection.methods, connection.after = "hang_up", ("GET",), 6
-        with pytest.raises(StorageError, match="cannot be reached"):
-            remote_data.local_path(f"{top.uri}/flowers")
-        connection.methods = ()
-        connection.seen.clear()
-        remote_data.local_path(f"{top.uri}/flowers")
-        gets = [line for line in connection.seen if line.startswith("GET") and ".png" in line]
-        assert 4 <= len(gets) <= 8
-    local = WORKSPACE / "sources/objects/s3"
-    assert len(list(local.rglob("*.png"))) == 12
-    shutil.rmtree(local)

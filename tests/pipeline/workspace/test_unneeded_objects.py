@@ -6,12 +6,8 @@ import os
 import time
 from pathlib import Path
 
-import pytest
-
-from patchline.pipeline.errors import StorageError
 from patchline.pipeline.workspace import chosen, lease, unneeded_objects
 from patchline.pipeline.workspace.shared_files import SharedFiles, content_key
-from tests.object_server import ObjectServer, faulty_connection
 from tests.pipeline.workspace.machines import machine
 
 
@@ -69,28 +65,3 @@ def test_a_damaged_name_stays_with_all_contents(team: str, tmp_path: Path) -> No
         assert name.exists()
         assert "1 name in" in notes[0]
         assert "names/splits/s.json" in notes[0]
-
-
-def test_a_bucket_that_may_only_be_read_is_listed(
-    objects: ObjectServer, bucket: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The store dates its answers, so leases and contents have an age without any write."""
-    with faulty_connection(objects) as connection:
-        for name, value in connection.environment.items():
-            monkeypatch.setenv(name, value)
-        with machine("a", f"s3://{bucket}/team"):
-            shared = chosen.shared()
-            assert shared is not None
-            publish(shared, "runs/done/training/checkpoint", "of a finished run")
-            shared.store.write("leases/run.json", b'{"host": "other"}')
-            connection.fault, connection.methods = "denied", ("PUT", "DELETE", "POST")
-            unneeded = unneeded_objects.find(shared, {"done"})
-            assert [each.key for each in unneeded.objects] == [
-                "names/runs/done/training/checkpoint.json"
-            ]
-            assert unneeded.leases == ("run",)
-            age = lease.age_of("run")
-            assert age is not None
-            assert not age.has_expired
-            with pytest.raises(StorageError, match="may not be written"):
-                shared.check_writable()
