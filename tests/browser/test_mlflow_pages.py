@@ -2,60 +2,25 @@
 
 from __future__ import annotations
 
-import os
-import signal
-import subprocess
-import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
-from pathlib import Path
 
 import pytest
 from mlflow import MlflowClient
 
 from patchline.pipeline.browsing import saved_views
-from patchline.pipeline.local_services import answers
 from patchline.pipeline.tracking import addresses
 from patchline.pipeline.tracking.tracked_run import TrackedRun
 from tests.browser.chromium import Browser, browser, missing
 from tests.conftest import Run
-from tests.flows.services.local_servers import free_port
-from tests.patience import until
+from tests.mlflow_server import mlflow_server
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(bool(missing()), reason=missing())]
-
-
-@contextmanager
-def _mlflow_server(database: Path) -> Iterator[str]:
-    """Show a store that is a SQLite file, and return the address of the pages."""
-    port = free_port()
-    address = f"http://127.0.0.1:{port}"
-    process = subprocess.Popen(
-        [
-            *(sys.executable, "-m", "mlflow", "server", "--workers", "1"),
-            *("--host", "127.0.0.1", "--port", str(port)),
-            *("--backend-store-uri", f"sqlite:///{database}"),
-        ],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        start_new_session=True,
-        cwd=database.parent,
-        # Jobs are for language models, and take eight processes.
-        env={**os.environ, "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"},
-    )
-    try:
-        until(lambda: answers(f"{address}/health"), "no MLflow server answers", seconds=180)
-        yield address
-    finally:
-        os.killpg(process.pid, signal.SIGKILL)  # it only reads, and would take ten seconds
-        process.wait()
 
 
 @pytest.fixture(scope="module")
 def opened(finished_run: Run) -> Iterator[tuple[Browser, str]]:
     """Return a browser, and the address of the MLflow UI of a real run."""
-    with _mlflow_server(finished_run.folder / "mlflow.db") as server, browser() as window:
+    with mlflow_server(finished_run.folder / "mlflow.db") as server, browser() as window:
         window.close_assistant(server)
         yield window, server
 

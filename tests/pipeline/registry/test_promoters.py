@@ -21,7 +21,7 @@ from patchline.pipeline.registry.history import CHAMPION, AliasChange
 from patchline.pipeline.registry.promotion import Request, changing, promote
 from patchline.pipeline.registry.registered_models import ModelReference
 from patchline.pipeline.tracking.tracking_store import client
-from tests.browser.mlflow_server import mlflow_server
+from tests.mlflow_server import mlflow_server
 from tests.pipeline.registry.made_versions import QUICK, make_version
 
 ROUNDS, KILLS, SERVER_ROUNDS = 30, 20, 6
