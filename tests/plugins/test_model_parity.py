@@ -132,7 +132,10 @@ def _rope(architecture: str, *, absolute: bool = False) -> Case:
     theirs: Any = timm.create_model(architecture, pretrained=False, depth=2, img_size=64)
     randomise(theirs)
     embedding = {"name": "conv", "patch_size": 16}
-    settings = {"frequencies": "mixed" if "mixed" in architecture else "axial", "depth": 2}
+    settings: dict[str, Any] = {
+        "frequencies": "mixed" if "mixed" in architecture else "axial",
+        "depth": 2,
+    }
     settings |= {"embedding": embedding, "layer_scale": 1.0, "absolute_positions": absolute}
 
     def names(tensors: Tensors) -> Tensors:

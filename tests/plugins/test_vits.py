@@ -88,7 +88,7 @@ def test_dimensions_that_do_not_fit_are_refused(
 @pytest.mark.parametrize("name", ["vit", "vit_registers", "rope_vit"])
 def test_every_norm_and_mlp_has_the_setting(name: str) -> None:
     """The epsilon reaches the norms of blocks, embedding and pooling; the activation the MLPs."""
-    further: dict[str, object] = {} if name == "rope_vit" else {"embedding_norm": True}
+    further: dict[str, Any] = {} if name == "rope_vit" else {"embedding_norm": True}
     further |= {"pooling": "attention"} if name == "vit" else {}
     model = _on_meta(name, depth=2, norm_epsilon=1e-3, activation="quick_gelu", **further)
     norms = [module for module in model.modules() if isinstance(module, nn.LayerNorm)]

@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 from uuid import UUID
 
 import psutil
@@ -202,10 +203,10 @@ def test_served_runs_without_a_process_are_closed_after_a_while(
     """A runner that was killed leaves them; one that is young, slow or suspended is left alone."""
     for seconds in ("_START_SECONDS", "_CANCEL_SECONDS"):
         monkeypatch.setattr(abandoned_prefect_runs, seconds, 0.2)
-    dead = [_served(client, state) for state in (Pending(), Running())]
-    cancelled, suspended, slow = (
-        _served(client, state) for state in (Cancelling(), Suspended(), Pending())
-    )
+    begun: list[State[Any]] = [Pending(), Running()]
+    spared: list[State[Any]] = [Cancelling(), Suspended(), Pending()]
+    dead = [_served(client, state) for state in begun]
+    cancelled, suspended, slow = (_served(client, state) for state in spared)
     _dead_record(suspended)  # an approval that waits for a person
     environment = {**os.environ, "PREFECT__FLOW_RUN_ID": str(slow)}
     process = subprocess.Popen(["sleep", "60"], env=environment)

@@ -133,7 +133,8 @@ def test_the_saved_config_gives_the_same_weights_in_a_folder_of_any_name(
     monkeypatch.delenv(PREFECT_DATABASE)
     folder = tmp_path / "around" / "why? 100%25 #1 ünï;@:\"'\\ \n-x%20"
     folder.mkdir(parents=True)
-    config = shutil.copy(finished_run.summary["config"], folder / "s%20?.yaml")
+    config = folder / "s%20?.yaml"
+    shutil.copy(finished_run.summary["config"], config)
     again = patchline("run", "--config", "s%20?.yaml", "--json", cwd=folder)
     assert again.code == 0, again.err
     assert again.json["data_fingerprint"] == finished_run.summary["data_fingerprint"]

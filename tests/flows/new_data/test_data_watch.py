@@ -7,7 +7,7 @@ import logging
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from uuid import UUID
 
 import pytest
@@ -174,7 +174,7 @@ def test_a_killed_run_is_resumed_and_a_failed_one_is_not(
         assert now.state_name == ("Crashed" if once_too_often else "Resuming")
     _add(watched.folder)
     [second] = [each for each in watched.runs(1) if each.id != first.id]
-    failed = Failed(message="The images are of one class.")
+    failed: State[Any] = Failed(message="The images are of one class.")
     watched.client.set_flow_run_state(second.id, failed, force=True)
     assert {each.state_name for each in watched.runs(1)} == {"Crashed", "Failed"}
 

@@ -6,10 +6,12 @@ import datetime as dt
 import json
 import shlex
 from pathlib import Path
+from typing import Any
 from uuid import UUID
 
 import pytest
 from prefect.client.orchestration import SyncPrefectClient
+from prefect.client.schemas.objects import State
 from prefect.settings import PREFECT_API_URL, temporary_settings
 from prefect.states import Completed, Pending, Running
 
@@ -66,7 +68,8 @@ def test_a_schedule_is_created_listed_paused_resumed_run_and_removed(
     assert code == 0
     assert started["page"].endswith(started["flow_run_id"])
     assert "patchline up" in err  # nobody runs it here
-    for state in (Pending(), Running(), Completed()):
+    states: list[State[Any]] = [Pending(), Running(), Completed()]
+    for state in states:
         client.set_flow_run_state(UUID(started["flow_run_id"]), state)
     [shown] = json.loads(run_here("schedule", "list", "--json")[1])["schedules"]
     last = shown["last"]

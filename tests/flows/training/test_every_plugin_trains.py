@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from patchline.pipeline.plugin_system.plugin_loader import installed
+from patchline.pipeline.plugin_system.plugin_loader import Kind, installed
 from tests.conftest import write_photos
 from tests.flows.training.runs import ran
 
@@ -14,7 +14,7 @@ _GOOD = 0.8
 """Share of the test images. Guessing one of three classes reaches this in 1 of 10,000 runs."""
 
 
-def _built_in(kind: str) -> list[str]:
+def _built_in(kind: Kind) -> list[str]:
     return [each.name for each in installed(kind) if each.distribution == "patchline"]
 
 

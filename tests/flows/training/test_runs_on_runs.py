@@ -56,7 +56,8 @@ def test_an_ensemble_of_label_sets_teaches_a_student(tmp_path: Path) -> None:
     assert (rules["far_split"], "far" in rules["unknown"]) == ("test", True)  # of 30 images
     pictures = next((tmp_path / ".patchline/sources/shapes").iterdir())
     images = [str(pictures / f"{number:06}.png") for number in range(12)]
-    answers = checked_package(package, 1).package.answers(images[:1])
+    sent: list[object] = [*images]
+    answers = checked_package(package, 1).package.answers(sent[:1])
     assert next(iter(answers))["error"] is None
 
     write_unlabelled(tmp_path / "more")
@@ -78,7 +79,7 @@ def test_an_ensemble_of_label_sets_teaches_a_student(tmp_path: Path) -> None:
     predicted = patchline_here("predict", "student", *images, *out, cwd=tmp_path)
     assert predicted.code == 0, predicted.err
     table = pd.read_parquet(tmp_path / "table.parquet")
-    served = checked_package(package, 1).package.answers(images)
+    served = checked_package(package, 1).package.answers(sent)
     for row, answer in zip(table.to_dict("records"), served, strict=True):
         given = [each["label"] for each in answer["labels"]]
         assert json.loads(row["labels"]) == given

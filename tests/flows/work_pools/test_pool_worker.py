@@ -37,7 +37,7 @@ def test_a_run_of_a_killed_worker_resumes_on_another(
         workers = [Begun(tmp_path, "worker --work-pool team") for _ in range(2)]
         try:
             for each in workers:
-                each.wait_until(lambda said=each.said: "Waiting for runs" in said())
+                until(lambda: "Waiting for runs" in each.said(), "no worker waits")  # noqa: B023 - called here
             assert patchline("schedule", "run-now", "w", cwd=tmp_path).code == 0
             until(lambda: any("epoch 3:" in each.said() for each in workers), "no run has begun")
             killed, other = sorted(workers, key=lambda each: "epoch 3:" not in each.said())

@@ -46,9 +46,9 @@ def test_the_temperature_comes_from_the_validation_split() -> None:
     assert calibrated(rows[~validation], CLASSES, members)[1] == members
 
 
-@pytest.mark.parametrize("class_images", [None, (900, 60, 30, 10)])
+@pytest.mark.parametrize("class_images", [(), (900, 60, 30, 10)])
 def test_probabilities_are_the_logits_over_the_temperature(
-    class_images: tuple[int, ...] | None,
+    class_images: tuple[int, ...],
 ) -> None:
     """The table's probabilities of both splits come from its logits; a bias is added."""
     rows = predicted_rows(CLASSES, per_class=40)
@@ -109,7 +109,8 @@ def test_the_worker_predicts_all_that_a_report_needs(finished_run: Run, tmp_path
     report = Path(str(finished_run.summary["report"]))
     alone = pd.read_parquet(report.with_name("predictions.parquet")).set_index("path")
     alone = alone.loc[table["path"]]
-    assert np.allclose(*(np.stack(list(each["logits"])) for each in (table, alone)), atol=1e-5)
+    logits, expected = (np.stack(list(each["logits"])) for each in (table, alone))
+    assert np.allclose(logits, expected, atol=1e-5)
 
 
 def _right(wrong: int) -> np.ndarray:

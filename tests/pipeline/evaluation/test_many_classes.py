@@ -57,4 +57,5 @@ def test_a_report_on_thousands_of_classes(tmp_path: Path) -> None:
     assert EvaluationReport.model_validate_json(text) == report
     again = pd.read_parquet(tmp_path / "predictions.parquet")
     assert again.drop(columns="probabilities").equals(table.drop(columns="probabilities"))
-    assert np.array_equal(*(np.stack(list(each["probabilities"])) for each in (again, table)))
+    read, kept = (np.stack(list(each["probabilities"])) for each in (again, table))
+    assert np.array_equal(read, kept)

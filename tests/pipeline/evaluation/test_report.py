@@ -180,7 +180,9 @@ def test_a_model_that_is_no_better_than_one_answer_is_said() -> None:
     labels = [0] * 60 + [1] * 40
     lazy = _evaluate(made_of(np.tile([0.6, 0.4], (100, 1)), labels))
     assert "not clearly better than always predicting 'class 0'" in lazy.warning
-    assert lazy.commonest == ("class 0", pytest.approx(0.6))
+    name, share = lazy.commonest
+    assert name == "class 0"
+    assert share == pytest.approx(0.6)
     assert _evaluate(made_of(np.eye(2)[labels] * 0.8 + 0.1, labels)).warning == ""
 
 

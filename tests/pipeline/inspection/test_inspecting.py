@@ -98,7 +98,7 @@ def test_uneven_classes_are_named(tmp_path: Path) -> None:
         scene(900 + number, 32).save(folder / f"train/day/more{number}.png")
     found = {finding.kind: finding for finding in inspected(folder).result.findings}
     for kind in ("imbalance", "small_class"):
-        assert (found[kind].classes, found[kind].severity) == (("night",), "warning")  # type: ignore[index]
+        assert (found[kind].classes, found[kind].severity) == (("night",), "warning")
 
 
 def test_copies_in_two_given_splits_are_an_error(tmp_path: Path) -> None:

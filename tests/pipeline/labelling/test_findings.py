@@ -15,7 +15,7 @@ from patchline.pipeline.labelling.image_order import ImageOrder
 from patchline.pipeline.labelling.pool import Pool
 from patchline.pipeline.labelling.server.advisor import Advisor
 from patchline.pipeline.labelling.session import Person, Session
-from patchline.plugin_api import ImageListing, ListedImage
+from patchline.plugin_api import ImageListing, ListedImage, Split
 from tests.pipeline.labelling.labelled import rows_of, write_images
 
 _HEADER = "path,split,label,kind,severity,exclude,detail\n"
@@ -42,7 +42,11 @@ def test_only_findings_on_labels_are_asked_about(tmp_path: Path) -> None:
 def test_the_table_of_corrections_holds_every_label_and_split(tmp_path: Path) -> None:
     """A run trains on all images, with the corrected labels; a correction can be taken back."""
     write_images(tmp_path, 2)
-    named = (("000.png", "test"), ("001.png", "train"), ("gone.png", "train"))
+    named: list[tuple[str, Split]] = [
+        ("000.png", "test"),
+        ("001.png", "train"),
+        ("gone.png", "train"),
+    ]
     images = [ListedImage(path, "rose", split) for path, split in named]
     listing = ImageListing(name="flowers", root=tmp_path, images=images)
     listed = data_labels(listing, Pool(tmp_path, tmp_path))

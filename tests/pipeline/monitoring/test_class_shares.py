@@ -41,7 +41,8 @@ def test_new_shares_alone_are_told_from_changed_images() -> None:
     results = [compared(each, seed) for seed, each in enumerate(images)]
     assert sum(bool(each.explains) for each in results) >= 13
     first = results[0].changes[0]
-    assert (first.label, first.before) == ("c", pytest.approx(0.2, abs=0.05))
+    assert first.label == "c"
+    assert first.before == pytest.approx(0.2, abs=0.05)
     assert np.mean([each.changes[0].now for each in results]) == pytest.approx(0.6, abs=0.05)
     assert results[0].sentence().startswith("The shares of the classes changed (c ")
     for seed in range(5):

@@ -56,12 +56,9 @@ def test_csv_and_parquet_agree(model: PackagedModel, photos: Path, tmp_path: Pat
     odd = tmp_path / 'a "quoted", name\n.png'
     odd.write_bytes(b"no image")
     given = [photos / "a", odd]
-    for name, options in (
-        ("out.csv", {}),
-        ("out.parquet", {}),
-        ("short.parquet", {"probabilities": False}),
-    ):
-        assert predict_images(model, "pets/1", given, tmp_path / name, **options).images == 35
+    for name, all_classes in (("out.csv", True), ("out.parquet", True), ("short.parquet", False)):
+        done = predict_images(model, "pets/1", given, tmp_path / name, probabilities=all_classes)
+        assert done.images == 35
     csv, parquet = pd.read_csv(tmp_path / "out.csv"), pd.read_parquet(tmp_path / "out.parquet")
     said = ["set", "coverage", "warnings", "unchecked"]
     assert list(csv.columns) == ["image", "label", "probability", "error", "top_k", *said]

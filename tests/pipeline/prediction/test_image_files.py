@@ -168,8 +168,10 @@ def test_images_on_an_object_store_have_their_addresses(bucket: str, tmp_path: P
 def test_tables_and_files_of_other_programs_are_not_predicted(tmp_path: Path) -> None:
     """In folders and archives, as a run skips them; a file that is named is."""
     shown = ("1.png", "2.dat", "a/@3.jpg", "scan")
-    hidden = ("labels.json", "metadata.CSV", "data.yaml", "README.md", "metadata.jsonl")
-    hidden += ("_classes.csv", "_annotations.coco.json", "Thumbs.db", "#recycle/2.jpg")
+    hidden = (
+        *("labels.json", "metadata.CSV", "data.yaml", "README.md", "metadata.jsonl"),
+        *("_classes.csv", "_annotations.coco.json", "Thumbs.db", "#recycle/2.jpg"),
+    )
     root = _write(tmp_path / "photos", *shown, *hidden, "a/@eaDir/1.jpg/SYNOPHOTO_THUMB_M.jpg")
     archive = Path(shutil.make_archive(str(tmp_path / "packed"), "zip", root))
     for given in (root, archive):

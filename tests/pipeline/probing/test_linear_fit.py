@@ -46,7 +46,9 @@ def drawn_sets(images: int, features: int, labels: int) -> tuple[_Array, _Array]
     return features_ND, (scores_NK > np.linspace(0, 2, labels) + scores_NK.mean(0)).astype(np.uint8)
 
 
-def halves(features_ND: _Array, labels_N: _Array, count: int) -> tuple[_Array, ...]:
+def halves(
+    features_ND: _Array, labels_N: _Array, count: int
+) -> tuple[_Array, _Array, _Array, _Array]:
     """Return the first so many images to train on, and the others to validate on."""
     return features_ND[:count], labels_N[:count], features_ND[count:], labels_N[count:]
 

@@ -42,7 +42,7 @@ def add_run(
     folder = workspace / "runs" / name
     stores = [str(workspace / "prepared" / each) for each in (images, f"{images}-more")]
     taught = str(workspace / "teacher_predictions" / f"of-{images}")
-    jsons = {
+    jsons: dict[str, dict[str, Any]] = {
         "training/job.json": {"store": stores[0], "unlabelled": {"store": stores[1]}},
         f"training/{FEATURES_FILE}": {"folders": [f"of-{images}"]},
         "stages/teach.json": {"folder": taught},
@@ -50,7 +50,7 @@ def add_run(
     }
     files = {folder / path: json.dumps(each).encode() for path, each in jsons.items()}
     files |= {folder / CHECKPOINT: b"c" * 1000, folder / BEST: b"b" * 100}
-    for kept in (*stores, workspace / "features" / f"of-{images}", taught):
+    for kept in (*stores, str(workspace / "features" / f"of-{images}"), taught):
         files[Path(kept) / "images.npy"] = b"i"
     for path, content in files.items():
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -26,12 +25,12 @@ class Machine:
         self.files.open()
         self.folder = top / name
 
-    def publish(self, name: str, value: dict[str, Any] | None = None, **texts: str) -> Reference:
+    def publish(self, name: str, **texts: str) -> Reference:
         """Write files and publish them."""
         self.folder.mkdir(exist_ok=True)
         for file, text in texts.items():
             (self.folder / file).write_text(text)
-        return self.files.publish(name, self.folder, list(texts), value)
+        return self.files.publish(name, self.folder, list(texts), {"epochs": 3})
 
     def fetch(self, name: str) -> dict[str, str] | None:
         """Fetch a name, and return the texts of its files."""
@@ -49,7 +48,7 @@ def machines(tmp_path: Path) -> tuple[Machine, Machine]:
 def test_another_machine_has_the_same_files(machines: tuple[Machine, Machine]) -> None:
     """What one publishes another fetches, with what belongs to it; equal contents are kept once."""
     first, second = machines
-    first.publish("runs/a", {"epochs": 3}, x="same", y="same")
+    first.publish("runs/a", x="same", y="same")
     assert second.fetch("runs/a") == {"x": "same", "y": "same"}
     named = second.files.find("runs/a")
     assert named is not None

@@ -43,7 +43,7 @@ def test_pixels_depend_on_seed_epoch_and_index_alone(channels: int) -> None:
     """Each gives another picture; neither the order of the calls nor the global state matters."""
     image = image_of(channels)
     keys = list(product(range(2), range(3), range(4)))
-    pictures = []
+    pictures: list[list[bytes]] = []
     for order in (keys, keys[::-1]):
         np.random.seed(len(pictures))  # noqa: NPY002 - the state that must not matter
         before = np.random.get_state()[1].tolist()  # type: ignore[index] # noqa: NPY002 - numpy types the answer as tuple or dict

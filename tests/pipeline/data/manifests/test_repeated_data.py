@@ -71,7 +71,7 @@ def test_a_grown_folder_gives_the_same_data_again(tmp_path: Path) -> None:
         pd.testing.assert_frame_equal(manifests.load(found.manifest_file), rows)
         config = ingestion.resolve(config_of(photos, manifest=reference), found)
         assert config.data.manifest == named
-    after = open_images(ingestion.prepare(config, found, tmp_path / "other").store)
+    after = np.array(open_images(ingestion.prepare(config, found, tmp_path / "other").store))
     assert np.array_equal(before, after)
 
 

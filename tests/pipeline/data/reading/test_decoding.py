@@ -76,7 +76,8 @@ def test_the_pixels_are_those_of_pillow(
     with Image.open(io.BytesIO(data)) as opened:
         reference = np.asarray(opened.convert("L" if channels == 1 else "RGB"))
     decoded = decode_image(data, channels)
-    assert (decoded.dtype, decoded.shape) == (np.uint8, (24, 32, channels))
+    assert decoded.dtype == np.uint8
+    assert decoded.shape == (24, 32, channels)
     difference = decoded.astype(int) - reference.reshape(decoded.shape)
     assert np.abs(difference).max() <= tolerance + 2 * (channels == 1 or tolerance)
 
@@ -190,8 +191,9 @@ def test_resize_gives_the_size_and_keeps_a_flat_colour(
     sizes: tuple[int, int, int, int], channels: int, resize: ResizePolicy, value: int
 ) -> None:
     """Every image becomes the size asked for, and one flat colour stays that colour."""
-    height, width, *target = sizes
-    resized = resize_image(np.full((height, width, channels), value, np.uint8), *target, resize)
+    target = sizes[2:]
+    image = np.full((*sizes[:2], channels), value, np.uint8)
+    resized = resize_image(image, *target, resize)
     assert resized.shape == (*target, channels)
     assert resized.dtype == np.uint8
     assert resized.flags["C_CONTIGUOUS"]
@@ -216,7 +218,7 @@ def test_pad_shows_the_whole_image_in_its_proportions(
     image = np.random.default_rng(0).integers(0, 256, (*sizes[:2], channels), dtype=np.uint8)
     height, width = target = sizes[2:]
     scale = min(height / sizes[0], width / sizes[1])
-    inner = [max(1, round(side * scale)) for side in sizes[:2]]
+    inner = (max(1, round(sizes[0] * scale)), max(1, round(sizes[1] * scale)))
     expected = resize_image(image, *inner, "squash")
     padded = resize_image(image, *target, "pad")
     top, left = (height - inner[0]) // 2, (width - inner[1]) // 2

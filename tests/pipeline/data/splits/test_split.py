@@ -203,7 +203,11 @@ def _misses(manifest: pd.DataFrame) -> float:
     """Return by how many images a label misses its share of a split at most."""
     labels = matrix(manifest["label"].tolist(), label_pairs(manifest["label"], MULTI_LABEL).names)
     return max(
-        np.abs(labels[manifest["split"] == split].sum(axis=0) - share * labels.sum(axis=0)).max()
+        float(
+            np.abs(
+                labels[manifest["split"] == split].sum(axis=0) - share * labels.sum(axis=0)
+            ).max()
+        )
         for split, share in SHARES.items()
     )
 

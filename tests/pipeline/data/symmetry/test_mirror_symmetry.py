@@ -104,7 +104,7 @@ def test_what_cannot_be_known_is_unknown(case: str) -> None:
     generator = np.random.default_rng(0)
     pixels, names = images(_arrow, CLASSES, FEWEST - 1 if case == "too few" else 80)
     if case == "noise":
-        pixels = generator.integers(0, 256, pixels.shape).astype(np.uint8)
+        pixels = generator.integers(0, 256, pixels.shape, np.uint8)
     elif case == "blank":
         pixels = np.full_like(pixels, 90)
     elif case == "labels at random":

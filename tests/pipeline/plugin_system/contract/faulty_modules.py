@@ -255,7 +255,7 @@ FAULTS = {
     "an unknown embedding": (_model(Fed, "konv"), _LOGITS, "Did you mean 'conv'?"),
     "ignores its embedding": (_model(Model, "conv"), _LOGITS, "never builds its patch embedding."),
     "always five classes": (
-        _model(lambda *arguments: Model(*arguments, logits=5)), _LOGITS, "the shape (2, 5)."
+        _model(lambda config, context: Model(config, context, 5)), _LOGITS, "the shape (2, 5)."
     ),
     "a dictionary": (_converted(lambda logits: {"logits": logits}), _LOGITS, "It returns dict."),
     "logits in float64": (_converted(torch.Tensor.double), _LOGITS, "Keep float32."),

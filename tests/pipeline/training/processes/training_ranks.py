@@ -25,7 +25,7 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 from torch.distributed import FileStore, distributed_c10d  # type: ignore[attr-defined]  # not in its __all__
-from torch.multiprocessing import start_processes
+from torch.multiprocessing.spawn import start_processes
 
 from patchline.pipeline.errors import WorkerError
 from patchline.pipeline.files.atomic_files import write_text
@@ -162,4 +162,4 @@ def _wait_in_vain(folder: Path, ranks: Ranks) -> None:
 if __name__ == "__main__":  # all ranks share what is imported
     count_of_ranks = int(sys.argv[2])
     given = (Path(sys.argv[1]), count_of_ranks)
-    start_processes(main, given, count_of_ranks, start_method="fork")
+    start_processes(main, given, count_of_ranks, start_method="fork")  # type: ignore[no-untyped-call]  # torch has no types for it
