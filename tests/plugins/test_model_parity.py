@@ -128,6 +128,15 @@ def _vit(own: dict[str, Any], **settings: Any) -> Case:
     return ours, theirs, names, names(_values(theirs)), 32
 
 
+def _base() -> Case:
+    """Return both of the published size: 86 million parameters, 224 pixels in patches of 16."""
+    theirs: Any = timm.create_model("vit_base_patch16_224", pretrained=False)
+    randomise(theirs)
+    ours = built("vit", 224, 1000, size="b", embedding={"name": "conv", "patch_size": 16})
+    names = partial(_renamed, _TIMM)
+    return ours, theirs, names, names(_values(theirs)), 224
+
+
 def _rope(architecture: str, *, absolute: bool = False) -> Case:
     theirs: Any = timm.create_model(architecture, pretrained=False, depth=2, img_size=64)
     randomise(theirs)
@@ -189,11 +198,13 @@ def _vit_pytorch(name: str, kind: Any) -> Case:
     return ours, theirs, names, weights, 32
 
 
+_PUBLISHED = "timm, Base at 224 pixels"
 _AVERAGE: dict[str, Any] = {"class_token": False, "global_pool": "avg", "fc_norm": False}
 _MAP: dict[str, Any] = {"class_token": False, "global_pool": "map"}
 _TANH, _RMS = partial(nn.GELU, approximate="tanh"), partial(RmsNorm, eps=1e-6)
 CASES: dict[str, Callable[[], Case]] = {
     "timm": partial(_vit, {}),
+    _PUBLISHED: _base,
     "timm, average": partial(_vit, {"pooling": "average"}, **_AVERAGE),
     "timm, attention pooling": partial(
         _vit, {"pooling": "attention", "activation": "gelu_tanh"}, **_MAP, act_layer=_TANH
@@ -218,7 +229,10 @@ CASES: dict[str, Callable[[], Case]] = {
 }
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(
+    "case",
+    [pytest.param(case, marks=pytest.mark.slow if case == _PUBLISHED else ()) for case in CASES],
+)
 def test_equals_the_public_model(case: str) -> None:
     """Logits agree to 1e-4, each gradient, also of the images, to 1e-3 of its largest entry."""
     ours, theirs, names, weights, side = CASES[case]()
