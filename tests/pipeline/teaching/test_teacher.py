@@ -105,7 +105,7 @@ def test_published_weights_teach_if_their_classes_have_names(tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda folder: folder, r"training.teacher .*x does not exist"),
+        (lambda folder: folder / "a.pt", r"training.teacher .*a.pt does not exist"),
         (lambda folder: named(folder, None), r"does not say which classes .* --model.init"),
         (lambda folder: saved(folder, ()), r"is an encoder, which knows no classes. Fine-tune it"),
         (lambda folder: saved(folder, task="multi_label"), r"predicts sets of labels, but the im"),

@@ -72,12 +72,12 @@ def test_balanced_weights_are_inverse_frequencies() -> None:
 
 def test_the_settings_decide_the_loss_of_a_training(make: Make) -> None:
     """The step of a training uses the class frequencies of its training split."""
-    settings = {"class_weights": "balanced", "loss": "bce"}
-    training = opened(make(training=settings))
+    job = make(training={"class_weights": "balanced", "loss": "bce"})
+    training = opened(job)
     labels = training.data.labels[training.data.training.rows]
     logits, targets = torch.randn(len(labels), 3), torch.from_numpy(labels)
     weights = balanced_class_weights(labels, 3)
-    expected = training_loss(logits, targets, TrainingConfig.model_validate(settings), weights)
+    expected = training_loss(logits, targets, job.config.training, weights)
     assert torch.equal(training.objective.loss(logits, targets), expected)
 
 
