@@ -16,6 +16,7 @@ from benchmarks.outside_connections import (
     record,
 )
 from tests.conftest import Run
+from tests.structure.import_rules import imports
 
 pytestmark = pytest.mark.skipif(bool(missing_tracer()), reason=missing_tracer())
 
@@ -54,6 +55,22 @@ def test_a_model_is_used_without_a_word_to_anybody(finished_run: Run, tmp_path: 
     assert found.code == 0, found.err
     assert (found.look_ups, found.connections) == ((), ())
     assert not list(tmp_path.rglob("*onnxruntime*"))
+
+
+def test_only_one_module_imports_onnxruntime() -> None:
+    """The one that turns its telemetry off before; quantization imports that one first."""
+    root = Path(__file__).resolve().parents[2]
+    importing = {
+        file.relative_to(root).as_posix()
+        for package in ("pipeline", "flows", "plugins")
+        for file in (root / package).rglob("*.py")
+        if b"onnxruntime" in file.read_bytes()
+        for _, module in imports(file)
+        if module.split(".")[0] == "onnxruntime"
+    }
+    assert importing == {"pipeline/models/onnx_session.py", "pipeline/exports/onnx_forms.py"}
+    quiet = "from patchline.pipeline.packaging.packaged_model import"
+    assert quiet in (root / "pipeline/exports/onnx_forms.py").read_text(encoding="utf-8")
 
 
 @pytest.mark.slow
