@@ -151,6 +151,14 @@ def test_the_recipe_depends_on_what_is_trained() -> None:
     assert (warm.optimizer.learning_rate, warm.training.epochs) == (1e-3, 20)
 
 
+def test_pretraining_continues_with_all_weights() -> None:
+    """Without labels there is no head to train, and the recipe is that of a warm start."""
+    config = asked(objective={"name": "mae"})
+    assert with_initial_weights(config, FOUND).training.trainable == "all"
+    with pytest.raises(ConfigError, match=r"trainable is head, but objective\.name mae"):
+        asked(objective={"name": "mae"}, training={"trainable": "head"})
+
+
 def test_without_a_champion_training_is_as_usual() -> None:
     """The first run of a schedule has the usual rate and length, but for what was set."""
     flags: dict[str, Any] = {"model": {"init": "champion"}, "optimizer": {"weight_decay": 0.2}}
