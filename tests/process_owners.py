@@ -83,10 +83,6 @@ class Owners:
     def _module(self, item: pytest.Item) -> str:
         return f"{self._session}|module {item.path}"
 
-    def for_the_session(self) -> contextlib.AbstractContextManager[None]:
-        """Let the session own what the block starts."""
-        return owned_by(self._session)
-
 
 @contextlib.contextmanager
 def owned_by(owner: str) -> Iterator[None]:
