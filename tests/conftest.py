@@ -52,6 +52,8 @@ _MEMORY_NEEDED = 6 * 2**30
 _MEMORY_OF_A_PROCESS, _MOST_PROCESSES = 5 * 2**30, 6
 """Bytes of a process of tests with what it starts; more processes would wait for the same servers
 and modules."""
+_SLOWER = 5
+"""How many times as long as the others a slow test may take before it is called hung."""
 _ROOT_OF_FOLDERS = "PYTEST_DEBUG_TEMPROOT"
 PREFECT_DATABASE = "PREFECT_SERVER_DATABASE_CONNECTION_URL"
 PATCHLINE = Path(sys.executable).parent / "patchline"
@@ -126,9 +128,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """
     longest = {"test_docs.py": 0, "test_services.py": 1, "test_doors.py": 2, "test_down.py": 3}
     items.sort(key=lambda item: longest.get(item.path.name, len(longest)))
+    usual = float(config.getini("timeout"))
     for item in items:
-        given = item.get_closest_marker("timeout")
-        seconds = float(given.args[0] if given else config.getini("timeout"))
+        seconds = usual * (_SLOWER if item.get_closest_marker("slow") else 1)
         item.add_marker(pytest.mark.timeout(patient(seconds)), append=False)
 
 

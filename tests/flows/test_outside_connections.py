@@ -74,7 +74,6 @@ def test_only_one_module_imports_onnxruntime() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(1800)
 def test_no_command_reaches_out(tmp_path: Path) -> None:
     """Every command, with servers and without, and a package that is used for a while."""
     for name, found in measured(tmp_path):

@@ -91,10 +91,10 @@ _KNOWN_TO_REFUSE = {"byobnet", "crossvit"}
 """Families of timm whose first model takes images of its own size alone."""
 
 
-@pytest.mark.slow  # a hundred networks
-@pytest.mark.parametrize("family", _FAMILIES)
-def test_every_family_can_be_used(family: str) -> None:
-    """A model of each family takes 224x224 images, or says why not."""
+@pytest.mark.slow
+@pytest.mark.parametrize("family", [*_KNOWN_TO_REFUSE, *list(_FAMILIES)[::5]])
+def test_a_family_can_be_used(family: str) -> None:
+    """A model of each fifth family takes 224x224 images, or says why not."""
     if family in _KNOWN_TO_REFUSE:
         with pytest.raises(ConfigError, match="cannot be built for 224x224 images"):
             _resolved(*_FAMILIES[family])

@@ -70,7 +70,6 @@ def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ObjectSe
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(1500)
 @pytest.mark.usefixtures("server")
 def test_every_command_works(tmp_path: Path) -> None:
     """Each command, in order; runs train for one epoch. Another test resumes a killed run."""

@@ -42,7 +42,6 @@ def test_a_store_that_is_away_is_said_without_its_secret(
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(1500)
 def test_planted_secrets_are_found_nowhere(tmp_path: Path) -> None:
     """A whole day: servers, a webhook, a run, its pages, the end, and what is left on the disk.
 

@@ -25,11 +25,9 @@ from patchline.pipeline.tracking import tracking_store
 from patchline.pipeline.tracking.team_stores import TeamStores
 from tests.conftest import Finished, patchline, patchline_here, write_photos
 from tests.flows.services.local_servers import Servers, ended, page, recorded_services, serving
-from tests.flows.training.runs import only_run
 from tests.patience import patient, until
 from tests.pipeline.serving.served import NAME, Serving, made_registry, png, wait_for_version
 from tests.postgres_server import free_port
-from tests.small_disks import small_disk
 
 _ALLOCATING = """
 import gc, threading, time
@@ -226,7 +224,7 @@ def test_a_stuck_server_is_replaced_and_a_killed_supervisor_leaves_nothing(tmp_p
         until(lambda: local_services.answers(health), "it does not answer again")
         os.kill(servers.state.pid, signal.SIGKILL)
         until(lambda: not service_processes.members(tmp_path), "processes are left")
-        assert local_services.running(tmp_path) is None
+        until(lambda: local_services.running(tmp_path) is None, "they look alive")
         assert servers.up().json["already_running"] is False
         for process in service_processes.members(tmp_path):
             process.kill()
@@ -235,13 +233,12 @@ def test_a_stuck_server_is_replaced_and_a_killed_supervisor_leaves_nothing(tmp_p
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(1200)
 def test_runs_before_during_and_after_are_one_history(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What was run before `up` is in both servers; what was run meanwhile is usable after `down`.
+    """What was run before `up` is in MLflow's server; what was run meanwhile is there after `down`.
 
-    Three training runs of one epoch, on the same photos: without servers, with them, without.
+    Two training runs of one epoch, on the same photos: without servers, and with them.
     """
     write_photos(tmp_path / "photos", images=8)
     outside = Servers(tmp_path)
@@ -265,10 +262,7 @@ def test_runs_before_during_and_after_are_one_history(
         assert states == ["Completed"] * 2
     image = next((tmp_path / "photos").rglob("*.png"))
     for version in (1, 2):
-        assert patchline_here("predict", f"photos/{version}", image, cwd=tmp_path).code == 0
-    promoted = patchline_here("promote", "photos", "--version", "2", cwd=tmp_path)
-    assert promoted.code in (0, 3)
-    assert train(3).json["version"] == "3"
+        assert patchline("predict", f"photos/{version}", image, cwd=tmp_path).code == 0
 
 
 @pytest.mark.slow
@@ -313,31 +307,6 @@ def test_up_serves_a_model_and_down_ends_it(tmp_path: Path, empty_store: Path) -
             "it was not started again",
         )
     assert not local_services.answers(f"http://127.0.0.1:{port}/healthz")
-
-
-@pytest.mark.slow
-def test_a_full_disk_ends_a_start_and_a_run_and_both_work_when_there_is_space(
-    tmp_path: Path,
-) -> None:
-    """Each is one sentence, and no process stays; with free space again the run resumes."""
-    write_photos(tmp_path / "photos", images=8)
-    with small_disk(tmp_path / "disk", mebibytes=60) as folder:
-        _fill(folder / "filler")
-        _assert_full(ended(Servers(folder).begin_up()).err)
-        until(lambda: not service_processes.members(folder), "the end of all processes")
-        (folder / "filler").unlink()
-        with serving(folder) as servers:
-            settings = ("--preset", "none", "--training.epochs", "300", "--model.depth", "1")
-            run = servers.begin("run", str(tmp_path / "photos"), *settings)
-            until(lambda: list(folder.glob(".patchline/runs/*/training/best*")), "the training")
-            _fill(folder / "filler")
-            _assert_full(ended(run).err)
-            (folder / "filler").unlink()
-            with contextlib.chdir(folder):
-                store = tracking_store.client()
-            until(lambda: only_run(store).info.status in {"KILLED", "FAILED"}, "the run's end")
-            assert ended(servers.begin("run", "--resume", "last")).code == 0
-            assert only_run(store).info.status == "FINISHED"
 
 
 def _assert_full(said: str) -> None:

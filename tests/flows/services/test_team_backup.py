@@ -32,7 +32,6 @@ def _psql(name: str, *arguments: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
 def test_a_team_continues_on_another_machine_from_its_backup(
     postgres: PostgresServer,
     objects: ObjectServer,

@@ -13,7 +13,7 @@ import pytest
 from patchline.pipeline.tracking.nested_runs import FINAL_FIT
 from tests.conftest import Finished, patchline, patchline_here
 from tests.flows.training.runs import Begun, store_of
-from tests.patience import patient, until
+from tests.patience import until
 from tests.postgres_server import PASSWORD, USER, PostgresServer
 
 SETTINGS = (
@@ -34,7 +34,6 @@ def _interrupt(folder: Path, arguments: str, pattern: str, count: int, number: i
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(patient(1200))
 def test_a_search_that_is_interrupted_trains_no_trial_twice(tmp_path: Path) -> None:
     """Signals while two trials train, SIGKILL in a final fit: one run for each, honest at the end.
 
@@ -133,7 +132,6 @@ def test_a_dry_run_tells_what_would_be_searched_and_trains_nothing(tmp_path: Pat
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(patient(1200))
 def test_two_machines_search_in_one_study(tmp_path: Path, postgres: PostgresServer) -> None:
     """Each trial is trained by one of them; the first does the final fits, the second ends.
 

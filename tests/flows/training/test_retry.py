@@ -39,7 +39,7 @@ def _kill_evaluation() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("tried", "is_changed"),
-    [(training_flow, False), (retrain_when_new, False), (training_flow, True)],
+    [(retrain_when_new, False), (training_flow, True)],
 )
 def test_a_flow_run_that_is_tried_again_continues_its_mlflow_run(
     prefect_server: str,

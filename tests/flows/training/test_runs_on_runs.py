@@ -15,33 +15,6 @@ from tests.flows.training.runs import SHAPES, TINY, ran, refused, store_of, writ
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("own_store", "prefect_server")]
 
 
-def test_a_student_says_who_taught_it(tmp_path: Path) -> None:
-    """Run, card, report and registry name the teacher; its predictions serve the next run, too."""
-    write_photos(tmp_path / "photos", images=24)
-    write_unlabelled(tmp_path / "more")
-    first, _ = ran(tmp_path, f"photos {TINY}")
-    taught = f"photos {TINY} --training.teacher photos/1 --data.unlabelled more"
-    student, said = ran(tmp_path, f"{taught} --name student")
-    assert "teacher: photos/1 (vit, 16x16 pixels; test accuracy" in said
-    assert "on the same test images" in said
-    assert "30 without labels" in said
-    run = store_of(tmp_path).get_run(student["run_id"])
-    assert run.data.tags["patchline.teacher"] == "photos/1"
-    assert run.data.tags["patchline.teacher_run_id"] == first["run_id"]
-    assert run.data.tags["training.teacher_unlabelled"] == "30"
-    assert run.inputs is not None
-    assert len(run.inputs.dataset_inputs) == 2
-    folder = (tmp_path / student["report"]).parents[1]
-    for file in ("report/report.html", "package/model_card.md"):
-        assert "its predictions are 50% of the targets of" in (folder / file).read_text("utf-8")
-    listed = patchline_here("models", "student", "--json", cwd=tmp_path)
-    [version] = listed.json["models"][0]["versions"]
-    assert version["taught_by"].startswith("photos/1 (vit")
-    assert "the targets of 30 unlabelled images" in version["taught_by"]
-    _, said = ran(tmp_path, f"{taught} --name other --seed 1")
-    assert "the teacher's predictions are used again" in said
-
-
 def test_an_ensemble_of_label_sets_teaches_a_student(tmp_path: Path) -> None:
     """Both are judged, packaged and registered; the student's table and served answers agree."""
     team, _ = ran(tmp_path, f"{SHAPES} --training.folds 2 --training.ensemble --name team")
@@ -84,33 +57,6 @@ def test_an_ensemble_of_label_sets_teaches_a_student(tmp_path: Path) -> None:
         given = [each["label"] for each in answer["labels"]]
         assert json.loads(row["labels"]) == given
         assert given or pd.isna(row["label"])
-
-
-def test_a_model_of_folds_has_sets_and_the_warning_far(tmp_path: Path) -> None:
-    """Sets come from the folds' own images, the distance from the test images; the report says so.
-
-    `evaluate` on the same images does not count their distances as those of new ones.
-    """
-    digits = TINY.replace("size 16", "size 8") + " --model.patch-embedding.patch-size 4"
-    summary, _ = ran(tmp_path, f"--data.source digits {digits} --training.folds 2 --name team")
-    logged = store_of(tmp_path).get_run(summary["run_id"]).data.metrics
-    assert logged["test/set_coverage"] > 0.85
-    assert "test/warnings_far" not in logged
-    package = (tmp_path / summary["report"]).parents[1] / "package"
-    rules = json.loads((package / "model.json").read_text(encoding="utf-8"))["answers"]
-    assert rules["basis"].endswith("trained on all of them")
-    assert all(each["least_probability"] is not None for each in rules["thresholds"])
-    assert rules["far"] > 0
-    assert (rules["far_split"], rules["unknown"]) == ("test", {})
-    images = tmp_path / ".patchline/sources/digits"
-    done = patchline_here("evaluate", "team", images, "--json", cwd=tmp_path)
-    assert done.code == 0, done.err
-    for file in (package / "model_card.md", tmp_path / done.json["report"]):
-        text = file.read_text(encoding="utf-8")
-        assert "its share is not measured here: the limit comes from these images" in text
-        assert "not guaranteed" in text
-    predicted = patchline_here("predict", "team", next(images.rglob("*.png")), cwd=tmp_path)
-    assert "Prediction sets: coverage is measured, but not guaranteed" in predicted.err
 
 
 def test_runs_start_from_a_champion_and_from_a_file(tmp_path: Path) -> None:

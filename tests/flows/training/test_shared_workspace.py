@@ -41,7 +41,6 @@ def copied(objects: ObjectServer, bucket: str) -> str:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(1500)
 def test_another_machine_finishes_a_killed_run(
     objects: ObjectServer, bucket: str, data: Path, tmp_path: Path
 ) -> None:
@@ -82,7 +81,6 @@ def test_another_machine_finishes_a_killed_run(
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(1500)
 def test_images_larger_than_the_cache_stay_on_the_store(
     objects: ObjectServer, bucket: str, data: Path, tmp_path: Path
 ) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import shutil
 from pathlib import Path
 
 import pytest
@@ -16,7 +15,7 @@ from patchline.pipeline.labelling.new_class import checked_class
 from patchline.pipeline.labels.answer_columns import ANSWER_SOURCE
 from patchline.plugin_api import SourceContext
 from patchline.plugins.data_sources.table import ImageTable, TableConfig
-from tests.conftest import draw_photo, patchline, patchline_here
+from tests.conftest import patchline_here
 from tests.pipeline.labelling.labelled import labelling, page_here, rows_of, write_images
 
 ADA, BOB = "ada-00000001", "bob-00000002"
@@ -174,37 +173,3 @@ def test_the_table_is_read_without_a_question(tmp_path: Path, *, several: bool) 
     images = listing.images
     read = {each.path: each.labels or (() if several else (each.label,)) for each in images}
     assert read == expected
-
-
-@pytest.mark.slow
-def test_findings_of_a_table_are_corrected_and_trained_on(tmp_path: Path) -> None:
-    """Train, inspect with the model, correct two of a table's labels, and train on it again."""
-    photos, table = tmp_path / "photos", tmp_path / "stripes.csv"
-    photos.mkdir()
-    rows = ["path,label"]
-    for number in range(60):
-        Image.fromarray(draw_photo(number % 3, number)).save(photos / f"{number:03d}.png")
-        rows.append(f"photos/{number:03d}.png,{('across', 'down', 'rising')[number % 3]}")
-    shutil.copy(photos / "000.png", photos / "copy.png")
-    rows.append("photos/copy.png,down")  # the model need not be good to find this
-    table.write_text("\n".join(rows) + "\n")
-    run = ("run", "stripes.csv", "--preset", "none", "--training.epochs", "2")
-    check = ("--check-labels", "stripes@champion", "--out", "inspected")
-    for command in (run, ("data", "inspect", "stripes.csv", *check)):
-        done = patchline(*command, "--json", cwd=tmp_path)
-        assert done.code == 0, done.err
-    answered = []
-    for _ in range(2):  # the second start continues the round
-        with labelling(photos, "--findings", "inspected", "--table", "stripes.csv") as page:
-            [image] = page.next(ADA)
-            assert image["labels"], "the label at present is shown"
-            assert page.answer(ADA, [image["id"]], "rising").status == 200
-            answered.append(f"photos/{image['name']}")
-            assert page.progress()["labeled"] == len(answered)
-    found = {row["path"]: (row["label"], row["source"]) for row in rows_of(table)}
-    assert len(found) == 61
-    assert len(set(answered)) == 2
-    assert [found[path] for path in answered] == [("rising", "finding")] * 2
-    assert sum(source == "table" for _, source in found.values()) == 59
-    again = patchline(*run, cwd=tmp_path)
-    assert again.code == 0, again.err

@@ -166,7 +166,6 @@ def test_the_package_says_everything_about_itself(package: Path, finished_run: R
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
 def test_the_package_answers_in_a_new_environment(
     package: Path, finished_run: Run, tmp_path: Path
 ) -> None:

@@ -86,7 +86,6 @@ def _explained() -> tuple[str | None, list[AliasChange]]:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
 @pytest.mark.usefixtures("own_store")
 @pytest.mark.parametrize("machines", [1, 2])
 def test_two_promoters_at_once_never_decide_against_a_stale_champion(
@@ -126,7 +125,6 @@ def test_two_promoters_at_once_never_decide_against_a_stale_champion(
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
 @pytest.mark.usefixtures("own_store")
 def test_a_promoter_killed_at_any_moment_leaves_an_explained_champion(tmp_path: Path) -> None:
     """A process is killed somewhere in a promotion, 20 times, and the next one simply works."""

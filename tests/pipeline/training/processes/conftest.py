@@ -9,10 +9,7 @@ import pytest
 from tests.pipeline.training.processes import ray_nodes
 from tests.pipeline.training.processes.ray_nodes import Cluster
 
-ON_TWO_NODES = [
-    pytest.mark.timeout(1500),
-    pytest.mark.skipif(bool(ray_nodes.why_not()), reason=ray_nodes.why_not() or "-"),
-]
+ON_TWO_NODES = pytest.mark.skipif(bool(ray_nodes.why_not()), reason=ray_nodes.why_not() or "-")
 
 
 @pytest.fixture(scope="module")

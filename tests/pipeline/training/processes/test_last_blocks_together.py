@@ -27,7 +27,6 @@ from tests.pipeline.training.parts.test_last_blocks import (
 )
 from tests.pipeline.training.trained_jobs import Make, said, same, trained
 
-pytestmark = pytest.mark.timeout(1500)  # each run starts its processes four times
 Together = tuple[TrainingJob, TrainResult]
 
 

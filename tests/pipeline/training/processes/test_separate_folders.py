@@ -21,7 +21,7 @@ from tests.patience import patient
 from tests.pipeline.training.processes.conftest import ON_TWO_NODES
 from tests.pipeline.training.processes.ray_nodes import Cluster
 
-pytestmark = [pytest.mark.slow, *ON_TWO_NODES]
+pytestmark = [pytest.mark.slow, ON_TWO_NODES]
 HAS_STORE = True
 MODEL = ("--model.depth", "1", "--model.embed-dim", "32", "--model.num-heads", "2")
 TRAINING = (
@@ -152,7 +152,7 @@ def jobs(both: Cluster) -> dict[int, tuple[TrainingJob, str]]:
     return {each: (job, kills.undisturbed_weights(both, job)) for each, job in made.items()}
 
 
-@pytest.mark.parametrize("kind", kills.KINDS[1::2], ids=lambda kind: kind.name)
+@pytest.mark.parametrize("kind", kills.KINDS[1::4], ids=lambda kind: kind.name)
 def test_what_is_killed_is_resumed(
     kind: kills.Kind, cluster: Cluster, jobs: dict[int, tuple[TrainingJob, str]]
 ) -> None:

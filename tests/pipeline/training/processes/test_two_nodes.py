@@ -27,7 +27,7 @@ from tests.pipeline.training.processes.conftest import ON_TWO_NODES
 from tests.pipeline.training.processes.ray_nodes import Cluster
 from tests.pipeline.training.trained_jobs import Make, same
 
-pytestmark = [pytest.mark.slow, *ON_TWO_NODES]
+pytestmark = [pytest.mark.slow, ON_TWO_NODES]
 SETTINGS = {"name": "ray", "nodes": 2, "shared_folder": True}
 TRAINING = {"processes": 2, "epochs": 150, "threads": 1}
 

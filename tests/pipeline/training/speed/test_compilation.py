@@ -149,7 +149,6 @@ def test_a_ramp_of_stochastic_depth_is_not_compiled(make: Make) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(3600)  # compilers need a minute of both cores
 @pytest.mark.usefixtures("_checkpoint_each_step")
 def test_a_compiled_training_resumes_bit_for_bit(make: Make) -> None:
     """All shapes are compiled beforehand; names of weights and checkpoints are the usual ones."""
