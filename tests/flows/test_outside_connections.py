@@ -10,7 +10,6 @@ import pytest
 from benchmarks.outside_connections import (
     BARE,
     as_a_stranger,
-    measured,
     missing_tracer,
     read_trace,
     record,
@@ -71,12 +70,3 @@ def test_only_one_module_imports_onnxruntime() -> None:
     assert importing == {"pipeline/models/onnx_session.py", "pipeline/exports/onnx_forms.py"}
     quiet = "from patchline.pipeline.packaging.packaged_model import"
     assert quiet in (root / "pipeline/exports/onnx_forms.py").read_text(encoding="utf-8")
-
-
-@pytest.mark.slow
-def test_no_command_reaches_out(tmp_path: Path) -> None:
-    """Every command, with servers and without, and a package that is used for a while."""
-    for name, found in measured(tmp_path):
-        assert found.code == 0, f"{name}\n{found.err}"
-        assert (name, found.look_ups, found.connections) == (name, (), ())
-    assert not list((tmp_path / "home").rglob("*onnxruntime*"))

@@ -26,14 +26,12 @@ _OF_A_READER = ("tests/test_contract.py", "tests/test_plugin.py")
 """Files of the package that the plugin tutorial writes."""
 
 
-_TRAINING = (
-    *("README.md", "resume.md", "getting_started.md", "pretrain.md", "teach.md"),
-    *("several_labels.md",),
-)
+_TRAINING = ("README.md", "getting_started.md", "pretrain.md")
 """Pages whose commands train for minutes: for the slow suite."""
 _COVERED = (
     *("augment.md", "bring_your_data.md", "explain.md", "fine_tune.md", "inspect.md", "models.md"),
-    *("patch_embeddings.md", "reports.md", "settings.md"),
+    *("patch_embeddings.md", "reports.md", "resume.md", "settings.md", "several_labels.md"),
+    "teach.md",
 )
 """Pages of commands that have tests of their own: here only their arguments are checked."""
 _SHOWING = [page for page in PAGES if commands(page) and page.name != "write_a_plugin.md"]
@@ -72,6 +70,15 @@ def test_every_command_of_another_page_exists(
         arguments = list(takewhile(lambda word: word not in _SHELL, words))
         if arguments[:1] == ["patchline"] and "--plugin" not in arguments:
             _parse(arguments[1:])
+
+
+def test_every_command_of_the_page_on_object_storage_exists() -> None:
+    """Its commands read and write buckets; their arguments are those that the commands have."""
+    text = (ROOT / "docs/how_to/object_storage.md").read_text("utf-8")
+    found = re.findall(r"^    patchline (.+)$", text, re.MULTILINE)
+    assert len(found) > 5
+    for command in found:
+        _parse(shlex.split(command))
 
 
 def _parse(arguments: list[str]) -> None:

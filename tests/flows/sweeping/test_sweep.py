@@ -5,16 +5,13 @@ from __future__ import annotations
 import json
 import signal
 from collections import Counter
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from patchline.pipeline.tracking.nested_runs import FINAL_FIT
-from tests.conftest import Finished, patchline, patchline_here
+from tests.conftest import patchline, patchline_here
 from tests.flows.training.runs import Begun, store_of
-from tests.patience import until
-from tests.postgres_server import PASSWORD, USER, PostgresServer
 
 SETTINGS = (
     "sweep --preset none --training.epochs 4 --training.threads 1 --training.precision float32 "
@@ -129,42 +126,3 @@ def test_a_dry_run_tells_what_would_be_searched_and_trains_nothing(tmp_path: Pat
     assert found["seconds_per_epoch"] > 0
     assert not (tmp_path / ".patchline/runs").exists()
     assert not (tmp_path / "mlflow.db").exists()
-
-
-@pytest.mark.slow
-def test_two_machines_search_in_one_study(tmp_path: Path, postgres: PostgresServer) -> None:
-    """Each trial is trained by one of them; the first does the final fits, the second ends.
-
-    Each has an MLflow store of its own, so the run of the second stays where it is.
-    """
-    first, second = tmp_path / "first", tmp_path / "second"
-    postgres.sql(f"CREATE DATABASE sweeps OWNER {USER}")
-    study = f"--sweep.study digits-may --sweep.storage {postgres.address('sweeps')}"
-    arguments = f"{SETTINGS} --sweep.trials 6 --json {study}"
-
-    def search(folder: Path) -> Finished:
-        store = f"sqlite:///{folder / 'mlflow.db'}"
-        environment = {"PGPASSWORD": PASSWORD, "MLFLOW_TRACKING_URI": store}
-        return patchline(*arguments.split(), cwd=folder, env=environment, timeout=600)
-
-    for folder in (first, second):
-        folder.mkdir()
-    with ThreadPoolExecutor(2) as pool:
-        began = pool.submit(search, first)
-        until(lambda: list(first.glob(".patchline/runs/*/trials/*")), "no trial began")
-        joined = search(second)
-        ended = began.result()
-    assert (ended.code, joined.code) == (0, 0), (ended.err, joined.err)
-    summary, other = ended.json, joined.json
-    table = summary["trial_table"]
-    assert [each["number"] for each in table] == list(range(6))
-    assert "unfinished" not in {each["state"] for each in table}
-    assert len({each["owner"] for each in table}) == 2
-    assert (summary["version"], other["version"] or None) == ("1", None)
-    assert other["study"] == summary["study"] == "digits-may"
-    trained = []
-    for client in map(store_of, (first, second)):
-        runs = client.search_runs([each.experiment_id for each in client.search_experiments()])
-        trained += [run.data.tags.get("patchline.sweep.trial") for run in runs]
-    assert sorted(each for each in trained if each) == [str(number) for number in range(6)]
-    assert "mlflow.parentRunId" not in store_of(second).get_run(other["run_id"]).data.tags

@@ -9,9 +9,9 @@ import pytest
 
 from patchline.pipeline.workspace import chosen
 from patchline.pipeline.workspace.address import parsed
-from tests.conftest import patchline_here, write_photos
+from tests.conftest import write_photos
 from tests.flows.training.runs import Begun, ran, refused
-from tests.object_server import ObjectServer, faulty_connection
+from tests.object_server import ObjectServer
 
 _SETTINGS = "--preset none --training.threads 1 --training.precision float32"
 
@@ -78,37 +78,6 @@ def test_another_machine_finishes_a_killed_run(
         for file in second.glob(".patchline/runs/*/training/best/model.safetensors")
     }
     assert resumed == weights(alone) == weights(restored)
-
-
-@pytest.mark.slow
-def test_images_larger_than_the_cache_stay_on_the_store(
-    objects: ObjectServer, bucket: str, data: Path, tmp_path: Path
-) -> None:
-    """A run whose connection is lost in the middle of an epoch resumes, with the same weights."""
-    remote, local = tmp_path / "remote", tmp_path / "local"
-    remote.mkdir()
-    local.mkdir()
-    others = "--training.epochs 4 --training.shuffle-window 0.2 --training.batch-size 8"
-    run = f"{data} {_SETTINGS} {others}"
-    with faulty_connection(objects) as connection:
-        env = {
-            **connection.environment,
-            "PATCHLINE_WORKSPACE": f"s3://{bucket}/team",
-            "PATCHLINE_CACHE_LIMIT": "200kB",
-            "MLFLOW_TRACKING_URI": f"sqlite:///{tmp_path / 'runs.db'}",
-        }
-        connection.fault, connection.methods, connection.after = "hang_up", ("GET", "PUT"), 80
-        failed = patchline_here("run", *run.split(), cwd=remote, env=env)
-        assert failed.code == 1, failed.err
-        assert f"Error: s3://{bucket}/team cannot be reached" in failed.err
-        assert "Traceback" not in failed.err
-        assert "are larger than the cache of this machine" in failed.err
-        connection.methods = ()
-        ran(remote, "--resume last", env)
-    assert not list(remote.glob(".patchline/pages/*"))
-    assert not list(remote.glob(".patchline/prepared/*/images.npy"))
-    ran(local, run)
-    assert weights(remote) == weights(local)
 
 
 def test_a_wrong_workspace_ends_before_anything_is_computed(

@@ -9,7 +9,6 @@ import pickletools
 import shutil
 import subprocess
 import sys
-import venv
 from pathlib import Path
 from typing import Any
 
@@ -163,20 +162,3 @@ def test_the_package_says_everything_about_itself(package: Path, finished_run: R
     said = "temperature", "Limitations", "images differ from the reported ones by at most"
     for words in (*description["classes"], description["data_fingerprint"], *said):
         assert words in card
-
-
-@pytest.mark.slow
-def test_the_package_answers_in_a_new_environment(
-    package: Path, finished_run: Run, tmp_path: Path
-) -> None:
-    """Its own requirements are all that it needs to be loaded and to answer."""
-    venv.create(tmp_path / "venv", with_pip=True)
-    python = tmp_path / "venv" / "bin" / "python"
-    install = [str(python), "-m", "pip", "install", "--quiet", "-r"]
-    subprocess.run([*install, str(package / "requirements.txt")], check=True, cwd=tmp_path)
-    for name in (*FOREIGN, "patchline"):
-        missing = subprocess.run([str(python), "-c", f"import {name}"], check=False, cwd=tmp_path)
-        assert missing.returncode != 0, name
-    image = str(finished_run.summary["example_image"])
-    found = _ask(python, package, image, blocked=())
-    _check_answers(found["answers"], package, image)

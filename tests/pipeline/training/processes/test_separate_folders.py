@@ -13,10 +13,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from benchmarks import launcher_kills as kills
 from patchline.pipeline.files.file_digest import digest_of
 from patchline.pipeline.files.placeholders import placeholder
-from patchline.pipeline.training.job import TrainingJob
 from tests.patience import patient
 from tests.pipeline.training.processes.conftest import ON_TWO_NODES
 from tests.pipeline.training.processes.ray_nodes import Cluster
@@ -143,21 +141,3 @@ def test_what_a_node_lacks_is_exit_code_2(cluster: Cluster) -> None:
     finally:
         cluster.restart()
     assert cluster.ours() == []
-
-
-@pytest.fixture(scope="module")
-def jobs(both: Cluster) -> dict[int, tuple[TrainingJob, str]]:
-    """Return a job for one and for two processes, with the digest of its weights."""
-    made = {processes: kills.made_job(both, processes) for processes in (2, 1)}
-    return {each: (job, kills.undisturbed_weights(both, job)) for each, job in made.items()}
-
-
-@pytest.mark.parametrize("kind", kills.KINDS[1::4], ids=lambda kind: kind.name)
-def test_what_is_killed_is_resumed(
-    kind: kills.Kind, cluster: Cluster, jobs: dict[int, tuple[TrainingJob, str]]
-) -> None:
-    """A reason is said, nothing is left, and the weights are those of `torch.distributed.run`."""
-    made, expected = jobs[kind.processes]
-    job = kills.named_job(made, kind.name.replace(" ", "-"))
-    kills.kill_one(cluster, job, kind, after=60)
-    kills.check_results(job, expected)
