@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import shlex
-import shutil
 import signal
 import sqlite3
 import subprocess
@@ -307,16 +305,3 @@ def test_up_serves_a_model_and_down_ends_it(tmp_path: Path, empty_store: Path) -
             "it was not started again",
         )
     assert not local_services.answers(f"http://127.0.0.1:{port}/healthz")
-
-
-def _assert_full(said: str) -> None:
-    assert "There is no space left" in said.splitlines()[-1]
-    assert "Traceback" not in said
-
-
-def _fill(file: Path) -> None:
-    """Write until nothing more fits."""
-    with file.open("wb", buffering=0) as stream, contextlib.suppress(OSError):
-        while True:
-            stream.write(bytes(4096))
-    assert shutil.disk_usage(file.parent).free < 2**16
