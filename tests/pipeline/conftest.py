@@ -88,10 +88,10 @@ LABEL_THRESHOLDS = LabelThresholds(
 )
 
 
-def _export(shared: Path, channels: int, *, labels: LabelCalibration | None = None) -> Exported:
+def _export(shared: Path, labels: LabelCalibration | None = None) -> Exported:
     """Export the model, once for all test processes."""
-    name = f"exported_{channels}{'_sets' if labels else ''}"
-    model, folder = random_model(channels, calibration=labels), shared / name
+    name = f"exported{'_sets' if labels else ''}"
+    model, folder = random_model(3, calibration=labels), shared / name
     with FileLock(shared / f"{name}.lock"):
         if not folder.exists():
             description = ModelDescription(
@@ -112,19 +112,13 @@ def _export(shared: Path, channels: int, *, labels: LabelCalibration | None = No
 @pytest.fixture(scope="session")
 def exported_rgb(tmp_path_factory: pytest.TempPathFactory) -> Exported:
     """Return a model of RGB images; tests must not change it."""
-    return _export(shared_folder(tmp_path_factory), 3)
-
-
-@pytest.fixture(scope="session")
-def exported_grey(tmp_path_factory: pytest.TempPathFactory) -> Exported:
-    """Return a model of greyscale images; tests must not change it."""
-    return _export(shared_folder(tmp_path_factory), 1)
+    return _export(shared_folder(tmp_path_factory))
 
 
 @pytest.fixture(scope="session")
 def exported_sets(tmp_path_factory: pytest.TempPathFactory) -> Exported:
     """Return a multi-label model of RGB images; tests must not change it."""
-    return _export(shared_folder(tmp_path_factory), 3, labels=LABEL_CALIBRATION)
+    return _export(shared_folder(tmp_path_factory), LABEL_CALIBRATION)
 
 
 @pytest.fixture

@@ -16,8 +16,6 @@ from patchline.pipeline.files.atomic_files import write_text
 from patchline.pipeline.initial_weights.finding import find
 from patchline.pipeline.initial_weights.loading import load_into
 from patchline.pipeline.initial_weights.record import (
-    TENSORS_FILE,
-    load_record,
     stored_provenance,
     weights_folder,
 )
@@ -99,24 +97,6 @@ def test_weights_are_kept(tmp_path: Path) -> None:
     written(file, seed=1)
     with pytest.raises(ConfigError, match="has changed since its weights were recorded"):
         find(str(file), workspace, "x", sha256=first.sha256)
-
-
-@pytest.mark.parametrize("ours", [False, True])
-def test_a_moved_file_is_not_converted_again(tmp_path: Path, *, ours: bool) -> None:
-    """Only the record changes: it names the new path, and the tensors are those written before."""
-    folder, workspace = tmp_path / "saved", tmp_path / "work"
-    folder.mkdir()
-    file = _saved(folder) / "model.safetensors" if ours else written(folder / "x.safetensors")
-    first = find(str(file), workspace, "x")
-    assert first is not None
-    tensors = weights_folder(workspace, first.sha256) / TENSORS_FILE
-    before = tensors.stat()
-    place = str(folder.rename(tmp_path / "moved") / file.name)
-    moved = find(place, workspace, "x")
-    assert moved == first.model_copy(update={"reference": place})
-    assert load_record(tensors.parent) == moved
-    after = tensors.stat()
-    assert (after.st_ino, after.st_mtime_ns) == (before.st_ino, before.st_mtime_ns)
 
 
 def test_a_model_of_ours_is_recognized(tmp_path: Path) -> None:

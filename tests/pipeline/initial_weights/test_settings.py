@@ -92,28 +92,6 @@ def test_a_contradiction_is_refused(flags: dict[str, Any], words: str) -> None:
         with_initial_weights(asked(), FOUND.model_copy(update={"channels": 4}))
 
 
-def test_a_value_that_equals_its_default_stays(tmp_path: Path) -> None:
-    """So it does from a file, as the parameter of a schedule, when a run is resumed or repeated."""
-    found = FOUND.model_copy(
-        update={"settings": {**FOUND.settings, "activation": "quick_gelu", "norm_epsilon": 1e-5}}
-    )
-    file = tmp_path / "run.yaml"
-    file.write_text(f"model: {{init: {FILE}, activation: gelu}}\n", encoding="utf-8")
-    of_file = config_files.requested(None, file=file)
-    stored = RunConfig.model_validate(of_file.model_dump(mode="json"))
-    for given in (asked("quick", model={"activation": "gelu"}), of_file, stored):
-        config = with_initial_weights(given, found)
-        record = config.record.model_copy(update={"set_by_user": None})
-        resolved = config.model_copy(update={"record": record, "preset": None})
-        config_files.save(resolved, file)
-        again = config_files.requested(None, file=file)
-        for each in (config, with_initial_weights(resolved, found)):
-            assert each.model.settings["activation"] == "gelu"
-            assert each.model.settings["norm_epsilon"] == 1e-5
-        assert with_initial_weights(again, found).model == config.model
-    assert with_initial_weights(asked(), found).model.settings["activation"] == "quick_gelu"
-
-
 def test_a_model_of_which_the_head_was_trained_trains_its_head_again() -> None:
     """All weights of a large frozen network would take hours; a plan decides with the time."""
     version = FOUND.model_copy(update={"kind": "version", "reference": "flowers/1"})

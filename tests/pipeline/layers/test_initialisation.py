@@ -12,7 +12,6 @@ from patchline.pipeline.layers.attention import MultiHeadSelfAttention
 from patchline.pipeline.layers.encoder_block import EncoderBlock
 from patchline.pipeline.layers.initialisation import truncated_normal, xavier, zero_residuals
 from patchline.pipeline.layers.locality_attention import LocalitySelfAttention
-from patchline.pipeline.layers.registers import RegisterTokens
 from patchline.pipeline.layers.rotary_attention import RotarySelfAttention
 
 D, H, M = 96, 3, 192
@@ -82,11 +81,3 @@ def test_biases_start_at_zero_and_norms_stay(initialise: nn.Module, bias: bool) 
         if parameter.ndim == 1:
             expected = 1.0 if "norm" in name else 0.0
             assert (parameter == expected).all(), name
-
-
-@torch.no_grad()
-def test_registers_start_small_and_different() -> None:
-    """They are normal vectors, so that they can learn to differ."""
-    registers_RD = RegisterTokens(64, 96).registers_1RD[0]
-    assert float(registers_RD.std()) == pytest.approx(0.02, rel=0.05)
-    assert torch.unique(registers_RD, dim=0).shape[0] == 64

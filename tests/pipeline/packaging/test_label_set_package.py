@@ -11,11 +11,8 @@ import numpy as np
 import pytest
 import torch
 
-from patchline.pipeline.metrics.label_calibration import LabelCalibration
-from patchline.pipeline.models.ensemble import Ensemble
 from patchline.pipeline.models.inference import normalised
 from patchline.pipeline.models.model_description import ModelDescription
-from patchline.pipeline.packaging.calibrated_onnx import ProbabilityModel, answering
 from patchline.pipeline.packaging.model_card import CardFacts, CardLabel, model_card
 from patchline.pipeline.packaging.packaged_model import PackagedModel
 from tests.pipeline.conftest import (
@@ -25,7 +22,6 @@ from tests.pipeline.conftest import (
     SIDE,
     Exported,
     image_spec,
-    random_model,
     vit_choice,
 )
 from tests.pipeline.ruled_package import photograph
@@ -93,28 +89,6 @@ def test_an_image_may_have_no_label(exported_sets: Exported, tmp_path: Path) -> 
     for values in ([], [0.5]):
         with pytest.raises(ValueError, match="threshold for each label"):
             _with_thresholds(exported_sets, tmp_path, values)
-
-
-def test_an_ensemble_averages_the_sigmoids_of_its_members() -> None:
-    """Its probabilities are the mean of the members' calibrated ones."""
-    members = [random_model(3, seed=seed).model for seed in (0, 1)]
-    other = LABEL_CALIBRATION.model_copy(update={"shifts": (0.5,) * len(CLASSES)})
-    fits = [LABEL_CALIBRATION, other]
-    ensemble = Ensemble(members, fits, len(CLASSES)).eval()
-    none = LabelCalibration.none(len(CLASSES))
-    whole = ProbabilityModel(ensemble, image_spec(3), none).eval()
-    alone = [
-        ProbabilityModel(member, image_spec(3), fit)
-        for member, fit in zip(members, fits, strict=True)
-    ]
-    images = torch.from_numpy(_pixels(4))
-    with torch.inference_mode():
-        expected = torch.stack([each(images) for each in alone]).mean(0)
-        np.testing.assert_allclose(whole(images), expected, atol=1e-5)
-        with answering(whole) as answers:
-            *_, readings = answers(images)
-    assert answers.names == ("features", "attention", "readings")
-    np.testing.assert_allclose(readings[:, -1], expected, atol=1e-5)
 
 
 def _with_thresholds(exported: Exported, folder: Path, values: list[float]) -> PackagedModel:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import base64
 import io
+import json
 from pathlib import Path
 from typing import Any
 
@@ -18,23 +19,15 @@ from PIL import Image
 
 from patchline.pipeline.packaging.packaged_model import PackagedModel
 from tests.conftest import draw_photo
-from tests.pipeline.conftest import CLASSES, SIDE, Exported
+from tests.pipeline.conftest import CLASSES, SIDE, Exported, image_spec
 from tests.pipeline.ruled_package import package_with_rules, photograph
 
 Pixels = np.ndarray[Any, np.dtype[np.uint8]]
-
-UNREADABLE = Path("/proc/self/mem")
-"""A regular file by its mode, whose first byte is nowhere."""
 
 
 @pytest.fixture(scope="module")
 def rgb(exported_rgb: Exported) -> PackagedModel:
     return PackagedModel(exported_rgb.onnx_file, exported_rgb.description_file, threads=1)
-
-
-@pytest.fixture(scope="module")
-def grey(exported_grey: Exported) -> PackagedModel:
-    return PackagedModel(exported_grey.onnx_file, exported_grey.description_file, threads=1)
 
 
 def _png(pixels: Pixels) -> bytes:
@@ -106,6 +99,7 @@ def test_a_broken_image_gets_its_own_error(rgb: PackagedModel, tmp_path: Path) -
         np.zeros((4, 4, 3), np.float32),
         np.zeros(7, np.uint8),
         np.zeros((0, 4, 3), np.uint8),
+        Path("/proc/self/mem"),  # a regular file by its mode, whose first byte is nowhere
     ]
     answers = rgb.answers([good, *broken, other])
     _assert_same(answers[0], rgb.answers([good])[0])
@@ -119,31 +113,6 @@ def test_a_broken_image_gets_its_own_error(rgb: PackagedModel, tmp_path: Path) -
     assert rgb.answers([]) == []
 
 
-def test_an_image_that_cannot_be_resized_gets_its_own_error(
-    rgb: PackagedModel, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A strip that would need more memory than there is does not take the others down."""
-    good, strip = draw_photo(0, 0, SIDE), draw_photo(0, 0, 40)[:1]
-
-    def resize(*_arguments: object, **_named: object) -> None:
-        raise cv2.error("Failed to allocate")
-
-    monkeypatch.setattr(cv2, "resize", resize)
-    answered, failed = rgb.answers([good, strip])
-    assert answered["error"] is None
-    assert failed["error"] == "the image is too large, or too narrow"
-
-
-@pytest.mark.skipif(not UNREADABLE.exists(), reason="needs a file that opens and cannot be read")
-def test_a_file_that_cannot_be_read_gets_its_own_error(rgb: PackagedModel) -> None:
-    """A failing disk is the reason of one image, and the others are answered."""
-    answers = rgb.answers([UNREADABLE, str(UNREADABLE), _photos(1)[0]])
-    assert [answer["error"] for answer in answers] == [
-        *["cannot be read: Input/output error"] * 2,
-        None,
-    ]
-
-
 def test_a_server_reads_no_paths(rgb: PackagedModel, tmp_path: Path) -> None:
     """Whoever asks a server cannot make it open its files, nor learn which there are."""
     photo = _png(_photos(1)[0])
@@ -155,13 +124,14 @@ def test_a_server_reads_no_paths(rgb: PackagedModel, tmp_path: Path) -> None:
     assert answers[0]["error"].replace("there", "absent") == answers[1]["error"]
 
 
-def test_a_colour_image_suits_a_grey_model(grey: PackagedModel) -> None:
+def test_a_colour_image_suits_a_grey_model(exported_rgb: Exported, tmp_path: Path) -> None:
     """A colour array gets the luminance that the decoder gives to the same file."""
-    photo = _photos(1)[0]
+    described = json.loads(exported_rgb.description_file.read_text("utf-8"))
+    described["image"] = image_spec(1).model_dump(mode="json")
+    (tmp_path / "model.json").write_text(json.dumps(described), "utf-8")
+    grey, photo = PackagedModel(exported_rgb.onnx_file, tmp_path / "model.json"), _photos(1)[0]
     difference = grey.pixels(photo).astype(int) - grey.pixels(_png(photo)).astype(int)
     assert np.abs(difference).max() <= 1
-    [answer] = grey.answers([photo])
-    assert answer["error"] is None
 
 
 def test_a_set_holds_every_probable_class(exported_rgb: Exported, tmp_path: Path) -> None:

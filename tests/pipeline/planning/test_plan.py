@@ -54,7 +54,10 @@ def whole(made: Plan, user: dict[str, Any] | None = None) -> RunConfig:
 
 @pytest.mark.parametrize("preset", list(PRESETS))
 def test_every_plan_is_a_valid_config(preset: str) -> None:
-    """Whatever the images, classes, cores and time, the settings are accepted."""
+    """Whatever the images, classes, cores and time, the settings are accepted.
+
+    The strongest augmentation comes with mixing, and only with it.
+    """
     images, sides = (3, 40, 1_800, 50_000, 1_300_000), (1, 8, 13, 28, 32, 64, 96, 300, 4_000)
     limits: tuple[str | None, ...] = (None, "10s", "15m", "24h")
     for number, values in enumerate(product(images, sides, limits, (1, 64))):
@@ -71,6 +74,8 @@ def test_every_plan_is_a_valid_config(preset: str) -> None:
         )
         made = plan(given, user)
         assert made.settings["data"]["image_size"] <= max(8, side)
+        strongest = made.settings["augmentation"]["name"] == "randaugment"
+        assert strongest is ("cutmix" in made.settings["training"])
         if number % 101:  # checking all settings of all plans would take minutes
             continue
         config = whole(made, user)
@@ -181,20 +186,6 @@ def test_the_learning_rate_is_that_of_the_chosen_optimizer() -> None:
     assert alone.settings["optimizer"]["name"] == "adamw"
 
 
-def test_a_training_of_few_steps_has_a_small_rate_without_decay() -> None:
-    """The large rate needs a decay that replaces the weights several times."""
-    few = facts(rate=131.0, training_images=7_000)
-    config = whole(plan(few, {"training.epochs": 4}))
-    short = config.optimizer
-    assert 4 * 7_000 / config.training.batch_size < 150
-    assert short.learning_rate <= 4e-3
-    assert short.weight_decay == 0
-    own = plan(facts(rate=131.0), {"training.epochs": 3, "model.embed_dim": 64})
-    assert whole(own, {"training.epochs": 3, "model.embed_dim": 64}).optimizer.weight_decay > 0
-    other = plan(facts(rate=131.0), {"training.epochs": 3, "model.name": "cnn"})
-    assert other.settings["optimizer"]["learning_rate"] == pytest.approx(4e-3)
-
-
 def test_a_preset_without_a_length_keeps_to_its_minutes_and_epochs() -> None:
     """The length is fixed before the first step: whole epochs, or fewer than ten in steps."""
     few = plan(facts(training_images=10_000, rate=5_000.0, preset="quick"), {})
@@ -271,18 +262,3 @@ def test_an_epoch_is_planned_with_its_end(folds: int | None) -> None:
     assert made.length.seconds / made.length.training_share == pytest.approx(
         60 * trained / all_fits
     )
-
-
-def test_smaller_images_save_what_was_measured() -> None:
-    """Steps of a small batch are hardly faster with them, so that fewer epochs fit the time."""
-    given, limit, epochs = slow_ends(500, 0.0), {"training.time_limit": "5m"}, []
-    for share in (0.0, 0.75**2, 0.8, 1.0):
-        speeds = tuple(
-            Speed(candidate=name, images_per_second=10.0, smaller_step_share=share)
-            for name in ("tiny", "small")
-        )
-        made = plan(given.model_copy(update={"speeds": speeds}), limit)
-        assert whole(made).training.initial_image_scale == 0.75
-        epochs.append(float(made.summary[1].partition("about ")[2].partition(" epochs")[0]))
-    assert epochs[0] == epochs[1] > epochs[2] > epochs[3]
-    assert epochs[1] / epochs[3] == pytest.approx(1 / (1 - 0.6 * (1 - 0.75**2)), rel=0.05)

@@ -74,7 +74,7 @@ def test_more_images_never_get_less() -> None:
 
 def test_more_time_and_a_faster_machine_never_get_less() -> None:
     """Neither a smaller model, nor, with the same model and fits, fewer updates."""
-    numbers = (50, 500, 3_000, 60_000, 1_200_000)
+    numbers = (50, 3_000, 1_200_000)
     for images, pixels, classes in product(numbers, PIXELS[::7], (2, 100)):
         for machine in MACHINES:
             made = [decision(Case(images, classes, pixels, each), machine) for each in MINUTES[::4]]
@@ -132,15 +132,6 @@ def test_training_is_not_repeated_against_the_user_or_the_clock(user: dict[str, 
     """A length in epochs, an answer to the question, or too little time."""
     settings = plan(facts_of(Case(50, 2, 300), CPU), user).settings["training"]
     assert not {"folds", "refit"} & set(settings)
-
-
-def test_the_strongest_augmentation_comes_with_mixing() -> None:
-    """Neither is planned without the other."""
-    for machine, preset, pixels, classes in data_and_machines():
-        for images in IMAGES[::8]:
-            made = plan(facts_of(Case(images, classes, pixels, None, preset), machine), {}).settings
-            strongest = made["augmentation"]["name"] == "randaugment"
-            assert strongest is ("cutmix" in made["training"])
 
 
 def test_the_page_shows_the_table_of_cases() -> None:

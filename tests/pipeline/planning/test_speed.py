@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import cv2
 import pytest
-import torch
 
 from patchline.pipeline.config_files import requested
 from patchline.pipeline.planning import measuring
@@ -22,7 +19,6 @@ from patchline.pipeline.planning.plan import candidates, measured_first, plan
 from patchline.pipeline.planning.pretraining import pretraining_plan
 from patchline.pipeline.planning.speed import images_per_second, reached, workers
 from patchline.pipeline.planning.tiers import OWN, PHOTOGRAPH_TIERS
-from patchline.pipeline.training.speed.precision import Precision
 from patchline.pipeline.workers.event_log import EventWriter
 
 GPU = MachineFacts(device="cuda", threads=16, memory_gib=80)
@@ -122,58 +118,16 @@ def test_only_the_augmentation_of_single_images_needs_workers() -> None:
         assert loaded_per_second(candidate(augmentation={"name": batched})) == 0.0
 
 
-@pytest.fixture
-def speed_of(tmp_path: Path) -> Iterator[Callable[..., Speed]]:
-    """Return what measures the speed of a candidate for so many images in so many seconds."""
-    with closing(EventWriter(tmp_path / "events.jsonl")) as events:
-
-        def speed(each: MeasuredCandidate, images: int = 9_000, seconds: float = 0.01) -> Speed:
-            job = MeasuringJob(
-                candidates=(each,), num_classes=2, images=images, budget_seconds=seconds
-            )
-            [found] = measure(job, events).speeds
-            return found
-
-        yield speed
-
-
-def test_each_of_several_processes_is_measured_with_its_part_of_a_batch(
-    speed_of: Callable[..., Speed], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A GPU takes as long for a small batch as for a large one, so a whole batch tells nothing.
-
-    On a CPU, one process with all cores and the whole batch stands for those that share them. With
-    short memory half as many images are tried each time; a model that fits none gets speed zero.
-    """
-    tried: list[int] = []
-    most = [256]
-
-    def steps(_: MeasuringJob, __: MeasuredCandidate, images: int) -> Any:
-        tried.append(images)
-        if images > most[-1]:
-            raise torch.OutOfMemoryError("CUDA out of memory")
-        return measuring._Step(images, 1.0, Precision(name="float32"))
-
-    monkeypatch.setattr(measuring, "_steps_of", steps)
-    for processes, on_cpu in ((1, False), (8, False), (8, True)):
-        monkeypatch.setattr(measuring, "_is_on_cpu", lambda _, answer=on_cpu: answer)
-        speed_of(candidate(training={"processes": processes}))
-    assert tried == [256, 32, 256]
-    tried.clear()
-    most.append(64)
-    assert speed_of(candidate()).images_per_second > 0
-    assert tried == [256, 128, 64]
-    most.append(0)
-    assert speed_of(candidate()).images_per_second == 0
-
-
 def test_steps_of_smaller_images_are_measured(
-    speed_of: Callable[..., Speed], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """They cost less than steps of full size, and small batches save less than their pixels."""
     model = {"embed_dim": 16, "depth": 1, "num_heads": 2, "patch_embedding": {"name": "whitened"}}
     monkeypatch.setattr(measuring, "_LEAST_SECONDS", 0.0)
-    speed = speed_of(candidate(data={"image_size": 64}, model=model), 99, 60)
+    given = (candidate(data={"image_size": 64}, model=model),)
+    job = MeasuringJob(candidates=given, num_classes=2, images=99, budget_seconds=60)
+    with closing(EventWriter(tmp_path / "events.jsonl")) as events:
+        [speed] = measure(job, events).speeds
     assert 0.3 < speed.smaller_step_share < 1
 
 
@@ -189,17 +143,3 @@ def test_a_small_model_that_a_gpu_waits_for_says_little_about_large_ones() -> No
         facts(measured("tiny", 9_000.0)), PHOTOGRAPH_TIERS[-1], PHOTOGRAPH_TIERS, "vit_s16"
     )
     assert one < 300  # ten times too slow, which is why a large one is measured too
-
-
-@pytest.mark.parametrize(("images", "batch"), [(134, 16), (9_000, 128)])
-def test_few_images_are_measured_with_their_small_batches(
-    speed_of: Callable[..., Speed], monkeypatch: pytest.MonkeyPatch, images: int, batch: int
-) -> None:
-    """An image of a small batch takes longer, because the update of the weights costs the same."""
-
-    def steps(*of: Any, **_: Any) -> Iterator[float]:
-        return itertools.repeat(0.001 + 0.0001 * of[-1])
-
-    monkeypatch.setattr(measuring, "trial_steps", steps)
-    speed = speed_of(candidate(), images, 4.0)
-    assert speed.images_per_second == pytest.approx(batch / (0.001 + 0.0001 * batch))

@@ -20,7 +20,6 @@ from patchline.pipeline.models.inference import normalised
 from patchline.pipeline.probing import features
 from patchline.pipeline.probing.features import (
     FeatureStore,
-    seconds_per_image,
     suitable_batch_size,
 )
 from patchline.pipeline.probing.linear_head import linear_head
@@ -212,18 +211,6 @@ def test_a_head_of_tokens_is_an_error(tmp_path: Path) -> None:
     model = nn.Sequential(OrderedDict(layers))
     with pytest.raises(ConfigError, match=r"\(4, 3, 64\)\] for 4 images, but a linear probe needs"):
         store_of(tmp_path, model).features()
-
-
-def test_the_duration_is_measured_on_few_images() -> None:
-    """A slow model sees three small batches, and the pause of each counts."""
-    model, images, image = Counted(0.3), stored_images(30, 8), image_spec(8)
-    seconds = seconds_per_image(model, images, ROWS, image, CPU, "float32")
-    assert model.images == 3 * 4
-    assert 0.3 / 4 <= seconds < 0.6 / 4 * 10
-    fast = Counted(0.01)
-    assert seconds_per_image(fast, images, ROWS, image, CPU, "float32") < seconds
-    assert fast.images > 12  # the time of four images would be mostly that of starting a batch
-    assert seconds_per_image(fast, images, ROWS[:0], image, CPU, "float32") == 0.0
 
 
 def test_large_images_are_computed_in_small_batches() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import shutil
 from pathlib import Path
@@ -17,8 +16,6 @@ from patchline.pipeline.files.file_digest import digest_of
 from patchline.pipeline.provenance.provenance import Provenance, Published
 from patchline.pipeline.registry import gate_evaluation, registration
 from patchline.pipeline.registry import promotion as promotion_module
-from patchline.pipeline.registry.approval import question_text
-from patchline.pipeline.registry.approval.question import prepare_question
 from patchline.pipeline.registry.config import GateConfig, PromotionConfig
 from patchline.pipeline.registry.gate_settings import gates_for
 from patchline.pipeline.registry.history import CHAMPION, alias_of
@@ -178,12 +175,8 @@ def test_images_of_one_patient_are_one_observation(tmp_path: Path) -> None:
     assert decision.reason.startswith("of 200 images in 10 groups not used for training")
     assert "p = 1.000, testing whole groups; maximum 0.05" in decision.reason
     assert "no class has 20 groups of comparable images" in decision.gates[1].sentence
-    files = tmp_path / "promotion"
-    assert json.loads((files / "comparison.json").read_text("utf-8"))["groups"] == 10
-    assert decision.reason in (files / "decision.json").read_text("utf-8")
-    assert "Exact test of whole groups" in (files / "comparison.html").read_text("utf-8")
-    words = question_text.page_text(prepare_question(challenger, "1", QUICK, tmp_path / "x"), 1)
-    assert "| accuracy on 200 images in 10 groups in common | 90.0% (" in words
+    page = (tmp_path / "promotion" / "comparison.html").read_text("utf-8")
+    assert "Exact test of whole groups" in page
 
 
 @pytest.mark.usefixtures("champion")

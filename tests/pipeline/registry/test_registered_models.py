@@ -11,12 +11,9 @@ from mlflow import MlflowClient
 from patchline.pipeline.errors import ModelReferenceError
 from patchline.pipeline.registry.registered_models import (
     FINGERPRINT_TAG,
-    METRICS_TAG,
     ModelReference,
     check_classes,
     class_tags,
-    metrics_of_run,
-    metrics_tag,
     resolve,
     summaries,
 )
@@ -66,14 +63,6 @@ def filled_store(
 @pytest.fixture(autouse=True)
 def _use_filled_store(filled_store: tuple[str, list[str]], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MLFLOW_TRACKING_URI", filled_store[0])
-
-
-@pytest.fixture
-def another_store(own_store: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> MlflowClient:
-    """Return an empty store in place of the filled one."""
-    del own_store
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path / 'mlflow.db'}")
-    return client()
 
 
 @pytest.mark.parametrize(
@@ -126,9 +115,11 @@ def test_a_bad_form_is_answered_with_the_good_ones(reference: str) -> None:
         resolve("pets@2")
 
 
-def test_a_model_without_versions_is_named(another_store: MlflowClient) -> None:
+@pytest.mark.usefixtures("own_store")
+def test_a_model_without_versions_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     """A registered model that has lost all versions is a sentence, not a crash."""
-    another_store.create_registered_model("empty")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "sqlite:///mlflow.db")
+    client().create_registered_model("empty")
     [summary] = summaries()
     assert summary.versions == ()
     for reference, what in (("empty", "aliases"), ("empty/1", "versions")):
@@ -167,26 +158,3 @@ def test_summaries_list_the_newest_version_first() -> None:
     assert summaries("pets") == [pets]
     with pytest.raises(ModelReferenceError, match="Did you mean 'flowers'"):
         summaries("flower")
-
-
-def test_the_metrics_of_a_version_are_listed_without_its_run(
-    another_store: MlflowClient, tmp_path: Path
-) -> None:
-    """Hundreds of versions are listed as fast as one; a damaged list is read from the run again."""
-    store = another_store
-    store.create_registered_model("pets")
-    run = store.create_run("0")
-    store.log_metric(run.info.run_id, "test/accuracy", 0.75)
-    store.log_metric(run.info.run_id, "train/loss", 0.5)
-    metrics = metrics_of_run(store, run.info.run_id)
-    assert metrics == {"test/accuracy": 0.75}
-    many = {f"test/class {number}": 0.123456789 for number in range(1000)}
-    assert metrics_tag(many) == {}  # too many for a tag
-    for tags in (metrics_tag(metrics), {METRICS_TAG: "damaged"}, {}):
-        store.create_model_version("pets", str(tmp_path), run.info.run_id, tags=tags)
-    assert [each.metrics for each in summaries()[0].versions] == [metrics] * 3
-    store.delete_run(run.info.run_id)
-    store.set_model_version_tag("pets", "1", METRICS_TAG, '{"test/accuracy": 0.5}')
-    store.create_model_version("pets", str(tmp_path), "0" * 32)  # a run that is gone for good
-    newest, *_, oldest = summaries()[0].versions
-    assert (newest.metrics, oldest.metrics) == ({}, {"test/accuracy": 0.5})

@@ -14,7 +14,6 @@ from torch import nn
 from patchline.pipeline.data.manifests import manifest as manifests
 from patchline.pipeline.data.store.prepared_store import StoreSpec, open_images
 from patchline.pipeline.data.store.prepared_store import prepare as prepare_store
-from patchline.pipeline.data.store.store_decoding import read_image
 from patchline.pipeline.errors import DataError
 from patchline.pipeline.files.placeholders import FOLDER
 from patchline.pipeline.files.workspace_folder import WORKSPACE
@@ -93,30 +92,6 @@ def test_a_teacher_sees_images_as_its_package_would(
     for view, shown in enumerate((images, np.ascontiguousarray(images[:, :, ::-1]))):
         expected = predict_logits(outputs.model, shown, numbers, IMAGE, device=outputs.device)
         assert np.allclose(logits_MVK[:, view], expected[:, [3, 0]], atol=1e-4)
-
-
-def test_stored_predictions_are_not_computed_again(
-    outputs: TeacherOutputs, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Nor are images read whose predictions are there; another teacher computes its own."""
-    read = list[str]()
-
-    def reading(root: Path, image: Any, spec: StoreSpec) -> Any:
-        read.append(image.path)
-        return read_image(root, image, spec)
-
-    monkeypatch.setattr(predictions, "read_image", reading)
-    fewer = replace(outputs, images=outputs.images[3:23])
-    first = stored(fewer)
-    read.clear()
-    assert np.array_equal(stored(fewer), first)
-    more = stored(outputs)
-    added = [*outputs.images[:3], *outputs.images[23:]]
-    assert sorted(read) == sorted(image.path for image in added)
-    assert np.array_equal(more[3:23], first)
-    other = replace(outputs, model=Linear(seed=1), weights="1" * 64)
-    assert not np.allclose(stored(other), more)
-    assert replace(outputs, columns=(0, 3)).folder != outputs.folder
 
 
 def test_an_interrupted_computation_resumes_to_the_same_predictions(

@@ -5,15 +5,12 @@ from __future__ import annotations
 from itertools import islice
 
 import numpy as np
-import torch
 
 from patchline.pipeline.data.batches.batch_order import BatchOrder
 from patchline.pipeline.data.batches.loader import training_batches
 from patchline.pipeline.training.augmentation_preview import (
     preview_columns,
 )
-from patchline.pipeline.training.config import TrainingConfig
-from patchline.pipeline.training.recipe.mixing import draw_mix, mixed_images
 from patchline.pipeline.training.training_data import open_data
 from tests.pipeline.training.trained_jobs import Make
 
@@ -31,18 +28,3 @@ def test_each_column_shows_what_the_loader_yields(make: Make) -> None:
     for column, (keys, (images, _)) in zip(columns[1:], batches, strict=True):
         places = [[row for _, row in keys].index(row) for row in rows]
         assert np.array_equal(column.images_NHWC, images[places].numpy())
-
-
-def test_mixed_images_are_shown_and_named(make: Make) -> None:
-    """With CutMix, the images of a column are mixed with each other, in the drawn ratio."""
-    job = make(augmentation={"name": "none"}, training={"cutmix": 1.0})
-    data, settings = open_data(job), TrainingConfig(cutmix=1.0)
-    rows = data.preview_rows(4)
-    originals = np.array(data.images[rows])
-    augment = data.training.augment()
-    column = preview_columns(augment, originals, rows.tolist(), epochs=1, mixing=settings)[1]
-    mix = draw_mix(settings, job.config.seed, 0, 16, 16)
-    assert mix is not None
-    mixed = mixed_images(torch.from_numpy(originals).permute(0, 3, 1, 2).float(), mix)
-    assert np.array_equal(column.images_NHWC, mixed.permute(0, 2, 3, 1).byte().numpy())
-    assert column.mix == f"CutMix {mix.share:.0%}"

@@ -22,7 +22,7 @@ from patchline.pipeline.models.model_files import load_model
 from patchline.pipeline.pretraining.__main__ import evaluate_objective
 from patchline.pipeline.pretraining.job import PretrainingJob
 from patchline.pipeline.training.__main__ import train
-from patchline.pipeline.training.job import ExtendedTraining, TrainingJob
+from patchline.pipeline.training.job import TrainingJob
 from patchline.pipeline.training.job_provenance import provenance_of_job
 from patchline.pipeline.training.part import TrainingPart
 from patchline.pipeline.training.parts.ensemble_members import combine_members
@@ -85,20 +85,6 @@ def test_part_of_the_validation_images_is_compared(tmp_path: Path) -> None:
     for name, count in (("validation_map", 20), ("compared_map", 8)):
         expected = average_precision_score(training.data.truth(rows[:count]), logits_NK[:count])
         assert metrics[name] == pytest.approx(expected, abs=1e-6)
-
-
-def test_an_extended_and_averaged_training_has_a_map(tmp_path: Path) -> None:
-    """The average of the last weights, after more epochs, is measured on all of the split."""
-    first = label_set_job(tmp_path / "first", training={"epochs": 1})
-    steps = trained(first).steps
-    extends = ExtendedTraining(run_id="earlier", folder=first.folder, steps=steps)
-    job = label_set_job(tmp_path / "more", training={"epochs": 3, "average_last": 2})
-    job = job.model_copy(update={"extends": extends})
-    result = trained(job)
-    assert [each.step for each in result.history] == [steps, 2 * steps, 3 * steps]
-    assert result.averaged.map == pytest.approx(_map_of(result.best, job), abs=1e-6)
-    assert events_of(job, "metrics")[-1]["values"]["averaged/mAP"] == result.averaged.map
-    assert load_model(result.best)[1].is_multi_label
 
 
 def test_a_head_is_a_logistic_regression_of_each_label(tmp_path: Path) -> None:

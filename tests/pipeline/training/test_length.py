@@ -195,21 +195,6 @@ def test_a_run_of_less_than_an_epoch_is_validated_too() -> None:
     assert due[0] == 22
 
 
-def test_a_preparation_counts_once_for_each_validation_not_for_each_image() -> None:
-    """2 s of batch-norm statistics leave 64 images during training, and all of them at the end."""
-    plan = Timed(100.0, steps_per_epoch=10, images=3000, batch_size=100)
-    plan.prepared(2.0)
-    plan.measured(64, 0.064)
-    assert plan.images(10, last=False) == 64
-    assert plan.images(10, last=True) == 3000  # in 3 s, and 2 s before
-    plan.validated(64, 0.064, 20.0)
-    assert [plan.is_due(20, clock) for clock in (80.0, 85.0, 94.0)] == [False, True, False]
-    plan.prepared(2.0)
-    plan.validated(64, 0.064, 87.0)
-    assert not plan.is_due(30, 92.0)  # twice 2.064 s and the last one of 5 s: a third is too much
-    assert plan.seconds_to_come(30, 5, 0.1) == pytest.approx(5.0)
-
-
 def test_what_was_validated_before_an_interruption_counts() -> None:
     """Part, speed and time spent come from the history."""
     plan = Timed(100.0, 10, 3000, 100)

@@ -79,12 +79,9 @@ def test_the_same_job_gives_the_same_weights(reference: Reference, make: Make) -
         assert same(weights_of(again), weights_of(reference[0]))
 
 
-@pytest.mark.parametrize("changes", [{"seed": 1}, {"model": {}}], ids=["seed", "no dropout"])
-def test_another_seed_or_dropout_gives_other_weights(
-    reference: Reference, make: Make, changes: dict[str, Any]
-) -> None:
-    """So the tests that compare weights with those of the reference see both."""
-    other = make(**{**RANDOM, **changes})
+def test_another_seed_gives_other_weights(reference: Reference, make: Make) -> None:
+    """So the tests that compare weights with those of the reference see it."""
+    other = make(**RANDOM, seed=1)
     trained(other)
     theirs, ours = weights_of(reference[0]), weights_of(other)
     assert not torch.equal(ours["model.head.weight"], theirs["model.head.weight"])
@@ -146,22 +143,17 @@ def test_data_loader_workers_change_nothing(make: Make) -> None:
 
 
 @pytest.mark.usefixtures("_checkpoint_each_step")
-@pytest.mark.parametrize("damage", ["last", "both", "best"])
+@pytest.mark.parametrize("damage", ["last", "best"])
 def test_a_damaged_checkpoint_is_left_out(
     reference: Reference, make: Make, tmp_path: Path, damage: str
 ) -> None:
     """One changed byte: it resumes from the previous checkpoint, or starts from scratch."""
     job = make(**RANDOM)
     stop(job, 7)
-    names = {
-        "last": ["last.safetensors"],
-        "both": ["last.safetensors", "previous.safetensors"],
-        "best": ["best-4/model.safetensors"],
-    }
-    for name in names[damage]:
-        content = bytearray((tmp_path / name).read_bytes())
-        content[-100] ^= 16
-        (tmp_path / name).write_bytes(content)
+    file = tmp_path / {"last": "last.safetensors", "best": "best-4/model.safetensors"}[damage]
+    content = bytearray(file.read_bytes())
+    content[-100] ^= 16
+    file.write_bytes(content)
     result = trained(job)
     [message] = said(job)
     how = "resuming from step 5" if damage == "last" else "starting from the beginning"

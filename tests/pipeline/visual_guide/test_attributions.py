@@ -12,7 +12,7 @@ from patchline.pipeline.visual_guide.attention_statistics import (
     mean_distances,
     rank_correlation,
 )
-from patchline.pipeline.visual_guide.attributions import attribute, cell_grid
+from patchline.pipeline.visual_guide.attributions import attribute
 
 
 class Corner(nn.Module):
@@ -35,21 +35,6 @@ def test_both_maps_find_the_part_that_decides() -> None:
     np.testing.assert_allclose(found.occlusion_hw, [[rise, 0], [0, 0]], atol=1e-6)
     np.testing.assert_allclose(found.gradient_hw, [[2 * (1 - before), 0], [0, 0]], atol=1e-6)
     assert found.agreement == pytest.approx(1)
-
-
-@pytest.mark.parametrize(
-    ("size", "patches", "cells"),
-    [
-        ((224, 224), (14, 14), (7, 7)),
-        ((224, 224), (13, 13), (7, 7)),
-        ((32, 48), None, (8, 8)),
-    ],
-)
-def test_cells_are_whole_patches(
-    size: tuple[int, int], patches: tuple[int, int] | None, cells: tuple[int, int]
-) -> None:
-    """At most 8 along a side, whole patches where that leaves enough of them."""
-    assert cell_grid(size, patches) == cells
 
 
 def test_attention_to_oneself_reaches_no_distance() -> None:

@@ -37,30 +37,33 @@ def _conv(kernel: int, stride: int, padding: int = 0, channels: int = 3) -> nn.C
     return nn.Conv2d(channels, D, kernel, stride, padding)
 
 
-def test_patches_side_by_side() -> None:
-    """A convolution with kernel = stride sees its patch alone, and each pixel is in one patch."""
-    field = _measured(_conv(8, 8), height=24, width=16)
-    assert (field.grid, field.size, field.stride) == ((3, 2), (8, 8), (8, 8))
-    assert field.count_map().tolist() == np.ones((24, 16)).tolist()
+@pytest.mark.parametrize(
+    ("layers", "size", "grid", "stride", "token", "box"),
+    [
+        ([_conv(8, 8)], 8, (3, 2), 8, (2, 1), (16, 24, 8, 16)),
+        ([_conv(7, 4, padding=3)], 7, (6, 4), 4, (2, 3), (5, 12, 9, 16)),
+        ([_conv(7, 4, padding=3)], 7, (6, 4), 4, (0, 3), (0, 4, 9, 16)),  # cut at the border
+        (
+            [_conv(3, 2, 1), nn.BatchNorm2d(D), nn.ReLU(), _conv(3, 2, 1, channels=D)],
+            *(7, (6, 4), 4, (2, 3), (5, 12, 9, 16)),
+        ),
+    ],
+    ids=["side by side", "overlapping", "border", "two convolutions"],
+)
+def test_a_token_sees_a_box(
+    layers: list[nn.Module],
+    size: int,
+    grid: tuple[int, int],
+    stride: int,
+    token: tuple[int, int],
+    box: tuple[int, int, int, int],
+) -> None:
+    """Of the kernels, moved by their strides and cut at the border, whatever is between them."""
+    field = _measured(*layers, height=24, width=16)
+    assert (field.grid, field.size, field.stride) == (grid, (size, size), (stride, stride))
+    assert field.box(*token) == Box(Span(*box[:2]), Span(*box[2:]))
+    assert field.count_map().max() == (1 if size == stride else 4)
     assert not field.is_cut
-    assert field.box(2, 1) == Box(Span(16, 24), Span(8, 16))
-
-
-def test_overlapping_patches() -> None:
-    """Kernel 7 and stride 4 give boxes of 7x7 pixels, cut at the border, and up to 4 of a pixel."""
-    field = _measured(_conv(7, 4, padding=3), height=24, width=32)
-    assert (field.grid, field.size, field.stride) == ((6, 8), (7, 7), (4.0, 4.0))
-    assert field.box(2, 3) == Box(Span(5, 12), Span(9, 16))
-    assert field.box(0, 7) == Box(Span(0, 4), Span(25, 32))
-    assert field.count_map().max() == 4
-
-
-def test_two_strided_convolutions() -> None:
-    """Two 3x3 convolutions of stride 2 see 7x7 pixels with stride 4, whatever is between them."""
-    between = nn.Sequential(nn.BatchNorm2d(D), nn.ReLU())
-    field = _measured(_conv(3, 2, 1), between, _conv(3, 2, 1, channels=D), height=32, width=32)
-    assert (field.grid, field.size, field.stride) == ((8, 8), (7, 7), (4.0, 4.0))
-    assert field.box(3, 3) == Box(Span(9, 16), Span(9, 16))
 
 
 def test_a_group_norm_does_not_make_every_pixel_seen() -> None:

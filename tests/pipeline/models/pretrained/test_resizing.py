@@ -22,11 +22,6 @@ def test_a_kernel_equals_timms(new_size: tuple[int, int]) -> None:
     torch.testing.assert_close(resized_kernel(kernel_DChw, new_size), expected, atol=1e-4, rtol=0)
 
 
-def test_a_kernel_keeps_its_precision() -> None:
-    """A kernel in float16 stays in float16."""
-    assert resized_kernel(_random(4, 3, 8, 8).half(), (6, 6)).dtype == torch.float16
-
-
 @pytest.mark.parametrize(("present", "channels"), [(3, 1), (1, 3), (1, 4)])
 def test_a_grey_image_keeps_its_tokens(present: int, channels: int) -> None:
     """A grey image has the same tokens, whether it is given once or repeated over channels."""

@@ -38,13 +38,13 @@ EXPLOSIVE: dict[str, Any] = {
 NO_RETRY = {**EXPLOSIVE, "training": {"retries_after_divergence": 0}}
 
 
-def _exploding(job: TrainingJob, step: int, *, cuts: int = 1, stop_after: int = 0) -> Training:
-    """Let the loss of a step be nan until the rate has been cut often enough."""
+def _exploding(job: TrainingJob, step: int, *, stop_after: int = 0) -> Training:
+    """Let the loss of a step be nan until the rate has been cut."""
     training = Training(job, StoppingWriter(job, stop_after))
     state = training.state
 
     def explode(_module: nn.Module, _inputs: Any, logits_BK: torch.Tensor) -> torch.Tensor:
-        diverges = state.model.training and state.step == step and len(state.rate_cuts) < cuts
+        diverges = state.model.training and state.step == step and not state.rate_cuts
         return logits_BK * math.nan if diverges else logits_BK
 
     state.model.register_forward_hook(explode)
@@ -108,14 +108,6 @@ def test_the_recorded_config_replays_it(recovered: tuple[TrainingJob, Any], tmp_
     assert not said(replay)
     assert figures(again) == figures(result)
     assert same(weights_of(replay), weights_of(job))
-
-
-def test_it_may_diverge_again(make: Make) -> None:
-    """A second time, it restarts from the same step with a quarter of the rate."""
-    job = make(**EXPLOSIVE)
-    result = _exploding(job, step=2, cuts=2).run()
-    assert result.rate_cuts == (0, 0)
-    assert "with the learning rate times 0.25" in said(job)[1]
 
 
 def test_the_last_update_before_a_validation_counts_too(

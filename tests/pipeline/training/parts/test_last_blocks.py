@@ -153,35 +153,27 @@ def test_a_second_run_uses_the_tokens_and_reaches_the_same_weights(
     assert (again.name, again.read_bytes()) == (file.name, file.read_bytes())
 
 
-@pytest.mark.parametrize(
-    ("owner", "name", "times"),
-    [
-        (TokenStore, "_of_rows", 4),  # two measure how long they take
-        (last_blocks, "_fold_logits", 2),
-    ],
-    ids=["tokens", "a fold"],
-)
 def test_a_killed_run_resumes_to_the_same_weights(
-    done: Done,
-    make: Make,
-    monkeypatch: pytest.MonkeyPatch,
-    owner: Any,
-    name: str,
-    times: int,
+    done: Done, make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whatever it was doing: nothing that was finished is repeated, and no bit differs."""
+    """Killed while it computes tokens, and while it trains a fold: no bit differs."""
     job = blocks_job(make, "run")
-    original, calls = getattr(owner, name), []
 
-    def interrupted(*given: Any) -> Any:
-        calls.append(name)
-        if len(calls) == times:
-            raise Stop
-        return original(*given)
+    def interrupt(owner: Any, name: str, times: int) -> None:
+        original, calls = getattr(owner, name), []
 
-    monkeypatch.setattr(owner, name, interrupted)
-    with pytest.raises(Stop):
-        trained(job)
+        def interrupted(*given: Any) -> Any:
+            calls.append(name)
+            if len(calls) == times:
+                raise Stop
+            return original(*given)
+
+        monkeypatch.setattr(owner, name, interrupted)
+        with pytest.raises(Stop):
+            trained(job)
+
+    interrupt(TokenStore, "_of_rows", 4)  # two measure how long they take
+    interrupt(last_blocks, "_fold_logits", 2)
     resumed = trained(job)
     assert resumed.fine_tuning == done[1].fine_tuning
     assert same(state_of(resumed.best), state_of(done[1].best))
@@ -224,19 +216,15 @@ def test_training_from_tokens_is_training_the_frozen_model_from_images(
 def test_no_block_and_all_blocks_can_be_trained(
     make: Make, blocks: int, prefixes: tuple[str, ...]
 ) -> None:
-    """Without a block, the final norm and the head are; with all, the embedding stays as it is."""
-    job = blocks_job(make, "edge", last_blocks=blocks, epochs=1)
+    """Without a block, the final norm and the head are; with all, the embedding stays as it is.
+
+    An augmentation without a view is named: an image and its mirror image are already two.
+    """
+    job = blocks_job(make, "edge", {"test_time_flip": True}, last_blocks=blocks, epochs=1)
     saved, initial = state_of(trained(job).best), head_of(job)
     changed = {name for name in saved if not torch.equal(saved[name], initial[name])}
     assert all(name.startswith(prefixes) for name in changed)
     assert any(name.startswith("blocks.0.") for name in changed) == bool(blocks)
-
-
-@pytest.mark.usefixtures("_without_choice")
-def test_an_augmentation_without_a_view_is_named(make: Make) -> None:
-    """An image and its mirror image are already two views."""
-    job = blocks_job(make, "flipped", {"test_time_flip": True}, epochs=1)
-    trained(job)
     message = "augmentation.name light has no effect: training.token_views is 2"
     assert any(each.startswith(message) for each in said(job, "note"))
 

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from PIL import Image
 from safetensors.torch import load_file
 from sklearn.linear_model import LogisticRegression
 from sklearn.preprocessing import StandardScaler
@@ -24,10 +23,7 @@ from patchline.pipeline.probing.linear_head import linear_head
 from patchline.pipeline.run_memory import stage_keys
 from patchline.pipeline.training.job import StoredTokens, TrainingJob
 from patchline.pipeline.training.part import TrainingPart
-from patchline.pipeline.training.parts.launching import replayable
-from patchline.pipeline.training.speed.precision import Chooser, Precision
 from patchline.pipeline.training.training_data import open_data
-from tests.conftest import write_photos
 from tests.pipeline.training.trained_jobs import (
     Make,
     events_of,
@@ -107,17 +103,6 @@ def test_features_are_computed_once_until_the_code_changes(
     assert computed == [True, False, True]
 
 
-def test_only_the_features_of_added_images_are_computed(make: Make, tmp_path: Path) -> None:
-    """As for a folder that grows every day; the network and its normalization stay."""
-    photos = write_photos(tmp_path / "photos", images=10, side=16)
-    data = {"path": str(photos), "mean": [0.5] * 3, "std": [0.2] * 3}
-    for day in ("first", "second"):
-        job = from_weights(make, day, data=data)
-        trained(job)
-        Image.new("RGB", (16, 16), "teal").save(photos / "down" / "added.png")
-    assert f"{COMPUTING} of 1 image" in said(job, "note")
-
-
 def test_folds_and_the_refit_fit_their_own_images_on_the_same_features(
     fitted: tuple[TrainingJob, Any], make_shared: Make
 ) -> None:
@@ -169,26 +154,6 @@ def test_all_weights_are_kept_as_far_as_they_are_better(make: Make, *, blind: bo
     assert result.best_validation_accuracy == pytest.approx(accuracy)
     assert record.sentence() in said(job, "note")
     assert trained(job).fine_tuning == record
-
-
-def test_a_repeated_run_fits_the_head_on_features_of_the_same_precision(
-    make: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Steps and forward passes are measured apart, so the features may differ from the training."""
-
-    def choose(self: Chooser, _seconds: float = 0.0) -> Precision:
-        setting = "bfloat16" if self.is_frozen else "float32"
-        return Precision(name=setting if self.setting == "auto" else self.setting, reason="fast")
-
-    monkeypatch.setattr(Chooser, "choose", choose)
-    training = {"trainable": "head_then_all", "epochs": 1, "precision": "auto"}
-    job = from_weights(make, "both", training=training)
-    result = trained(job)
-    replay = replayable(job.config, result)
-    assert replay.training.precision == "float32"
-    model = load_model(result.best)[0]
-    head = Chooser(replay, job.image, len(job.classes), model, None, is_frozen=True)
-    assert head.setting == "bfloat16"
 
 
 def test_balanced_sampling_weights_the_classes_of_a_head(make: Make, tmp_path: Path) -> None:

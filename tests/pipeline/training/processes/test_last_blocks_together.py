@@ -1,22 +1,16 @@
-"""Several processes train the last blocks as one does, and resume from whatever was killed."""
+"""Several processes train the last blocks as one does."""
 
 from __future__ import annotations
 
 import json
-import os
-import signal
 from pathlib import Path
 
-import psutil
 import pytest
 
-from patchline.pipeline.errors import ConfigError, WorkerError
+from patchline.pipeline.errors import ConfigError
 from patchline.pipeline.run_memory.cleaning import FEATURES
-from patchline.pipeline.training.job import TrainingJob
 from patchline.pipeline.training.machine import MODULE
-from patchline.pipeline.training.processes.rank import MODULE as RANK
 from patchline.pipeline.training.train_result import TrainResult
-from patchline.pipeline.workers.event_log import Event
 from patchline.pipeline.workers.launcher import GROUP_FILE
 from patchline.pipeline.workers.worker_process import run_worker
 from tests.pipeline.training.parts.test_last_blocks import (
@@ -25,50 +19,16 @@ from tests.pipeline.training.parts.test_last_blocks import (
     head_of,
     state_of,
 )
-from tests.pipeline.training.trained_jobs import Make, said, same, trained
-
-Together = tuple[TrainingJob, TrainResult]
-
-
-def _run(job: TrainingJob, unit: str = "", module: str = MODULE) -> TrainResult:
-    """Run a job in a worker; at the first progress in a unit, kill the last process of a module."""
-    killed: list[int] = []
-
-    def on_event(event: Event) -> None:
-        if unit and not killed and event["kind"] == "progress" and event["unit"] == unit:
-            [worker] = [child for child in psutil.Process().children() if MODULE in _words(child)]
-            family = [worker, *worker.children(recursive=True)]
-            if victims := [each.pid for each in family if module in _words(each)]:
-                killed.append(max(victims))
-                os.kill(killed[0], signal.SIGKILL)
-
-    try:
-        return run_worker(MODULE, job.folder, job, TrainResult, on_event)
-    finally:
-        assert bool(killed) == bool(unit)
-
-
-def _words(process: psutil.Process) -> list[str]:
-    """Return the command of a process; none if it has ended meanwhile."""
-    try:
-        return process.cmdline()
-    except psutil.Error:
-        return []
-
-
-@pytest.fixture(scope="module")
-def together(make_shared: Make) -> Together:
-    """Return the job of a run that two processes have finished, and its result."""
-    job = blocks_job(make_shared, "run", processes=2)
-    return job, _run(job)
+from tests.pipeline.training.trained_jobs import Make, trained
 
 
 @pytest.mark.slow
 def test_two_processes_train_the_blocks_as_one_does(
-    make: Make, tmp_path: Path, together: Together
+    make: Make, make_shared: Make, tmp_path: Path
 ) -> None:
     """Features and tokens have the same bits, and the weights differ by rounding alone."""
-    (job, several), alone = together, blocks_job(make, "run")
+    job, alone = blocks_job(make_shared, "run", processes=2), blocks_job(make, "run")
+    several = run_worker(MODULE, job.folder, job, TrainResult, lambda _: None)
     one = trained(alone)
     ours, theirs = (
         sorted((each / FEATURES).rglob("*.npy")) for each in (tmp_path, job.folder.parent)
@@ -83,28 +43,6 @@ def test_two_processes_train_the_blocks_as_one_does(
     assert_moved_alike(head_of(alone), state_of(one.best), state_of(several.best), 0.01)
     left = {each.name for each in job.folder.iterdir()}
     assert not left & {"processes", "trained.safetensors", "previous.safetensors"}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("unit", "module"), [("tokens", MODULE), ("fold", MODULE), ("step", RANK)])
-def test_what_is_killed_resumes_to_the_same_weights(
-    make: Make, together: Together, unit: str, module: str
-) -> None:
-    """SIGKILL of the process that has started the others ends them too; the same job resumes.
-
-    If one of the others is killed, all start again with it.
-    """
-    job = blocks_job(make, "run", processes=2)
-    if module == MODULE:
-        with pytest.raises(WorkerError, match="killed by SIGKILL"):
-            _run(job, unit)
-        result = _run(job)
-    else:
-        result = _run(job, unit, module)
-        again = "all 2 were started again (restart 1 of 3)"
-        assert any(again in message for message in said(job))
-    assert result.fine_tuning == together[1].fine_tuning
-    assert same(state_of(result.best), state_of(together[1].best))
 
 
 def test_nodes_without_a_shared_folder_are_refused(make: Make, tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import get_args
 
 import pytest
 import torch
@@ -13,10 +12,10 @@ from torchvision.transforms import v2
 
 from patchline.pipeline.errors import ConfigError
 from patchline.pipeline.layers.stochastic_depth import StochasticDepth
-from patchline.pipeline.training.config import OptimizerConfig, TrainingConfig
+from patchline.pipeline.training.config import TrainingConfig
 from patchline.pipeline.training.recipe.model_schedules import ModelSchedules
 from patchline.pipeline.training.recipe.progressive_size import ProgressiveSize
-from patchline.pipeline.training.recipe.schedule import SCHEDULES, learning_rate_factor
+from patchline.pipeline.training.recipe.schedule import learning_rate_factor
 from tests.pipeline.training.trained_jobs import Make, opened
 from tests.plugins.model_parity import built, image_spec
 
@@ -30,11 +29,6 @@ def test_rises_linearly_and_falls_as_a_cosine(progress: float, warmup: float) ->
     way = (progress - warmup) / (1 - warmup)
     expected = (1 + math.cos(math.pi * way)) / 2 if way >= 0 else progress / warmup
     assert learning_rate_factor(progress, warmup) == pytest.approx(expected, abs=1e-9)
-
-
-def test_every_accepted_name_has_a_schedule() -> None:
-    """The names that the config accepts are those that exist, no more and no fewer."""
-    assert set(get_args(OptimizerConfig.model_fields["schedule"].annotation)) == set(SCHEDULES)
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from torch import nn
 
 from patchline.pipeline.training import validation
 from patchline.pipeline.training.config import TrainingConfig
-from patchline.pipeline.training.speed.compilation import is_wanted, reason_of
+from patchline.pipeline.training.speed.compilation import is_wanted
 from tests.pipeline.training.trained_jobs import (
     Make,
     said,
@@ -61,18 +61,6 @@ def test_a_training_that_cannot_be_compiled_runs_as_it_is(
     [message] = said(tried)
     assert "The model is not compiled: RuntimeError: no working C++ compiler." in message
     assert same(weights_of(plain), weights_of(tried))
-
-
-@pytest.mark.parametrize(
-    ("error", "asks"),
-    [
-        (RuntimeError("No working C++ compiler found in torch._inductor.config.cpp.cxx"), True),
-        (ValueError("Target size (torch.Size([12])) must be the same as input size"), False),
-    ],
-)
-def test_a_compiler_is_asked_for_only_where_there_is_none(error: Exception, *, asks: bool) -> None:
-    """The words are those of torch and Triton."""
-    assert ("Install a C++ compiler" in reason_of(error)) == asks
 
 
 def test_compiled_code_is_not_kept_where_others_have_prepared_a_folder(
