@@ -9,14 +9,6 @@ from tests.conftest import patchline, patchline_here
 from tests.structure.pages import ROOT
 
 
-def test_debug_shows_the_trace(tmp_path: Path) -> None:
-    """`--debug` adds the trace to the sentence."""
-    done = patchline_here("run", "no/such", "--debug", cwd=tmp_path)
-    assert done.code == 2
-    assert "Traceback" in done.err
-    assert "DataError" in done.err
-
-
 def test_a_plugin_from_a_file_is_listed_and_shown(tmp_path: Path) -> None:
     """`--plugin FILE.py` makes a plugin of the file's name, with settings of its own."""
     file = ("--plugin", ROOT / "examples/my_stem.py")

@@ -7,8 +7,6 @@ import json
 import sqlite3
 from typing import Any
 
-from patchline.flows.training.training_flow import training_flow
-from patchline.pipeline.config import RunConfig
 from patchline.pipeline.run_memory import live_runs
 from tests.conftest import Run
 
@@ -38,16 +36,3 @@ def test_a_run_shows_stages_artifacts_and_the_way_to_mlflow(finished_run: Run) -
     for key in ("summary", "mlflow-run"):
         assert run_id in artifacts[key]
     assert json.loads(config)["config"]["training"]["epochs"] == 12
-
-
-def test_the_form_in_prefect_comes_from_the_config_with_its_help() -> None:
-    """The flow's parameter schema holds every section, described, with plugin settings free.
-
-    What a run records is no setting, but a submitted config may have it.
-    """
-    definitions = training_flow.parameters.model_dump()["definitions"]
-    shown = set(definitions["RunConfig"]["properties"])
-    assert shown == set(RunConfig.model_fields) - {"record"}
-    assert definitions["RunConfig"].get("additionalProperties") is None
-    assert "Passes over" in definitions["TrainingConfig"]["properties"]["epochs"]["description"]
-    assert definitions["ModelChoice"]["additionalProperties"] is True

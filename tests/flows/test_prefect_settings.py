@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,7 +11,6 @@ from prefect.context import SettingsContext
 from prefect.settings import Profile, Settings, load_profiles
 
 from patchline.flows import prefect_session, prefect_settings
-from patchline.flows.python_api.session import session
 from patchline.pipeline.errors import ConfigError, OrchestrationError
 from tests.conftest import Run, patchline
 from tests.surroundings import recording_proxy
@@ -98,19 +96,6 @@ def test_a_damaged_file_of_settings_is_one_sentence(
     assert bool(errors) != readable
     assert all(file.name in words and "\n" not in words for words in errors)
     assert prefect_settings.sentence(ValueError("of the user's own code")) is None
-
-
-def test_a_program_gets_its_proxies_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A call of the Python API exempts this machine only while it runs."""
-    monkeypatch.setenv("ALL_PROXY", "socks5://127.0.0.1:1080")
-    monkeypatch.setenv("https_proxy", "http://proxy.corp:3128")
-    monkeypatch.setenv("no_proxy", "corp")
-    before = dict(os.environ)
-    with session():
-        assert "ALL_PROXY" not in os.environ  # no client of Prefect could be created with it
-        assert os.environ["https_proxy"] == "http://proxy.corp:3128"
-        assert {"corp", "127.0.0.1"} <= set(os.environ["no_proxy"].split(","))
-    assert dict(os.environ) == before
 
 
 def test_neither_a_proxy_nor_settings_of_others_touch_a_run(finished_run: Run) -> None:

@@ -66,19 +66,6 @@ def test_a_terminal_keeps_the_bar_the_counts_and_every_word(
     assert [*totals, *(task.total for task in shown.tasks)] == [None, 45, None]
 
 
-def test_a_second_training_has_a_time_left_of_its_own(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """A second training, such as a fold or a refit, counts from its own start."""
-    stream, clock = io.StringIO(), [0.0]
-    monkeypatch.setattr("patchline.flows.progress.time.monotonic", lambda: clock[0])
-    lines = progress.PlainLines(stream)
-    for second, done in ((0, 1), (1000, 90), (1020, 1), (1070, 51)):
-        clock[0] = float(second)
-        lines.advance("Training", done, 100)
-    assert "51 of 100, 49 s left" in stream.getvalue()
-
-
 def test_a_training_shows_its_steps_once_their_number_has_settled(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -17,7 +17,6 @@ from patchline.pipeline.files.access import (
     check_no_link,
     check_own_folder,
     check_secret,
-    is_readable,
 )
 
 _AS_ANOTHER_USER = """
@@ -38,16 +37,6 @@ def shared() -> Iterator[Path]:
     with tempfile.TemporaryDirectory(prefix="patchline-test-") as folder:
         Path(folder).chmod(0o755)
         yield Path(folder)
-
-
-def test_a_missing_file_cannot_be_read(tmp_path: Path) -> None:
-    """Nor can what lies below a file; a folder can, if it may be entered."""
-    file = tmp_path / "a.txt"
-    file.touch()
-    assert is_readable(file)
-    assert is_readable(tmp_path)
-    assert not is_readable(tmp_path / "missing")
-    assert not is_readable(file / "below")
 
 
 @pytest.mark.skipif(

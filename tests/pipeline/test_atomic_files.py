@@ -84,13 +84,6 @@ def test_a_disk_is_known_to_be_full_by_what_is_left(
         assert "or set TMPDIR to another disk" in str(said)
 
 
-@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs the device that is always full")
-def test_device_that_is_full_is_recognised(tmp_path: Path) -> None:
-    """What the system itself reports about a full disk is understood."""
-    with pytest.raises(StorageError, match="no space left"), storage_errors(tmp_path / "x"):
-        Path("/dev/full").write_text("anything")
-
-
 @pytest.mark.parametrize("code", [errno.EACCES, errno.EROFS])
 def test_read_only_disk_is_named_in_a_sentence(tmp_path: Path, code: int) -> None:
     """Where nothing may be written the error names the file, the reason and what to do."""

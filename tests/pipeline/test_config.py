@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from patchline.pipeline.config import ModelChoice, RunConfig
+from patchline.pipeline.config import RunConfig
 from patchline.pipeline.data.config import DataConfig
-from patchline.pipeline.training.config import OptimizerConfig, TrainingConfig, duration_seconds
+from patchline.pipeline.training.config import OptimizerConfig, duration_seconds
 from patchline.pipeline.training.record import RunRecord
 
 configs = st.builds(
@@ -50,28 +50,6 @@ def test_a_name_is_one_that_folders_and_addresses_take(name: str, *, is_taken: b
         assert RunConfig(name=name).name == name
 
 
-def test_flat_names_every_value_by_its_dotted_key() -> None:
-    """The flat form has one text for each value, with dots between the sections."""
-    config = RunConfig.model_validate(
-        {"seed": 5, "augmentation": {"name": "light", "shift": 0.2}, "data": {"path": "a b"}}
-    )
-    flat = config.flat()
-    assert flat["seed"] == "5"
-    assert flat["name"] == ""
-    assert flat["augmentation.name"] == "light"
-    assert flat["augmentation.shift"] == "0.2"
-    assert flat["data.path"] == "a b"
-    assert flat["model.patch_embedding.name"] == "auto"
-    assert flat["training.epochs"] == "60"
-    assert flat["training.time_limit"] == ""
-
-
-@pytest.mark.parametrize("path", ["\x00", "a\x00.csv", "x" * 5000, "\udcff"])
-def test_what_cannot_be_a_path_is_still_a_setting(path: str) -> None:
-    """Only reading it fails, with the sentence of the source that reads it."""
-    assert DataConfig(path=path).source == ("table" if path.endswith(".csv") else "image_folder")
-
-
 def test_durations_are_seconds_minutes_or_hours() -> None:
     """A duration is a number with a unit; without one, of zero, or with more it is refused."""
     durations = {"90s": 90, "20m": 1200, "2h": 7200, "0.5m": 30}
@@ -79,10 +57,3 @@ def test_durations_are_seconds_minutes_or_hours() -> None:
     for text in ("", "90", "0s", "-5m", "5 m", "5d", "1e3s", "5m\n"):
         with pytest.raises(ValueError, match="90s, 20m or 2h"):
             duration_seconds(text)
-
-
-def test_every_setting_explains_itself() -> None:
-    """Each setting of each section has a help text."""
-    for section in (RunConfig, DataConfig, ModelChoice, OptimizerConfig, TrainingConfig):
-        for key, field in section.model_fields.items():
-            assert field.description, f"{section.__name__}.{key}"

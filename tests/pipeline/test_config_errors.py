@@ -25,13 +25,6 @@ def sentence_of(settings: dict[str, Any]) -> str:
             "training.epochs is 0, but must be at least 1. Choose a value from 1 to 100000.",
         ),
         (
-            {"training": {"epochs": "many"}},
-            (
-                "training.epochs is 'many', but must be a whole number. Choose a value from 1 to "
-                "100000."
-            ),
-        ),
-        (
             {"optimizer": {"learning_rate": float("inf")}},
             (
                 "optimizer.learning_rate is inf, but must be a finite number. Choose a value "
@@ -46,30 +39,14 @@ def sentence_of(settings: dict[str, Any]) -> str:
             ),
         ),
         (
-            {"optimizer": {"name": "schedule_free", "schedule": "constant", "beta1": 0}},
-            (
-                "optimizer.beta1 is 0, but optimizer.name schedule_free needs a value above 0. Set "
-                "optimizer.beta1 to 0.9."
-            ),
-        ),
-        (
             {"data": {"resize": "stretch"}},
             "data.resize is 'stretch', but must be one of 'crop', 'squash' or 'pad'.",
         ),
-        ({"data": {"channels": 2}}, "data.channels is 2, but must be one of 1 or 3."),
-        ({"data": {"path": 3}}, "data.path is 3, but must be text."),
         (
             {"training": {"ensemble": True}},
             (
                 "training.ensemble is true, but an ensemble needs folds. Set training.folds, such "
                 "as 5, or leave out training.ensemble."
-            ),
-        ),
-        (
-            {"training": {"time_limit": "90"}},
-            (
-                "training.time_limit is '90', but must be a number with a unit, such as 90s, 20m "
-                "or 2h."
             ),
         ),
         (
@@ -86,14 +63,6 @@ def sentence_of(settings: dict[str, Any]) -> str:
                 "is allowed. Make one of them smaller."
             ),
         ),
-        ({"training": 3}, "training is 3, but must be a group of settings, not a single value."),
-        (
-            {"augmentation": {"name": "light", "rotation": 500}},
-            (
-                "augmentation.rotation is 500, but must be at most 180.0. Choose a value from 0 to "
-                "180."
-            ),
-        ),
     ],
 )
 def test_bad_value_is_answered_with_value_rule_and_range(
@@ -106,14 +75,8 @@ def test_bad_value_is_answered_with_value_rule_and_range(
 @pytest.mark.parametrize(
     ("settings", "wrong", "meant"),
     [
-        ({"sed": 3}, "sed", "seed"),
         ({"training": {"epoch": 3}}, "training.epoch", "training.epochs"),
         ({"model": {"name": "vit", "dept": 3}}, "model.dept", "model.depth"),
-        (
-            {"model": {"patch_embedding": {"name": "conv", "patchsize": 4}}},
-            "model.patch_embedding.patchsize",
-            "model.patch_embedding.patch_size",
-        ),
         (
             {"data": {"source": "image_folder", "options": {"mirror": True}}},
             "data.options.mirror",
@@ -135,31 +98,13 @@ def test_setting_like_no_other_is_answered_with_all() -> None:
     assert sentence.endswith("optimizer.weight_decay.")
 
 
-def test_setting_of_a_plugin_without_settings_is_answered_in_words() -> None:
-    """Where there are no settings at all, the answer does not end in an empty list."""
-    sentence = sentence_of({"augmentation": {"name": "none", "rotation": 4}})
-    assert sentence.startswith(
-        "There is no setting augmentation.rotation: augmentation has none here."
-    )
-    assert sentence.endswith("Remove it.")
-
-
-def test_only_the_first_of_several_errors_is_told() -> None:
-    """One sentence at a time: the first thing that is wrong."""
-    sentence = sentence_of({"seed": -1, "training": {"epochs": 0}})
-    assert sentence.startswith("seed is -1")
-    assert "epochs" not in sentence
-
-
 @pytest.mark.parametrize(
     ("plan", "rule"),
     [
         ([[3, 0.0, 90]], "must have a knot (step, progress, end) at step 0"),
-        ([[0, 0.0, 0]], "end at 1 or later"),
         ([[0, 0.0, 90], [5, 0.1, 90], [5, 0.2, 90]], "knot at step 5 after one from step 5 to 90"),
         ([[0, 0.0, 90], [5, 0.1, 4]], "ends at 4, before its last knot at step 5"),
         ([[0, 0.5, 90], [5, 0.1, 90]], "rises from 0 to 1"),
-        ([[0, 1.0, 90]], "rises from 0 to 1"),
     ],
 )
 def test_a_step_plan_by_which_no_training_can_go_is_refused(plan: list[Any], rule: str) -> None:

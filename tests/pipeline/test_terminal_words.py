@@ -12,8 +12,6 @@ import pytest
 from patchline.flows import progress
 from patchline.flows.commands import predict
 from patchline.pipeline.terminal_words import (
-    duration,
-    epochs_in_words,
     harmless,
     pasted_path,
     styled_or_harmless,
@@ -63,18 +61,6 @@ def test_a_pasted_path_names_its_file(
             ["bash", "-c", f"cat {words}"], capture_output=True, text=True, check=False
         )
         assert answer.stdout == "found", answer.stderr
-
-
-def test_a_duration_has_one_fitting_unit() -> None:
-    """Seconds up to 90, minutes up to 90, then hours; a short moment is 1 s.
-
-    Of less than a tenth of an epoch, the share of the images is said.
-    """
-    durations = {0.2: "1 s", 89.4: "89 s", 90: "2 min", 5399: "90 min", 5400: "1.5 h"}
-    assert {seconds: duration(seconds) for seconds in durations} == durations
-    lengths = {0.01: "0.01 epochs (1% of the images)", 0.0996: "0.1 epochs (10% of the images)"}
-    lengths |= {0.119: "0.1 epochs", 1.0: "1 epoch", 3.44: "3.4 epochs", 71.6: "72 epochs"}
-    assert {length: epochs_in_words(length) for length in lengths} == lengths
 
 
 _HOSTILE = "x\x1b]0;owned\x07\x1b[2J\u202egnp\x9b1m\udcff"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import stat
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,8 +12,6 @@ import pytest
 from patchline.flows.command_line import run_command_line
 from patchline.flows.services import database_secrets
 from patchline.pipeline.files import atomic_files, workspace_folder
-
-ROOT = Path(__file__).resolve().parents[2]
 
 
 def mode(place: Path) -> int:
@@ -45,22 +42,6 @@ def test_the_next_command_narrows_a_workspace_that_is_there(tmp_path: Path) -> N
     (tmp_path / ".patchline").chmod(0o755)
     assert run_command_line(["plugins", "list"]) == 0
     assert mode(tmp_path / ".patchline") == 0o700
-
-
-def test_only_one_function_makes_folders_that_may_be_the_workspace() -> None:
-    """A folder made with its parents in another way would get the mode of the umask."""
-    pattern = re.compile(r"\.mkdir\([^)]*parents=True|makedirs\(")
-    found = {
-        file.relative_to(ROOT).as_posix()
-        for package in ("pipeline", "flows")
-        for file in (ROOT / package).rglob("*.py")
-        if pattern.search(file.read_text(encoding="utf-8"))
-    }
-    assert found == {
-        "pipeline/files/workspace_folder.py",
-        "pipeline/plugin_system/plugin_skeleton.py",  # the user's packages
-        "pipeline/files/kept_schema.py",  # in the Python environment
-    }
 
 
 def test_a_place_that_cannot_be_narrowed_is_said(

@@ -65,16 +65,6 @@ def test_images_can_be_read_again_by_root_and_path(tmp_path: Path) -> None:
     assert image_reader(rows, found.root)(0) is None
 
 
-def test_splits_in_an_archive_are_used(tmp_path: Path) -> None:
-    """Folders named like splits are splits in an archive too."""
-    write_photos(tmp_path / "set/Training", classes=2, images=4)
-    write_photos(tmp_path / "set/DEV", classes=2, images=2, side=24)
-    archive = Path(shutil.make_archive(str(tmp_path / "set"), "zip", tmp_path, "set"))
-    found = ingested(archive, tmp_path / "work")
-    assert found.counts["validation"] == 4
-    assert found.split_origin == "test split off from train"
-
-
 def test_what_is_left_out_is_named(tmp_path: Path) -> None:
     """Members that do harm, are damaged or lie beside the folders are named with the reason."""
     file = tmp_path / "photos.zip"

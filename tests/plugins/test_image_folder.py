@@ -112,10 +112,7 @@ SPLITS = {("cat", "train"), ("dog", "train")}
         (["train/1.png", "train/old/2.png", "test/1.png", "car/1.png", "plane/1.png"],
          {(name, None) for name in ("train", "test", "car", "plane")}),
         (["Train/cat/1.png", "Train/dog/1.png", "TESTING/cat/1.png"], {*SPLITS, ("cat", "test")}),
-        (["training/cat/1.png", "training/dog/1.png", "valid/cat/1.png"],
-         {*SPLITS, ("cat", "validation")}),
         (["test/1.png", "control/1.png"], {("test", None), ("control", None)}),
-        (["train/cat/1.png", "train/dog/1.png", "train/stray.png"], {*SPLITS, ("", None)}),
         (
             ["train/cat/1.png", "train/dog/1.png", "test/cat/1.png", "more/1.png"],
             {*SPLITS, ("cat", "test"), ("", None)},
@@ -127,10 +124,6 @@ SPLITS = {("cat", "train"), ("dog", "train")}
         ),
         (["train/train/1.png", "train/train/deep/2.png", "test/train/1.png", "test/car/1.png"],
          {("train", "train"), ("train", "test"), ("car", "test")}),
-        (["train_photos/1.png", "car_photos/1.png"],
-         {("train_photos", None), ("car_photos", None)}),
-        (["valid_images/1.png", "invalid_images/1.png"],
-         {("valid_images", None), ("invalid_images", None)}),
         (["train/", "car/1.png", "plane/1.png"], {("car", None), ("plane", None)}),
     ],
 )  # fmt: skip
@@ -174,7 +167,6 @@ def test_what_nobody_can_know_is_asked(
     [
         ([f"mlruns/1/{RUN}/artifacts/a.png", "mlruns/1/models/m-1/artifacts/x"], False),
         ([f"mlartifacts/0/{RUN}/artifacts/a.png", "mlruns/", "mlflow.db", "mlflow.db-wal"], False),
-        ([f"runs of mlflow/123456789012345678/{RUN}/a.png"], False),
         (["mlruns/1/1.png"], True),
         ([f"mlruns/1/{RUN}/artifacts/a.png", "mlruns/own.png"], True),
     ],

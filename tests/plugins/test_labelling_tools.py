@@ -89,9 +89,7 @@ _OUTSIDE = json.dumps({
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        ("{", r"is not valid JSON"),
         ("[" * 100_000, r"is not valid JSON"),
-        ("{}", r"has no 'images', so it is not COCO JSON"),
         ('{"images": {}, "annotations": [], "categories": []}', r"'images' in .* to be a list"),
         ('{"images": [4], "annotations": [], "categories": []}', r"An image in .* is 4, but has"),
         ('{"images": [{"id": 1}], "annotations": [], "categories": []}', r"'file_name' of image 1"),

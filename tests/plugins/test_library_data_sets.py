@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from threading import Barrier
 from typing import Any
 
 import numpy as np
@@ -102,24 +100,3 @@ def test_digits_are_those_of_scikit_learn_and_written_once(tmp_path: Path) -> No
     assert _digits(tmp_path).images == listing.images
     changed = [file for file, time in written.items() if file.stat().st_mtime_ns != time]
     assert changed == [missing]
-
-
-def test_digits_refuse_a_path(tmp_path: Path) -> None:
-    """Whoever names a folder is not given the digits instead."""
-    context = SourceContext(path="photos", work_dir=tmp_path)
-    with pytest.raises(DataError, match=r"data\.path is photos, .* data\.source to image_folder"):
-        digits.plugin.build(digits.DigitsConfig(), context)
-
-
-def test_runs_that_begin_at_once_write_the_digits_together(tmp_path: Path) -> None:
-    """Both that list the same new folder at the same moment find every digit."""
-    together = Barrier(2)
-
-    def listing(_: int) -> ImageListing:
-        together.wait()
-        return _digits(tmp_path)
-
-    with ThreadPoolExecutor(2) as pool:
-        first, second = pool.map(listing, range(2))
-    assert first.images == second.images
-    assert len(list(tmp_path.rglob("*.*"))) == 1797

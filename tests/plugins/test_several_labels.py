@@ -161,13 +161,6 @@ def test_unclear_separators_are_a_question(
         assert [*labels_of(listed(file, **answer)).values()] == cells
 
 
-def test_cells_that_look_like_several_labels_are_said_where_each_is_one(tmp_path: Path) -> None:
-    """With one label for each image asked for, `a|b` is a class, which is not what most mean."""
-    file = _column(tmp_path, ["cat", "dog", "cat|dog", "cat", "cat|dog", "dog"])
-    [said] = [n for n in listed(file, task="single_label").notes if "holds '|' in 2 of 6" in n]
-    assert "such as 'cat|dog', because data.task is single_label" in said
-
-
 def test_several_rows_of_an_image_are_a_question(tmp_path: Path) -> None:
     """They are its labels if that is said, and contradictions if one label is to be learned."""
     rows = "1.jpg,a\n1.jpg,b\n2.jpg,a\n3.jpg,\n1.jpg,b\n2.jpg,c\n3.jpg,c\n"

@@ -47,13 +47,6 @@ def test_has_the_published_number_of_parameters(
     assert parameters / 1e6 == pytest.approx(millions, abs=0.1 if millions == 2.8 else 0.0051)
 
 
-def test_a_dimension_beats_the_size() -> None:
-    """What is set separately replaces the size's number, and only that."""
-    model = _on_meta("vit", size="ti", depth=3, mlp_dim=100)
-    assert len(model.blocks) == 3
-    assert model.blocks[0].mlp.expand.weight.shape == (100, 192)
-
-
 @torch.no_grad()
 @pytest.mark.parametrize("pooling", ["class_token", "average"])
 def test_a_flip_at_test_time_averages_both_views(pooling: str) -> None:

@@ -63,12 +63,10 @@ def test_two_images_are_compared_on_one_page(command: Command, tmp_path: Path) -
     ("arguments", "said"),
     [
         (["stripes"], "takes one image, or two to compare"),
-        (["stripes", IMAGE, IMAGE, IMAGE], "and not 3"),
         (["stripes", IMAGE, "--label", "left"], "left is not a class of the model"),
         (["stripes", IMAGE, "--label", "up", "--label", "up"], "--label is given 2 times"),
         (["stripes", "nowhere.png"], "nowhere.png: cannot be read"),
         (["stripes", IMAGE, "--out", "photos"], "photos is a folder"),
-        (["stripes@shampion", IMAGE], "Did you mean 'champion'"),
     ],
 )
 def test_wrong_input_is_answered_in_a_sentence(

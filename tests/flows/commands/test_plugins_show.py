@@ -77,11 +77,6 @@ def test_the_text_has_settings_and_figures(run_here: Command) -> None:
     [
         (["vit"], 224, {}),
         (["shifted", "--model.size=mini", *SMALL], 32, SHIFTED),
-        ([*SMALL, "--model.depth=2", "vit"], 32, {"depth": 2}),
-        (
-            ["vit", "--model.patch_embedding.name=cct", *LAYER, *SMALL],
-            *(32, CCT),
-        ),
         (
             ["patch_embedding", "cct", "--model.name", "cct", *LAYER, *SMALL],
             *(32, {"name": "cct", **CCT}),

@@ -142,10 +142,8 @@ def test_a_schedule_monitors_a_folder_or_a_table(run_here: Command, tmp_path: Pa
         (("--interval", "1d", "--monitor", "photos"), "--monitor photos also needs --images"),
         (("--interval", "1d", "--monitor", "photos", "--images", "inbox", "--out", "a.csv"),
          "--out is for predictions"),
-        (("--interval", "1d", "--monitor", "photos", "--config", "a.yaml"), "Give only one"),
         (("--interval", "1d", "--config", "a.yaml", "--data.label-column", "b"),
          "--data.label-column is for a table of images to check"),
-        (("--on-drift", "photos", "--monitor", "photos", "--images", "inbox"), "Add --config"),
     ],
 )  # fmt: skip
 def test_what_contradicts_itself_is_refused(

@@ -243,19 +243,6 @@ def test_a_run_that_begins_stands_for_those_that_wait(
     assert str(waiting[0]) in str(message)
 
 
-def test_the_folder_beats_the_path_in_the_file(
-    client: SyncPrefectClient, run_here: Command, folder: Path
-) -> None:
-    """A config written by a run on other data can be used, and the difference is told."""
-    text = "name: flowers\ndata: {source: image_folder, path: other, min_new_images: 5}\n"
-    Path("run.yaml").write_text(text, encoding="utf-8")
-    shown = run_here.json("data", "watch", folder, "--config", "run.yaml")
-    assert "other" in shown["notes"][0]
-    config = client.read_deployment(UUID(shown["deployment_id"])).parameters["config"]
-    assert config["data"]["path"] == str(folder)
-    assert config["name"] == "flowers"
-
-
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
@@ -275,17 +262,6 @@ def test_wrong_input_is_one_sentence(
     shutil.copytree(folder / "across", "one/across")
     err = run_here.refusal("data", "watch", *arguments)
     assert (words in err, err.count("\n")) == (True, 1)
-
-
-@pytest.mark.usefixtures("watch")
-def test_a_name_belongs_to_one_watch_or_schedule(run_here: Command, folder: Path) -> None:
-    """Another folder of the same name, and a schedule's name, are refused with the way out."""
-    other = shutil.copytree(folder, folder.parent / "more" / "photos")
-    assert "--name" in run_here.refusal("data", "watch", other)
-    config = folder.parent / "run.yaml"
-    config.write_text("data: {source: image_folder, path: photos}\n", encoding="utf-8")
-    run_here.out("schedule", "create", "hourly", "--interval", "1h", "--config", config)
-    assert "hourly" in run_here.refusal("data", "watch", other, "--name", "hourly")
 
 
 def test_too_little_new_ends_as_skipped(client: SyncPrefectClient, folder: Path) -> None:

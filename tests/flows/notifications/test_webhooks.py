@@ -16,7 +16,6 @@ from typing import Any
 from uuid import uuid4
 
 import pytest
-from prefect import flow
 from prefect.client.orchestration import get_client
 from prefect.events import emit_event
 from prefect.settings import PREFECT_API_URL, temporary_settings
@@ -228,25 +227,10 @@ def test_wrong_input_is_one_sentence(
     assert err.count("\n") == 1
 
 
-@flow
-def telling(number: int) -> None:
-    """Emit an event from inside a flow."""
-    facts = {"name": "inside", "run_id": str(number)}
-    events.emit(event_kinds.RUN_STARTED, "patchline.run.inside", facts)
-
-
 @pytest.mark.parametrize("url", [None, "http://127.0.0.1:9/api"])
 def test_a_server_that_is_not_there_costs_nothing(url: str | None) -> None:
     """Prefect is not even imported; its own client would try for seconds."""
     assert _emit_in_a_command(url) == "False"
-
-
-@pytest.mark.parametrize("event", ["patchline.no.such", event_kinds.RUN_FAILED])
-def test_emitting_never_raises(event: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An unknown event and a nonsensical address are no reason to stop."""
-    monkeypatch.setenv("PREFECT_API_URL", "http://[nonsense/api")
-    events.emit(event, "patchline.run.x", {"name": "x"})
-    events.flush(0.1)
 
 
 def test_the_last_event_of_a_short_command_arrives(server: str) -> None:
@@ -256,15 +240,6 @@ def test_the_last_event_of_a_short_command_arrives(server: str) -> None:
     assert event["payload"]["version"] == "2"
     assert event["resource"]["patchline.folder"] == str(Path.cwd())
     assert event["resource"]["prefect.resource.name"] == "short"
-
-
-def test_an_event_of_a_flow_belongs_to_its_run() -> None:
-    """Inside a flow run the event carries the run, so that its page shows it."""
-    telling(7)
-    events.flush()
-    [event] = _arrived("patchline.run.inside")
-    roles = {related["prefect.resource.role"] for related in event["related"]}
-    assert "flow-run" in roles
 
 
 def test_what_is_delivered_twice_arrives_once(server: str, monkeypatch: pytest.MonkeyPatch) -> None:

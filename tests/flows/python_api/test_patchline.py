@@ -118,17 +118,13 @@ def test_the_models_are_a_table(
     ("call", "command"),
     [
         (lambda: patchline.load("strpes"), "predict strpes photos"),
-        (lambda: patchline.load("stripes").predict("no.png"), "predict stripes no.png"),
         (lambda: patchline.evaluate("stripes", "nowhere"), "evaluate stripes nowhere"),
         (lambda: patchline.promote("stripes", force=True), "promote stripes --force"),
-        (lambda: patchline.models("strpes"), "models strpes"),
-        (lambda: patchline.run("nowhere"), "run nowhere"),
         (lambda: patchline.run("photos", preset="qick"), "run photos --preset qick"),
         (
             lambda: patchline.run("photos", data={"resize": "cropp"}),
             "run photos --data.resize cropp",
         ),
-        (lambda: patchline.run(resume="none"), "run --resume none"),
     ],
 )
 def test_an_error_is_an_exception_with_the_sentence_of_the_command(

@@ -62,12 +62,3 @@ def test_only_a_new_database_of_the_same_prefect_is_created(
     monkeypatch.setattr(metadata, "version", lambda _: "0.1")
     assert not KEPT.create(tmp_path / "other.db")
     assert not (tmp_path / "other.db").exists()
-
-
-def test_an_environment_that_may_not_be_written_is_no_obstacle(
-    environment: Path, empty_prefect: Path
-) -> None:
-    """Nothing is kept there, and nothing fails."""
-    environment.write_text("no folder")
-    KEPT.keep(empty_prefect)
-    assert not KEPT.file.exists()

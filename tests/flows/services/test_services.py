@@ -16,12 +16,10 @@ from prefect.client.orchestration import get_client
 
 from patchline.flows import prefect_session
 from patchline.flows.services import mlflow_server, service_processes
-from patchline.flows.services.startup_plan import Plan
-from patchline.flows.services.supervisor import Supervisor
 from patchline.pipeline import local_login, local_services
 from patchline.pipeline.tracking import tracking_store
 from patchline.pipeline.tracking.team_stores import TeamStores
-from tests.conftest import Finished, patchline, patchline_here, write_photos
+from tests.conftest import Finished, patchline_here, write_photos
 from tests.flows.services.local_servers import Servers, ended, page, recorded_services, serving
 from tests.patience import patient, until
 from tests.pipeline.serving.served import NAME, Serving, made_registry, png, wait_for_version
@@ -120,11 +118,9 @@ def test_a_damaged_state_is_written_again(servers: Servers) -> None:
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
-        ("--mlflow-port 65536", "65535"),
         ("--prefect-port 5000", "port of its own"),
         ("--max-concurrent-runs 0", "1 or more"),
         ("--serve 'a b'", "is not a model reference"),
-        ("--serve flowers --serve-port 0", "is not a port"),
         ("--serve flowers --serve-port 5000", "is the port of another server"),
     ],
 )
@@ -135,17 +131,13 @@ def test_wrong_flags_are_refused(flags: str, words: str, tmp_path: Path) -> None
     assert not Path(".patchline").exists()
 
 
-@pytest.mark.parametrize("variable", ["MLFLOW_TRACKING_URI", "PREFECT_API_URL"])
-def test_a_configured_server_that_is_away_is_named(tmp_path: Path, variable: str) -> None:
+def test_a_configured_server_that_is_away_is_named(tmp_path: Path) -> None:
     """`up` starts nothing in the place of a server that the user has named."""
     url = f"http://127.0.0.1:{free_port()}"
-    if variable == "PREFECT_API_URL":  # which Prefect reads when it is imported
-        done = patchline("up", cwd=tmp_path, env={variable: f"{url}/api"})
-    else:
-        done = patchline_here("up", cwd=tmp_path, env={variable: url})
+    done = patchline_here("up", cwd=tmp_path, env={"MLFLOW_TRACKING_URI": url})
     assert done.code == 1
     assert url in done.err
-    assert variable in done.err
+    assert "MLFLOW_TRACKING_URI" in done.err
     assert not service_processes.members(tmp_path)
 
 
@@ -162,31 +154,6 @@ def test_state_that_a_dead_supervisor_left_is_not_believed(tmp_path: Path) -> No
     local_services.supervisor_lock().touch()
     assert local_services.running() is None
     assert tracking_store.use_store() == f"sqlite:///{tmp_path / 'mlflow.db'}"
-
-
-def test_a_supervisor_writes_nothing_where_its_folder_was_moved_from(tmp_path: Path) -> None:
-    """The user may move it back; once it is, what was damaged is written again."""
-    first, second = tmp_path / "first", tmp_path / "second"
-    state = local_services.state_file(first)
-    state.parent.mkdir(parents=True)
-    plan = Plan(
-        prefect_port=4200,
-        mlflow_port=5000,
-        max_concurrent_runs=1,
-        prefect_api_url="http://127.0.0.1:1/api",
-        mlflow_url="http://127.0.0.1:2",
-        store="",
-        notes=(),
-    )
-    supervisor = Supervisor(first, plan, first / "lifeline")
-    supervisor._write_state()
-    state.write_text("damaged", encoding="utf-8")
-    first.rename(second)
-    supervisor._restore_state()
-    assert not first.exists()
-    second.rename(first)
-    supervisor._restore_state()
-    assert local_services.read_state(first) == supervisor._services
 
 
 def test_settings_for_other_mlflow_servers_do_not_reach_ours(

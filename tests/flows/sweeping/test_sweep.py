@@ -92,7 +92,6 @@ def test_a_search_that_is_interrupted_trains_no_trial_twice(tmp_path: Path) -> N
     ("arguments", "words"),
     [
         ("--sweep.space.data.image-size 16,32", "--sweep.space.data.image-size"),
-        ("--sweep.space.optimizer.learning-rate 0.1", "leaves nothing to choose"),
         ("--sweep.storage sqlite:///x.db", "PostgreSQL"),
         ("--training.folds 3", "training.folds is 3"),
         ("--preset none --training.time-limit 5m", "--sweep.time-limit"),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import time
 
 import pytest
@@ -11,7 +10,6 @@ from prefect.client.orchestration import SyncPrefectClient
 from prefect.runtime import flow_run
 from prefect.settings import PREFECT_API_URL, temporary_settings
 
-from patchline.flows import progress
 from patchline.flows.training import prefect_progress
 from patchline.flows.training.prefect_progress import ProgressArtifact
 from tests.patience import patient
@@ -57,18 +55,3 @@ def test_the_artifact_belongs_to_the_task_that_shows_it(client: SyncPrefectClien
     assert (found.key, found.type, found.data, found.description) == (
         "progress", "progress", 100.0, "all",
     )  # fmt: skip
-
-
-def test_short_work_is_not_shown() -> None:
-    """What is done within a second starts no thread, unless it is asked for."""
-    artifact = ProgressArtifact()
-    artifact.show(100, "reading", at_once=False)
-    assert artifact.wait(0)
-
-
-def test_nothing_is_told_outside_of_a_flow(caplog: pytest.LogCaptureFixture) -> None:
-    """A command that only imported Prefect shows events as ever."""
-    with caplog.at_level(logging.DEBUG, "prefect"):
-        progress.show_event({"kind": "log", "message": "a line"})
-    assert prefect_progress.artifact() is None
-    assert "a line" not in caplog.text

@@ -2,14 +2,7 @@
 
 from __future__ import annotations
 
-import json
-import os
-import shutil
-import signal
-import subprocess
-import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -20,7 +13,7 @@ from patchline.pipeline.run_memory.interrupted_runs import RunRequest
 from patchline.pipeline.tracking import liveness, tracked_run, tracking_store
 from tests.conftest import write_photos
 from tests.flows.training.runs import Begun, has_metrics, only_run, ran, refused, store_of
-from tests.patience import patient, until
+from tests.patience import patient
 
 SETTINGS = (
     "photos --preset none --training.epochs 12 --training.batch-size 8 --training.threads 1 "
@@ -227,74 +220,3 @@ def test_settings_beside_resume_are_refused(beside: str, tmp_path: Path) -> None
     said = refused(tmp_path, f"--resume last {beside}")
     assert f"'{beside.split(maxsplit=1)[0]}' cannot be combined with --resume" in said
     assert "keeps the settings it was started with, except for --training.processes." in said
-
-
-# -- the training alone, without Prefect -------------------------------------------------------
-
-_PARENT = """
-import sys
-from pathlib import Path
-sys.path.insert(0, {root!r})
-from tests.flows.training.test_resume import train_here
-train_here(Path(sys.argv[1]))
-"""
-
-
-def train_here(folder: Path) -> tuple[str, Path]:
-    """Train the small model in a run of the folder, continuing the one that is there."""
-    from patchline.pipeline import config_files
-    from patchline.pipeline.data import ingestion
-    from patchline.pipeline.run_memory.stage_memory import StageMemory
-    from patchline.pipeline.training.parts import launching
-    from patchline.pipeline.training.parts.launching import TrainingInputs
-
-    os.chdir(folder)
-    workspace = folder / ".patchline"
-    settings: dict[str, Any] = {
-        "name": "photos",
-        "data": {"source": "image_folder", "path": "photos", "image_size": 16},
-        "model": {"name": "vit", "embed_dim": 24, "depth": 1, "num_heads": 2, "mlp_dim": 32},
-        "training": {"epochs": 10, "batch_size": 4, "threads": 1, "precision": "float32"},
-    }
-    config = config_files.validated(settings)
-    data = ingestion.ingest(config, workspace)
-    config = ingestion.resolve(config, data)
-    prepared = ingestion.prepare(config, data, workspace)
-    if any(workspace.glob("runs/*/request.json")):
-        found = interrupted_runs.find("last", workspace / "runs")
-        opened = tracked_run.continued_run(found.run_id, found.folder, config.flat(), {})
-    else:
-        request = RunRequest(config=config, data_fingerprint=data.fingerprint)
-        text = request.model_dump_json()
-        opened = tracked_run.owned_run(config, workspace / "runs", {}, text)
-    with opened as run:
-        memory = StageMemory(workspace)
-        inputs = TrainingInputs(config, data, prepared, run, memory, lambda _: None)
-        launching.train(inputs)
-    return run.run_id, run.folder
-
-
-def test_a_killed_training_goes_on_to_the_same_weights_and_logs_each_metric_once(
-    empty_store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """SIGKILL of parent and training; the rest is trained in the same run, bit for bit."""
-    killed, whole = tmp_path / "killed", tmp_path / "whole"
-    for folder in (killed, whole):
-        write_photos(folder / "photos", images=8, side=16)
-        shutil.copy(empty_store, folder / "mlflow.db")
-    root = str(Path(__file__).resolve().parents[3])
-    process = subprocess.Popen([sys.executable, "-c", _PARENT.format(root=root), str(killed)])
-    until(lambda: has_metrics(killed) or process.poll() is not None, "no metrics", pause=0.002)
-    process.kill()
-    assert process.wait() == -signal.SIGKILL
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{killed / 'mlflow.db'}")
-    continued, folder = train_here(killed)
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{whole / 'mlflow.db'}")
-    undisturbed, whole_folder = train_here(whole)
-    monkeypatch.chdir(tmp_path)
-    assert weights(folder) == weights(whole_folder)
-    assert histories(killed, continued) == histories(whole, undisturbed)
-    lines = (folder / "training/events.jsonl").read_text(encoding="utf-8").splitlines()
-    events = [json.loads(line) for line in lines]
-    assert [event["seq"] for event in events] == list(range(len(events)))
-    assert any("resuming from step" in event.get("message", "") for event in events)

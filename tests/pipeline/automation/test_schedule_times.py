@@ -14,14 +14,10 @@ from patchline.pipeline.errors import ConfigError
     ("cron", "said"),
     [
         ("0 25 * * *", "hour 25: 0 to 23"),
-        ("60 * * * *", "minute 60: 0 to 59"),
-        ("0 0 * 13 *", "month 13: 1 to 12, or jan to dec"),
         ("0 0 * * funday", "day of the week funday"),
         ("*/0 * * * *", "minute */0: 0 to 59"),
         ("0 22-3 * * *", "hour 22-3: 0 to 23"),
-        ("1,,2 * * * *", "minute nothing: 0 to 59"),
         ("0 2 * *", "has 4 fields"),
-        ("@daily", "has 1 field,"),
         ("² 2 * * *", "minute ²"),
     ],
 )
@@ -63,7 +59,6 @@ def test_an_interval_that_is_none_or_out_of_range_is_refused(text: str) -> None:
     [
         ("Europe/Berln", "Europe/Berlin"),
         ("europe/berlin", "Europe/Berlin"),
-        ("New York", "America/New_York"),
     ],
 )
 def test_an_unknown_time_zone_is_refused_with_the_nearest(name: str, meant: str) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -62,21 +61,3 @@ def test_a_second_ctrl_c_takes_effect_at_once() -> None:
         reached.append(2)
     assert reached == [1]
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
-
-
-def test_blocks_may_be_nested_and_used_in_threads() -> None:
-    """The outermost block decides; a thread, which gets no signals, holds nothing."""
-    reached = []
-
-    def work() -> None:
-        with signals_held():
-            reached.append("thread")
-
-    with pytest.raises(KeyboardInterrupt), signals_held():  # noqa: PT012 - what is reached counts
-        with signals_held():
-            signal.raise_signal(signal.SIGINT)
-        thread = threading.Thread(target=work)
-        thread.start()
-        thread.join()
-        reached.append("outer")
-    assert reached == ["thread", "outer"]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import os
 import sqlite3
-import zipfile
 from pathlib import Path
 
 import httpx
@@ -28,13 +27,9 @@ def refused(number: int, file: str = "a/b.txt") -> OSError:
 CASES: dict[str, tuple[Exception, str, str]] = {
     "permission": (refused(errno.EACCES), "a/b.txt may not be", "permissions"),
     "removed": (refused(errno.ENOENT), "There is no a/b.txt", "Check the path"),
-    "file in the way": (refused(errno.ENOTDIR), "a/b.txt is in the way", "Move it"),
-    "disk": (refused(errno.EIO), "a/b.txt cannot be read", "Check the disk"),
     "full": (refused(errno.ENOSPC), "no space left to write a/b.txt", "Free some"),
     "open files": (refused(errno.EMFILE), "Too many files", "ulimit -n"),
-    "long name": (refused(errno.ENAMETOOLONG), "too long", "shorter"),
     "memory": (MemoryError(), "too little memory", "training.batch_size"),
-    "threads": (RuntimeError("can't start new thread"), "too few threads", "ulimit -a"),
     "torch's memory": (
         RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes"),
         "too little memory",
@@ -47,9 +42,7 @@ CASES: dict[str, tuple[Exception, str, str]] = {
     ),
     "database": (sqlite3.DatabaseError("file is not a database"), "not a database", "backup"),
     "server": (httpx.ConnectError("all attempts failed"), "did not answer", "PREFECT_API_URL"),
-    "connection": (ConnectionResetError(104, "reset by peer"), "did not answer", "network"),
     "parquet": (pa.ArrowInvalid("Parquet magic bytes not found"), "damaged", "--fresh"),
-    "zip": (zipfile.BadZipFile("File is not a zip file"), "damaged", "backup"),
     "keys": (
         ClientError({"Error": {"Code": "AccessDenied", "Message": "no"}}, "PutObject"),
         "(An error occurred (AccessDenied) when calling the PutObject operation: no)",

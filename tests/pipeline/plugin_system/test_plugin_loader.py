@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -20,7 +19,7 @@ from patchline.pipeline.plugin_system.plugin_loader import (
     installed,
     load,
 )
-from patchline.plugin_api import API_VERSION, AugmentationPlugin
+from patchline.plugin_api import API_VERSION
 from tests.patience import patient
 
 GOOD_MODULE = '''"""A plugin for the tests.
@@ -43,38 +42,12 @@ plugin = AugmentationPlugin(
     summary="A plugin for the tests", paper="", config_class=NoSettings, build=build
 )
 '''
-Install = Callable[..., None]
 
 
 @pytest.fixture(autouse=True)
 def _no_plugin_files(monkeypatch: pytest.MonkeyPatch) -> None:
     """Forget the plugin files of a test when it ends."""
     monkeypatch.setenv(FILES_VARIABLE, "")
-
-
-@pytest.fixture
-def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Install]:
-    """Return a function that installs a distribution with one entry point and its modules."""
-    site = tmp_path / "site"
-    site.mkdir()
-    before = set(sys.modules)
-
-    def make(distribution: str, kind: Kind, entry: str, modules: dict[str, str]) -> None:
-        info = site / f"{distribution}-1.5.dist-info"
-        info.mkdir()
-        metadata = f"Metadata-Version: 2.1\nName: {distribution}\nVersion: 1.5\n"
-        (info / "METADATA").write_text(metadata)
-        (info / "entry_points.txt").write_text(f"[patchline.{kind}s]\n{entry}\n")
-        for name, source in modules.items():
-            file = site / name
-            file.parent.mkdir(parents=True, exist_ok=True)
-            file.write_text(source)
-        monkeypatch.syspath_prepend(str(site))
-
-    yield make
-    for name in set(sys.modules) - before:
-        if str(site) in str(getattr(sys.modules[name], "__file__", "")):
-            del sys.modules[name]
 
 
 def test_listing_imports_no_plugin_and_no_heavy_library() -> None:
@@ -99,25 +72,6 @@ def test_listing_imports_no_plugin_and_no_heavy_library() -> None:
     assert [name for name in modules if name.startswith("plugins.") and name.count(".") > 1] == []
 
 
-def test_listing_does_not_run_the_package_around_a_plugin(install: Install, tmp_path: Path) -> None:
-    """A package that does much when it is imported does nothing when it is listed."""
-    trace = tmp_path / "imported"
-    install(
-        "busy",
-        "augmentation",
-        "busy = busy_package.inner:plugin",
-        {
-            "busy_package/__init__.py": f"open({str(trace)!r}, 'w').close()\n",
-            "busy_package/inner.py": GOOD_MODULE,
-        },
-    )
-    entry = find("augmentation", "busy")
-    assert (entry.summary, entry.error) == ("A plugin for the tests", None)
-    assert not trace.exists()
-    load("augmentation", "busy")
-    assert trace.exists()
-
-
 @pytest.mark.parametrize(
     ("kind", "name", "meant"),
     [("model", "vitt", "vit"), ("data_source", "image-folder", "image_folder")],
@@ -130,17 +84,6 @@ def test_unknown_name_is_answered_with_the_nearest(kind: Kind, name: str, meant:
     assert sentence.startswith(f"There is no {kind} plugin '{name}'. Did you mean '{meant}'?")
     for entry in installed(kind):
         assert entry.name in sentence.partition("Installed:")[2]
-
-
-def test_single_file_is_a_plugin(tmp_path: Path) -> None:
-    """A file that holds a plugin can be used without packaging, by its own name."""
-    file = tmp_path / "my_light.py"
-    file.write_text(GOOD_MODULE)
-    plugin_loader.use_plugin_files([file])
-    assert isinstance(load("augmentation", "my_light"), AugmentationPlugin)
-    entry = find("augmentation", "my_light")
-    assert (entry.distribution, entry.summary) == ("my_light.py", "A plugin for the tests")
-    assert "my_light" not in {entry.name for entry in installed("model")}
 
 
 def test_single_file_reaches_the_processes_that_are_started(tmp_path: Path) -> None:

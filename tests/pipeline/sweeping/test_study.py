@@ -169,32 +169,6 @@ def test_a_killed_trial_is_resumed_and_not_repeated(opened: OpenStudy) -> None:
     assert [each.number for each in opened().records()] == [0, 1, 2]
 
 
-def test_a_trial_that_has_passed_a_rung_is_not_judged_again(opened: OpenStudy) -> None:
-    """When its process is killed, trials that have reached the rung since may be better."""
-    study = opened()
-    study.begin(PLAN)
-    _train(study, most=1)
-    trial = _next(study)
-    assert trial.report(1, 0.5, 1.0)
-    for value in (0.9, 0.8):
-        other = _next(study)
-        other.report(1, value, 1.0)
-        other.stop("")
-    del study  # killed
-    for _ in range(2):
-        resumed = _next(opened())
-        assert resumed.record.number == trial.record.number
-        assert resumed.report(1, 0.5, 1.0)
-        assert resumed.report(3, 0.5, 3.0)
-
-
-def test_two_threads_get_different_trials_up_to_the_limit(opened: OpenStudy) -> None:
-    """A trial that a thread trains is not given to another one."""
-    study = opened(3)
-    trials = [study.next() for _ in range(4)]
-    assert [each.record.number if each else None for each in trials] == [0, 1, 2, None]
-
-
 def test_a_line_that_a_killed_process_left_unfinished_is_removed(
     opened: OpenStudy, tmp_path: Path
 ) -> None:

@@ -110,12 +110,6 @@ def test_a_server_that_does_not_answer_is_named_without_credentials(
     assert os.environ["MLFLOW_HTTP_REQUEST_TIMEOUT"] == "900"
 
 
-def test_the_relative_default_store_becomes_absolute(tmp_path: Path) -> None:
-    """Another process with another working directory finds the same store."""
-    assert tracking_store.use_store() == f"sqlite:///{tmp_path / 'mlflow.db'}"
-    assert os.environ["MLFLOW_TRACKING_URI"] == tracking_store.use_store()
-
-
 @pytest.mark.usefixtures("own_store")
 @pytest.mark.parametrize(
     ("error", "status"),
