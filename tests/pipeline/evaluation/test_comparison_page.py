@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import io
-import re
 from pathlib import Path
 from typing import Any
 
@@ -135,21 +134,6 @@ def test_without_images_the_page_says_why(tmp_path: Path) -> None:
         assert ("Nothing to compare" in page.text) == (decision is None)
 
 
-def test_the_class_that_lost_most_comes_first(tmp_path: Path) -> None:
-    """Classes go from loss to gain, the small ones marked; the absent are counted."""
-    found = _comparison(400, tuple(f"class {k:02d}" for k in range(45)))
-    absent = found.by_class[7].model_copy(update={"images": 0})
-    present = tuple(change for change in found.by_class if change.name != "class 07")
-    text = _page(tmp_path, found.model_copy(update={"by_class": (*present, absent)})).text
-    change = {row.name: row.difference.value for row in present}
-    shown = re.findall(r"class \d\d", text.rpartition("Newly wrong")[0])
-    assert [change[name] for name in shown] == sorted(change.values())
-    assert "14 more classes" in text
-    assert "1 class of the model" in text
-    assert text.count("few images") == 44
-    assert "few images" not in _page(tmp_path, _comparison(60)).text
-
-
 def test_pictures_are_the_images(tmp_path: Path) -> None:
     """Each flipped image shows its own pixels, grey or in colour, and what each model said."""
     found = _comparison()
@@ -174,13 +158,3 @@ def test_images_that_are_gone_are_named(tmp_path: Path) -> None:
         assert page.pictures == []
         assert page.text.count("the image no longer exists") == len(flipped)
         assert all(image.path in page.text for image in flipped)
-
-
-def test_files_hold_what_the_page_shows(tmp_path: Path) -> None:
-    """Comparison and decision come back equal; without a decision there is no such file."""
-    found, decision = _comparison(), _decision()
-    write_comparison(found, None, tmp_path, None)
-    assert {path.name for path in tmp_path.iterdir()} == {"comparison.html", "comparison.json"}
-    write_comparison(found, decision, tmp_path, None)
-    assert Comparison.model_validate_json((tmp_path / "comparison.json").read_text()) == found
-    assert Decision.model_validate_json((tmp_path / "decision.json").read_text()) == decision

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
-from scipy.special import expit, softmax
+from scipy.special import softmax
 from torch import nn
 
 from patchline.pipeline.evaluation.calibrated_predictions import calibrated
@@ -16,12 +16,8 @@ from patchline.pipeline.evaluation.explanations import as_packaged, explain_pred
 from patchline.pipeline.evaluation.galleries import confident_errors
 from patchline.pipeline.evaluation.prediction_job import ExplanationJob
 from patchline.pipeline.evaluation.predictions import Predictions
-from patchline.pipeline.labels.label_sets import MULTI_LABEL
-from patchline.pipeline.metrics.label_calibration import LabelCalibration
-from patchline.pipeline.metrics.label_thresholds import LabelThresholds
 from patchline.pipeline.training.train_result import EnsembleResult
 from tests.pipeline.evaluation.conftest import predicted_rows
-from tests.pipeline.evaluation.multi_label.label_set_data import LABELS, logits_table
 from tests.pipeline.visual_guide.made_guides import CLASSES, SIDE, make_model
 
 
@@ -60,23 +56,6 @@ def test_the_average_of_calibrated_models_is_explained_without_another_temperatu
     table, described = as_packaged(_job(tmp_path, ensemble), description, rows)
     assert described.temperature == 1
     expected = softmax(np.stack(list(rows["logits"])), axis=1)
-    assert np.stack(list(table["probabilities"])) == pytest.approx(expected, abs=1e-6)
-
-
-def test_an_ensemble_of_sets_of_labels_is_explained_with_its_own_thresholds(tmp_path: Path) -> None:
-    """Neither calibration nor thresholds are fitted on its logits."""
-    rows = logits_table()
-    _, description = make_model({"name": "vit", "depth": 1})
-    description = description.model_copy(update={"task": MULTI_LABEL, "classes": LABELS})
-    fits = (LabelCalibration.none(4),) * 2
-    thresholds = LabelThresholds(values=(0.8,) * 4, fitted=(True,) * 4)
-    ensemble = EnsembleResult(
-        weights=tmp_path, label_calibrations=fits, thresholds=thresholds, seconds=1
-    )
-    table, described = as_packaged(_job(tmp_path, ensemble), description, rows)
-    assert described.thresholds == thresholds
-    assert described.label_calibration == LabelCalibration.by_member(fits)
-    expected = expit(np.stack(list(rows["logits"])))
     assert np.stack(list(table["probabilities"])) == pytest.approx(expected, abs=1e-6)
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from patchline.pipeline.evaluation import galleries
 from patchline.pipeline.evaluation.predictions import Predictions
-from tests.pipeline.evaluation.conftest import made_of, random_predictions
+from tests.pipeline.evaluation.conftest import random_predictions
 
 
 def _doubted_by_hand(predictions: Predictions) -> dict[int, float]:
@@ -39,12 +39,6 @@ def test_label_errors_are_those_of_the_papers_definition(num_classes: int, skill
     assert len(expected) > 0
 
 
-def test_a_class_without_images_is_never_suspected() -> None:
-    """A class that no image has cannot be what a label should have been."""
-    predictions = made_of(np.array([[0.1, 0.2, 0.7], [0.1, 0.3, 0.6]]), [0, 1])
-    assert len(galleries.likely_label_errors(predictions)) == 0
-
-
 def test_confident_errors_are_all_errors_surest_first() -> None:
     """Every error is listed once, by the probability of the wrong answer."""
     predictions = random_predictions(200, 4)
@@ -63,15 +57,3 @@ def test_the_least_certain_have_the_smallest_margin() -> None:
     margins = (shown[:, -1] - shown[:, -2]).tolist()
     assert margins == sorted(margins)
     assert len(margins) == 100
-
-
-def test_an_image_says_what_the_model_thought() -> None:
-    """Label, the three most probable classes and the row in the table stand with the image."""
-    predictions = made_of(np.array([[0.3, 0.1, 0.4, 0.2]]), [1])
-    [image] = galleries.gallery(predictions, "abcd", np.array([0]))
-    assert (image.path, image.position, image.label, image.predicted) == ("0.png", 0, "b", "c")
-    assert [answer.name for answer in image.answers] == ["c", "a", "d"]
-    shown = [answer.probability for answer in image.answers]
-    assert [*shown, image.label_probability, image.probability] == pytest.approx(
-        [0.4, 0.3, 0.2, 0.1, 0.4]
-    )

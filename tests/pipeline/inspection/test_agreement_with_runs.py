@@ -12,9 +12,7 @@ import pytest
 from patchline.pipeline.config_files import validated
 from patchline.pipeline.data import ingestion
 from patchline.pipeline.data.manifests.exclusion import read_exclusion
-from patchline.pipeline.data.reading import image_formats
 from patchline.pipeline.errors import DataError
-from patchline.pipeline.inspection.file_findings import findings_on_format, findings_on_status
 from patchline.pipeline.inspection.findings_table import write_table
 from tests.conftest import write_photos
 from tests.pipeline.inspection.test_inspecting import garden, inspected, scene
@@ -70,21 +68,6 @@ def test_table_of_a_leak_by_groups_unblocks_a_run(
     rest = inspected(folder, **group, exclude="~/findings.csv").result
     assert rest.findings == ()
     assert rest.fingerprint == run.fingerprint
-
-
-def test_images_of_a_given_test_split_do_not_make_a_class_large_enough(tmp_path: Path) -> None:
-    """A validation split is split off from the training images alone."""
-    folder = garden(tmp_path / "garden", images=12)
-    shutil.rmtree(folder / "val")
-    for number, split in enumerate(["train"] + ["test"] * 12):
-        (folder / split / "dusk").mkdir(exist_ok=True)
-        scene(700 + number).save(folder / split / "dusk" / f"{number}.png")
-    result = inspected(folder).result
-    [finding] = [finding for finding in result.findings if finding.kind == "small_class"]
-    assert (finding.severity, finding.classes) == ("error", ("dusk",))
-    assert any(
-        note.startswith("a run would stop: Class 'dusk' has 1 usable") for note in result.notes
-    )
 
 
 def test_what_is_excluded_already_stays_in_the_table(tmp_path: Path) -> None:
@@ -146,14 +129,3 @@ def test_a_table_that_cannot_be_read_is_not_replaced(tmp_path: Path) -> None:
         with pytest.raises(DataError, match=r"replace .*findings\.csv, .* or move it away\."):
             _inspected_again(folder)
         assert table.read_bytes() == content
-
-
-def test_photographs_of_phones(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A .heic file has the right extension; where it cannot be read, the remedy is said."""
-    rows = pd.DataFrame({"path": ["a.heic", "b.png"], "format": "HEIF", "mode": "RGB"})
-    [finding] = findings_on_format(rows)
-    assert (finding.kind, finding.files) == ("wrong_extension", ("b.png",))
-    monkeypatch.setattr(image_formats, "reads_heif", lambda: False)
-    reason = image_formats.why_not_read(b"\0\0\0\x18ftypheic\0\0\0\0mif1heic")
-    damaged = pd.DataFrame({"path": ["a.heic"], "status": "damaged", "reason": reason})
-    assert "pip install 'patchline[heic]'" in findings_on_status(damaged)[0].action

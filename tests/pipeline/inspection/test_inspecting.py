@@ -55,10 +55,6 @@ def inspected(folder: Path, **data: object) -> Inspected:
     return inspect_data(config, folder.parent / "work")
 
 
-def _dark(file: Path) -> None:
-    scene(905).point(lambda value: value // 8).save(file)
-
-
 def test_planted_faults_are_found_where_they_are(tmp_path: Path) -> None:
     """Each fault is in the finding of its kind, which names exactly its files."""
     folder = garden(tmp_path / "garden", images=12)
@@ -69,8 +65,8 @@ def test_planted_faults_are_found_where_they_are(tmp_path: Path) -> None:
     scene(901).save(day / "jpeg.png", "JPEG")
     (day / "cut.jpg").write_bytes((day / "jpeg.png").read_bytes()[:900])
     Image.open(day / "02.png").save(day / "nearly.jpg", quality=30)
-    _dark(day / "dark.png")
     for name, image in (
+        ("dark.png", scene(905).point(lambda value: value // 8)),
         ("ink.jpg", scene(902).convert("CMYK")),
         ("large.png", scene(903, 8 * SIDE)),
         ("long.png", scene(904, 4 * SIDE).crop((0, 0, 4 * SIDE, SIDE // 2))),

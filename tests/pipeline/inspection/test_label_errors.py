@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import pandas as pd
 import pytest
@@ -76,18 +74,6 @@ def test_seen_images_do_not_raise_the_bar_of_others() -> None:
     assert np.array_equal(likely[wrong], true[wrong])
     assert margins[wrong] == pytest.approx(0.7)
     assert not margins[seen].any()
-
-
-def test_notes_say_what_limits_the_search() -> None:
-    """Seen images, classes that the model does not have, and a model without records."""
-    labels = np.arange(6) % 3
-    _, judgement = judged(labels, sure(labels, 0.9))
-    assert judgement.notes() == []
-    [classes, images] = replace(judgement, seen_N=labels > 0, left_out=("dog",)).notes()
-    assert "dog" in classes
-    assert "version 1 of farm was trained or selected on 4 of the 6 images" in images
-    [note] = replace(judgement, seen_N=None).notes()
-    assert "it is not recorded which images version 1 of farm was trained on" in note
 
 
 def test_missing_and_wrong_labels_of_sets_are_found_with_their_probabilities() -> None:

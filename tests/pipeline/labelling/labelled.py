@@ -26,8 +26,6 @@ from patchline.pipeline.serving.ready_server import uvicorn_config
 from patchline.pipeline.serving.server import listening_socket
 from tests.pipeline.serving.served import Reply, Serving, started
 
-"""What the page knows of an image."""
-
 
 def write_images(folder: Path, count: int, side: int = 24) -> Path:
     """Write different small images without labels, and return their folder."""

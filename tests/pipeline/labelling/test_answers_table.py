@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import subprocess
 import sys
@@ -174,20 +173,6 @@ def test_rows_that_are_older_than_the_answers_change_nothing(
     assert table.file.read_text() == before
     stale.write_text("path,label\n1.png,iris\n4.png,iris\n")  # nobody knows when
     assert [each.path for each in table.take_in(read_table(stale)).answers] == ["1.png", "4.png"]
-
-
-def test_a_table_of_an_earlier_version_keeps_its_columns(table: AnswersTable) -> None:
-    """Its journal does not have them; a group of the data is a column, too."""
-    table.append([_answer("1.png", "rose"), _answer("2.png", "rose")])
-    header, first, second = table.file.read_text().splitlines()
-    content = f"{header},split\n{first}patient 7,test\n{second},train\n"
-    table.file.write_text(content)
-    table.beside("written").write_text(hashlib.sha256(content.encode()).hexdigest())
-    again = AnswersTable(table.file)
-    again.append([_answer("3.png", "rose")])
-    assert again.notes == []
-    cells = [(row["group"], row["split"]) for row in rows_of(table.file)]
-    assert cells == [("patient 7", "test"), ("", "train"), ("", "")]
 
 
 def test_another_table_is_not_replaced(tmp_path: Path) -> None:

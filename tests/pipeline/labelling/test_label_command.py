@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from pathlib import Path
 
 import pytest
@@ -36,8 +35,6 @@ def test_two_people_never_get_the_same_image_even_if_the_server_is_killed(tmp_pa
         held = [image["id"] for image in page.next(ADA, 3)]
         assert page.ready["table"] == str(folder / "labels.csv")
         assert page.ask("GET", "/progress").status == 401
-        reply = page.ask("GET", f"/image/{held[0]}?side=64", headers=headers)
-        assert Image.open(io.BytesIO(reply.body)).size == (8, 8)
         progress = page.progress()
         assert [each["name"] for each in progress["classes"]] == ["rose", "tulip"]
         assert progress["order"].startswith("random, because")

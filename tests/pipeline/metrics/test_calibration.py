@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from patchline.pipeline.metrics.calibration import (
     class_shares,
-    contradiction,
     expected_calibration_error,
     reliability,
 )
@@ -31,14 +30,6 @@ def test_calibration_can_be_undone(temperature: float) -> None:
     fit = TemperatureFit(temperature=temperature, bias=(0.0, -1.0, 0.5, 0.1), state="fitted")
     undone = fit.uncalibrated_probabilities(softmax(fit.logits(logits)))
     assert np.allclose(undone, softmax(logits), atol=1e-9)
-
-
-def test_calibration_of_a_probability_of_zero_can_be_undone() -> None:
-    """A probability that was rounded to zero stays near zero, and nothing is undefined."""
-    undone = TemperatureFit(temperature=0.5, state="fitted").uncalibrated_probabilities(
-        np.array([[1.0, 0.0]], np.float32)
-    )
-    assert np.allclose(undone, [[1.0, 0.0]])
 
 
 @settings(max_examples=20, deadline=None)
@@ -95,24 +86,3 @@ def test_the_mean_probability_of_a_class_is_compared_with_its_share() -> None:
     rows = np.repeat(np.arange(12), 30)
     groups = ImageGroups.of(rows)
     assert class_shares(tripled[rows], labels[rows], groups)[2].state != "differs"
-
-
-def test_what_contradicts_calibration_is_said() -> None:
-    """A class that is off is named with both figures, and so is a large calibration error."""
-    labels = (np.random.default_rng(1).random(1000) < 0.06).astype(int)
-    share = labels.mean()
-    for probability, words in ((0.4, "'rare' has a mean probability of 40.0%"), (share, "")):
-        probabilities = np.tile((1 - probability, probability), (1000, 1))
-        found = class_shares(probabilities, labels)
-        ece = expected_calibration_error(probabilities, labels)
-        said = contradiction(("common", "rare"), found, ece, "test image")
-        assert words in said
-        assert ("expected calibration error is 0.3" in said) == bool(said) == bool(words)
-
-
-def test_no_images_say_nothing_of_the_calibration() -> None:
-    """Without images the error may be anything, and all bins are empty."""
-    nothing = np.empty((0, 3)), np.empty(0, int)
-    estimate = expected_calibration_error(*nothing)
-    assert (estimate.low, estimate.high, estimate.n) == (0.0, 1.0, 0)
-    assert sum(one.images for one in reliability(*nothing)) == 0

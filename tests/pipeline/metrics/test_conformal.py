@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
@@ -14,7 +12,6 @@ from patchline.pipeline.metrics.conformal import (
     set_members,
 )
 
-Array = np.ndarray[Any, Any]
 DRAWS = 500
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pytest
 from hypothesis import given
@@ -19,7 +17,6 @@ from patchline.pipeline.metrics.intervals import (
     with_effective_size,
 )
 
-Array = np.ndarray[Any, Any]
 counts = st.integers(1, 2000).flatmap(lambda n: st.tuples(st.integers(0, n), st.just(n)))
 
 

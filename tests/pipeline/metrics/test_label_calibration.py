@@ -10,7 +10,6 @@ from scipy.optimize import minimize
 
 from patchline.pipeline.errors import RunError
 from patchline.pipeline.metrics.label_calibration import (
-    LabelCalibration,
     fit_label_calibration,
     sigmoid,
 )
@@ -67,24 +66,9 @@ def test_labels_of_few_images_stay_as_they_are_and_are_named() -> None:
     np.testing.assert_array_equal(fit.probabilities(logits)[:, 0], sigmoid(logits[:, 0]))
 
 
-def test_without_images_nothing_is_calibrated() -> None:
-    """And that is said."""
-    fit = fit_label_calibration(np.empty((0, 2)), np.empty((0, 2), np.uint8))
-    assert fit == LabelCalibration.none(2)
-    assert fit.sentence("ab").startswith("no label is calibrated")
-
-
 def test_outputs_that_are_not_finite_are_an_error() -> None:
     """The remedy is named."""
     logits, labels = _draw(20, seed=4)
     logits[3, 1] = np.nan
     with pytest.raises(RunError, match=r"1 of 20 validation images are not finite .* float32"):
         fit_label_calibration(logits, labels)
-
-
-def test_lengths_and_signs_are_checked() -> None:
-    """A record that cannot be of one model is rejected."""
-    with pytest.raises(ValueError, match="one value for a label"):
-        LabelCalibration(scales=(1.0,), shifts=(0.0, 0.0), determined=(True,))
-    with pytest.raises(ValueError, match="positive"):
-        LabelCalibration(scales=(-1.0,), shifts=(0.0,), determined=(True,))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from math import comb
-from typing import Any
 
 import numpy as np
 import pytest
@@ -12,7 +11,6 @@ from hypothesis import strategies as st
 
 from patchline.pipeline.metrics.paired_test import PairedDifference, is_better, paired_difference
 
-Array = np.ndarray[Any, Any]
 tables = st.tuples(*(st.integers(0, 40),) * 4).filter(lambda table: sum(table) > 0)
 
 

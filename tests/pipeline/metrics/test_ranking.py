@@ -57,13 +57,6 @@ def test_perfect_ranking_is_not_taken_for_certain() -> None:
     assert 0.5 < lows[0] < lows[1] < 1
 
 
-def test_areas_need_both_kinds() -> None:
-    """Without a positive, or without a negative, there is no area."""
-    for positive in (np.zeros(3, bool), np.ones(3, bool), np.zeros(0, bool)):
-        assert roc_auc(np.arange(len(positive)), positive) is None
-        assert average_precision(np.arange(len(positive)), positive) is None
-
-
 def test_mean_is_over_the_classes_with_images() -> None:
     """A class without images takes no part in the mean, and its column does no harm."""
     labels = np.arange(30) % 2 * 2

@@ -30,16 +30,11 @@ from tests.pipeline.prediction.conftest import table_of, write_photos
 PART = 32
 
 
-@pytest.fixture
-def model(package: PackagedModel) -> PackagedModel:
-    return package
-
-
 def test_probabilities_are_those_of_the_evaluation(
-    model: PackagedModel, exported_rgb: Exported, photos: Path, tmp_path: Path
+    package: PackagedModel, exported_rgb: Exported, photos: Path, tmp_path: Path
 ) -> None:
     """The torch model on decoded images, as the evaluation asks it, agrees within 1e-5."""
-    table = table_of(model, photos, tmp_path / "out.parquet")
+    table = table_of(package, photos, tmp_path / "out.parquet")
     decoded = [decode_image(Path(name).read_bytes(), 3) for name in table["image"]]
     stored = np.stack([resize_image(pixels, SIDE, SIDE, "crop") for pixels in decoded])
     trained = exported_rgb.model
@@ -51,13 +46,13 @@ def test_probabilities_are_those_of_the_evaluation(
     np.testing.assert_allclose(table["probability"], expected_NK.max(axis=1), atol=1e-5)
 
 
-def test_csv_and_parquet_agree(model: PackagedModel, photos: Path, tmp_path: Path) -> None:
+def test_csv_and_parquet_agree(package: PackagedModel, photos: Path, tmp_path: Path) -> None:
     """Both tables say the same; the CSV file leaves the probabilities of all classes out."""
     odd = tmp_path / 'a "quoted", name\n.png'
     odd.write_bytes(b"no image")
     given = [photos / "a", odd]
     for name, all_classes in (("out.csv", True), ("out.parquet", True), ("short.parquet", False)):
-        done = predict_images(model, "pets/1", given, tmp_path / name, probabilities=all_classes)
+        done = predict_images(package, "pets/1", given, tmp_path / name, probabilities=all_classes)
         assert done.images == 35
     csv, parquet = pd.read_csv(tmp_path / "out.csv"), pd.read_parquet(tmp_path / "out.parquet")
     said = ["set", "coverage", "warnings", "unchecked"]
@@ -73,7 +68,7 @@ def test_csv_and_parquet_agree(model: PackagedModel, photos: Path, tmp_path: Pat
 
 
 def test_damaged_images_have_their_reasons_and_stop_nothing(
-    model: PackagedModel, photos: Path, tmp_path: Path
+    package: PackagedModel, photos: Path, tmp_path: Path
 ) -> None:
     """Every unreadable file is a row with its own error; twenty of them are listed."""
     folder = write_photos(tmp_path / "photos", 5)
@@ -81,7 +76,7 @@ def test_damaged_images_have_their_reasons_and_stop_nothing(
     for number in range(25):
         (folder / f"broken-{number:02d}.png").write_bytes(good[: 40 + number])
     (folder / "empty.jpg").touch()
-    summary = predict_images(model, "pets/1", [folder], tmp_path / "out.parquet")
+    summary = predict_images(package, "pets/1", [folder], tmp_path / "out.parquet")
     table = pd.read_parquet(tmp_path / "out.parquet").set_index("image")
     assert (summary.images, summary.unreadable, len(summary.first_errors)) == (31, 26, 20)
     assert table.loc[str(folder / "empty.jpg"), "error"] == "the file is empty"
@@ -93,19 +88,19 @@ def test_damaged_images_have_their_reasons_and_stop_nothing(
 
 
 def test_a_folder_of_parts_with_other_files_is_not_emptied(
-    model: PackagedModel, photos: Path, tmp_path: Path
+    package: PackagedModel, photos: Path, tmp_path: Path
 ) -> None:
     """Files of somebody else beside the parts survive."""
     (tmp_path / "out.csv.parts").mkdir()
     (tmp_path / "out.csv.parts" / "mine.txt").write_text("keep")
-    predict_images(model, "pets/1", [photos / "a"], tmp_path / "out.csv")
+    predict_images(package, "pets/1", [photos / "a"], tmp_path / "out.csv")
     assert [f.name for f in (tmp_path / "out.csv.parts").iterdir()] == ["mine.txt"]
 
 
 def test_memory_does_not_grow_with_the_number_of_images(
-    model: PackagedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    package: PackagedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Four times as many images take no more memory, neither Python's nor Arrow's."""
+    """Three times as many images take no more memory, neither Python's nor Arrow's."""
     monkeypatch.setattr(batch_prediction, "_PART_IMAGES", PART)
     folder = tmp_path / "photos"
     folder.mkdir()
@@ -119,17 +114,17 @@ def test_memory_does_not_grow_with_the_number_of_images(
         arrow = max(arrow, pa.total_allocated_bytes())
 
     written = 1
-    for count in (50, 100, 400):  # the first one warms up
+    for count in (34, 64, 192):  # the first one warms up
         for number in range(written, count):
             (folder / f"{number}.png").hardlink_to(original)
         written, arrow = count, 0
         gc.collect()
         tracemalloc.start()
-        predict_images(model, "m", [folder], tmp_path / "out.parquet", on_progress=note_arrow)
+        predict_images(package, "m", [folder], tmp_path / "out.parquet", on_progress=note_arrow)
         peaks[count] = (tracemalloc.get_traced_memory()[1], arrow)
         tracemalloc.stop()
-    python_growth, arrow_growth = (b - a for a, b in zip(peaks[100], peaks[400], strict=True))
-    names = 400 * 250  # the entries of one folder are sorted at once, up to 100,000 of them
+    python_growth, arrow_growth = (b - a for a, b in zip(peaks[64], peaks[192], strict=True))
+    names = 192 * 250  # the entries of one folder are sorted at once, up to 100,000 of them
     assert python_growth < names + 100_000
     assert arrow_growth < 100_000
 
@@ -144,24 +139,24 @@ def test_memory_does_not_grow_with_the_number_of_images(
     ],
 )
 def test_wrong_tables_are_refused(
-    model: PackagedModel, tmp_path: Path, out: str, images: str, options: Any, words: str
+    package: PackagedModel, tmp_path: Path, out: str, images: str, options: Any, words: str
 ) -> None:
     """The ending, a folder and a top k below 1 are named before anything is predicted."""
     (tmp_path / "folder.csv").mkdir()
     with pytest.raises((ConfigError, DataError), match=words):
-        predict_images(model, "m", [tmp_path / images], tmp_path / out, **options)
+        predict_images(package, "m", [tmp_path / images], tmp_path / out, **options)
     assert [path.name for path in tmp_path.iterdir()] == ["folder.csv"]
 
 
-def test_a_table_inside_the_folder_is_no_image(model: PackagedModel, tmp_path: Path) -> None:
+def test_a_table_inside_the_folder_is_no_image(package: PackagedModel, tmp_path: Path) -> None:
     """An old table and the parts of the new one are passed over."""
     folder = write_photos(tmp_path / "photos", 6)
     for _ in range(2):
-        assert predict_images(model, "m", [folder], folder / "out.csv").images == 6
+        assert predict_images(package, "m", [folder], folder / "out.csv").images == 6
 
 
 def test_csv_of_odd_names_computes_nothing(
-    model: PackagedModel, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    package: PackagedModel, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Names in a CSV are text for a spreadsheet; those in a Parquet file stay as they are."""
     monkeypatch.chdir(tmp_path)
@@ -169,7 +164,7 @@ def test_csv_of_odd_names_computes_nothing(
     for name in names:
         Path(name).symlink_to(photos / "a/0000.png")
     for out in ("out.csv", "out.parquet"):
-        predict_images(model, "pets/1", [Path(name) for name in names], Path(out))
+        predict_images(package, "pets/1", [Path(name) for name in names], Path(out))
     cells = list(pd.read_csv("out.csv")["image"])
     assert cells == ["'=1+1.png", "'@x.png", r"a\x1b]0;t\x07.png"]
     assert list(pd.read_parquet("out.parquet")["image"]) == names

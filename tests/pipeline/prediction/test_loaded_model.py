@@ -102,11 +102,3 @@ def test_a_broken_image_can_be_marked_instead(model: Model) -> None:
     np.testing.assert_array_equal(found.loc[[0, 2], list(CLASSES)], alone[list(CLASSES)])
     with pytest.raises(ConfigError, match="'raise' or 'mark'"):
         model.predict(good, errors="ignore")  # type: ignore[arg-type]
-
-
-def test_a_class_may_be_called_like_a_column(package: PackagedModel) -> None:
-    """Its probabilities get a name of their own."""
-    renamed = package.with_threads(1)
-    renamed.classes = ["label", *CLASSES[1:]]
-    found = Model("photos", "3", renamed).predict(draw_photo(0, 0))
-    assert list(found.columns) == ["label", "probability", "class label", *CLASSES[1:], *SAID]

@@ -32,20 +32,6 @@ def test_the_words_are_splitmix64() -> None:
         assert drawn.numpy().tobytes() == words
 
 
-def test_numbers_depend_on_the_row_and_not_on_the_batch() -> None:
-    """A row draws the same numbers alone, in a batch, and at another place in the batch."""
-
-    def drawn(rows: torch.Tensor) -> list[torch.Tensor]:
-        random = CounterRandom(1, 2, rows)
-        return [random.uniform(3), random.integers(-4, 9, 2, 2), random.pixels(5)]
-
-    together, backwards = drawn(torch.arange(6)), drawn(torch.arange(6).flip(0))
-    for whole, reversed_ in zip(together, backwards, strict=True):
-        assert torch.equal(whole, reversed_.flip(0))
-    for whole, alone in zip(together, drawn(torch.tensor([4])), strict=True):
-        assert torch.equal(whole[4:5], alone)
-
-
 def test_numbers_are_evenly_distributed() -> None:
     """Floats, integers and pixels have the mean and spread of an even distribution."""
     random = CounterRandom(0, 0, ROWS)

@@ -85,16 +85,6 @@ def test_every_image_comes_once_an_epoch(
     assert list(tail) == list(islice(iter(order), first_step, first_step + 6))
 
 
-def test_order_depends_on_seed_and_epoch() -> None:
-    """The order is another one for another seed or epoch."""
-    different = {
-        tuple(row for batch in islice(iter(BatchOrder(np.arange(64), 16, seed, step)), 4)
-              for _, row in batch)
-        for seed in (0, 1, 2) for step in (0, 4, 8)
-    }  # fmt: skip
-    assert len(different) == 9
-
-
 def test_batch_holds_stored_images_with_their_labels(source: TrainingImages) -> None:
     """Each image of a batch that nothing augments is the stored row, beside its own label."""
     plain = replace(source, augmentation=PluginChoice(name="none"))

@@ -52,18 +52,33 @@ def thumbnails_of(images: list[Image.Image]) -> Thumbnails:
     return collector.of(pd.Series([str(number) for number in range(len(images))]))
 
 
-def groups_of(images: list[Image.Image]) -> list[set[int]]:
-    """Return the groups of images that are nearly the same, by their places."""
-    names = [str(number) for number in range(len(images))]
-    sizes = {"width": [each.width for each in images], "height": [each.height for each in images]}
-    rows = pd.DataFrame({"path": names, "sha256": names, "pixels": names, **sizes})
-    numbers = pd.Series(near_duplicates(thumbnails_of(images), rows))
-    return [set(group.index) for _, group in numbers.groupby(numbers) if len(group) > 1]
+@pytest.fixture(scope="module")
+def thumbnails() -> Thumbnails:
+    """Return thirty different images, then a mirrored, a cropped and a smaller one of the first."""
+    places = [1, 4, 2, 0, 3, *range(5, 30), IMAGES + 1, IMAGES + 4, IMAGES + 2]
+    return thumbnails_of(pictures()).take(np.array(places))
+
+
+def groups(
+    thumbnails: Thumbnails,
+    places: list[int],
+    memory: SearchMemory | None = None,
+    side: int = SIDE,
+) -> list[set[int]]:
+    """Return the groups among some of the images."""
+    digests = [f"{place:032x}" for place in places]
+    rows = pd.DataFrame({"sha256": digests, "pixels": digests, "width": side, "height": side})
+    chosen = thumbnails.take(np.array(places))
+    numbers = pd.Series(near_duplicates(chosen, rows, memory=memory), index=places)
+    return sorted(
+        (set(group.index) for _, group in numbers.groupby(numbers) if len(group) > 1), key=min
+    )
 
 
 def test_changed_copies_are_found_and_nothing_else() -> None:
     """Compressed, mirrored, smaller and cropped copies among forty different images."""
-    assert groups_of(pictures()) == [{place, IMAGES + place} for place in range(6)]
+    found = groups(thumbnails_of(pictures()), [*range(IMAGES + 7)])
+    assert found == [{place, IMAGES + place} for place in range(6)]
 
 
 def test_workers_find_what_one_process_finds(
@@ -112,31 +127,9 @@ def test_the_scanned_digits_are_different_images() -> None:
     """Of images with 8 pixels on a side nobody can tell whether they show the same."""
     from sklearn.datasets import load_digits
 
-    digits = load_digits().images[:300] * 15
-    assert groups_of([Image.fromarray(digit.astype(np.uint8)) for digit in digits]) == []
-
-
-@pytest.fixture(scope="module")
-def thumbnails() -> Thumbnails:
-    """Return thirty different images, then a mirrored, a cropped and a smaller one of the first."""
-    images = [scene(number, SIDE) for number in range(30)]
-    images.append(images[0].transpose(Image.Transpose.FLIP_LEFT_RIGHT))
-    images.append(images[1].crop((3, 3, 29, 29)).resize((SIDE, SIDE)))
-    images.append(images[2].resize((24, 24)))
-    return thumbnails_of(images)
-
-
-def groups(
-    thumbnails: Thumbnails, places: list[int], memory: SearchMemory | None = None
-) -> list[set[int]]:
-    """Return the groups among some of the images."""
-    digests = [f"{place:032x}" for place in places]
-    rows = pd.DataFrame({"sha256": digests, "pixels": digests, "width": SIDE, "height": SIDE})
-    chosen = thumbnails.take(np.array(places))
-    numbers = pd.Series(near_duplicates(chosen, rows, memory=memory), index=places)
-    return sorted(
-        (set(group.index) for _, group in numbers.groupby(numbers) if len(group) > 1), key=min
-    )
+    digits = (load_digits().images[:300] * 15).astype(np.uint8)
+    images = [Image.fromarray(digit) for digit in digits]
+    assert groups(thumbnails_of(images), [*range(300)], side=8) == []
 
 
 ALL = [{0, 30}, {1, 31}, {2, 32}]

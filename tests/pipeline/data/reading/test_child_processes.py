@@ -14,6 +14,7 @@ from PIL import Image
 
 from patchline.pipeline.data.manifests import manifest as manifests
 from patchline.pipeline.data.manifests.describing_processes import KeptImages, rows_of
+from patchline.pipeline.data.pixel_values.pixel_mapping import PixelMapping
 from patchline.pipeline.data.reading import child_processes
 from patchline.pipeline.data.reading.child_processes import processors
 from patchline.pipeline.data.store.prepared_store import StoreSpec, open_images, prepare
@@ -21,6 +22,7 @@ from patchline.plugin_api import ListedImage
 from tests.conftest import write_photos
 from tests.patience import until
 from tests.pipeline.data.manifests.test_manifest import listed
+from tests.pipeline.data.pixel_values.made_files import png_file
 
 Files = list[tuple[ListedImage, bool]]
 
@@ -114,11 +116,12 @@ def test_a_reader_that_stops_early_leaves_no_process(tmp_path: Path) -> None:
 
 
 def test_processes_decode_the_same_store(tmp_path: Path) -> None:
-    """Also a large image, which this process decodes, and after children were killed."""
+    """Also a large image, which this process decodes, deep ones, and after children were killed."""
     root = write_photos(tmp_path / "photos", classes=2, images=20)
     Image.new("L", (4200, 4200), 99).save(root / "across" / "large.png", compress_level=1)
+    (root / "down" / "deep.png").write_bytes(png_file(np.full((9, 9, 1), 2000, np.uint16)))
     rows = manifests.usable(manifests.scan(listed(root)))
-    spec = StoreSpec(3, 20, 24, "pad")
+    spec = StoreSpec(3, 20, 24, "pad", PixelMapping((("uint16", 0.0, 4095.0),)))
     by_threads, _ = prepare(rows, root, spec, tmp_path / "threads", fewest=10**9)
     by_processes, _ = prepare(rows, root, spec, tmp_path / "processes", fewest=1)
 
@@ -128,7 +131,7 @@ def test_processes_decode_the_same_store(tmp_path: Path) -> None:
 
     by_nobody, _ = prepare(rows, root, spec, tmp_path / "killed", kill_all, fewest=1)
     expected = open_images(by_threads)[:]
-    assert expected[:, 0].any()
+    assert set(expected[list(rows["path"]).index("down/deep.png")].ravel()) == {125}
     for store in (by_processes, by_nobody):
         assert np.array_equal(open_images(store)[:], expected)
         assert prepare(rows, root, spec, store.parent) == (store, True)

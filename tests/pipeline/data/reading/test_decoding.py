@@ -274,9 +274,7 @@ CODINGS: list[dict[str, Any]] = [
 def jpeg(width: int, height: int, *, mode: str = "RGB", **options: Any) -> bytes:
     """Return a photograph as a JPEG file."""
     image = Image.fromarray(draw_photo(1, 3, 128)[:height, :width]).convert(mode)
-    buffer = io.BytesIO()
-    image.save(buffer, "JPEG", **options)
-    return buffer.getvalue()
+    return encoded(image, "JPEG", **options)
 
 
 def turned(orientation: int, byte_order: str) -> bytes:

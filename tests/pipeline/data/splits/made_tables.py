@@ -6,9 +6,11 @@ import hashlib
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from patchline.pipeline.data.splits.split import assign
+from patchline.pipeline.labels.label_sets import encoded
 
 
 def table(labels: Sequence[str], **columns: Sequence[str] | None) -> pd.DataFrame:
@@ -30,6 +32,16 @@ def table(labels: Sequence[str], **columns: Sequence[str] | None) -> pd.DataFram
 def labels_of(classes: int, images: int) -> list[str]:
     """Return the labels of a balanced data set."""
     return [f"class {number}" for number in range(classes) for _ in range(images)]
+
+
+def random_sets(
+    images: int, labels: int = 6, seed: int = 0, shares: tuple[float, float] = (0.5, 0.05)
+) -> list[str]:
+    """Return sets in which some labels are frequent, some rare, and one implies another."""
+    generator = np.random.default_rng(seed)
+    drawn = generator.random((images, labels)) < np.geomspace(*shares, labels)
+    drawn[:, 0] |= drawn[:, -1]
+    return [encoded(f"l{number}" for number in np.flatnonzero(row)) for row in drawn]
 
 
 def assigned(

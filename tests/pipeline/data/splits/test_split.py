@@ -18,7 +18,13 @@ from patchline.pipeline.data.splits.split_gaps import SPLITS
 from patchline.pipeline.errors import DataError
 from patchline.pipeline.labels.label_pairs import label_pairs
 from patchline.pipeline.labels.label_sets import MULTI_LABEL, SINGLE_LABEL, Task, encoded, matrix
-from tests.pipeline.data.splits.made_tables import assigned, by_content, labels_of, table
+from tests.pipeline.data.splits.made_tables import (
+    assigned,
+    by_content,
+    labels_of,
+    random_sets,
+    table,
+)
 
 
 def splits_for_each(manifest: pd.DataFrame, column: str) -> set[int]:
@@ -189,14 +195,8 @@ def test_augmented_copies_in_two_splits_are_named_with_the_pattern_that_joins_th
 
 
 SHARES = {"train": 0.7, "validation": 0.15, "test": 0.15}
-
-
-def _random_sets(images: int, labels: int, seed: int) -> list[str]:
-    """Return sets in which some labels are frequent, some rare, and some imply another."""
-    generator = np.random.default_rng(seed)
-    drawn = generator.random((images, labels)) < np.geomspace(0.4, 0.02, labels)
-    drawn[:, 0] |= drawn[:, -1]
-    return [encoded(f"l{number}" for number in np.flatnonzero(row)) for row in drawn]
+USUAL = (0.4, 0.02)
+"""Shares of images with the most and the least frequent label."""
 
 
 def _misses(manifest: pd.DataFrame) -> float:
@@ -215,7 +215,7 @@ def _misses(manifest: pd.DataFrame) -> float:
 @pytest.mark.parametrize("seed", range(2))
 def test_each_label_has_its_share_in_each_split(seed: int) -> None:
     """No label misses its share by more than two images, and no split its size by more than 3 %."""
-    found, notes = assigned(table(_random_sets(400, 12, seed)), seed, task=MULTI_LABEL)
+    found, notes = assigned(table(random_sets(400, 12, seed, USUAL)), seed, task=MULTI_LABEL)
     assert _misses(found) <= 2.5
     shares = found["split"].value_counts(normalize=True)
     assert shares.to_dict() == pytest.approx(SHARES, abs=0.03)
@@ -225,7 +225,7 @@ def test_each_label_has_its_share_in_each_split(seed: int) -> None:
 @pytest.mark.parametrize("steps", [[100, 140, 200, 320], [40, 41, 42, 43, 44, 60, 200]])
 def test_no_image_moves_when_the_data_grows(steps: list[int]) -> None:
     """Remembered images stay, and the new ones bring the labels nearer to their shares."""
-    manifest = table(_random_sets(steps[-1], 8, 2))
+    manifest = table(random_sets(steps[-1], 8, 2, USUAL))
     remembered: pd.DataFrame | None = None
     before = dict[str, str]()
     for size in steps:
@@ -238,7 +238,9 @@ def test_no_image_moves_when_the_data_grows(steps: list[int]) -> None:
 
 def test_groups_and_copies_are_in_one_split() -> None:
     """Images of one group are never divided, and the shares hold as far as groups allow."""
-    manifest = table(_random_sets(300, 6, 3), group=[f"g{number // 3}" for number in range(300)])
+    manifest = table(
+        random_sets(300, 6, 3, USUAL), group=[f"g{number // 3}" for number in range(300)]
+    )
     manifest.loc[[5, 200], "sha256"] = "c" * 64  # a copy ties two groups
     found, _ = assigned(manifest, task=MULTI_LABEL)
     assert found.groupby("group")["split"].nunique().max() == 1

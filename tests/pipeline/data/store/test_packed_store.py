@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import io
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from PIL import Image
 
 from patchline.pipeline.data.store import decoded_files, store_shards
-from patchline.pipeline.data.store.packed_files import PackedImages, packed
+from patchline.pipeline.data.store.packed_files import PackedImages
 from patchline.pipeline.data.store.prepared_store import StoreSpec, open_images, prepare
-from patchline.pipeline.data.store.store_decoding import ReadImage
 from patchline.pipeline.errors import DataError
 from tests.pipeline.data.store.test_prepared_store import rows_of
 
@@ -101,11 +98,3 @@ def test_damage_in_use_is_told(root: Path, tmp_path: Path, left: int) -> None:
     shard.write_bytes(shard.read_bytes()[:left] + zeros)
     with pytest.raises(DataError, match=r"is damaged .* Run again"):
         open_images(store)[0]
-
-
-def test_the_smaller_of_file_and_png_is_kept() -> None:
-    """A small file stays as it is, unless it holds so many pixels that decoding it is costly."""
-    resized, small = np.random.default_rng(0).integers(0, 256, (8, 8, 3), np.uint8), b"a" * 40
-    assert packed(ReadImage(small, 16 * 8 * 8, resized)) == small
-    png = packed(ReadImage(small, 17 * 8 * 8, resized))
-    assert np.array_equal(np.array(Image.open(io.BytesIO(png))), resized)

@@ -23,7 +23,6 @@ from patchline.pipeline.data.reading.resizing import resize_image
 from patchline.pipeline.data.store import store_shards
 from patchline.pipeline.data.store.channel_statistics import channel_statistics
 from patchline.pipeline.data.store.prepared_store import StoreSpec, open_images, prepare
-from patchline.pipeline.data.store.read_ahead import ranges_of
 from patchline.pipeline.errors import DataError, StorageError
 from patchline.plugin_api import ImageListing, ListedImage
 from tests.conftest import draw_photo
@@ -155,16 +154,6 @@ def test_a_damaged_store_is_noticed_and_decoded_again(
     assert "1 of 1 pieces of the decoded images are damaged" in caplog.text
     assert prepare(rows, root, SPEC, tmp_path / "stores") == (store, True)
     assert reading is None or len(reading) == 7  # whoever has it open reads on
-
-
-def test_ranges_to_read_ahead_hold_the_rows(tmp_path: Path) -> None:
-    """The bytes of a range are those of its rows, and neighbours are read together."""
-    file, rows = tmp_path / "images.npy", np.array([3, 4, 5, 900, 999])
-    np.save(file, np.random.default_rng(0).integers(0, 256, (1000, 64, 64, 3), np.uint8))
-    images = np.load(file, mmap_mode="r")
-    ranges, content = list(ranges_of(images, rows)), file.read_bytes()
-    assert [each.file for each in ranges] == [file] * 3
-    assert b"".join(content[each.start : each.stop] for each in ranges) == images[rows].tobytes()
 
 
 @pytest.fixture

@@ -13,7 +13,6 @@ import numpy as np
 import pandas as pd
 import pytest
 from PIL import Image, ImageDraw
-from sklearn.datasets import load_digits
 
 from benchmarks.statistical_methods import MirrorSetting, mirrored_data
 from patchline.pipeline.config import RunConfig
@@ -32,7 +31,7 @@ from patchline.pipeline.data.symmetry.mirror_answer import MirrorSymmetry
 from patchline.pipeline.data.symmetry.mirror_probe import FEWEST, SIDE, Measured, measured
 from patchline.pipeline.data.symmetry.probe_labels import with_one_label
 from patchline.pipeline.inspection.inspecting import inspect_data
-from patchline.pipeline.labels.label_sets import MULTI_LABEL, SINGLE_LABEL, encoded
+from patchline.pipeline.labels.label_sets import MULTI_LABEL, encoded
 from patchline.pipeline.planning.planner import plan_facts
 from patchline.pipeline.plugin_system.plugin_loader import load_augmentation
 
@@ -86,16 +85,6 @@ def test_classes_that_differ_from_their_mirror_images_are_noticed() -> None:
     flowers, kinds = images(_blob, ("1", "2", "3", "4", "6", "8"), 180)
     arrows, names = images(_arrow, CLASSES, 60)
     assert result(np.concatenate([flowers, arrows]), kinds + names).answer == "asymmetric"
-
-
-def test_digits_are_noticed() -> None:
-    """Scikit-learn's digits, whose mirror images are no digits or others."""
-    digits = load_digits()
-    pixels = np.kron(digits.images[:400, :, :, None] * 15.9, np.ones((4, 4, 3))).astype(np.uint8)
-    found = result(pixels, digits.target[:400].tolist())
-    assert found.answer == "asymmetric"
-    assert found.accuracy.low > 0.9
-    assert found.mirrored.high < 0.5
 
 
 @pytest.mark.parametrize("case", ["too few", "noise", "blank", "labels at random"])
@@ -252,42 +241,11 @@ def test_sets_with_left_and_right_arrows_are_not_symmetric() -> None:
     assert found.answer == "asymmetric"
 
 
-def test_every_label_stands_for_some_images() -> None:
-    """Labels take turns; images without labels have a class of their own; classes stay."""
-    rows = pd.DataFrame({"label": [encoded(each) for each in ["ab", "a", "ba", "acb", ""] * 10]})
-    rows["sha256"] = [f"{number:064x}" for number in range(50)]
-    labels = with_one_label(rows, MULTI_LABEL)["label"]
-    counts = labels.value_counts().to_dict()
-    assert all(
-        name in each or each == "[]" for name, each in zip(labels, rows["label"], strict=True)
-    )
-    assert counts.pop("no label") == 10
-    assert set(counts) == {"a", "b", "c"}
-    assert max(counts.values()) - min(counts.values()) <= 7
-    shuffled = with_one_label(rows.sample(frac=1, random_state=0), MULTI_LABEL)["label"]
-    assert shuffled.sort_index().equals(labels)
-    single = pd.DataFrame({"label": ["x", "y"]})
-    assert with_one_label(single, SINGLE_LABEL) is single
-
-
 def saved(folder: Path, *transforms: Any) -> dict[str, Any]:
     """Return the augmentation settings of a pipeline of one's own."""
     file = folder / "mine.yaml"
     albumentations.save(albumentations.Compose(list(transforms)), file, data_format="yaml")
     return {"name": "custom", "file": str(file)}
-
-
-def test_a_pipeline_of_ones_own_that_mirrors_is_contradicted(tmp_path: Path) -> None:
-    """It counts like the setting horizontal_flip, in the notes and the answer."""
-    transform = albumentations.OneOf([albumentations.SquareSymmetry(p=0.5)], p=1.0)
-    plain = {"data": {"path": str(folder(tmp_path / "arrows", _arrow, CLASSES, 100))}}
-    config = validated({**plain, "augmentation": saved(tmp_path, transform)})
-    data = ingest(config, tmp_path / "work")
-    assert data.mirror.is_contradicted
-    assert data.notes[-1].startswith(
-        "augmentation.name custom mirrors images (SquareSymmetry in mine.yaml), but mirrored images"
-    )
-    assert not ingest(validated(plain), tmp_path / "work").mirror.is_contradicted  # not remembered
 
 
 @pytest.mark.parametrize("name", ["HorizontalFlip", "D4", "SquareSymmetry"])

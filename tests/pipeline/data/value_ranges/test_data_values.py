@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import json
 import re
 from collections.abc import Callable
@@ -21,8 +20,6 @@ from patchline.pipeline.data.ingested_data import IngestedData
 from patchline.pipeline.data.manifests import manifest as manifests
 from patchline.pipeline.data.pixel_values.pixel_mapping import PixelMapping
 from patchline.pipeline.data.store import prepared_store
-from patchline.pipeline.data.store.prepared_store import StoreSpec
-from patchline.pipeline.data.store.store_builds import DecodedBuild
 from patchline.pipeline.data.value_ranges import range_memory
 from patchline.pipeline.data.value_ranges.model_fit import notes_on_fit
 from patchline.pipeline.errors import ConfigError, DataError, UserError
@@ -89,24 +86,6 @@ def test_deep_images_keep_their_texture(
         assert across > 20 if path.startswith("across") else across < -20
 
 
-def test_processes_and_threads_decode_alike_and_a_packed_store_too(tmp_path: Path) -> None:
-    """The range reaches every decoder: child processes, threads, and packed images."""
-    root = write_files(tmp_path / "deep", *of_type("u2", 0, 4095))
-    data = ingested(root)
-    rows = manifests.usable(manifests.load(data.manifest_file))
-    specs = [StoreSpec(1, 16, 16, "crop", each) for each in (data.mapping, PixelMapping())]
-    prepare = functools.partial(prepared_store.prepare, rows, root, specs[0])
-    stores = [
-        prepare(tmp_path / "t", kind="decoded", fewest=99),
-        prepare(tmp_path / "p", kind="decoded", fewest=1),
-        prepare(tmp_path / "k", kind="packed", fewest=99),
-    ]
-    threads, *others = (prepared_store.open_images(store)[:] for store, _ in stores)
-    assert all(np.array_equal(threads, each) for each in others)
-    names = {DecodedBuild(rows, root, each, tmp_path, None, 1).store.name for each in specs}
-    assert len(names) == 2
-
-
 def test_ordinary_images_are_as_before(tmp_path: Path) -> None:
     """Images of 8 bits get no range, no note, and no other pixel."""
     root = write_files(tmp_path / "plain", *of_type("u1", 0, 255))
@@ -152,6 +131,7 @@ def test_the_range_that_is_set_is_used_and_is_part_of_the_data_version(tmp_path:
     before, after = (manifests.load(each.manifest_file) for each in (found, window))
     assert before["pixels"].equals(after["pixels"])
     assert after.attrs["pixel_values"]["ranges"] == [{"kind": "int16", "low": -160, "high": 240}]
+    stored(root, found)
     pixels = stored(root, window, value_range=(-160, 240))
     assert all(np.mean((each == 0) | (each == 255)) > 0.5 for each in pixels.values())
     percentiles = ingested(root, value_range_percentiles=(1, 99))
@@ -242,8 +222,8 @@ def test_pages_and_missing_pixels_are_said(tmp_path: Path) -> None:
 
     def file_of(texture: Values) -> bytes:
         values = texture.astype(np.float32)[:, :, None]
-        values[0, :4] = np.nan
-        return tiff_file(values, pages=3)
+        values[0, :4] = [[np.nan], [np.nan], [np.inf], [-9999]]
+        return tiff_file(values, pages=3, tags={42113: (2, list(b"-9999\0"))})
 
     root = write_files(tmp_path / "pages", "{:02}.tif", file_of)
     data = ingested(root)
@@ -296,19 +276,6 @@ def test_other_data_is_checked_against_the_range_of_a_model() -> None:
             notes_on_fit(rows, mapping)
 
 
-def test_values_of_another_kind_than_those_of_the_training_are_said_with_counts() -> None:
-    """8 bits for a model of 16, 16 for one of 8, few of the range, and dropped bits."""
-    deep = [_described(high=[high])["values"].item() for high in (4000, 3000)]
-    rows = pd.DataFrame(
-        {"path": list("abcd"), "mode": "L", "values": ["", *deep, '{"reduced":10}']}
-    )
-    notes = notes_on_fit(rows, PixelMapping((("uint16", 0.0, 65535.0),), eight_bit=False))
-    words = ("2 of 4 images have 8-bit", "2 of 4 images have 16-bit", "1 of 4 images has 10 bits")
-    assert [word in note for word, note in zip(words, notes, strict=True)] == [True] * 3
-    both = PixelMapping((("uint16", 0.0, 4095.0),), eight_bit=True)
-    assert notes_on_fit(rows[:3], both) == []
-
-
 def banded(bands: int, extra: list[int] | None) -> Callable[[Values], bytes]:
     """Return what writes a texture into the last of some bands, between half and all of its range.
 
@@ -321,17 +288,3 @@ def banded(bands: int, extra: list[int] | None) -> Callable[[Values], bytes]:
         return tiff_file(values, 2 if bands > 3 else 1, extra)
 
     return file_of
-
-
-def test_different_whites_and_bits_that_a_decoder_drops_are_said(tmp_path: Path) -> None:
-    """One range maps 10 and 12 bits alike, so those of 10 become darker; CMYK is reduced."""
-    for bits, write in ((10, png_file), (12, png_file), (16, None)):
-
-        def file_of(texture: Values, bits: int = bits, write: Any = write) -> bytes:
-            values = (texture[:, :, None] * ((1 << bits) - 1)).astype(np.uint16)
-            return write(values, significant=bits) if write else tiff_file(values.repeat(4, 2), 5)
-
-        write_files(tmp_path / "data", f"{bits}-{{:02}}.{'png' if write else 'tif'}", file_of)
-    notes = "\n".join(ingested(tmp_path / "data").notes)
-    assert re.search(r"different values of white, 1,023 \(.* to 4,095; one range maps", notes)
-    assert "images have up to 16 bits per color, such as" in notes

@@ -32,7 +32,6 @@ def whole(low: int, high: int) -> Values:
         ("uint16", whole(0, 1023), 0, (0, 1023)),
         ("uint16", whole(3, 3071), 0, (0, 4095)),
         ("uint16", whole(0, 3000), 16383, (0, 16383)),
-        ("uint32", whole(0, 900_000), 0, (0, 1_048_575)),
         ("float", RNG.uniform(0, 1, 20_000), 0, (0, 1)),
         ("float", RNG.uniform(-1, 1, 20_000), 0, (-1, 1)),
     ],
@@ -53,9 +52,7 @@ def test_values_that_fill_a_usual_range_get_it(
         ("uint16", whole(29_000, 29_300)),  # a thermal camera, in hundredths of a kelvin
         ("uint16", np.append(whole(0, 900), whole(20_000, 65_535)[:5])),  # hot pixels
         ("uint16", np.append(whole(0, 900), np.full(9000, 65_535))),  # no data
-        ("int32", whole(-1000, 0)),
         ("float", np.append(RNG.uniform(280, 310, 20_000), np.full(4000, -9999.0))),
-        ("float", RNG.normal(0, 1e6, 20_000)),
     ],
 )
 def test_other_values_still_get_most_of_the_grey_levels(kind: str, values: Values) -> None:

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pandas as pd
 
 from patchline.pipeline.labels import label_sets
 
-Array = np.ndarray[Any, Any]
 LABELS = ("circle", "red", "square", "unseen")
 
 

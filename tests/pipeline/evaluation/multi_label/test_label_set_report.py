@@ -191,17 +191,6 @@ def test_slices_have_the_f1_of_their_images() -> None:
     assert report.undivided == {"mode": "RGB", "size": "8 px"}
 
 
-def test_a_label_that_is_never_predicted_is_named() -> None:
-    """Images have it, and no probability reaches its threshold: nobody will ever be given it."""
-    logits = logits_table(200)
-    for scores in logits["logits"][100:]:
-        scores[0] = -9  # circle, on the test images
-    report, _ = _report(logits)
-    assert report.never_predicted == ("circle",)
-    note = "never predicted on these 100 images, although some have it: circle"
-    assert any(each.startswith(note) for each in report.notes)
-
-
 def test_the_wrong_label_of_an_image_is_explained_on_the_page(tmp_path: Path) -> None:
     """That of the most probable wrong label; its map lies beside it, and pages are linked."""
     report, table = _report(logits_table(skill=1.0))

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 from sklearn import metrics as reference
 
-from patchline.pipeline.errors import DataError
 from patchline.pipeline.metrics.multi_label.label_set_metrics import (
     by_label,
     label_set_map,
@@ -105,21 +104,6 @@ def test_a_label_of_all_images_has_no_average_precision_and_is_in_no_map() -> No
     alone = multi_label_metrics(scores[:, 1:2], truth[:, 1:2], truth[:, 1:2])
     assert set(MULTI_LABEL_METRICS) - set(alone) == {"mAP", "micro_mAP"}
     assert paired_map(truth[:, 1:2], scores[:, 1:2], scores[:, 1:2]).p_value == 1
-
-
-def test_images_with_equal_labels_tell_no_map() -> None:
-    """It is unknown; without any label, so is all that is about labels. No image is an error."""
-    scores, truth = draw(20, 3, seed=5)
-    equal = multi_label_metrics(scores, np.ones_like(truth) * [1, 0, 1], truth)
-    assert set(MULTI_LABEL_METRICS) - set(equal) == {"mAP"}
-    none = multi_label_metrics(scores, np.zeros_like(truth), truth)
-    assert set(none) == {
-        "samples_f1", "exact_match", "ranking_loss", "coverage_error", "log_loss", "ece"
-    }  # fmt: skip
-    for each in (*equal.values(), *none.values()):
-        assert each.low <= each.value <= each.high
-    with pytest.raises(DataError, match="0 images"):
-        multi_label_metrics(scores[:0], truth[:0], truth[:0])
 
 
 def test_no_error_in_few_images_is_no_certainty() -> None:
