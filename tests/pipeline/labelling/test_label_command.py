@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from PIL import Image
 
 from patchline.pipeline.errors import ConfigError
 from patchline.pipeline.labelling.answer import Answer, now
