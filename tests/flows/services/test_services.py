@@ -19,7 +19,7 @@ from patchline.flows.services import mlflow_server, service_processes
 from patchline.pipeline import local_login, local_services
 from patchline.pipeline.tracking import tracking_store
 from patchline.pipeline.tracking.team_stores import TeamStores
-from tests.conftest import Finished, patchline_here, write_photos
+from tests.conftest import Finished, patchline, patchline_here, write_photos
 from tests.flows.services.local_servers import Servers, ended, page, recorded_services, serving
 from tests.patience import patient, until
 from tests.pipeline.serving.served import NAME, Serving, made_registry, png, wait_for_version

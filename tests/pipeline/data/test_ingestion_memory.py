@@ -59,7 +59,7 @@ def test_data_is_read_again_after_any_change(photos: Path) -> None:
 
     def other_data() -> None:
         shutil.rmtree(work / "splits")
-        others = write_photos(photos.parent / "others", classes=3, images=4)
+        others = write_photos(photos.parent / "others", classes=3, images=8)
         shutil.rmtree(others / "down")
         ingest(config_of(others), work)
 

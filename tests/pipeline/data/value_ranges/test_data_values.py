@@ -222,7 +222,7 @@ def test_pages_and_missing_pixels_are_said(tmp_path: Path) -> None:
 
     def file_of(texture: Values) -> bytes:
         values = texture.astype(np.float32)[:, :, None]
-        values[0, :4] = [[np.nan], [np.nan], [np.inf], [-9999]]
+        values[0, :4, 0] = np.array([np.nan, np.nan, np.inf, -9999])
         return tiff_file(values, pages=3, tags={42113: (2, list(b"-9999\0"))})
 
     root = write_files(tmp_path / "pages", "{:02}.tif", file_of)
