@@ -356,3 +356,15 @@ def test_darker_photos_are_a_drift_for_both_tests(finished_run: Run, tmp_path: P
     page = Path(done.json["page"]).read_text("utf-8")
     assert page.count("data:image/png") == 12 * 4
     assert "not on this machine" not in page
+
+
+def test_a_table_names_images_and_labels_as_far_as_they_are_known(registry: Registry) -> None:
+    """Images without a label are compared, too; what is not obvious is said, not left out."""
+    folder, classes = registry.folder, registry.package(1).classes
+    write_photos(folder / "inbox", range(60))
+    rows = [f"inbox/{seed}.png,{classes[0] if seed % 2 else ''},x" for seed in range(60)]
+    write_table(folder / "seen.csv", "image,label,class", rows)
+    done = monitor(folder, "seen.csv", "--data.label-column", "label").json
+    assert (done["images"], done["accuracy"]["now"]["n"]) == (60, 30)
+    write_table(folder / "seen.csv", "image,kind,colour", rows)
+    assert "--data.label-column" in monitor(folder, "seen.csv").json["accuracy_unknown"]

@@ -16,6 +16,8 @@ from patchline.pipeline.run_memory.cleaning import FEATURES_FILE, Cleaning, find
 from patchline.pipeline.run_memory.stage_memory import StageMemory
 from patchline.pipeline.tracking.tracked_run import FOLDER_TAG, REQUEST_FILE
 from patchline.pipeline.tracking.tracking_store import client
+from patchline.pipeline.workspace import chosen, run_folders
+from tests.pipeline.workspace.machines import machine
 
 CHECKPOINT, BEST = "training/last.safetensors", "training/best/model.safetensors"
 
@@ -165,3 +167,28 @@ def test_the_checkpoint_of_a_run_that_another_one_extends_stays(workspace: Path)
     assert names(workspace) == set()
     client().set_terminated((second / "id").read_text(), "FINISHED")
     assert names(workspace) == {f"runs/1/{CHECKPOINT}", f"runs/2/{CHECKPOINT}"}
+
+
+def test_checkpoints_stay_that_a_run_on_another_machine_extends(
+    own_store: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its folder is not here, but its request is on the store."""
+    del own_store
+    monkeypatch.delenv(chosen.VARIABLE, raising=False)
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/mlflow.db")
+    (tmp_path / "team").mkdir()
+    uri = (tmp_path / "team").as_uri()
+    with machine("a", uri) as folder:
+        shared, finished = chosen.shared(), add_run(folder, "1", "FINISHED")
+        assert shared is not None
+        name = Path(CHECKPOINT).name
+        shared.publish("runs/1/training/checkpoint", finished / "training", [name])
+        kinds = [each.kind for each in find_removable(folder).removable]
+        assert kinds == ["checkpoint", "object"]
+    with machine("b", uri) as other:
+        request = {"config": {"record": {"extends": (finished / "id").read_text()}}}
+        (other / "runs/2").mkdir(parents=True)
+        (other / "runs/2" / REQUEST_FILE).write_text(json.dumps(request))
+        run_folders.send_file(other / "runs/2" / REQUEST_FILE)
+    with machine("a", uri):
+        assert find_removable(folder).removable == ()

@@ -1,7 +1,4 @@
-"""A stage is one file and one entry in a line: what does not fit is an error before any run.
-
-`tests/flows/training/test_added_stage.py` has what the engine does for a stage that is added.
-"""
+"""A stage is one file and one entry in a line; the engine does the rest."""
 
 from __future__ import annotations
 
@@ -19,14 +16,20 @@ from patchline.pipeline.stages import engine
 from patchline.pipeline.stages.context import Context, Reporting
 from patchline.pipeline.stages.lines import CLASSIFIER, ENCODER, Line
 from patchline.pipeline.stages.stage import Stage
+from patchline.pipeline.tracking.tracked_run import TrackedRun
+from patchline.pipeline.workers.prewarm import Worker
 
 
 class Flour(FrozenModel):
     """Left by the mill."""
 
+    grams: int
+
 
 class Bread(FrozenModel):
     """Left by the oven."""
+
+    file: Path
 
 
 @dataclass(frozen=True)
@@ -36,21 +39,111 @@ class Nothing:
 
 @dataclass(frozen=True)
 class BakeInputs:
-    """What is baked."""
+    """What is baked, and salt if there is any."""
 
     flour: Flour
+    run: TrackedRun
 
 
 class Mill(Stage[Nothing, Flour]):
     """Leaves flour."""
 
     name, task, reads, leaves = "mill", "Mill", Nothing, Flour
+    shared = at_once = True
 
     def title(self, context: Context, inputs: Nothing) -> str:
         return "Milling"
 
-    def compute(self, context: Context, inputs: Nothing) -> Any:
-        return Bread()  # the fault of a stage that leaves another class
+    def key(self, context: Context, inputs: Nothing) -> dict[str, str]:
+        return {"seed": str(context.config.seed)}
+
+    def folder(self, context: Context, inputs: Nothing, result: Flour | None) -> Path:
+        return context.workspace / "flour"
+
+    def compute(self, context: Context, inputs: Nothing) -> Flour:
+        context.reporting.note("milled")
+        return Flour(grams=500 + context.config.seed)
+
+    def follow(self, context: Context, inputs: Nothing, result: Flour) -> None:
+        changes = {"name": f"bread-of-{result.grams}", "seed": 99}  # which its own key depends on
+        context.config = context.config.model_copy(update=changes)
+
+
+class Bake(Stage[BakeInputs, Bread]):
+    """Leaves bread."""
+
+    name, task, reads, leaves = "bake", "Bake", BakeInputs, Bread
+    worker = Worker("patchline.pipeline.packaging")
+    rehearsal = "Warming the oven"
+
+    def title(self, context: Context, inputs: BakeInputs) -> str:
+        return f"Baking {inputs.flour.grams} g for {context.config.name}"
+
+    def key(self, context: Context, inputs: BakeInputs) -> dict[str, str]:
+        return {"grams": str(inputs.flour.grams)}
+
+    def folder(self, context: Context, inputs: BakeInputs, result: Bread | None) -> Path:
+        return inputs.run.folder / "bread"
+
+    def compute(self, context: Context, inputs: BakeInputs) -> Bread:
+        context.reporting.note("baked")
+        file = self.folder(context, inputs, None) / "loaf"
+        file.parent.mkdir()
+        file.write_text(f"{inputs.flour.grams} g")
+        return Bread(file=file)
+
+    def rehearse(self, context: Context, inputs: BakeInputs) -> Bread:
+        return Bread(file=Path("crumb"))
+
+    def log(self, context: Context, inputs: BakeInputs, result: Bread, run: TrackedRun) -> None:
+        context.reporting.note(f"logged {result.file.name} in {run.run_id}")
+
+
+LINE = Line((Mill(), Bake()))
+
+
+def bake(tmp_path: Path, name: str, seed: int = 0, **context: Any) -> tuple[list[str], Context]:
+    """Run the line in a run of its own; return what was told."""
+    told: list[str] = []
+    folder = tmp_path / "runs" / name
+    folder.mkdir(parents=True, exist_ok=True)
+    reporting = Reporting(told.append, told.append, lambda *_: None, lambda _: None)
+    config, work = RunConfig(seed=seed), tmp_path / "work"
+    run = Context(config, StageMemory(work), reporting, work, **context)
+    engine.run_stages(LINE.before_run, run)
+    if run.rehearses:
+        run.put(TrackedRun("rehearsal", "0", folder))
+    else:
+        engine.enter(TrackedRun(name, "0", folder), LINE.before_run, run)
+    engine.run_stages(LINE.in_run, run)
+    return told, run
+
+
+@pytest.fixture(autouse=True)
+def _no_store(monkeypatch: pytest.MonkeyPatch) -> None:
+    """These stages have no MLflow run; tags are tested with real ones."""
+    monkeypatch.setattr("patchline.pipeline.tracking.tracked_run.set_tags", lambda *_: None)
+
+
+def test_a_stage_is_computed_once_for_the_same_inputs(tmp_path: Path) -> None:
+    """Recalled results are said, logged and followed like computed ones; others are computed.
+
+    A run that was interrupted finds its own results, and says so.
+    """
+    told, first = bake(tmp_path, "one")
+    titles = ["Milling", "Baking 500 g for bread-of-500"]
+    assert told == [titles[0], "milled", titles[1], "baked", "logged loaf in one"]
+    assert set(first.seconds) == {"mill", "bake"}
+    again, second = bake(tmp_path, "two")
+    known = "nothing changed since run one: its result is used again"
+    assert again == [titles[0], known, titles[1], known, "logged loaf in two"]
+    assert second.get(Bread).file == tmp_path / "runs/two/bread/loaf"
+    assert second.memory.reused == {"mill": "one", "bake": "one"}
+    assert "baked" in bake(tmp_path, "three", seed=7)[0]
+    told, resumed = bake(tmp_path, "one")
+    assert "done before the interruption" in told
+    assert "baked" not in told
+    assert "bake" not in resumed.memory.reused
 
 
 class Sometimes(Mill):
@@ -59,20 +152,13 @@ class Sometimes(Mill):
 
 
 class Homeless(Mill):
-    def key(self, context: Context, inputs: Nothing) -> dict[str, str]:
-        return {}
+    folder = Stage.folder
 
 
-class Bake(Stage[BakeInputs, Bread]):
-    """Leaves bread."""
-
-    name, task, reads, leaves = "bake", "Bake", BakeInputs, Bread
-
-    def title(self, context: Context, inputs: BakeInputs) -> str:
-        return "Baking"
-
-    def compute(self, context: Context, inputs: BakeInputs) -> Bread:
-        return Bread()
+def test_a_rehearsal_computes_little_and_logs_nothing(tmp_path: Path) -> None:
+    """It says what it does instead."""
+    told, _ = bake(tmp_path, "one", rehearses=True)
+    assert told == ["Milling", "milled", "Warming the oven"]
 
 
 @pytest.mark.parametrize(
@@ -88,13 +174,19 @@ def test_a_line_that_cannot_run_cannot_be_put_together(stages: Any, problem: str
     """What no earlier stage leaves is an error before any run, with the stage's name."""
     with pytest.raises(TypeError, match=problem):
         Line(stages)
+    assert list(engine.workers(LINE.stages, RunConfig())) == [Bake.worker]
 
 
 def test_a_stage_leaves_what_it_has_declared(tmp_path: Path) -> None:
     """Another class is an error of the stage, not of a later one."""
+
+    class Wrong(Mill):
+        def compute(self, context: Context, inputs: Nothing) -> Any:
+            return Bread(file=Path("x"))
+
     run = Context(RunConfig(), StageMemory(tmp_path), Reporting(*[lambda *_: None] * 4), tmp_path)
     with pytest.raises(TypeError, match="The stage mill does not leave a Bread"):
-        engine.run_stages((Mill(),), run)
+        engine.run_stages((Wrong(),), run)
 
 
 @pytest.mark.parametrize("line", [CLASSIFIER, ENCODER], ids=["classifier", "encoder"])

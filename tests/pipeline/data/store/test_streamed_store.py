@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import os
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,7 +17,7 @@ from patchline.pipeline.data.batches.batch_order import BatchOrder
 from patchline.pipeline.data.batches.shuffle_windows import ShuffleWindows
 from patchline.pipeline.data.batches.streamed_order import StreamedOrder
 from patchline.pipeline.data.store import streamed_build
-from patchline.pipeline.data.store.joined_images import open_stores
+from patchline.pipeline.data.store.joined_images import JoinedImages, open_stores
 from patchline.pipeline.data.store.local_pages import KeptImages, PagesFolder
 from patchline.pipeline.data.store.prepared_store import (
     StoreKind,
@@ -32,7 +34,7 @@ from patchline.pipeline.errors import ConfigError, DataError, StorageError
 from patchline.pipeline.files.file_digest import digest_of
 from patchline.pipeline.files.workspace_folder import WORKSPACE
 from patchline.pipeline.training.processes.batch_parts import DividedOrder
-from patchline.pipeline.workspace import chosen, remote_store
+from patchline.pipeline.workspace import chosen, remote_store, unneeded_objects
 from tests.conftest import write_photos
 from tests.object_server import ObjectServer, faulty_connection
 from tests.pipeline.workspace.machines import machine
@@ -278,3 +280,46 @@ def test_pages_of_a_killed_process_go() -> None:
     assert not killed.folder.exists()
     living.close()
     another.close()
+
+
+@pytest.mark.usefixtures("team")
+def test_shards_that_are_still_sent_are_not_cleaned(
+    rows: pd.DataFrame, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However long ago the first was sent; if one is missing all the same, a sentence says so."""
+    shared = chosen.shared()
+    assert shared is not None
+    send, seen, lost = StreamedBuild._send, list[int](), True
+
+    def sent(self: StreamedBuild, *shard: Any) -> None:
+        send(self, *shard)
+        old = time.time() - 2 * 86400
+        contents = [each.key for each in shared.store.list("files/")]
+        for key in contents:
+            os.utime(Path(shared.uri.removeprefix("file://")) / key, (old, old))
+        seen.append(len(list(unneeded_objects.delete(shared, contents))))
+        if lost:
+            shared.store.delete(contents[0])
+
+    monkeypatch.setattr(StreamedBuild, "_send", sent)
+    with pytest.raises(StorageError, match="Run again: only what is missing"):
+        stored(rows)
+    lost = False
+    assert is_complete(stored(rows))
+    assert set(seen) == {0}
+
+
+@pytest.mark.usefixtures("team")
+def test_several_stores_are_read_together(rows: pd.DataFrame) -> None:
+    """Unlabelled images are in a store of their own; its images follow those of the first."""
+    few = rows.iloc[:50].copy()
+    few.attrs = rows.attrs
+    stores = [stored(rows), stored(few, "packed")]
+    images, pages = open_stores(stores), PagesFolder()
+    assert isinstance(images, JoinedImages)
+    local = open_stores(stores, pages=pages.folder)
+    order = BatchOrder(np.arange(290, dtype=np.int64), 8, 0, 0)
+    for batch in itertools.islice(StreamedOrder(order, order, images, pages, lambda: 40), 40):
+        own = np.array([draw for _, draw in batch])
+        assert np.array_equal(local[own], images[own])
+    pages.close()

@@ -288,3 +288,16 @@ def banded(bands: int, extra: list[int] | None) -> Callable[[Values], bytes]:
         return tiff_file(values, 2 if bands > 3 else 1, extra)
 
     return file_of
+
+
+def test_values_of_another_kind_than_those_of_the_training_are_said_with_counts() -> None:
+    """8 bits for a model of 16, 16 for one of 8, few of the range, and dropped bits."""
+    deep = [_described(high=[high])["values"].item() for high in (4000, 3000)]
+    rows = pd.DataFrame(
+        {"path": list("abcd"), "mode": "L", "values": ["", *deep, '{"reduced":10}']}
+    )
+    notes = notes_on_fit(rows, PixelMapping((("uint16", 0.0, 65535.0),), eight_bit=False))
+    words = ("2 of 4 images have 8-bit", "2 of 4 images have 16-bit", "1 of 4 images has 10 bits")
+    assert [word in note for word, note in zip(words, notes, strict=True)] == [True] * 3
+    both = PixelMapping((("uint16", 0.0, 4095.0),), eight_bit=True)
+    assert notes_on_fit(rows[:3], both) == []

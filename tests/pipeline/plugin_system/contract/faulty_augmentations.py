@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 from typing import Any
 
@@ -64,10 +65,20 @@ FAULTS = {
     "a generator of its own": (
         _plugin(lambda image, _: image + np.uint8(_OWN.integers(100))), _SEED, "own generators"
     ),
+    "Python's generator": (
+        _plugin(lambda image, _: image + np.uint8(random.randrange(100))),  # noqa: S311 - the fault
+        _SEED,
+        "different images.",
+    ),
     "a batch's generator of its own": (
         _batched(lambda images, _: images ^ torch.randint(99, (), generator=_OWN_OF_TORCH).byte()),
         _SEED,
         "different images.",
+    ),
+    "another type of batch": (
+        _batched(lambda images, _: images.float()),
+        _SHAPE,
+        "returned a torch.float32 batch of shape (12, 32, 32, 3) on cpu",
     ),
     "not a function": (_batched(None), _SHAPE, "returned a NoneType, not a function."),
     "images of the batch mixed": (

@@ -13,6 +13,7 @@ from torch import nn
 
 from patchline.plugin_api import (
     NO_PATCH_EMBEDDING,
+    ConfigError,
     DataTraits,
     ModelPlugin,
     PatchEmbeddingPlugin,
@@ -53,9 +54,20 @@ class Model(nn.Module):
         return self.head(nn.functional.adaptive_avg_pool2d(images_BCHW, 4).flatten(1))
 
 
+class PlainTuple(Embedding):
+    def forward(self, images_BCHW: torch.Tensor) -> Any:
+        return tuple(super().forward(images_BCHW))
+
+
 class OtherGridReturned(Embedding):
     def forward(self, images_BCHW: torch.Tensor) -> Any:
         return super().forward(images_BCHW)._replace(grid=(16, 1))
+
+
+class ColumnByColumn(Embedding):
+    def forward(self, images_BCHW: torch.Tensor) -> Any:
+        tokens_BDhw = self.projection(images_BCHW).transpose(2, 3)
+        return PatchTokens(tokens_BDhw.flatten(2).transpose(1, 2), self.grid)
 
 
 class InPlaceInTraining(Embedding):
@@ -86,12 +98,24 @@ class Fed(Embedding):
         self.embedding = context.patch_embedding(32)
 
 
+class RefusesInTwoWords(PluginConfig):
+    def resolved_for(self, traits: DataTraits) -> Self:
+        if traits.width % 2:
+            raise ConfigError("odd_size")
+        return self
+
+
 class BreaksItsOwnRule(PluginConfig):
     size: Annotated[int, Field(le=8)] | None = None
     """Pixels."""
 
     def resolved_for(self, traits: DataTraits) -> Self:
         return self.model_copy(update={"size": traits.height})
+
+
+class ResolvesToNothing(PluginConfig):
+    def resolved_for(self, _traits: DataTraits) -> Any:
+        return None
 
 
 class HasANameOfItsOwn(PluginConfig):
@@ -170,11 +194,15 @@ FAULTS = {
     "columns and rows": (
         _built(lambda module: setattr(module, "grid", module.grid[::-1])), _TOKENS, "row by row"
     ),
+    "column by column": (_plugin(ColumnByColumn), _TOKENS, "row by row"),
     "another grid returned": (_plugin(OtherGridReturned), _TOKENS, "returns the grid (16, 1)"),
     "a class token in front": (
         _changing(lambda tokens: torch.cat([tokens[:, :1], tokens], 1)), _TOKENS, "(2, 17, 32)"
     ),
+    "a plain tuple": (_plugin(PlainTuple), _TOKENS, "It returns tuple."),
+    "tokens in float64": (_changing(torch.Tensor.double), _TOKENS, "Keep float32."),
     "crashes for a size": (_built(_crash), _SIZES, "31x37 images it raised ValueError: an odd"),
+    "refuses in two words": (_plugin(Embedding, RefusesInTwoWords), _SIZES, "'odd_size'. Write"),
     "loses an image": (_changing(_in_one_batch), _SIZES, "two 8x8 images it returns 1 outputs"),
     "nan for other sizes": (_plugin(NoNumbersForOddSizes), _SIZES, "or inf or nan"),
     "a parameter that is not used": (
@@ -216,10 +244,13 @@ FAULTS = {
         _ONNX,
         "The ONNX outputs differ. The difference is",
     ),
+    "an operation that ONNX has not": (_changing(torch.special.i0), _ONNX, "i0"),
     "resolves against its rule": (_plugin(Embedding, BreaksItsOwnRule), _JSON, "cannot be read"),
+    "resolves to nothing": (_plugin(Embedding, ResolvesToNothing), _JSON, "returns NoneType"),
     "a setting called name": (
         _plugin(Embedding, HasANameOfItsOwn), "explains_every_setting", "name is reserved."
     ),
+    "no module": (_model(lambda *_: 3), _LOGITS, "It builds a int."),
     "builds an embedding and declares none": (_model(Fed), _LOGITS, "declares that it takes none"),
     "an unknown embedding": (_model(Fed, "konv"), _LOGITS, "Did you mean 'conv'?"),
     "ignores its embedding": (_model(Model, "conv"), _LOGITS, "never builds its patch embedding."),

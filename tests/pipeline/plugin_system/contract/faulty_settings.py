@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from pydantic import BeforeValidator, ConfigDict, Field
+from pydantic import BeforeValidator, ConfigDict, Field, PlainSerializer
 
 from patchline.plugin_api import AugmentationPlugin, PluginConfig
 
@@ -32,6 +32,11 @@ class Growing(PluginConfig):
     """How much changes."""
 
 
+class Rounded(PluginConfig):
+    strength: Annotated[float, PlainSerializer(lambda value: round(value, 1))] = 0.25
+    """How much changes."""
+
+
 def plugin_with(config_class: Any = PluginConfig, summary: Any = "For the tests") -> Any:
     """Return a plugin that is never built."""
     return AugmentationPlugin(summary, "", config_class)
@@ -50,4 +55,5 @@ FAULTS = {
     "no default": (plugin_with(Needy), "explains_every_setting", "strength has no default."),
     "another name in a file": (plugin_with(Renamed), _JSON, "cannot be read from its own JSON"),
     "grows when read": (plugin_with(Growing), _JSON, "is read from its own JSON as Growing"),
+    "rounds when written": (plugin_with(Rounded), _JSON, "own JSON as Rounded(strength=0.2)."),
 }  # fmt: skip

@@ -108,6 +108,7 @@ FAULTS = {
     "no valid name": (_with(name="my data: v1/2"), _LISTS, "is not a valid model name."),
     "a word as a switch": (_with(mirror_symmetric="no"), _LISTS, "mirror_symmetric is 'no'"),
     "one class": (_all(lambda image: image._replace(label="dark")), _LISTS, "classes ['dark']."),
+    "no images": (_with(images=[]), _LISTS, "has the classes []."),
     "numbers as labels": (_first(label=7), _LISTS, "images.0.label is 7."),
     "a split of its own": (_first(split="val"), _LISTS, "images.0.split is 'val'."),
     "a set of labels for one image": (
@@ -122,6 +123,7 @@ FAULTS = {
     "fails to build": (_plugin(lambda *_: 1 / 0), _LISTS, "It raised ZeroDivisionError"),
     "an example that fails": (_plugin(example=_failing_example), _LISTS, "RuntimeError: no net"),
     "an absolute path": (_first(path="/dark_1.png"), _PATHS, "must be relative and use"),
+    "a backslash": (_first(path="dark\\1.png"), _PATHS, "must be relative and use"),
     "a path that climbs": (_first(path="../dark_1.png"), _PATHS, "outside the listing's root."),
     "a file that is not there": (_first(path="dark_0.png"), _PATHS, "There is no file at the"),
     "a path twice": (_first(path="dark_2.png"), _PATHS, "A path is listed twice."),
