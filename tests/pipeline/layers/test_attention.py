@@ -29,6 +29,23 @@ def _attention(dropout: float = 0.0) -> MultiHeadSelfAttention:
     return layer
 
 
+@torch.no_grad()
+def test_equals_the_layer_of_torch() -> None:
+    """With the same weights it is torch's own multi-head attention of the tokens on themselves."""
+    layer, tokens_BND = _attention().eval(), _tokens()
+    reference = nn.MultiheadAttention(D, H, batch_first=True).eval()
+    reference.load_state_dict(
+        {
+            "in_proj_weight": layer.query_key_value.weight,
+            "in_proj_bias": layer.query_key_value.bias,
+            "out_proj.weight": layer.projection.weight,
+            "out_proj.bias": layer.projection.bias,
+        }
+    )
+    expected, _ = reference(tokens_BND, tokens_BND, tokens_BND, need_weights=False)
+    torch.testing.assert_close(layer(tokens_BND), expected, atol=1e-5, rtol=1e-5)
+
+
 def _forbidden(kind: str) -> torch.Tensor | None:
     if kind == "nothing":
         return None
