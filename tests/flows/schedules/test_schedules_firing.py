@@ -14,7 +14,7 @@ import pandas as pd
 import pytest
 from prefect.client.orchestration import SyncPrefectClient
 
-from patchline.flows.schedules import missed_runs
+from patchline.flows.schedules import missed_runs, work_pools
 from patchline.pipeline.workers.worker_start import stop_group
 from tests.conftest import Run, write_photos
 from tests.flows.schedules.schedule_parts import every_minute, let_pass, runs_of
@@ -26,7 +26,16 @@ def _worker(server: str, store: str) -> Iterator[None]:
     """Run a Prefect worker for two runs at once, as `patchline up` sets it."""
     prefect = Path(sys.executable).parent / "prefect"
     process = subprocess.Popen(
-        [prefect, "--no-prompt", "worker", "start", "--pool", "patchline", "--limit", "2"],
+        [
+            prefect,
+            "--no-prompt",
+            "worker",
+            "start",
+            "--pool",
+            work_pools.of_folder(),
+            "--limit",
+            "2",
+        ],
         env={
             **os.environ,
             "PREFECT_API_URL": server,

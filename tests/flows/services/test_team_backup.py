@@ -85,5 +85,8 @@ def test_a_team_continues_on_another_machine_from_its_backup(
             for name, _, value in (word.partition("=") for word in shlex.split(login)):
                 if name.startswith("MLFLOW_"):
                     monkeypatch.setenv(name, value)
-            for command in (("predict", "flowers/2", image), ("export", "flowers/2")):
+            for command in (
+                ("predict", "flowers/2", image),
+                ("export", "flowers/2", "--to", "onnx"),
+            ):
                 _ok(patchline_here(*command, cwd=colleague))

@@ -80,7 +80,8 @@ from patchline.pipeline.stages import lines
 from taste import TASTE
 
 stages = lines.CLASSIFIER.stages
-lines.CLASSIFIER = lines.Line((*stages[:6], TASTE, *stages[6:]))
+after = 1 + stages.index(lines.EVALUATE)
+lines.CLASSIFIER = lines.Line((*stages[:after], TASTE, *stages[after:]))
 main()
 """
 
