@@ -26,18 +26,15 @@ _OF_A_READER = ("tests/test_contract.py", "tests/test_plugin.py")
 """Files of the package that the plugin tutorial writes."""
 
 
-_TRAINING = ("README.md", "getting_started.md", "pretrain.md")
-"""Pages whose commands train for minutes: for the slow suite."""
-_COVERED = (
-    *("augment.md", "bring_your_data.md", "explain.md", "fine_tune.md", "inspect.md", "models.md"),
-    *("patch_embeddings.md", "reports.md", "resume.md", "settings.md", "several_labels.md"),
-    "teach.md",
+_PARSED = (
+    *("augment.md", "bring_your_data.md", "explain.md", "fine_tune.md", "getting_started.md"),
+    *("inspect.md", "models.md", "patch_embeddings.md", "pretrain.md", "reports.md", "resume.md"),
+    *("settings.md", "several_labels.md", "teach.md"),
 )
 """Pages of commands that have tests of their own: here only their arguments are checked."""
 _SHOWING = [page for page in PAGES if commands(page) and page.name != "write_a_plugin.md"]
-_SLOW = [page for page in _SHOWING if page.name in _TRAINING]
-_PARSED = [page for page in _SHOWING if page.name in _TRAINING + _COVERED]
-_EXECUTED = [page for page in _SHOWING if page not in _PARSED]
+_README = ROOT / "README.md"
+_EXECUTED = [page for page in _SHOWING if page.name not in _PARSED and page != _README]
 _SHELL = {"|", "||", "&&", ";", "&", ">", ">>", "<"}
 
 
@@ -49,17 +46,16 @@ def test_every_command_of_a_page_works(page: Path, trained: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("page", _SLOW, ids=lambda page: page.name)
-def test_every_command_of_a_page_works_from_the_first_run_on(page: Path, garden: Path) -> None:
-    """Likewise, where `flowers` is trained; what is planned for minutes gets seconds."""
-    if page.name != "README.md":
-        _train_first(garden)
-    for command in commands(page):
+def test_every_command_of_the_readme_works(garden: Path) -> None:
+    """Likewise, from the first run on; a training that is planned for minutes gets seconds."""
+    for command in commands(_README):
         planned = command == "patchline run flowers"
         execute(command + " --training.time-limit 20s" * planned, garden)
 
 
-@pytest.mark.parametrize("page", _PARSED, ids=lambda page: page.name)
+@pytest.mark.parametrize(
+    "page", [page for page in _SHOWING if page not in _EXECUTED], ids=lambda page: page.name
+)
 def test_every_command_of_another_page_exists(
     page: Path, garden: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -128,19 +124,6 @@ def test_the_python_examples_work(garden: Path, trained: Path) -> None:
     execute("patchline predict flowers@champion flowers --out predictions.parquet", trained)
     for example in blocks(ROOT / "docs/how_to/predict.md", "python"):
         execute([sys.executable, "-c", example], trained)
-
-
-def _train_first(garden: Path) -> None:
-    """Register `flowers`, as a reader of README has, unless it is registered already."""
-    if not (garden / "mlflow.db").exists():
-        execute("patchline run flowers --preset none --training.epochs 1", garden)
-
-
-@pytest.mark.slow
-def test_the_python_page_works(garden: Path) -> None:
-    """The examples of docs/how_to/python.md, one after the other as in a notebook."""
-    cells = blocks(ROOT / "docs/how_to/python.md", "python")
-    execute([sys.executable, "-c", "\n".join(cells)], garden)
 
 
 def test_a_command_that_fails_is_noticed(garden: Path) -> None:

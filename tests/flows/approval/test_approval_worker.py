@@ -19,8 +19,6 @@ from patchline.flows.approval.requests import ApprovalRequest
 from patchline.flows.failures import was_interrupted
 from patchline.flows.schedules import deployments, retries, work_pools
 from patchline.pipeline.registry.registered_models import ModelReference
-from patchline.pipeline.run_memory import live_runs
-from patchline.pipeline.tracking.tracking_store import client
 from tests.flows.approval.approval_parts import (
     YES,
     champion,
@@ -29,7 +27,6 @@ from tests.flows.approval.approval_parts import (
     versions,
 )
 from tests.flows.commands.photo_stores import entered_store
-from tests.flows.conftest import Command
 from tests.patience import patient, until
 from tests.pipeline.registry.made_versions import QUICK
 
@@ -84,27 +81,6 @@ def _flow_processes(asked: ApprovalRequest) -> list[psutil.Process]:
             if process.environ().get("PREFECT__FLOW_RUN_ID") == str(asked.flow_run_id):
                 found.append(process)
     return found
-
-
-def test_each_command_reports_the_outcome(here: Path, run_here: Command) -> None:
-    """An approval by the run's id promotes; a rejection, and a gate in the end, do not."""
-    _, better, equal = versions("roses", here, range(60), range(10), range(10))
-    _suspended(better)
-    assert live_runs.records(here / ".patchline") == []
-    run_id = str(client().get_model_version("roses", better.version).run_id)
-    answer = run_here.json("approve", run_id[:8], "--reason", "looks good")
-    assert "looks good; better than version 1" in answer.pop("reason")
-    assert answer == {
-        "answer": "approved", "promoted": True, "name": "roses", "version": "2", "champion": "2",
-    }  # fmt: skip
-    _suspended(equal)
-    code, _, err = run_here("approve", "roses/3")
-    assert code == 3, err
-    _suspended(equal)
-    out = run_here.out("reject", "roses/3", "--reason", "blurry")
-    assert "roses, version 3: not promoted" in out
-    assert "blurry" in out
-    assert "roses/3 is closed: rejected by" in run_here.refusal("approve", "roses/3")
 
 
 def test_sigkill_right_after_the_answer_loses_nothing(here: Path) -> None:

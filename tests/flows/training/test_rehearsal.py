@@ -13,7 +13,7 @@ from patchline.pipeline.data.ingestion import ingest
 from patchline.pipeline.data.manifests import manifest as manifests
 from patchline.pipeline.errors import ConfigError
 from patchline.pipeline.labels import label_sets
-from tests.flows.training.runs import ran, refused, write_unlabelled
+from tests.flows.training.runs import ran, refused
 
 
 def test_two_batches_hold_every_label(tmp_path: Path) -> None:
@@ -46,14 +46,6 @@ def test_unsuitable_weights_are_found_before_an_image_is_opened(
     with pytest.raises(ConfigError, match=r"gone\.safetensors does not exist"):
         dry_run(config, workspace)
     assert not list(workspace.rglob("*.parquet"))
-
-
-@pytest.mark.slow
-def test_images_without_labels_are_rehearsed(tmp_path: Path) -> None:
-    """A folder without class folders is pre-trained on, tested and packaged as an encoder."""
-    write_unlabelled(tmp_path / "more")
-    _, said = ran(tmp_path, "more --rehearse --preset none --objective.name mae")
-    assert "images without labels: " in said
 
 
 @pytest.mark.slow

@@ -84,28 +84,6 @@ def test_a_run_that_is_killed_in_every_stage_ends_as_if_nothing_had_happened(
     assert len(run.data.tags[tracked_run.FLOW_RUNS_TAG].split(",")) == 6
 
 
-@pytest.mark.slow
-def test_a_run_of_two_processes_resumes_in_one(tmp_path: Path) -> None:
-    """With the batches of two, for which its losses speak; what it says, and who may reuse it.
-
-    More processes than a batch has images for are refused before anything is changed.
-    """
-    write_photos(tmp_path / "photos", images=12)
-    kill_in("train", tmp_path, f"{SETTINGS} --training.processes 2")
-    words = "training.processes is 8, but each process needs at least two"
-    assert words in refused(tmp_path, "--resume last --training.processes 8")
-    done, said = ran(tmp_path, "--resume last --training.processes 1")
-    assert "resuming with 1 process instead of 2: the batches are the same" in said
-    assert "resuming from step" in said
-    run = store_of(tmp_path).get_run(done["run_id"])
-    assert run.data.tags["patchline.processes"] == "2, 1"
-    whole, _ = ran(tmp_path, SETTINGS)
-    assert "train" not in whole["reused"]
-    mixed, alone = (histories(tmp_path, each["run_id"])["train/loss"] for each in (done, whole))
-    assert [step for step, _ in mixed] == [step for step, _ in alone]
-    assert [loss for _, loss in mixed] == pytest.approx([loss for _, loss in alone], rel=0.02)
-
-
 # -- one sentence for each run that cannot be resumed ------------------------------------------
 
 
