@@ -69,15 +69,6 @@ def test_every_command_of_another_page_exists(
             _parse(arguments[1:])
 
 
-def test_every_command_of_the_page_on_object_storage_exists() -> None:
-    """Its commands read and write buckets; their arguments are those that the commands have."""
-    text = (ROOT / "docs/how_to/object_storage.md").read_text("utf-8")
-    found = re.findall(r"^    patchline (.+)$", text, re.MULTILINE)
-    assert len(found) > 5
-    for command in found:
-        _parse(shlex.split(command))
-
-
 def _parse(arguments: list[str]) -> None:
     app = application(arguments)
     app.parse_args(arguments, exit_on_error=False, print_error=False)
