@@ -47,7 +47,7 @@ def test_every_command_of_a_page_works(page: Path, trained: Path) -> None:
 
 @pytest.mark.slow
 def test_every_command_of_the_readme_works(garden: Path) -> None:
-    """Likewise, from the first run on; a training that is planned for minutes gets seconds."""
+    """Likewise, from the first run on; what is planned for minutes gets seconds."""
     for command in commands(_README):
         planned = command == "patchline run flowers"
         execute(command + " --training.time-limit 20s" * planned, garden)
