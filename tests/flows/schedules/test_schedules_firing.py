@@ -73,7 +73,8 @@ def test_a_worker_starts_the_schedules_of_a_minute_and_one_run_after_a_long_slee
 
     def settled() -> bool:
         missed_runs.drop_missed()
-        return all(not {*states(each)} & {"Scheduled", "Pending", "Running"} for each in ids)
+        runs = [run for each in ids for run in runs_of(client, each)]
+        return all(run.state is not None and run.state.is_final() for run in runs)
 
     with _worker(prefect_server, finished_run.tracking_uri):
         until(lambda: set(states(ids[0])) != {"Scheduled"}, "no run began", seconds=300)
