@@ -124,7 +124,8 @@ def pytest_xdist_auto_num_workers() -> int:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Begin with the longest modules, so that no process is left alone with one at the end.
 
-    The first makes the finished run, so the second is one that does not wait for that.
+    The first makes the finished run, so the second is one that does not wait for that. No test has
+    a deadline of its own: a mark on it would not count.
     """
     longest = {"test_docs.py": 0, "test_services.py": 1, "test_doors.py": 2, "test_down.py": 3}
     items.sort(key=lambda item: longest.get(item.path.name, len(longest)))
