@@ -152,6 +152,18 @@ class Task:
         return [known[index] for index in self.indices if index < len(known)]
 
 
+@dataclass
+class Preparation:
+    """A worker that is prepared ahead of its job."""
+
+    number: int
+    module: str
+    needs: Needs
+    since: float = field(default_factory=time.monotonic)
+    answer: Any = None
+    """What its host will have been told by it, once one prepares it."""
+
+
 def say(**line: Any) -> None:
     """Write a line to the parent."""
     print(json.dumps(line), flush=True)  # noqa: T201 - to the parent
@@ -211,7 +223,7 @@ class Driver:
         self._stranger = Stranger(self._address)
         self._seats: list[Seat] = []
         self._tasks: dict[int, Task] = {}
-        self._prepared: dict[int, tuple[str, Needs, Any]] = {}
+        self._prepared: dict[int, Preparation] = {}
         self._nodes: list[dict[str, Any]] = []
         self._last_sign = 0.0
 
@@ -251,7 +263,7 @@ class Driver:
             return
         needs = self._needs(said["needs"])
         if said["do"] == "prepare":
-            self._prepared[number] = (said["module"], needs, None)
+            self._prepared[number] = Preparation(number, said["module"], needs)
             return
         self._tasks[number] = Task(
             number, said["module"], needs, said["folder"], said.get("member"), said.get("job", "")
@@ -261,8 +273,12 @@ class Driver:
         """Let everything that waits take its next step."""
         for seat in list(self._seats):
             self._look_at_seat(seat)
-        for number in list(self._prepared):
-            self._prepare(number)
+        for preparation in list(self._prepared.values()):
+            try:
+                self._prepare(preparation)
+            except Refused as refused:
+                del self._prepared[preparation.number]
+                say(number=preparation.number, error=refused.said)
         for task in list(self._tasks.values()):
             try:
                 self._advance(task)
@@ -481,8 +497,11 @@ class Driver:
                 return
             try:
                 told = ray.get(seat.waiting)
-            except RayError:
-                return  # the task that waits for the seat says it
+            except RayError as error:
+                if not seat.tasks:  # else the task that waits for the seat says it
+                    self._release(seat)
+                    self._lose_preparations(_reason(error))
+                return
             self._nodes = _nodes()
             places = {each["id"]: each["address"] for each in self._nodes}
             for each in told:
@@ -535,22 +554,30 @@ class Driver:
 
     # -- workers -------------------------------------------------------------------------------
 
-    def _prepare(self, number: int) -> None:
+    def _prepare(self, preparation: Preparation) -> None:
         """Take the next step of a worker that is prepared ahead of its job."""
-        module, needs, answer = self._prepared[number]
-        if answer is None:
+        needs, module = preparation.needs, preparation.module
+        if preparation.answer is None:
             ready = [s for s in self._seats if s.is_ready and needs.fits(s.needs)]
             if ready:
-                answer = ready[0].hosts[0].prepare.remote(module)
-                self._prepared[number] = (module, needs, answer)
-            elif not self._seats:
+                preparation.answer = ready[0].hosts[0].prepare.remote(module)
+                return
+            self._check_wait(preparation)
+            if not self._seats:
                 self._seat_for(needs, module, module, may_release=False)
-        elif ray.wait([answer], timeout=0)[0]:
-            del self._prepared[number]
+        elif ray.wait([preparation.answer], timeout=0)[0]:
+            del self._prepared[preparation.number]
             introduction = ""
             with contextlib.suppress(RayError):
-                introduction = ray.get(answer)
-            say(number=number, introduction=introduction)
+                introduction = ray.get(preparation.answer)
+            say(number=preparation.number, introduction=introduction)
+
+    def _lose_preparations(self, reason: str) -> None:
+        """Give up what would have been prepared on hosts that did not start."""
+        for number, each in list(self._prepared.items()):
+            if each.answer is None:
+                del self._prepared[number]
+                say(number=number, lost=_lost(each.module, "", reason))
 
     def _advance(self, task: Task) -> None:
         """Take the next step of a task: a seat, its start, a look at its workers."""
@@ -579,7 +606,7 @@ class Driver:
         else:
             self._poll(task, seat)
 
-    def _check_wait(self, task: Task) -> None:
+    def _check_wait(self, task: Task | Preparation) -> None:
         if any(each.is_running for each in self._tasks.values()):
             task.since = time.monotonic()  # our own workers hold what it waits for
         wait = float(self._settings["wait_seconds"])
@@ -645,11 +672,7 @@ class Driver:
         if seat is not None:
             self._quietly_stop(task, seat)
             self._release(seat)
-        say(
-            number=task.number,
-            lost=f"The process {task.module} on {where or 'the Ray cluster'} was lost: {reason}. "
-            "Start nodes that have died again with `ray start`, then resume the run.",
-        )
+        say(number=task.number, lost=_lost(task.module, where, reason))
 
     def _forget(self, task: Task) -> None:
         self._tasks.pop(task.number, None)
@@ -686,6 +709,13 @@ class Driver:
             self._release(seat)
         with contextlib.suppress(OSError):
             self._mark().unlink()
+
+
+def _lost(module: str, where: str, reason: str) -> str:
+    return (
+        f"The process {module} on {where or 'the Ray cluster'} was lost: {reason}. "
+        "Start nodes that have died again with `ray start`, then resume the run."
+    )
 
 
 def _exposed(where: str, folder: str) -> str:

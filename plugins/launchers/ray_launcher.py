@@ -89,10 +89,15 @@ class RayLauncher:
             self._introductions[module] = self._ask("prepare", module, resources)
 
     def introduction(self, module: str, resources: Resources) -> str:
-        """Return what a prepared worker has printed about the node that it runs on."""
+        """Return what a prepared worker has printed about the node that it runs on.
+
+        Raises:
+            WorkerError: if no node has the requested resources in time, or its node is lost.
+            ConfigError: if no node is large enough, or one lacks what the run needs.
+        """
         self.prepare(module, resources)
         number = self._introductions[module]
-        while (answer := self._answer(number)) is None:
+        while (answer := self.state_of(number)) is None:
             time.sleep(_POLL_SECONDS)
         return str(answer["introduction"])
 

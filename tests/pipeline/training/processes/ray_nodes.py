@@ -177,8 +177,12 @@ class Cluster:
             self.pids(node, "raylet/raylet") for node in self.spaces
         )
 
-    def restart(self) -> None:
-        """End everything on both nodes, and start Ray again; on a busy machine it may fail once."""
+    def restart(self, **of_b: str) -> None:
+        """End everything on both nodes, and start Ray again; on a busy machine it may fail once.
+
+        Args:
+            of_b: variables of the node that is not the head.
+        """
         for attempts_left in (2, 1, 0):
             for node in self.spaces:
                 self.kill(node)
@@ -186,7 +190,7 @@ class Cluster:
                 until(lambda: not any(map(self.pids, self.spaces)), "-", seconds=20)
             try:
                 self.start("a")
-                self.start("b")
+                self.start("b", **of_b)
             except subprocess.SubprocessError:
                 if not attempts_left:
                     raise

@@ -131,9 +131,8 @@ def test_what_a_node_lacks_is_exit_code_2(cluster: Cluster) -> None:
     code, said = patchline(cluster, cluster.folder / "local", "run", *TRAINING, *MODEL, *ray)
     assert code == 2
     assert "Use one on an object store (--workspace s3://" in said
-    cluster.kill("b")
     try:
-        cluster.start("b", AWS_ACCESS_KEY_ID="", AWS_SECRET_ACCESS_KEY="")
+        cluster.restart(AWS_ACCESS_KEY_ID="", AWS_SECRET_ACCESS_KEY="")
         own = ("--workspace", cluster.workspace)
         code, said = patchline(cluster, cluster.work, "run", *TRAINING, *MODEL, *ray, *own)
         assert code == 2

@@ -157,3 +157,54 @@ def test_what_a_user_has_to_change_is_exit_code_2(
     assert words in events[-1]["message"]
     assert not (job.folder / "last.safetensors").exists()
     _assert_nothing_left(cluster)
+
+
+OCCUPANT = """
+import time, ray
+from ray.util.placement_group import placement_group
+ray.init(address={address!r}, log_to_driver=False)
+ray.get(placement_group([{{"CPU": 2}}] * 2, strategy="STRICT_SPREAD").ready())
+print("occupied", flush=True)
+time.sleep(3600)
+"""
+FIRST_LOOK = """
+import sys
+from pathlib import Path
+from patchline.pipeline.config import PluginChoice
+from patchline.pipeline.plugin_system.plugin_settings import built_launcher
+from patchline.pipeline.workers.launcher import Resources
+choice = PluginChoice.model_validate_json(sys.argv[1])
+built_launcher(choice, Path(sys.argv[2])).introduction("patchline.pipeline.training", Resources())
+"""
+
+
+def test_a_cluster_without_room_is_said_in_time(cluster: Cluster, make: Make) -> None:
+    """Where a run asks what the nodes are, and where it trains: what it needs, and the remedy."""
+    occupant = subprocess.Popen(
+        cluster.command("a", sys.executable, "-c", OCCUPANT.format(address=cluster.address)),
+        env=cluster.environment,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    sentence = "No node of the Ray cluster had 2 CPU cores on one node within 2 seconds."
+    settings = {"nodes": 1, "cpus": 2, "wait_seconds": 2}
+    try:
+        assert occupant.stdout is not None
+        assert occupant.stdout.readline() == "occupied\n"
+        job = make("job", training={**TRAINING, "epochs": 1})
+        code, events = _train(cluster, job, **settings)
+        assert (code, sentence in events[-1]["message"]) == (1, True)
+        chosen = json.dumps({**SETTINGS, "address": cluster.address, **settings})
+        program = [sys.executable, "-P", "-c", FIRST_LOOK, chosen, str(job.folder.parent)]
+        done = subprocess.run(
+            cluster.command("a", *program),
+            env=cluster.environment,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=patient(60),
+        )
+        assert sentence in done.stderr
+    finally:
+        occupant.kill()
+        occupant.wait()
