@@ -127,8 +127,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     The first makes the finished run, so the second is one that does not wait for that. No test has
     a deadline of its own: a mark on it would not count.
     """
-    longest = {"test_docs.py": 0, "test_services.py": 1, "test_doors.py": 2, "test_down.py": 3}
-    items.sort(key=lambda item: longest.get(item.path.name, len(longest)))
+    first = ("test_docs.py", "test_services.py", "test_doors.py", "test_down.py")
+    slow = {item.path for item in items if item.get_closest_marker("slow")}
+    places = {name: place for place, name in enumerate((*first, "test_separate_folders.py"))}
+    items.sort(key=lambda item: (places.get(item.path.name, len(places)), item.path not in slow))
     usual = float(config.getini("timeout"))
     for item in items:
         seconds = usual * (_SLOWER if item.get_closest_marker("slow") else 1)

@@ -49,6 +49,7 @@ def label(inbox: Path, images: int, step: list[str]) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("shared_prefect")
 def test_an_inbox_becomes_a_model_that_learns_what_has_drifted(tmp_path: Path) -> None:
     """Label, train, serve, notice darker images, label those, train again; a test promotes."""
     first_labels, first_run, serve, monitor, more_labels, second_run, promote = STEPS[:7]

@@ -14,6 +14,7 @@ from patchline.pipeline import local_login
 from tests.conftest import patchline, write_photos
 from tests.flows.conftest import Command
 from tests.flows.services.local_servers import page, serving
+from tests.flows.training.runs import TINY
 
 STORE_PASSWORD, HOOK_TOKEN, HUSHED = "Pl4@nted/store", "pl4nted-hook-token", "pl4nted-variable"
 SECRETS = (STORE_PASSWORD, quote(STORE_PASSWORD, safe=""), HOOK_TOKEN, HUSHED)
@@ -66,7 +67,7 @@ def test_planted_secrets_are_found_nowhere(tmp_path: Path) -> None:
                 ("up", "--json"),
                 ("notify", "create", "hook"),
                 ("notify", "list", "--json"),
-                ("run", "photos", "--preset", "none", "--training.epochs", "1", "--json"),
+                ("run", "photos", *TINY.split(), "--json"),
                 ("models", "--json"),
             ):
                 done = patchline(*words, cwd=folder, env=servers.env, timeout=600)

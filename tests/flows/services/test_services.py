@@ -21,6 +21,7 @@ from patchline.pipeline.tracking import tracking_store
 from patchline.pipeline.tracking.team_stores import TeamStores
 from tests.conftest import Finished, patchline, patchline_here, write_photos
 from tests.flows.services.local_servers import Servers, ended, page, recorded_services, serving
+from tests.flows.training.runs import TINY
 from tests.patience import patient, until
 from tests.pipeline.serving.served import NAME, Serving, made_registry, png, wait_for_version
 from tests.postgres_server import free_port
@@ -203,13 +204,13 @@ def test_runs_before_during_and_after_are_one_history(
 ) -> None:
     """What was run before `up` is in MLflow's server; what was run meanwhile is there after `down`.
 
-    Two training runs of one epoch, on the same photos: without servers, and with them.
+    Two short training runs, on the same photos: without servers, and with them.
     """
     write_photos(tmp_path / "photos", images=8)
     outside = Servers(tmp_path)
 
     def train(seed: int) -> Finished:
-        flags = ("--preset", "none", "--training.epochs", "1", "--seed", str(seed), "--json")
+        flags = (*TINY.split(), "--seed", str(seed), "--json")
         done = ended(outside.begin("run", "photos", *flags))
         assert done.code == 0, done.err
         return done

@@ -13,11 +13,12 @@ import pytest
 from tests.conftest import Finished, patchline, patchline_here, write_photos
 from tests.flows.services.buckets import administrator, keys_in
 from tests.flows.services.local_servers import serving
-from tests.flows.training.runs import Begun
+from tests.flows.training.runs import TINY, Begun
 from tests.object_server import ObjectServer
 from tests.postgres_server import PASSWORD, USER, PostgresServer, postgres_server, program
 
-_TRAINING = "run photos --preset none --training.batch_size 8 --name flowers --training.epochs"
+_SMALL = TINY.replace("--training.epochs 2 ", "")
+_TRAINING = f"run photos --name flowers --training.batch-size 8 {_SMALL} --training.epochs"
 
 
 def _ok(done: Finished) -> Finished:

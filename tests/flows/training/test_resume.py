@@ -56,6 +56,7 @@ def histories(folder: Path, run_id: str) -> dict[str, list[tuple[int, float]]]:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("shared_prefect")
 def test_a_run_that_is_killed_in_every_stage_ends_as_if_nothing_had_happened(
     tmp_path: Path,
 ) -> None:

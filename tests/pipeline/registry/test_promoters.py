@@ -24,7 +24,7 @@ from patchline.pipeline.tracking.tracking_store import client
 from tests.mlflow_server import mlflow_server
 from tests.pipeline.registry.made_versions import QUICK, make_version
 
-ROUNDS, KILLS, SERVER_ROUNDS = 30, 20, 6
+ROUNDS, KILLS, SERVER_ROUNDS = 12, 8, 4
 
 
 class Promoter:
@@ -127,7 +127,7 @@ def test_two_promoters_at_once_never_decide_against_a_stale_champion(
 @pytest.mark.slow
 @pytest.mark.usefixtures("own_store")
 def test_a_promoter_killed_at_any_moment_leaves_an_explained_champion(tmp_path: Path) -> None:
-    """A process is killed somewhere in a promotion, 20 times, and the next one simply works."""
+    """A process is killed somewhere in a promotion, eight times, and the next one simply works."""
     os.environ["MLFLOW_TRACKING_URI"] = f"sqlite:///{tmp_path / 'mlflow.db'}"
     first, _, third = _three_versions(tmp_path)
     promoter = Promoter("roses", tmp_path / "whole")

@@ -190,7 +190,7 @@ class Cluster:
                 until(lambda: not any(map(self.pids, self.spaces)), "-", seconds=20)
             try:
                 self.start("a")
-                self.start("b", **of_b)
+                self.start("b", None, **of_b)
             except subprocess.SubprocessError:
                 if not attempts_left:
                     raise

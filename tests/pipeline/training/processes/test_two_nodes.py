@@ -187,7 +187,7 @@ def test_a_cluster_without_room_is_said_in_time(cluster: Cluster, make: Make) ->
         text=True,
     )
     sentence = "No node of the Ray cluster had 2 CPU cores on one node within 2 seconds."
-    settings = {"nodes": 1, "cpus": 2, "wait_seconds": 2}
+    settings: dict[str, Any] = {"nodes": 1, "cpus": 2, "wait_seconds": 2}
     try:
         assert occupant.stdout is not None
         assert occupant.stdout.readline() == "occupied\n"
