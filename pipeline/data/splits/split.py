@@ -2,17 +2,18 @@
 
 Images that belong together form a unit that is never divided: images of one group, and images with
 the same pixels or the same file. A new unit gets a number in [0, 1) from the SHA-256 of the split
-seed and its key (the first of its group names, else of its file digests); the number decides. If
-a class has no image in a split by chance, the new unit whose number is closest to that split goes
-there; where units hold several classes, more of the new ones may move (`class_coverage`).
-Images with sets of labels are stratified instead (`stratification`), and a gap in a label is filled
-in the same way. Assignments are remembered and never change, however the data grows.
+seed and its key (the first of its group names, else of its file digests). New units bring each
+class to its share of each split; the numbers decide which ones (`stratification`). If a class has
+no image in a split nevertheless, the new unit with the lowest number goes there; where units hold
+several classes, more of the new ones may move (`class_coverage`). Assignments are remembered and
+never change, however the data grows.
 """
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -36,7 +37,7 @@ from patchline.pipeline.data.splits.split_gaps import (
     notes_on_gaps,
     too_few,
 )
-from patchline.pipeline.data.splits.stratification import Stratum, stratified
+from patchline.pipeline.data.splits.stratification import Stratum, ranked, stratified
 from patchline.pipeline.errors import DataError
 from patchline.pipeline.labels.label_pairs import LabelPairs, label_pairs
 from patchline.pipeline.labels.label_sets import MULTI_LABEL, SINGLE_LABEL, Task
@@ -45,7 +46,7 @@ from patchline.pipeline.labels.label_words import by_task
 Array = np.ndarray[Any, Any]
 
 RULE = 2
-"""Increase it when new images are assigned in another way."""
+"""Of what is remembered: under another number images would be assigned again."""
 
 REMEMBERED = ["kind", "key", "split"]
 """Columns of earlier assignments; kind is a column that identifies a content or a group."""
@@ -303,8 +304,7 @@ class _NewUnits:
         Raises:
             DataError: if a class has fewer units than there are splits.
         """
-        of_units = self._stratified if self._task == MULTI_LABEL else self._by_number
-        numbers, codes = of_units(units, names, fixed)
+        numbers, codes = self._stratified(units, names, fixed)
         places, rows = self._pairs.labels, self._pairs.images
         table = pd.DataFrame({"label": places, "unit": units[rows], "fixed": fixed[rows]})
         table = table.drop_duplicates().sort_values("label", kind="stable")
@@ -320,32 +320,30 @@ class _NewUnits:
         gaps = fill_gaps(parts, codes, numbers + last, self._needed)
         return np.where(fixed == NEW, codes[units], fixed), gaps
 
-    def _by_number(self, units: Array, names: list[str], fixed: Array) -> tuple[Array, Array]:
-        """Return numbers and splits of the units: the number of a unit decides."""
-        numbers, codes = self._numbers(units, names, fixed), np.full(len(names), NEW)
-        for rows, fractions in self._parts(units, fixed):
-            for unit in np.unique(units[rows]).tolist():
-                codes[unit] = _split_of(numbers[unit], fractions)
-        return numbers, codes
-
     def _stratified(self, units: Array, names: list[str], fixed: Array) -> tuple[Array, Array]:
         """Return numbers and splits of the units: each label has its share in each split."""
         numbers, codes = self._numbers(units, names, fixed), np.full(len(names), NEW)
         _, *others = self._parts(units, fixed)
+        stratum = Stratum(units, self._pairs, fixed, numbers)
         for rows, fractions in others:  # then the images drawn at random fill what is lacking
-            place_N, own = np.cumsum(rows) - 1, rows[self._pairs.images]
-            labels = self._pairs.labels[own]
-            pairs = LabelPairs(place_N[self._pairs.images[own]], labels, self._pairs.names)
-            stratum = Stratum(units[rows], pairs, fixed[rows], numbers)
-            codes = self._distributed(stratum, fractions)
-            fixed = np.where(rows, codes[units], fixed)
-        rest = self._distributed(Stratum(units, self._pairs, fixed, numbers), self._fractions)
+            codes = self._distributed(stratum.of(rows), fractions)
+            stratum = replace(stratum, fixed=np.where(rows, codes[units], fixed))
+        rest = self._distributed(stratum, self._fractions)
         return numbers, np.where(codes == NEW, rest, codes)
 
     def _distributed(self, stratum: Stratum, fractions: dict[str, float]) -> Array:
         shares = [fractions.get(split, 0.0) for split in SPLITS]
         shares[SPLITS.index("train")] = 1 - sum(shares)
-        return stratified(stratum, shares, self._needed[-1:] + self._needed[:-1])
+        important = self._needed[-1:] + self._needed[:-1]
+        if self._task == MULTI_LABEL:
+            return stratified(stratum, shares, important)
+        codes, is_new = np.full(len(stratum.numbers), NEW), stratum.fixed == NEW
+        is_shared = (np.bincount(stratum.units) > 1)[stratum.units]
+        if (is_shared & is_new).any():  # then the single images fill what is lacking
+            codes = stratified(stratum.of(is_shared | ~is_new), shares, important)
+        fixed = np.where(is_new, codes[stratum.units], stratum.fixed)
+        rest = ranked(replace(stratum, fixed=fixed), shares, self._needed)
+        return np.where(codes == NEW, rest, codes)
 
     def _parts(self, units: Array, fixed: Array) -> list[tuple[Array, dict[str, float]]]:
         """Return the new images that were drawn at random, then the others, with their fractions.
@@ -378,15 +376,6 @@ class _NewUnits:
 def _number(name: str, seed: int) -> float:
     """Return a number in [0, 1)."""
     return int.from_bytes(hashlib.sha256(f"{seed}:{name}".encode()).digest()[:7]) / 2**56
-
-
-def _split_of(number: float, fractions: dict[str, float]) -> int:
-    edge = 0.0
-    for split, share in fractions.items():
-        edge += share
-        if number < edge:
-            return SPLITS.index(split)
-    return SPLITS.index("train")
 
 
 def _check_no_split_is_empty(rows: pd.DataFrame, splits: Iterable[str]) -> None:

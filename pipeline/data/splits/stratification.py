@@ -46,6 +46,44 @@ class Stratum:
     fixed: Integers
     numbers: Floats
 
+    def of(self, rows: np.ndarray[Any, np.dtype[np.bool_]]) -> Stratum:
+        """Return some of the images (N,), with the numbers that units and labels have here."""
+        place_N, own = np.cumsum(rows) - 1, rows[self.pairs.images]
+        images, labels = place_N[self.pairs.images[own]], self.pairs.labels[own]
+        pairs = LabelPairs(images, labels, self.pairs.names)
+        return Stratum(self.units[rows], pairs, self.fixed[rows], self.numbers)
+
+
+def ranked(stratum: Stratum, shares: Sequence[float], order: Sequence[int]) -> Integers:
+    """Return the part of each unit of one image with one label; `NEW` for those assigned before.
+
+    Of each label, the units with the lowest numbers go to the first part, as many as it lacks,
+    rounded so that all labels together have the share, too. So few units change their part if there
+    are more images.
+
+    Args:
+        stratum: the images.
+        shares: of the parts, which add up to 1.
+        order: the parts to fill one after the other; the last one gets the rest.
+    """
+    labels, is_new = stratum.pairs.labels, stratum.fixed == NEW
+    names = len(stratum.pairs.names)
+    units, own = stratum.units[is_new], labels[is_new]
+    ranked_units = np.lexsort((stratum.numbers[units], own))
+    counts = np.bincount(own, minlength=names)
+    ranks = np.empty(len(units), np.int64)
+    ranks[ranked_units] = np.arange(len(units)) - np.repeat(np.cumsum(counts) - counts, counts)
+    parts = np.full(len(stratum.numbers), NEW)
+    parts[units] = order[-1]
+    start = np.zeros(names, np.int64)
+    for part in order[:-1]:
+        there = np.bincount(labels[stratum.fixed == part], minlength=names)
+        lacks = np.maximum(shares[part] * np.bincount(labels, minlength=names) - there, 0)
+        end = start + np.diff(np.floor(np.cumsum(lacks) + 0.5), prepend=0).astype(np.int64)
+        parts[units[(ranks >= start[own]) & (ranks < end[own])]] = part
+        start = end
+    return parts
+
 
 def stratified(
     stratum: Stratum, shares: Sequence[float], important: Sequence[int] | None = None
