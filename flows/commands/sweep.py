@@ -209,7 +209,6 @@ def words(summary: SweepSummary, seconds: float) -> str:
     ]
     width = max((len(row[2]) for row in rows), default=0)
     program, activation = pasted_program("patchline")
-    shown_seconds = f"{summary.seconds:.0f} s; {seconds:.0f} s with the final fits"
     lines = [
         "",
         "Validation  Epochs  Trial",
@@ -219,31 +218,45 @@ def words(summary: SweepSummary, seconds: float) -> str:
         ),
         "",
         *_outcome_lines(summary),
-        f"Trials         {summary.trials}, {summary.epochs:.0f} epochs trained in {shown_seconds}",
+        f"Trials         {summary.trials}, {summary.epochs:.0f} epochs",
+        f"Time           {_time(summary, seconds)}",
     ]
-    if summary.version:
-        model = f"{summary.name}/{summary.version}"
+    if summary.report:
+        is_champion = not summary.version or "champion" in summary.aliases
+        model = "@champion" if is_champion else f"/{summary.version}"
         lines += [
             f"Report         {pasted_path(summary.report)}",
             "",
             f"What's next{f' (after `{activation}`)' if activation else ''}:",
-            f"  {program} serve {model}",
-            f"  {program} run --config {pasted_path(summary.config)} --fresh",
-            *address_lines(summary.page, summary.tracking_uri),
+            f"  {program} serve {summary.name}{model}",
         ]
+    if summary.config:
+        lines.append(f"  {program} run --config {pasted_path(summary.config)} --fresh")
+    if summary.report:
+        lines += address_lines(summary.page, summary.tracking_uri)
     return "\n".join(lines)
+
+
+def _time(summary: SweepSummary, seconds: float) -> str:
+    """Return what took how long; what an earlier command of the search took beside is not known."""
+    rest = seconds - summary.seconds - summary.final_seconds
+    parts = f"{summary.seconds:.0f} s for the trials, {summary.final_seconds:.0f} s for final fits"
+    if rest < 0:  # earlier commands have trained some of the trials
+        return f"{seconds:.0f} s since the search was resumed; {parts}"
+    return f"{seconds:.0f} s: {parts}, {rest:.0f} s for data, packaging and pages"
 
 
 def _outcome_lines(summary: SweepSummary) -> list[str]:
     """Return what was found, and what was registered."""
-    if not summary.version:
+    if not summary.report:
         return [summary.verdict]
     aliases = ", ".join(summary.aliases) or "no alias"
+    model = f"{summary.name}, version {summary.version} ({aliases})"
     decision = (summary.promotion or {}).get("reason", "")
     return [
         f"Gain           {summary.verdict}",
         *([f"Optimism       {summary.optimism_sentence}"] if summary.optimism_sentence else []),
-        f"Registered     {summary.name}, version {summary.version} ({aliases})",
+        f"Registered     {model if summary.version else 'nothing'}",
         *([f"Promotion      {decision}"] if decision else []),
         *([f"Approval       {summary.approval}"] if summary.approval else []),
         *([f"               {summary.caveat}"] if summary.caveat else []),

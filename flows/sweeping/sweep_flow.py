@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import socket
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
@@ -43,6 +44,7 @@ from patchline.pipeline.frozen_model import FrozenModel
 from patchline.pipeline.planning.facts import Plan
 from patchline.pipeline.plugin_system import plugin_settings
 from patchline.pipeline.plugin_system.plugin_loader import plugin_files
+from patchline.pipeline.registry import registered_models
 from patchline.pipeline.run_memory import interrupted_runs, live_runs
 from patchline.pipeline.run_memory.interrupted_runs import SUMMARY_FILE, InterruptedRun
 from patchline.pipeline.run_memory.stage_memory import StageMemory
@@ -241,12 +243,17 @@ class _Sweep:
         best = best_of(records)
         if best is None:
             raise RunError(_why_no_best(records, self.settings))
+        began = time.monotonic()
         tested, chosen_context = self._final_fits(run, space, best)
+        final_seconds = time.monotonic() - began
         comparison = final_fits.compared(
             tested, best.validation or 0.0, data.counts.get("validation", 0)
         )
-        registered = self._registered(chosen_context)
         report = tested[0].evaluated.report
+        champion = ""
+        if comparison.gain.value <= 0:
+            champion = _champion_words(str(plan.name), report.headline.name)
+        registered = None if champion else self._registered(chosen_context)
         result = SweepResult(
             name=str(plan.name),
             study=identity.name,
@@ -261,6 +268,7 @@ class _Sweep:
             seed=plan.seed,
             trials=tuple(records),
             search_seconds=clock.seconds,
+            final_seconds=final_seconds,
             best=best,
             is_plan=best.is_plan,
             finals=tuple(fit.record for fit in tested),
@@ -270,7 +278,8 @@ class _Sweep:
             test_groups=comparison.groups,
             optimism=comparison.optimism,
             notes=outline.notes,
-            registered=f"{registered.name}, version {registered.version}",
+            registered=f"{plan.name}, version {registered.version}" if registered else "",
+            champion=champion,
         )
         page = sweep_pages.publish(run, result, space, plan)
         return summary_of(result, registered, plan, page, run)
@@ -512,11 +521,21 @@ def _why_no_best(records: list[TrialRecord], settings: SweepConfig) -> str:
 
 
 def _final_title(planned: list[PlannedFit], seeds: int) -> str:
-    both = len(planned) > seeds
-    return (
-        f"Training the best settings{' and the plan' if both else ', which are the plan,'} with "
-        f"{seeds} new seeds{' each' if both else ''}"
-    )
+    if len(planned) == 1:
+        return "Training the best settings, which are the plan, with a new seed"
+    return f"Training the best settings and the plan with {seeds} new seeds each"
+
+
+def _champion_words(name: str, metric: str) -> str:
+    """Return which version is champion, with its test metric; empty if none is."""
+    version = registered_models.champion_of(name)
+    if version is None:
+        return ""
+    [model] = registered_models.summaries(name)
+    values = next((each.metrics for each in model.versions if each.version == version), {})
+    value = values.get(f"test/{metric}")
+    figure = "an unknown test" if value is None else f"{value:.1%} test"
+    return f"the champion stays {name}/{version}, with {figure} {metric}"
 
 
 def _saved_summary(finished: InterruptedRun) -> SweepSummary:

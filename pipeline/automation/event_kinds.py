@@ -92,7 +92,7 @@ KINDS: Mapping[str, Kind] = {
         "The search for settings of {name} has started.",
     ),
     SWEEP_FINISHED: Kind(
-        "A search over settings has finished and registered its model",
+        "A search over settings has finished",
         "patchline.run.RUN_ID",
         ("name", "run_id", "version", "trials", "verdict"),
         "The search for settings of {name} has finished after {trials} trials: {verdict}",

@@ -17,6 +17,8 @@ VERDICTS: tuple[Verdict, ...] = get_args(Verdict)
 REPRESENTATIVE: Final = "representative"
 UNCERTAIN: Final = "uncertain"
 """Why an image was asked about: typical of many others, or hard to predict."""
+SOMEBODY: Final = "somebody"
+"""Anybody on another machine who types no name."""
 FEEDBACK: Final = "feedback"
 """Where else a label is from: a client of a served model."""
 _LIST = re.compile(r"\s*\[.*\]\s*", re.DOTALL)

@@ -18,7 +18,7 @@ import logging
 import os
 import re
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -28,6 +28,7 @@ from patchline.pipeline.files.atomic_files import replacing, storage_errors, wri
 from patchline.pipeline.files.file_locks import locked, try_lock
 from patchline.pipeline.files.table_cells import table_cell
 from patchline.pipeline.labelling.answer import (
+    SOMEBODY,
     Answer,
     client_of,
     label_cell,
@@ -103,7 +104,6 @@ class AnswersTable:
                 f"line {number} of {self.journal.file.name} was cut off when a process was killed, "
                 "and counts for nothing"
             )
-        self._events_before = len(self._events)
 
     def _check_place(self) -> None:
         """Refuse a folder where others may write, and links in place of the files."""
@@ -178,36 +178,32 @@ class AnswersTable:
             return {path: each[-1] for path, each in self._standing.history.items() if each}
 
     def last_batch(self, client: str, person: str) -> list[Answer]:
-        """Return what a page answered last and has not taken back; empty if there is nothing.
+        """Return what a person answered last and has not taken back; empty if there is nothing.
 
-        A page that has answered nothing, such as one that was opened after a restart, gets what its
-        person answered before the table was opened: others may have the same name meanwhile.
+        On any page, if the person has a name; what was answered on this page without a name is the
+        person's, too.
 
         Args:
             client: the page.
             person: who uses it; empty if that is not known.
         """
-        with self._mutex:
-            own = self._last_answers(self._events, lambda each: client_of(each.batch) == client)
-            before = self._events[: self._events_before]
-            return own or self._last_answers(
-                before, lambda each: each.labeled_by == person and bool(person)
-            )
 
-    def _last_answers(
-        self, events: Sequence[Event], is_own: Callable[[Answer], bool]
-    ) -> list[Answer]:
-        """Return the last own answers of some events that were given at once and still count."""
-        for event in reversed(events):
-            if event["event"] != "answers":
-                continue
-            own = [
-                answer
-                for answer in map(Answer.of_json, event["answers"])
-                if answer.batch and is_own(answer) and self._standing.has(answer)
-            ]
-            if own:
-                return own
+        def is_own(answer: Answer) -> bool:
+            if answer.labeled_by not in ("", SOMEBODY):
+                return answer.labeled_by == person
+            return bool(answer.batch) and client_of(answer.batch) == client
+
+        with self._mutex:
+            for event in reversed(self._events):
+                if event["event"] != "answers":
+                    continue
+                own = [
+                    answer
+                    for answer in map(Answer.of_json, event["answers"])
+                    if answer.batch and is_own(answer) and self._standing.has(answer)
+                ]
+                if own:
+                    return own
         return []
 
     # -- writing --

@@ -9,10 +9,12 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from pathlib import PurePosixPath
 from typing import Any, NamedTuple, Protocol
 
 from patchline.pipeline.errors import ConfigError
 from patchline.pipeline.labelling.answer import (
+    SOMEBODY,
     Answer,
     Suggestion,
     Verdict,
@@ -33,8 +35,6 @@ from patchline.pipeline.metrics.intervals import proportion
 _LONGEST_NAME = 80
 LOOK_SECONDS = 60.0
 """Between two searches of the folder for new images."""
-SOMEBODY = "somebody"
-"""Anybody on another machine who types no name."""
 
 
 class TakenError(Exception):
@@ -301,12 +301,12 @@ class Session:
             raise ConfigError("An image has exactly one class here. Choose one.")
         return tuple(sorted(set(labels)))
 
-    def undo(self, person: Person) -> list[Offer]:
+    def undo(self, person: Person) -> tuple[list[Offer], str]:
         """Take the last answer of a person back; return its images, which the page holds again.
 
         Returns:
             The image that was asked about, and those that got the same answer; empty if there is
-            no answer to take back.
+            no answer to take back. And which answer it was, in words.
 
         Raises:
             TakenError: if somebody else is asked about one of them.
@@ -322,7 +322,7 @@ class Session:
                 if (image := self.pool.by_path.get(answer.path)) is not None
             ]
             if not keys:
-                return []
+                return [], ""
             if any(not self._leases.is_free(key, person.client) for key in keys):
                 raise TakenError("Somebody else is asked about this image.")
             self.answers.undo(batch)
@@ -330,7 +330,9 @@ class Session:
             self._see(*keys)
             self._offered[keys[0]] = FINDING if self._asks_findings else batch[0].source
         self.advice.wake()
-        return [Offer(key, self._offered[keys[0]], ()) for key in keys]
+        given = " and ".join(batch[0].labels) or batch[0].verdict
+        words = f"The answer {given} to {PurePosixPath(batch[0].path).name}"
+        return [Offer(key, self._offered[keys[0]], ()) for key in keys], words
 
     def add_class(self, name: str) -> str:
         """Add a class, and return its name as it is written.

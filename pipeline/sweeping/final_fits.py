@@ -131,12 +131,12 @@ def planned_fits(
         best: the best settings, resolved.
         plan: those of the plan.
         seeds: number of seeds; they follow that of the trials.
-        is_plan: whether both are the same, and trained once.
+        is_plan: whether both are the same: there is nothing to compare, so one fit is trained.
     """
     kinds: list[tuple[FinalKind, RunConfig]] = [("best", best)]
     if not is_plan:
         kinds.append(("plan", plan))
-    for number in range(1, seeds + 1):
+    for number in range(1, (1 if is_plan else seeds) + 1):
         seed = (plan.seed + number) % 2**32
         for kind, config in kinds:
             yield PlannedFit(kind, seed, config.model_copy(update={"seed": seed}))

@@ -92,11 +92,15 @@ def description(run: TrackedRun, result: SweepResult) -> str:
         (
             f"**{result.verdict()}**",
             result.optimism_sentence(),
-            f"[Report]({report}) · registered as {escaped(result.registered)}",
+            f"[Report]({report}) · {_registered(result)}",
             "\n".join(("| setting | searched | best |", "|---|---|---|", *rows)),
             _length(result),
         )
     )
+
+
+def _registered(result: SweepResult) -> str:
+    return f"registered as {escaped(result.registered)}" if result.registered else "not registered"
 
 
 def _length(result: SweepResult) -> str:

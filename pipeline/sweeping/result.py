@@ -44,6 +44,8 @@ class SweepResult(FrozenModel):
     seed: int
     trials: tuple[TrialRecord, ...]
     search_seconds: float
+    final_seconds: float = 0.0
+    """Of the final fits and their tests."""
     best: TrialRecord
     is_plan: bool
     """Whether the best settings are the plan's own."""
@@ -59,7 +61,10 @@ class SweepResult(FrozenModel):
     seeds, on the same validation images."""
     notes: tuple[str, ...] = ()
     registered: str = ""
-    """Name and version."""
+    """Name and version; empty if the search gained nothing over the plan and there is a champion.
+    """
+    champion: str = ""
+    """The champion and its test metric, in words, if nothing was registered."""
 
     @property
     def epochs(self) -> float:
@@ -91,9 +96,10 @@ class SweepResult(FrozenModel):
         if self.test_groups is not None:
             images += f" in {counted(self.test_groups, 'group')}"
         if self.is_plan:
+            ending = self._not_registered() or "the plan's own settings are registered."
             return (
                 "No trial was better than the plan on the validation images, so the search gained "
-                "nothing: the plan's own settings are registered."
+                f"nothing: {ending}"
             )
         change = f"{_points(self.gain.value)} points (95% interval {_interval(self.gain)})"
         compared = f"mean test {self.metric} of {seeds} seeds each, on the same {images}"
@@ -102,15 +108,22 @@ class SweepResult(FrozenModel):
         if self.gain.high < 0:
             return (
                 f"The search lost {change} to the plan, although its best trial was better on the "
-                f"validation images: {compared}."
+                f"validation images: {compared}.{self._ending()}"
             )
         few = ""
         if seeds == 2:  # noqa: PLR2004 - the fewest
             few = " Two seeds show large gains only; set `--sweep.seeds` to 3 or more."
         return (
             f"It is not known whether the search gained anything over the plan: {change}, which "
-            f"includes 0; {compared}.{few}"
+            f"includes 0; {compared}.{few}{self._ending()}"
         )
+
+    def _not_registered(self) -> str:
+        return f"nothing was registered; {self.champion}." if self.champion else ""
+
+    def _ending(self) -> str:
+        ending = self._not_registered()
+        return f" {ending[0].upper()}{ending[1:]}" if ending else ""
 
     def optimism_sentence(self) -> str:
         """Return how optimistic the best validation metric was, in one sentence."""

@@ -11,11 +11,12 @@ from patchline.pipeline.browsing.run_summary import RunSummary
 from patchline.pipeline.config import RunConfig
 from patchline.pipeline.frozen_model import FrozenModel
 from patchline.pipeline.metrics.intervals import MetricEstimate
+from patchline.pipeline.redaction import without_credentials
 from patchline.pipeline.sweeping.ranges import Value
 from patchline.pipeline.sweeping.result import FinalFit, SweepResult
 from patchline.pipeline.sweeping.space import value_at
 from patchline.pipeline.sweeping.study import TrialRecord
-from patchline.pipeline.tracking import addresses
+from patchline.pipeline.tracking import addresses, tracking_store
 from patchline.pipeline.tracking.tracked_run import TrackedRun
 
 
@@ -36,13 +37,13 @@ class SweepSummary(FrozenModel):
     best: BestTrial | None
     """None on a machine that joined the study of another one, if no trial is complete."""
     metrics: dict[str, MetricEstimate]
-    """Test metrics of the version that was registered."""
+    """Test metrics of the version that was registered; if none was, the mean of the final fits."""
     run_id: str
     """The MLflow run of the search, in which the trials are nested."""
     status: str
     name: str = ""
     version: str = ""
-    """Of the registered model; empty on a machine that joined the study of another one."""
+    """Of the registered model; empty if nothing was registered."""
     aliases: tuple[str, ...] = ()
     registered_run_id: str = ""
     """The nested run that the version was registered from."""
@@ -64,9 +65,11 @@ class SweepSummary(FrozenModel):
     space: dict[str, str] = Field(default_factory=dict)
     seconds: float = 0.0
     """Of the search, without the final fits."""
+    final_seconds: float = 0.0
+    """Of the final fits and their tests, as far as the last command computed them."""
     report: str = ""
     config: str = ""
-    """Path of the settings that reproduce the registered version."""
+    """Path of the settings that reproduce the registered version; empty if there is none."""
     tracking_uri: str = ""
     page: str = ""
     """Address of the search in the MLflow UI."""
@@ -78,28 +81,41 @@ class SweepSummary(FrozenModel):
 
 
 def summary_of(
-    result: SweepResult, registered: RunSummary, plan: RunConfig, report: Path, run: TrackedRun
+    result: SweepResult,
+    registered: RunSummary | None,
+    plan: RunConfig,
+    report: Path,
+    run: TrackedRun,
 ) -> SweepSummary:
     """Return the summary of a finished search.
 
     Args:
         result: of the search.
-        registered: of the run whose model was registered.
+        registered: of the run whose model was registered; None if the search gained nothing.
         plan: the settings that it began with.
         report: the page.
         run: the MLflow run of the search.
     """
+    of_version: dict[str, Any] = {"metrics": {f"test/{result.metric}": result.best_test}}
+    if registered is not None:
+        promotion = registered.promotion
+        of_version = {
+            "metrics": registered.metrics,
+            "version": registered.version,
+            "aliases": registered.aliases,
+            "registered_run_id": registered.run_id,
+            "config": registered.config,
+            "promotion": promotion.model_dump(mode="json") if promotion else None,
+            "caveat": registered.caveat,
+            "approval": registered.approval,
+        }
     return SweepSummary(
         study=result.study,
         trials=len(result.trials),
         best=best_trial(result.best),
-        metrics=registered.metrics,
         run_id=run.run_id,
         status="FINISHED",
-        name=registered.name,
-        version=registered.version,
-        aliases=registered.aliases,
-        registered_run_id=registered.run_id,
+        name=result.name,
         plan={key: value_at(plan, key) for key in result.space},
         gain=result.gain,
         verdict=result.verdict(),
@@ -112,14 +128,12 @@ def summary_of(
         rungs=result.rungs,
         space=result.space,
         seconds=result.search_seconds,
+        final_seconds=result.final_seconds,
         report=str(report),
-        config=registered.config,
-        tracking_uri=registered.tracking_uri,
+        tracking_uri=without_credentials(tracking_store.use_store()),
         page=addresses.run_page(run),
-        promotion=registered.promotion.model_dump(mode="json") if registered.promotion else None,
         notes=result.notes,
-        caveat=registered.caveat,
-        approval=registered.approval,
+        **of_version,
     )
 
 

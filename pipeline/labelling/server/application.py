@@ -35,10 +35,10 @@ from starlette.staticfiles import StaticFiles
 from patchline.pipeline.data.reading.decoding import UndecodableImageError
 from patchline.pipeline.errors import ConfigError, PipelineError
 from patchline.pipeline.frozen_model import FrozenModel
-from patchline.pipeline.labelling.answer import Verdict
+from patchline.pipeline.labelling.answer import SOMEBODY, Verdict
 from patchline.pipeline.labelling.leases import MOST_EACH, MOST_IMAGES, MOST_TOGETHER
 from patchline.pipeline.labelling.server.picture import LARGEST_SIDE, picture
-from patchline.pipeline.labelling.session import SOMEBODY, Offer, Person, Session, TakenError
+from patchline.pipeline.labelling.session import Offer, Person, Session, TakenError
 from patchline.pipeline.serving.access_token import is_loopback
 from patchline.pipeline.serving.config import ServingConfig
 from patchline.pipeline.serving.doors import Doors, left_unread
@@ -222,7 +222,8 @@ class _Interface:
     def undo(self, sent: ImageRequest, usual_name: str) -> dict[str, Any]:
         """Take the last answer of a page back."""
         person = Person(sent.client, sent.person or usual_name)
-        return self._offers(self._session.undo(person), usual_name)
+        offers, words = self._session.undo(person)
+        return {**self._offers(offers, usual_name), "taken_back": words}
 
     @_reads(NewClass)
     def add_class(self, sent: NewClass, usual_name: str) -> dict[str, Any]:

@@ -55,10 +55,10 @@ def test_an_answer_that_changes_replaces_its_row_and_the_journal_keeps_both(
 
 
 def test_what_was_taken_back_leaves_what_stood_before(table: AnswersTable) -> None:
-    """Taking back is for one page at a time, and can be repeated."""
+    """Taking back is for one person at a time, and can be repeated."""
     table.append([_answer("1.png", "rose", batch=f"{ADA}.0")])
     table.append([_answer(path, "tulip", batch=f"{ADA}.1") for path in ("1.png", "2.png")])
-    table.append([_answer("3.png", "rose")])
+    table.append([_answer("3.png", "rose", by="bob")])
     for expected in ("tulip", "rose"):
         batch = table.last_batch(ADA, "ada")
         assert batch[0].labels == (expected,)
@@ -265,7 +265,7 @@ def test_near_duplicates_are_one_group_whenever_they_are_answered(table: Answers
     """Those answered at once, and those that are found later; the older group keeps its name."""
     table.append([_answer(path, "rose", batch=f"{ADA}.0") for path in ("1.png", "2.png")])
     for path in ("3.png", "4.png", "5.png"):
-        table.append([_answer(path, "rose")])
+        table.append([_answer(path, "rose", by="bob")])
     one, other, *alone = _groups(table).values()
     assert one == other != ""
     assert set(alone) == {""}

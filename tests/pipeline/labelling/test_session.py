@@ -6,11 +6,12 @@ from pathlib import Path
 
 import pytest
 
+from patchline.pipeline.labelling.answer import SOMEBODY
 from patchline.pipeline.labelling.answers_table import AnswersTable
 from patchline.pipeline.labelling.image_order import ImageOrder
 from patchline.pipeline.labelling.pool import Pool
 from patchline.pipeline.labelling.server.advisor import Advisor
-from patchline.pipeline.labelling.session import SOMEBODY, Person, Session, TakenError
+from patchline.pipeline.labelling.session import Person, Session, TakenError
 
 ONE, OTHER, THIRD = "window-00001", "window-00002", "window-00003"
 
@@ -32,7 +33,7 @@ def _answered(session: Session, client: str, name: str, label: str) -> str:
 
 
 def _undone(session: Session, client: str, name: str) -> list[str]:
-    return [offer.key for offer in session.undo(Person(client, name))]
+    return [offer.key for offer in session.undo(Person(client, name))[0]]
 
 
 def test_a_page_takes_back_its_own_answers_whatever_the_names_are(tmp_path: Path) -> None:
@@ -44,6 +45,20 @@ def test_a_page_takes_back_its_own_answers_whatever_the_names_are(tmp_path: Path
     assert _undone(session, ONE, SOMEBODY) == [first]
     assert _undone(session, ONE, SOMEBODY) == []
     assert _undone(session, OTHER, "bob, who has typed his name") == [second]
+
+
+def test_the_newest_answer_of_a_person_is_taken_back_on_whatever_page_it_was_given(
+    tmp_path: Path,
+) -> None:
+    """The sentence says which; answers of others stay, also if they are newer."""
+    session = _session(tmp_path, 9)
+    older = _answered(session, ONE, "ada", "rose")
+    newer = _answered(session, OTHER, "ada", "tulip")
+    _answered(session, THIRD, "bob", "rose")
+    offers, words = session.undo(Person(ONE, "ada"))
+    assert [offer.key for offer in offers] == [newer]
+    assert words == f"The answer tulip to {session.pool.images[newer].name}"
+    assert _undone(session, OTHER, "ada") == [older]
 
 
 def test_an_answer_to_an_image_that_another_page_has_answered_is_refused(tmp_path: Path) -> None:

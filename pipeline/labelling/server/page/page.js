@@ -281,7 +281,7 @@ async function undo() {
     current = null;
     tell("");
     await show(image);
-    say(`The answer to ${image.name} was taken back.`);
+    say(`${answered.taken_back} was taken back.`);
   } catch (error) { tell(error.message); } finally { busy = false; }
 }
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from patchline.pipeline.data.splits import random_draws
 from patchline.pipeline.data.splits.leakage import GROUP_OF_COPIES, notes_on_augmented_copies
-from patchline.pipeline.data.splits.split import assign, learned, origin
+from patchline.pipeline.data.splits.split import learned, origin
 from patchline.pipeline.data.splits.split_gaps import SPLITS
 from patchline.pipeline.errors import DataError
 from patchline.pipeline.labels.label_pairs import label_pairs
