@@ -144,7 +144,7 @@ def answer_step(subject: Subject) -> Step:
         tuple(sentences),
         tuple(figures),
         tuple(shapes),
-        equation=4 if traced.transformer is not None else 0,
+        equation=subject.equation(4) if traced.transformer is not None else 0,
     )
 
 

@@ -83,7 +83,7 @@ def _queries_keys_values(subject: Subject) -> Step:
             shape_of("K", three["keys"], "tokens × d"),
             shape_of("V", three["values"], "tokens × d"),
         ),
-        equation=5,
+        equation=subject.equation(5),
     )
 
 
@@ -153,7 +153,7 @@ def _softmax(subject: Subject) -> Step:
             ),
         ),
         (shape_of("A", subject.inside.blocks[0].attention.weights_BHNN[0, 0], "tokens × tokens"),),
-        equation=6,
+        equation=subject.equation(6),
         views=("tokens", "layers", "heads"),
     )
 

@@ -63,7 +63,7 @@ def _residual(subject: Subject) -> Step:
         tuple(sentences),
         tuple(figures),
         (shape_of("z′₁", before_ND, "tokens × D"),),
-        equation=2,
+        equation=subject.equation(2),
     )
 
 
@@ -126,7 +126,7 @@ def _mlp(subject: Subject) -> Step:
             shape_of("MLP", output_ND, "tokens × D"),
             shape_of("z₁", subject.inside.blocks[0].tokens_out_BND[0], "tokens × D"),
         ),
-        equation=3,
+        equation=subject.equation(3),
     )
 
 

@@ -199,5 +199,5 @@ def _input(subject: Subject) -> Step:
         tuple(sentences),
         (matrix_picture(subject, tokens_ND, "The input of the first block"),),
         (shape_of("z₀", tokens_ND, f"(n + {P}) × D" if P else "n × D"),),
-        equation=1,
+        equation=subject.equation(1),
     )

@@ -9,6 +9,13 @@ from typing import Any, NamedTuple
 import numpy as np
 from torch import nn
 
+from patchline.pipeline.layers.attention import MultiHeadSelfAttention
+from patchline.pipeline.layers.layer_scale import LayerScale
+from patchline.pipeline.layers.learned_positions import LearnedPositionEmbedding
+from patchline.pipeline.layers.locality_attention import LocalitySelfAttention
+from patchline.pipeline.layers.pooling import ClassTokenPooling
+from patchline.pipeline.layers.rotary_attention import RotarySelfAttention
+from patchline.pipeline.layers.sine_cosine_positions import SineCosinePositionEmbedding
 from patchline.pipeline.models.model_description import ModelDescription
 from patchline.pipeline.visual_guide.attributions import Attributions
 from patchline.pipeline.visual_guide.patch_projection import PatchProjection
@@ -80,7 +87,8 @@ class Step:
     figures: tuple[Figure, ...] = ()
     shapes: tuple[Shape, ...] = ()
     equation: int = 0
-    """Number of the equation of arXiv 2010.11929 that stands beside the step; 0 for none."""
+    """Number of the equation of arXiv 2010.11929 that stands beside the step, where the model
+    computes it; 0 for none."""
     applies: bool = True
     """False if the model has no such part; the sentences then say what it does instead."""
     views: tuple[str, ...] = ()
@@ -146,6 +154,28 @@ class Subject:
             return own
         mean: Array = self.rollout_NN.mean(axis=0)
         return mean
+
+    def equation(self, number: int) -> int:
+        """Return the number of an equation of arXiv 2010.11929 if the model computes it, else 0."""
+        attention = self.modules(MultiHeadSelfAttention)[0]
+        has_query_norm = any(True for _ in attention.get_submodule("query_norm").parameters())
+        is_rotary = isinstance(attention, RotarySelfAttention)
+        adds_positions = self.modules(LearnedPositionEmbedding, SineCosinePositionEmbedding)
+        embedding_norm = getattr(self.model, "embedding_norm", None)
+        is_layer_norm = isinstance(getattr(self.model, "norm", None), nn.LayerNorm)
+        is_bare = not self.modules(LayerScale) and self.part("block.stream_norm") is None
+        computed = {
+            1: list(self.inside.prefix) == ["class token"]
+            and self.projection is not None
+            and bool(adds_positions)
+            and not isinstance(embedding_norm, nn.LayerNorm | nn.RMSNorm),
+            2: is_layer_norm and is_bare,
+            3: is_layer_norm and is_bare,
+            4: is_layer_norm and bool(self.modules(ClassTokenPooling)),
+            5: not (has_query_norm or is_rotary),
+            6: not self.modules(LocalitySelfAttention),
+        }
+        return number if computed[number] else 0
 
     def modules(self, *kinds: type[nn.Module]) -> list[nn.Module]:
         """Return the model's parts of certain classes."""

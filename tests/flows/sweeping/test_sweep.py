@@ -15,7 +15,7 @@ from tests.flows.training.runs import Begun, store_of
 
 SETTINGS = (
     "sweep --preset none --training.epochs 3 --training.threads 1 --training.precision float32 "
-    "--model.size micro --model.depth 2 --sweep.seeds 1 --sweep.first-rung 1 "
+    "--model.size micro --model.depth 2 --sweep.seeds 2 --sweep.first-rung 1 "
     "--sweep.space.optimizer.learning-rate 1e-3..1e-2 --sweep.space.training.mixup 0..0.4"
 )
 
@@ -71,7 +71,7 @@ def test_a_search_that_is_interrupted_trains_no_trial_twice(tmp_path: Path) -> N
         history = client.get_metric_history(each.info.run_id, "validation/accuracy")
         steps = [metric.step for metric in history]
         assert steps == sorted(set(steps))
-    assert {each["seed"] for each in summary["final_fits"]} == {1}
+    assert {each["seed"] for each in summary["final_fits"]} in ({1}, {1, 2})
     complete = [each["validation"] for each in table if each["state"] == "complete"]
     assert summary["best"]["validation"] == max(complete)
     assert summary["metrics"]["test/accuracy"]["n"] == summary["gain"]["n"]

@@ -36,6 +36,18 @@ VARIANTS: dict[tuple[str, str], dict[str, Any]] = {
     ("vit_small_data", "shifted"): {},
 }
 """Settings of each built-in ViT with a patch embedding; each embedding is there, too."""
+EQUATIONS = {
+    ("vit", "conv_stem"): [6, 7, 8, 4],
+    ("vit", "overlap"): [5, 6, 7, 8, 2, 3],
+    ("vit", "hybrid"): [5, 6, 7, 8, 2, 3],
+    ("vit", "flexi"): [1, 5, 6, 7, 8],
+    ("simple_vit", "conv"): [5, 6, 7, 8, 2, 3],
+    ("vit_registers", "whitened"): [5, 6, 7, 8, 2, 3, 4],
+    ("rope_vit", "linear"): [6, 7, 8, 2, 3, 4],
+    ("cct", "cct"): [5, 6, 7, 8],
+    ("vit_small_data", "shifted"): [5, 7, 8, 2, 3, 4],
+}
+"""Those of the paper that each of them computes."""
 CLOSED: dict[str, dict[str, Any]] = {
     "torchvision": {"name": "torchvision", "architecture": "resnet18"},
     "timm": {"name": "timm", "architecture": "test_vit"},
@@ -63,6 +75,8 @@ def test_every_vit_gets_the_whole_story(name: str, embedding: str, tmp_path: Pat
     model = {"name": name, "patch_embedding": {"name": embedding}, **VARIANTS[name, embedding]}
     guide = make_guide({**model, "depth": DEPTH}, tmp_path, side=side)
     assert len(guide.steps) == 22
+    shown = re.findall(r"<small>equation (\d) of arXiv", guide.html)
+    assert [int(number) for number in shown] == EQUATIONS[name, embedding]
     values, _ = _values(guide)
     block = values.blocks[0]
     assert guide.shapes["z₀"] == tuple(block.tokens_in_BND.shape[1:])
