@@ -32,7 +32,7 @@ from patchline.pipeline.tracking.tracked_run import (
     owner_lock,
 )
 from patchline.pipeline.tracking.tracking_store import all_runs, client, store_exists, use_store
-from patchline.pipeline.workspace import run_folders
+from patchline.pipeline.workspace import chosen, run_folders
 
 if TYPE_CHECKING:
     from mlflow.entities import Run
@@ -216,12 +216,15 @@ def named(reference: str, runs: Path, kind: RunKind = TRAINING) -> Run:
 
 
 def _newest_in(folder: Path, kind: RunKind) -> Run | None:
-    """Return the newest run whose folder lies in this one.
+    """Return the newest run whose folder lies in this one, whichever machine started it.
 
     The store may be that of many workspaces, so it is asked for this one's runs first. Runs of
     before a workspace was moved still name its earlier folder.
     """
-    for condition in (_comparison(f"tags.`{FOLDER_TAG}`", "LIKE", f"{folder}/%"), ""):
+    own = _comparison(f"tags.`{FOLDER_TAG}`", "LIKE", f"{folder}/%")
+    if shared := chosen.address():
+        own = _comparison(f"tags.`{liveness.WORKSPACE_TAG}`", "=", str(shared))
+    for condition in (own, ""):
         for run in _runs_of(kind, condition):
             if liveness.folder_of(run).parent == folder:
                 return run

@@ -11,6 +11,7 @@ from patchline.pipeline.config import RunConfig
 from patchline.pipeline.errors import ConfigError, RunError
 from patchline.pipeline.files.atomic_files import write_text
 from patchline.pipeline.run_memory import interrupted_runs
+from patchline.pipeline.tracking.liveness import WORKSPACE_TAG
 from patchline.pipeline.tracking.tracked_run import FOLDER_TAG, REQUEST_FILE
 from patchline.pipeline.tracking.tracking_store import all_runs, client
 
@@ -40,6 +41,23 @@ def test_the_last_run_is_the_newest_of_this_folder(tmp_path: Path, workspace: st
         made_run(store, Path(f"{runs}x"), f"other-{number}", 2000 + number)
         made_run(store, tmp_path / "100xxa", f"another-{number}", 3000 + number)
     assert found("last", runs) == ids[-1]
+
+
+def test_the_last_run_of_a_shared_workspace_is_the_newest_of_any_machine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also on a machine that has run before; each has another folder for the same workspace."""
+    monkeypatch.setenv("PATCHLINE_WORKSPACE", "s3://bucket/team")
+    store, runs = client(), (tmp_path / ".patchline/runs").resolve()
+    elsewhere = Path("/home/ada/work/.patchline/runs")
+    made = [
+        made_run(store, folder, name, 1000 + number)
+        for number, (folder, name) in enumerate(((runs, "ours"), (elsewhere, "theirs")))
+    ]
+    made.append(made_run(store, elsewhere, "of another workspace", 2000))
+    for run_id in made[:2]:
+        store.set_tag(run_id, WORKSPACE_TAG, "s3://bucket/team")
+    assert found("last", runs) == made[1]
 
 
 def test_a_deleted_run_is_called_deleted_with_the_way_back(tmp_path: Path) -> None:
