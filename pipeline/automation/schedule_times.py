@@ -8,7 +8,7 @@ from __future__ import annotations
 import datetime as dt
 import difflib
 from dataclasses import dataclass
-from zoneinfo import ZoneInfoNotFoundError, available_timezones
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError, available_timezones
 
 import tzlocal
 from cronsim import CronSim, CronSimError
@@ -18,6 +18,7 @@ from patchline.pipeline.training.config import duration_seconds
 
 SHORTEST_SECONDS = 10.0
 LONGEST_SECONDS = 366 * 86400.0
+_DAYS_AHEAD = 366
 _FIELDS = {
     "minute": "0 to 59",
     "hour": "0 to 23",
@@ -67,7 +68,9 @@ def times(cron: str | None, interval: str | None, timezone: str | None) -> Times
     if cron is None:
         return Times(None, checked_interval(str(interval)), "UTC")
     zone = checked_timezone(timezone) if timezone is not None else own_timezone()
-    return Times(checked_cron(cron), None, zone)
+    expression = checked_cron(cron)
+    _check_midnight(expression, zone, dt.datetime.now(ZoneInfo(zone)).date())
+    return Times(expression, None, zone)
 
 
 def checked_interval(text: str) -> dt.timedelta:
@@ -121,6 +124,24 @@ def checked_cron(text: str) -> str:
             except CronSimError:
                 raise invalid_cron(text, f"{field} {item or 'nothing'}: {_FIELDS[field]}") from None
     return " ".join(parts)
+
+
+def _check_midnight(cron: str, zone: str, today: dt.date) -> None:
+    """Refuse times that a zone skips after a midnight: Prefect would run them the day before.
+
+    A time that is skipped later in a day runs an hour earlier on the same day.
+    """
+    if "*" in cron.split()[1]:  # runs at other hours of that day, too
+        return
+    for day in range(_DAYS_AHEAD):
+        midnight = dt.datetime.combine(today + dt.timedelta(day), dt.time())
+        there = midnight.replace(tzinfo=ZoneInfo(zone)).astimezone(dt.UTC)
+        end = there.astimezone(ZoneInfo(zone)).replace(tzinfo=None)
+        if end > midnight and next(CronSim(cron, midnight - dt.timedelta(seconds=1))) < end:
+            raise ConfigError(
+                f"--cron is '{cron}', a time that does not exist on {midnight:%Y-%m-%d} in {zone}, "
+                f"where the clocks go from 00:00 to {end:%H:%M}. Choose a time from {end:%H:%M} on."
+            )
 
 
 def checked_timezone(name: str) -> str:

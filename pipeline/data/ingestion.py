@@ -271,7 +271,7 @@ def _ingested(
             *(notes_on_held_out(rows, fractions, task) if labelled else ()),
             *(each.sentence for each in (dominant_groups(rows, task) if labelled else ())),
             *([assumed] if labelled and (assumed := unmeasured_symmetries(config)) else []),
-            *([mirror.note] if mirror.note else []),
+            *([mirror.said] if mirror.said else []),
         ),
         split_origin=f"as in {earlier.words}" if earlier else split_origin,
         exclude=exclude,

@@ -199,7 +199,7 @@ class Plan(FrozenModel):
     settings: dict[str, Any]
     """What the plan sets, nested like a config file; nothing that the user has set."""
     summary: tuple[str, ...]
-    """The whole plan in two lines, including what the user has set."""
+    """The whole plan in two lines, including what the user has set, and what it starts from."""
     reasons: tuple[str, ...]
     images_per_second: float
     """Of training, measured or estimated."""

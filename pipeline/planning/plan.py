@@ -147,10 +147,10 @@ def plan(facts: PlanFacts, user_settings: Mapping[str, Any], *, follows: bool = 
     if loaded and "workers" in settings.get("data", {}):
         reasons.append(speed.why_workers(facts.machine, workers, loaded.loaded_per_second))
     reasons += [why_windows] if "shuffle_window" in settings.get("training", {}) else []
-    reasons += [] if follows else _too_short(facts, user, length, batch)
+    too_short = [] if follows else _too_short(facts, user, length, batch)
     return Plan(
         settings=settings,
-        summary=_summary(settings, user, chosen, whole),
+        summary=(*_summary(settings, user, chosen, whole), *too_short),
         reasons=tuple(reasons),
         images_per_second=length.images_per_second,
         facts=facts,

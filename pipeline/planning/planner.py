@@ -226,8 +226,9 @@ def _with_choice(made: Plan, config: RunConfig, choice: WeightsChoice | None) ->
     """
     if made.facts.data.labels_per_image is not None:
         made = _for_sets(made, config)
-    reasons = choice.reasons if choice else ()
-    return made.model_copy(update={"reasons": (*reasons, *made.reasons)})
+    first, others = (choice.reasons[:1], choice.reasons[1:]) if choice else ((), ())
+    changes = {"summary": (*made.summary, *first), "reasons": (*others, *made.reasons)}
+    return made.model_copy(update=changes)
 
 
 def _for_sets(made: Plan, config: RunConfig) -> Plan:

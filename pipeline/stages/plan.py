@@ -91,9 +91,10 @@ class PlanStage(Stage[PlanInputs, Plan]):
         return "its plan is used again"
 
     def follow(self, context: Context, inputs: PlanInputs, result: Plan) -> None:
-        """Show the plan with its reasons, and replace the preset by its settings."""
-        if context.remembers:  # a dry run prints it
-            for line in result.lines():
+        """Show the plan in short, and replace the preset by its settings."""
+        if context.remembers:  # a dry run prints it with its reasons
+            reasons = f"why: `--dry-run` prints the reasons, {TEXT_FILE} of the run keeps them"
+            for line in (*result.summary, *([reasons] if result.reasons else [])):
                 context.reporting.note(line)
         context.config = planner.with_plan(context.config, result)
 

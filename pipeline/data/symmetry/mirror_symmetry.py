@@ -80,7 +80,7 @@ def mirror_symmetry(
         symmetry = symmetry.model_copy(update={"note": note, "is_contradicted": True})
     elif flips and symmetry.answer == "unknown":
         note = symmetry.note.replace(_NONE_USED, f"but {cause}, so they are used")
-        symmetry = symmetry.model_copy(update={"note": note})
+        symmetry = symmetry.model_copy(update={"note": note, "is_ignored": True})
     if stated is None:
         return symmetry
     return MirrorSymmetry(

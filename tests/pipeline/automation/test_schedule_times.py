@@ -65,3 +65,25 @@ def test_an_unknown_time_zone_is_refused_with_the_nearest(name: str, meant: str)
     """A city alone, another case or a slip of the finger lead to the zone's name."""
     with pytest.raises(ConfigError, match=f"Did you mean {meant}\\?"):
         schedule_times.checked_timezone(name)
+
+
+@pytest.mark.parametrize(
+    ("cron", "zone", "is_refused"),
+    [
+        ("0 0 * * *", "America/Santiago", True),
+        ("30 0 * * sun", "America/Santiago", True),
+        ("0 1 * * *", "America/Santiago", False),
+        ("0 * * * *", "America/Santiago", False),
+        ("0 2 * * *", "Europe/Berlin", False),
+        ("0 0 * * *", "UTC", False),
+    ],
+)
+def test_a_time_that_is_skipped_after_midnight_is_refused(
+    cron: str, zone: str, *, is_refused: bool
+) -> None:
+    """Prefect would run it an hour earlier, on the day before."""
+    if not is_refused:
+        assert schedule_times.times(cron, None, zone).cron == cron
+        return
+    with pytest.raises(ConfigError, match=r"from 00:00 to 01:00\. Choose a time from 01:00 on"):
+        schedule_times.times(cron, None, zone)

@@ -23,7 +23,7 @@ pytestmark = [pytest.mark.slow, ON_TWO_NODES]
 HAS_STORE = True
 MODEL = ("--model.depth", "1", "--model.embed-dim", "32", "--model.num-heads", "2")
 TRAINING = (
-    *("--preset", "none", "--training.epochs", "2", "--training.batch-size", "128"),
+    *("--preset", "none", "--training.epochs", "1", "--training.batch-size", "128"),
     *("--training.processes", "2", "--training.precision", "float32"),
 )
 PHOTOS = 4100
@@ -64,8 +64,12 @@ def photos(both: Cluster, tmp_path_factory: pytest.TempPathFactory) -> str:
                 shard.add(file, file.name)
                 (top / "label").write_text(file.parent.name)
                 shard.add(top / "label", f"{file.stem}.cls")
-    for form in ("zip", "gztar"):
-        shutil.make_archive(str(top / "photos/photos"), form, top / "all")
+    for file in files[:100]:
+        few = top / "few" / file.relative_to(top / "all")
+        few.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(file, few)
+    for form, folder in (("zip", "all"), ("gztar", "few")):
+        shutil.make_archive(str(top / "photos/photos"), form, top / folder)
     put = (
         "import sys; from pathlib import Path; from patchline.pipeline.workspace import chosen; "
         "from patchline.pipeline.workspace.address import parsed; "
