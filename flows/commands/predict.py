@@ -154,7 +154,7 @@ def _print_predictions(
             if answer["error"]:
                 print(_line(answer), file=sys.stderr)
     else:
-        print("\n".join(_line(answer) for answer in answers))
+        print("\n".join(_line(answer, len(package.classes)) for answer in answers))
     if warning:
         print(visible(f"Warning: {warning}."), file=sys.stderr)
     return 0 if any(answer["error"] is None for answer in answers) else DataError.exit_code
@@ -320,11 +320,12 @@ def _answered(
     return model.answers_to(decoded, top_k, coverage=coverage)
 
 
-def _line(answer: dict[str, Any]) -> str:
+def _line(answer: dict[str, Any], classes: int = 0) -> str:
+    """Return what is known of an image; a set of all classes says nothing."""
     if answer["error"]:
         return visible(f"{answer['image']}  could not be read: {answer['error']}")
     said = f"{answer['image']}  {_ranked(answer)}"
-    if answer["set"] is not None:
+    if answer["set"] is not None and len(answer["set"]) != classes:
         named, rest = answer["set"][:_LISTED], len(answer["set"]) - _LISTED
         more = f" and {rest} more" if rest > 0 else ""
         said += f"  {{{', '.join(named)}{more}}} {answer['coverage']:g}"

@@ -77,6 +77,7 @@ _OF_THE_SYSTEM: _Kinds = (
 _OTHER = "{file} cannot be read or written ({reason}). Check the disk or the network drive."
 _ARTIFACTS = "mlflow-artifacts"
 """In the addresses at which an MLflow server transfers artifacts."""
+_DELETED = "prefect.exceptions.ObjectNotFound"
 _OF_LIBRARIES: tuple[tuple[tuple[str, ...], type[PipelineError], str], ...] = (
     (
         ("mlflow",),
@@ -92,6 +93,14 @@ _OF_LIBRARIES: tuple[tuple[tuple[str, ...], type[PipelineError], str], ...] = (
         (
             "A database of MLflow or Prefect failed ({reason}). Check its file or server, or "
             "restore it from a backup."
+        ),
+    ),
+    (
+        (_DELETED,),
+        OrchestrationError,
+        (
+            "Something that the command uses was deleted in Prefect meanwhile, such as its flow "
+            "run. What was computed is kept: run the command again, which uses it."
         ),
     ),
     (
@@ -229,6 +238,8 @@ def _library_error(error: BaseException) -> PipelineError | None:
     library = type(error).__module__.partition(".")[0]
     if isinstance(error, ConnectionError):
         library = "httpx"
+    elif f"{type(error).__module__}.{type(error).__name__}" == _DELETED:
+        library = _DELETED
     elif library in ("requests", "mlflow") and f"/{_ARTIFACTS}/" in str(error):
         library = _ARTIFACTS
     elif isinstance(error, ValueError | OSError) and _DAMAGED.search(str(error)):

@@ -171,7 +171,7 @@ def test_given_split_folders_are_respected(tmp_path: Path) -> None:
     data = ingested(tmp_path / "given")
     assert data.classes == ("a", "b")
     assert data.counts == {"train": 16, "validation": 6, "test": 10}
-    assert all(note.startswith(("only ", "whether mirrored")) for note in data.notes)
+    assert all(note.startswith(("only ", "images are not mirrored")) for note in data.notes)
 
 
 def test_class_missing_from_a_split_folder_does_not_shift_the_labels(tmp_path: Path) -> None:

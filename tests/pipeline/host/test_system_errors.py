@@ -12,6 +12,7 @@ import pyarrow as pa
 import pytest
 from botocore.exceptions import ClientError
 from mlflow.exceptions import MlflowException
+from prefect.exceptions import ObjectNotFound
 from requests import HTTPError
 
 from patchline.flows.command_line import run_command_line
@@ -48,6 +49,7 @@ CASES: dict[str, tuple[Exception, str, str]] = {
         "(An error occurred (AccessDenied) when calling the PutObject operation: no)",
         "AWS_SECRET_ACCESS_KEY",
     ),
+    "deleted flow run": (ObjectNotFound(Exception("gone")), "was deleted in Prefect", "again"),
     "proxied artifact": (
         HTTPError("500 Server Error for url: http://h:5000/api/2.0/mlflow-artifacts/artifacts/1"),
         "could not transfer an artifact",

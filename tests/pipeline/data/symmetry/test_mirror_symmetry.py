@@ -168,7 +168,7 @@ def test_arrows_are_not_mirrored_and_the_reason_is_said(arrows: Path) -> None:
     """Nothing is set: the plan, the notes, the resolved config and the inspection agree."""
     config, data = read(arrows)
     assert data.mirror.answer == "asymmetric"
-    assert "do not show the same classes, measured on" in data.notes[-1]
+    assert data.notes[-1] == "images are not mirrored: they do not show the same classes then"
     assert flips(config, data) is False
     assert resolve(config, data).data.mirror_symmetric is False
     facts = plan_facts(config, data).data
@@ -220,7 +220,7 @@ def test_the_measurement_sees_training_images_alone_and_is_kept(
     """Flowers are mirrored; a run with the same training images does not open one again."""
     config, data = read(folder(tmp_path / "flowers", _blob, ("1", "3", "6"), 100))
     assert flips(config, data) is True
-    assert data.notes[-1].startswith("mirrored images show the same classes, measured on")
+    assert data.mirror.note.startswith("mirrored images show the same classes, measured on")
     rows = pd.read_parquet(data.manifest_file)
     training = rows[rows["split"] == "train"]
     monkeypatch.setattr(symmetry, "root_image_bytes", lambda _root, path: pytest.fail(path))
