@@ -18,6 +18,7 @@ from patchline.flows.commands.switches import (
     value_of_switch,
     without_needless_negatives,
 )
+from patchline.flows.commands.weights_question import with_weights
 from patchline.flows.progress import display, shown
 from patchline.flows.training.run_training import resume_training, run_training
 from patchline.pipeline import config_files
@@ -196,6 +197,7 @@ def _try(config: RunConfig, *, dry_run: bool, as_json: bool) -> None:
 
 
 def _start(began: float, config: RunConfig, *, fresh: bool, as_json: bool) -> None:
+    config = config if as_json else with_weights(config)
     _train(partial(run_training, config, fresh=fresh), began, as_json=as_json)
 
 

@@ -364,7 +364,17 @@ def _why_chosen(weights: WeightsAtHand, start: StartingPoint, weighed: Weighed) 
 
 
 def _are_few_photographs(data: DataFacts) -> bool:
-    return data.median_side >= _PHOTOGRAPH and data.training_images <= _FEW
+    return are_few_photographs(data.training_images, data.median_side)
+
+
+def are_few_photographs(images: int, median_side: float) -> bool:
+    """Return whether images are so few and so large that trained weights help most.
+
+    Args:
+        images: number of them.
+        median_side: in pixels.
+    """
+    return median_side >= _PHOTOGRAPH and images <= _FEW
 
 
 def _what_they_bring(data: DataFacts) -> str:
@@ -376,6 +386,10 @@ def _what_would_help(data: DataFacts) -> list[str]:
     """Return what weights usually bring, if the images are few photographs."""
     if not _are_few_photographs(data):
         return []
-    name = _TO_FETCH[importlib.util.find_spec("timm") is not None]
     why = "no pre-trained weights are at hand, which few photographs gain most from"
-    return [f"{why}: add --model.init {name} --download"]
+    return [f"{why}: add --model.init {weights_to_fetch()} --download"]
+
+
+def weights_to_fetch() -> str:
+    """Return the published weights that would help, as in `model.init`."""
+    return _TO_FETCH[importlib.util.find_spec("timm") is not None]

@@ -264,7 +264,7 @@ def test_a_run_starts_from_the_choice_as_if_the_user_had_set_it(
         return context.config, context.get(Plan)
 
     resolved, made = run()
-    assert made.reasons[0].startswith(f"starts from {tmp_path / 'vit.safetensors'} (torchvision")
+    assert made.summary[-1].startswith(f"starts from {tmp_path / 'vit.safetensors'} (torchvision")
     assert resolved.model.init == str(tmp_path / "vit.safetensors")
     assert resolved.record.init_sha256 is not None
     assert (resolved.model.settings["embed_dim"], resolved.data.image_size) == (64, 32)
