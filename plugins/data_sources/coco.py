@@ -33,6 +33,7 @@ from patchline.plugins.data_sources.tool_labels import (
     json_of,
     tool_listing,
     two_branches,
+    whole_and_part,
 )
 
 _REGION = ("bbox", "segmentation", "keypoints")
@@ -51,6 +52,7 @@ class _Export(NamedTuple):
     """Annotations that are boxes, masks or key points."""
     malformed: list[str]
     """Annotations that cannot be used, with the reason."""
+    notes: list[str]
 
 
 class _Annotations(NamedTuple):
@@ -88,8 +90,10 @@ class Coco:
         classes: dict[str, None] = {}
         regions = 0
         malformed: list[str] = []
+        notes: list[str] = []
         for file in files:
             export = self._read(file)
+            notes += export.notes
             malformed += export.malformed
             inside = file.parent.relative_to(top).as_posix() if top.is_dir() else ""
             prefix = f"{inside}/" if inside not in ("", ".") else ""
@@ -108,7 +112,6 @@ class Coco:
         if not images:
             raise DataError(f"{top} lists no images. Export it again.")
         how = "the categories of an image's annotations are its labels"
-        notes = []
         if malformed:
             verb = "annotation is" if len(malformed) == 1 else "annotations are"
             notes.append(
@@ -146,10 +149,13 @@ class Coco:
                 image.get("file_name"), str, f"'file_name' of image {number}", file
             )
         read = self._annotations(content["annotations"], names, categories, file)
+        notes: list[str] = []
         if self.context.needs_labels:
             above = _above(content["categories"], read.used, file)
             for labels in read.labels.values():
                 labels -= {above[label] for label in labels}
+            left = set[str]().union(*read.labels.values())
+            notes = whole_and_part(file, {n: up for n, up in above.items() if {n, up} <= left})
         images = [
             ToolImage(
                 name, tuple(sorted(read.labels[number])), unknown=read.unknown.get(number, "")
@@ -157,7 +163,7 @@ class Coco:
             for number, name in names.items()
         ]
         used = _meant(content["categories"], categories, read.labels)
-        return _Export(images, used, read.regions, read.malformed)
+        return _Export(images, used, read.regions, read.malformed, notes)
 
     def _annotations(
         self, given: list[Any], names: Container[Any], categories: dict[Any, str], file: Path

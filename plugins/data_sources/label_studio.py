@@ -36,7 +36,9 @@ from patchline.plugins.data_sources.tool_labels import (
     json_of,
     tool_listing,
     two_branches,
+    whole_and_part,
 )
+from patchline.plugins.data_sources.written_names import readings
 
 _REGIONS = frozenset({
     "rectanglelabels", "ellipselabels", "polygonlabels", "brushlabels", "keypointlabels",
@@ -169,7 +171,7 @@ class LabelStudio:
                 f"The tasks in {file} have answers of the controls {joined(sorted(used))}. Set "
                 "--data.label-column to the one whose answers are the labels."
             )
-        _check_branches(answers, file)
+        notes += _checked_branches(answers, file)
         if not regions:
             return notes
         what = "their labels are" if boxes == "labels" else "none is"
@@ -214,8 +216,9 @@ class LabelStudio:
 
 
 def _names_an_image(value: str) -> bool:
-    path = value.partition("?d=")[2] or value.partition("?")[0]
-    return PurePosixPath(path).suffix.lower() in IMAGE_SUFFIXES
+    return any(
+        PurePosixPath(each).suffix.lower() in IMAGE_SUFFIXES for each in readings(value).ends
+    )
 
 
 def _answers(task: Any, image: str, file: Path) -> list[list[_Answer]]:
@@ -294,13 +297,15 @@ def _is_inside(path: tuple[str, ...], other: tuple[str, ...]) -> bool:
     return len(path) > len(other) and path[: len(other)] == other
 
 
-def _check_branches(answers: list[_Answer], file: Path) -> None:
-    """Refuse labels of a taxonomy that have one name in several branches."""
+def _checked_branches(answers: list[_Answer], file: Path) -> list[str]:
+    """Refuse labels of a taxonomy that have one name in several branches, and note nested ones."""
     seen: dict[str, tuple[str, ...]] = {}
     for path in (path for answer in answers for path in answer.paths):
         first = seen.setdefault(path[-1], path)
         if first != path:
             raise two_branches(file, path[-1], " > ".join(first), " > ".join(path))
+    parents = {path[-1]: above for path in seen.values() for above in path[:-1] if above in seen}
+    return whole_and_part(file, parents)
 
 
 def _write_example(folder: Path) -> str:

@@ -200,6 +200,15 @@ def two_branches(file: Path, name: str, one: str, other: str) -> DataError:
     )
 
 
+def whole_and_part(file: Path, parents: Mapping[str, str]) -> list[str]:
+    """Return a note on labels that are parts of others that images have, too; by their names."""
+    if not parents:
+        return []
+    part, whole = next(iter(parents.items()))
+    both = f"'{shown(whole)}' is a class of its own beside its part '{shown(part)}'"
+    return [f"{file.name}: {both}, and an image of the part may be called either"]
+
+
 def check_malformed(file: Path, reasons: Sequence[str], total: int, what: str) -> None:
     """Refuse an export of which more than a few parts cannot be read.
 

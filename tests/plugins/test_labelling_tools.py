@@ -237,7 +237,7 @@ def test_one_odd_task_leaves_its_image_out_or_is_understood(
 
 
 def test_two_labels_of_one_name_are_refused(tmp_path: Path) -> None:
-    """In two branches of a taxonomy, or of two supercategories."""
+    """In two branches of a taxonomy, or of two supercategories; a part beside its whole is said."""
     touched(tmp_path, "1.jpg", "2.jpg")
     paths = (["bird", "crane"], ["machine", "crane"])
     tasks = [
@@ -245,6 +245,9 @@ def test_two_labels_of_one_name_are_refused(tmp_path: Path) -> None:
     ]
     with pytest.raises(DataError, match=r"two branches, 'bird > crane' and 'machine > crane'"):
         listed(studio(tmp_path / "x.json", *tasks))
+    tasks[1] = odd_task(result(["bird"], kind="taxonomy"), image="2.jpg")
+    notes = listed(studio(tmp_path / "x.json", *tasks)).notes
+    assert any("'bird' is a class of its own beside its part 'crane'" in note for note in notes)
     file = coco(tmp_path / "y.json", {"1.jpg": ["cat"], "2.jpg": ["dog"]})
     file.write_text(file.read_text().replace('"dog", "supercategory": "animals"', '"cat"'))
     with pytest.raises(DataError, match=r"two branches, 'animals > cat' and"):
