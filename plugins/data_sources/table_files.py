@@ -48,7 +48,7 @@ def find_files(table: Path, values: list[str], folder: Path) -> FoundFiles:
         at = _files_at(folder, [value])
         if not at and value.strip():
             meant = readings(value)
-            at = _files_at(folder, meant.written)
+            at = _files_at(folder, meant.written[1:])
             if not at:
                 missing[value] = meant
         if at:
@@ -86,8 +86,8 @@ def _check_address(table: Path, value: str) -> None:
 
 def _files_at(folder: Path, paths: Sequence[str]) -> list[str]:
     """Return those of some paths that are files."""
-    sound = (path for path in paths if path.strip() and "\0" not in path)
-    files = dict.fromkeys(os.path.normpath(folder / path) for path in sound)
+    sound = [path for path in paths if path.strip() and "\0" not in path]
+    files = dict.fromkeys(os.path.normpath(os.path.join(folder, each)) for each in sound)  # noqa: PTH118
     return [each for each in files if os.path.isfile(each)]  # noqa: PTH113 - text is faster
 
 
