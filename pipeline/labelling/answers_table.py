@@ -42,6 +42,7 @@ from patchline.pipeline.labelling.edited_table import (
     Row,
     differences,
     read_table,
+    rows_with_cells,
 )
 from patchline.pipeline.labelling.journal import Journal
 from patchline.pipeline.labelling.standing import Event, Standing, name_of_group
@@ -359,8 +360,8 @@ class AnswersTable:
             opened.write(content)
             opened.flush()
             os.fsync(opened.fileno())
-            if _stamp_of(self.file) not in (None, self._stamp):  # changed a moment ago
-                self._keep_beside()
+            if self.file.exists() and _digest(self.file.read_bytes()) != self._digest:
+                self._keep_beside()  # changed since it was read, whatever its size and time are
         self._digest, self._stamp = digest, _stamp_of(self.file)
         self._written = len(self._events)
 
@@ -382,6 +383,13 @@ class AnswersTable:
                 rows = read_table(self.file)
                 write_text(self._written_file, digest)
                 self._take(rows)
+                if len(self._lines) < rows_with_cells(self.file):
+                    kept = self._kept_beside("original")
+                    self._note(
+                        f"{self.file.name} had rows without a path or a label, or several of one "
+                        f"image, which it cannot keep: the original is {kept.name}"
+                    )
+                    return
             elif digest not in _text_of(self._written_file).split() or not self._has_all_rows():
                 self._keep_beside()
                 return
@@ -398,15 +406,19 @@ class AnswersTable:
         return all(row[PATH] in self._standing.history for row in rows)
 
     def _keep_beside(self) -> None:
-        name = f"{self.file.stem}.edited-{dt.datetime.now(dt.UTC):%Y%m%d-%H%M%S}"
-        others = len(list(self.folder.glob(f"{glob.escape(name)}*")))
-        number = f"-{others + 1}" if others else ""
-        kept = self.file.rename(self.file.with_name(f"{name}{number}{self.file.suffix}"))
+        kept = self._kept_beside("edited")
         self._note(
             f"{self.file.name} had changes that its journal lacks: it is kept as {kept.name}, and "
             f"{self.file.name} is written from the journal again; `patchline label FOLDER --import "
             f"{kept.name}` takes the changes in"
         )
+
+    def _kept_beside(self, word: str) -> Path:
+        """Rename the table, and return its new path."""
+        name = f"{self.file.stem}.{word}-{dt.datetime.now(dt.UTC):%Y%m%d-%H%M%S}"
+        others = len(list(self.folder.glob(f"{glob.escape(name)}*")))
+        number = f"-{others + 1}" if others else ""
+        return self.file.rename(self.file.with_name(f"{name}{number}{self.file.suffix}"))
 
     def _take(self, rows: list[Row]) -> Differences:
         """Write what rows say beyond the journal."""

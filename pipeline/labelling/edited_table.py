@@ -9,7 +9,7 @@ from __future__ import annotations
 import csv
 import io
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -23,6 +23,8 @@ Row = dict[str, str]
 _LONGEST_FIELD = 1 << 24
 _TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ")
 """As `answer.now` writes it; a spreadsheet may have changed it to another form."""
+_FEWEST_NUMBERS = 3
+"""Of a date."""
 
 
 class Differences(NamedTuple):
@@ -48,15 +50,7 @@ def read_table(
     Raises:
         DataError: if it is another table, or cannot be read.
     """
-    try:
-        text = file.read_bytes().decode("utf-8-sig")
-        csv.field_size_limit(_LONGEST_FIELD)
-        delimiter = max(",;\t", key=text.partition("\n")[0].count)
-        lines = list(csv.reader(io.StringIO(text, newline=""), delimiter=delimiter))
-    except FileNotFoundError:
-        raise DataError(f"There is no file {file}. Check the path.") from None
-    except (OSError, ValueError, csv.Error) as error:
-        raise DataError(f"{file} cannot be read as a table ({error}). {remedy}") from error
+    lines = _lines_of(file, remedy)
     columns = [plain_cell(cell.strip()) for cell in lines[0]] if lines else []
     missing = [name for name in (PATH, LABEL) if name not in columns]
     if missing and lines:
@@ -76,6 +70,27 @@ def read_table(
     return list(rows.values())
 
 
+def rows_with_cells(file: Path) -> int:
+    """Return how many rows of a table are not empty, also those of one image, or without a path.
+
+    Raises:
+        DataError: if it cannot be read.
+    """
+    return sum(any(map(str.strip, cells)) for cells in _lines_of(file)[1:])
+
+
+def _lines_of(file: Path, remedy: str = "Choose another file.") -> list[list[str]]:
+    try:
+        text = file.read_bytes().decode("utf-8-sig")
+        csv.field_size_limit(_LONGEST_FIELD)
+        delimiter = max(",;\t", key=text.partition("\n")[0].count)
+        return list(csv.reader(io.StringIO(text, newline=""), delimiter=delimiter))
+    except FileNotFoundError:
+        raise DataError(f"There is no file {file}. Check the path.") from None
+    except (OSError, ValueError, csv.Error) as error:
+        raise DataError(f"{file} cannot be read as a table ({error}). {remedy}") from error
+
+
 def differences(rows: Iterable[Row], standing: Standing) -> Differences:
     """Return what rows say beyond what stands after the events of a journal."""
     found = Differences([], [], [])
@@ -86,7 +101,7 @@ def differences(rows: Iterable[Row], standing: Standing) -> Differences:
         labels = labels_in(row[LABEL]) if row[LABEL].strip() else None
         if labels == (before.labels if before and before.verdict == "label" else None):
             continue
-        time = given if before is None or _TIME.fullmatch(given) else ""
+        time = _time_of(given, history)
         earlier = [(each.labels, time and each.labeled_at) for each in history[:-1]]
         if "" < time < changed_at or (labels, time) in earlier:
             found.older.append(path)
@@ -95,6 +110,27 @@ def differences(rows: Iterable[Row], standing: Standing) -> Differences:
         else:
             found.answers.append(_answer(row, labels, before, time if time > changed_at else now()))
     return found
+
+
+def _time_of(cell: str, history: Sequence[Answer]) -> str:
+    """Return the time in a cell; empty if it tells none.
+
+    A spreadsheet has its own form of times, often without seconds: such is the time of the last
+    answer whose time has all numbers of the cell.
+    """
+    if _TIME.fullmatch(cell):
+        return cell
+    numbers = set(map(int, re.findall("[0-9]{1,9}", cell)))
+    times = (each.labeled_at for each in history if len(numbers) >= _FEWEST_NUMBERS)
+    return max((time for time in times if numbers <= _numbers_of(time)), default="")
+
+
+def _numbers_of(time: str) -> set[int]:
+    """Return the numbers with which a time may be written."""
+    if not _TIME.fullmatch(time):
+        return set()
+    year, month, day, hour, minute, second = map(int, re.findall("[0-9]+", time))
+    return {year, year % 100, month, day, hour, hour % 12 or 12, minute, second}
 
 
 def _answer(row: Row, labels: tuple[str, ...], before: Answer | None, time: str) -> Answer:

@@ -28,6 +28,8 @@ _MOST_CELL = 20_000
 _MOST_LABELS = 1000
 """Labels in one cell; more are damage."""
 _LONGEST_SHOWN = 60
+_FEWEST_SEVERAL = 0.1
+"""Of the images, that have no label or several; if fewer have, the data has one label for each."""
 _LIST = re.compile(r"\s*\[.*\]\s*", re.DOTALL)
 _TEXT = re.compile(r"'(?:[^'\\\n]|\\.)*+'|\"(?:[^\"\\\n]|\\.)*+\"")
 _ONLY_TEXTS = re.compile(rf"\s*+(?:(?:{_TEXT.pattern})\s*+)++")
@@ -282,9 +284,11 @@ def _short(cell: str) -> str:
     return f"'{visible(text)}'"
 
 
-def is_several(sets: Sequence[tuple[str, ...]], task: str) -> bool:
+def is_several(sets: Collection[tuple[str, ...]], task: str) -> bool:
     """Return whether the label sets of images are data of several labels.
 
-    If each image has exactly one label, they are data of one label.
+    If nearly every image has exactly one label, they are data of one label, and the others are
+    mistakes.
     """
-    return task == MULTI_LABEL or any(len(labels) != 1 for labels in sets)
+    others = sum(len(labels) != 1 for labels in sets)
+    return task == MULTI_LABEL or (others > 0 and others >= _FEWEST_SEVERAL * len(sets))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 from typing import NamedTuple
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
 from patchline.pipeline.errors import ConfigError
 
@@ -127,6 +127,8 @@ def parsed(text: str, setting: str) -> Address:
     scheme = _scheme(match[1]) if match else ""
     if scheme not in SCHEMES:
         raise _no_store(text, setting)
+    if scheme == "file" and (folder := _folder_in(text)):
+        return Address(scheme, "", folder)
     try:
         parts = urlsplit(text)
     except ValueError as error:
@@ -162,6 +164,17 @@ def parsed(text: str, setting: str) -> Address:
             f"{setting} is {text}, whose path has an empty part or dots. Give the path itself."
         )
     return Address(scheme, parts.netloc, path)
+
+
+def _folder_in(text: str) -> str:
+    """Return the absolute path that is in `file:///…` as it stands, or else decoded, if it exists.
+
+    Returns:
+        An empty string if neither exists.
+    """
+    path = text.partition("://")[2]
+    both = (f"/{each.strip('/')}" for each in (path, unquote(path)) if path.startswith("/"))
+    return next((each for each in both if each != "/" and _exists(each)), "")
 
 
 def _may_hold_secret(text: str) -> bool:

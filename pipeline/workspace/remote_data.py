@@ -12,12 +12,14 @@ Of a zip or an uncompressed tar, there is a placeholder instead where the caller
 from __future__ import annotations
 
 import os
+import re
 import tempfile
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
+from urllib.parse import unquote
 
 from patchline.pipeline.errors import DataError, StorageError
 from patchline.pipeline.files.atomic_files import replacing, storage_errors
@@ -49,6 +51,10 @@ from patchline.pipeline.workspace.remote_index import (
 )
 
 SETTING = "data.path"
+_CELL = "The table's image"
+_BUCKET, _MARKS = re.compile(r"\s*[^:]+://[^/?#]*/"), re.compile("[?#]")
+"""What ends the path of an address elsewhere; a key may hold them."""
+_LOCAL_FILE = re.compile("file://(localhost)?/", re.IGNORECASE)
 _AT_ONCE = 16
 _SAME_LISTING_SECONDS = 60.0
 """How long a listing is used again, so that one command lists a bucket once."""
@@ -230,7 +236,8 @@ def local_files(base: Path, values: Sequence[str]) -> dict[str, str]:
     """Return the local files of the addresses among the paths in a table, downloaded if necessary.
 
     Relative paths are looked up beside the table if that lies on an object store itself. The file
-    of an object that does not exist does not exist either.
+    of an object that does not exist does not exist either. A key is what is written; it is decoded,
+    once, only if there is no such object.
 
     Args:
         base: the local folder that relative paths start from.
@@ -241,10 +248,13 @@ def local_files(base: Path, values: Sequence[str]) -> dict[str, str]:
     start = _below_objects(base)
     for value in dict.fromkeys(values):
         if is_of_store(value):
-            address = parsed(value, "The table's image")
-            if address.scheme != "file":
-                place_of = (address.scheme, address.bucket)
-                by_bucket.setdefault(place_of, []).append((value, address.prefix))
+            if _LOCAL_FILE.match(value):
+                continue  # whoever reads files on this machine understands it
+            top = _BUCKET.match(value)
+            key = value[top.end() :] if top else ""
+            address = parsed(f"{top[0]}{_MARKS.sub('_', key)}" if top else value, _CELL)
+            place_of = (address.scheme, address.bucket)
+            by_bucket.setdefault(place_of, []).append((value, key.strip().strip("/")))
         elif start is not None and value.strip() and not PurePosixPath(value).is_absolute():
             joined = os.path.normpath("/".join((*start, value.strip().replace("\\", "/"))))
             scheme, bucket, key = (*joined.split("/", 2), "", "")[:3]
@@ -254,8 +264,14 @@ def local_files(base: Path, values: Sequence[str]) -> dict[str, str]:
         whole = Address(scheme, bucket, "")
         folder = _folder_of(whole)
         cache.mark_used(folder)
-        _present(whole, folder, [key for _, key in named])
-        files |= {value: str(folder / key) for value, key in named}
+        there = _present(whole, folder, [key for _, key in named])
+        decoded = {key: unquote(key) for _, key in named if key not in there and "%" in key}
+        there |= _present(whole, folder, decoded.values()) if decoded else set()
+        for value, key in named:
+            if key not in there and is_of_store(value):
+                parsed(value, _CELL)
+            use = decoded.get(key, "")
+            files[value] = str(folder / (use if use in there else key))
     return files
 
 
@@ -446,14 +462,15 @@ def _mark_used(address: Address) -> None:
         cache.mark_used(place() / top / address.scheme / address.bucket)
 
 
-def _present(whole: Address, folder: Path, keys: Iterable[str]) -> None:
-    """Download those objects of a bucket that exist, by their keys."""
+def _present(whole: Address, folder: Path, keys: Iterable[str]) -> set[str]:
+    """Download those objects of a bucket that exist, by their keys, and return these."""
     store = chosen.opened(whole)
     with ThreadPoolExecutor(_AT_ONCE) as pool:
         infos = [info for info in pool.map(store.info, dict.fromkeys(keys)) if info]
     with indexed(folder) as index:
         stale = [each for each in infos if not _is_whole(folder, each, index)]
         _fetch(store, folder, stale, index)
+    return {each.key for each in infos}
 
 
 def _fetch(

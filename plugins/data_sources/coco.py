@@ -23,7 +23,7 @@ from patchline.plugin_api import (
     split_named,
 )
 from patchline.plugins.data_sources.cell_text import shown
-from patchline.plugins.data_sources.named_images import find_images, image_root
+from patchline.plugins.data_sources.named_images import ImagePlaces, find_images, image_root
 from patchline.plugins.data_sources.tool_labels import (
     BOXES,
     MalformedError,
@@ -32,6 +32,8 @@ from patchline.plugins.data_sources.tool_labels import (
     checked,
     json_of,
     tool_listing,
+    two_branches,
+    whole_and_part,
 )
 
 _REGION = ("bbox", "segmentation", "keypoints")
@@ -50,6 +52,7 @@ class _Export(NamedTuple):
     """Annotations that are boxes, masks or key points."""
     malformed: list[str]
     """Annotations that cannot be used, with the reason."""
+    notes: list[str]
 
 
 class _Annotations(NamedTuple):
@@ -57,6 +60,8 @@ class _Annotations(NamedTuple):
 
     labels: dict[Any, set[str]]
     """Of each image, by id."""
+    used: set[Any]
+    """The ids of their categories."""
     unknown: dict[Any, str]
     """Why the labels of an image are not known, by id."""
     malformed: list[str]
@@ -80,27 +85,33 @@ class Coco:
         rules = self.context.rules
         base = top if top.is_dir() else _image_folder(top)
         root = image_root(base, rules)
+        found = ImagePlaces(root, [], [])
         images: list[ToolImage] = []
         classes: dict[str, None] = {}
         regions = 0
         malformed: list[str] = []
+        notes: list[str] = []
         for file in files:
             export = self._read(file)
+            notes += export.notes
             malformed += export.malformed
             inside = file.parent.relative_to(top).as_posix() if top.is_dir() else ""
             prefix = f"{inside}/" if inside not in ("", ".") else ""
             split = split_named(inside) if prefix else None
+            names = [image.name for image in export.images]
             images += [
                 image._replace(name=f"{prefix}{image.name}", split=split) for image in export.images
             ]
+            if rules.root is not None:
+                names, prefix = [f"{prefix}{name}" for name in names], ""
+            own = find_images(file, names, root / prefix, is_set=rules.root is not None)
+            found.paths.extend(path and f"{prefix}{path}" for path in own.paths)
+            found.notes.extend(own.notes)
             classes |= dict.fromkeys(export.classes)
             regions += export.regions
         if not images:
             raise DataError(f"{top} lists no images. Export it again.")
-        names = [image.name for image in images]
-        found = find_images(top, names, root, is_set=rules.root is not None)
         how = "the categories of an image's annotations are its labels"
-        notes = []
         if malformed:
             verb = "annotation is" if len(malformed) == 1 else "annotations are"
             notes.append(
@@ -138,6 +149,13 @@ class Coco:
                 image.get("file_name"), str, f"'file_name' of image {number}", file
             )
         read = self._annotations(content["annotations"], names, categories, file)
+        notes: list[str] = []
+        if self.context.needs_labels:
+            above = _above(content["categories"], read.used, file)
+            for labels in read.labels.values():
+                labels -= {above[label] for label in labels}
+            left = set[str]().union(*read.labels.values())
+            notes = whole_and_part(file, {n: up for n, up in above.items() if {n, up} <= left})
         images = [
             ToolImage(
                 name, tuple(sorted(read.labels[number])), unknown=read.unknown.get(number, "")
@@ -145,13 +163,13 @@ class Coco:
             for number, name in names.items()
         ]
         used = _meant(content["categories"], categories, read.labels)
-        return _Export(images, used, read.regions, read.malformed)
+        return _Export(images, used, read.regions, read.malformed, notes)
 
     def _annotations(
         self, given: list[Any], names: Container[Any], categories: dict[Any, str], file: Path
     ) -> _Annotations:
         """Return the labels that annotations give to the images with these ids."""
-        read = _Annotations(defaultdict(set), {}, [], 0)
+        read = _Annotations(defaultdict(set), set(), {}, [], 0)
         for place, each in enumerate(given, start=1):
             try:
                 number, category = _pair(each, place, names, categories, file)
@@ -165,6 +183,7 @@ class Coco:
                 if self.context.rules.boxes != "labels":
                     continue
             read.labels[number].add(categories[category])
+            read.used.add(category)
         if not self.context.needs_labels:
             return read._replace(unknown={}, malformed=[])
         check_malformed(file, read.malformed, len(given), "annotations")
@@ -227,6 +246,21 @@ def _categories(given: list[Any], file: Path) -> dict[Any, str]:
             category.get("name"), str, f"'name' of category {shown(str(number))}", file
         )
     return categories
+
+
+def _above(given: list[Any], used: Container[Any], file: Path) -> dict[str, str]:
+    """Return what each used category is a part of, by name; empty for one that is no part.
+
+    Raises:
+        DataError: if two have one name, and are parts of different ones.
+    """
+    above: dict[str, str] = {}
+    for each in given:
+        if each["id"] in used:
+            name, whole = each["name"], str(each.get("supercategory") or "")
+            if above.setdefault(name, whole) != whole:
+                raise two_branches(file, name, f"{above[name]} > {name}", f"{whole} > {name}")
+    return {name: "" if whole == name else whole for name, whole in above.items()}
 
 
 def _meant(given: list[Any], categories: dict[Any, str], labels: dict[Any, set[str]]) -> list[str]:

@@ -1,8 +1,10 @@
 """Label Studio's JSON export: tasks with an image and the annotations of people.
 
 Choices are labels of their image. What rectangles and other regions mean for it is a question,
-which `data.boxes` answers. A task that nobody has annotated is left out; one that was annotated
-with no choice has no label. Images are found below `data.root`; nothing is fetched. The format:
+which `data.boxes` answers; a choice about a region is one. A task that nobody has annotated is left
+out; one that was annotated with no choice has no label. Answers about another value of the task,
+and those that a review rejects, count for nothing. Images are found below `data.root`; nothing is
+fetched. The format:
 https://labelstud.io/guide/export#Label-Studio-JSON-format-of-annotated-tasks
 """
 
@@ -10,6 +12,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from collections.abc import Container
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 
@@ -32,14 +35,19 @@ from patchline.plugins.data_sources.tool_labels import (
     checked,
     json_of,
     tool_listing,
+    two_branches,
+    whole_and_part,
 )
+from patchline.plugins.data_sources.written_names import readings
 
 _REGIONS = frozenset({
     "rectanglelabels", "ellipselabels", "polygonlabels", "brushlabels", "keypointlabels",
     "bitmasklabels", "vectorlabels", "labels",
 })  # fmt: skip
 _CHOICES, _TAXONOMY = "choices", "taxonomy"
-_NO_LABEL = "has no label"
+_NO_LABEL, _REJECTED = "has no label", "has no label that its review accepts"
+_PLACES = frozenset({"x", "points", "rle", "vertices"})
+"""What says where in the image a result is."""
 
 
 class LabelStudioConfig(PluginConfig):
@@ -58,6 +66,10 @@ class _Answer(NamedTuple):
     control: str
     is_region: bool
     labels: tuple[str, ...]
+    paths: tuple[tuple[str, ...], ...]
+    """In a taxonomy, where the labels are the ends."""
+    about: str
+    """Another value of the task that it is about; empty if it is about the image."""
 
 
 class LabelStudio:
@@ -79,7 +91,7 @@ class LabelStudio:
         answers: list[list[list[_Answer]]] = []
         for number, task in enumerate(tasks, start=1):
             try:
-                answers.append(_answers(task, file))
+                answers.append(_answers(task, key, file))
             except MalformedError as error:
                 answers.append([])
                 malformed[number] = f"{error.reason} (task {shown(str(task.get('id', number)))})"
@@ -91,17 +103,18 @@ class LabelStudio:
                 left_out.append(LeftOutFile(f"task {number}", "the row names no image"))
                 continue
             if number in malformed and self.context.needs_labels:
-                left_out.append(LeftOutFile(name, malformed[number]))
+                images.append(ToolImage(name, (), unknown=malformed[number]))
                 continue
             sets = {self._labels(some) for some in answered}
             if len(sets) > 1 and self.context.needs_labels:
                 one, other = sorted(sets)[:2]
                 reason = f"has two labels in the export, {joined(one)} and {joined(other)}"
-                left_out.append(LeftOutFile(name, reason))
+                images.append(ToolImage(name, (), unknown=reason))
             elif sets or not self.context.needs_labels:
                 images.append(ToolImage(name, next(iter(sets), ())))
             else:
-                left_out.append(LeftOutFile(name, _NO_LABEL, "foreign"))
+                rejected = any(map(_is_rejected, task.get("annotations", ())))
+                left_out.append(LeftOutFile(name, _REJECTED if rejected else _NO_LABEL, "foreign"))
         if not images:
             raise DataError(f"{file} holds no task that is annotated. Label some images first.")
         root = image_root(file.parent, self.context.rules)
@@ -120,7 +133,8 @@ class LabelStudio:
         used = [
             each
             for each in answers
-            if (chosen is None or each.control == chosen)
+            if not each.about
+            and (chosen is None or each.control == chosen)
             and (not each.is_region or self.context.rules.boxes == "labels")
         ]
         return tuple(sorted({label for each in used for label in each.labels}))
@@ -130,6 +144,14 @@ class LabelStudio:
         if not self.context.needs_labels:
             return []
         boxes, chosen = self.context.rules.boxes, self.config.label_column
+        others = sorted({each.about for each in answers} - {""})
+        notes = [f"{file.name}: answers about {joined(others)} are not used"] if others else []
+        if others and all(each.about for each in answers):
+            raise DataError(
+                f"All answers in {file} are about {joined(others)}, and none is about the image. "
+                "Set --data.image-column to what the answers are about, or label the images."
+            )
+        answers = [each for each in answers if not each.about]
         controls = Counter(each.control for each in answers)
         if chosen is not None and chosen not in controls:
             raise DataError(
@@ -149,10 +171,12 @@ class LabelStudio:
                 f"The tasks in {file} have answers of the controls {joined(sorted(used))}. Set "
                 "--data.label-column to the one whose answers are the labels."
             )
+        notes += _checked_branches(answers, file)
         if not regions:
-            return []
+            return notes
         what = "their labels are" if boxes == "labels" else "none is"
-        return [f"{file.name}: {regions:,} answers are regions; {what} used (data.boxes {boxes})"]
+        note = f"{file.name}: {regions:,} answers are regions; {what} used (data.boxes {boxes})"
+        return [*notes, note]
 
     def _image_key(self, tasks: list[Any], file: Path) -> str:
         """Return the name of the value that holds the image."""
@@ -192,36 +216,96 @@ class LabelStudio:
 
 
 def _names_an_image(value: str) -> bool:
-    path = value.partition("?d=")[2] or value.partition("?")[0]
-    return PurePosixPath(path).suffix.lower() in IMAGE_SUFFIXES
+    return any(
+        PurePosixPath(each).suffix.lower() in IMAGE_SUFFIXES for each in readings(value).ends
+    )
 
 
-def _answers(task: Any, file: Path) -> list[list[_Answer]]:
-    """Return the answers of each annotation that was not skipped."""
+def _answers(task: Any, image: str, file: Path) -> list[list[_Answer]]:
+    """Return the answers of each annotation that was neither skipped nor rejected.
+
+    Args:
+        task: of the export.
+        image: the name of its value with the image.
+        file: for messages.
+    """
     annotations = task.get("annotations", task.get("completions", []))
     found = []
     for each in checked(annotations, list, "'annotations' of a task", file):
         annotation = checked(each, dict, "An annotation", file)
-        if annotation.get("was_cancelled"):
+        if annotation.get("was_cancelled") or _is_rejected(annotation):
             continue
-        results = checked(annotation.get("result", []), list, "'result' of an annotation", file)
-        some = [_answer(checked(result, dict, "A result", file), file) for result in results]
+        given = checked(annotation.get("result", []), list, "'result' of an annotation", file)
+        results = [checked(result, dict, "A result", file) for result in given]
+        regions = {str(result.get("id")) for result in results if _is_region(result)} - {"None"}
+        others = task["data"].keys() - {image}
+        some = [_answer(result, regions, others, file) for result in results]
         found.append([answer for answer in some if answer is not None])
     return found
 
 
-def _answer(result: dict[str, Any], file: Path) -> _Answer | None:
-    """Return what a result says; None for texts, ratings and relations."""
+def _is_rejected(annotation: dict[str, Any]) -> bool:
+    """Return whether the last review of an annotation does not accept it."""
+    reviews = annotation.get("reviews")
+    said = [each for each in reviews if isinstance(each, dict)] if isinstance(reviews, list) else []
+    if not said:
+        return annotation.get("last_action") == "rejected"
+    return max(said, key=lambda each: str(each.get("created_at", ""))).get("accepted") is False
+
+
+def _is_region(result: dict[str, Any]) -> bool:
+    """Return whether a result is a place in the image, or is about one."""
+    value = result.get("value")
+    return result.get("type") in _REGIONS or (
+        isinstance(value, dict) and bool(_PLACES & value.keys())
+    )
+
+
+def _answer(
+    result: dict[str, Any], regions: Container[str], others: Container[str], file: Path
+) -> _Answer | None:
+    """Return what a result says; None for texts, ratings and relations.
+
+    Args:
+        result: of an annotation.
+        regions: the ids of its regions.
+        others: the values of the task that are not the image.
+        file: for messages.
+    """
     kind = result.get("type")
     if kind not in (_CHOICES, _TAXONOMY, *_REGIONS):
         return None
     value = checked(result.get("value"), dict, "'value' of a result", file)
     labels = checked(value.get(kind, []), list, f"'{kind}' of a result", file)
+    paths: tuple[tuple[str, ...], ...] = ()
     if kind == _TAXONOMY:
-        labels = [each[-1] if isinstance(each, list) and each else each for each in labels]
-    for each in labels:
+        paths = tuple(
+            tuple(each) if isinstance(each, list) and each else (each,) for each in labels
+        )
+        paths = tuple(each for each in paths if not any(_is_inside(other, each) for other in paths))
+        labels = [each[-1] for each in paths]
+    for each in (part for path in paths or [labels] for part in path):
         checked(each, str, f"A label in '{kind}'", file)
-    return _Answer(str(result.get("from_name", "")), kind in _REGIONS, tuple(labels))
+    about = str(result.get("source") or result.get("to_name") or "").removeprefix("$")
+    is_region = _is_region(result) or str(result.get("id")) in regions
+    control = str(result.get("from_name", ""))
+    return _Answer(control, is_region, tuple(labels), paths, about if about in others else "")
+
+
+def _is_inside(path: tuple[str, ...], other: tuple[str, ...]) -> bool:
+    """Return whether a path of a taxonomy continues another one."""
+    return len(path) > len(other) and path[: len(other)] == other
+
+
+def _checked_branches(answers: list[_Answer], file: Path) -> list[str]:
+    """Refuse labels of a taxonomy that have one name in several branches, and note nested ones."""
+    seen: dict[str, tuple[str, ...]] = {}
+    for path in (path for answer in answers for path in answer.paths):
+        first = seen.setdefault(path[-1], path)
+        if first != path:
+            raise two_branches(file, path[-1], " > ".join(first), " > ".join(path))
+    parents = {path[-1]: above for path in seen.values() for above in path[:-1] if above in seen}
+    return whole_and_part(file, parents)
 
 
 def _write_example(folder: Path) -> str:

@@ -6,19 +6,18 @@ file whose path ends like the address is its image.
 
 from __future__ import annotations
 
-import re
 from collections import defaultdict
 from collections.abc import Sequence
+from functools import cached_property
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 from unicodedata import normalize
-from urllib.parse import parse_qs, unquote, urlsplit
 
 from patchline.plugin_api import DataError, ReadingRules, walk_files
 from patchline.plugins.data_sources.cell_text import joined, shown
 from patchline.plugins.data_sources.uploaded_names import original_name, stored_name
+from patchline.plugins.data_sources.written_names import readings
 
-_ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+://")
 _MOST_MISSING = 0.1
 
 
@@ -61,17 +60,26 @@ def find_images(file: Path, names: Sequence[str], root: Path, *, is_set: bool) -
     Raises:
         DataError: if a name may be one of several files, or more than a tenth is missing.
     """
-    plain = {name: _path_of(name) for name in dict.fromkeys(names)}
-    exact = {name: path for name, path in plain.items() if path and _is_file(root, path)}
-    rest = {name: path for name, path in plain.items() if name not in exact}
-    searched = _searched(file, rest, root) if any(rest.values()) else {}
-    places = {**exact, **searched}
-    missing = [name for name in plain if name not in places]
-    if len(missing) > _MOST_MISSING * len(plain):
+    distinct, below = list(dict.fromkeys(names)), _Below(file, root)
+    places, searched = dict[str, str](), dict[str, str]()
+    for name in distinct:
+        written, ends, decoded = readings(name)
+        if exact := _files(root, written):
+            places[name] = exact[0]
+        elif (
+            found := below.like(name, ends)[:1]
+            or _files(root, decoded)
+            or below.like(name, decoded)
+        ):
+            if len(found) > 1:
+                raise below.ambiguous(name, found)
+            places[name] = searched[name] = found[0]
+    missing = [name for name in distinct if name not in places]
+    if len(missing) > _MOST_MISSING * len(distinct):
         remedy = "the folder of the images" if not is_set else "the folder that holds them"
         raise DataError(
-            f"{len(missing):,} of {len(plain):,} images named in {file} do not exist below {root}: "
-            f"{joined(missing)}. Nothing is fetched; set --data.root to {remedy}."
+            f"{len(missing):,} of {len(distinct):,} images named in {file} do not exist below "
+            f"{root}: {joined(missing)}. Nothing is fetched; set --data.root to {remedy}."
         )
     notes = []
     if searched:
@@ -84,20 +92,11 @@ def find_images(file: Path, names: Sequence[str], root: Path, *, is_set: bool) -
     return ImagePlaces(root, [places.get(name) for name in names], notes)
 
 
-def _path_of(name: str) -> str:
-    """Return the path in a name or an address, with forward slashes and without `..`."""
-    if not name.strip() or "\0" in name:
-        return ""
-    text = name.strip().replace("\\", "/")
-    if _ADDRESS.match(text) or text.startswith("/data/"):
-        try:
-            parts = urlsplit(text)
-        except ValueError:
-            return ""
-        local = parse_qs(parts.query).get("d")  # as Label Studio serves local files
-        text = local[0] if local else unquote(parts.path)
-    pieces = [piece for piece in text.split("/") if piece not in ("", ".", "..")]
-    return "/".join(pieces)
+def _files(root: Path, paths: Sequence[str]) -> list[str]:
+    """Return those of some paths that are files below a folder; `..` leads nowhere."""
+    pieces = [[part for part in path.split("/") if part not in ("", ".", "..")] for path in paths]
+    plain = dict.fromkeys("/".join(each) for each in pieces if each)
+    return [path for path in plain if _is_file(root, path)]
 
 
 def _is_file(root: Path, path: str) -> bool:
@@ -112,32 +111,54 @@ def _plain(path: str) -> str:
     return normalize("NFC", path).casefold()
 
 
-def _searched(file: Path, names: dict[str, str], root: Path) -> dict[str, str]:
-    """Return the file whose path ends most like that of each name."""
-    by_name: dict[str, list[str]] = defaultdict(list)
-    by_stored: dict[str, list[str]] = defaultdict(list)
-    for each in walk_files(root):
-        file_name = PurePosixPath(each.path).name
-        by_name[_plain(file_name)].append(each.path)
-        by_stored[stored_name(file_name)].append(each.path)
-    places = {}
-    for name, path in names.items():
-        last = path.rpartition("/")[2]
-        candidates = by_name.get(_plain(last), [])
-        if not candidates and (original := original_name(last)):
-            candidates = by_stored.get(original, [])
-        if not candidates:
-            continue
-        shared = {each: _same_end(each, path) for each in candidates}
-        most = max(shared.values())
-        best = sorted(each for each in candidates if shared[each] == most)
-        if len(best) > 1:
-            raise DataError(
-                f"'{shown(name)}' in {file} may be {shown(best[0])} or {shown(best[1])}. Set "
-                "--data.root to the folder of the images."
-            )
-        places[name] = best[0]
-    return places
+class _Below:
+    """The files below a folder, by name.
+
+    Args:
+        file: the export, for messages.
+        root: the folder.
+    """
+
+    def __init__(self, file: Path, root: Path) -> None:
+        self._file, self._root = file, root
+
+    @cached_property
+    def _by_name(self) -> tuple[dict[str, list[str]], dict[str, list[str]]]:
+        """All paths, by name and by what Label Studio makes of the name."""
+        by_name: dict[str, list[str]] = defaultdict(list)
+        by_stored: dict[str, list[str]] = defaultdict(list)
+        for each in walk_files(self._root):
+            name = PurePosixPath(each.path).name
+            by_name[_plain(name)].append(each.path)
+            by_stored[stored_name(name)].append(each.path)
+        return by_name, by_stored
+
+    def like(self, name: str, paths: Sequence[str]) -> list[str]:
+        """Return the file whose path ends most like each of these paths, if there is one.
+
+        Raises:
+            DataError: if several do.
+        """
+        found: dict[str, None] = {}
+        for path in paths:
+            by_name, by_stored = self._by_name
+            last = path.rpartition("/")[2]
+            candidates = by_name.get(_plain(last), [])
+            if not candidates and (original := original_name(last)):
+                candidates = by_stored.get(original, [])
+            shared = {each: _same_end(each, path) for each in candidates}
+            best = sorted(each for each in candidates if shared[each] == max(shared.values()))
+            if len(best) > 1:
+                raise self.ambiguous(name, best)
+            found |= dict.fromkeys(best)
+        return list(found)
+
+    def ambiguous(self, name: str, paths: Sequence[str]) -> DataError:
+        """Return the question which file is meant."""
+        return DataError(
+            f"'{shown(name)}' in {self._file} may be {shown(paths[0])} or {shown(paths[1])}. Set "
+            "--data.root to the folder of the images, or rename one of them."
+        )
 
 
 def _same_end(one: str, other: str) -> int:

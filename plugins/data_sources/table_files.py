@@ -5,19 +5,17 @@ from __future__ import annotations
 import os
 import re
 from collections import Counter
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 from unicodedata import normalize
-from urllib.parse import urlsplit
-from urllib.request import url2pathname
 
 from patchline.plugin_api import IMAGE_SUFFIXES, DataError, walk_files
 from patchline.plugins.data_sources.cell_text import shown
 from patchline.plugins.data_sources.uploaded_names import original_name, stored_name
+from patchline.plugins.data_sources.written_names import ADDRESS, Readings, readings
 
 _DRIVE = re.compile(r"[A-Za-z]:/")
-_ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+://")
 
 
 class FoundFiles(NamedTuple):
@@ -44,15 +42,29 @@ def find_files(table: Path, values: list[str], folder: Path) -> FoundFiles:
         DataError: if a value is a web address, or may name several files.
     """
     files: dict[str, str] = {}
-    missing: list[str] = []
+    missing: dict[str, Readings] = {}
     for value in dict.fromkeys(values):
-        file = _existing(table, value, folder)
-        if file:
-            files[value] = file
-        elif value.strip():
-            missing.append(value)
-    searched = _below(table, missing, folder, set(files.values())) if missing else {}
-    searched |= _uploaded(table, [each for each in missing if each not in searched], folder)
+        _check_address(table, value)
+        at = _files_at(folder, [value])
+        if not at and value.strip():
+            meant = readings(value)
+            at = _files_at(folder, meant.written[1:])
+            if not at:
+                missing[value] = meant
+        if at:
+            files[value] = at[0]
+    named = set(files.values())
+    searched = _searched(table, {v: each.ends for v, each in missing.items()}, folder, named)
+    rest = {value: each.decoded for value, each in missing.items() if value not in searched}
+    for value, decoded in rest.items():
+        if at := _files_at(folder, decoded):
+            if len(at) > 1:
+                raise DataError(
+                    f"'{shown(value)}' in {table} may be {at[0]} or {at[1]}. Write which one."
+                )
+            files[value] = at[0]
+    rest = {value: decoded for value, decoded in rest.items() if value not in files}
+    searched |= _searched(table, rest, folder, named)
     note = _note(searched) if searched else ""
     for value, path in searched.items():
         files[value] = f"{folder}/{path}"
@@ -62,29 +74,31 @@ def find_files(table: Path, values: list[str], folder: Path) -> FoundFiles:
     return FoundFiles(root, paths, note)
 
 
-def _existing(table: Path, value: str, folder: Path) -> str:
-    """Return the file that a value states, or with the slashes of Windows; empty if none exists."""
-    plain = value.strip()
-    for path in dict.fromkeys((value, plain, plain.replace("\\", "/"))):
-        file = _file_of(table, path, folder) if path.strip() else ""
-        if file and os.path.isfile(file):  # noqa: PTH113 - text is faster than a Path
-            return file
-    return ""
+def _check_address(table: Path, value: str) -> None:
+    """Refuse an address that leads to another machine."""
+    address = ADDRESS.match(value.strip())
+    if address and address[0].lower() not in ("file://", "file://localhost"):
+        raise DataError(
+            f"{table} names '{shown(value)}', and Patchline downloads no images from web "
+            "servers. Download them, and give their paths, or put them on an object store."
+        )
 
 
-def _file_of(table: Path, value: str, folder: Path) -> str:
-    """Return the absolute path that a value states."""
-    if _ADDRESS.match(value):
-        parts = urlsplit(value)
-        if parts.scheme.lower() != "file" or parts.netloc not in ("", "localhost"):
-            raise DataError(
-                f"{table} names '{shown(value)}', and Patchline downloads no images from web "
-                "servers. Download them, and give their paths, or put them on an object store."
-            )
-        value = url2pathname(parts.path)
-    if "\0" in value:
-        return ""
-    return os.path.normpath(folder / value)
+def _files_at(folder: Path, paths: Sequence[str]) -> list[str]:
+    """Return those of some paths that are files."""
+    sound = [path for path in paths if path.strip() and "\0" not in path]
+    files = dict.fromkeys(os.path.normpath(os.path.join(folder, each)) for each in sound)  # noqa: PTH118
+    return [each for each in files if os.path.isfile(each)]  # noqa: PTH113 - text is faster
+
+
+def _searched(
+    table: Path, paths: dict[str, list[str]], folder: Path, named: Collection[str]
+) -> dict[str, str]:
+    """Return the file below the folder for the last path of each value, as far as there is one."""
+    last = {value: each[-1] for value, each in paths.items() if each}
+    found = _below(table, list(last.values()), folder, named) if last else {}
+    found |= _uploaded(table, [path for path in last.values() if path not in found], folder)
+    return {value: found[path] for value, path in last.items() if path in found}
 
 
 def _below(table: Path, values: list[str], folder: Path, named: Collection[str]) -> dict[str, str]:

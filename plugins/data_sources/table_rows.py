@@ -97,7 +97,7 @@ def listed_rows(
         if path is not None
     ]
     several = context.needs_labels and is_several(
-        list(_united(rows).values()) if read.how else [("",)], context.task
+        _united(rows).values() if read.how else [("",)], context.task
     )
     if not several and context.needs_labels:
         _ask_about_rows(table, rows, context)
@@ -112,6 +112,9 @@ def listed_rows(
         if path is None or (context.needs_labels and not several and not labels):
             reason = _NO_LABEL if path else places.missing if named else NO_IMAGE
             left_out[name] = LeftOutFile(name, reason, "damaged" if path is None else "foreign")
+            continue
+        if context.needs_labels and not several and len(labels) > 1:
+            left_out[path] = LeftOutFile(path, f"has several labels, {joined(labels)}")
             continue
         image = ListedImage(path, "".join(labels[:1]), splits[row], groups[row] or None)
         if several:
@@ -175,7 +178,7 @@ def _understood(
         first = images[0]
         example = f"{shown(first.path)} is {joined((first.label,))}"
         flag = f"--data.task {MULTI_LABEL} learns several labels"
-        how = f"{read.how}, and each image has exactly one, so it is its class"
+        how = f"{read.how}, and each image that is used has exactly one, so it is its class"
         return [f"{table.file.name}: {how}: {example} ({flag})"]
     first = max(images[:_LOOKED_AT], key=lambda image: min(len(image.labels or ()), _NAMED))
     how = read.how or "the labels of all rows of an image are its labels"

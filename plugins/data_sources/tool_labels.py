@@ -50,6 +50,7 @@ class MalformedError(DataError):
 
 
 _NAMED = 3
+_NO_LABEL = "has no label"
 MOST_MALFORMED = 0.1
 """Of the annotations; with more, an export is refused as a whole."""
 
@@ -95,7 +96,7 @@ def tool_listing(
         places: their files.
         context: of the source.
         how: what the labels are, in words.
-        left_out: images that are not used.
+        left_out: entries that say nothing about their image; another entry may.
         classes: all names of labels, with those that no image has.
         notes: what else a person should know.
 
@@ -103,7 +104,7 @@ def tool_listing(
         DataError: if no image is left.
     """
     united: dict[str, ListedImage] = {}
-    missing: dict[str, LeftOutFile] = {each.path: each for each in left_out}
+    missing: dict[str, LeftOutFile] = {}
     for image, path in zip(images, places.paths, strict=True):
         if image.unknown:
             missing[path or image.name] = LeftOutFile(path or image.name, image.unknown)
@@ -112,37 +113,50 @@ def tool_listing(
             name = image.name or "an image without a name"
             missing[name] = LeftOutFile(name, "there is no such file")
             continue
-        labels = {label.strip() for label in image.labels} - {""}
-        earlier = united.get(path)
-        if earlier is not None and earlier.split != image.split:
-            missing[path] = LeftOutFile(
-                path, f"has two splits in the export, {earlier.split} and {image.split}"
-            )
-        labels |= set(() if earlier is None else earlier.labels or ())
-        united[path] = ListedImage(path, "", image.split, None, tuple(sorted(labels)))
+        labels = tuple(sorted({label.strip() for label in image.labels} - {""}))
+        new = ListedImage(path, "", image.split, None, labels if context.needs_labels else ())
+        first = united.setdefault(path, new)
+        if first != new:
+            missing[path] = LeftOutFile(path, _contradiction(first, new))
     kept = [image for path, image in united.items() if path not in missing]
+    several = is_several([image.labels or () for image in kept], context.task)
+    if context.needs_labels and not several:
+        missing |= {each.path: _exception(each) for each in kept if len(each.labels or ()) != 1}
+        kept = [image for image in kept if image.path not in missing]
     if not kept:
+        first = next(iter(missing.values()))
         raise DataError(
-            f"{file} names no image that is there: {joined([each.name for each in images])}. Set "
-            "--data.root to the folder of the images."
+            f"{file} lists no image that can be used, such as {shown(first.path)}: {first.reason}. "
+            "Correct the export, or set --data.root to the folder of the images."
         )
-    several = context.needs_labels and is_several(
-        [image.labels or () for image in kept], context.task
-    )
     said = _said(file.name, kept, how, several=several) if context.needs_labels else []
-    if not several:
-        kept = [
-            image._replace(label="".join((image.labels or ())[:1]), labels=None) for image in kept
-        ]
+    if not (context.needs_labels and several):
+        kept = [each._replace(label="".join(each.labels or ()), labels=None) for each in kept]
+    there = {*united, *missing, *(image.name for image in images)}
     used = {label for image in kept for label in (image.labels or (image.label,))}
     return ImageListing(
         name=_name(file),
         root=places.root,
         images=kept,
-        left_out=list(missing.values()),
+        left_out=[*missing.values(), *(each for each in left_out if each.path not in there)],
         empty_classes=sorted(set(classes) - used) if context.needs_labels else [],
         notes=[*said, *places.notes, *notes],
     )
+
+
+def _contradiction(one: ListedImage, other: ListedImage) -> str:
+    """Return how two entries of an image differ."""
+    if one.split != other.split:
+        return f"has two splits in the export, {one.split or 'none'} and {other.split or 'none'}"
+    first, second = sorted((one.labels or (), other.labels or ()))
+    return f"has two labels in the export, {joined(first)} and {joined(second)}"
+
+
+def _exception(image: ListedImage) -> LeftOutFile:
+    """Return why an image is not used where nearly all others have one label."""
+    if not image.labels:
+        return LeftOutFile(image.path, _NO_LABEL, "foreign")
+    return LeftOutFile(image.path, f"has several labels, {joined(image.labels)}")
 
 
 def _said(file: str, images: Sequence[ListedImage], how: str, *, several: bool) -> list[str]:
@@ -152,7 +166,7 @@ def _said(file: str, images: Sequence[ListedImage], how: str, *, several: bool) 
     if not several:
         example = f"{shown(first.path)} is {joined(labels)}"
         flag = f"--data.task {MULTI_LABEL} learns several labels"
-        return [f"{file}: {how}, one for each image: {example} ({flag})"]
+        return [f"{file}: {how}, one for each image that is used: {example} ({flag})"]
     return [f"{file}: {how}: {shown(first.path)} has {joined(labels)}"]
 
 
@@ -175,6 +189,24 @@ def checked(value: Any, kind: type, what: str, file: Path) -> Any:
         words: Mapping[type, str] = {dict: "an object", list: "a list", str: "a text"}
         raise MalformedError(what, file, f"is {short}, but has to be {words[kind]}")
     return value
+
+
+def two_branches(file: Path, name: str, one: str, other: str) -> DataError:
+    """Return the refusal of a name that two labels have, which have different parents."""
+    return DataError(
+        f"{file} has the label '{shown(name)}' in two branches, '{shown(one)}' and "
+        f"'{shown(other)}', which would make one class of two. Rename one of them, and export "
+        "again."
+    )
+
+
+def whole_and_part(file: Path, parents: Mapping[str, str]) -> list[str]:
+    """Return a note on labels that are parts of others that images have, too; by their names."""
+    if not parents:
+        return []
+    part, whole = next(iter(parents.items()))
+    both = f"'{shown(whole)}' is a class of its own beside its part '{shown(part)}'"
+    return [f"{file.name}: {both}, and an image of the part may be called either"]
 
 
 def check_malformed(file: Path, reasons: Sequence[str], total: int, what: str) -> None:

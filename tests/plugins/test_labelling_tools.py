@@ -190,6 +190,86 @@ def test_answers_that_cannot_be_used_are_left_out_and_named(tmp_path: Path) -> N
     assert disputed[:2] == ("5.jpg", "has two labels in the export, 'cat' and 'dog'")
 
 
+def result(*labels: Any, kind: str = "choices", about: str = "img", **more: Any) -> Any:
+    """Return what one control of Label Studio says."""
+    return {"type": kind, "from_name": "class", "to_name": about, "value": {kind: labels}, **more}
+
+
+def odd_task(*results: Any, image: str = "odd.jpg", **annotation: Any) -> Any:
+    """Return a task with one annotation, and a text beside its image."""
+    given = {"result": list(results), **annotation}
+    return {"data": {"image": image, "text": "a"}, "annotations": [given]}
+
+
+_TWO = [{"accepted": True, "created_at": "2"}, {"accepted": False, "created_at": "3"}]
+_AREA = {"type": "rectangle", "id": "r", "value": {"x": 1}}
+
+
+@pytest.mark.parametrize(
+    ("tasks", "expected"),
+    [
+        ([odd_task()], "has no label"),
+        ([odd_task(result("cat"), was_cancelled=True)], "has no label"),
+        ([odd_task(result("cat"), reviews=_TWO)], "has no label that its review accepts"),
+        ([odd_task(result("cat", "dog"))], "has several labels, 'cat' and 'dog'"),
+        ([odd_task(result("cat")), odd_task(result("dog"))], "has two labels .*'cat' and 'dog'"),
+        ([odd_task(result("cat")), odd_task(result("cat"), image="a/odd.jpg")], "cat"),
+        ([odd_task(was_cancelled=True), odd_task(result("cat"))], "cat"),
+        ([odd_task(result("cat"), result("bad", about="text"))], "cat"),
+        ([odd_task(result("bad", about="text"))], "has no label"),
+        ([odd_task(_AREA, result("blurred", id="r"), result("cat"))], "cat"),
+        ([odd_task(result(["pet"], ["pet", "cat"], kind="taxonomy"))], "cat"),
+    ],
+)
+def test_one_odd_task_leaves_its_image_out_or_is_understood(
+    tmp_path: Path, tasks: list[Any], expected: str
+) -> None:
+    """The others keep one label each."""
+    names = [f"{number}.jpg" for number in range(12)]
+    touched(tmp_path, "odd.jpg", *names)
+    most = [odd_task(result(["cat", "dog"][n % 2]), image=name) for n, name in enumerate(names)]
+    found = listed(studio(tmp_path / "x.json", *most, *tasks), boxes="ignore")
+    labels = labels_of(found)
+    assert set(labels.values()) == {"cat", "dog"}
+    reasons = {each.path: each.reason for each in found.left_out}
+    assert re.fullmatch(expected, str(labels.get("odd.jpg", reasons.get("odd.jpg"))))
+    assert len(labels) + len(reasons) == 13
+
+
+def test_two_labels_of_one_name_are_refused(tmp_path: Path) -> None:
+    """In two branches of a taxonomy, or of two supercategories; a part beside its whole is said."""
+    touched(tmp_path, "1.jpg", "2.jpg")
+    paths = (["bird", "crane"], ["machine", "crane"])
+    tasks = [
+        odd_task(result(path, kind="taxonomy"), image=f"{n}.jpg") for n, path in enumerate(paths, 1)
+    ]
+    with pytest.raises(DataError, match=r"two branches, 'bird > crane' and 'machine > crane'"):
+        listed(studio(tmp_path / "x.json", *tasks))
+    tasks[1] = odd_task(result(["bird"], kind="taxonomy"), image="2.jpg")
+    notes = listed(studio(tmp_path / "x.json", *tasks)).notes
+    assert any("'bird' is a class of its own beside its part 'crane'" in note for note in notes)
+    file = coco(tmp_path / "y.json", {"1.jpg": ["cat"], "2.jpg": ["dog"]})
+    file.write_text(file.read_text().replace('"dog", "supercategory": "animals"', '"cat"'))
+    with pytest.raises(DataError, match=r"two branches, 'animals > cat' and"):
+        listed(file)
+
+
+def test_entries_of_coco_that_share_a_file(tmp_path: Path) -> None:
+    """Labels that differ leave it out, and a folder's images are those in it."""
+    names = [f"{number}.jpg" for number in range(12)]
+    labels: dict[str, list[Any]] = {name: ["cat"] for name in names}
+    for split in ("train", "valid"):
+        coco(tmp_path / split / "_annotations.coco.json", {**labels, "a/3.jpg": ["dog"]})
+    touched(tmp_path, *(f"train/{name}" for name in names), *(f"valid/{n}" for n in names[1:]))
+    found = listed(tmp_path)
+    assert [(each.path, each.reason.partition(",")[0]) for each in found.left_out] == [
+        ("train/3.jpg", "has two labels in the export"),
+        ("valid/0.jpg", "there is no such file"),
+        ("valid/3.jpg", "has two labels in the export"),
+    ]
+    assert set(labels_of(found).values()) == {"cat"}
+
+
 def test_regions_and_several_controls_of_label_studio_are_questions(tmp_path: Path) -> None:
     """The flags that answer them are named."""
     touched(tmp_path, "1.jpg", "2.jpg")
@@ -249,3 +329,28 @@ def test_uploaded_images_are_found_by_their_names(tmp_path: Path, form: str) -> 
     assert labels_of(listed(file)) == {
         "photos/My Photo (1).jpg": "a", "photos/cat 2.jpg": "b", "photos/dög.jpg": "a",
     }  # fmt: skip
+
+
+@pytest.mark.parametrize("start", ["", "/data/local-files/?d=", "file://"])
+def test_a_name_is_what_is_written_before_it_is_decoded(tmp_path: Path, start: str) -> None:
+    """Files that it might also mean lie beside it; it is decoded once, if it has no file."""
+    written = ["a+b.png", "Q&A.png", "12%3A30.png", "Q?1.png"]
+    touched(tmp_path, *written, "a b.png", "Q", "12:30.png", "c d.png", "5%25.png", "5%.png")
+    start = start.replace("file://", f"file://{tmp_path}/")
+    names = [f"{start}{name}" for name in (*written, "c%20d.png", "5%2525.png")]
+    expected = {*written, "c d.png", "5%25.png"}
+    file = tmp_path / "x.csv"
+    file.write_text(
+        "\n".join(["image,label", *(f"{n},{'ab'[i % 2]}" for i, n in enumerate(names))])
+    )
+    assert labels_of(listed(file)).keys() == expected
+    file = studio(tmp_path / "x.json", *(task(n, ["ab"[i % 2]]) for i, n in enumerate(names)))
+    assert labels_of(listed(file)).keys() == expected
+
+
+def test_two_ways_to_decode_a_name_are_a_question(tmp_path: Path) -> None:
+    """A plus may be a space."""
+    touched(tmp_path, "a b c.png", "a+b c.png")
+    file = studio(tmp_path / "x.json", task("/data/local-files/?d=a+b%20c.png", ["a"]))
+    with pytest.raises(DataError, match=r"may be a\+b c\.png or a b c\.png"):
+        listed(file)

@@ -46,8 +46,29 @@ def test_one_hot_columns_with_one_label_each_are_classes(
     file = table(tmp_path / "train.csv", f",image_id,healthy,rust\n{rows}")
     found = listed(file)
     assert labels_of(found) == {"1.jpg": "healthy", "2.jpg": "rust"}
-    assert any("each image has exactly one" in note for note in found.notes)
+    assert any("each image that is used has exactly one" in note for note in found.notes)
     assert labels_of(listed(file, task="multi_label"))["2.jpg"] == ("rust",)
+
+
+@pytest.mark.parametrize("others", [1, 2])
+@pytest.mark.parametrize(
+    ("labels", "reason"), [((), "has no label"), (("a", "b"), "has several labels, 'a' and 'b'")]
+)
+@pytest.mark.parametrize("form", ["lists", "columns"])
+def test_a_few_exceptions_change_no_task(
+    tmp_path: Path, form: str, labels: tuple[str, ...], reason: str, others: int
+) -> None:
+    """Of 18 images with one label each, one or two other ones: fewer than a tenth are left out."""
+    sets = [*([("a",), ("b",)] * 9), *[labels] * others]
+    columns = [f"{n}.jpg,{int('a' in each)},{int('b' in each)}" for n, each in enumerate(sets)]
+    rows = [f"{n}.jpg\t{json.dumps(each)}" for n, each in enumerate(sets)]
+    text = ["image\tlabel", *rows] if form == "lists" else ["image,a,b", *columns]
+    found = listed(table(tmp_path / ("x.tsv" if form == "lists" else "x.csv"), "\n".join(text)))
+    if others == 1:
+        assert set(labels_of(found).values()) == {"a", "b"}
+        assert [each.reason for each in found.left_out] == [reason]
+    else:
+        assert labels_of(found)["19.jpg"] == labels
 
 
 def test_columns_of_zero_and_one_beside_others_are_a_question(tmp_path: Path) -> None:

@@ -58,11 +58,15 @@ _AN = {"HDF5", "NRRD", "OpenEXR", "SVG"}
 _NOTHING = "Nothing needs to be done."
 _DAMAGED = (
     _cause("contradictory_rows", "has two labels in the (table|export)", "image",
-           "has two labels in the table", "have two labels in the table",
-           "Keep one row for each image, or the rows with the right label."),
+           "has two labels", "have two labels",
+           "Keep one entry for each image, or those with the right label."),
+    _cause("contradictory_rows", "has several labels", "image",
+           "has several labels, while nearly all others have one",
+           "have several labels, while nearly all others have one",
+           "Keep the right one, or set --data.task multi_label to learn several."),
     _cause("contradictory_rows", "has two (splits|groups) in the (table|export)", "image",
-           "is in two splits or groups in the table", "are in two splits or groups in the table",
-           "Keep one row for each image."),
+           "is in two splits or groups", "are in two splits or groups",
+           "Keep one entry for each image."),
     _cause("missing_file", "(the row names no image|the sample has no image|the table holds no im)",
            "row", "names no image", "name no image", "Fill in the image, or delete the row."),
     _cause("missing_file", "(there is no such file|is not in the archive|is in no shard"
@@ -134,8 +138,8 @@ _DAMAGED = (
            "Repair or delete the files."),
 )  # fmt: skip
 _FOREIGN = (
-    _cause("foreign", "has no label", "image", "has no label in the table",
-           "have no label in the table", "Label them, or leave them as they are."),
+    _cause("foreign", "has no label", "image", "has no label", "have no label",
+           "Label them, or leave them as they are."),
     _cause("foreign", "is not in a class folder", "file", "is not in a class folder",
            "are not in class folders", "Move the images among them into class folders."),
     _cause("foreign", "its path does not have the form", "file",

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -173,6 +175,49 @@ def test_rows_that_are_older_than_the_answers_change_nothing(
     assert table.file.read_text() == before
     stale.write_text("path,label\n1.png,iris\n4.png,iris\n")  # nobody knows when
     assert [each.path for each in table.take_in(read_table(stale)).answers] == ["1.png", "4.png"]
+
+
+@pytest.mark.parametrize("form", ["%d/%m/%Y %H:%M", "%m/%d/%y %I:%M %p", "%d. %b %Y %H:%M:%S"])
+def test_a_spreadsheet_may_write_times_in_its_own_form(
+    table: AnswersTable, tmp_path: Path, form: str
+) -> None:
+    """An edit of the newest answer counts, also back to an earlier label; an older row does not."""
+    times = ["2026-11-28T08:30:15Z", "2026-11-28T18:45:15Z"]
+    for name, labels in (("0.png", "ab"), ("1.png", "ab"), ("2.png", "a")):
+        for time, label in zip(times, labels, strict=False):
+            table.append([_answer(name, label)._replace(labeled_at=time)])
+    rows = [("0.png", "a", 1), ("1.png", "a", 0), ("2.png", "c", 0), ("9.png", "c", 0)]
+    written = [dt.datetime.fromisoformat(time).strftime(form) for time in times]
+    edited = tmp_path / "edited.csv"
+    lines = [f"{path},{label},{written[number]}" for path, label, number in rows]
+    edited.write_text("\n".join(["path,label,labeled_at", *lines]))
+    found = table.take_in(read_table(edited))
+    assert ([each.path for each in found.answers], found.older) == (
+        ["0.png", "2.png", "9.png"], ["1.png"]
+    )  # fmt: skip
+    table.append([_answer("9.png", "d")])
+    later = tmp_path / "later.csv"
+    later.write_text(f"path,label,labeled_at\n9.png,a,{now()}\n")
+    assert len(table.take_in(read_table(later)).answers) == 1
+
+
+def test_a_table_is_replaced_only_if_it_is_what_was_read(
+    table: AnswersTable, tmp_path: Path
+) -> None:
+    """One that was changed within its size and time is kept beside; so is one with other rows."""
+    table.append([_answer("1.png", "rose")])
+    status = table.file.stat()
+    content = table.file.read_text().replace("rose", "lily")
+    with table.file.open("r+") as opened:
+        opened.write(content)
+    os.utime(table.file, ns=(status.st_atime_ns, status.st_mtime_ns))
+    table.append([_answer("2.png", "rose")])
+    assert [each.read_text() for each in tmp_path.glob("labels.edited-*")] == [content]
+    own = "path,label\n1.png,rose\n1.png,lily\n2.png,\n"
+    (tmp_path / "own.csv").write_text(own)
+    AnswersTable(tmp_path / "own.csv").append([_answer("3.png", "rose")])
+    assert [each.read_text() for each in tmp_path.glob("own.original-*")] == [own]
+    assert [row["path"] for row in rows_of(tmp_path / "own.csv")] == ["1.png", "3.png"]
 
 
 def test_another_table_is_not_replaced(tmp_path: Path) -> None:

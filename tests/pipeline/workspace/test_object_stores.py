@@ -228,8 +228,16 @@ def test_a_mistyped_address_is_no_folder(text: str, meant: str) -> None:
         assert remote_data.kind(text) == "folder"
 
 
-def test_addresses_have_one_spelling() -> None:
-    """Slashes at the end and other names of a scheme make no difference."""
+def test_addresses_have_one_spelling(tmp_path: Path) -> None:
+    """Slashes at the end and other names of a scheme make no difference.
+
+    A folder is what is written if it exists, else what is decoded.
+    """
+    for name in ("a%20b", "a b", "c d#1?"):
+        (tmp_path / name).mkdir()
+    uris = (f"file://{tmp_path}/{name}" for name in ("a%20b", "c%20d#1?", "new"))
+    folders = [str(tmp_path / name) for name in ("a%20b", "c d#1?", "new")]
+    assert [parsed(uri, "x").prefix for uri in uris] == folders
     assert str(parsed("s3a://bucket/team/", "x")) == str(parsed("S3://bucket/team", "x"))
     assert str(parsed(" s3://bucket/team ", "x")) == "s3://bucket/team"
     assert str(parsed("file:///mnt/team", "x")) == "file:///mnt/team"

@@ -102,6 +102,14 @@ def test_a_table_names_images_beside_it_and_elsewhere(
     # a table on this machine may name objects, too
     (tmp_path / "here.csv").write_text("\n".join(["image,label", *rows[3:], *rows[3:]]))
     assert len(listed(str(tmp_path / "here.csv"), "table").images) == 3
+    # a key is what is written; one that does not exist is decoded
+    keys = ["x/a%20b.png", "x/a b.png", "x/Q&A?#1.png", "x/c d.png"]
+    for key in keys:
+        top.upload(folder / "down/000.png", key)
+    named = [f"{top.uri}/{key},{key[2]}" for key in (keys[0], keys[2], "x/c%20d.png")]
+    (tmp_path / "odd.csv").write_text("\n".join(["image,label", *named]))
+    found = images(listed(str(tmp_path / "odd.csv"), "table"))
+    assert found == [("Q&A?#1.png", "Q"), ("a%20b.png", "a"), ("c d.png", "c")]
 
 
 def test_what_does_not_exist_is_said(top: RemoteStore) -> None:
