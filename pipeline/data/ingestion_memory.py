@@ -33,7 +33,7 @@ from patchline.pipeline.files.workspace_folder import make_folder
 from patchline.pipeline.frozen_model import FrozenModel
 from patchline.plugin_api import ImageListing
 
-FORMAT = 4
+FORMAT = 5
 """Increase it when an ingestion finds something else in the same files."""
 
 
