@@ -84,7 +84,12 @@ class TableColumns(TaskChoice, ReadingRules):
     """Column with the labels; by default guessed."""
 
     split_column: str | None = None
-    """Column with train, validation or test; by default a column split with such values."""
+    """Column with train, validation or test, or of 0 and 1, such as is_test; none ignores all
+    splits; by default a column with names of splits."""
+
+    group_column: str | None = None
+    """Column whose equal values stay in one split, such as a patient; none if there is none; by
+    default a question where a column seems to be one."""
 
     image_folder: str | None = None
     """Folder that relative paths start from; by default the table's folder."""

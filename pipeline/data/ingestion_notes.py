@@ -45,7 +45,7 @@ def notes_on_files(manifest: pd.DataFrame) -> list[str]:
 
 def notes_on_classes(counts: Mapping[str, int]) -> list[str]:
     """Say what looks wrong about the names of the classes, one line for each suspicion."""
-    return [f"{each.sentence}. {each.remedy}" for each in suspicions(counts)]
+    return [f"warning: {each.sentence}. {each.remedy}" for each in suspicions(counts)]
 
 
 def notes_on_size(rows: pd.DataFrame) -> list[str]:

@@ -27,13 +27,34 @@ _NOTHING = frozenset({
     "nan", "none", "null", "na", "n/a", "<na>", "#n/a", "nil", "nat", "?", "??", "-", "--", ".",
     "_", "unknown", "unlabeled", "unlabelled", "undefined", "missing", "todo", "tbd", "no label",
     "no_label", "nolabel", "not labeled", "unnamed", "untitled", "untitled folder", "new folder",
+    "unsorted", "unassigned", "unclassified", "unannotated", "to label", "to_label",
 })  # fmt: skip
 """Names that often stand for a missing label, without case."""
-_OTHER_THINGS = frozenset({
-    "annotations", "labels", "masks", "mask", "metadata", "thumbnails", "thumbs", "thumb", "backup",
-    "tmp", "temp", "cache", "images", "image", "imgs", "img", "photos", "pictures", "data",
-    "dataset", "raw", "originals",
+_OF_IMAGES = frozenset({
+    "images", "image", "imgs", "img", "photos", "pictures", "jpegimages", "jpgs", "pngs",
 })  # fmt: skip
+_OF_MARKS = frozenset({
+    "annotations", "annotation", "labels", "label", "masks", "mask", "bboxes", "boxes", "calib",
+    "segmentationclass", "segmentationobject", "groundtruth", "imagesets", "velodyne",
+})  # fmt: skip
+_OTHER_THINGS = (
+    _OF_IMAGES
+    | _OF_MARKS
+    | {
+        "metadata",
+        "thumbnails",
+        "thumbs",
+        "thumb",
+        "backup",
+        "tmp",
+        "temp",
+        "cache",
+        "data",
+        "dataset",
+        "raw",
+        "originals",
+    }
+)
 """Names of folders that mostly hold something else than the images of one class."""
 _COPY = re.compile(r"(?i)(copy of )?(?P<name>.+?)( ?\(\d+\)|( -)? copy( \d+)?|( -)? kopie)?")
 _TRUE, _FALSE = frozenset({"true", "yes", "y", "t", "1"}), frozenset({"false", "no", "n", "f", "0"})
@@ -84,6 +105,30 @@ def groups_alike(names: Collection[str]) -> list[list[str]]:
     for name in sorted(names):
         groups.setdefault(alike(name), []).append(name)
     return [group for group in groups.values() if len(group) > 1]
+
+
+def is_other_thing(name: str) -> bool:
+    """Return whether a name is usual for folders of something else: `JPEGImages`, `images_001`."""
+    return _bare(name) in _OTHER_THINGS or bool(split_named(name) or split_named(_bare(name)))
+
+
+def are_images_and_marks(names: Collection[str]) -> bool:
+    """Return whether folders side by side hold images and their boxes or masks.
+
+    Pascal VOC calls them `JPEGImages` and `Annotations`, KITTI `image_2` and `label_2`, YOLO
+    `images` and `labels`.
+    """
+    plain = set(map(_bare, names))
+    return bool(plain & _OF_IMAGES and plain & _OF_MARKS)
+
+
+def _bare(name: str) -> str:
+    """Return a name in lower case, without numbers, spaces, dashes and underscores at its ends.
+
+    It is empty if there is no letter in it.
+    """
+    bare = name.casefold().strip("0123456789 _-")
+    return bare if any(map(str.isalpha, bare)) else ""
 
 
 def suspicions(counts: Mapping[str, int]) -> list[Suspicion]:
@@ -223,7 +268,7 @@ def _copies(names: Sequence[str]) -> Suspicion | None:
 
 
 def _missing(names: Sequence[str], counts: Mapping[str, int]) -> Suspicion | None:
-    missing = [name for name in names if name.strip().casefold() in _NOTHING]
+    missing = [name for name in names if {name.strip().casefold(), _bare(name)} & _NOTHING]
     if set(missing) == {"-"} and "+" in names:
         return None  # negative and positive
     if not missing:
@@ -238,7 +283,7 @@ def _missing(names: Sequence[str], counts: Mapping[str, int]) -> Suspicion | Non
 
 
 def _other_things(names: Sequence[str]) -> Suspicion | None:
-    others = [name for name in names if name.casefold() in _OTHER_THINGS or split_named(name)]
+    others = [name for name in names if is_other_thing(name)]
     if not others:
         return None
     return Suspicion(

@@ -6,17 +6,19 @@
 The same names in most of the class folders are the sign, at any depth: two or more of them, shared
 by several folders and making up at least half of what these contain. Numbered patients that differ
 from class to class, and a single folder `images` in each, are none. So is a folder that contains
-folders of the same names as the classes beside it.
+folders of the same names as the classes beside it, and are folders of images beside those of their
+boxes or masks.
 """
 
 from __future__ import annotations
 
 import unicodedata
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import NamedTuple
 
-from patchline.pipeline.files.data_names import split_named
+from patchline.pipeline.files.data_names import IMAGE_SUFFIXES, split_named
+from patchline.pipeline.labels.class_names import are_images_and_marks, is_other_thing
 
 _NAMED = 3
 _FEWEST = 2
@@ -36,9 +38,28 @@ def unclear_level(labelled: Iterable[tuple[str, str]]) -> UnclearLevel | None:
     """Return the question about class folders; None if they are clear.
 
     Args:
-        labelled: the class and the path of each image, which has the class among its folders.
+        labelled: the class and the path of each file, which has the class among its folders.
     """
-    folders = {(label, path.rpartition("/")[0]) for label, path in labelled}
+    pairs = list(labelled)
+    folders = {(label, path.rpartition("/")[0]) for label, path in pairs}
+    named = {label for label, path in pairs if _is_named_like_an_image(path)}
+    deep = [(label, path) for label, path in pairs if path.count("/") > 1]
+    like = [pair for pair in deep if _is_named_like_an_image(pair[1])] or deep
+    alone = {label for label, _ in pairs} - {label for label, _ in like}
+    inner = {(label, path.rpartition("/")[0]) for label, path in like}
+    return (
+        _beside_marks(folders)
+        or _other_things(sorted(named))
+        or _unclear_folders(inner | {(label, label) for label in alone})
+    )
+
+
+def _unclear_folders(folders: set[tuple[str, str]]) -> UnclearLevel | None:
+    """Return the question about the names of the folders in class folders.
+
+    Args:
+        folders: the class of each, and its path.
+    """
     below = {pair: _below(*pair) for pair in folders}
     classes = sorted({label for label, _ in folders})
     prefix = "{split}/" if any(_in_split(label, folder) for label, folder in folders) else ""
@@ -58,6 +79,51 @@ def unclear_level(labelled: Iterable[tuple[str, str]]) -> UnclearLevel | None:
         if depth == 0 and (folder := _like_the_classes(inside)):
             return _nested_classes(folder, inside[folder])
     return None
+
+
+def _is_named_like_an_image(path: str) -> bool:
+    return f".{path.rpartition('.')[2].lower()}" in IMAGE_SUFFIXES
+
+
+def _beside_marks(folders: Collection[tuple[str, str]]) -> UnclearLevel | None:
+    """Return the question about folders of images beside those of their boxes or masks."""
+    inside: dict[tuple[str, ...], set[str]] = {}
+    for _, folder in folders:
+        parts = tuple(folder.split("/"))
+        for depth, name in enumerate(parts):
+            inside.setdefault(parts[:depth], set()).add(name)
+    classes = {label for label, _ in folders}
+    for above, names in sorted(inside.items()):
+        if not are_images_and_marks(names):
+            continue
+        those = f"{_quoted(sorted(names))} are folders of images and of their boxes or masks"
+        if classes & names:
+            return UnclearLevel(
+                f"{those}, as in Pascal VOC, YOLO or KITTI",
+                "Pass the table or the COCO JSON with the labels, or a folder whose folders are "
+                "the classes, or set --data.label top if these are",
+            )
+        return UnclearLevel(
+            f"in '{'/'.join(above)}', {those}",
+            "Leave out those that are not to be learned, as in --data.ignore default --data.ignore "
+            "'masks/', or set --data.label top to learn from all of them",
+        )
+    return None
+
+
+def _other_things(classes: list[str]) -> UnclearLevel | None:
+    """Return the question about class folders of which none is named like a class.
+
+    Names of splits alone are none of its kind: those are asked about where splits are told.
+    """
+    others = len(classes) >= _FEWEST and all(map(is_other_thing, classes))
+    if not others or all(map(split_named, classes)):
+        return None
+    return UnclearLevel(
+        f"{_quoted(classes)} are usual names for folders of something else",
+        "Pass the table with the labels, or the folder whose folders are the classes, or set "
+        "--data.label top if these are",
+    )
 
 
 def _below(label: str, folder: str) -> list[str]:

@@ -59,7 +59,8 @@ class ReadingRules(FrozenModel):
 
     merge_classes: bool = False
     """Merge classes whose names differ only in upper and lower case, spaces, dashes, invisible
-    characters or letters that look alike; by default such classes are named, not merged."""
+    characters or letters that look alike, and numbers in a table that are written differently; by
+    default such classes are named, and such numbers a question."""
 
     no_label: tuple[str, ...] = (DEFAULT,)
     """Cells of a label column, in upper or lower case, that mean that an image has no label;
@@ -67,8 +68,8 @@ class ReadingRules(FrozenModel):
 
     label_separator: Annotated[str, AfterValidator(_is_separator)] = AUTO
     """What separates several labels in one cell of a table: a text such as | or ;, or space; list
-    for lists such as ["a", "b"]; none if each cell is one label; by default told by the cells, and
-    a question where that is not clear."""
+    for lists such as ["a", "b"]; none if each cell is one label, as it is written; by default told
+    by the cells, and a question where that is not clear."""
 
     label_columns: tuple[str, ...] = ()
     """Columns of a table that each stand for a label, with 1 for the images that have it and 0 for

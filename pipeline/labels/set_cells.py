@@ -30,7 +30,9 @@ _MOST_LABELS = 1000
 _LONGEST_SHOWN = 60
 _FEWEST_SEVERAL = 0.1
 """Of the images, that have no label or several; if fewer have, the data has one label for each."""
-_LIST = re.compile(r"\s*\[.*\]\s*", re.DOTALL)
+_LIST = re.compile(r"\s*(?:\[.*\]|\{.*\})\s*", re.DOTALL)
+_CHOICES = "choices"
+"""The field of a cell `{"choices": ["beach"]}`, as Label Studio writes several labels."""
 _TEXT = re.compile(r"'(?:[^'\\\n]|\\.)*+'|\"(?:[^\"\\\n]|\\.)*+\"")
 _ONLY_TEXTS = re.compile(rf"\s*+(?:(?:{_TEXT.pattern})\s*+)++")
 _ONLY_NUMBERS = re.compile(r"\s*+(?:-?[0-9]+\.?[0-9]*+\s*+)++")
@@ -105,7 +107,10 @@ def read_set_cells(
         parts = known
     else:
         atoms = [label for cell in cells for label in parts[cell]]
-        read = read_label_cells(atoms, column, rules.no_label)
+        literal = separator in (NONE, LIST)
+        read = read_label_cells(
+            atoms, column, rules.no_label, literal=literal, merge=rules.merge_classes
+        )
         spelled, notes = dict(zip(atoms, read.labels, strict=True)), read.notes
     sets = {
         cell: tuple(sorted({spelled.get(label, "") for label in labels} - {""}))
@@ -226,11 +231,11 @@ def _as_lists(cells: Collection[str], place: str) -> dict[str, tuple[str, ...]] 
     Raises:
         DataError: if one looks like a list beside others, and cannot be read.
     """
-    lists = {cell: _list_in(cell) for cell in cells}
+    lists = {cell: _list_in(cell, place) for cell in cells}
     if all(labels is None for labels in lists.values()):
         return None
     for cell, labels in lists.items():
-        if labels is None and _LIST.fullmatch(cell):
+        if labels is None and cell.lstrip().startswith("[") and _LIST.fullmatch(cell):
             raise DataError(
                 f"Column {place} holds lists, but {_short(cell)} cannot be read as one. Write it "
                 'as ["beach", "sunset"].'
@@ -238,10 +243,13 @@ def _as_lists(cells: Collection[str], place: str) -> dict[str, tuple[str, ...]] 
     return {cell: (cell,) if labels is None else labels for cell, labels in lists.items()}
 
 
-def _list_in(cell: str) -> tuple[str, ...] | None:
+def _list_in(cell: str, place: str) -> tuple[str, ...] | None:
     """Return the items of a list in the notation of JSON, Python or NumPy; None for other text.
 
     Python would join the texts of NumPy's `['beach' 'sunset']`, which has no commas, to one.
+
+    Raises:
+        DataError: if the cell is another structure than a list of labels, or choices.
     """
     if len(cell) > _MOST_CELL or not _LIST.fullmatch(cell):
         return None
@@ -253,9 +261,18 @@ def _list_in(cell: str) -> tuple[str, ...] | None:
             value = read(cell.strip())
         except (ValueError, SyntaxError, RecursionError, MemoryError):
             continue
+        if isinstance(value, dict) and list(value) == [_CHOICES]:
+            value = value[_CHOICES]
+            value = value if isinstance(value, list) else [value]
         kinds = str | int | float | None
         if isinstance(value, list) and all(isinstance(each, kinds) for each in value):
             return tuple(str(each) for each in value if each is not None)
+        raise DataError(
+            f"Column {place} holds {_short(cell)}, which is no label and no list of labels. Write "
+            'labels such as ["beach", "sunset"], choose another --data.label-column, or set '
+            f"--data.label-separator {NONE} if it is one; taxonomies and regions of Label Studio "
+            "are read from its JSON export."
+        )
     return None
 
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from patchline.plugin_api import (
     ARCHIVE_SUFFIXES,
     IMAGE_SUFFIXES,
+    TABLE_SUFFIXES,
     DataError,
     ListedImage,
     PluginConfig,
@@ -99,19 +100,22 @@ class ClassFolders:
                 "read an archive of class folders, pass its path; WebDataset shards have a label "
                 "beside each image, such as 0001.cls or 0001.json."
             )
+        tables = sorted(name for name in self.files if name.lower().endswith(TABLE_SUFFIXES))
+        if tables and self.root.is_dir():
+            return DataError(
+                f"{self.root} has no class folder with files in it, but {_quoted(tables)}. If a "
+                f"table holds the labels, pass it: {self.root / tables[0]}."
+            )
         meant = f" If this folder is one of the classes, pass {self.root.parent}."
+        may_be_meant = self.files and self.root.parent != Path.home()
         return DataError(
             f"{self.root} has no class folder with files in it. Put the images of each class "
-            f"into a folder named after the class.{meant if self.files else ''}"
+            f"into a folder named after the class.{meant if may_be_meant else ''}"
         )
 
     def _check_level(self, images: Collection[ListedImage]) -> None:
         """Raise `DataError` if the folders in the class folders may be the classes."""
-        deep = [image for image in images if image.label and image.path.count("/") > 1]
-        like = [image for image in deep if _is_named_like_an_image(image.path)] or deep
-        alone = {image.label for image in images} - {"", *(image.label for image in like)}
-        pairs = [(image.label, image.path) for image in like]
-        question = unclear_level([*pairs, *((label, f"{label}/") for label in alone)])
+        question = unclear_level((image.label, image.path) for image in images if image.label)
         if question:
             raise DataError(
                 f"It is not clear which folders of {self.root} are the classes: {question.reason}. "
@@ -185,6 +189,9 @@ def is_split(content: ClassFolders) -> bool:
     beside = content.filled([name for name in content.top if name not in named])
     trained = content.classes_in(train)
     if not train and not beside:
+        if len(held_back) > 1 and not content.classes_in(held_back):
+            others = f"like {_quoted(held_back[1:])}, it has no class folders"
+            raise _unclear(content, held_back[0], others)
         return _only_held_back(content, held_back)
     if not trained:
         if held_back and not beside and content.filled(train):

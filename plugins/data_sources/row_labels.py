@@ -7,7 +7,13 @@ from typing import NamedTuple
 
 from patchline.plugin_api import DataError, SourceContext, read_set_cells
 from patchline.plugins.data_sources.cell_text import shown
-from patchline.plugins.data_sources.table_columns import ABSENT, PRESENT, Columns
+from patchline.plugins.data_sources.table_columns import (
+    ABSENT,
+    PRESENT,
+    UNCERTAIN,
+    Columns,
+    is_uncertain,
+)
 from patchline.plugins.data_sources.table_reading import Table
 
 _NAMED = 3
@@ -44,12 +50,13 @@ def row_labels(table: Table, columns: Columns, context: SourceContext) -> RowLab
 
 def _of_zero_one(table: Table, names: tuple[str, ...]) -> RowLabels:
     labels: list[list[str]] = []
-    empty = 0
+    empty, all_values = 0, set[str]()
     for name in names:
         column = table.column(name)
         labels += [[] for _ in range(len(column) - len(labels))]
         values = Counter(value.strip().casefold() for value in column)
-        _check_zero_one(table, name, values)
+        all_values |= values.keys()
+        _check_zero_one(table, name, values, all_values)
         empty += values[""]
         label = name.strip()
         for row, value in enumerate(column):
@@ -66,7 +73,7 @@ def _of_zero_one(table: Table, names: tuple[str, ...]) -> RowLabels:
     return RowLabels([tuple(sorted(each)) for each in labels], how, notes)
 
 
-def _check_zero_one(table: Table, name: str, values: Counter[str]) -> None:
+def _check_zero_one(table: Table, name: str, values: Counter[str], all_values: set[str]) -> None:
     odd = sorted(values.keys() - ABSENT - PRESENT - {""})
     if odd:
         raise DataError(
@@ -74,9 +81,9 @@ def _check_zero_one(table: Table, name: str, values: Counter[str]) -> None:
             "stands for a label holds 1 for the images that have it and 0 for the others. Repair "
             "it, or leave it out of --data.label-columns."
         )
-    if {"0", "-1"} <= {value.removesuffix(".0") for value in values}:
+    if is_uncertain(all_values):
         raise DataError(
-            f"Column '{shown(name)}' of {table.file} holds -1, 0 and 1, so that it is not clear "
-            "which images do not have the label. Write 1 for those that have it and 0 for the "
-            "others."
+            f"Column '{shown(name)}' of {table.file}, or one before it, holds {UNCERTAIN}, so that "
+            "it is not clear which images do not have the label. Write 1 for those that have it "
+            "and 0 for the others."
         )

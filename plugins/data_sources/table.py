@@ -33,6 +33,7 @@ from patchline.plugin_api import (
 from patchline.plugins.data_sources.cell_text import shown
 from patchline.plugins.data_sources.embedded_images import extracted, image_names
 from patchline.plugins.data_sources.joined_tables import JoinedTables
+from patchline.plugins.data_sources.split_lists import ask_about_lists
 from patchline.plugins.data_sources.table_columns import Columns, chosen_columns
 from patchline.plugins.data_sources.table_files import find_files
 from patchline.plugins.data_sources.table_reading import (
@@ -68,10 +69,12 @@ class TableConfig(PluginConfig):
     """Column with the labels; by default guessed."""
 
     split_column: str | None = None
-    """Column with train, validation or test; by default a column `split` with such values."""
+    """Column with train, validation or test, or of 0 and 1, such as is_test; none ignores all
+    splits; by default a column with names of splits."""
 
     group_column: str | None = None
-    """Column whose equal values stay in one split, such as a patient; by default none."""
+    """Column whose equal values stay in one split, such as a patient; none if there is none; by
+    default a question where a column seems to be one."""
 
     image_folder: str | None = None
     """Folder that relative paths start from; by default the table's folder."""
@@ -103,6 +106,8 @@ class ImageTable:
             needs_labels=self.needs_labels,
             label_columns=rules.label_columns,
         )
+        if self.needs_labels and columns.split is None and config.split_column is None:
+            ask_about_lists(table.file, table.column(columns.image))
         places = self._places(table, columns.image)
         context = self.context
         if are_answers(table.names) and columns.label:
@@ -112,7 +117,7 @@ class ImageTable:
             name=_name(file),
             root=places.root,
             mirror_symmetric=config.mirror_symmetric,
-            notes=[*_guess_note(file, columns), *places.notes],
+            notes=[*_guess_note(file, columns), *columns.notes, *places.notes],
         )
         images, left_out, rows, notes = listed_rows(table, columns, places, context)
         if not images and not columns.label:
@@ -221,7 +226,7 @@ def _table(file: Path, rules: ReadingRules) -> Table:
 def _guess_note(file: Path, columns: Columns) -> list[str]:
     if not columns.guessed:
         return []
-    flags = "--data.image-column and --data.label-column choose others"
+    flags = "--data.image-column, --data.label-column and --data.split-column choose others"
     return [f"{file.name}: {', '.join(columns.guessed)} ({flags})"]
 
 

@@ -1,16 +1,27 @@
-"""Which columns of a table hold the images, the labels and the splits."""
+"""Which columns of a table hold the images, the labels and the splits.
+
+A column that may say what belongs together, or what is for the test, is not passed over: it is a
+question where that is likely, and a note where it is possible.
+"""
 
 from __future__ import annotations
 
 import re
 import shlex
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import PurePosixPath
 from typing import NamedTuple
 
-from patchline.plugin_api import IMAGE_SUFFIXES, DataError, Split, split_named
-from patchline.plugins.data_sources.cell_text import shown
+from patchline.plugin_api import (
+    ANSWER_GROUP,
+    IMAGE_SUFFIXES,
+    DataError,
+    Split,
+    are_answers,
+    split_named,
+)
+from patchline.plugins.data_sources.cell_text import joined, shown
 from patchline.plugins.data_sources.table_reading import Table
 
 _IMAGE_NAMES = (
@@ -23,7 +34,28 @@ _LABEL_NAMES = (
     "breed", "variety", "diagnosis", "dx", "labels", "y", "tags", "classes", "categories",
     "choice", "choices",
 )  # fmt: skip
-_SPLIT_NAMES = ("split", "subset", "partition", "set", "phase", "fold_name", "usage")
+_SPLIT_NAMES = frozenset({
+    "split", "splits", "subset", "partition", "data_split", "dataset_split", "split_name",
+    "train_test_split", "train_test",
+})  # fmt: skip
+_POSSIBLE_SPLITS = frozenset({
+    "set", "phase", "usage", "fold", "fold_name", "fold_id", "kfold", "cv_fold",
+})  # fmt: skip
+"""Names that may also mean something else."""
+_MOST_SPLITS = 100
+"""Values of a column of splits, however they are spelled."""
+_SUFFIX = r"_?(?:id|uid|no|nr|num|number|name|key|code)"
+_GROUP = re.compile(
+    rf"(?:.*_)?(?:(?:patient|participant|lesion|video)(?:{_SUFFIX})?"
+    rf"|(?:subject|person|individual|animal|case|study|session|series|sequence|clip){_SUFFIX})"
+)
+"""Names of columns whose equal values most likely mean one patient, or the like."""
+_POSSIBLE_GROUP = re.compile(
+    rf"(?:.*_)?(?:subject|person|individual|animal|case|study|session|series|sequence|clip|scene"
+    rf"|location|specimen|slide|group)(?:{_SUFFIX})?"
+)
+NO_COLUMN = "none"
+"""In place of the column of splits or groups: the table has none."""
 _LOOKED_AT = 100
 _SHOWN = 20
 
@@ -31,6 +63,8 @@ _SHOWN = 20
 ABSENT = frozenset({"0", "0.0", "-1", "-1.0", "false"})
 PRESENT = frozenset({"1", "1.0", "true"})
 """Cells of a column that stands for a label, in lower case."""
+UNCERTAIN = "-1 beside 0 or empty cells"
+"""What a column holds in which it is not clear which images do not have the label."""
 _NAMED = 3
 _MOST_ODD = 0.05
 """Of the cells; a column with more values beside 0 and 1 stands for something else."""
@@ -45,7 +79,7 @@ _ABOUT_WORK = _ABOUT_THE_ROW | {
     "corrupt", "corrupted", "missing", "usable", "done", "gold", "skip",
 }  # fmt: skip
 """Names that are so only after `is_`: a label may have them too."""
-_PREFIX = re.compile(r"(?:is|in|for|was|use|used_for)_?(?=[a-z]{4})")
+_PREFIX = re.compile(r"(?:is|in|for|was|use|used_for)_?(?=[a-z]{3})")
 
 
 class Columns(NamedTuple):
@@ -60,6 +94,8 @@ class Columns(NamedTuple):
     """What each guess says: `images from 'id'`."""
     labels: tuple[str, ...] = ()
     """Columns of 0 and 1 that each stand for a label, in place of a column of labels."""
+    notes: tuple[str, ...] = ()
+    """Which columns are not read, though they may say what belongs together."""
 
 
 def chosen_columns(
@@ -74,31 +110,27 @@ def chosen_columns(
 ) -> Columns:
     """Return the columns that were given, and guess the others.
 
-    Where no labels are needed, only a column that is named like one is taken for them.
+    Where no labels are needed, only a column that is named like one is taken for them. `none` in
+    place of the column of splits or groups says that there is none.
 
     Raises:
-        DataError: if a column does not exist, or cannot be guessed.
+        DataError: if a column does not exist or cannot be guessed, or if one that was not given
+            most likely holds splits or groups.
     """
-    if label_columns and label is not None:
-        raise DataError(
-            f"data.label_column is '{shown(label)}', and data.label_columns names others. Give one "
-            "of them."
-        )
-    for setting, name in (
-        ("image_column", image), ("label_column", label), ("split_column", split),
-        ("group_column", group), *(("label_columns", each) for each in label_columns),
-    ):  # fmt: skip
-        if name is not None and name not in table.names:
-            raise DataError(
-                f"data.{setting} is '{name}', but {table.file} has the columns {_listed(table)}. "
-                "Choose one of them."
-            )
+    asks_splits, asks_groups = split is None, group is None
+    split, group = (
+        None if name == NO_COLUMN and name not in table.names else name for name in (split, group)
+    )
+    _check_given(
+        table, label_columns, image_column=image, label_column=label, split_column=split,
+        group_column=group,
+    )  # fmt: skip
     guessed = []
     taken = {name for name in (label, split, group, *label_columns) if name is not None}
     if image is None:
         image = _guessed_image(table, taken)
         guessed.append(f"images from '{shown(image)}'")
-    found_split = split or _guessed_split(table, {image, label, group})
+    found_split = _guessed_split(table, {image, *taken}) if asks_splits else split
     taken |= {name for name in (image, found_split) if name is not None}
     labels = tuple(dict.fromkeys(label_columns))
     if label is None and not labels:
@@ -110,11 +142,32 @@ def chosen_columns(
             guessed.append(f"labels from '{shown(label)}'")
     if found_split != split:
         guessed.append(f"splits from '{shown(found_split or '')}'")
-    return Columns(image, label or "", found_split, group, tuple(guessed), labels)
+    taken |= {label or "", *labels, *table.embedded}
+    rest = [name for name in table.names if name not in taken] if needs_labels else []
+    notes = _ask_about_splits(table, rest) if asks_splits and not found_split else []
+    notes += _ask_about_groups(table, image, rest) if asks_groups else []
+    return Columns(image, label or "", found_split, group, tuple(guessed), labels, tuple(notes))
+
+
+def _check_given(table: Table, labels: Sequence[str], **settings: str | None) -> None:
+    """Refuse columns that do not exist, and two settings for the labels."""
+    if labels and settings["label_column"] is not None:
+        raise DataError(
+            f"data.label_column is '{shown(settings['label_column'])}', and data.label_columns "
+            "names others. Give one of them."
+        )
+    for setting, name in (*settings.items(), *(("label_columns", each) for each in labels)):
+        if name is not None and name not in table.names:
+            raise DataError(
+                f"data.{setting} is '{name}', but {table.file} has the columns {_listed(table)}. "
+                "Choose one of them."
+            )
 
 
 def splits_of(table: Table, name: str | None, rows: int) -> list[Split | None]:
     """Return the split of each row; None where the table gives none.
+
+    In a column such as `is_test`, 1 is the split that it is named for, and 0 the other one.
 
     Raises:
         DataError: if a value is not a name of a split.
@@ -122,6 +175,11 @@ def splits_of(table: Table, name: str | None, rows: int) -> list[Split | None]:
     if name is None:
         return [None] * rows
     values = table.column(name)
+    own = _split_of_name(name)
+    if own and holds_zero_one(table, name):
+        other: Split = "test" if own == "train" else "train"
+        cells = (value.strip().casefold() for value in values)
+        return [(own if cell in PRESENT else other) if cell else None for cell in cells]
     unknown = sorted({value for value in values if value.strip() and not split_named(value)})
     if unknown:
         some = ", ".join(f"'{shown(value)}'" for value in unknown[:3])
@@ -165,7 +223,7 @@ def _guessed_labels(table: Table, taken: set[str]) -> tuple[str, tuple[str, ...]
         _ask_about_columns(table, zero_one, others)
         return "", zero_one
     almost = {name: odd for name in rest if (odd := _almost_zero_one(table, name))}
-    if zero_one and almost:
+    if almost and len(zero_one) + len(almost) > 1:
         raise DataError(f"{_almost_words(table, almost)} Repair it, or name the columns to read.")
     return _named(table, with_classes or names, "label"), ()
 
@@ -213,21 +271,19 @@ def _likely_labels(zero_one: Sequence[str]) -> list[str]:
 
 
 def _is_about_the_row(name: str, *, vehicle: bool) -> bool:
-    if name in _ABOUT_THE_ROW or (split_named(name) and not (vehicle and name == "train")):
+    if name in _ABOUT_THE_ROW or (_split_of_name(name) and not (vehicle and name == "train")):
         return True
     start = _PREFIX.match(name)
-    rest = name[start.end() :] if start else ""
-    return bool(rest) and (rest in _ABOUT_WORK or split_named(rest) is not None)
+    return start is not None and name[start.end() :] in _ABOUT_WORK
 
 
 def _almost_zero_one(table: Table, name: str) -> str:
     """Return the value for which a column does not hold 0 and 1 alone; empty if it has others."""
     values = Counter(value.strip().casefold() for value in table.column(name))
+    if is_uncertain(values):
+        return UNCERTAIN
     values.pop("", None)
-    plain = Counter({value.removesuffix(".0"): count for value, count in values.items()})
     odd = {value: count for value, count in values.items() if value not in ABSENT | PRESENT}
-    if not odd and {"0", "-1"} <= plain.keys():
-        return "-1 beside 0"
     few = _MOST_ODD * sum(values.values())
     if not odd or sum(odd.values()) > few or not values.keys() & PRESENT:
         return ""
@@ -245,9 +301,18 @@ def _almost_words(table: Table, almost: dict[str, str]) -> str:
 
 def holds_zero_one(table: Table, name: str) -> bool:
     """Return whether a column says of each image whether it has a label; a cell may be empty."""
-    values = {value.strip().casefold() for value in table.column(name)} - {""}
+    values = {value.strip().casefold() for value in table.column(name)}
+    return values != {""} and values <= ABSENT | PRESENT | {""} and not is_uncertain(values)
+
+
+def is_uncertain(values: Collection[str]) -> bool:
+    """Return whether cells of 0 and 1 hold -1 as a third answer, as those of CheXpert do.
+
+    Args:
+        values: in lower case; without 0 and empty cells, -1 is the opposite of 1.
+    """
     plain = {value.removesuffix(".0") for value in values}
-    return bool(values) and values <= ABSENT | PRESENT and not {"0", "-1"} <= plain
+    return "-1" in plain and bool(plain & {"0", ""}) and plain <= ABSENT | PRESENT | {""}
 
 
 def _counts_rows(table: Table, name: str) -> bool:
@@ -270,13 +335,112 @@ def _possible_label(table: Table, taken: set[str]) -> str:
 
 
 def _guessed_split(table: Table, taken: set[str | None]) -> str | None:
+    """Return the column that holds names of splits, and nothing else.
+
+    Raises:
+        DataError: if there are several that differ.
+    """
+    found = []
     for name in table.names:
-        if name in taken or name in table.embedded or _plain(name) not in _SPLIT_NAMES:
+        plain = _plain(name)
+        if name in taken or name in table.embedded or plain in _LABEL_NAMES:
             continue
-        values = set(table.column(name)) - {""}
-        if values and all(map(split_named, values)):
-            return name
-    return None
+        values = {value for value in table.column(name) if value.strip()}
+        if len(values) > _MOST_SPLITS:
+            continue
+        splits = set(map(split_named, values))
+        usual = plain in _SPLIT_NAMES | _POSSIBLE_SPLITS
+        if splits and None not in splits and (usual or len(splits) > 1):
+            found.append(name)
+    rows = len(table.column(table.names[0])) if len(found) > 1 else 0
+    if len({tuple(splits_of(table, name, rows)) for name in found}) > 1:
+        raise DataError(
+            f"The columns {joined(found)} of {table.file} divide the images differently. Set "
+            f"--data.split-column to one of them, or to {NO_COLUMN}."
+        )
+    return found[0] if found else None
+
+
+def _ask_about_splits(table: Table, rest: Sequence[str]) -> list[str]:
+    """Ask about columns that most likely hold splits, and return a note on those that may.
+
+    Raises:
+        DataError: if there is one.
+    """
+    named = [name for name in rest if _split_of_name(name) and holds_zero_one(table, name)]
+    if named:
+        answer = "Write one column with train, validation and test"
+        if len(named) == 1:
+            own = _split_of_name(named[0])
+            values = f"1 is {own}, 0 {'test' if own == 'train' else 'train'}"
+            answer = f"Set --data.split-column {shlex.quote(shown(named[0]))} ({values})"
+        raise DataError(
+            f"{table.file} says in {joined(named)} which images are for which split, but has no "
+            f"column of splits. {answer}, or set --data.split-column {NO_COLUMN} to have "
+            "Patchline split all images."
+        )
+    notes = []
+    for name in rest:
+        values = Counter(value for value in table.column(name) if value.strip())
+        if len(values) > _MOST_SPLITS:
+            continue
+        odd = [value for value in values if not split_named(value)]
+        splits = {split_named(value) for value in values} - {None}
+        share = 1 - sum(values[value] for value in odd) / max(1, sum(values.values()))
+        is_named = _plain(name) in _SPLIT_NAMES and len(values) > 1
+        if is_named or (len(splits) > 1 and share >= 1 / 2):
+            rows = f"{sum(values[value] for value in odd):,} of {sum(values.values()):,} rows"
+            raise DataError(
+                f"Column '{shown(name)}' of {table.file} seems to divide the images, but holds "
+                f"{joined(odd)} in {rows}. Write train, validation or test there, leave the cells "
+                "empty to have these images divided, or delete the rows; --data.split-column "
+                f"{NO_COLUMN} leaves the column unread."
+            )
+        if _plain(name) in _POSSIBLE_SPLITS and len(values) > 1:
+            notes.append(
+                f"{table.file.name}: column '{shown(name)}' holds {joined(odd)}, and is not read "
+                "as splits (--data.split-column names a column with train, validation and test)"
+            )
+    return notes
+
+
+def _ask_about_groups(table: Table, image: str, rest: Sequence[str]) -> list[str]:
+    """Ask about columns such as a patient whose values repeat, and return a note on those that may.
+
+    Raises:
+        DataError: if there is one.
+    """
+    own = {ANSWER_GROUP} if are_answers(table.names) else set()
+    notes = []
+    for name in rest:
+        plain = _plain(name)
+        if name in own or (not _POSSIBLE_GROUP.fullmatch(plain) and not _GROUP.fullmatch(plain)):
+            continue
+        rows = enumerate(zip(table.column(name), table.column(image), strict=True))
+        pairs = {(value, named or row) for row, (value, named) in rows if value.strip()}
+        values = {value for value, _ in pairs}
+        if len(values) in {1, len(pairs)} or holds_zero_one(table, name):
+            continue
+        repeated = f"has {len(values):,} values for {len(pairs):,} images"
+        flag = f"--data.group-column {shlex.quote(shown(name))}"
+        if _GROUP.fullmatch(plain):
+            raise DataError(
+                f"Column '{shown(name)}' of {table.file} {repeated}, so images that belong "
+                f"together may be trained on and tested. Set {flag} to keep them in one split, or "
+                f"--data.group-column {NO_COLUMN} if equal values mean nothing."
+            )
+        notes.append(
+            f"{table.file.name}: column '{shown(name)}' {repeated}, which are split one by one "
+            f"({flag} keeps equal values in one split)"
+        )
+    return notes
+
+
+def _split_of_name(name: str) -> Split | None:
+    """Return the split that the name of a column of 0 and 1 is about: `is_test`, `train`."""
+    plain = _plain(name)
+    start = _PREFIX.match(plain)
+    return split_named(plain) or (split_named(plain[start.end() :]) if start else None)
 
 
 def _usual(names: list[str], kind: str) -> str | None:

@@ -87,13 +87,17 @@ class ParquetTable:
         self.names = [
             field.name
             for field in self.schema
-            if field.name in self.embedded or not _is_nested(field.type) or _is_list(field.type)
+            if field.name in self.embedded
+            or not _is_nested(field.type)
+            or _is_list(field.type)
+            or _has_field(field.type, "choices")
         ]
         self.class_names = _class_names(self.schema)
 
     def column(self, name: str) -> list[str]:
         """Return the values of a column; of an embedded image, the path that is stored with it."""
         import pyarrow.parquet as pq
+        from pyarrow import types
 
         wanted = name
         if name in self.embedded:
@@ -106,6 +110,8 @@ class ParquetTable:
                 column = batch.column(0)
                 if name in self.embedded:
                     column = column.field(_PATH)
+                if types.is_float32(column.type) or types.is_float16(column.type):
+                    column = column.cast("string").cast("double")  # 0.1, not 0.10000000149
                 values += map(_text, column.to_pylist())
                 self._check_rows(name, len(values))
         return values
@@ -291,8 +297,6 @@ def _text(value: Any) -> str:
         if value != value:  # noqa: PLR0124 - not a number
             return ""
         return str(int(value)) if value.is_integer() else str(value)
-    if isinstance(value, dict) and list(value) == ["choices"]:  # as Label Studio writes several
-        value = value["choices"]
     if isinstance(value, list | dict):
         try:
             return json.dumps(value, ensure_ascii=False, default=str)

@@ -42,10 +42,12 @@ class WebDatasetConfig(PluginConfig):
     """cls, or the field of the JSON members with the label; by default guessed."""
 
     split_column: str | None = None
-    """Field with train, validation or test; by default the names of the shards or their folders."""
+    """Field with train, validation or test; none ignores all splits; by default the names of the
+    shards or their folders."""
 
     group_column: str | None = None
-    """Field whose equal values stay in one split, such as a patient; by default none."""
+    """Field whose equal values stay in one split, such as a patient; none if there is none; by
+    default a question where a field seems to be one."""
 
     mirror_symmetric: bool | None = None
     """Whether a mirrored image still shows its class; false for text or left-right views; by
@@ -134,7 +136,7 @@ def _no_label(place: Path, column: str, left_out: list[LeftOutFile]) -> DataErro
 
 def _notes(table: ShardTable, columns: Columns, images: list[ListedImage]) -> list[str]:
     """Return what was guessed, in words."""
-    place, notes = table.file.name, []
+    place, notes = table.file.name, list(columns.notes)
     guessed = {guess.partition(" ")[0] for guess in columns.guessed}
     if "labels" in guessed:
         notes.append(

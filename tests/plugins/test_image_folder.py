@@ -91,12 +91,13 @@ def test_every_file_below_a_class_folder_has_its_name_as_label(tmp_path: Path) -
 
 def test_refuses_what_is_no_folder_of_classes(tmp_path: Path) -> None:
     """A missing path, a file and a folder without classes are each refused in a sentence."""
-    touched(tmp_path, "one.jpg", "packed/a.tar", "empty/")
+    touched(tmp_path, "one.jpg", "packed/a.tar", "inbox/1.jpg", "inbox/labels.csv", "empty/")
     for path, words in (
         (None, r"data\.path is missing"),
         (tmp_path / "nowhere", r"There is no folder .*nowhere"),
         (tmp_path / "one.jpg", r"one\.jpg is not a folder"),
         (tmp_path / "empty", r"has no class folder"),
+        (tmp_path / "inbox", r"holds the labels, pass it: .*inbox/labels\.csv"),
         (tmp_path / "packed", r"has no class folder .*, but 'a\.tar'\. To read"),
     ):
         with pytest.raises(DataError, match=words):
@@ -143,6 +144,7 @@ def test_splits_are_told_from_classes_of_the_same_name(
             {("train", None), ("car", None)},
         ),
         (["train/1.png", "test/1.png"], None, {("train", None), ("test", None)}),
+        (["val/1.png", "test/1.png"], None, {("val", None), ("test", None)}),
     ],
 )
 def test_what_nobody_can_know_is_asked(
@@ -154,7 +156,7 @@ def test_what_nobody_can_know_is_asked(
     """Where train may be either, the sentence names the setting, and the setting decides."""
     root = touched(tmp_path, *files)
     with pytest.raises(
-        DataError, match=r"'train' in .* may be a split or a class: .*split_folders"
+        DataError, match=r"'(train|test)' in .* may be a split or a class: .*split_folders"
     ):
         listing(root)
     assert labels(root, split_folders=False) == as_class

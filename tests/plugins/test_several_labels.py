@@ -119,12 +119,14 @@ def test_a_column_that_would_be_a_label_but_for_one_cell_is_named(
 
 
 def test_uncertain_labels_are_not_read_as_absent(tmp_path: Path) -> None:
-    """-1 beside 0 and 1 is a third answer, as in CheXpert: that is not guessed away."""
-    file = table(tmp_path / "x.csv", "image,a,b\n1.jpg,1,-1\n2.jpg,0,0\n3.jpg,1,1\n")
-    with pytest.raises(DataError, match=r"another column of 0 and 1 in 'b', which holds -1 beside"):
-        listed(file)
-    with pytest.raises(DataError, match=r"'b' of .* holds -1, 0 and 1"):
-        listed(file, label_columns=("a", "b"))
+    """-1 beside 0, or beside empty cells as in CheXpert, is a third answer: no guess removes it."""
+    for absent in ("0", ""):
+        rows = f"image,a,b\n1.jpg,1,-1\n2.jpg,0,{absent}\n3.jpg,1,1\n"
+        file = table(tmp_path / "x.csv", rows)
+        with pytest.raises(DataError, match=r"column of 0 and 1 in 'b', which holds -1 beside"):
+            listed(file)
+        with pytest.raises(DataError, match=r"'b' of .* holds -1 beside 0 or empty"):
+            listed(file, label_columns=("a", "b"))
 
 
 @pytest.mark.parametrize(

@@ -191,6 +191,55 @@ def test_splits_and_groups_are_read(tmp_path: Path) -> None:
         listed(file, split_column="patient")
 
 
+_NO_SPLITS = {"split_column": "none"}
+
+
+@pytest.mark.parametrize(
+    ("column", "cells", "words", "answer", "splits"),
+    [
+        ("dataset", "train test train", "", {}, "train test train"),
+        (
+            "split",
+            "train test extra",
+            r"holds 'extra' in 1 of 3 rows",
+            _NO_SPLITS,
+            "",
+        ),
+        ("partition", "0 1 2", r"holds '0', '1' and '2' in 3", _NO_SPLITS, ""),
+        (
+            *("is_test", "0 1 1", r"split-column is_test \(1 is test, 0 train\)"),
+            *({"split_column": "is_test"}, "train test test"),
+        ),
+        ("fold", "0 1 1", "", {}, ""),
+        ("patient_id", "p p q", r"--data\.group-column patient_id", {"group_column": "none"}, ""),
+        ("patient_id", "p q r", "", {}, ""),
+        (
+            "list",
+            "a b c",
+            r"test_list\.txt beside it lists 2 of its 3",
+            _NO_SPLITS,
+            "",
+        ),
+    ],
+)
+def test_a_column_or_a_list_of_splits_or_patients_is_not_passed_over(
+    tmp_path: Path, column: str, cells: str, words: str, answer: dict[str, str], splits: str
+) -> None:
+    """It is read, or a question whose answer is obeyed; a column of folds is named."""
+    rows = [f"{row}.jpg,{'abb'[row]},{cell}" for row, cell in enumerate(cells.split())]
+    file = table(tmp_path / "x.csv", "\n".join([f"image,label,{column}", *rows]))
+    if column == "list":
+        (tmp_path / "test_list.txt").write_text("images/1.jpg 1\n2.jpg\n")
+    if words:
+        with pytest.raises(DataError, match=words):
+            listed(file)
+    found = listed(file, **answer)
+    assert [image.split or "" for image in found.images] == (splits.split() or [""] * 3)
+    assert any("'fold' holds '0' and '1', and is not read" in n for n in found.notes) == (
+        column == "fold"
+    )
+
+
 def test_rows_that_contradict_each_other_are_left_out(tmp_path: Path) -> None:
     """A row that is there twice counts once; two labels for an image, or none, are named."""
     rows = ["1.jpg,a", "1.jpg,a", "2.jpg,a", "2.jpg,b", "3.jpg,", "gone.jpg,a"]

@@ -89,7 +89,7 @@ def test_shards_are_read_as_the_same_images_in_folders(
 
 
 def test_a_field_of_the_json_members_tells_the_splits_if_the_shards_do_not(tmp_path: Path) -> None:
-    """It is said where the splits come from; names of shards go first; other values are kept."""
+    """It is said where the splits come from; names of shards go first; other values are asked."""
     photos = write_photos(tmp_path / "photos", classes=2, images=4)
     for name, values in (("a", ("train", "val")), ("test", ("train", "val")), ("b", ("x", "y"))):
         members = samples(photos, label="json")
@@ -97,7 +97,10 @@ def test_a_field_of_the_json_members_tells_the_splits_if_the_shards_do_not(tmp_p
             fields = {**json.loads(members[key]), "split": values[number % 2]}
             members[key] = json.dumps(fields).encode()
         shard_of(tmp_path / name / f"{name}-train-0.tar", members)
-    found = [listed(tmp_path / name, tmp_path / "work") for name in ("a", "test", "b")]
+    with pytest.raises(DataError, match=r"holds 'x' and 'y' in 8 of 8 rows\. .*column none"):
+        listed(tmp_path / "b", tmp_path / "work")
+    chosen: dict[str, dict[str, str]] = {"a": {}, "test": {}, "b": {"split_column": "none"}}
+    found = [listed(tmp_path / name, tmp_path / "work", **own) for name, own in chosen.items()]
     splits = [{image.split for image in each.images} for each in found]
     assert splits == [{"train", "validation"}, {"test"}, {None}]
     assert [each.notes[-1].partition(": ")[2] for each in found] == [

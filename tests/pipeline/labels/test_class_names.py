@@ -20,7 +20,10 @@ _CAFE = "caf\u00e9"
         (["cat", "cat copy"], "similar_classes", "'cat copy' beside 'cat'"),
         (["true", "1", "false"], "similar_classes", "same answer: '1', 'true'"),
         (["cat", "unknown"], "suspicious_class", "there is no label: 'unknown' (3)"),
+        (["cat", "_unlabeled"], "suspicious_class", "there is no label: '_unlabeled' (3)"),
         (["cat", "annotations"], "suspicious_class", "folders of something else: 'annotations'"),
+        (["cat", "images_001"], "suspicious_class", "folders of something else: 'images_001'"),
+        (["cat", "JPEGImages"], "suspicious_class", "folders of something else: 'JPEGImages'"),
         (["M\u00c3\u00bcller", "cat"], "suspicious_class", "for 'M\u00fcller'"),
         (
             ["cat\x1b[2J", "dog"],

@@ -41,10 +41,21 @@ def crossed(*levels: str) -> list[tuple[str, str]]:
             ],
             r"'\{split\}/\*/\{label\}/\*\*'",
         ),
+        (pairs("JPEGImages", "Annotations", "ImageSets/Main"), "the COCO JSON with the labels"),
+        (
+            [("image_2", "training/image_2/1.png"), ("label_2", "training/label_2/1.txt")],
+            "COCO JSON",
+        ),
+        ([("images", "images/val/1.jpg"), ("labels", "labels/val/1.txt")], "COCO JSON"),
+        (crossed("ill well", "images masks"), "--data.ignore 'masks/'"),
+        (pairs("images_001", "images_002"), "the table with the labels"),
+        (pairs("train2017", "val2017"), "the folder whose folders are the classes"),
     ],
 )
-def test_names_that_repeat_are_a_question(images: list[tuple[str, str]], remedy: str) -> None:
-    """The same names in most class folders, or names like those of the classes beside them."""
+def test_names_that_repeat_or_are_no_classes_are_a_question(
+    images: list[tuple[str, str]], remedy: str
+) -> None:
+    """The same names in most class folders, those of the classes beside them, or of no classes."""
     question = unclear_level(images)
     assert question
     assert "--data.label top" in question.remedy
@@ -59,6 +70,8 @@ def test_names_that_repeat_are_a_question(images: list[tuple[str, str]], remedy:
         pairs("cat/cat", "dog/dog"),
         pairs("cat/front", "cat/back", "dog/front", "dog/back", *"abcdefgh"),
         pairs("siteA/cat"),
+        pairs("cat", "dog", "images"),
+        pairs("images/cat", "images/dog"),
         [("cat", "train/cat/1.jpg"), ("dog", "train/dog/1.jpg"), ("cat", "test/cat/2.jpg")],
     ],
 )

@@ -41,8 +41,17 @@ def test_lists_are_read_with_commas_or_without(
     assert (read.sets[0] if read.several else None) == labels
 
 
-@pytest.mark.parametrize("cell", ["['a' ... 'z']", "['a', b]", "[{}]"])
+@pytest.mark.parametrize("cell", ["['a' ... 'z']", "['a', b]"])
 def test_a_list_that_cannot_be_read_is_no_label(cell: str) -> None:
     """Beside other lists, the text in brackets would become a class."""
     with pytest.raises(DataError, match=r"holds lists, but .* cannot be read as one"):
         read_set_cells((cell, "['tree']"), "label", ReadingRules())
+
+
+@pytest.mark.parametrize("cell", ['[["animal", "dog"]]', '{"taxonomy": []}', "[{'x': 1}]"])
+def test_a_structure_is_no_label(cell: str) -> None:
+    """Choices of Label Studio are lists of labels, and all else is refused."""
+    with pytest.raises(DataError, match="is no label and no list of labels"):
+        read_set_cells((cell,), "label", ReadingRules())
+    cells = ('{"choices": ["b", "a"]}', "{'choices': 'a'}")
+    assert read_set_cells(cells, "label", ReadingRules()).sets == [("a", "b"), ("a",)]
