@@ -44,6 +44,8 @@ OnImage = Callable[[str, bytes, Pixels], None]
 
 Not while files are described that are not of 8 bits: what their values mean is decided later.
 """
+_LAST_UPRIGHT = 4
+"""Greater orientations of EXIF swap width and height."""
 FEW_PIXELS = 1 << 24
 """Images with more are decoded one after another."""
 
@@ -189,6 +191,8 @@ class _Description:
             with deep_values(data, self._note) as values:
                 if values:
                     summary = FileSummary.of(values)
+                    if values.orientation > _LAST_UPRIGHT:
+                        row["width"], row["height"] = row["height"], row["width"]
                     row["pixels"], row["values"] = values_digest(values), summary.text
                     return
         opacity: list[Pixels] = []
@@ -200,6 +204,7 @@ class _Description:
             on_opacity=opacity.append,
         ) as image_HWC:
             summary = _summary(data, opacity)
+            row["height"], row["width"] = image_HWC.shape[:2]
             row["pixels"], row["values"] = pixel_digest(image_HWC), summary.text
             if self.on_image:
                 self.on_image(row["path"], data, image_HWC)

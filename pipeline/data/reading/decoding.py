@@ -30,6 +30,7 @@ from patchline.pipeline.data.pixel_values.pixel_mapping import (
     FileValues,
     PixelMapping,
     ValueFit,
+    orientation_in,
 )
 from patchline.pipeline.data.pixel_values.png_values import PlainPng, plain_png
 from patchline.pipeline.data.pixel_values.undecodable import UndecodableImageError
@@ -40,6 +41,7 @@ from patchline.pipeline.data.reading.pillow_decoding import (
     OnOpacity,
     Pixels,
     mapped_pixels,
+    turned,
     upright_pixels,
 )
 from patchline.pipeline.data.reading.reduced_values import reduced_bits
@@ -91,7 +93,7 @@ class ImageHeader(NamedTuple):
 
 
 class JpegDecoder(Protocol):
-    """Decodes a JPEG file to (H, W, 3); None if another decoder has to."""
+    """Decodes a JPEG file to (H, W, 3), as it is stored; None if another decoder has to."""
 
     def __call__(self, data: bytes, frame: JpegFrame, /, *, strict: bool) -> Pixels | None:
         """Decode; if `strict`, return only an image of which nothing is missing."""
@@ -203,8 +205,9 @@ def decoded(
                 pixels = _decode_fast(data, channels, common, png)
             if pixels is None:
                 pixels = _decode_strict(data, channels, mapping, on_opacity)
-            if pixels.ndim != 3:  # noqa: PLR2004 - H, W, C
-                pixels = pixels[:, :, None]
+            elif known := frame or png:
+                stored_HWC = pixels if pixels.ndim == 3 else pixels[:, :, None]  # noqa: PLR2004
+                pixels = turned(stored_HWC, orientation_in(known.exif))
             if on_fit:
                 on_fit(ValueFit(reduced=0 if frame or png else reduced_bits(data)))
         yield pixels
@@ -373,6 +376,7 @@ def _decode_fast(
 
 def _in_opencv(data: bytes, channels: int) -> Pixels | None:
     flag = cv2.IMREAD_GRAYSCALE if channels == 1 else cv2.IMREAD_COLOR_RGB
+    flag |= cv2.IMREAD_IGNORE_ORIENTATION
     try:
         pixels: Any = cv2.imdecode(np.frombuffer(data, np.uint8), flag)
     except cv2.error:
