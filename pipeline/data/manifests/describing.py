@@ -21,13 +21,13 @@ from patchline.pipeline.data.pixel_values.file_summary import (
 )
 from patchline.pipeline.data.pixel_values.file_values import may_be_deep
 from patchline.pipeline.data.pixel_values.pixel_mapping import PixelMapping
-from patchline.pipeline.data.pixel_values.tiff_values import tiff_page
 from patchline.pipeline.data.reading.decoding import (
     ImageHeader,
     Pixels,
     UndecodableImageError,
     decoded,
     deep_values,
+    frame_count,
 )
 from patchline.pipeline.data.reading.image_file import MAX_FILE_BYTES, SMALL_FILE_BYTES, too_large
 from patchline.pipeline.data.reading.image_formats import HEAD_BYTES, format_of, refused_format
@@ -221,7 +221,8 @@ class _Description:
 
 def _summary(data: bytes, opacity: list[Pixels]) -> FileSummary:
     """Return what is special about an image of 8 bits."""
-    pages = tiff_page(data).pages if data.startswith((b"II", b"MM")) else 1
     clear, hidden = clarity(np.concatenate(opacity)) if opacity else (-1.0, False)
-    summary = FileSummary(pages=pages, clear=clear, hidden=hidden, reduced=reduced_bits(data))
+    summary = FileSummary(
+        pages=frame_count(data), clear=clear, hidden=hidden, reduced=reduced_bits(data)
+    )
     return ORDINARY if summary == ORDINARY else summary

@@ -33,6 +33,7 @@ from patchline.pipeline.data.pixel_values.pixel_mapping import (
     orientation_in,
 )
 from patchline.pipeline.data.pixel_values.png_values import PlainPng, plain_png
+from patchline.pipeline.data.pixel_values.tiff_values import tiff_page
 from patchline.pipeline.data.pixel_values.undecodable import UndecodableImageError
 from patchline.pipeline.data.reading.image_formats import HEAD_BYTES, format_of, why_not_read
 from patchline.pipeline.data.reading.jpeg_wholeness import JpegFrame, jpeg_frame, lacks_data
@@ -56,6 +57,7 @@ __all__ = [
     "decode_image",
     "decoded",
     "deep_values",
+    "frame_count",
     "pillow_pixels",
     "read_header",
 ]
@@ -67,6 +69,7 @@ MAX_SIDE = 1_000_000
 
 _COPIED_FORMATS = {"WEBP", "AVIF", "JPEG2000", "HEIF"}
 """Their decoders hold several copies of the image, so they may have a quarter of the pixels."""
+_ANIMATED = {"GIF", "WEBP", "AVIF", "HEIF"}
 _TRAILING_BYTES = 64  # some cameras write a little behind the end marker
 _JPEG_START, _JPEG_END = b"\xff\xd8\xff", b"\xff\xd9"
 _PNG_START, _PNG_END = b"\x89PNG\r\n\x1a\n", b"IEND\xaeB`\x82"
@@ -250,6 +253,20 @@ def read_header(data: bytes) -> ImageHeader:
     """
     with _failures_named():
         return _header(data, deep_file(data, format_of(data[:HEAD_BYTES])))
+
+
+def frame_count(data: bytes) -> int:
+    """Return the number of frames or pages of an image file that can be read; the first is used."""
+    name = format_of(data[:HEAD_BYTES])
+    if name == "TIFF":
+        return tiff_page(data).pages
+    if name not in _ANIMATED and not (name == "PNG" and b"acTL" in data):
+        return 1
+    try:
+        with _opened(data) as image:
+            return int(getattr(image, "n_frames", 1))
+    except Exception:  # noqa: BLE001 - what follows the first frame may be damaged
+        return 1
 
 
 def pillow_pixels(
