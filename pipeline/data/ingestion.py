@@ -307,7 +307,7 @@ def _read(
         check_images(manifest, listing.root, labelled=labelled, task=earlier.task)
         values = usable_values(manifest, listing.root, config.data)
         manifest = manifest if labelled else manifest.assign(label="")
-        return manifest, [*notes, *more, *values.notes], exclude, values
+        return manifest, [*notes, *more, *values.notes, *values.frames], exclude, values
     thumbnails = ThumbnailCollector() if data.group_near_duplicates else None
     on_image = thumbnails.add if thumbnails is not None else None
     manifest = manifests.scan(
@@ -324,7 +324,7 @@ def _read(
     )
     check_images(manifest, listing.root, labelled=labelled, task=task_of(listing))
     values = usable_values(manifest, listing.root, config.data, on_image)
-    notes = [*_notes(manifest, listing, labelled=labelled), *more, *values.notes]
+    notes = [*_notes(manifest, listing, labelled=labelled), *more, *values.notes, *values.frames]
     if thumbnails is not None:
         compared = SearchMemory(listing.root, scan_memory.workspace, fresh=scan_memory.fresh)
         manifest, note = with_near_groups(manifest, thumbnails, on_progress, compared)

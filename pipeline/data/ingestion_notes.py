@@ -138,11 +138,11 @@ def empty_classes(manifest: pd.DataFrame, listing: ImageListing) -> list[str]:
 
 
 def notes_on_empty_classes(manifest: pd.DataFrame, listing: ImageListing) -> list[str]:
-    """Name the class folders without images; the model will not know these classes."""
+    """Name the classes without images; the model will not know them."""
     empty = empty_classes(manifest, listing)
     if not empty:
         return []
-    words = by_number(len(empty), "class folder has", "class folders have") + " no image"
+    words = by_number(len(empty), "class has", "classes have") + " no image"
     if listing.is_multi_label:
         words = by_number(len(empty), "label is", "labels are") + " on no image"
     return [f"{len(empty)} {words}: {manifests.examples(empty, _NAMED_FILES)}"]

@@ -206,9 +206,8 @@ def _empty(empty: Sequence[str], task: Task) -> list[Finding]:
             "empty_class",
             "warning",
             empty,
-            f"{len(empty):,} class folder{' has' if one else 's have'} no image: "
-            f"{examples(empty, 5)}.",
+            f"{len(empty):,} class{' has' if one else 'es have'} no image: {examples(empty, 5)}.",
             "Trains without them, so the model never predicts them. Add images, or delete "
-            "the folders.",
+            "their folders or columns.",
         )
     ]

@@ -13,6 +13,7 @@ import numpy as np
 import pandas as pd
 
 from patchline.pipeline.data.manifests.left_out import LeftOut, left_out, remedies
+from patchline.pipeline.data.manifests.manifest import examples
 from patchline.pipeline.data.reading.image_quality import (
     BLANK,
     BLURRED,
@@ -21,8 +22,10 @@ from patchline.pipeline.data.reading.image_quality import (
     faults,
     limits_among,
 )
+from patchline.pipeline.data.value_ranges.data_values import summaries
 from patchline.pipeline.files.data_names import IMAGE_SUFFIXES
 from patchline.pipeline.inspection.finding import Finding, Kind, Severity, finding_on_files
+from patchline.pipeline.labels.label_pairs import LabelPairs
 
 Array = np.ndarray[Any, Any]
 
@@ -41,6 +44,10 @@ _SUFFIXES = {
 _USUAL_MODES = {"RGB", "L"}
 _USUAL_SHARE = 0.2
 _FEWEST_TO_COMPARE = 10
+_MANY_UNLABELLED = 0.1
+"""Share of the images from which it is a warning that they have no label."""
+_ALL, _FEW_OTHERS = 0.9, 0.5
+"""Shares of the images of a class, and of all others, with a profile that sets the class apart."""
 _SIZE_FACTOR, _SHAPE_FACTOR, _DEVIATIONS = 4.0, 3.0, 6.0
 
 
@@ -49,17 +56,24 @@ def findings_on_status(manifest: pd.DataFrame) -> list[Finding]:
     by_kind: dict[Kind, list[LeftOut]] = {}
     for part in left_out(manifest):
         by_kind.setdefault(part.cause.kind, []).append(part)
-    return [_finding_on_causes(kind, parts) for kind, parts in by_kind.items()]
+    usable = int((manifest["status"] == "ok").sum())
+    return [_finding_on_causes(kind, parts, usable) for kind, parts in by_kind.items()]
 
 
-def _finding_on_causes(kind: Kind, parts: list[LeftOut]) -> Finding:
+def _finding_on_causes(kind: Kind, parts: list[LeftOut], usable: int) -> Finding:
     rows = pd.concat([part.rows for part in parts]).sort_index()
     reasons = zip(rows["path"], rows["reason"], strict=True)
+    named = rows["path"].map(lambda path: PurePosixPath(path).suffix.lower() in IMAGE_SUFFIXES)
+    images = int((named | rows["reason"].str.startswith("has no label")).sum())
+    told, share = [f"{part.sentence}." for part in parts], images / max(1, usable + images)
+    if kind == "foreign" and images:
+        told.append(f"Without a label: {images:,} of {usable + images:,} images ({share:.0%}).")
+    few = kind == "foreign" and share < _MANY_UNLABELLED
     return finding_on_files(
         kind,
-        "note" if kind == "foreign" else "warning",
+        "note" if few else "warning",
         tuple(rows["path"]),
-        " ".join(f"{part.sentence}." for part in parts),
+        " ".join(told),
         f"Leaves them out of every run. {remedies(parts)}",
         details={path: reason for path, reason in reasons if reason},
     )
@@ -87,6 +101,50 @@ def findings_on_format(rows: pd.DataFrame) -> list[Finding]:
                   "Converts them to the channels of the run; transparency becomes white, and "
                   "values of more than 8 bits become 8. Check that they look right."),
     ]  # fmt: skip
+
+
+def findings_on_profiles(rows: pd.DataFrame, pairs: LabelPairs) -> list[Finding]:
+    """Return images whose profile says other colors than sRGB, as which all images are read.
+
+    Args:
+        rows: the usable images, with the column `profile`.
+        pairs: which of them has which label.
+    """
+    marked = rows[rows["profile"] != ""]
+    profiles = sorted(marked["profile"].unique())
+    apart = [each for name in profiles for each in _apart(rows, pairs, name)]
+    words = f"A model may tell classes by their profile: {examples(apart, 5)}. " if apart else ""
+    return _finding(
+        "color_profile", "warning" if apart else "note", marked.assign(reason=marked["profile"]),
+        lambda count: f"{count:,} of {_images(len(rows))}",
+        "Reads them like all others as sRGB, in runs and in their packages alike. "
+        f"{words}Convert them to sRGB.",
+    )  # fmt: skip
+
+
+def _apart(rows: pd.DataFrame, pairs: LabelPairs, profile: str) -> list[str]:
+    """Return the labels of which nearly all images have a profile that few of the others have."""
+    has = (rows["profile"] == profile).to_numpy()
+    sizes = np.bincount(pairs.labels, minlength=len(pairs.names))
+    marked = np.bincount(pairs.labels, has[pairs.images], minlength=len(pairs.names))
+    others = (has.sum() - marked) / np.maximum(1, len(rows) - sizes)
+    apart = (marked >= _ALL * sizes) & (others < _FEW_OTHERS) & (sizes < len(rows))
+    return [f"{pairs.names[place]} ({profile})" for place in np.flatnonzero(apart)]
+
+
+def findings_on_frames(rows: pd.DataFrame) -> list[Finding]:
+    """Return animations and files of several pages, of which the first frame or page is read.
+
+    Args:
+        rows: the usable images.
+    """
+    counts = np.array([each.pages for each in summaries(rows)], np.int64)
+    several = rows[counts > 1]
+    return _finding(
+        "unread_frames", "note",
+        several.assign(reason=[f"{count:,} frames" for count in counts[counts > 1].tolist()]),
+        _images, "Reads the first of them. Save each one that matters as a file of its own.",
+    )  # fmt: skip
 
 
 def findings_on_size(rows: pd.DataFrame) -> list[Finding]:
@@ -144,6 +202,11 @@ _WORDS: dict[Kind, tuple[str, str]] = {
         "has a size or shape unlike the others",
         "have a size or shape unlike the others",
     ),
+    "color_profile": (
+        "has a colour profile other than sRGB",
+        "have a colour profile other than sRGB",
+    ),
+    "unread_frames": ("has several frames or pages", "have several frames or pages"),
     "blank": ("shows a single colour", "show a single colour"),
     "dark": ("is almost black", "are almost black"),
     "blurred": (

@@ -17,6 +17,7 @@ Kind = Literal[
     "refused_member", "similar_classes", "suspicious_class", "suspicious_labels",
     "value_range", "bands", "mirror_asymmetric",
     "no_label", "frequent_label", "implied_label", "rare_label_set",
+    "augmented_copy", "color_profile", "unread_frames",
 ]  # fmt: skip
 KINDS: tuple[Kind, ...] = get_args(Kind)
 Severity = Literal["error", "warning", "note"]
@@ -53,6 +54,9 @@ TITLES: dict[Kind, str] = {
     "frequent_label": "Labels on nearly every image",
     "implied_label": "Labels that never occur alone",
     "rare_label_set": "Labels that hardly ever meet",
+    "augmented_copy": "Augmented copies",
+    "color_profile": "Colour profiles that are not applied",
+    "unread_frames": "Frames and pages that are not read",
 }
 
 

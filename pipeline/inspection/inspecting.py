@@ -12,7 +12,7 @@ import pandas as pd
 from patchline.pipeline.config import RunConfig
 from patchline.pipeline.data import ingestion
 from patchline.pipeline.data.ingestion import ScannedData
-from patchline.pipeline.data.ingestion_notes import notes_on_held_out
+from patchline.pipeline.data.ingestion_notes import notes_on_held_out, notes_on_size
 from patchline.pipeline.data.manifests import exclusion, overlap
 from patchline.pipeline.data.manifests import manifest as manifests
 from patchline.pipeline.data.manifests.class_checks import check_images, unreadable_classes
@@ -21,7 +21,7 @@ from patchline.pipeline.data.near_duplicates.grouping import grouped_by
 from patchline.pipeline.data.near_duplicates.search import near_duplicates
 from patchline.pipeline.data.near_duplicates.search_memory import SearchMemory
 from patchline.pipeline.data.pixel_values.pixel_mapping import PLAIN, PixelMapping
-from patchline.pipeline.data.splits import split
+from patchline.pipeline.data.splits import random_draws, split
 from patchline.pipeline.data.splits.leakage import given_splits
 from patchline.pipeline.data.splits.split_gaps import SPLITS
 from patchline.pipeline.data.symmetry.assumed_symmetries import unmeasured_symmetries
@@ -35,7 +35,9 @@ from patchline.pipeline.inspection.class_findings import (
 )
 from patchline.pipeline.inspection.file_findings import (
     findings_on_format,
+    findings_on_frames,
     findings_on_light,
+    findings_on_profiles,
     findings_on_size,
     findings_on_status,
 )
@@ -131,6 +133,8 @@ def inspect_data(
         given = given_splits(manifest).reset_index(drop=True)
         findings += [
             *findings_on_format(measured),
+            *findings_on_profiles(measured, label_pairs(rows["label"], task)),
+            *findings_on_frames(rows),
             *findings_on_values(rows, scanned.pixel_values),
             *findings_on_size(rows),
             *findings_on_light(measured),
@@ -207,7 +211,7 @@ def _with_splits(
         return manifest, "no image can be read", stops or ["a run would stop: no image can be read"]
     fractions = split.split_fractions(manifest, data.validation_fraction, data.test_fraction)
     try:
-        assigned, _, _ = ingestion.assign_splits(
+        assigned, on_splits, _ = ingestion.assign_splits(
             manifest,
             config,
             ingestion.Splitting(fractions, scanned.name, scanned.task),
@@ -223,7 +227,8 @@ def _with_splits(
         )
     rows, task = manifests.usable(assigned), scanned.task
     held_out = notes_on_held_out(rows, fractions, task) if uses_labels(config) else []
-    return assigned, split.origin(manifest, fractions), [*stops, *held_out]
+    told = [*stops, *on_splits, *random_draws.notes(rows), *notes_on_size(rows), *held_out]
+    return assigned, split.origin(manifest, fractions), told
 
 
 def _sorted(findings: list[Finding]) -> tuple[Finding, ...]:

@@ -1,4 +1,4 @@
-"""Measure every image while it is read: format, brightness, sharpness, and a small thumbnail.
+"""Measure every image while it is read: format, color profile, light, sharpness, a thumbnail.
 
 The images are not opened a second time, and per image about 800 bytes are kept.
 """
@@ -12,10 +12,11 @@ import numpy as np
 import pandas as pd
 
 from patchline.pipeline.data.near_duplicates.thumbnails import ThumbnailCollector, Thumbnails
+from patchline.pipeline.data.reading.color_profile import foreign_profile
 from patchline.pipeline.data.reading.image_formats import HEAD_BYTES, format_of
 from patchline.pipeline.data.reading.image_quality import as_grey, quality_of_grey, shrunk
 
-COLUMNS = ["format", "brightest", "contrast", "entropy", "sharpness"]
+COLUMNS = ["format", "profile", "brightest", "contrast", "entropy", "sharpness"]
 Array = np.ndarray[Any, Any]
 
 
@@ -25,13 +26,14 @@ class ImageMeasures:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._paths: dict[str, int] = {}
-        self._values: list[tuple[str, float, float, float, float]] = []
+        self._values: list[tuple[str, str, float, float, float, float]] = []
         self._thumbnails = ThumbnailCollector()
 
     def add(self, path: str, data: bytes, image_HWC: Array) -> None:
         """Measure one image: its path, the file, and the decoded RGB pixels."""
         small = shrunk(image_HWC)
-        values = (format_of(data[:HEAD_BYTES]) or "", *quality_of_grey(as_grey(small)))
+        kind, profile = format_of(data[:HEAD_BYTES]) or "", foreign_profile(data)
+        values = (kind, profile, *quality_of_grey(as_grey(small)))
         self._thumbnails.add_shrunk(path, small)
         with self._lock:
             self._paths[path] = len(self._values)

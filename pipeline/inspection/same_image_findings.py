@@ -9,6 +9,7 @@ import numpy as np
 import pandas as pd
 
 from patchline.pipeline.data.manifests.same_images import GROUP, column_of, content_numbers
+from patchline.pipeline.data.splits.leakage import GROUP_OF_COPIES, augmented_photographs
 from patchline.pipeline.inspection.finding import Finding, Severity, finding_on_files
 from patchline.pipeline.labels.label_sets import MULTI_LABEL, SINGLE_LABEL, Task
 from patchline.pipeline.terminal_words import by_number, counted
@@ -42,6 +43,7 @@ def findings_on_duplicates(
         *_conflicts(rows, exact, nearly, task),
         *_exact(rows, exact),
         *_near(rows, exact, nearly, grouped=grouped),
+        *_augmented(rows),
     ]
 
 
@@ -89,6 +91,30 @@ def _near(
             "one if they should not count more than others." if grouped else
             "Treats them as different images, which may get into different splits. Keep each group "
             "in one split with --data.group-near-duplicates, or exclude all but one.",
+        )
+    ]  # fmt: skip
+
+
+def _augmented(rows: pd.DataFrame) -> list[Finding]:
+    """Return copies that Roboflow has written of one photograph, as their names say."""
+    photographs = augmented_photographs(rows)
+    copies = pd.Series(rows.index.isin(photographs[_shared(photographs)].index), rows.index)
+    if not copies.any():
+        return []
+    leaking = _several(rows["split"], photographs)
+    apart = f", {leaking.sum():,} of them with a copy in another split"
+    return [
+        _finding(
+            "augmented_copy", "warning" if leaking.any() else "note",
+            _groups(rows, photographs, copies),
+            f"{_images(copies.sum())} are augmented copies of "
+            f"{counted(photographs[copies].nunique(), 'photograph')}, as their names say"
+            f"{apart if leaking.any() else ''}.",
+            "Trains on every copy. Copies in several splits make the metrics optimistic. Exclude "
+            "those outside the test split, or, where the data gives no splits, keep them in one: "
+            f"--data.group-pattern '{GROUP_OF_COPIES}'."
+            if leaking.any() else
+            "Trains and evaluates on every copy, so these photographs count more than others.",
         )
     ]  # fmt: skip
 

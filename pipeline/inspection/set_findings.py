@@ -67,8 +67,8 @@ def _without_labels(rows: pd.DataFrame, pairs: LabelPairs) -> list[Finding]:
             "no_label",
             "note",
             rows.loc[without, "path"].tolist(),
-            f"{count:,} of {counted(len(rows), 'image')} {by_number(count, 'has', 'have')} no "
-            "label.",
+            f"{count:,} of {counted(len(rows), 'image')} ({count / len(rows):.0%}) "
+            f"{by_number(count, 'has', 'have')} no label.",
             "Trains on them as images that show none of the labels. Add the labels that are "
             "missing, or exclude them.",
         )

@@ -22,10 +22,12 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from matplotlib.ticker import MaxNLocator
-from PIL import Image, ImageOps
+from PIL import Image
 from torch import nn
 
 from patchline.pipeline.config import PluginChoice
+from patchline.pipeline.data.reading.decoding import UndecodableImageError, decode_image
+from patchline.pipeline.data.reading.image_file import image_bytes
 from patchline.pipeline.errors import ConfigError, DataError, PluginError
 from patchline.pipeline.files.atomic_files import replacing
 from patchline.pipeline.plugin_system import plugin_loader
@@ -115,12 +117,11 @@ def load_photo(file: Path | None) -> Photo:
         pixels_HWC = np.asarray(load_sample_image("china.jpg"))
     else:
         try:
-            with Image.open(file, formats=("JPEG", "PNG")) as opened:
-                pixels_HWC = np.asarray(ImageOps.exif_transpose(opened).convert("RGB"))
-        except Exception as error:  # decoders raise what they like
+            with image_bytes(file) as data:
+                pixels_HWC = decode_image(data, 3)
+        except UndecodableImageError as error:
             raise DataError(
-                f"Photo {file} cannot be read ({type(error).__name__}). Give the path of a "
-                "complete JPEG or PNG file."
+                f"Photo {file} cannot be read: {error}. Give the path of a complete image."
             ) from error
     height, width = pixels_HWC.shape[:2]
     side = min(height, width)

@@ -131,7 +131,15 @@ class ImageTable:
             )
         own = own_columns(table, columns, rows)
         notes = [*table.notes, *listing.notes, *notes]
-        return replace(listing, images=images, left_out=left_out, columns=own, notes=notes)
+        used = {label for image in images for label in (image.labels or (image.label,))}
+        return replace(
+            listing,
+            images=images,
+            left_out=left_out,
+            columns=own,
+            notes=notes,
+            empty_classes=sorted({name.strip() for name in columns.labels} - used),
+        )
 
     def _places(self, table: Table, image: str) -> Places:
         if image in table.embedded and isinstance(table, ParquetTable | PartedTable):

@@ -42,10 +42,11 @@ def test_one_hot_columns_with_one_label_each_are_classes(
     tmp_path: Path, absent: str, present: str
 ) -> None:
     """As in Kaggle's tables, however 0 and 1 are written; the index of pandas is no label."""
-    rows = f"0,1.jpg,{present},{absent}\n1,2.jpg,{absent},{present}\n"
-    file = table(tmp_path / "train.csv", f",image_id,healthy,rust\n{rows}")
+    rows = f"0,1.jpg,{present},{absent},{absent}\n1,2.jpg,{absent},{present},{absent}\n"
+    file = table(tmp_path / "train.csv", f",image_id,healthy,rust,scab\n{rows}")
     found = listed(file)
     assert labels_of(found) == {"1.jpg": "healthy", "2.jpg": "rust"}
+    assert found.empty_classes == ["scab"]
     assert any("each image that is used has exactly one" in note for note in found.notes)
     assert labels_of(listed(file, task="multi_label"))["2.jpg"] == ("rust",)
 

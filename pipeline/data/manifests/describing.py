@@ -21,13 +21,13 @@ from patchline.pipeline.data.pixel_values.file_summary import (
 )
 from patchline.pipeline.data.pixel_values.file_values import may_be_deep
 from patchline.pipeline.data.pixel_values.pixel_mapping import PixelMapping
-from patchline.pipeline.data.pixel_values.tiff_values import tiff_page
 from patchline.pipeline.data.reading.decoding import (
     ImageHeader,
     Pixels,
     UndecodableImageError,
     decoded,
     deep_values,
+    frame_count,
 )
 from patchline.pipeline.data.reading.image_file import MAX_FILE_BYTES, SMALL_FILE_BYTES, too_large
 from patchline.pipeline.data.reading.image_formats import HEAD_BYTES, format_of, refused_format
@@ -44,6 +44,8 @@ OnImage = Callable[[str, bytes, Pixels], None]
 
 Not while files are described that are not of 8 bits: what their values mean is decided later.
 """
+_LAST_UPRIGHT = 4
+"""Greater orientations of EXIF swap width and height."""
 FEW_PIXELS = 1 << 24
 """Images with more are decoded one after another."""
 
@@ -189,6 +191,8 @@ class _Description:
             with deep_values(data, self._note) as values:
                 if values:
                     summary = FileSummary.of(values)
+                    if values.orientation > _LAST_UPRIGHT:
+                        row["width"], row["height"] = row["height"], row["width"]
                     row["pixels"], row["values"] = values_digest(values), summary.text
                     return
         opacity: list[Pixels] = []
@@ -200,6 +204,7 @@ class _Description:
             on_opacity=opacity.append,
         ) as image_HWC:
             summary = _summary(data, opacity)
+            row["height"], row["width"] = image_HWC.shape[:2]
             row["pixels"], row["values"] = pixel_digest(image_HWC), summary.text
             if self.on_image:
                 self.on_image(row["path"], data, image_HWC)
@@ -216,7 +221,8 @@ class _Description:
 
 def _summary(data: bytes, opacity: list[Pixels]) -> FileSummary:
     """Return what is special about an image of 8 bits."""
-    pages = tiff_page(data).pages if data.startswith((b"II", b"MM")) else 1
     clear, hidden = clarity(np.concatenate(opacity)) if opacity else (-1.0, False)
-    summary = FileSummary(pages=pages, clear=clear, hidden=hidden, reduced=reduced_bits(data))
+    summary = FileSummary(
+        pages=frame_count(data), clear=clear, hidden=hidden, reduced=reduced_bits(data)
+    )
     return ORDINARY if summary == ORDINARY else summary

@@ -33,6 +33,7 @@ class FileSummary:
     missing: int = 0
     """Samples that are no number, or stand for a missing one."""
     pages: int = 1
+    """Or frames of an animation; the first is used."""
     clear: float = -1.0
     """Share of pixels that are wholly opaque or wholly transparent; -1 without opacity."""
     hidden: bool = False

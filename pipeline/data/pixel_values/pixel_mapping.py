@@ -11,14 +11,12 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 import numpy as np
+from PIL import Image
 
 from patchline.pipeline.data.pixel_values.undecodable import UndecodableImageError
-
-if TYPE_CHECKING:
-    from PIL import Image
 
 Values = np.ndarray[Any, Any]
 
@@ -208,10 +206,15 @@ def kind_of(dtype: np.dtype[Any]) -> str:
     return FLOAT if dtype.kind == "f" else dtype.name
 
 
-def orientation_of(image: Image.Image) -> int:
-    """Return the orientation that the EXIF data of an image states; 1 if it cannot be read."""
+def orientation_in(exif: bytes) -> int:
+    """Return the orientation that EXIF data state; 1 if none can be read.
+
+    Nothing else turns an image, as in browsers: Pillow also asks XMP and texts of PNG files.
+    """
+    tags = Image.Exif()
     try:
-        return int(image.getexif().get(_ORIENTATION_TAG, 1))
+        tags.load(exif)
+        return int(tags.get(_ORIENTATION_TAG, 1))
     except Exception:  # noqa: BLE001 - an unreadable orientation counts as none
         return 1
 

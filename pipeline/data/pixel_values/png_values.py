@@ -8,7 +8,6 @@ pixels need nor make a decoder print warnings.
 
 from __future__ import annotations
 
-import io
 import struct
 import zlib
 from collections.abc import Iterator
@@ -17,13 +16,12 @@ from typing import NamedTuple
 
 import cv2
 import numpy as np
-from PIL import Image
 
 from patchline.pipeline.data.pixel_values.pixel_mapping import (
     DeepFile,
     FileValues,
     Values,
-    orientation_of,
+    orientation_in,
 )
 from patchline.pipeline.data.pixel_values.undecodable import UndecodableImageError
 
@@ -45,6 +43,7 @@ class PlainPng(NamedTuple):
     width: int
     height: int
     is_grey: bool
+    exif: bytes
 
 
 def plain_png(data: bytes) -> PlainPng | None:
@@ -52,15 +51,18 @@ def plain_png(data: bytes) -> PlainPng | None:
     width, height, bits, color = _png_header(data)
     if bits != 8 or color not in (_GREY, _RGB) or not width * height:  # noqa: PLR2004 - bits
         return None
-    kept = [_SIGNATURE]
-    try:  # with the EXIF orientation
+    kept, exif = [_SIGNATURE], b""
+    try:
         for kind, chunk in _chunks(data, {b"IHDR", b"IDAT", b"IEND", b"eXIf", b"tRNS"}):
             if kind == b"tRNS":
                 return None
-            kept.append(chunk)
+            if kind == b"eXIf":
+                exif = chunk[8:-4]
+            else:
+                kept.append(chunk)
     except UndecodableImageError:
         return None
-    return PlainPng(b"".join(kept), width, height, is_grey=color == _GREY)
+    return PlainPng(b"".join(kept), width, height, is_grey=color == _GREY, exif=exif)
 
 
 def deep_png(data: bytes) -> DeepFile | None:
@@ -85,9 +87,7 @@ def _png_values(data: bytes) -> FileValues:
     Raises:
         UndecodableImageError: if it is damaged.
     """
-    with Image.open(io.BytesIO(data), formats=("PNG",)) as opened:
-        orientation = orientation_of(opened)
-    plain, noted = [_SIGNATURE], {b"sBIT": b"", b"tRNS": b""}
+    plain, noted = [_SIGNATURE], {b"sBIT": b"", b"tRNS": b"", b"eXIf": b""}
     for kind, chunk in _chunks(data, {b"IHDR", b"IDAT", *noted}):
         if kind in noted:
             noted[kind] = chunk[8:-4]
@@ -110,7 +110,7 @@ def _png_values(data: bytes) -> FileValues:
         colors,
         opacity="straight" if samples_HWN.shape[2] > colors else "",
         declared=float((1 << max(significant[:colors])) - 1) if significant else 0.0,
-        orientation=orientation,
+        orientation=orientation_in(noted[b"eXIf"]),
     )
 
 

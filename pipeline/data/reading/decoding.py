@@ -30,8 +30,10 @@ from patchline.pipeline.data.pixel_values.pixel_mapping import (
     FileValues,
     PixelMapping,
     ValueFit,
+    orientation_in,
 )
 from patchline.pipeline.data.pixel_values.png_values import PlainPng, plain_png
+from patchline.pipeline.data.pixel_values.tiff_values import tiff_page
 from patchline.pipeline.data.pixel_values.undecodable import UndecodableImageError
 from patchline.pipeline.data.reading.image_formats import HEAD_BYTES, format_of, why_not_read
 from patchline.pipeline.data.reading.jpeg_wholeness import JpegFrame, jpeg_frame, lacks_data
@@ -40,6 +42,7 @@ from patchline.pipeline.data.reading.pillow_decoding import (
     OnOpacity,
     Pixels,
     mapped_pixels,
+    turned,
     upright_pixels,
 )
 from patchline.pipeline.data.reading.reduced_values import reduced_bits
@@ -54,6 +57,7 @@ __all__ = [
     "decode_image",
     "decoded",
     "deep_values",
+    "frame_count",
     "pillow_pixels",
     "read_header",
 ]
@@ -65,6 +69,7 @@ MAX_SIDE = 1_000_000
 
 _COPIED_FORMATS = {"WEBP", "AVIF", "JPEG2000", "HEIF"}
 """Their decoders hold several copies of the image, so they may have a quarter of the pixels."""
+_ANIMATED = {"GIF", "WEBP", "AVIF", "HEIF"}
 _TRAILING_BYTES = 64  # some cameras write a little behind the end marker
 _JPEG_START, _JPEG_END = b"\xff\xd8\xff", b"\xff\xd9"
 _PNG_START, _PNG_END = b"\x89PNG\r\n\x1a\n", b"IEND\xaeB`\x82"
@@ -91,7 +96,7 @@ class ImageHeader(NamedTuple):
 
 
 class JpegDecoder(Protocol):
-    """Decodes a JPEG file to (H, W, 3); None if another decoder has to."""
+    """Decodes a JPEG file to (H, W, 3), as it is stored; None if another decoder has to."""
 
     def __call__(self, data: bytes, frame: JpegFrame, /, *, strict: bool) -> Pixels | None:
         """Decode; if `strict`, return only an image of which nothing is missing."""
@@ -203,8 +208,9 @@ def decoded(
                 pixels = _decode_fast(data, channels, common, png)
             if pixels is None:
                 pixels = _decode_strict(data, channels, mapping, on_opacity)
-            if pixels.ndim != 3:  # noqa: PLR2004 - H, W, C
-                pixels = pixels[:, :, None]
+            elif known := frame or png:
+                stored_HWC = pixels if pixels.ndim == 3 else pixels[:, :, None]  # noqa: PLR2004
+                pixels = turned(stored_HWC, orientation_in(known.exif))
             if on_fit:
                 on_fit(ValueFit(reduced=0 if frame or png else reduced_bits(data)))
         yield pixels
@@ -247,6 +253,20 @@ def read_header(data: bytes) -> ImageHeader:
     """
     with _failures_named():
         return _header(data, deep_file(data, format_of(data[:HEAD_BYTES])))
+
+
+def frame_count(data: bytes) -> int:
+    """Return the number of frames or pages of an image file that can be read; the first is used."""
+    name = format_of(data[:HEAD_BYTES])
+    if name == "TIFF":
+        return tiff_page(data).pages
+    if name not in _ANIMATED and not (name == "PNG" and b"acTL" in data):
+        return 1
+    try:
+        with _opened(data) as image:
+            return int(getattr(image, "n_frames", 1))
+    except Exception:  # noqa: BLE001 - what follows the first frame may be damaged
+        return 1
 
 
 def pillow_pixels(
@@ -373,6 +393,7 @@ def _decode_fast(
 
 def _in_opencv(data: bytes, channels: int) -> Pixels | None:
     flag = cv2.IMREAD_GRAYSCALE if channels == 1 else cv2.IMREAD_COLOR_RGB
+    flag |= cv2.IMREAD_IGNORE_ORIENTATION
     try:
         pixels: Any = cv2.imdecode(np.frombuffer(data, np.uint8), flag)
     except cv2.error:

@@ -25,6 +25,7 @@ _JPEG_SOF = {0xC0, 0xC1, 0xC2}
 """Baseline, extended and progressive, all with Huffman codes."""
 _JPEG_OTHER_SOF = {0xC3, 0xC5, 0xC6, 0xC7, 0xC9, 0xCA, 0xCB, 0xCD, 0xCE, 0xCF}
 _JPEG_SOS, _JPEG_EOI, _JPEG_DRI, _JPEG_PROGRESSIVE = 0xDA, 0xD9, 0xDD, 0xC2
+_JPEG_APP1, _EXIF = 0xE1, b"Exif\0\0"
 _JPEG_BLOCK, _JPEG_COEFFICIENTS, _JPEG_BITS = 8, 64, 8
 _NOTHING_LEFT = bytes(_JPEG_COEFFICIENTS)
 _EVERYTHING_LEFT = b"\xff" * _JPEG_COEFFICIENTS
@@ -62,6 +63,7 @@ class JpegFrame(NamedTuple):
     """Where the last scan's data begins."""
     data_end: int
     """Where the last scan's data ends and the end marker begins."""
+    exif: bytes
 
 
 def jpeg_frame(data: bytes) -> JpegFrame | None:
@@ -98,7 +100,7 @@ def _jpeg_frame(data: bytes) -> JpegFrame | None:  # noqa: C901 - a branch for e
     sizes: dict[int, tuple[int, int]] = {}
     left: dict[int, bytearray] = {}
     width = height = height_at = kind = scans = data_start = data_end = 0
-    restarts, last_scan = False, b""
+    restarts, last_scan, exif = False, b"", b""
     at = 2
     while True:
         at = data.index(b"\xff", at)  # what lies between the markers is passed over
@@ -119,6 +121,8 @@ def _jpeg_frame(data: bytes) -> JpegFrame | None:  # noqa: C901 - a branch for e
                 sizes[name] = factors >> 4, factors & 15
         elif marker == _JPEG_DRI:
             restarts = int.from_bytes(body[:2], "big") > 0
+        elif marker == _JPEG_APP1 and body.startswith(_EXIF) and not scans:
+            exif += body[len(_EXIF) :]  # of several segments
         at += length
         if marker == _JPEG_SOS:
             scans, last_scan = scans + 1, body
@@ -144,6 +148,7 @@ def _jpeg_frame(data: bytes) -> JpegFrame | None:  # noqa: C901 - a branch for e
         restarts=restarts,
         data_start=data_start,
         data_end=data_end,
+        exif=exif,
     )
 
 

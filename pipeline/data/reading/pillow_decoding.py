@@ -15,7 +15,7 @@ from patchline.pipeline.data.pixel_values.pixel_mapping import (
     FileValues,
     PixelMapping,
     ValueFit,
-    orientation_of,
+    orientation_in,
 )
 from patchline.pipeline.data.pixel_values.undecodable import UndecodableImageError
 
@@ -46,17 +46,21 @@ def upright_pixels(
     Raises:
         UndecodableImageError: if nothing says what its values mean.
     """
+    xmp = image.info.pop("xmp", None)  # by which Pillow would turn a TIFF image as it is loaded
     image.load()
+    if xmp is not None:
+        image.info["xmp"] = xmp
+    orientation = orientation_in(image.info.get("exif") or b"")
     if image.mode in _DEEP_MODES:
-        values = FileValues(np.asarray(image)[:, :, None], 1, orientation=orientation_of(image))
+        values = FileValues(np.asarray(image)[:, :, None], 1, orientation=orientation)
         return mapped_pixels(values, channels, mapping, on_fit)
     if image.mode not in _EIGHT_BIT_MODES:
         raise UndecodableImageError(f"its pixel format {image.mode} is not read; convert it to RGB")
     if on_fit:
         on_fit(ValueFit())
     if mapping.bands:
-        return _turned(mapping.selected(_bands(image), channels), orientation_of(image))
-    flips = _flips(orientation_of(image))
+        return turned(mapping.selected(_bands(image), channels), orientation)
+    flips = _flips(orientation)
     height, width = image.height, image.width
     upright = np.empty((width, height) if flips[2] else (height, width), np.uint8)
     if channels > 1:
@@ -82,7 +86,7 @@ def mapped_pixels(
     pixels_HWC, fit = mapping.eight_bits(values, channels)
     if on_fit:
         on_fit(fit)
-    return _turned(pixels_HWC, values.orientation)
+    return turned(pixels_HWC, values.orientation)
 
 
 def _eight_bits(
@@ -109,7 +113,7 @@ def _bands(image: Image.Image) -> np.ndarray[Any, Any]:
     return samples[:, :, None] if samples.ndim == 2 else samples  # noqa: PLR2004 - H, W
 
 
-def _turned(pixels_HWC: Pixels, orientation: int) -> Pixels:
+def turned(pixels_HWC: Pixels, orientation: int) -> Pixels:
     """Return stored pixels the right way up."""
     flips = _flips(orientation)
     if not any(flips):

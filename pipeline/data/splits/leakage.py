@@ -71,14 +71,23 @@ def notes_on_augmented_copies(rows: pd.DataFrame) -> list[str]:
     Args:
         rows: the usable images of a manifest, with their splits.
     """
-    names = rows["path"].str.rpartition("/")[2]
-    sources = names.str.extract(_AUGMENTED, expand=False).dropna()
+    sources = augmented_photographs(rows)
     several = sources[_in_several_splits(rows.loc[sources.index], sources)]
     if several.empty:
         return []
     [leaking] = _note(int(several.nunique()), "photograph", sorted(set(several)))
     copies = "the names are those of augmented copies, which --data.group-pattern"
     return [f"{leaking}; {copies} '{GROUP_OF_COPIES}' keeps in one split"]
+
+
+def augmented_photographs(rows: pd.DataFrame) -> pd.Series[str]:
+    """Return the photographs that images are named after as augmented copies; others are left out.
+
+    Args:
+        rows: of a manifest.
+    """
+    names = rows["path"].str.rpartition("/")[2]
+    return names.str.extract(_AUGMENTED, expand=False).dropna()
 
 
 def _note(count: int, kind: str, names: list[str]) -> list[str]:

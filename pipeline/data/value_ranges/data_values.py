@@ -45,7 +45,9 @@ class DataValues(NamedTuple):
     is_grey: bool
     """Whether all images are without color then."""
     notes: tuple[str, ...]
-    """What a person should know, in sentences."""
+    """What a person should know about values and bands, in sentences."""
+    frames: tuple[str, ...]
+    """A sentence on pages and frames that are not read, if there are some."""
     losses: tuple[str, ...]
     """Those of the notes that say what training may miss."""
     problem: PipelineError | None
@@ -130,6 +132,7 @@ def choose_values(rows: pd.DataFrame, root: Path, settings: DataConfig) -> DataV
             *_other_notes(files),
             *_unused(bool(deep), settings),
         ),
+        frames=tuple(_note_on_frames(files)),
         losses=(*losses, *opacity_notes),
         problem=problem or no_values,
         problem_kind="bands" if problem or not no_values else "value_range",
@@ -279,13 +282,6 @@ def _notes_on_white(deep: dict[str, list[_File]]) -> Iterator[str]:
 
 def _other_notes(files: Sequence[_File]) -> Iterator[str]:
     """Say which files have more than is used of them."""
-    several = [file for file in files if file.summary.pages > 1]
-    if several:
-        one = len(several) == 1
-        yield (
-            f"{len(several):,} file{' has' if one else 's have'} several pages, such as "
-            f"{several[0].path}; the first page is used"
-        )
     reduced = [file for file in files if file.summary.reduced]
     if reduced:
         one = len(reduced) == 1
@@ -301,6 +297,16 @@ def _other_notes(files: Sequence[_File]) -> Iterator[str]:
         yield (
             f"{len(missing):,} image{' has' if one else 's have'} pixels without a known value, "
             f"such as {missing[0].path}; they become black"
+        )
+
+
+def _note_on_frames(files: Sequence[_File]) -> Iterator[str]:
+    several = [file for file in files if file.summary.pages > 1]
+    if several:
+        one = len(several) == 1
+        yield (
+            f"{len(several):,} file{' has' if one else 's have'} several pages or frames, such as "
+            f"{several[0].path}; the first is used"
         )
 
 

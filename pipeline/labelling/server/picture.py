@@ -11,12 +11,15 @@ from typing import Any, NamedTuple
 import cv2
 import numpy as np
 
+from patchline.pipeline.data.pixel_values.pixel_mapping import FileValues, with_channels
 from patchline.pipeline.data.reading.decoding import (
+    Pixels,
     UndecodableImageError,
     decode_image,
     deep_values,
 )
 from patchline.pipeline.data.reading.image_file import image_bytes
+from patchline.pipeline.data.reading.pillow_decoding import turned
 
 LARGEST_SIDE = 1600
 _SMALL_SIDE = 256
@@ -40,21 +43,22 @@ def picture(file: Path, side: int) -> Picture:
         UndecodableImageError: with the reason, if it cannot be read.
     """
     with image_bytes(file) as data, deep_values(data) as values:
-        pixels_HWC = decode_image(data, 3) if values is None else _stretched(values.samples_HWN)
+        pixels_HWC = decode_image(data, 3) if values is None else _stretched(values)
     try:
         return _written(pixels_HWC, max(1, min(side, LARGEST_SIDE)))
     except (cv2.error, MemoryError) as error:
         raise UndecodableImageError("the image is too large, or too narrow") from error
 
 
-def _stretched(samples_HWN: np.ndarray[Any, Any]) -> np.ndarray[Any, np.dtype[np.uint8]]:
+def _stretched(values: FileValues) -> Pixels:
     """Return values of more than 8 bits as a picture; their first one or three bands."""
+    samples_HWN = values.samples_HWN
     colors_HWC = samples_HWN[:, :, : 3 if samples_HWN.shape[2] >= 3 else 1]  # noqa: PLR2004 - RGB
     values_HWC = np.nan_to_num(colors_HWC.astype(np.float32), posinf=0.0, neginf=0.0)
     low, high = np.percentile(values_HWC, (_DARKEST, _BRIGHTEST))
     scaled_HWC = (values_HWC - low) * (255 / max(high - low, 1e-12))
-    grey_HWC = np.clip(scaled_HWC, 0, 255).astype(np.uint8)
-    return np.repeat(grey_HWC, 3, axis=2) if grey_HWC.shape[2] == 1 else grey_HWC
+    shown_HWC = np.clip(255 - scaled_HWC if values.inverted else scaled_HWC, 0, 255)
+    return turned(with_channels(shown_HWC.astype(np.uint8), 3), values.orientation)
 
 
 def _written(pixels_HWC: np.ndarray[Any, Any], side: int) -> Picture:

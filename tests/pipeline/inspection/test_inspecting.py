@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from PIL import Image, ImageFilter
+from PIL import Image, ImageCms, ImageFilter
 
 from patchline.pipeline.config import RunConfig
 from patchline.pipeline.inspection.finding import KINDS, Inspection
@@ -34,6 +34,16 @@ def scene(number: int, side: int = SIDE) -> Image.Image:
         pixels[disc] = generator.uniform(0, 255, 3)
     pixels += generator.normal(0, 6, pixels.shape)
     return Image.fromarray(np.clip(pixels, 0, 255).astype(np.uint8))
+
+
+def srgb_profile() -> bytes:
+    return ImageCms.ImageCmsProfile(ImageCms.createProfile("sRGB")).tobytes()
+
+
+def other_profile() -> bytes:
+    """Return a color profile that takes red for blue."""
+    parts = srgb_profile().replace(b"rXYZ", b"....").replace(b"bXYZ", b"rXYZ")
+    return parts.replace(b"....", b"bXYZ")
 
 
 def garden(folder: Path, images: int = 4) -> Path:
@@ -65,6 +75,11 @@ def test_planted_faults_are_found_where_they_are(tmp_path: Path) -> None:
     scene(901).save(day / "jpeg.png", "JPEG")
     (day / "cut.jpg").write_bytes((day / "jpeg.png").read_bytes()[:900])
     Image.open(day / "02.png").save(day / "nearly.jpg", quality=30)
+    scene(907).save(day / "moving.webp", save_all=True, append_images=[scene(908)])
+    for number, name in enumerate(("a.rf.0123456789abcdef.jpg", "a.rf.fedcba9876543210.jpg")):
+        scene(909 + number).save(day / name)
+    scene(911).save(day / "wide.png", icc_profile=other_profile())
+    scene(912).save(day / "usual.png", icc_profile=srgb_profile())
     for name, image in (
         ("dark.png", scene(905).point(lambda value: value // 8)),
         ("ink.jpg", scene(902).convert("CMYK")),
@@ -82,9 +97,27 @@ def test_planted_faults_are_found_where_they_are(tmp_path: Path) -> None:
         "size_outlier": {"large.png", "long.png"}, "exact_duplicate": {"03.png", "copy.bmp"},
         "near_duplicate": {"02.png", "nearly.jpg"}, "dark": {"dark.png"},
         "blurred": {"blurred.png"}, "blank": {"blank.png"}, "empty_class": set(),
+        "unread_frames": {"moving.webp"}, "color_profile": {"wide.png"},
+        "augmented_copy": {"a.rf.0123456789abcdef.jpg", "a.rf.fedcba9876543210.jpg"},
     }  # fmt: skip
     assert all(each.count == (len(each.files) or 1) for each in found)
     assert all(each.action.endswith(".") for each in found)
+
+
+def test_what_misleads_a_training_is_a_warning(tmp_path: Path) -> None:
+    """A profile that only one class has, copies in two splits, many images without a label."""
+    folder = garden(tmp_path / "garden", images=12)
+    for file in folder.rglob("day/*.png"):
+        Image.open(file).save(file, icc_profile=other_profile())
+    for part, mark in (("train", "0" * 16), ("test", "1" * 16)):
+        (folder / f"{part}/night/00.png").rename(folder / f"{part}/night/a.rf.{mark}.png")
+    for number in range(8):
+        scene(900 + number).save(folder / f"train/{number}.png")
+    found = {each.kind: each for each in inspected(folder).result.findings}
+    assert {found[kind].severity for kind in found} == {"warning"}
+    assert "day (" in found["color_profile"].action
+    assert "2 of them with a copy in another split" in found["augmented_copy"].summary
+    assert "8 of 80 images (10%)" in found["foreign"].summary
 
 
 def test_uneven_classes_are_named(tmp_path: Path) -> None:
@@ -171,6 +204,7 @@ def test_the_kinds_are_those_that_scripts_rely_on() -> None:
         *("similar_classes", "suspicious_class", "suspicious_labels"),
         *("value_range", "bands", "mirror_asymmetric"),
         *("no_label", "frequent_label", "implied_label", "rare_label_set"),
+        *("augmented_copy", "color_profile", "unread_frames"),
     ) == KINDS
     assert {"images", "classes", "splits", "sizes", "findings"} <= set(Inspection.model_fields)
 

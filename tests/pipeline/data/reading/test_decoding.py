@@ -6,6 +6,8 @@ import io
 import itertools
 import struct
 import zlib
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,7 +15,7 @@ import pillow_heif
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from PIL import Image, ImageOps, PngImagePlugin
+from PIL import Image, PngImagePlugin
 
 from patchline.pipeline.data.reading import image_formats
 from patchline.pipeline.data.reading.decoding import (
@@ -26,8 +28,9 @@ from patchline.pipeline.data.reading.decoding import (
 from patchline.pipeline.data.reading.jpeg_decoding import decode_jpeg
 from patchline.pipeline.data.reading.jpeg_wholeness import jpeg_frame
 from patchline.pipeline.data.reading.resizing import ResizePolicy, resize_image
+from patchline.pipeline.labelling.server.picture import picture
 from tests.conftest import draw_photo
-from tests.pipeline.data.pixel_values.made_files import png_chunk
+from tests.pipeline.data.pixel_values.made_files import png_chunk, png_file, tiff_file
 
 Pixels = np.ndarray[Any, np.dtype[np.uint8]]
 
@@ -129,15 +132,54 @@ def test_cmyk_keeps_its_colours(file_format: str) -> None:
     assert np.abs(decoded - np.asarray(cmyk.convert("RGB"), int)).max() <= 12
 
 
-@pytest.mark.parametrize("orientation", range(1, 9))
-@pytest.mark.parametrize("file_format", ["JPEG", "PNG", "WEBP"])
-def test_image_is_turned_the_right_way_up(file_format: str, orientation: int) -> None:
-    """The orientation that a camera noted is applied as Pillow does, in all formats with one."""
-    exif = Image.Exif()
-    exif[0x0112] = orientation
-    data = encoded(Image.fromarray(smooth()), file_format, exif=exif)
-    reference = np.asarray(ImageOps.exif_transpose(Image.open(io.BytesIO(data))), int)
-    assert np.abs(decode_image(data, 3) - reference).max() <= 3
+_XMP = b'<rdf:Description xmlns:tiff="http://ns.adobe.com/tiff/1.0/" tiff:Orientation="6"/>'
+_UPRIGHT: dict[int, Callable[[Any], Any]] = {
+    1: lambda stored: stored, 2: np.fliplr, 3: lambda stored: np.rot90(stored, 2), 4: np.flipud,
+    5: lambda stored: stored.swapaxes(0, 1), 6: lambda stored: np.rot90(stored, -1),
+    7: lambda stored: np.rot90(stored.swapaxes(0, 1), 2), 8: np.rot90,
+}  # fmt: skip
+
+
+def files_of_a_photograph(orientation: int, order: str, kind: int) -> dict[str, bytes]:
+    """Return files with an orientation of type 3 (SHORT) or 4 (LONG), 0 for none; XMP says 6."""
+    number = struct.pack(f"{order}{'H' if kind == 3 else 'I'}", orientation).ljust(4, b"\0")
+    start = (b"II*\0" if order == "<" else b"MM\0*") + struct.pack(f"{order}IH", 8, 1)
+    exif = start + struct.pack(f"{order}HHI", 0x0112, kind, 1) + number + bytes(4)
+    marked = {"exif": b"Exif\0\0" + exif} if orientation else {}
+    note = PngImagePlugin.PngInfo()
+    note.add_itxt("XML:com.adobe.xmp", _XMP.decode())
+    rgb, grey_HW1 = Image.fromarray(smooth()), smooth()[:, :, 1:2]
+    tags: dict[int, tuple[int, list[int]]] = {700: (1, list(_XMP))}
+    tags |= {274: (kind, [orientation])} if orientation else {}
+    chunk = png_chunk(b"eXIf", exif) if orientation else b""
+    exact: dict[str, Any] = {"quality": 98, "subsampling": 0, "xmp": _XMP, **marked}
+    return {
+        "jpeg": encoded(rgb, "JPEG", **exact),
+        "cmyk": encoded(rgb.convert("CMYK"), "JPEG", **exact),
+        "png": encoded(rgb, "PNG", pnginfo=note, **marked),
+        "palette": encoded(rgb.quantize(250), "PNG", pnginfo=note, **marked),
+        "png16": png_file(smooth().astype("u2") * 257, chunks=chunk),
+        "webp": encoded(rgb, "WEBP", lossless=True, xmp=_XMP, **marked),
+        "tiff": tiff_file(smooth(), 2, order=order, tags=tags),
+        "tiff16": tiff_file(smooth().astype("u2") * 257, 2, order=order, tags=tags),
+        "white is zero": tiff_file(255 - grey_HW1, 0, order=order, tags=tags),
+        "white16": tiff_file(65535 - grey_HW1.astype("u2") * 257, 0, order=order, tags=tags),
+    }
+
+
+@pytest.mark.parametrize(("order", "kind"), [("<", 3), (">", 4)])
+def test_one_photograph_is_upright_in_every_format(order: str, kind: int, tmp_path: Path) -> None:
+    """By its EXIF data alone, in the store, a package, and on the page for labels."""
+    file = tmp_path / "image"
+    for orientation in range(9):
+        for name, data in files_of_a_photograph(orientation, order, kind).items():
+            stored = smooth()[:, :, 1:2] if "white" in name else smooth()
+            upright = _UPRIGHT[orientation or 1](stored).astype(int)
+            file.write_bytes(data)
+            shown = decode_image(picture(file, 256).content, 3)  # 16 bits with more contrast
+            for pixels in (decode_image(data, 3), decode_image(data, 3, decode_jpeg), shown):
+                most = 50 if pixels is shown else 14
+                assert np.abs(pixels - upright).max() <= most, (name, orientation)
 
 
 @pytest.mark.parametrize(
@@ -277,15 +319,6 @@ def jpeg(width: int, height: int, *, mode: str = "RGB", **options: Any) -> bytes
     return encoded(image, "JPEG", **options)
 
 
-def turned(orientation: int, byte_order: str) -> bytes:
-    """Return a photograph whose EXIF data turn it."""
-    exif = Image.Exif()
-    exif.endian = byte_order
-    exif[0x010F] = "Maker"
-    exif[0x0112] = orientation
-    return jpeg(40, 24, exif=exif)
-
-
 def at_once(data: bytes) -> Any:
     """Return the image, if it is seen to be complete as it is decoded."""
     frame = jpeg_frame(data)
@@ -313,16 +346,9 @@ def test_the_pixels_are_the_same(
     assert np.array_equal(at_once(data), decode_image(data, 3))
 
 
-@pytest.mark.parametrize("byte_order", ["<", ">"])
-@pytest.mark.parametrize("orientation", [1, 2, 6, 8])
-def test_turned_photographs_are_left_to_the_usual_way(orientation: int, byte_order: str) -> None:
-    """Only a photograph in color that is upright as it is stored is decoded here."""
-    data = turned(orientation, byte_order)
-    assert (at_once(data) is None) == (orientation != 1)
+def test_only_color_is_decoded_here() -> None:
+    """Greyscale and CMYK files are left to the usual way."""
     assert at_once(jpeg(40, 24, mode="L")) is at_once(jpeg(40, 24, mode="CMYK")) is None
-    assert np.array_equal(answer(data, jpeg_decoder=decode_jpeg), decode_image(data, 3))
-    with decoded(data, 1, jpeg_decoder=decode_jpeg) as grey_HW1:
-        assert np.array_equal(grey_HW1, decode_image(data, 1))
 
 
 @pytest.mark.parametrize("coding", CODINGS, ids=str)
@@ -345,7 +371,9 @@ def test_a_file_that_ends_early_is_never_whole(coding: dict[str, Any]) -> None:
 def test_damaged_files_get_the_same_answer() -> None:
     """Bytes that are changed, removed or repeated give the same pixels, or the same refusal."""
     rng = np.random.default_rng(0)
-    files = [jpeg(40, 24, **coding) for coding in CODINGS] + [turned(1, ">"), turned(6, "<")]
+    files = [jpeg(40, 24, **coding) for coding in CODINGS] + [
+        files_of_a_photograph(number, order, 3)["jpeg"] for number, order in ((1, ">"), (6, "<"))
+    ]
     seen = {"pixels": 0, "refused": 0}
     for number in range(400):
         data = bytearray(files[number % len(files)])
