@@ -117,10 +117,6 @@ _Arguments = ParamSpec("_Arguments")
 _Result = TypeVar("_Result")
 
 
-class _RefusedCredentialsError(ConfigError):
-    """The store does not accept the credentials; others may be there meanwhile."""
-
-
 def _with_new_credentials(
     method: Callable[Concatenate[RemoteStore, _Arguments], _Result],
 ) -> Callable[Concatenate[RemoteStore, _Arguments], _Result]:
@@ -133,7 +129,9 @@ def _with_new_credentials(
         used = store.opened
         try:
             return method(store, *arguments, **named)
-        except _RefusedCredentialsError:
+        except ConfigError as error:
+            if not _is_of_credentials(error.__cause__):
+                raise
             if store.opened is used and not store.open_again():
                 raise
             return method(store, *arguments, **named)
@@ -437,8 +435,8 @@ class RemoteStore(ObjectStore):
                 f"{self.uri} names the bucket {self._address.bucket}, which does not exist{where} "
                 f"({code}). Check the address and the region, or create the bucket."
             )
-        if code in _CREDENTIAL_CODES or "CredentialsError" in text:
-            return _RefusedCredentialsError(
+        if _is_of_credentials(error):
+            return ConfigError(
                 f"{self.uri} does not accept the credentials{where} ({code or 'no key'}). "
                 f"{_remedy(self._address)}"
             )
@@ -647,6 +645,14 @@ def _may_pass(error: Exception) -> bool:
 def _code(error: Exception) -> str:
     match = _CODE.search(str(error))
     return match[1] if match else ""
+
+
+def _is_of_credentials(error: BaseException | None) -> bool:
+    """Return whether a store has refused the credentials themselves."""
+    return error is not None and (
+        "CredentialsError" in (text := str(error))
+        or any(code in _CREDENTIAL_CODES for code in _CODE.findall(text))
+    )
 
 
 def _status(text: str) -> str:
