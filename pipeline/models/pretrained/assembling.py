@@ -224,7 +224,7 @@ def check_finite(parts: Parts) -> None:
         if wrong:
             raise UnsupportedWeightsError(
                 f"{_named(part)} has {wrong:,} of {part.tensor.numel():,} values that are NaN or "
-                "infinite, so the training that wrote it has diverged or the file is damaged. Use "
+                "infinite, so its training run has diverged or the file is damaged. Use "
                 "an earlier checkpoint, or copy the file again"
             )
 

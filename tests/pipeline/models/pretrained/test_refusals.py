@@ -103,7 +103,7 @@ def test_an_unknown_layout_is_refused(tmp_path: Path) -> None:
 def test_what_is_wrong_with_the_tensors_is_said(
     changes: dict[str, torch.Tensor], expected: str, tmp_path: Path
 ) -> None:
-    """An adapter is no model, and a training that diverged leaves no weights."""
+    """An adapter is no model, and a training run that diverged leaves no weights."""
     with pytest.raises(ConfigError, match=expected):
         convert(saved(tmp_path, state_of(timm_vit()) | changes), num_heads=HEADS)
 
