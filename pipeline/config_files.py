@@ -45,7 +45,8 @@ def read_settings(file: Path) -> Settings:
         raise ConfigError(f"Config file {file} does not exist. Check the path.") from error
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(
-            f"Config file {file} cannot be read ({error}). Give a text file."
+            f"Config file {file} cannot be read ({getattr(error, 'strerror', None) or error}). "
+            "Give a text file."
         ) from error
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)

@@ -13,7 +13,7 @@ from pydantic import ValidationError
 
 from patchline.flows.commands.switches import Json, Switch
 from patchline.pipeline import config_errors
-from patchline.pipeline.errors import ConfigError, ModelReferenceError, RunError
+from patchline.pipeline.errors import ConfigError, ModelReferenceError, RunError, ServerAwayError
 from patchline.pipeline.serving.access_token import check_doors, given_token
 from patchline.pipeline.serving.config import ServingConfig
 
@@ -39,6 +39,8 @@ def serve(
     max_queue: int = 256,
     max_request_mib: int = 64,
     time_limit: float = 30.0,
+    idle_limit: float = 75.0,
+    allow_new_classes: Switch = False,
     record: Path | None = None,
     record_images: Switch = False,
     record_mib: int = 256,
@@ -80,6 +82,10 @@ def serve(
         Largest request in MiB; one in JSON may have a quarter of it.
     time_limit
         Seconds from the end of a request until it is answered, or given up with 503.
+    idle_limit
+        Seconds after which a connection is closed on which nothing is asked after an answer.
+    allow_new_classes
+        Switch also to a version with other classes when the alias moves to one.
     record
         Record probabilities and features of the images that are answered in this folder, for
         `patchline monitor`.
@@ -105,6 +111,8 @@ def serve(
         max_queue=max_queue,
         max_request_mib=max_request_mib,
         time_limit_seconds=time_limit,
+        idle_limit_seconds=idle_limit,
+        allow_new_classes=allow_new_classes,
         record=record,
         record_images=record_images,
         record_mib=record_mib,
@@ -153,12 +161,18 @@ def _resolved(model: str, registry: Any) -> tuple[str, str | None, str]:
         ModelReferenceError: if there is none; the message lists what there is.
     """
     from patchline.pipeline.registry.model_reference import parsed
+    from patchline.pipeline.tracking.tracking_store import store_exists
 
     name, alias, version = parsed(model)
-    if version is None:
-        assert alias is not None  # noqa: S101 - one of the two
-        version = registry.reader().version_of(name, alias)
-    elif registry.reader().place_of(name, version) is None:
+    try:
+        if version is None:
+            assert alias is not None  # noqa: S101 - one of the two
+            version = registry.reader().version_of(name, alias)
+        elif registry.reader().place_of(name, version) is None:
+            version = None
+    except ServerAwayError:
+        if store_exists():
+            raise
         version = None
     if version is None:
         from patchline.pipeline.registry.registered_models import resolve

@@ -285,6 +285,7 @@ def _converted_record(
         classes=converted.classes,
         sources=converted.sources,
         skipped=converted.skipped,
+        resizing=converted.resizing,
         notes=converted.notes,
         code=code,
     )

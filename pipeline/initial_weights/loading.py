@@ -159,7 +159,7 @@ class _Loader:
             prefix, new_grid = _grid_of(module)
             grid = self.start.grid or _square(old.shape[1] - prefix)
             if grid is not None:
-                resized = resized_positions(old, prefix, grid, new_grid)
+                resized = resized_positions(old, prefix, grid, new_grid, self.start.resizing)
                 return self._noted(name, resized, "resized", change)
         if name.startswith("patch_embedding.") and old.ndim == own.ndim == _KERNEL_AXES:
             kernel_DChw = adapted_channels(old, own.shape[1])

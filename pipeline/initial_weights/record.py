@@ -49,6 +49,8 @@ class InitialWeights(FrozenModel):
     """For each weight, the tensors of the file that it was made from; empty if its own."""
     skipped: dict[str, str] = Field(default_factory=dict)
     """Tensors of the file that are not used, each with the reason."""
+    resizing: str = "antialiased"
+    """How the authors resize the position embeddings, as `layers.grid_resizing` names it."""
     notes: tuple[str, ...] = ()
     """What was assumed."""
     run_id: str = ""

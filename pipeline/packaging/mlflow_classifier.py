@@ -15,9 +15,10 @@ from pathlib import Path
 from typing import Any
 
 import mlflow.pyfunc
+import numpy as np
 import pandas as pd
 
-from patchline.pipeline.packaging.packaged_model import PackagedModel
+from patchline.pipeline.packaging.packaged_model import PackagedModel, images_of
 
 _SERVING = "_MLFLOW_IS_IN_SERVING_ENVIRONMENT"
 """Set to `true` in MLflow's scoring server, where a client must not read the server's files; and in
@@ -44,11 +45,9 @@ class ImageClassifier(mlflow.pyfunc.PythonModel):  # type: ignore[name-defined,m
         package's own; `map`, whether to say where the model looked.
         """
         del context  # used by `load_context`
-        has_column = hasattr(model_input, "columns")
-        images = list(model_input["image"]) if has_column else list(model_input)
         given = params or {}
         answers = self.model.answers(
-            images,
+            _images(model_input["image"] if hasattr(model_input, "columns") else model_input),
             int(given.get("top_k", 5)),
             paths=_may_read_files(),
             coverage=float(given.get("coverage") or 0) or None,
@@ -58,6 +57,20 @@ class ImageClassifier(mlflow.pyfunc.PythonModel):  # type: ignore[name-defined,m
         if outside:
             warnings.warn(outside, stacklevel=2)
         return answers
+
+
+def _images(given: Any) -> list[Any]:
+    """Return the images in a column, a list, or a tensor."""
+    if isinstance(given, np.ndarray) and given.dtype == np.uint8:
+        return list(images_of(given))
+    images = list(given)
+    if len(images) == 1 and isinstance(images[0], list) and _is_texts(images[0]):
+        return images[0]  # MLflow puts a list of `inputs` into one row
+    return images
+
+
+def _is_texts(row: list[Any]) -> bool:
+    return all(isinstance(each, str | dict) for each in row)
 
 
 def _may_read_files() -> bool:

@@ -58,7 +58,7 @@ answers = model.predict(pd.DataFrame({"image": ["photo.jpg"]}))
 ```
 
 **Input**: a column `image` with one or more images: encoded bytes (JPEG, PNG, …), base64 text,
-uint8 arrays of shape (height, width[, channels]) or, except over HTTP, file paths. Images are
+uint8 arrays (height, width, channels), RGB or grey, or, except over HTTP, file paths. Images are
 rotated by their EXIF orientation and resized to $height x $width pixels, $channels ($resize).
 
 **Output** for each image: `features`, the numbers that a classifier's head would read, and `error`,
@@ -99,7 +99,7 @@ curl http://127.0.0.1:5000/invocations -H 'Content-Type: application/json' \\
 ```
 
 **Input**: a column `image` with one or more images: encoded bytes (JPEG, PNG, …), base64 text,
-uint8 arrays of shape (height, width[, channels]) or, except over HTTP, file paths. Images are
+uint8 arrays (height, width, channels), RGB or grey, or, except over HTTP, file paths. Images are
 rotated by their EXIF orientation and resized to $height x $width pixels, $channels ($resize).
 
 """

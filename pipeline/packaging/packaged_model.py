@@ -25,6 +25,7 @@ from patchline.pipeline.data.pixel_values.pixel_mapping import (
 )
 from patchline.pipeline.data.reading.decoding import UndecodableImageError, decoded, pillow_pixels
 from patchline.pipeline.data.reading.image_file import MAX_FILE_BYTES, image_bytes, too_large
+from patchline.pipeline.data.reading.image_formats import format_of
 from patchline.pipeline.data.reading.pillow_decoding import mapped_pixels
 from patchline.pipeline.data.reading.resizing import resize_image
 from patchline.pipeline.data.value_ranges.value_fit import RangeFits
@@ -43,6 +44,10 @@ _LONGEST_PATH = 4096
 _SHOWN = 300
 _LINE_ENDS = {ord("\n"): None, ord("\r"): None}
 """Most programs wrap the lines of base64."""
+_FIRST_LINE = 72
+"""Characters of base64 that hold the start of a file and no line end; a multiple of four."""
+_QUOTED = 60
+_LEAST_SIDE = 2
 
 
 class PackagedModel:
@@ -94,7 +99,8 @@ class PackagedModel:
         """Decode and resize an image for the network: uint8 (H, W, C).
 
         Args:
-            image: encoded bytes, base64 text, a path, or an array (H, W) or (H, W, C) of uint8.
+            image: encoded bytes, what `bytes_of_base64` takes, a path, or an array of uint8: pixels
+                (H, W, C), or the bytes of a file.
             paths: whether text may be a path; a server must not read files for its clients.
 
         Raises:
@@ -102,6 +108,8 @@ class PackagedModel:
         """
         spec = self.image
         try:
+            if isinstance(image, np.ndarray) and image.dtype == np.uint8 and image.ndim == 1:
+                image = image.tobytes()
             if isinstance(image, np.ndarray):
                 return self._resized(self._of_array(image))
             with (
@@ -132,18 +140,18 @@ class PackagedModel:
         Raises:
             UndecodableImageError: if it is no image.
         """
-        channels = self.image["channels"]
-        is_image = image.ndim in (2, 3) and image.size and image.dtype.kind in "iuf"
-        is_plain = self.mapping.is_plain or (image.dtype == np.uint8 and not self.mapping.bands)
-        if is_plain or not is_image:
-            pixels_HWC = _as_channels(image, channels)
+        channels, has_bands = self.image["channels"], bool(self.mapping.bands)
+        has_range = not self.mapping.is_plain and image.dtype.kind in "iuf"
+        if image.dtype != np.uint8 and not has_range:
+            raise UndecodableImageError(
+                f"an array of {image.dtype} is not an image; pass uint8, from 0 to 255"
+            )
+        _check_shape(image.shape, channels, has_bands=has_bands)
+        if image.dtype == np.uint8 and not has_bands:
             self.fits.note(ValueFit())
-            return pixels_HWC
-        samples_HWN = image[:, :, None] if image.ndim == 2 else image  # noqa: PLR2004 - H, W
-        colors = 3 if samples_HWN.shape[2] == 3 else 1  # noqa: PLR2004 - RGB
-        return mapped_pixels(
-            FileValues(samples_HWN, colors), channels, self.mapping, self.fits.note
-        )
+            return with_channels(image, channels)
+        colors = 3 if image.shape[2] == 3 else 1  # noqa: PLR2004 - RGB
+        return mapped_pixels(FileValues(image, colors), channels, self.mapping, self.fits.note)
 
     def _resized(self, pixels_HWC: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
         spec = self.image
@@ -325,21 +333,30 @@ class PackagedModel:
         return [{"label": self.classes[k], "probability": float(row_K[k])} for k in best]
 
 
-def _as_channels(image: np.ndarray[Any, Any], channels: int) -> np.ndarray[Any, Any]:
-    if image.dtype != np.uint8 or image.ndim not in (2, 3):
+def images_of(tensor: np.ndarray[Any, Any]) -> list[bytes | np.ndarray[Any, Any]]:
+    """Return the images in a tensor of uint8, by its shape alone.
+
+    One axis is the bytes of a file, and (N, bytes) are N files; (H, W, C) is one image, and
+    (N, H, W, C) are N of them.
+    """
+    if tensor.ndim < 3:  # noqa: PLR2004 - H, W, C
+        return [row.tobytes() for row in np.atleast_2d(tensor)]
+    return list(tensor) if tensor.ndim > 3 else [tensor]  # noqa: PLR2004 - H, W, C
+
+
+def _check_shape(shape: tuple[int, ...], channels: int, *, has_bands: bool) -> None:
+    """Check that an array is an image (H, W, C).
+
+    Raises:
+        UndecodableImageError: if it is not.
+    """
+    is_image = len(shape) == 3 and min(shape[:2]) >= _LEAST_SIDE  # noqa: PLR2004 - H, W, C
+    known = range(1, min(shape[:2]) + 1) if is_image and has_bands else (1, 3, channels)
+    if not is_image or shape[2] not in known:
         raise UndecodableImageError(
-            f"an array of {image.dtype} with {image.ndim} axes is not an image; pass uint8 with "
-            "shape (height, width) or (height, width, channels)"
+            f"an array of shape {shape} is not an image; pass (height, width, channels), with 1 or "
+            "3 channels, which are the last axis, and at least 2 x 2 pixels"
         )
-    stacked = image[:, :, None] if image.ndim == 2 else image  # noqa: PLR2004 - H, W
-    if not stacked.size:
-        raise UndecodableImageError("an array without pixels is not an image")
-    if stacked.shape[2] not in {1, 3, channels}:
-        raise UndecodableImageError(
-            f"an array with {stacked.shape[2]} channels is not an image; pass uint8 with shape "
-            "(height, width) or (height, width, channels)"
-        )
-    return with_channels(stacked, channels)
 
 
 @contextmanager
@@ -353,6 +370,7 @@ def _encoded(image: object, *, paths: bool) -> Iterator[bytes]:
     data = _given_bytes(image, paths=paths)
     if len(data) > MAX_FILE_BYTES:
         raise UndecodableImageError(too_large(len(data)))
+    _check_decoded(data)
     yield data
 
 
@@ -371,25 +389,54 @@ def _exists(file: Path) -> bool:
         return False
 
 
-def bytes_of_base64(text: str) -> bytes:
+def bytes_of_base64(given: object) -> bytes:
     """Return what a text encodes in base64, in one line or in several.
 
+    The text may be a `data:` address, or the value of an object {"b64": TEXT}.
+
     Raises:
-        ValueError: if it is anything else.
+        ValueError: with the reason, if it is anything else.
     """
-    if not text.isascii():  # known at once; each character would be looked up otherwise
-        raise ValueError("base64 has ASCII characters only")
-    return base64.b64decode(text.translate(_LINE_ENDS), validate=True)
+    text = given["b64"] if isinstance(given, dict) and set(given) == {"b64"} else given
+    if not isinstance(text, str):
+        raise ValueError(f"a {type(text).__name__} is not base64 text")  # noqa: TRY004 - as of text
+    head, _, encoded = text.partition(",")
+    if not (head.startswith("data:") and head.endswith(";base64")):
+        encoded = text
+    try:
+        if encoded.isascii():  # known at once; each character would be looked up otherwise
+            return base64.b64decode(encoded.translate(_LINE_ENDS), validate=True)
+    except ValueError:
+        pass
+    raise ValueError(f"{text[:_QUOTED]!r} is not base64")
+
+
+def _check_decoded(data: bytes) -> None:
+    """Refuse base64 in the place of a file.
+
+    Raises:
+        UndecodableImageError: if the bytes are the base64 of an image.
+    """
+    try:
+        start = base64.b64decode(data[:_FIRST_LINE], validate=True)
+    except ValueError:
+        return
+    if format_of(start) is not None:
+        raise UndecodableImageError(
+            "it is base64 of an image in the place of the image; encode the file exactly once, or "
+            "not at all in a raw body"
+        )
 
 
 def _given_bytes(image: object, *, paths: bool) -> bytes:
     if isinstance(image, (bytes, bytearray, memoryview)):
         return bytes(image)
-    if isinstance(image, str):
-        try:
-            return bytes_of_base64(image)
-        except ValueError:
-            may_be_path = paths and len(image) <= _LONGEST_PATH
-            rule = "neither base64 nor the path of a file" if may_be_path else "not base64"
-            raise UndecodableImageError(f"{image[:_SHOWN]!r} is {rule}") from None
-    raise UndecodableImageError(f"a {type(image).__name__} is not an image")
+    if not isinstance(image, str | dict):
+        raise UndecodableImageError(f"a {type(image).__name__} is not an image")
+    try:
+        return bytes_of_base64(image)
+    except ValueError as error:
+        reason = str(error)
+        if paths and isinstance(image, str) and len(image) <= _LONGEST_PATH:
+            reason = f"{image[:_SHOWN]!r} is neither base64 nor the path of a file"
+        raise UndecodableImageError(reason) from None

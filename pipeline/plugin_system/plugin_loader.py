@@ -85,7 +85,8 @@ def use_plugin_files(files: list[Path]) -> None:
     """
     for file in files:
         if not file.is_file():
-            raise PluginError(f"Plugin file {file} does not exist. Give the path of a .py file.")
+            what = "is a folder" if file.is_dir() else "does not exist"
+            raise PluginError(f"Plugin file {file} {what}. Give the path of a .py file.")
     absolute = [str(file.resolve()) for file in files]
     for path in absolute:
         _load_file(path)

@@ -121,7 +121,7 @@ class _SqliteFile:
 
     def _rows(self, question: str, *values: object) -> list[Any]:
         if not self._file.is_file():
-            return []
+            raise _away(str(self._file), FileNotFoundError("there is no such file"))
         try:
             connection = sqlite3.connect(self._file, timeout=_SECONDS)
             with contextlib.closing(connection):

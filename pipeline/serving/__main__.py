@@ -36,6 +36,7 @@ _SETTINGS: dict[str, type] = {
     "max_queue": int,
     "max_request_mib": int,
     "time_limit_seconds": float,
+    "idle_limit_seconds": float,
 }
 
 

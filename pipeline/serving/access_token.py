@@ -29,7 +29,10 @@ def given_token(file: Path | None) -> str | None:
             lines = file.read_text(encoding="utf-8").splitlines()
         except (OSError, ValueError) as error:
             reason = getattr(error, "strerror", None) or "it is no text"
-            raise ConfigError(f"The token file {file} cannot be read ({reason}).") from error
+            raise ConfigError(
+                f"The token file {file} cannot be read ({reason}). Give a text file whose first "
+                "line is the token."
+            ) from error
         given = lines[0] if lines else ""
     if given is None:
         return None

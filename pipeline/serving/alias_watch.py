@@ -12,6 +12,7 @@ import threading
 import time
 
 from patchline.pipeline.errors import PipelineError
+from patchline.pipeline.packaging.packaged_model import PackagedModel
 from patchline.pipeline.registry.registry_reader import RegistryReader, registry_reader
 from patchline.pipeline.registry.served_package import MissingExportError, served_package
 from patchline.pipeline.serving.checked_package import Checked, PackageRefusedError, checked_package
@@ -22,6 +23,8 @@ logger = logging.getLogger(__name__)
 _RETRY_SECONDS, _LONGEST_RETRY_SECONDS = 60.0, 960.0
 """After so long, a version that was rejected is tried again: its files may have been restored. If
 they could not be fetched, the pause doubles each time, up to the longest one."""
+_END_SECONDS = 10.0
+_NAMED = 5
 _STORE = "MLFLOW_TRACKING_URI"
 
 
@@ -61,6 +64,7 @@ class AliasWatch:
         self._host = host
         self._registry = registry
         self._loop = asyncio.get_running_loop()
+        self._thread: threading.Thread | None = None
         self._ended = threading.Event()
         self._rejected_at = 0.0
         self._pause = _RETRY_SECONDS
@@ -68,11 +72,14 @@ class AliasWatch:
 
     def start(self) -> None:
         """Begin."""
-        threading.Thread(target=self._watch, name="alias-watch", daemon=True).start()
+        self._thread = threading.Thread(target=self._watch, name="alias-watch", daemon=True)
+        self._thread.start()
 
     def stop(self) -> None:
-        """Ask nothing more."""
+        """Ask nothing more, and wait a while for a version that is being loaded."""
         self._ended.set()
+        if self._thread is not None:
+            self._thread.join(_END_SECONDS)
 
     def _watch(self) -> None:
         while not self._ended.wait(self._host.config.poll_seconds):
@@ -128,6 +135,11 @@ class AliasWatch:
             self._reject(version, "it could not be loaded", is_costly=True)
             return
         before = host.served.version
+        change = _change_of_classes(host.served.package, checked.package)
+        if change and not host.config.allow_new_classes:
+            reason = f"{change}. Restart the server, with --allow-new-classes to switch next time"
+            self._reject(version, reason, is_costly=True)
+            return
         self._switch(version, checked)
         self._has_switched = True
         self._note_rejected(None)
@@ -194,3 +206,21 @@ class AliasWatch:
                 "%s@%s is no longer in the registry. Version %s keeps answering.",
                 self._host.name, self._host.alias, self._host.served.version,
             )  # fmt: skip
+
+
+def _change_of_classes(before: PackagedModel, after: PackagedModel) -> str:
+    """Return what clients of one package would not expect of another; empty if there is nothing."""
+    if (before.classes, before.is_multi_label) == (after.classes, after.is_multi_label):
+        return ""
+    changes = {
+        "new": [name for name in after.classes if name not in before.classes],
+        "gone": [name for name in before.classes if name not in after.classes],
+    }
+    named = "; ".join(
+        f"{kind}: {', '.join(names[:_NAMED])}{', …' * (len(names) > _NAMED)}"
+        for kind, names in changes.items()
+        if names
+    )
+    if before.is_multi_label != after.is_multi_label:
+        named = named or f"{'several labels' if after.is_multi_label else 'one label'} an image"
+    return f"its classes are others than those of the version that answers ({named or 'reordered'})"

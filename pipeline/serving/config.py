@@ -41,6 +41,10 @@ class ServingConfig(FrozenModel):
     """Size of a request's body in MiB; of one in JSON, a quarter of it."""
     time_limit_seconds: float = Field(default=30.0, gt=0, le=3600)
     """Seconds from the end of a request until it is answered, or given up with 503."""
+    idle_limit_seconds: float = Field(default=75.0, gt=0, le=3600)
+    """Seconds after which a connection is closed on which nothing is asked after an answer."""
+    allow_new_classes: bool = False
+    """Whether the server switches to a version with other classes when the alias moves there."""
     form: Literal["int8", "onnx"] | None = None
     """Export of a version that answers in the place of its package; None for the package."""
     poll_seconds: float = Field(default=1.0, gt=0, le=3600)

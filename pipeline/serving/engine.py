@@ -46,6 +46,8 @@ _MOST_LARGE = 8
 """Requests whose large images may wait."""
 _LARGE_PRIORITY = 10
 """Niceness of the thread that decodes large images: it uses what the others leave."""
+_END_SECONDS = 30.0
+"""How long the end of the server waits for a thread that decodes or computes."""
 FAILED = "the model failed on this image"
 
 
@@ -144,6 +146,11 @@ class Engine:
         """End the threads once everything that was submitted is answered."""
         self._retiring = True
         self._end_if_idle()
+
+    def wait(self) -> None:
+        """Wait for the threads of a retired engine: at its end, Python aborts in native code."""
+        for thread in self._threads:
+            thread.join(_END_SECONDS)
 
     def _end_if_idle(self) -> None:
         if self._retiring and not self.pending:

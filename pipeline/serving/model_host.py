@@ -131,6 +131,14 @@ class ModelHost:
         self._forget_retired()
         self.metrics.serving(self.name, version)
 
+    async def close(self) -> None:
+        """Wait until nothing is computed any more; what nobody waits for is left out."""
+        if self._served is not None:
+            self._served.engine.retire()
+            self._retired.append(self._served.engine)
+        for engine in self._retired:
+            await asyncio.to_thread(engine.wait)
+
     def _forget_retired(self) -> None:
         self._retired = [each for each in self._retired if each.pending]
 

@@ -14,7 +14,6 @@ import uvicorn
 from patchline.pipeline.serving.config import ServingConfig
 from patchline.pipeline.serving.connection import Connection
 
-_KEEP_ALIVE_SECONDS = 75
 _MOST_HEAD_BYTES = 1 << 14
 
 
@@ -30,7 +29,7 @@ def uvicorn_config(app: Any, config: ServingConfig) -> uvicorn.Config:
         access_log=False,
         proxy_headers=False,  # a client's own claim about its address is not trusted
         server_header=False,
-        timeout_keep_alive=_KEEP_ALIVE_SECONDS,
+        timeout_keep_alive=config.idle_limit_seconds,  # type: ignore[arg-type]  # a float does
         timeout_graceful_shutdown=round(config.time_limit_seconds) + 5,
         h11_max_incomplete_event_size=_MOST_HEAD_BYTES,
         ssl_certfile=config.tls_certificate,

@@ -184,7 +184,7 @@ async def _decompressed(chunk: bytes, decompressor: Any) -> AsyncIterator[bytes]
 def _too_large(most: int) -> Refusal:
     return Refusal(
         HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
-        f"The body is larger than the maximum of {most // MEBIBYTE} MiB. Send smaller or fewer "
+        f"The body is larger than the maximum of {most / MEBIBYTE:g} MiB. Send smaller or fewer "
         "images.",
         {"connection": "close"},
     )

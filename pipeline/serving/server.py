@@ -124,7 +124,8 @@ async def _serve(
     try:
         await server.serve(sockets=[listening])
     finally:
-        watch.stop()
+        await asyncio.to_thread(watch.stop)
+        await host.close()
         if recorder is not None:
             recorder.close()
 

@@ -135,7 +135,13 @@ def parsed(text: str, setting: str) -> Address:
         raise ConfigError(
             f"{setting} is {text}, which is not an address ({error}). Give s3://bucket/path."
         ) from error
-    if "@" in parts.netloc or parts.query or parts.fragment:
+    if "@" not in parts.netloc and (parts.query or parts.fragment):
+        named = text.partition("?")[0].partition("#")[0]
+        raise ConfigError(
+            f"{setting} is {named}{text[len(named)]}…, but no query, signature or version is read "
+            f"behind a '?' or '#', nor a key with one. Give {named} alone, or rename the object."
+        )
+    if "@" in parts.netloc:
         raise ConfigError(
             f"{setting} holds more than a {_CONTAINERS.get(scheme, 'folder')} and a path. Give "
             f"{scheme}://{_CONTAINERS.get(scheme, '')}/path alone, and the credentials in "

@@ -5,26 +5,29 @@ fails with a 5xx status, throttling (`503 SlowDown`) included, or without a conn
 exponential backoff; what still fails becomes one sentence here.
 
 Credentials come from where the provider's own tools take them: for S3 from the `AWS_…` variables,
-from `~/.aws` and from the machine's role. `AWS_ENDPOINT_URL` names another server than Amazon's; if
-it begins with `http://`, the connection is not encrypted, as the address says.
+from `~/.aws` and from the machine's role. Where those of a file or a role are refused, they are
+looked for again, and other ones are used from then on. `AWS_ENDPOINT_URL` names another server than
+Amazon's; if it begins with `http://`, the connection is not encrypted, as the address says.
 """
 
 from __future__ import annotations
 
+import builtins
 import datetime as dt
+import functools
 import os
 import re
 import threading
 import time
 import urllib.request
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from email.utils import parsedate_to_datetime
 from http import HTTPStatus
 from http.client import HTTPException
 from pathlib import Path
-from typing import Any
+from typing import Any, Concatenate, ParamSpec, TypeVar
 from urllib.error import HTTPError
 
 from patchline.pipeline.errors import (
@@ -57,6 +60,8 @@ _PARTS_AT_ONCE = 8
 """Of all uploads of this process: 40 MiB in 300 s, which an uplink of 1.2 Mbit/s can send."""
 _MOST_PARTS = 9_000
 """Of one object; S3 takes 10,000."""
+_KEPT_FOR = dt.timedelta(minutes=10)
+"""How long keys of a role are used before they are asked for again; they are valid for longer."""
 _SIGNED_FOR = dt.timedelta(minutes=5)
 _NO_DATE = (OSError, HTTPException, KeyError, TypeError, ValueError)
 """What asking for the date of an answer may raise without saying anything about the store."""
@@ -108,6 +113,30 @@ _SETTINGS = {
 }
 _GOOGLE_FILE = ".config/gcloud/application_default_credentials.json"
 _INSTALL = "Install it with `pip install 'patchline[s3]'`."
+_Arguments = ParamSpec("_Arguments")
+_Result = TypeVar("_Result")
+
+
+def _with_new_credentials(
+    method: Callable[Concatenate[RemoteStore, _Arguments], _Result],
+) -> Callable[Concatenate[RemoteStore, _Arguments], _Result]:
+    """Repeat a method once if its credentials are refused and there are others by now."""
+
+    @functools.wraps(method)
+    def repeated(
+        store: RemoteStore, /, *arguments: _Arguments.args, **named: _Arguments.kwargs
+    ) -> _Result:
+        used = store.opened
+        try:
+            return method(store, *arguments, **named)
+        except ConfigError as error:
+            if not _is_of_credentials(error.__cause__):
+                raise
+            if store.opened is used and not store.open_again():
+                raise
+            return method(store, *arguments, **named)
+
+    return repeated
 
 
 class RemoteStore(ObjectStore):
@@ -125,9 +154,31 @@ class RemoteStore(ObjectStore):
         self.uri = str(address)
         self._address = address
         self._patience = PATIENCE_SECONDS if patience_seconds is None else patience_seconds
-        self._store = _opened(address, self._patience)
-        self._uploads = _opened(address, self._patience, uploads=True)
+        self._open(_provider(address))
 
+    def _open(self, provider: Any) -> None:
+        self._provider, settings = provider, {"credential_provider": provider} if provider else {}
+        self._store = _opened(self._address, self._patience, settings)
+        self._uploads = _opened(self._address, self._patience, settings, uploads=True)
+
+    @property
+    def opened(self) -> object:
+        """What changes when other credentials are used."""
+        return self._provider
+
+    def open_again(self) -> bool:
+        """Use the credentials that are there now, and return whether they are others.
+
+        Raises:
+            ConfigError: if there are none any more.
+        """
+        fresh = None if self._provider is None else _provider(self._address)
+        if fresh is None or _keys(fresh) == _keys(self._provider):
+            return False
+        self._open(fresh)
+        return True
+
+    @_with_new_credentials
     def read(self, key: str) -> Content | None:
         """Return an object; None if there is none."""
         import obstore
@@ -140,6 +191,7 @@ class RemoteStore(ObjectStore):
                 self._check_bucket(error)
         return None
 
+    @_with_new_credentials
     def read_range(
         self, key: str, start: int, stop: int, *, if_match: str = ""
     ) -> memoryview | None:
@@ -156,6 +208,7 @@ class RemoteStore(ObjectStore):
                 self._check_bucket(error)
         return None
 
+    @_with_new_credentials
     def info(self, key: str) -> ObjectInfo | None:
         """Return what is known about an object; None if there is none."""
         import obstore
@@ -165,8 +218,13 @@ class RemoteStore(ObjectStore):
                 return _info(obstore.head(self._store, key))
             except FileNotFoundError as error:
                 self._check_bucket(error)
+            except Exception as error:
+                if not _code(error) and _status(str(error)) in ("400", "403"):
+                    obstore.get_range(self._store, key, start=0, end=1)  # tells why; a head cannot
+                raise
         return None
 
+    @_with_new_credentials
     def download(self, key: str, file: Path) -> bool:
         """Write an object into a file, and return whether there is one."""
         from obstore.exceptions import PreconditionError
@@ -216,6 +274,7 @@ class RemoteStore(ObjectStore):
             else:
                 return
 
+    @_with_new_credentials
     def write(
         self,
         key: str,
@@ -244,6 +303,7 @@ class RemoteStore(ObjectStore):
                 raise ConflictError(key) from error  # the object to replace is gone
         return ObjectState(str(result["e_tag"] or ""), str(result["version"] or ""))
 
+    @_with_new_credentials
     def upload(self, file: Path, key: str) -> None:
         """Write the content of a file, of any size, as an object; a large one in parts."""
         import obstore
@@ -258,18 +318,22 @@ class RemoteStore(ObjectStore):
 
     def list(self, prefix: str) -> Iterator[ObjectInfo]:
         """Yield the objects whose keys begin with a prefix, in the order of their keys."""
+        yield from self._listed(prefix)
+
+    @_with_new_credentials
+    def _listed(self, prefix: str) -> builtins.list[ObjectInfo]:
         import obstore
 
         folder = prefix.rpartition("/")[0]
         with self._errors("listed"):
-            listed = [
+            return sorted(
                 info
                 for page in obstore.list(self._store, folder or None)
                 for each in page
                 if (info := _info(each)).key.startswith(prefix)
-            ]
-        yield from sorted(listed)
+            )
 
+    @_with_new_credentials
     def delete(self, key: str) -> None:
         """Delete an object if there is one."""
         import obstore
@@ -371,7 +435,7 @@ class RemoteStore(ObjectStore):
                 f"{self.uri} names the bucket {self._address.bucket}, which does not exist{where} "
                 f"({code}). Check the address and the region, or create the bucket."
             )
-        if code in _CREDENTIAL_CODES or "CredentialsError" in text:
+        if _is_of_credentials(error):
             return ConfigError(
                 f"{self.uri} does not accept the credentials{where} ({code or 'no key'}). "
                 f"{_remedy(self._address)}"
@@ -399,7 +463,14 @@ class RemoteStore(ObjectStore):
                 f"{self.uri} has limited the rate of requests{where} for {self._patience:.0f} s "
                 f"({code or '503'}). Try again later; a run can be resumed."
             )
-        if status := _status(text):
+        status = _status(text)
+        if status == "400":
+            return StorageError(
+                f"{self.uri} does not understand the request{where} (status 400, "
+                f"{code or 'without a reason'}). Check the region (AWS_REGION), the kind of the "
+                "server, and whether the credentials are still valid."
+            )
+        if status:
             return StorageError(
                 f"{self.uri} failed{where} with status {status} ({code or 'no reason given'}). "
                 "Try again later; a run can be resumed."
@@ -442,7 +513,13 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_parts_on_their_way.reset)
 
 
-def _opened(address: Address, patience_seconds: float, *, uploads: bool = False) -> Any:
+def _opened(
+    address: Address,
+    patience_seconds: float,
+    credentials: Mapping[str, Any],
+    *,
+    uploads: bool = False,
+) -> Any:
     try:
         from obstore.store import from_url
     except ModuleNotFoundError as error:
@@ -462,7 +539,10 @@ def _opened(address: Address, patience_seconds: float, *, uploads: bool = False)
         client["timeout"] = dt.timedelta(seconds=_LONGEST_SECONDS)
         client["read_timeout"] = dt.timedelta(seconds=max(_LEAST_SECONDS, patience_seconds / 2))
         retry["retry_timeout"] = dt.timedelta(seconds=patience_seconds)
-    settings: dict[str, Any] = _s3_settings(address) if address.scheme == "s3" else {}
+    settings = dict(credentials)
+    region = os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION")
+    if region and address.scheme == "s3":
+        settings["region"] = region
     if endpoint and address.scheme == "s3":
         settings["endpoint"] = endpoint
     try:
@@ -476,22 +556,18 @@ def _opened(address: Address, patience_seconds: float, *, uploads: bool = False)
         ) from error
 
 
-def _s3_settings(address: Address) -> dict[str, Any]:
-    """Return region and credentials, where obstore does not find them by itself.
+def _provider(address: Address) -> Any:
+    """Return what gives the credentials for S3; None where obstore finds them by itself.
 
     Raises:
         ConfigError: if there are no credentials.
     """
-    settings: dict[str, Any] = {}
     environment: Mapping[str, str] = os.environ
-    region = environment.get("AWS_REGION") or environment.get("AWS_DEFAULT_REGION")
-    if region:
-        settings["region"] = region
     is_public = environment.get("AWS_SKIP_SIGNATURE", "").lower() in ("1", "true", "yes")
-    if is_public or (
-        environment.get("AWS_ACCESS_KEY_ID") and environment.get("AWS_SECRET_ACCESS_KEY")
-    ):
-        return settings
+    if is_public or address.scheme != "s3":
+        return None
+    if environment.get("AWS_ACCESS_KEY_ID") and environment.get("AWS_SECRET_ACCESS_KEY"):
+        return None
     try:
         import boto3
         from botocore.exceptions import BotoCoreError
@@ -505,12 +581,28 @@ def _s3_settings(address: Address) -> dict[str, Any]:
         session = boto3.Session()
         if session.get_credentials() is None:
             raise ConfigError(f"There are no credentials for {address}. {_remedy(address)}")
-        provider = Boto3CredentialProvider(session)
+        return Boto3CredentialProvider(session, ttl=_KEPT_FOR)
     except BotoCoreError as error:
         raise ConfigError(
             f"The credentials for {address} cannot be had ({error}). {_remedy(address)}"
         ) from error
-    return {**settings, "credential_provider": provider}
+
+
+def _keys(provider: Any) -> tuple[str, ...]:
+    """Return the keys that a provider of credentials gives at present.
+
+    Raises:
+        ConfigError: if they cannot be had.
+    """
+    from botocore.exceptions import BotoCoreError, ClientError
+
+    try:
+        return tuple(provider.credentials.get_frozen_credentials())
+    except (BotoCoreError, ClientError) as error:
+        raise ConfigError(
+            f"New credentials for S3 cannot be had ({error}). Renew those that the commands of AWS "
+            "use."
+        ) from error
 
 
 def _endpoint(address: Address) -> str:
@@ -523,7 +615,7 @@ def _endpoint(address: Address) -> str:
 
 def _has_credentials(address: Address) -> bool:
     """Return whether there are credentials in a place that is known; a role is in none."""
-    if address.scheme == "s3":  # `_s3_settings` has looked
+    if address.scheme == "s3":  # `_provider` has looked
         return True
     if address.scheme == "gs" and (Path.home() / _GOOGLE_FILE).exists():
         return True
@@ -553,6 +645,14 @@ def _may_pass(error: Exception) -> bool:
 def _code(error: Exception) -> str:
     match = _CODE.search(str(error))
     return match[1] if match else ""
+
+
+def _is_of_credentials(error: BaseException | None) -> bool:
+    """Return whether a store has refused the credentials themselves."""
+    return error is not None and (
+        "CredentialsError" in (text := str(error))
+        or any(code in _CREDENTIAL_CODES for code in _CODE.findall(text))
+    )
 
 
 def _status(text: str) -> str:

@@ -169,6 +169,20 @@ def say(**line: Any) -> None:
     print(json.dumps(line), flush=True)  # noqa: T201 - to the parent
 
 
+def _check_token(address: str) -> None:
+    """Read at a cluster, because Ray hides from whoever connects that the token is refused.
+
+    Raises:
+        AuthenticationError: if it is.
+    """
+    try:
+        GcsClient(address=address).internal_kv_keys(b"", None, timeout=_REACH_SECONDS)
+    except AuthenticationError:
+        raise
+    except Exception:  # noqa: BLE001 - connecting tells what is wrong
+        return
+
+
 class Stranger:
     """A client that does not know the token of a cluster, and tries to read there.
 
@@ -298,6 +312,7 @@ class Driver:
     def _connect(self) -> None:
         address = self._address
         try:
+            _check_token(address)
             ray.init(
                 address=address,
                 log_to_driver=False,

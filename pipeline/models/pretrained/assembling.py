@@ -213,6 +213,22 @@ def check_shapes(parts: Parts, dimensions: Dimensions, grid: tuple[int, int]) ->
         )
 
 
+def check_finite(parts: Parts) -> None:
+    """Check that every value is a finite number.
+
+    Raises:
+        UnsupportedWeightsError: naming the first tensor with one that is not.
+    """
+    for part in parts.values():
+        wrong = part.tensor.numel() - int(part.tensor.isfinite().sum())
+        if wrong:
+            raise UnsupportedWeightsError(
+                f"{_named(part)} has {wrong:,} of {part.tensor.numel():,} values that are NaN or "
+                "infinite, so its training run has diverged or the file is damaged. Use "
+                "an earlier checkpoint, or copy the file again"
+            )
+
+
 def _expected_shapes(
     parts: Parts, dimensions: Dimensions, grid: tuple[int, int]
 ) -> dict[str, tuple[int, ...]]:

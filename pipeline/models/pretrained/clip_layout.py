@@ -42,6 +42,7 @@ _TRANSFORMERS = Layout(
     std=CLIP_STD,
     norm_epsilon=1e-5,
     activation="quick_gelu",
+    resizing="bicubic",
     activation_note=_ACTIVATION_NOTE,
 )
 

@@ -38,6 +38,8 @@ class ConvertedWeights:
     """The names in the file from which each of ours was made; none for zeros."""
     skipped: dict[str, str]
     """The names in the file that were not used, each with the reason."""
+    resizing: str = "antialiased"
+    """How the authors resize the position embeddings, as `layers.grid_resizing` names it."""
     notes: tuple[str, ...] = ()
     """Sentences about what had to be assumed."""
 

@@ -73,6 +73,7 @@ JAX = Layout(
     mean=HALVES,
     std=HALVES,
     averages_without_class_token=True,
+    resizing="linear_corners",
     oriented=_oriented,
     num_heads=_num_heads,
 )

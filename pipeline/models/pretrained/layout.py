@@ -67,8 +67,10 @@ class Layout:
     """Whether some files have position embeddings for the patches alone."""
     averages_without_class_token: bool = False
     """Whether a file without class token averages the normalised patches."""
+    resizing: str = "antialiased"
+    """How the authors resize the position embeddings, as `layers.grid_resizing` names it."""
     pixel_note: str = ""
-    """A sentence about `mean` and `std`, if files of models with others look the same."""
+    """What more to say of `mean` and `std`, if files of models with others look the same."""
     activation_note: str = ""
     """A sentence about `activation`, for the same reason."""
     oriented: Callable[[str, torch.Tensor], torch.Tensor] = _unchanged

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from pathlib import Path
 from statistics import fmean
@@ -13,6 +14,7 @@ from patchline.pipeline.models.pretrained.assembling import (
     REGISTERS,
     Dimensions,
     add_zero_biases,
+    check_finite,
     check_shapes,
     dimensions_of,
     has_gains,
@@ -56,6 +58,8 @@ _PUBLISHED_HEADS = {
 }
 """Attention heads of the published models, by embedding dimension."""
 _HEAD_SIZE = 64
+_ADAPTER = re.compile(r"(?:^|[._])(?:lora|hada|lokr|ia3|oft|boft|vera)_")
+"""In the names of tensors that change a model's own, as PEFT and others write them."""
 _INITIAL_GAIN = 1e-5
 """The setting of models with LayerScale; the gains themselves come from the file."""
 
@@ -81,6 +85,11 @@ def convert(file: Path, *, num_heads: int | None = None) -> ConvertedWeights:
 
 def _recognised(file: Path, names: Iterable[str]) -> Layout:
     listed = list(names)
+    if adapter := next(filter(_ADAPTER.search, listed), None):
+        raise ConfigError(
+            f"'{file}' is an adapter, such as LoRA, not a whole model: it has '{adapter}'. Merge "
+            "it into its base model first (in PEFT, `merge_and_unload()`), and save that model."
+        )
     for layout in LAYOUTS:
         if layout.matches(listed):
             return layout
@@ -104,7 +113,8 @@ def _converted(
         _skip_hidden_layer(parts, skipped)
     add_zero_biases(parts)
     check_shapes(parts, dimensions, grid)
-    notes = list(facts.notes)
+    check_finite(parts)
+    notes = [*tensors.notes, *facts.notes]
     if layout.activation_note and facts.activation is None:
         notes.append(layout.activation_note)
     heads = num_heads or layout.num_heads(tensors.weights) or facts.num_heads
@@ -141,6 +151,7 @@ def _converted(
         classes=classes,
         sources={name: part.sources for name, part in parts.items()},
         skipped=skipped,
+        resizing=layout.resizing,
         notes=tuple(notes),
     )
 
@@ -201,9 +212,14 @@ def _pixel_statistics(
     layout: Layout, facts: CompanionFacts, channels: int, notes: list[str]
 ) -> PixelStatistics:
     """Return mean and standard deviation of each channel."""
-    if layout.pixel_note and facts.pixels is None:
-        notes.append(layout.pixel_note)
     known = facts.pixels or PixelStatistics(layout.mean, layout.std)
+    if facts.pixels is None:
+        mean, std = (", ".join(f"{each:g}" for each in values) for values in known)
+        more = f"; {layout.pixel_note}" if layout.pixel_note else ""
+        notes.append(
+            "Mean and standard deviation of the pixels are not in the file: mean "
+            f"{mean}, deviation {std}, as usual for {layout.title}{more}."
+        )
     if len(known.mean) == len(known.std) == channels:
         return known
     if len(known.mean) > 1:

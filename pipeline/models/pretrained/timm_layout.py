@@ -66,24 +66,39 @@ _TIMM = Layout(
     registers_have_positions=True,
     prefix_may_lack_positions=True,
     averages_without_class_token=True,
-    pixel_note=(
-        "Mean and standard deviation of the pixels are not in the file: 0.5, as for most of timm's "
-        "ViTs; DeiT and DINO used ImageNet's."
-    ),
+    pixel_note="DeiT and DINO used ImageNet's",
 )
 _FROM_IMAGENET = replace(_TIMM, mean=IMAGENET_MEAN, std=IMAGENET_STD, pixel_note="")
+_DINOV2 = replace(
+    _FROM_IMAGENET,
+    title="DINOv2",
+    signature=(*_SIGNATURE, r"mask_token", _BLOCK + r"ls1\.gamma"),
+    registers_have_positions=False,
+    prefix_may_lack_positions=False,
+    averages_without_class_token=False,
+    resizing="bicubic_offset",
+)
 
 TIMM_LAYOUTS = (
-    replace(_FROM_IMAGENET, title="MAE", signature=(*_SIGNATURE, r"decoder_pred\.weight")),
-    replace(_FROM_IMAGENET, title="distilled DeiT", signature=(*_SIGNATURE, r"dist_token")),
     replace(
         _FROM_IMAGENET,
-        title="DINOv2",
-        signature=(*_SIGNATURE, r"mask_token", _BLOCK + r"ls1\.gamma"),
-        registers_have_positions=False,
-        prefix_may_lack_positions=False,
-        averages_without_class_token=False,
+        title="MAE",
+        signature=(*_SIGNATURE, r"decoder_pred\.weight"),
+        resizing="bicubic",
     ),
+    replace(
+        _FROM_IMAGENET,
+        title="distilled DeiT",
+        signature=(*_SIGNATURE, r"dist_token"),
+        resizing="bicubic",
+    ),
+    replace(
+        _DINOV2,
+        title="DINOv2 with registers",
+        signature=(*_DINOV2.signature, r"register_tokens"),
+        resizing="antialiased",
+    ),
+    _DINOV2,
     replace(
         _TIMM,
         title="timm CLIP image tower",
@@ -106,6 +121,7 @@ TIMM_LAYOUTS = (
         _FROM_IMAGENET,
         title="DINO",
         signature=(*_SIGNATURE, r"head\.last_layer\.weight.*"),
+        resizing="bicubic_offset",
     ),
     _TIMM,
 )

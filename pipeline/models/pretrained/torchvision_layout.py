@@ -25,4 +25,5 @@ TORCHVISION = Layout(
     ),
     mean=IMAGENET_MEAN,
     std=IMAGENET_STD,
+    resizing="bicubic_corners",
 )

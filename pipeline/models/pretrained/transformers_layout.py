@@ -50,6 +50,7 @@ _VIT = Layout(
     mean=HALVES,
     std=HALVES,
     norm_epsilon=1e-12,
+    resizing="bicubic",
 )
 _DINOV2 = replace(
     _VIT,
@@ -83,6 +84,7 @@ TRANSFORMERS_LAYOUTS = (
         _DINOV2,
         title="transformers DINOv2 with registers",
         signature=(*_DINOV2.signature, _EMBEDDINGS + r"register_tokens"),
+        resizing="antialiased",
     ),
     _DINOV2,
     _VIT,

@@ -43,6 +43,8 @@ class FileTensors(NamedTuple):
     """The floating-point tensors by name, without wrappers such as `module.`."""
     others: dict[str, str]
     """Every other tensor, or part with tensors, and why it is not among the weights."""
+    notes: tuple[str, ...] = ()
+    """Sentences about what had to be chosen."""
 
 
 def read_tensors(file: Path) -> FileTensors:
@@ -57,7 +59,7 @@ def read_tensors(file: Path) -> FileTensors:
     except OSError as error:
         raise _damaged(file, _reason(error)) from error
     contents = reader(file)
-    tensors, others = _unwrapped(contents)
+    tensors, others, notes = _unwrapped(contents)
     weights = {}
     for name, tensor in _without_prefixes(tensors).items():
         if tensor.is_floating_point():
@@ -68,7 +70,7 @@ def read_tensors(file: Path) -> FileTensors:
         raise ConfigError(
             f"'{file}' holds no floating-point tensors. Name a file with a model's weights."
         )
-    return FileTensors(weights, others)
+    return FileTensors(weights, others, notes)
 
 
 def _reader(file: Path) -> Callable[[Path], Mapping[Any, Any]]:
@@ -175,9 +177,12 @@ def _damaged(file: Path, reason: str) -> ConfigError:
     )
 
 
-def _unwrapped(contents: Mapping[Any, Any]) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
-    """Return the tensors inside the wrappers of a checkpoint, and its other parts."""
+def _unwrapped(
+    contents: Mapping[Any, Any],
+) -> tuple[dict[str, torch.Tensor], dict[str, str], tuple[str, ...]]:
+    """Return the tensors inside the wrappers of a checkpoint, its other parts, and notes."""
     others: dict[str, str] = {}
+    notes: list[str] = []
     path = ""
     while True:
         wrapper = next((name for name in _WRAPPERS if _holds_tensors(contents.get(name))), None)
@@ -189,10 +194,27 @@ def _unwrapped(contents: Mapping[Any, Any]) -> tuple[dict[str, torch.Tensor], di
             if _holds_tensors(part)
         }
         if wrapper is None:
-            return tensors, others
+            return tensors, others, tuple(notes)
         others |= {f"{path}{name}": "another part of the checkpoint" for name in tensors}
+        taken = contents[wrapper]
+        if rivals := [f"'{name}'" for name, part in rest.items() if _has_names_of(part, taken)]:
+            notes.append(
+                f"The checkpoint has weights as '{wrapper}' and as {' and '.join(rivals)}: those "
+                f"of '{wrapper}' are taken. Save the others as a file of their own to start from "
+                "them."
+            )
         path += f"{wrapper}."
-        contents = contents[wrapper]
+        contents = taken
+
+
+def _has_names_of(part: object, taken: Mapping[Any, Any]) -> bool:
+    """Return whether a part of a checkpoint has tensors by the names of another part."""
+    return isinstance(part, Mapping) and not _names(part).isdisjoint(_names(taken))
+
+
+def _names(part: Mapping[Any, Any]) -> set[str]:
+    tensors = {str(name): each for name, each in part.items() if isinstance(each, torch.Tensor)}
+    return set(_without_prefixes(tensors))
 
 
 def _holds_tensors(part: object) -> bool:

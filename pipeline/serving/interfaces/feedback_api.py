@@ -31,7 +31,7 @@ from patchline.pipeline.labelling.answers_table import AnswersTable
 from patchline.pipeline.labelling.new_class import checked_class
 from patchline.pipeline.labels.label_sets import MULTI_LABEL, Task
 from patchline.pipeline.serving.interfaces.answering import json_response, server_of
-from patchline.pipeline.serving.interfaces.given_images import given_images
+from patchline.pipeline.serving.interfaces.given_images import check_names, given_images
 from patchline.pipeline.serving.refusal import Refusal, bad_request
 from patchline.pipeline.serving.request_options import Options
 
@@ -96,11 +96,7 @@ def _given_labels(query: QueryParams) -> _GivenLabels:
     Raises:
         Refusal: if a parameter is unknown, or has a wrong value.
     """
-    unknown = sorted(set(query) - set(_PARAMETERS))
-    if unknown:
-        raise bad_request(
-            f"There is no parameter '{unknown[0][:_LONGEST_NAME]}'. Use {', '.join(_PARAMETERS)}."
-        )
+    check_names(query, _PARAMETERS)
     by = " ".join(query.get("by", "").split())
     if len(by) > _LONGEST_NAME or not by.isprintable():
         raise bad_request(f"by must have at most {_LONGEST_NAME} characters that can be seen.")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any
@@ -59,6 +59,7 @@ def given_images(body: bytes, content_type: str, query: Mapping[str, str]) -> Gi
     Raises:
         Refusal: if the body is none of the accepted forms.
     """
+    check_names(query, OPTIONS)
     kind = media_type(content_type)
     if kind == JSON:
         return _of_json(body, query)
@@ -75,6 +76,18 @@ def given_images(body: bytes, content_type: str, query: Mapping[str, str]) -> Gi
     )
 
 
+def check_names(given: Mapping[str, Any], known: Sequence[str]) -> None:
+    """Check the names of the parameters of a request.
+
+    Raises:
+        Refusal: if one is unknown.
+    """
+    unknown = sorted(set(given).difference(known))
+    if unknown:
+        rule = f"Use {', '.join(known)}." if known else "This path takes none in its query."
+        raise bad_request(f"There is no parameter {unknown[0][:_SHOWN]!r}. {rule}")
+
+
 def options_of(given: Mapping[str, Any]) -> Options:
     """Return the options `top_k`, `map` and `coverage` of a query, a form or a JSON object.
 
@@ -88,23 +101,15 @@ def options_of(given: Mapping[str, Any]) -> Options:
     )
 
 
-def decoded_base64(text: object) -> bytes:
-    """Return what a text encodes in base64, also in the form of a `data:` address.
+def decoded_base64(given: object) -> bytes:
+    """Return what a text encodes in base64, as every package reads it.
 
     Raises:
         ValueError: if it is anything else, such as a path or an address, which is never followed.
     """
-    if not isinstance(text, str):
-        raise ValueError(f"{shown_value(text)} is not base64 text")  # noqa: TRY004 - as of other content
-    encoded = text
-    if text.startswith("data:"):
-        head, comma, encoded = text.partition(",")
-        if not comma or not head.endswith(";base64"):
-            raise ValueError(f"{text[:_SHOWN]!r} is not base64")
-    try:
-        return bytes_of_base64(encoded)
-    except ValueError:
-        raise ValueError(f"{text[:_SHOWN]!r} is not base64") from None
+    if not isinstance(given, str | dict):
+        raise ValueError(f"{shown_value(given)} is not base64 text")  # noqa: TRY004 - as of other content
+    return bytes_of_base64(given)
 
 
 def json_object(body: bytes) -> dict[str, Any]:

@@ -8,7 +8,11 @@ from typing import Any
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 
-_BASE64 = {"type": "string", "format": "byte"}
+_TEXT = {"type": "string", "format": "byte"}
+_BASE64 = {
+    "anyOf": [_TEXT, {"type": "object", "properties": {"b64": _TEXT}, "required": ["b64"]}],
+    "description": "The bytes of a file in base64, encoded once; also as a data: address.",
+}
 _BINARY = {"type": "string", "format": "binary"}
 _RANKED: dict[str, Any] = {
     "type": "object",
@@ -93,9 +97,14 @@ _TENSOR = {
     "type": "object",
     "properties": {
         "name": {"type": "string"},
-        "datatype": {"type": "string"},
-        "shape": {"type": "array", "items": {"type": "integer"}},
-        "data": {"type": "array", "items": {}},
+        "datatype": {"type": "string", "enum": ["BYTES", "UINT8"]},
+        "shape": {
+            "type": "array",
+            "items": {"type": "integer"},
+            "description": "BYTES: (N) files. UINT8: pixels (H, W, C) or (N, H, W, C), RGB in this "
+            "order or grey, so C is 3 or 1; or encoded files, (bytes) or (N, bytes).",
+        },
+        "data": {"type": "array", "items": {}, "description": "Flat, or nested as the shape."},
     },
 }
 _INFER = {

@@ -1,6 +1,7 @@
 """`POST /invocations` and the paths beside it, as MLflow's scoring server answers them.
 
-An image is base64 text; a path is not read. The raw bytes of one image are accepted, too.
+An image is base64 text, a `data:` address or {"b64": TEXT}, as a package takes it; a path is not
+read. The raw bytes of one image are accepted, too.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ from starlette.responses import Response
 
 from patchline.pipeline.serving.interfaces.answering import json_response, server_of
 from patchline.pipeline.serving.interfaces.given_images import (
+    OPTIONS,
+    check_names,
     check_number,
     decoded_base64,
     given_images,
@@ -33,6 +36,7 @@ _FORMS = ("dataframe_records", "dataframe_split", "inputs", "instances")
 async def invocations(request: Request) -> Response:
     """Predict a table with a column `image` of base64 texts."""
     server = server_of(request)
+    check_names(request.query_params, ())
     content_type = request.headers.get("content-type", "")
     with server.memory.held() as share:
         rows, options = await server.parsed(
@@ -79,6 +83,7 @@ def _rows_of(body: bytes, content_type: str) -> tuple[list[bytes | str], Options
     parameters = content.get("params") or {}
     if not isinstance(parameters, dict):
         raise bad_request("params is no object. Send an object, or leave it out.")
+    check_names(parameters, OPTIONS)
     values = _column(forms[0], content[forms[0]])
     check_number(len(values))
     return [_image(value) for value in values], options_of(parameters)

@@ -16,7 +16,7 @@ from starlette.responses import Response
 from patchline.pipeline.packaging.packaged_model import PackagedModel
 from patchline.pipeline.serving.interfaces import tensors
 from patchline.pipeline.serving.interfaces.answering import json_response, server_of
-from patchline.pipeline.serving.interfaces.given_images import JSON, TENSORS
+from patchline.pipeline.serving.interfaces.given_images import JSON, TENSORS, check_names
 from patchline.pipeline.serving.interfaces.predict_api import shown
 from patchline.pipeline.serving.interfaces.status_api import thresholds_of
 from patchline.pipeline.serving.interfaces.tensors import InferenceRequest, Tensor
@@ -91,7 +91,11 @@ async def model_metadata(request: Request, name: str, version: str | None = None
         "outputs": [{"name": name, **shapes[name]} for name in _outputs_of(package)],
         "classes": package.classes,
         **({} if thresholds is None else {"thresholds": thresholds}),
-        "parameters": {"image_also_as": "UINT8"},
+        "parameters": {
+            "image_also_as": "UINT8",
+            "image_shapes": "(H, W, C), (N, H, W, C), (bytes), (N, bytes)",
+            "image_channels": "RGB or grey, last",
+        },
     }
     return json_response(content, served.version)
 
@@ -102,6 +106,7 @@ async def infer(request: Request, name: str, version: str | None = None) -> Resp
     """Predict the classes of the images in the input tensor."""
     server = server_of(request)
     server.host.check_name(name, version)
+    check_names(request.query_params, ())
     length = request.headers.get(tensors.LENGTH_HEADER)
     kind = JSON if length is None else TENSORS
     with server.memory.held() as share:
@@ -113,9 +118,8 @@ async def infer(request: Request, name: str, version: str | None = None) -> Resp
         most = max(given.options.top_k, len(served.package.classes))
         all_classes = replace(given.options, top_k=most)
         answered = await server.host.answers(given.images, all_classes, request.scope)
-    for position, answer in enumerate(answered.answers):
-        if answer["error"] is not None:
-            raise bad_request(f"Image {position} cannot be read: {answer['error']}.")
+    if all(answer["error"] is not None for answer in answered.answers):
+        raise bad_request(f"Image 0 cannot be read: {answered.answers[0]['error']}.")
     outputs = [
         (_tensor(output, answered.answers, served, given.options), is_binary)
         for output, is_binary in chosen
@@ -149,12 +153,15 @@ def _chosen_outputs(given: InferenceRequest, names: tuple[str, ...]) -> list[tup
 def _tensor(name: str, answers: list[dict[str, Any]], served: Served, options: Options) -> Tensor:
     number = len(answers)
     if name == "label":
-        return Tensor(name, (number,), [answer["label"] for answer in answers])
+        return Tensor(name, (number,), [answer["label"] or "" for answer in answers])
     if name == "labels":
-        names = [[each["label"] for each in answer["labels"]] for answer in answers]
+        names = [
+            [each["label"] for each in answer["labels"]] if answer["error"] is None else None
+            for answer in answers
+        ]
         return Tensor(name, (number,), [json.dumps(each, ensure_ascii=False) for each in names])
     if name == "probability":
-        values = np.array([answer["probability"] for answer in answers], np.float32)
+        values = np.array([answer["probability"] or 0 for answer in answers], np.float32)
         return Tensor(name, (number,), values)
     if name == "probabilities":
         classes = served.package.classes
@@ -167,7 +174,11 @@ def _tensor(name: str, answers: list[dict[str, Any]], served: Served, options: O
     cut = [{**answer, "top_k": answer["top_k"][: options.top_k]} for answer in answers]
     texts = [
         json.dumps(
-            {**shown(answer, with_map=options.with_map), "version": served.version},
+            {
+                **shown(answer, with_map=options.with_map),
+                "version": served.version,
+                "error": answer["error"],
+            },
             ensure_ascii=False,
         )
         for answer in cut

@@ -17,9 +17,8 @@ from typing import Any
 
 import numpy as np
 
-from patchline.pipeline.data.reading.image_formats import HEAD_BYTES, format_of
+from patchline.pipeline.packaging.packaged_model import images_of
 from patchline.pipeline.serving.interfaces.given_images import (
-    MOST_IMAGES,
     OPTIONS,
     check_number,
     decoded_base64,
@@ -181,16 +180,20 @@ def _images(given: dict[str, Any], raw: memoryview) -> list[_Image]:
     if size is None and len(raw):
         raise bad_request("Bytes follow the JSON, but no input has a binary_data_size.")
     if datatype == "BYTES":
-        number = math.prod(shape)
+        number = shape[0]
         check_number(number)
-        elements = _elements(raw) if size is not None else _texts(given)
+        if math.prod(shape) != number:
+            raise bad_request(f"The shape of BYTES is {shape}. Send (N) or (N, 1) files.")
+        elements = _elements(raw) if size is not None else _texts(given, shape)
         images: list[_Image] = list(itertools.islice(elements, number + 1))
         if len(images) != number:
             more = "more" if len(images) > number else f"the {len(images)}"
             raise bad_request(f"The shape {shape} does not fit {more} elements.")
         return images
     if datatype == "UINT8":
-        return _arrays(_numbers(given, raw if size is not None else None, shape))
+        if len(shape) in (2, 4):
+            check_number(shape[0])
+        return images_of(_numbers(given, raw if size is not None else None, shape))
     raise bad_request(
         f"The datatype {shown_value(datatype)} is not accepted. Send BYTES (encoded images) or "
         "UINT8 (pixels)."
@@ -223,9 +226,10 @@ def _elements(raw: memoryview) -> Iterator[bytes]:
         yield bytes(raw[start:position])
 
 
-def _texts(given: dict[str, Any]) -> Iterator[bytes]:
+def _texts(given: dict[str, Any], shape: tuple[int, ...]) -> Iterator[bytes]:
     """Yield the elements of a BYTES tensor in JSON, which are base64."""
-    for position, text in enumerate(_flat(given.get("data"))):
+    elements = itertools.chain.from_iterable(_rows(given.get("data"), shape))
+    for position, text in enumerate(elements):
         try:
             yield decoded_base64(text)
         except ValueError as error:
@@ -238,53 +242,43 @@ def _texts(given: dict[str, Any]) -> Iterator[bytes]:
 def _numbers(
     given: dict[str, Any], raw: memoryview | None, shape: tuple[int, ...]
 ) -> np.ndarray[Any, Any]:
-    if raw is not None:
-        values = np.frombuffer(raw, np.uint8)
-    else:
-        values = np.frombuffer(_whole_numbers(given.get("data"), _MOST_AXES), np.uint8)
-    if values.size != math.prod(shape):
-        raise bad_request(f"The shape {shape} does not fit the {values.size} values.")
-    return values.reshape(shape)
+    if raw is None:
+        flat = b"".join(map(_whole_numbers, _rows(given.get("data"), shape)))
+        return np.frombuffer(flat, np.uint8).reshape(shape)
+    if len(raw) != math.prod(shape):
+        raise bad_request(f"The shape {shape} does not fit the {len(raw)} values.")
+    return np.frombuffer(raw, np.uint8).reshape(shape)
 
 
-def _whole_numbers(data: object, axes: int) -> bytes:
-    """Return the numbers in a list, or in lists of lists; numpy would pad texts to the longest."""
-    if not isinstance(data, list) or not data or not axes:
-        raise bad_request("The data of 'image' are no list of whole numbers. Send 0 to 255.")
-    if isinstance(data[0], list):
-        rows = [_whole_numbers(row, axes - 1) for row in data]
-        if len(set(map(len, rows))) > 1:
-            raise bad_request("The lists in the data of 'image' differ in length.")
-        return b"".join(rows)
-    if set(map(type, data)) != {int}:
+def _rows(data: object, shape: tuple[int, ...]) -> Iterator[list[Any]]:
+    """Yield the innermost lists of data that are nested as the shape says, or one flat list."""
+    is_nested = isinstance(data, list) and data and isinstance(data[0], list)
+    pending = [(data, shape if is_nested else (math.prod(shape),))]
+    while pending:
+        values, axes = pending.pop()
+        if not isinstance(values, list):
+            raise bad_request("The data of 'image' are no list. Send a list of its values.")
+        if len(values) != axes[0]:
+            raise bad_request(
+                f"The data of 'image' have a list of {len(values)} where the shape {shape} has "
+                f"{axes[0]}. Nest lists as the shape says, or send one flat list."
+            )
+        if len(axes) > 1:
+            pending += [(value, axes[1:]) for value in reversed(values)]
+        else:
+            yield values
+
+
+def _whole_numbers(values: list[Any]) -> bytes:
+    """Return numbers as bytes; numpy would pad texts to the longest."""
+    if set(map(type, values)) != {int}:
         raise bad_request("The data of 'image' are no whole numbers. Send 0 to 255.")
     try:
-        return bytes(data)
+        return bytes(values)
     except ValueError:
         raise bad_request(
             "The data of 'image' are beyond 0 to 255. Send values of 8 bits."
         ) from None
-
-
-def _arrays(tensor: np.ndarray[Any, Any]) -> list[_Image]:
-    """Return the images in a UINT8 tensor.
-
-    One axis holds an encoded file; two hold encoded files in rows, or the pixels of a greyscale
-    image; three the pixels (H, W, C) of one image; four those of several (N, H, W, C).
-    """
-    if tensor.ndim == 1:
-        return [tensor.tobytes()]
-    if tensor.ndim == 2:  # noqa: PLR2004 - rows
-        heads = [row[:HEAD_BYTES].tobytes() for row in tensor[:MOST_IMAGES]]
-        files = sum(format_of(head) is not None for head in heads)
-        if 1 not in tensor.shape and 2 * files <= len(heads):  # one of more files may be damaged
-            return [tensor]
-        check_number(len(tensor))
-        return [row.tobytes() for row in tensor]
-    if tensor.ndim == 3:  # noqa: PLR2004 - H, W, C
-        return [tensor]
-    check_number(len(tensor))
-    return list(tensor)
 
 
 def _requested_outputs(
@@ -315,13 +309,3 @@ def _object(content: dict[str, Any], key: str) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise bad_request(f"{key} is no object. Send an object, or leave it out.")
     return dict(value)
-
-
-def _flat(data: object) -> Iterator[object]:
-    pending = [data]
-    while pending:
-        value = pending.pop()
-        if isinstance(value, list):
-            pending.extend(reversed(value))
-        else:
-            yield value

@@ -59,7 +59,9 @@ def test_all_forms_of_an_image_give_the_same_answer(rgb: PackagedModel, tmp_path
     forms: list[object] = [
         *(data, bytearray(data), memoryview(data), base64.b64encode(data).decode()),
         base64.encodebytes(data).decode(),  # in lines of 76 characters
-        *(file, str(file), photo),
+        *(file, str(file), photo, np.frombuffer(data, np.uint8)),
+        {"b64": base64.b64encode(data).decode()},
+        f"data:image/png;base64,{base64.b64encode(data).decode()}",
     ]
     answers = rgb.answers(forms)
     assert len(answers) == len(forms)
@@ -96,7 +98,9 @@ def test_a_broken_image_gets_its_own_error(rgb: PackagedModel, tmp_path: Path) -
         Path("abcd"),  # the name of a missing file, though it looks like base64
         3.5,
         None,
+        base64.b64encode(base64.b64encode(good)).decode(),
         np.zeros((4, 4, 3), np.float32),
+        *(np.zeros(shape, np.uint8) for shape in ((8, 8), (3, 8, 8), (8, 8, 2), (1, 8, 3))),
         np.zeros(7, np.uint8),
         np.zeros((0, 4, 3), np.uint8),
         Path("/proc/self/mem"),  # a regular file by its mode, whose first byte is nowhere

@@ -21,6 +21,7 @@ import mlflow.models
 import mlflow.pyfunc
 import pandas as pd
 import pytest
+from mlflow.pyfunc.scoring_server import infer_and_parse_data
 from PIL import Image
 
 from patchline.pipeline.packaging.packaged_model import PackagedModel
@@ -87,6 +88,19 @@ def test_a_client_of_the_server_reads_no_file(
     model = mlflow.pyfunc.load_model(str(packaged))
     [answer] = model.predict(pd.DataFrame({"image": [str(tmp_path / "secret.png")]}))
     assert "is not base64" in answer["error"]
+
+
+def test_the_forms_of_mlflows_server_are_answered(packaged: Path) -> None:
+    """`{"b64": …}` and `data:` are base64, pixels not."""
+    model, text = mlflow.pyfunc.load_model(str(packaged)), base64.b64encode(_png(0)).decode()
+    schema = model.metadata.get_input_schema()
+    for content, good in (
+        ({"inputs": [text, f"data:image/png;base64,{text}"]}, 2),
+        ({"dataframe_records": [{"image": {"b64": text}}]}, 1),
+        ({"inputs": draw_photo(0, 0, 24).transpose(2, 0, 1).tolist()}, 0),
+    ):
+        answers = model.predict(infer_and_parse_data(content, schema))
+        assert sum(answer["error"] is None for answer in answers) == good
 
 
 @pytest.mark.slow

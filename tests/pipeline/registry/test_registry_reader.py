@@ -71,7 +71,8 @@ def test_a_registry_of_its_own_is_read(
     elsewhere.mkdir()
     monkeypatch.chdir(elsewhere)
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
-    assert registry_reader().version_of(NAME, "champion") is None
+    with pytest.raises(ServerAwayError, match="there is no such file"):
+        registry_reader().version_of(NAME, "champion")
     assert list(elsewhere.iterdir()) == []  # none appears by asking
     monkeypatch.setenv("MLFLOW_REGISTRY_URI", f"sqlite:///{tmp_path / 'mlflow.db'}")
     assert registry_reader().version_of(NAME, "champion") == "1"

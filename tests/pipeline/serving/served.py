@@ -24,7 +24,7 @@ from patchline.pipeline.packaging.packaged_model import PackagedModel
 from patchline.pipeline.tracking.tracking_store import client
 from tests.conftest import PATCHLINE
 from tests.patience import patient, until
-from tests.pipeline.registry.made_versions import made_package
+from tests.pipeline.registry.made_versions import CLASSES, made_package
 
 NAME = "colours"
 
@@ -36,11 +36,15 @@ class Registry:
     folder: Path
 
     def add(
-        self, seed: int, alias: str | None = "champion", thresholds: tuple[float, ...] = ()
+        self,
+        seed: int,
+        alias: str | None = "champion",
+        thresholds: tuple[float, ...] = (),
+        classes: tuple[str, ...] = CLASSES,
     ) -> str:
         """Register a version, and let an alias point to it; return its number."""
         package = self.folder / "packages" / str(seed)
-        made_package(package / "artifacts", seed=seed, thresholds=thresholds)
+        made_package(package / "artifacts", classes, seed, thresholds=thresholds)
         store = client()
         if not any(each.name == NAME for each in store.search_registered_models()):
             store.create_registered_model(NAME)

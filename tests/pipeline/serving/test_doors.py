@@ -110,7 +110,7 @@ def test_a_token_is_asked_for(registry: Registry, tmp_path: Path) -> None:
     [
         (["--host", "0.0.0.0"], "needs a token"),  # noqa: S104 - it is refused
         (["--host", "::"], "needs a token"),
-        (["--token-file", "nowhere"], "cannot be read"),
+        (["--token-file", "."], "cannot be read (Is a directory). Give a text file"),
         (["--token-file", "short"], "at least 16 characters"),
         (
             ["--token-file", "public"],

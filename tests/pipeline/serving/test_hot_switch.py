@@ -8,6 +8,7 @@ import threading
 
 import pytest
 
+from patchline.pipeline.tracking.tracking_store import client
 from tests.patience import until
 from tests.pipeline.serving.served import NAME, Registry, Serving, png, serving, wait_for_version
 
@@ -99,17 +100,34 @@ def test_a_registry_that_is_gone_changes_nothing(own_registry: Registry) -> None
         away = store.with_suffix(".away")
         shutil.move(store, away)
         until(
-            lambda: server.ask("GET", "/status").json["registry"]["alias_missing"],
-            "the missing alias was not noticed",
-        )
-        store.write_bytes(b"no database at all" * 100)
-        until(
             lambda: not server.ask("GET", "/status").json["registry"]["answers"],
-            "the damaged store was not noticed",
+            "the missing store was not noticed",
         )
+        assert not server.ask("GET", "/status").json["registry"]["alias_missing"]
+        assert "there is no such file" in server.log.read_text()
+        store.write_bytes(b"no database at all" * 100)
         assert b"patchline_registry_up 0.0" in server.ask("GET", "/metrics").body
         assert server.predict(png(1)).json["version"] == "1"
         shutil.move(away, store)
         second = own_registry.add(2)
         wait_for_version(server, second)
         assert server.ask("GET", "/status").json["registry"]["answers"]
+        client().delete_registered_model_alias(NAME, "champion")
+        until(
+            lambda: server.ask("GET", "/status").json["registry"]["alias_missing"],
+            "the missing alias was not noticed",
+        )
+
+
+def test_other_classes_are_served_only_if_that_is_allowed(own_registry: Registry) -> None:
+    """The version with them is named and not taken; with --allow-new-classes it is."""
+    with (
+        serving(own_registry.folder) as server,
+        serving(own_registry.folder, "--allow-new-classes") as open_server,
+    ):
+        second = own_registry.add(2, classes=("down", "falling", "up"))
+        wait_for_version(open_server, second)
+        until(lambda: server.ask("GET", "/status").json["rejected"], "nothing was rejected")
+        reason = server.ask("GET", "/status").json["rejected"]["reason"]
+        assert "(new: falling; gone: rising)" in reason
+        assert server.predict(png(1)).json["version"] == "1"

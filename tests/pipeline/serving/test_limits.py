@@ -72,7 +72,8 @@ def test_a_full_queue_is_said_with_the_time_to_try_again(registry: Registry) -> 
                 assert "queue is full" in reply.json["error"]
         large = server.predict(bytes(3 << 20))
         assert (large.status, "maximum of 1 MiB" in large.json["error"]) == (413, True)
-        assert server.ask_json("/predict", " " * (1 << 19)).status == 413
+        long = server.ask_json("/predict", " " * (1 << 19))
+        assert (long.status, "maximum of 0.25 MiB" in long.json["error"]) == (413, True)
         bomb = gzip.compress(bytes(5 << 20))
         assert server.predict(bomb, {"content-encoding": "gzip"}).status == 413
         with connected(server) as connection:
@@ -87,12 +88,22 @@ def test_a_full_queue_is_said_with_the_time_to_try_again(registry: Registry) -> 
 
 
 def test_a_time_limit_gives_a_request_up(registry: Registry) -> None:
-    """A request that takes too long gets 503, and the next one is answered."""
-    with serving(registry.folder, "--time-limit", "0.01") as server:
+    """A request that takes too long gets 503, and the next one is answered.
+
+    What is still decoded when the server is stopped does not make it fail. A connection on which
+    nothing more is asked is closed after its own limit.
+    """
+    with serving(registry.folder, "--time-limit", "0.01", "--idle-limit", "0.5") as server:
+        with connected(server) as connection:
+            connection.sendall(b"GET /healthz HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
+            assert everything(connection).startswith(b"HTTP/1.1 200")
         replies = [server.predict(big_png(4000)) for _ in range(2)]
         assert [reply.status for reply in replies] == [503, 503]
         assert "longer than 0.01 s" in replies[0].json["error"]
         assert server.ask("GET", "/healthz").status == 200
+        server.predict(big_png(4000))
+        os.kill(server.process.pid, signal.SIGINT)
+        assert server.process.wait(patient(60)) == 0
 
 
 def test_large_images_do_not_delay_small_ones(slow_server: Serving) -> None:

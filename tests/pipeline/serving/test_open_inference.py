@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import io
 import json
+import math
 import struct
 from typing import Any
 
@@ -111,8 +112,30 @@ def test_bytes_and_pixels_are_answered_alike(server: Serving, registry: Registry
         assert found["label"] == [package.classes[int(np.argmax(probabilities))]]
         assert np.allclose(np.reshape(found["probabilities"], -1), probabilities, atol=1e-5)
         assert json.loads(found["answer"][0])["version"] == "1"
-    grey = binary(server, bytes(range(256)) * 2, [16, 32], "UINT8")  # of two axes: one image
+    grey = binary(server, bytes(range(256)) * 2, [16, 32, 1], "UINT8")
     assert len(outputs(grey)["label"]) == 1
+
+
+def test_rows_of_bytes_are_files(server: Serving) -> None:
+    """Each is good or has an error of its own, whatever the others are."""
+    image = png(7)
+    rows = image + b"hello world".ljust(len(image), b"!")
+    found = outputs(binary(server, rows, [2, len(image)], "UINT8"))
+    assert [bool(label) for label in found["label"]] == [True, False]
+    assert found["probability"][1] == sum(found["probabilities"][3:]) == 0
+    errors = [json.loads(answer)["error"] for answer in found["answer"]]
+    assert errors == [None, "not an image that can be read"]
+
+
+@pytest.mark.parametrize(
+    "shape", [(3, 48, 48), (48, 48, 2), (1, 48, 3), (48, 1, 3), (2, 3, 8, 8), (2, 11)]
+)
+def test_pixels_of_another_shape_are_refused(server: Serving, shape: tuple[int, ...]) -> None:
+    """Channels first, two of them, a row, and texts: none of them is a picture."""
+    reply = binary(server, bytes(math.prod(shape)), list(shape), "UINT8")
+    assert reply.status == 400, reply.body
+    rule = "not an image" if len(shape) == 2 else "pass (height, width, channels)"
+    assert rule in reply.json["error"]
 
 
 def test_a_request_chooses_its_outputs(server: Serving) -> None:
@@ -152,6 +175,9 @@ def _tensor(**changes: Any) -> dict[str, Any]:
         _tensor(data=[1, 2, 300]),
         _tensor(data=[1.5, 2, 3]),
         _tensor(data=[[1], [2, 3]]),
+        _tensor(shape=[2, 2, 3], data=np.zeros((3, 2, 2), int).tolist()),
+        _tensor(datatype="BYTES", shape=[2], data=[[b64(png(1))], [b64(png(2))]]),
+        _tensor(datatype="BYTES", shape=[1, 2], data=[[b64(png(1)), b64(png(2))]]),
         _tensor(datatype="BYTES", shape=[1], data=["/etc/passwd"]),
         _tensor(parameters={"binary_data_size": 3}),
         {**_tensor(), "outputs": [{"name": "nothing"}]},

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import re
 import subprocess
 import sys
 from typing import Any
@@ -52,6 +53,7 @@ def test_every_form_of_request_is_answered_alike(server: Serving, registry: Regi
         server.ask_json("/predict", {"image": b64(image)}),
         server.ask_json("/predict", {"image": f"data:image/png;base64,{b64(image)}"}),
         server.ask_json("/predict", {"image": base64.encodebytes(image).decode()}),
+        server.ask_json("/predict", {"image": {"b64": b64(image)}}),
     ]
     answer = expected(registry, image)
     for reply in replies:
@@ -82,10 +84,17 @@ def test_several_images_are_answered_in_order(server: Serving, registry: Registr
         assert content["version"] == "1"
 
 
-@pytest.mark.parametrize("query", ["top_k=0", "top_k=x", "map=maybe", "coverage=2", "coverage=x"])
-def test_wrong_options_are_refused(server: Serving, query: str) -> None:
-    """An option that cannot be met is not ignored."""
-    assert server.ask("POST", f"/predict?{query}", png(1)).status == 400
+@pytest.mark.parametrize(
+    "path",
+    ["predict?top_k=0", "predict?top_k=x", "predict?map=maybe", "predict?coverage=2",
+     "predict?coverage=x", "predict?topk=3", "inside?topk=3", "invocations?top_k=3",
+     f"v2/models/{NAME}/infer?top_k=3"],
+)  # fmt: skip
+def test_wrong_options_are_refused(server: Serving, path: str) -> None:
+    """An option that is unknown, or that cannot be met, is not ignored."""
+    reply = server.ask("POST", f"/{path}", png(1))
+    assert reply.status == 400
+    assert re.search("top_k is|map is|coverage is|no parameter 'top", reply.json["error"])
 
 
 @pytest.mark.parametrize(
@@ -93,6 +102,7 @@ def test_wrong_options_are_refused(server: Serving, query: str) -> None:
     [
         (b"", {"content-type": "image/png"}, 400),
         (b"no image", {"content-type": "image/jpeg"}, 422),
+        (b64(png(1)).encode(), {"content-type": "image/png"}, 422),
         (png(1)[:60], {"content-type": "image/png"}, 422),
         (b"[" * 100_000, {"content-type": "application/json"}, 400),
         (b'{"image": "http://127.0.0.1/x.png"}', {"content-type": "application/json"}, 400),

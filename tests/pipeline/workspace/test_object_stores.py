@@ -118,6 +118,37 @@ def test_what_a_server_answers_is_one_sentence(
     assert "bucket-on-loopback" not in str(caught.value)
 
 
+def test_new_credentials_are_read_when_the_old_ones_are_refused(
+    connection: FaultyConnection, bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A running command uses what the file holds by then; without a change, it says what is wrong.
+
+    The answer to a HEAD has no reason, which is asked for by another request.
+    """
+    file = tmp_path / "credentials"
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(file))
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.delenv(name)
+
+    def write(key: str) -> None:
+        file.write_text(f"[default]\naws_access_key_id = {key}\naws_secret_access_key = s\n")
+
+    write("first")
+    store = RemoteStore(parsed(f"s3://{bucket}", "x"), patience_seconds=3)
+    store.write("a", b"1")
+    connection.fault, connection.methods, connection.count = "wrong_key", ("GET", "HEAD"), 2
+    write("second")
+    info = store.info("a")
+    assert info is not None
+    assert info.bytes == 1
+    connection.count = 1
+    with pytest.raises(ConfigError, match="does not accept the credentials"):
+        list(store.list(""))
+    connection.count = 1
+    write("third")
+    assert [each.key for each in store.list("")] == ["a"]
+
+
 @pytest.mark.parametrize("fault", ["slow_down", "hang_up"])
 def test_what_passes_by_itself_is_repeated(
     fault: Fault, slow: tuple[RemoteStore, FaultyConnection]
@@ -192,7 +223,11 @@ def test_missing_credentials_are_said(monkeypatch: pytest.MonkeyPatch) -> None:
     [
         ("s3://", "names no bucket"),
         ("s3://key:secret@bucket/team", "holds more than a bucket and a path"),
-        ("s3://bucket/team?token=secret", "holds more than a bucket and a path"),
+        (
+            "s3://bucket/team?token=secret",
+            r"is s3://bucket/team\?…, .* Give s3://bucket/team ",
+        ),
+        ("s3://bucket/a#b.png", "is s3://bucket/a#…, but no query, "),
         ("s3://bucket/../other", "an empty part or dots"),
         ("s3://ab", "no bucket has the name 'ab': names have 3 to 63 lowercase"),
         ("gs://key:secret@bucket/x", "GOOGLE_APPLICATION_CREDENTIALS"),

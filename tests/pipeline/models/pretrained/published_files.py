@@ -132,7 +132,8 @@ def _dinov2(folder: Path, registers: int = 0, *, chunked: bool = False) -> Publi
     model.load_state_dict(_convert_dinov2(dict(tensors), model))
     if chunked:
         tensors = {name.replace("blocks.", "blocks.0."): each for name, each in tensors.items()}
-    return Published(pickled(folder, tensors), model, "DINOv2", has_head=False)
+    title = "DINOv2 with registers" if registers else "DINOv2"
+    return Published(pickled(folder, tensors), model, title, has_head=False)
 
 
 _OPENAI = {

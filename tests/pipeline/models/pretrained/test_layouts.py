@@ -43,7 +43,7 @@ def test_a_published_file_gives_the_same_function(name: str, tmp_path: Path) -> 
     assert float(expected.std()) > 0.1
     torch.testing.assert_close(built_from(converted)(images_BCHW), expected, atol=2e-5, rtol=0)
 
-    weights, others = read_tensors(published.file)
+    weights, others, _ = read_tensors(published.file)
     used = {source for sources in converted.sources.values() for source in sources}
     assert used | converted.skipped.keys() == weights.keys() | others.keys()
     assert not used & converted.skipped.keys()

@@ -92,6 +92,43 @@ def test_an_unknown_layout_is_refused(tmp_path: Path) -> None:
         convert(file)
 
 
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"base_model.model.blocks.0.attn.qkv.lora_A.weight": torch.ones(4, DIM)}, "Merge it into"),
+        ({"blocks.1.mlp.fc1.bias": torch.full((2 * DIM,), torch.nan)}, "128 of 128 values .* NaN"),
+        ({"pos_embed": torch.full((1, 17, DIM), torch.inf)}, "'pos_embed' has .* infinite"),
+    ],
+)
+def test_what_is_wrong_with_the_tensors_is_said(
+    changes: dict[str, torch.Tensor], expected: str, tmp_path: Path
+) -> None:
+    """An adapter is no model, and a training run that diverged leaves no weights."""
+    with pytest.raises(ConfigError, match=expected):
+        convert(saved(tmp_path, state_of(timm_vit()) | changes), num_heads=HEADS)
+
+
+@pytest.mark.parametrize(
+    ("name", "pixels", "resizing"),
+    [
+        ("torchvision", "mean 0.485, 0.456, 0.406", "bicubic_corners"),
+        ("transformers DINOv2", "mean 0.485, 0.456, 0.406", "bicubic"),
+        ("transformers DINOv2 with registers", "deviation 0.229, 0.224, 0.225", "antialiased"),
+        ("DINOv2, chunks", "as usual for DINOv2", "bicubic_offset"),
+        ("DINOv2, registers", "as usual for DINOv2 with registers", "antialiased"),
+        ("JAX", "mean 0.5, 0.5, 0.5", "linear_corners"),
+        ("timm", "as usual for timm ViT; DeiT and DINO used", "antialiased"),
+    ],
+)
+def test_what_a_layout_leaves_unsaid_is_that_of_its_authors(
+    name: str, pixels: str, resizing: str, tmp_path: Path
+) -> None:
+    """Mean and deviation are said, whatever the layout; positions are resized as they are there."""
+    converted = convert(PUBLISHED[name](tmp_path).file, num_heads=HEADS)
+    assert any(pixels in note for note in converted.notes)
+    assert converted.resizing == resizing
+
+
 def test_the_number_of_heads_is_never_a_silent_guess(tmp_path: Path) -> None:
     """It is what is set, or published, or a multiple of 64 with a note; else it is asked for."""
     file = saved(tmp_path, state_of(timm_vit()))

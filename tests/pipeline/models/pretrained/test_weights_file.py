@@ -81,7 +81,7 @@ def test_the_rest_of_a_checkpoint_is_listed(tmp_path: Path) -> None:
     contents = {
         "model": {**TENSORS, "steps": torch.tensor(3)},
         "optimizer": {"state": {0: {"exp_avg": torch.ones(2)}}},
-        "model_ema": TENSORS,
+        "model_ema": {f"module.{name}": tensor for name, tensor in TENSORS.items()},
         "scale": torch.ones(1),
         "epoch": 3,
     }
@@ -93,6 +93,8 @@ def test_the_rest_of_a_checkpoint_is_listed(tmp_path: Path) -> None:
         "scale": "another part of the checkpoint",
         "steps": "not floating-point (int64)",
     }
+    [note] = found.notes
+    assert note.startswith("The checkpoint has weights as 'model' and as 'model_ema': those of 'm")
 
 
 class _Intruder:
