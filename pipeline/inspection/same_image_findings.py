@@ -107,7 +107,7 @@ def _augmented(rows: pd.DataFrame) -> list[Finding]:
         _finding(
             "augmented_copy", "warning" if leaking.any() else "note",
             _groups(rows, photographs, copies),
-            f"{_images(copies.sum())} are augmented copies of "
+            f"{_images(int(copies.sum()))} are augmented copies of "
             f"{counted(photographs[copies].nunique(), 'photograph')}, as their names say"
             f"{apart if leaking.any() else ''}.",
             "Trains on every copy. Copies in several splits make the metrics optimistic. Exclude "

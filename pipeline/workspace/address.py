@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 from typing import NamedTuple
-from urllib.parse import unquote, urlsplit
+from urllib.parse import SplitResult, unquote, urlsplit
 
 from patchline.pipeline.errors import ConfigError
 
@@ -135,18 +135,7 @@ def parsed(text: str, setting: str) -> Address:
         raise ConfigError(
             f"{setting} is {text}, which is not an address ({error}). Give s3://bucket/path."
         ) from error
-    if "@" not in parts.netloc and (parts.query or parts.fragment):
-        named = text.partition("?")[0].partition("#")[0]
-        raise ConfigError(
-            f"{setting} is {named}{text[len(named)]}…, but no query, signature or version is read "
-            f"behind a '?' or '#', nor a key with one. Give {named} alone, or rename the object."
-        )
-    if "@" in parts.netloc:
-        raise ConfigError(
-            f"{setting} holds more than a {_CONTAINERS.get(scheme, 'folder')} and a path. Give "
-            f"{scheme}://{_CONTAINERS.get(scheme, '')}/path alone, and the credentials in "
-            f"{CREDENTIALS.get(scheme, 'no place: a folder needs none')}."
-        )
+    _check_nothing_else(text, setting, scheme, parts)
     path = parts.path.strip("/")
     if scheme == "file":
         if parts.netloc or not path:
@@ -170,6 +159,23 @@ def parsed(text: str, setting: str) -> Address:
             f"{setting} is {text}, whose path has an empty part or dots. Give the path itself."
         )
     return Address(scheme, parts.netloc, path)
+
+
+def _check_nothing_else(text: str, setting: str, scheme: str, parts: SplitResult) -> None:
+    """Refuse an address with more than a bucket and a path."""
+    container = _CONTAINERS.get(scheme, "")
+    if "@" not in parts.netloc and (parts.query or parts.fragment):
+        named = text.partition("?")[0].partition("#")[0]
+        raise ConfigError(
+            f"{setting} is {named}{text[len(named)]}…, but no query, signature or version is read "
+            f"behind a '?' or '#', nor a key with one. Give {named} alone, or rename the object."
+        )
+    if "@" in parts.netloc:
+        raise ConfigError(
+            f"{setting} holds more than a {container or 'folder'} and a path. Give "
+            f"{scheme}://{container}/path alone, and the credentials in "
+            f"{CREDENTIALS.get(scheme, 'no place: a folder needs none')}."
+        )
 
 
 def _folder_in(text: str) -> str:

@@ -372,8 +372,8 @@ def _ask_about_splits(table: Table, rest: Sequence[str]) -> list[str]:
         answer = "Write one column with train, validation and test"
         if len(named) == 1:
             own = _split_of_name(named[0])
-            values = f"1 is {own}, 0 {'test' if own == 'train' else 'train'}"
-            answer = f"Set --data.split-column {shlex.quote(shown(named[0]))} ({values})"
+            meaning = f"1 is {own}, 0 {'test' if own == 'train' else 'train'}"
+            answer = f"Set --data.split-column {shlex.quote(shown(named[0]))} ({meaning})"
         raise DataError(
             f"{table.file} says in {joined(named)} which images are for which split, but has no "
             f"column of splits. {answer}, or set --data.split-column {NO_COLUMN} to have "

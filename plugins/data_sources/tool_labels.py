@@ -124,9 +124,9 @@ def tool_listing(
         missing |= {each.path: _exception(each) for each in kept if len(each.labels or ()) != 1}
         kept = [image for image in kept if image.path not in missing]
     if not kept:
-        first = next(iter(missing.values()))
+        one = next(iter(missing.values()))
         raise DataError(
-            f"{file} lists no image that can be used, such as {shown(first.path)}: {first.reason}. "
+            f"{file} lists no image that can be used, such as {shown(one.path)}: {one.reason}. "
             "Correct the export, or set --data.root to the folder of the images."
         )
     said = _said(file.name, kept, how, several=several) if context.needs_labels else []

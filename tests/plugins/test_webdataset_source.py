@@ -99,7 +99,7 @@ def test_a_field_of_the_json_members_tells_the_splits_if_the_shards_do_not(tmp_p
         shard_of(tmp_path / name / f"{name}-train-0.tar", members)
     with pytest.raises(DataError, match=r"holds 'x' and 'y' in 8 of 8 rows\. .*column none"):
         listed(tmp_path / "b", tmp_path / "work")
-    chosen: dict[str, dict[str, str]] = {"a": {}, "test": {}, "b": {"split_column": "none"}}
+    chosen: dict[str, dict[str, Any]] = {"a": {}, "test": {}, "b": {"split_column": "none"}}
     found = [listed(tmp_path / name, tmp_path / "work", **own) for name, own in chosen.items()]
     splits = [{image.split for image in each.images} for each in found]
     assert splits == [{"train", "validation"}, {"test"}, {None}]

@@ -31,10 +31,14 @@ def test_few_photographs_without_weights_are_a_question(
         str(photos), preset_name=preset, file=None, flags={"model": model}
     )
     asked: list[str] = []
+    answers = iter(("y", "", "n"))
+
+    def ask(question: str) -> str:
+        asked.append(question)
+        return next(answers)
+
     for answer in ("y", "", "n"):
-        chosen = with_weights(
-            config, lambda question, answer=answer: asked.append(question) or answer
-        )
+        chosen = with_weights(config, ask)
         if not (is_asked and answer == "y"):
             assert chosen is config
             continue
