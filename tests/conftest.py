@@ -113,12 +113,16 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 
 @pytest.hookimpl(optionalhook=True)
-def pytest_xdist_auto_num_workers() -> int:
-    """Run one process more than there are cores, as some wait for servers, and memory for each."""
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
+    """Run one process more than there are cores, as some wait for servers, and memory for each.
+
+    Slow tests wait longer: two more.
+    """
     from patchline.pipeline.data.reading.child_processes import processors
 
     by_memory = psutil.virtual_memory().total // _MEMORY_OF_A_PROCESS
-    return max(2, min(processors() + 1, by_memory, _MOST_PROCESSES))
+    more = 1 if config.getoption("markexpr") == "not slow" else 2
+    return max(2, min(processors() + more, by_memory, _MOST_PROCESSES))
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

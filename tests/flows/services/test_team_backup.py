@@ -13,7 +13,7 @@ import pytest
 from tests.conftest import Finished, patchline, patchline_here, write_photos
 from tests.flows.services.buckets import administrator, keys_in
 from tests.flows.services.local_servers import serving
-from tests.flows.training.runs import TINY, Begun
+from tests.flows.training.runs import TINY
 from tests.object_server import ObjectServer
 from tests.postgres_server import PASSWORD, USER, PostgresServer, postgres_server, program
 
@@ -39,7 +39,7 @@ def test_a_team_continues_on_another_machine_from_its_backup(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """As docs/how_to/backup.md says: `models`, `predict` and `--resume` work on the new servers.
+    """As docs/how_to/backup.md says: `models`, `predict` and `run` work on the new servers.
 
     So does `predict` in the folder of a colleague who has what signs in to MLflow alone.
     """
@@ -52,10 +52,6 @@ def test_a_team_continues_on_another_machine_from_its_backup(
     stores = ("--database", postgres.address("backup"), "--artifacts", f"s3://{bucket}/art")
     with serving(folder, *stores, **credentials):
         _ok(patchline(*_TRAINING.split(), "2", cwd=folder))
-        begun = Begun(folder, f"{_TRAINING} 30 --seed 1")
-        checkpoints = ".patchline/runs/*/training/last.safetensors"
-        begun.wait_until(lambda: len(list(folder.glob(checkpoints))) == 2)
-        begun.end()
     dump = str(tmp_path / "stores.dump")
     _psql("pg_dump", "--format=custom", f"--file={dump}", postgres.address("backup"))
     s3 = administrator(objects)
@@ -74,8 +70,11 @@ def test_a_team_continues_on_another_machine_from_its_backup(
             assert [(each["name"], len(each["versions"])) for each in models] == [("flowers", 1)]
             image = next((restored / "photos").rglob("*.png"))
             _ok(patchline_here("predict", "flowers@champion", image, cwd=restored))
-            resumed = _ok(patchline("run", "--resume", "last", "--json", cwd=restored)).json
-            assert (resumed["status"], resumed["version"]) == ("FINISHED", "2")
+            again = _ok(patchline(*_TRAINING.split(), "2", "--json", cwd=restored)).json
+            assert (again["version"], again["reused"]["train"]) == (
+                "2",
+                models[0]["versions"][0]["run_id"],
+            )
 
             monkeypatch.setenv("MLFLOW_TRACKING_URI", servers.state.mlflow_url)
             colleague = tmp_path / "colleague"

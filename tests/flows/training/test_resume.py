@@ -17,7 +17,8 @@ from tests.patience import patient
 
 SETTINGS = (
     "photos --preset none --training.epochs 12 --training.batch-size 8 --training.threads 1 "
-    "--training.precision float32 --model.depth 2"
+    "--training.precision float32 --model.depth 2 "
+    "--evaluation.corruptions 0 --evaluation.explanations=false"
 )
 STAGES = {
     "train": "training/events.jsonl",

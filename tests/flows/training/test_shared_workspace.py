@@ -13,7 +13,10 @@ from tests.conftest import write_photos
 from tests.flows.training.runs import Begun, ran, refused
 from tests.object_server import ObjectServer
 
-_SETTINGS = "--preset none --training.threads 1 --training.precision float32"
+_SETTINGS = (
+    "--preset none --training.threads 1 --training.precision float32 "
+    "--evaluation.corruptions 0 --evaluation.explanations=false"
+)
 
 
 @pytest.fixture

@@ -19,6 +19,7 @@ name: wander
 preset: none
 data: {path: photos}
 training: {epochs: 20, batch_size: 8}
+evaluation: {corruptions: 0, explanations: false}
 """
 
 
