@@ -145,6 +145,8 @@ class Model:
             return pixels_of(self._package, image)
         if isinstance(image, PillowImage.Image):
             return self._package.opened_pixels(image)
+        if isinstance(image, np.ndarray) and image.ndim == 2:  # noqa: PLR2004 - H, W
+            image = image[:, :, None]  # in a list of images, not a tensor of files
         return self._package.pixels(image)
 
     def _table(self, answers: Sequence[_Answered], *, marked: bool) -> pd.DataFrame:

@@ -169,20 +169,6 @@ def say(**line: Any) -> None:
     print(json.dumps(line), flush=True)  # noqa: T201 - to the parent
 
 
-def _check_token(address: str) -> None:
-    """Read at a cluster, because Ray hides from whoever connects that the token is refused.
-
-    Raises:
-        AuthenticationError: if it is.
-    """
-    try:
-        GcsClient(address=address).internal_kv_keys(b"", None, timeout=_REACH_SECONDS)
-    except AuthenticationError:
-        raise
-    except Exception:  # noqa: BLE001 - connecting tells what is wrong
-        return
-
-
 class Stranger:
     """A client that does not know the token of a cluster, and tries to read there.
 
@@ -312,7 +298,9 @@ class Driver:
     def _connect(self) -> None:
         address = self._address
         try:
-            _check_token(address)
+            if AuthenticationTokenLoader.instance().has_token(ignore_auth_mode=True):
+                # Ray hides that the token is refused; whoever reads first is told.
+                GcsClient(address=address).internal_kv_keys(b"", None, timeout=_CONNECT_SECONDS)
             ray.init(
                 address=address,
                 log_to_driver=False,
@@ -372,9 +360,11 @@ class Driver:
     def _unreachable(self, address: str, error: Exception) -> str:
         text = " ".join(str(error).split())
         if "Authentication" in type(error).__name__ or "token" in text.lower():
+            is_missing = "no authentication token" in text
+            what = "needs a token, and there is none" if is_missing else "refuses the token"
             return (
-                f"The Ray cluster at {address} refuses the token. Set RAY_AUTH_TOKEN to the one "
-                "that its nodes were started with, or RAY_AUTH_TOKEN_PATH to a file with it."
+                f"The Ray cluster at {address} {what}. Set RAY_AUTH_TOKEN to the one that its "
+                "nodes were started with, or RAY_AUTH_TOKEN_PATH to a file with it."
             )
         if "version" in text.lower() and "mismatch" in text.lower():
             return f"The Ray cluster at {address} has other versions: {text[:300]}"

@@ -17,6 +17,7 @@ from tests.pipeline.models.pretrained.published_files import PUBLISHED
 from tests.pipeline.models.pretrained.tiny_models import (
     DIM,
     HEADS,
+    MLP,
     Tensors,
     saved,
     state_of,
@@ -96,7 +97,7 @@ def test_an_unknown_layout_is_refused(tmp_path: Path) -> None:
     ("changes", "expected"),
     [
         ({"base_model.model.blocks.0.attn.qkv.lora_A.weight": torch.ones(4, DIM)}, "Merge it into"),
-        ({"blocks.1.mlp.fc1.bias": torch.full((2 * DIM,), torch.nan)}, "128 of 128 values .* NaN"),
+        ({"blocks.1.mlp.fc1.bias": torch.full((MLP,), torch.nan)}, "96 of 96 values .* NaN"),
         ({"pos_embed": torch.full((1, 17, DIM), torch.inf)}, "'pos_embed' has .* infinite"),
     ],
 )
