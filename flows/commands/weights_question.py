@@ -31,7 +31,7 @@ def with_weights(config: RunConfig, ask: Callable[[str], str] | None = None) -> 
     if ask is None:
         if not (sys.stdin.isatty() and sys.stderr.isatty()):
             return config
-        ask = _asked
+        ask = _read_answer
     images = _photographs(config)
     if not images:
         return config
@@ -79,7 +79,7 @@ def _photographs(config: RunConfig) -> int:
     return len(files) if few else 0
 
 
-def _asked(question: str) -> str:
+def _read_answer(question: str) -> str:
     """Return the answer of a person, or none."""
     sys.stderr.write(question)
     sys.stderr.flush()

@@ -76,15 +76,15 @@ def given_images(body: bytes, content_type: str, query: Mapping[str, str]) -> Gi
     )
 
 
-def check_names(given: Mapping[str, Any], known: Sequence[str]) -> None:
+def check_names(given: Mapping[str, Any], accepted: Sequence[str]) -> None:
     """Check the names of the parameters of a request.
 
     Raises:
         Refusal: if one is unknown.
     """
-    unknown = sorted(set(given).difference(known))
+    unknown = sorted(set(given).difference(accepted))
     if unknown:
-        rule = f"Use {', '.join(known)}." if known else "This path takes none in its query."
+        rule = f"Use {', '.join(accepted)}." if accepted else "This path takes none in its query."
         raise bad_request(f"There is no parameter {unknown[0][:_SHOWN]!r}. {rule}")
 
 

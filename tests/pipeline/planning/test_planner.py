@@ -100,7 +100,7 @@ def write_wide(folder: Path, width: int) -> Path:
     for number in range(80):
         pixels = random.integers(0, 255, (40, width, 3), dtype=np.uint8)
         Image.fromarray(pixels).save(folder / f"{number}.png")
-        labels = ("bird", "", "sky|bird")[number // 8 % 3] if number % 8 == 0 else "sky"
+        labels = ("bird", "", "sky|bird")[number // 4 % 3] if number % 4 == 0 else "sky"
         lines.append(f"{number}.png,{labels}")
     (folder / "labels.csv").write_text("\n".join(lines))
     return folder / "labels.csv"
