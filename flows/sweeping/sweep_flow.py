@@ -236,6 +236,7 @@ class _Sweep:
         TrialTasks(
             study, inputs, clock, self.settings.workers, partial(_log_trials, run, study)
         ).run()
+        search_seconds = clock.seconds
         if identity.parent_run_id != run.run_id:
             return _joined(run, study, identity)
         trial_tasks.wait_for_others(study)
@@ -267,7 +268,7 @@ class _Sweep:
             reduction=self.settings.reduction,
             seed=plan.seed,
             trials=tuple(records),
-            search_seconds=clock.seconds,
+            search_seconds=search_seconds,
             final_seconds=final_seconds,
             best=best,
             is_plan=best.is_plan,
