@@ -77,6 +77,7 @@ class Cluster:
     def environment(self) -> dict[str, str]:
         """Of everything that runs in the cluster."""
         own = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": TOKEN, "RAY_USAGE_STATS_ENABLED": "0"}
+        own["RAY_worker_niceness"] = "0"  # by default 15: beside other tests they would starve
         root = str(Path(__file__).resolve().parents[4])
         store = environment_for(f"http://{self.store_host}:{_STORE_PORT}") if self.has_store else {}
         return {**os.environ, **own, **store, "PYTHONPATH": root}
