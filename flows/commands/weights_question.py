@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 import sys
 from collections.abc import Callable
@@ -15,8 +16,8 @@ _OPENED = 9
 _MEGABYTES = 350
 _QUESTION = (
     "{images:,} photographs and no pre-trained weights on this machine: published weights would "
-    "help most\n({name}, about {megabytes} MB from {owner}; `--model.init none` never asks). "
-    "Download now? [y/N] "
+    "help most\n({name}, about {megabytes} MB from {owner}; with `--model.init none`, you are "
+    "not asked). Download now? [y/N] "
 )
 
 
@@ -63,11 +64,12 @@ def _photographs(config: RunConfig) -> int:
     folder = Path(config.data.path or "").expanduser()
     if config.data.path is None or not folder.is_dir():
         return 0
-    files = [
-        each.path
-        for each in walk_files(folder, on_unreadable=lambda _path, _error: None)
-        if Path(each.path).suffix.lower() in IMAGE_SUFFIXES
-    ]
+    files: list[str] = []
+    for each in walk_files(folder, on_unreadable=lambda _path, _error: None):
+        if Path(each.path).suffix.lower() in IMAGE_SUFFIXES:
+            files.append(each.path)
+        if not are_few_photographs(len(files), math.inf):
+            return 0
     sides = []
     for file in files[:: max(1, len(files) // _OPENED)][:_OPENED]:
         try:

@@ -47,7 +47,7 @@ def test_few_photographs_without_weights_are_a_question(
         words = (
             "12 photographs",
             str(chosen.model.init),
-            "`--model.init none` never asks",
+            "`--model.init none`, you are not asked",
             "[y/N]",
         )
         assert all(each in asked[0] for each in words)
