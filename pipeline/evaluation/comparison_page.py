@@ -65,7 +65,6 @@ def write_comparison(
         decision=decision,
         p_value=p_value_text,
         points=lambda share: points(share).replace("-", "\N{MINUS SIGN}"),
-        number=_number,
         **own,
     )
     page = folder / PAGE
@@ -120,11 +119,6 @@ def _axis(difference: MetricEstimate) -> _Axis:
         return round(100 * (share - low + margin) / whole, 2)
 
     return _Axis(place(difference.low), place(difference.value), place(difference.high), place(0.0))
-
-
-def _number(value: float) -> str:
-    """Return a gate's value with up to four digits."""
-    return f"{value:.0f}" if abs(value) >= 1000 else f"{value:.4g}"  # noqa: PLR2004 - four digits
 
 
 def _with_pictures(

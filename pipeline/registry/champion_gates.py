@@ -101,8 +101,7 @@ def _by_accuracy(config: PromotionConfig, comparison: Comparison) -> _Verdict:
         pair.difference.value,
         f"of {comparison.counted_images} {comparison.unused} by either model, "
         f"{pair.only_b_right} are correct only now and {pair.only_a_right} were correct only "
-        f"before: {_change(pair.difference, pair.p_value)}{comparison.test_unit}; maximum "
-        f"{config.significance:g}",
+        f"before: {_change(pair.difference, pair.p_value)}{comparison.test_unit}; {_rule(config)}",
     )
 
 
@@ -124,9 +123,12 @@ def _by_label_sets(config: PromotionConfig, comparison: LabelSetComparison) -> _
         all(paired_bootstrap.is_better(pairs[key], config.significance) for key in deciding),
         min(pairs[key].difference.value for key in deciding),
         f"on {comparison.counted_images} {comparison.unused} by either model, {compared}"
-        f"{comparison.test_unit}; maximum {config.significance:g}"
-        + (f" ({', '.join(beside)})" if beside else ""),
+        f"{comparison.test_unit}; {_rule(config)}" + (f" ({', '.join(beside)})" if beside else ""),
     )
+
+
+def _rule(config: PromotionConfig) -> str:
+    return f"required: a gain, with p at most {config.significance:g}"
 
 
 def _change(difference: MetricEstimate, p_value: float) -> str:

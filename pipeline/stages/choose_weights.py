@@ -27,7 +27,7 @@ class ChooseWeightsInputs:
 class ChooseWeightsStage(Stage[ChooseWeightsInputs, WeightsChoice]):
     """Leaves the choice; the plan names its reasons."""
 
-    name = "choose"
+    name = "weights"
     task = "Choose the initial weights"
     reads = ChooseWeightsInputs
     leaves = WeightsChoice

@@ -99,8 +99,8 @@ class PlanStage(Stage[PlanInputs, Plan]):
         context.config = planner.with_plan(context.config, result)
 
     def tags(self, context: Context, inputs: PlanInputs, result: Plan) -> dict[str, str]:
-        """Return the preset and the plan's text."""
-        return {"patchline.preset": result.facts.preset, "patchline.plan": result.text().strip()}
+        """Return the preset."""
+        return {"patchline.preset": result.facts.preset}
 
     def log(self, context: Context, inputs: PlanInputs, result: Plan, run: TrackedRun) -> None:
         """Keep the plan with the run: its facts and settings, and its text."""

@@ -62,15 +62,22 @@ def hardware() -> dict[str, str]:
 def as_tags() -> dict[str, str]:
     """Return code, packages and hardware as tags for a run."""
     head, dirty = commit()
-    tags = {f"version.{name}": version for name, version in package_versions().items()}
-    tags |= {f"hardware.{key}": value for key, value in hardware().items()}
+    facts = hardware()
+    versions = ", ".join(f"{name} {version}" for name, version in package_versions().items())
+    tags = {
+        "patchline.packages": f"{versions}, Python {facts['python']}",
+        "patchline.hardware": (
+            f"{facts['processor']}, {facts['cores']} cores, {facts['memory_gib']} GiB, "
+            f"{facts['system']}"
+        ),
+    }
     if head:
         tags |= {"mlflow.source.git.commit": head, "patchline.dirty": str(dirty).lower()}
     return tags
 
 
 def plugin_tags(config: RunConfig) -> dict[str, str]:
-    """Return a tag for each plugin of a run: its distribution and version."""
+    """Return a tag with the plugins of a run, their distributions and versions."""
     chosen: dict[plugin_loader.Kind, str] = {
         "data_source": config.data.source,
         "augmentation": config.augmentation.name,
@@ -81,7 +88,8 @@ def plugin_tags(config: RunConfig) -> dict[str, str]:
     if embedding != NO_PATCH_EMBEDDING:
         chosen["patch_embedding"] = embedding
     entries = [plugin_loader.find(kind, name) for kind, name in chosen.items()]
-    return {f"plugin.{e.kind}": f"{e.name} ({e.distribution} {e.version})" for e in entries}
+    named = (f"{e.kind} {e.name} ({e.distribution} {e.version})" for e in entries)
+    return {"patchline.plugins": ", ".join(named)}
 
 
 def processor() -> str:

@@ -173,7 +173,7 @@ def test_images_of_one_patient_are_one_observation(tmp_path: Path) -> None:
     decision = _decision(challenger, tmp_path, QUICK)
     assert decision.failed == ("better_than_champion",)
     assert decision.reason.startswith("of 200 images in 10 groups not used for training")
-    assert "p = 1.000, testing whole groups; maximum 0.05" in decision.reason
+    assert "p = 1.000, testing whole groups; required: a gain" in decision.reason
     assert "no class has 20 groups of comparable images" in decision.gates[1].sentence
     page = (tmp_path / "promotion" / "comparison.html").read_text("utf-8")
     assert "Exact test of whole groups" in page

@@ -53,7 +53,7 @@ def test_a_better_model_passes_with_a_sentence() -> None:
     gate, worse = champion_gates(PromotionConfig(), _comparison(400, 1.5))
     assert gate.passed
     assert worse.passed
-    for words in ("on 400 images", "mAP is 9", "95% interval +", "maximum 0.05 (F1 +"):
+    for words in ("on 400 images", "mAP is 9", "95% interval +", "p at most 0.05 (F1 +"):
         assert words in gate.sentence
     assert "'unseen' (0)" in worse.sentence  # too few images to check is said
 
@@ -121,7 +121,7 @@ def test_whole_groups_are_drawn_and_counted() -> None:
     gate = champion_gates(PromotionConfig(), comparison)[0]
     assert gate.passed
     assert gate.sentence.startswith("on 400 images in 100 groups")
-    assert "testing whole groups; maximum 0.05" in gate.sentence
+    assert "testing whole groups; required: a gain" in gate.sentence
     few = champion_gates(PromotionConfig(), _comparison(400, 1.5, group_size=10))
     assert [each.passed for each in few] == [False, None]
     assert "only 40 groups of images (400 images) were" in few[0].sentence
