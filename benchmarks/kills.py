@@ -39,10 +39,10 @@ from patchline.flows.services import service_processes
 from patchline.pipeline import local_login, local_services, quiet_libraries
 from patchline.pipeline.files.file_locks import is_held
 from patchline.pipeline.files.workspace_folder import WORKSPACE
+from patchline.pipeline.files.workspace_layout import FEATURES, PREDICTIONS
 from patchline.pipeline.registry import history
 from patchline.pipeline.registry.registered_models import FINGERPRINT_TAG
 from patchline.pipeline.run_memory import live_runs
-from patchline.pipeline.run_memory.cleaning import FEATURES, PREDICTIONS
 from patchline.pipeline.tracking import liveness, tracked_run
 from patchline.pipeline.tracking.liveness import Liveness
 from patchline.pipeline.tracking.tracking_store import client

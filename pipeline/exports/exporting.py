@@ -19,11 +19,11 @@ from patchline.pipeline.exports.export_readme import write_readme
 from patchline.pipeline.exports.export_record import ExportRecord, ProcessorRecord, TriedForm
 from patchline.pipeline.exports.latency import SECONDS, measured_latency
 from patchline.pipeline.files.workspace_folder import make_folder
+from patchline.pipeline.host.this_processor import this_processor
 from patchline.pipeline.packaging import processor_check
 from patchline.pipeline.packaging.package_digests import write_digests
 from patchline.pipeline.packaging.package_files import DESCRIPTION_FILE, ONNX_FILE
 from patchline.pipeline.packaging.packaged_model import PackagedModel
-from patchline.pipeline.packaging.processor_check import this_processor
 from patchline.pipeline.registry.registered_models import ModelReference
 
 Array = np.ndarray[Any, Any]

@@ -11,12 +11,13 @@ Shapes: N images of height H, width W and C channels, K classes.
 from __future__ import annotations
 
 import json
-import platform
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+
+from patchline.pipeline.host.this_processor import this_processor
 
 Array = np.ndarray[Any, Any]
 Answers = Callable[[Array], Array]
@@ -25,8 +26,6 @@ Answers = Callable[[Array], Array]
 CHECK_FILE, RECORD_FILE = "processor_check.npz", "export.json"
 IMAGES = 32
 """Number of images in the check."""
-_FLAGS = ("avx2", "avx512f", "avx_vnni", "avx512_vnni", "avx512_bf16", "amx_bf16", "amx_int8")
-_ARM_FLAGS = ("asimddp", "i8mm", "bf16")
 
 
 class ProcessorCheck(NamedTuple):
@@ -39,33 +38,6 @@ class ProcessorCheck(NamedTuple):
     images: int
     finding: str
     """The result in one sentence."""
-
-
-class Processor(NamedTuple):
-    """A processor, and the instructions that low precision depends on."""
-
-    name: str
-    instructions: tuple[str, ...]
-
-    @property
-    def has_int8_products(self) -> bool:
-        """Whether it adds int8 products in 32 bits, which cannot overflow."""
-        return bool({"avx_vnni", "avx512_vnni", "amx_int8", "asimddp"} & set(self.instructions))
-
-
-def this_processor(cpu_information: Path = Path("/proc/cpuinfo")) -> Processor:
-    """Return the processor of this machine; without instructions where they are not known."""
-    try:
-        text = cpu_information.read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return Processor(platform.processor() or platform.machine() or "unknown", ())
-    fields: dict[str, str] = {}
-    for line in text.splitlines():
-        name, _, value = line.partition(":")
-        fields.setdefault(name.strip().lower(), value.strip())
-    flags = set((fields.get("flags") or fields.get("features") or "").split())
-    known = tuple(flag for flag in (*_FLAGS, *_ARM_FLAGS) if flag in flags)
-    return Processor(fields.get("model name") or platform.machine() or "unknown", known)
 
 
 def write_check(folder: Path, answers: Answers, images_NHWC: Array) -> None:

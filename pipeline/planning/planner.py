@@ -22,6 +22,7 @@ from patchline.pipeline.data.splits.folds import folds_of
 from patchline.pipeline.data.symmetry.assumed_symmetries import unmeasured_symmetries
 from patchline.pipeline.errors import DataError, WorkerError
 from patchline.pipeline.files.workspace_folder import make_folder
+from patchline.pipeline.host.this_processor import this_processor
 from patchline.pipeline.initial_weights import at_hand, recipe
 from patchline.pipeline.initial_weights.record import InitialWeights
 from patchline.pipeline.labels import label_sets
@@ -60,7 +61,6 @@ from patchline.pipeline.run_memory.stage_memory import Ingredients
 from patchline.pipeline.teaching.teacher import teacher_folder
 from patchline.pipeline.teaching.views import views_of
 from patchline.pipeline.terminal_words import counted
-from patchline.pipeline.tracking import provenance
 from patchline.pipeline.training.config import duration_seconds
 from patchline.pipeline.training.machine import cached_machine, choose_device
 from patchline.pipeline.workers import active_launcher
@@ -398,7 +398,7 @@ def plan_facts(config: RunConfig, data: IngestedData) -> PlanFacts:
         ),
         machine=MachineFacts(
             device=device,
-            name=provenance.processor() if device == "cpu" else machine.devices[device],
+            name=this_processor().name if device == "cpu" else machine.devices[device],
             threads=config.training.threads or machine.threads,
             vector_instructions=machine.cpu_capability,
             memory_gib=memory,

@@ -19,26 +19,26 @@ from patchline.pipeline.errors import StorageError
 from patchline.pipeline.files import file_locks
 from patchline.pipeline.files.atomic_files import storage_errors, write_text
 from patchline.pipeline.files.workspace_identity import present_path
+from patchline.pipeline.files.workspace_layout import (
+    FEATURES,
+    FEATURES_FILE,
+    LAST_CHECKPOINT,
+    PREDICTIONS,
+    PREVIOUS_CHECKPOINT,
+    REQUEST_FILE,
+    RUNS,
+    STORES,
+)
 from patchline.pipeline.frozen_model import FrozenModel
 from patchline.pipeline.run_memory import live_runs
 from patchline.pipeline.tracking import liveness
-from patchline.pipeline.tracking.tracked_run import FOLDER_TAG, REQUEST_FILE
+from patchline.pipeline.tracking.tracked_run import FOLDER_TAG
 from patchline.pipeline.tracking.tracking_store import all_runs, store_exists
 from patchline.pipeline.training.record import with_record
 from patchline.pipeline.workspace import chosen, unneeded_objects
-from patchline.pipeline.workspace.run_folders import LAST_CHECKPOINT
 
-STORES, FEATURES, RUNS = "prepared", "features", "runs"
-"""Folders of the workspace: decoded images, features of frozen models, and what each run wrote."""
-PREDICTIONS = "teacher_predictions"
-"""Folder of the workspace: what teachers have predicted."""
-FEATURES_FILE = "features.json"
-"""In the folder of a training run: which features it has used."""
-PREVIOUS_CHECKPOINT = "previous.safetensors"
 CHECKPOINTS = (LAST_CHECKPOINT, PREVIOUS_CHECKPOINT, "restart-*.safetensors")
 """In the folder of a training run; a finished one needs them only if it is extended."""
-LAST_WEIGHTS = "last_weights"
-"""Folder in that of a training run: the weights that are averaged at its end."""
 _LOCKS = ".locks"
 _FINISHED = "FINISHED"
 

@@ -18,6 +18,7 @@ from patchline.pipeline.errors import ConfigError, RunError
 from patchline.pipeline.files.access import is_readable
 from patchline.pipeline.files.atomic_files import write_text
 from patchline.pipeline.files.file_locks import LockState, state_of, try_lock
+from patchline.pipeline.files.workspace_layout import REQUEST_FILE
 from patchline.pipeline.frozen_model import FrozenModel
 from patchline.pipeline.redaction import redacted
 from patchline.pipeline.tracking import liveness
@@ -27,7 +28,6 @@ from patchline.pipeline.tracking.tracked_run import (
     FLOW_RUNS_TAG,
     FOLDER_TAG,
     HOST_TAG,
-    REQUEST_FILE,
     not_resumable,
     owner_lock,
 )

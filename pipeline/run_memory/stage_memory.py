@@ -34,9 +34,9 @@ from patchline.pipeline.files.atomic_files import storage_errors, write_text
 from patchline.pipeline.files.file_digest import FileDigest, digest_of
 from patchline.pipeline.files.safe_paths import safe_join
 from patchline.pipeline.files.workspace_folder import make_folder
+from patchline.pipeline.files.workspace_layout import RUNS
 from patchline.pipeline.frozen_model import FrozenModel
 from patchline.pipeline.workspace import cache
-from patchline.pipeline.workspace.run_folders import RUNS
 from patchline.pipeline.workspace.shared_files import (
     DamagedObjectError,
     Reference,

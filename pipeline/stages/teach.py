@@ -7,9 +7,9 @@ from pathlib import Path
 
 from patchline.pipeline.config import RunConfig
 from patchline.pipeline.data.ingested_data import UNLABELLED, IngestedData
+from patchline.pipeline.files.workspace_layout import PREDICTIONS
 from patchline.pipeline.labels.label_sets import MULTI_LABEL
 from patchline.pipeline.run_memory import stage_keys
-from patchline.pipeline.run_memory.cleaning import PREDICTIONS
 from patchline.pipeline.run_memory.stage_memory import Ingredients
 from patchline.pipeline.stages.context import Context
 from patchline.pipeline.stages.stage import Stage

@@ -27,7 +27,7 @@ from patchline.pipeline.errors import (
     TrackingError,
 )
 from patchline.pipeline.files.atomic_files import write_text
-from patchline.pipeline.run_memory.cleaning import LAST_WEIGHTS
+from patchline.pipeline.files.workspace_layout import LAST_WEIGHTS
 from patchline.pipeline.run_memory.stage_memory import StageMemory
 from patchline.pipeline.sweeping.ranges import Value, shown
 from patchline.pipeline.sweeping.space import SearchSpace

@@ -32,11 +32,11 @@ from patchline.pipeline.files.earlier_rows import EarlierRows
 from patchline.pipeline.files.file_locks import locked
 from patchline.pipeline.files.resumable_array import ResumableArray
 from patchline.pipeline.files.workspace_folder import make_folder
+from patchline.pipeline.files.workspace_layout import PREDICTIONS
 from patchline.pipeline.models.fitting_batches import fitting_batches
 from patchline.pipeline.models.inference import Transfers, normalised
 from patchline.pipeline.probing.earlier_features import earlier_features, feature_array, write_index
 from patchline.pipeline.probing.features import suitable_batch_size
-from patchline.pipeline.run_memory.cleaning import PREDICTIONS
 from patchline.pipeline.teaching.views import View
 from patchline.plugin_api import ImageSpec
 

@@ -9,6 +9,7 @@ from importlib import metadata
 from pathlib import Path
 
 from patchline.pipeline.config import RunConfig
+from patchline.pipeline.host.this_processor import this_processor
 from patchline.pipeline.installation import checkout
 from patchline.pipeline.plugin_system import plugin_loader
 from patchline.pipeline.plugin_system.plugin_settings import named_patch_embedding
@@ -51,7 +52,7 @@ def hardware() -> dict[str, str]:
     import psutil
 
     return {
-        "processor": processor(),
+        "processor": this_processor().name,
         "cores": str(psutil.cpu_count(logical=True)),
         "memory_gib": f"{psutil.virtual_memory().total / 2**30:.1f}",
         "system": f"{platform.system()} {platform.machine()}",
@@ -90,16 +91,6 @@ def plugin_tags(config: RunConfig) -> dict[str, str]:
     entries = [plugin_loader.find(kind, name) for kind, name in chosen.items()]
     named = (f"{e.kind} {e.name} ({e.distribution} {e.version})" for e in entries)
     return {"patchline.plugins": ", ".join(named)}
-
-
-def processor() -> str:
-    """Return the name of the processor."""
-    info = Path("/proc/cpuinfo")
-    if info.exists():
-        for line in info.read_text(encoding="utf-8", errors="replace").splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    return platform.processor() or platform.machine()
 
 
 def _git(folder: Path, *arguments: str) -> str:

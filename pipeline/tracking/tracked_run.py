@@ -21,6 +21,7 @@ from patchline.pipeline.errors import RunError, TrackingError
 from patchline.pipeline.files.atomic_files import storage_errors, write_text
 from patchline.pipeline.files.file_locks import locked, try_lock
 from patchline.pipeline.files.workspace_folder import make_folder
+from patchline.pipeline.files.workspace_layout import REQUEST_FILE
 from patchline.pipeline.redaction import redacted_values, without_credentials
 from patchline.pipeline.tracking import liveness, provenance, run_owner
 from patchline.pipeline.tracking.liveness import Liveness
@@ -49,8 +50,6 @@ SEEN_TAG = "patchline.seen_images"
 _LONGEST_PARAM = 6000
 _CLOSE_SECONDS = 10.0
 _LOCK_SECONDS = 5.0
-REQUEST_FILE = "request.json"
-"""In the run's folder: what is needed to resume it."""
 
 
 @dataclass(frozen=True)

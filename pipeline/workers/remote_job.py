@@ -32,6 +32,7 @@ from patchline.pipeline.files.file_locks import try_lock
 from patchline.pipeline.files.placeholders import FOLDER
 from patchline.pipeline.files.safe_paths import safe_join
 from patchline.pipeline.files.workspace_folder import WORKSPACE, make_folder
+from patchline.pipeline.files.workspace_layout import RUNS
 from patchline.pipeline.workers.bucket_archives import MadeArchive, made_archive, make
 from patchline.pipeline.workers.event_log import EventReader, read_events
 from patchline.pipeline.workers.launcher import GROUP_FILE, WorkerTask
@@ -100,7 +101,7 @@ def enter_workspace(uri: str) -> Path:
     if chosen.shared() is None:
         raise StorageError(f"{uri} is no shared workspace. Report this.")
     place = WORKSPACE.resolve()
-    for left in (place / run_folders.RUNS, place / JOBS, *place.glob(".building-*")):
+    for left in (place / RUNS, place / JOBS, *place.glob(".building-*")):
         shutil.rmtree(left, ignore_errors=True)
     cache.shrink()
     return place
@@ -370,7 +371,7 @@ class ReceivedJob:
     def _remove_others(self, files: Mapping[str, FileDigest]) -> None:
         """Remove what an earlier job has left in the folders that belong to runs."""
         shutil.rmtree(self.folder, ignore_errors=True)
-        runs = self._roots.workspace / run_folders.RUNS
+        runs = self._roots.workspace / RUNS
         present = {self._roots.path_of(key) for key in files}
         for file in _files_of(top for top in self._tops if top.is_relative_to(runs)):
             if file not in present:

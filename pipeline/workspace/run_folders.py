@@ -24,6 +24,7 @@ from patchline.pipeline.files.atomic_files import storage_errors
 from patchline.pipeline.files.safe_paths import safe_join, unsafe_reason
 from patchline.pipeline.files.sealed_files import read_metadata
 from patchline.pipeline.files.workspace_folder import WORKSPACE, make_folder
+from patchline.pipeline.files.workspace_layout import LAST_CHECKPOINT, PROGRESS, RUNS
 from patchline.pipeline.workspace import chosen
 from patchline.pipeline.workspace.shared_files import (
     NAMES,
@@ -34,9 +35,7 @@ from patchline.pipeline.workspace.shared_files import (
 
 logger = logging.getLogger(__name__)
 
-RUNS, CHECKPOINT = "runs", "checkpoint"
-LAST_CHECKPOINT, PROGRESS = "last.safetensors", "progress"
-"""The file of a training's newest checkpoint, and the key of its metadata that has the `step`."""
+CHECKPOINT = "checkpoint"
 _EVENTS = "events.jsonl"
 _APPENDED = (".jsonl", ".log")
 """Files that grow in place: a link would grow with them."""

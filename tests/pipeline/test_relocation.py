@@ -18,6 +18,7 @@ from patchline.pipeline.files.atomic_files import write_text
 from patchline.pipeline.files.file_locks import locked
 from patchline.pipeline.files.path_uris import sqlite_uri
 from patchline.pipeline.files.workspace_identity import LABEL, Identity
+from patchline.pipeline.files.workspace_layout import REQUEST_FILE
 from patchline.pipeline.frozen_model import FrozenModel
 from patchline.pipeline.initial_weights import finding
 from patchline.pipeline.models.model_description import DESCRIPTION_FILE
@@ -25,7 +26,7 @@ from patchline.pipeline.relocation import following, path_rewriting
 from patchline.pipeline.run_memory import live_runs
 from patchline.pipeline.run_memory.stage_memory import StageMemory
 from patchline.pipeline.tracking import tracked_run, tracking_store
-from patchline.pipeline.tracking.tracked_run import REQUEST_FILE, NewRun
+from patchline.pipeline.tracking.tracked_run import NewRun
 from patchline.pipeline.training.start import extended_run
 
 NEW = NewRun(experiment="roses", name="one", command="patchline run", params={}, tags={})

@@ -21,10 +21,11 @@ from patchline.pipeline.data.ingested_data import IngestedData, PreparedData
 from patchline.pipeline.files.file_digest import digest_of
 from patchline.pipeline.files.safe_paths import safe_join, unsafe_reason
 from patchline.pipeline.frozen_model import FrozenModel
+from patchline.pipeline.host.this_processor import this_processor
 from patchline.pipeline.initial_weights.record import weights_folder
 from patchline.pipeline.run_memory import stage_keys
 from patchline.pipeline.run_memory.stage_memory import Ingredients, StageMemory, result_files
-from patchline.pipeline.tracking import provenance, tracked_run
+from patchline.pipeline.tracking import tracked_run
 from patchline.pipeline.tracking.exactly_once_metrics import MetricSender
 from patchline.pipeline.training.job import TeacherPredictions, TrainingJob, UnlabelledStore
 from patchline.pipeline.training.machine import (
@@ -250,7 +251,7 @@ def ingredients(
         **_part_ingredients(config, part),
         "code": stage_keys.code(*CODE),
         **stage_keys.software(config, "augmentation", "model", "patch_embedding", "objective"),
-        "machine": f"{provenance.processor()}, {machine.cpu_capability}",
+        "machine": f"{this_processor().name}, {machine.cpu_capability}",
         "device": machine.devices[choose_device(config.training, machine)],
         "threads": str(config.training.threads or machine.threads),
     }

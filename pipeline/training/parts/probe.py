@@ -23,6 +23,7 @@ from patchline.pipeline.data.manifests import manifest as manifests
 from patchline.pipeline.data.reading.decoder_version import decoder_version
 from patchline.pipeline.errors import RunError
 from patchline.pipeline.files.atomic_files import write_text
+from patchline.pipeline.files.workspace_layout import FEATURES, FEATURES_FILE
 from patchline.pipeline.frozen_model import FrozenModel
 from patchline.pipeline.models.model_files import save_model
 from patchline.pipeline.models.stored_logits import save_logits
@@ -32,7 +33,6 @@ from patchline.pipeline.probing.few_images import FEWEST_VALIDATION
 from patchline.pipeline.probing.linear_fit import FittedHead, fit_head
 from patchline.pipeline.probing.linear_head import linear_head
 from patchline.pipeline.run_memory import stage_keys
-from patchline.pipeline.run_memory.cleaning import FEATURES, FEATURES_FILE
 from patchline.pipeline.terminal_words import duration
 from patchline.pipeline.training.checkpoints.best_weights import FINAL
 from patchline.pipeline.training.config import duration_seconds

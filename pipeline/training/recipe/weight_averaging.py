@@ -20,10 +20,10 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from patchline.pipeline.files.sealed_files import read_tensors, write_tensors
 from patchline.pipeline.files.stored_images import StoredImages
+from patchline.pipeline.files.workspace_layout import LAST_WEIGHTS
 from patchline.pipeline.models.inference import PREDICTED_TOGETHER, normalised
 from patchline.pipeline.models.model_description import DESCRIPTION_FILE
 from patchline.pipeline.models.model_files import load_model, save_model
-from patchline.pipeline.run_memory.cleaning import LAST_WEIGHTS
 from patchline.pipeline.training.job import TrainingJob
 from patchline.pipeline.training.job_provenance import provenance_of_job
 from patchline.pipeline.training.start.initial_model import description_of

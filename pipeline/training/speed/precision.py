@@ -20,9 +20,9 @@ from torch import nn
 from patchline.pipeline.config import PluginChoice, RunConfig
 from patchline.pipeline.files.atomic_files import write_text
 from patchline.pipeline.frozen_model import FrozenModel
+from patchline.pipeline.host.this_processor import this_processor
 from patchline.pipeline.run_memory import stage_keys
 from patchline.pipeline.run_memory.stage_memory import Ingredients, StageMemory
-from patchline.pipeline.tracking import provenance
 from patchline.pipeline.training.config import duration_seconds
 from patchline.pipeline.training.machine import detect_machine
 from patchline.pipeline.training.speed.trial_steps import (
@@ -31,7 +31,6 @@ from patchline.pipeline.training.speed.trial_steps import (
     trial_steps,
 )
 from patchline.pipeline.workers.event_log import EventWriter
-from patchline.pipeline.workspace import chosen
 from patchline.plugin_api import ImageSpec
 
 FILE = "precision.json"
@@ -105,7 +104,7 @@ class Chooser:
             return Precision(name="float32", reason=reason)
         if self.workspace is None:
             return self._measured(half, seconds)
-        memory = StageMemory(self.workspace, shared=chosen.shared())
+        memory = StageMemory(self.workspace)
         key = self._ingredients(device)
         recalled = memory.recall(STAGE, key, Precision)
         if recalled is None or self.again:
@@ -147,7 +146,7 @@ class Chooser:
             **stage_keys.settings(self.config, "model"),
             "batch": str(self.config.training.batch_size),
             "image": f"{self.image.channels}x{self.image.height}x{self.image.width}",
-            "machine": f"{provenance.processor()}, {machine.cpu_capability}",
+            "machine": f"{this_processor().name}, {machine.cpu_capability}",
             "device": machine.devices[device.type],
             "threads": str(torch.get_num_threads()),
             "torch": torch.__version__,

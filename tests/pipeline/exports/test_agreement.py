@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from patchline.pipeline.exports.agreement import EXACT, REDUCED, compared
-from patchline.pipeline.packaging.processor_check import this_processor
+from patchline.pipeline.host.this_processor import this_processor
 
 
 def test_the_same_labels_are_not_enough() -> None:

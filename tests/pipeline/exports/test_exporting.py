@@ -21,8 +21,9 @@ from patchline.pipeline.exports import exporting
 from patchline.pipeline.exports.comparison_images import ComparisonImages
 from patchline.pipeline.exports.export_record import ExportRecord
 from patchline.pipeline.exports.exporting import Form, export
+from patchline.pipeline.host.this_processor import Processor
 from patchline.pipeline.packaging.packaged_model import PackagedModel
-from patchline.pipeline.packaging.processor_check import Processor, check_on_this_processor
+from patchline.pipeline.packaging.processor_check import check_on_this_processor
 from patchline.pipeline.registry.registered_models import ModelReference
 from patchline.pipeline.serving.checked_package import PackageRefusedError, checked_package
 from tests.pipeline.conftest import CLASSES, Exported

@@ -10,11 +10,12 @@ from typing import Any
 import pytest
 
 from patchline.pipeline.files import file_locks
+from patchline.pipeline.files.workspace_layout import FEATURES_FILE, REQUEST_FILE
 from patchline.pipeline.frozen_model import FrozenModel
 from patchline.pipeline.run_memory import live_runs
-from patchline.pipeline.run_memory.cleaning import FEATURES_FILE, Cleaning, find_removable, remove
+from patchline.pipeline.run_memory.cleaning import Cleaning, find_removable, remove
 from patchline.pipeline.run_memory.stage_memory import StageMemory
-from patchline.pipeline.tracking.tracked_run import FOLDER_TAG, REQUEST_FILE
+from patchline.pipeline.tracking.tracked_run import FOLDER_TAG
 from patchline.pipeline.tracking.tracking_store import client
 from patchline.pipeline.workspace import chosen, run_folders
 from tests.pipeline.workspace.machines import machine

@@ -10,9 +10,10 @@ from mlflow import MlflowClient
 from patchline.pipeline.config import RunConfig
 from patchline.pipeline.errors import ConfigError, RunError
 from patchline.pipeline.files.atomic_files import write_text
+from patchline.pipeline.files.workspace_layout import REQUEST_FILE
 from patchline.pipeline.run_memory import interrupted_runs
 from patchline.pipeline.tracking.liveness import WORKSPACE_TAG
-from patchline.pipeline.tracking.tracked_run import FOLDER_TAG, REQUEST_FILE
+from patchline.pipeline.tracking.tracked_run import FOLDER_TAG
 from patchline.pipeline.tracking.tracking_store import all_runs, client
 
 pytestmark = pytest.mark.usefixtures("own_store")

@@ -11,10 +11,10 @@ import pytest
 import torch
 
 from patchline.pipeline.errors import ConfigError, RunError, StorageError
+from patchline.pipeline.files.workspace_layout import FEATURES
 from patchline.pipeline.layers.last_blocks import whole_model
 from patchline.pipeline.layers.vision_transformer import VisionTransformer
 from patchline.pipeline.models.model_files import load_model
-from patchline.pipeline.run_memory.cleaning import FEATURES
 from patchline.pipeline.training import __main__ as worker
 from patchline.pipeline.training.job import TrainingJob
 from patchline.pipeline.training.machine import detect_machine

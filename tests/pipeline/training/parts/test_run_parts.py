@@ -15,10 +15,10 @@ from mlflow import MlflowClient
 
 from patchline.pipeline import config_files
 from patchline.pipeline.data import ingestion
+from patchline.pipeline.files.workspace_layout import FEATURES
 from patchline.pipeline.initial_weights.record import weights_folder
 from patchline.pipeline.models.model_building import build_model
 from patchline.pipeline.run_memory import interrupted_runs
-from patchline.pipeline.run_memory.cleaning import FEATURES
 from patchline.pipeline.run_memory.interrupted_runs import RunRequest
 from patchline.pipeline.run_memory.stage_memory import StageMemory
 from patchline.pipeline.tracking import nested_runs, tracked_run

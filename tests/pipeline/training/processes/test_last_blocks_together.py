@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from patchline.pipeline.errors import ConfigError
-from patchline.pipeline.run_memory.cleaning import FEATURES
+from patchline.pipeline.files.workspace_layout import FEATURES
 from patchline.pipeline.training.machine import MODULE
 from patchline.pipeline.training.train_result import TrainResult
 from patchline.pipeline.workers.launcher import GROUP_FILE

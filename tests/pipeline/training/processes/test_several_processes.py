@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 
 from patchline.pipeline.errors import ConfigError, WorkerError
 from patchline.pipeline.files.sealed_files import write_tensors
-from patchline.pipeline.run_memory.cleaning import FEATURES
+from patchline.pipeline.files.workspace_layout import FEATURES
 from patchline.pipeline.training.job import ExtendedTraining, TrainingJob
 from patchline.pipeline.training.machine import MODULE
 from patchline.pipeline.training.part import TrainingPart
