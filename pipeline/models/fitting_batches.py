@@ -2,7 +2,7 @@
 
 Predictions and features are computed in batches that are halved until they fit. In training, the
 gradients of a batch are divided into micro-batches, after what the failed step began is undone:
-`patchline.pipeline.training.faults.memory`.
+`patchline.pipeline.training.faults.out_of_memory`.
 """
 
 from __future__ import annotations

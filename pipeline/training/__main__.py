@@ -39,13 +39,13 @@ def _is_one_fit(job: TrainingJob) -> bool:
 
 
 def _train_here(job: TrainingJob, events: EventWriter) -> FrozenModel:
-    from patchline.pipeline.training.faults.memory import memory_named
+    from patchline.pipeline.training.faults.out_of_memory import explain_out_of_memory
     from patchline.pipeline.training.fit import fit
     from patchline.pipeline.training.parts.ensemble_members import combine_members
     from patchline.pipeline.training.parts.probe import refit_head
 
     part, trainable = job.part, job.config.training.trainable
-    with memory_named():
+    with explain_out_of_memory():
         if part.members:
             return combine_members(job, events)
         if trainable == "last_blocks" and (part.share or not part.refit):
@@ -67,10 +67,10 @@ def _train_last_blocks(job: TrainingJob, events: EventWriter) -> FrozenModel:
 
 
 def _between_both(job: TrainingJob, trained: TrainResult) -> FrozenModel:
-    from patchline.pipeline.training.faults.memory import memory_named
+    from patchline.pipeline.training.faults.out_of_memory import explain_out_of_memory
     from patchline.pipeline.training.parts.fine_tuning import between_both
 
-    with memory_named():
+    with explain_out_of_memory():
         return between_both(job, trained)
 
 

@@ -6,7 +6,7 @@ import cv2
 
 from patchline.pipeline.frozen_model import FrozenModel
 from patchline.pipeline.training.augmentation_preview import preview_grid
-from patchline.pipeline.training.faults.memory import memory_named
+from patchline.pipeline.training.faults.out_of_memory import explain_out_of_memory
 from patchline.pipeline.training.job import TrainingJob
 from patchline.pipeline.training.loop import Training
 from patchline.pipeline.training.parts.fine_tuning import fit_head_first
@@ -18,7 +18,7 @@ from patchline.pipeline.training.processes.ranks import Ranks
 from patchline.pipeline.workers.event_log import EventWriter
 
 
-@memory_named()
+@explain_out_of_memory()
 def fit(job: TrainingJob, events: EventWriter, ranks: Ranks | None = None) -> FrozenModel:
     """Train to the end, and return the result of the job's part.
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 
 from patchline.pipeline.data.batches.loader import Batch
@@ -31,7 +31,10 @@ from patchline.pipeline.training.faults.divergence import (
     batch_files,
     save_batch,
 )
-from patchline.pipeline.training.faults.memory import DividingBatches, memory_named
+from patchline.pipeline.training.faults.out_of_memory import (
+    OutOfMemoryRetry,
+    explain_out_of_memory,
+)
 from patchline.pipeline.training.job import TrainingJob
 from patchline.pipeline.training.job_provenance import provenance_of_job
 from patchline.pipeline.training.length.run_length import planned_steps, planned_validations
@@ -62,7 +65,6 @@ from patchline.pipeline.training.train_state import TrainState
 from patchline.pipeline.training.train_step import TrainStep
 from patchline.pipeline.training.training_data import open_data
 from patchline.pipeline.training.validation import Validator
-from patchline.pipeline.training.whole_step import WholeStep
 from patchline.pipeline.workers.event_log import EventWriter
 
 _LONG_RUN_SECONDS = 20.0
@@ -103,18 +105,6 @@ class Training:
         model = self.ranks.synchronised(model)
         mixing = bool(settings.mixup or settings.cutmix)
         self.own_order = DividedOrder(self.order, self.ranks.rank, self.ranks.size, mixing=mixing)
-        self.step = TrainStep(
-            config=job.config,
-            objective=self.objective,
-            image=job.image,
-            num_classes=len(job.classes),
-            device=self.device,
-            precision=self.precision.name,
-            size=self.sizes,
-            schedules=ModelSchedules(settings, model),
-            ranks=self.ranks,
-            replica=self.ranks.replicated(model),
-        )
         self.validator = Validator(
             self.data, self.objective, job.image, self.device, self.precision.name, self.ranks
         )
@@ -131,16 +121,28 @@ class Training:
             rate_cuts=list(job.config.record.rate_cuts),
             halvings=list(job.config.record.halvings),
         )
-        self.dividing = DividingBatches(self.state, self.order.batch_size, events, job.folder)
+        self.finite, self.recent_rate = FiniteCheck(self.ranks.sum), RecentRate()
+        self.retry = OutOfMemoryRetry(self.order.batch_size, events, job.folder)
+        self.step = TrainStep(
+            state=self.state,
+            config=job.config,
+            objective=self.objective,
+            image=job.image,
+            num_classes=len(job.classes),
+            device=self.device,
+            precision=self.precision.name,
+            size=self.sizes,
+            schedules=ModelSchedules(settings, model),
+            finite=self.finite,
+            retry=self.retry,
+            ranks=self.ranks,
+            replica=self.ranks.replicated(model),
+        )
         self.checkpoints = Checkpoints(
             job.folder,
             restarts=settings.retries_after_divergence > 0,
             writes=self.ranks.is_first,
             clock=self.clock,
-        )
-        self.finite, self.recent_rate = FiniteCheck(self.ranks.sum), RecentRate()
-        self.whole_step = WholeStep(
-            self.step, partial(self.dividing.gradients, self.step), self.finite
         )
         self._share: ComputeShare | None = None
         self.last_weights = LastWeights(job.folder, settings.average_last)
@@ -174,15 +176,15 @@ class Training:
             take_over(self.job, self.job.extends, state, self.validator)
             log_history(state, self.events)
             self.checkpoints.mark(state)
-        self.dividing.resume(self.step)
-        self.compiled = compile_model(self.step, self.own_order, self.dividing, self.validator)
+        self.retry.resume(self.step)
+        self.compiled = compile_model(self.step, self.own_order, self.validator, self.events)
         self.clock.restart(state.step)
         self._seconds_before, self._started = state.elapsed_seconds, self.clock.now
         self.checkpoints.start_clock()
         if isinstance(self.validations, Timed):
             spent = (state.validation_seconds, self.elapsed, state.batch_norm_seconds)
             self.validations.restore(state.history, *spent)
-        with data_workers.dead_workers_named(), memory_named():
+        with data_workers.dead_workers_named(), explain_out_of_memory():
             while not self.is_finished:
                 try:
                     self._train()
@@ -261,7 +263,7 @@ class Training:
         if not is_planned:
             self._count_training_time(self.clock.read())
         plan_first = None if is_planned else self._plan_first_update
-        self.learning_rate = self.whole_step.do(state, batch, part, plan_first)
+        self.learning_rate = self.step.train_one_step(batch, part, plan_first)
 
     def _plan_first_update(self) -> None:
         wait_for(self.device)

@@ -1,16 +1,20 @@
-"""One training step: the gradients of a batch, then an update of the weights and their average.
+"""One training step: forward, backward, clip, check, update of the weights and their average.
+
+The loop does it, and so do trial steps, so that what is measured is what training takes.
 
 With several ranks, each computes its part of the batch; the gradients are those of the whole.
 Dropout and stochastic depth depend only on (seed, step) and the rank of the process, so a resumed
-run repeats them. Loss and gradient norm stay on the device; reading them is left to the caller.
+run repeats them. Loss and gradient norm stay on the device until they are checked.
 
 Shapes: B images of a batch, H, W and C of an image, K classes.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -21,6 +25,7 @@ from patchline.pipeline.data.batches.loader import Batch
 from patchline.pipeline.labels.label_sets import MULTI_LABEL
 from patchline.pipeline.models.inference import autocast, normalised
 from patchline.pipeline.training.device import DeterministicKernels
+from patchline.pipeline.training.faults.divergence import FiniteCheck
 from patchline.pipeline.training.processes.batch_parts import BatchPart
 from patchline.pipeline.training.processes.ranks import Ranks
 from patchline.pipeline.training.recipe.losses import one_hot
@@ -33,6 +38,7 @@ from patchline.pipeline.training.recipe.mixing import (
 from patchline.pipeline.training.recipe.model_schedules import ModelSchedules
 from patchline.pipeline.training.recipe.optimizer import averages_itself
 from patchline.pipeline.training.recipe.progressive_size import ProgressiveSize
+from patchline.pipeline.training.recipe.schedule import learning_rate
 from patchline.pipeline.training.train_state import TrainState
 from patchline.plugin_api import ImageSpec, Objective
 
@@ -53,10 +59,21 @@ class Gradients:
     is left out; not finite if the loss of any rank is not."""
 
 
+class Retry(Protocol):
+    """What happens where gradients cannot be computed as it was begun."""
+
+    def begin(self, state: TrainState) -> None:
+        """Keep what a failed attempt may change."""
+
+    def recover(self, error: RuntimeError, step: TrainStep, part: BatchPart) -> Callable[[], None]:
+        """Undo a failed attempt, and return what to do before the next one; or raise."""
+
+
 @dataclass(frozen=True)
 class TrainStep:
-    """How a step of this run is computed."""
+    """How a step of this run is computed, and on which state."""
 
+    state: TrainState
     config: RunConfig
     objective: Objective
     image: ImageSpec
@@ -66,6 +83,9 @@ class TrainStep:
     precision: str
     size: ProgressiveSize
     schedules: ModelSchedules
+    finite: FiniteCheck
+    """Notices a loss or a gradient that is not finite."""
+    retry: Retry
     ranks: Ranks = field(default_factory=Ranks)
     replica: nn.Module | None = None
     """Calls the model and sums its gradients over the ranks; None for the model itself."""
@@ -87,22 +107,63 @@ class TrainStep:
         kernels = DeterministicKernels(self.device, insist=self.ranks.size == 1)
         object.__setattr__(self, "kernels", kernels)
 
-    def compute_gradients(
-        self, state: TrainState, batch: Batch, part: BatchPart | None = None
-    ) -> Gradients:
-        """Compute the gradients of a batch, in micro-batches, and clip them; updates no weight.
+    def train_one_step(
+        self, batch: Batch, part: BatchPart, before_update: Callable[[], None] | None = None
+    ) -> float:
+        """Do one step, and return its learning rate.
 
         Args:
-            state: whose model it is.
+            batch: what this rank has loaded.
+            part: of the whole batch that this is.
+            before_update: called between the gradients and the update.
+
+        Raises:
+            Diverged: if the loss or the gradient is not finite; see `FiniteCheck`.
+            RunError: if there is not enough memory.
+            RanksRestart: if other ranks wait for gradients that need smaller micro-batches.
+        """
+        state = self.state
+        gradients = self.compute_gradients(batch, part)
+        if before_update:
+            before_update()
+        rate = learning_rate(self.config.optimizer, state.plan.progress_of(state.step))
+        rate *= state.rate_factor
+        self.finite.check(state.step, rate, gradients.loss, gradients.norm)
+        state.sums.add(gradients.loss, gradients.correct, gradients.images)
+        for group in state.optimizer.param_groups:
+            group["lr"] = rate * group.get("rate_factor", 1.0)
+        if state.loss_scale.admits_update():
+            state.optimizer.step()
+        state.step += 1
+        self.ranks.average_statistics(state.model)
+        if not averages_itself(state.optimizer):
+            state.average.update(state.step)
+        return rate
+
+    def compute_gradients(self, batch: Batch, part: BatchPart | None = None) -> Gradients:
+        """Compute the gradients of a batch, in micro-batches, and clip them; updates no weight.
+
+        Where that fails for want of memory or of a deterministic kernel, it is undone, and done in
+        another way; see `patchline.pipeline.training.faults.out_of_memory`.
+
+        Args:
             batch: what this rank has loaded.
             part: of the whole batch that this is; None for all of it.
         """
+        state, part = self.state, part or BatchPart.whole(len(batch[1]))
         # With a time limit, the plan is not known before the first step, but a replay knows it.
         progress = state.plan.progress_of(state.step) if state.step else 0.0
-        part = part or BatchPart.whole(len(batch[1]))
-        state.optimizer.zero_grad(set_to_none=True)
-        with self.kernels.chosen():
-            loss, correct = self._backward(state, batch, part, progress)
+        self.retry.begin(state)
+        while True:
+            try:
+                state.optimizer.zero_grad(set_to_none=True)
+                with self.kernels.chosen():
+                    loss, correct = self._backward(batch, part, progress)
+                break
+            except RuntimeError as error:  # torch.OutOfMemoryError is one
+                change = self.retry.recover(error, self, part)
+            # The error is gone here, and with its traceback what the failed attempt had computed.
+            change()
         state.loss_scale.unscale(state.parameters)
         norm = state.loss_scale.tolerated(self._clip(state.parameters))
         if self.precision == "float16":  # a gradient may overflow, but no loss, of any rank
@@ -110,9 +171,10 @@ class TrainStep:
         return Gradients(loss, correct, part.batch_images, norm)
 
     def _backward(
-        self, state: TrainState, batch: Batch, part: BatchPart, progress: float
+        self, batch: Batch, part: BatchPart, progress: float
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the loss and the number of correct images of a part."""
+        state = self.state
         model = self.replica or state.model
         images_BHWC, targets = (tensor.to(self.device, non_blocking=True) for tensor in batch)
         torch.manual_seed(_step_seed(self.config.seed, state.step, self.ranks.rank))
@@ -127,7 +189,7 @@ class TrainStep:
         if part.has_image_before:
             inputs_BCHW, targets, shown_B = inputs_BCHW[1:], targets[1:], shown_B[1:]
         loss, correct = torch.zeros((), device=self.device), torch.zeros_like(shown_B[0])
-        *others, last = part.micro_batches(self.micro_batches_at(state))
+        *others, last = part.micro_batches(self.micro_batches)
         for micro, share in (*others, last):
             summing = nullcontext() if micro == last[0] else self.ranks.accumulating(model)
             with summing:
@@ -149,23 +211,14 @@ class TrainStep:
         factor = self.ranks.size + 0.0 * loss.detach()
         loss.backward(factor)  # type: ignore[no-untyped-call]  # torch leaves it unannotated
 
-    def update_weights(self, state: TrainState, learning_rate: float) -> None:
-        """Apply the gradients with a learning rate, and update the moving average."""
-        for group in state.optimizer.param_groups:
-            group["lr"] = learning_rate * group.get("rate_factor", 1.0)
-        state.loss_scale.step(state.optimizer)
-        state.step += 1
-        self.ranks.average_statistics(state.model)
-        if not averages_itself(state.optimizer):
-            state.average.update(state.step)
+    @property
+    def micro_batches(self) -> int:
+        """The number of micro-batches of the next step."""
+        return int(self.config.training.accumulation * 2**self.state.halvings_before_next_step)
 
-    def micro_batches_at(self, state: TrainState) -> int:
-        """Return the number of micro-batches of the next step."""
-        return int(self.config.training.accumulation * 2**state.halvings_before_next_step)
-
-    def can_halve(self, state: TrainState, part: BatchPart) -> bool:
+    def can_halve(self, part: BatchPart) -> bool:
         """Return whether a part of a batch can be divided further."""
-        parts = self.micro_batches_at(state)
+        parts = self.micro_batches
         return len(list(part.micro_batches(2 * parts))) > len(list(part.micro_batches(parts)))
 
     def _clip(self, parameters: list[nn.Parameter]) -> torch.Tensor:

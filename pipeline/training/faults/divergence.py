@@ -20,7 +20,6 @@ import torch
 
 from patchline.pipeline.data.batches.batch_order import BatchOrder, row_of
 from patchline.pipeline.files.atomic_files import replacing, write_text
-from patchline.pipeline.training.train_step import Gradients
 from patchline.pipeline.training.training_data import TrainingData
 
 
@@ -57,13 +56,21 @@ class FiniteCheck:
         self._total = total
         self._pending: _Pending | None = None
 
-    def check(self, step: int, learning_rate: float, gradients: Gradients) -> None:
+    def check(
+        self, step: int, learning_rate: float, loss: torch.Tensor, norm: torch.Tensor
+    ) -> None:
         """Check a step before its update; on a GPU, check the step before it.
+
+        Args:
+            step: number of the steps before it.
+            learning_rate: of the step.
+            loss: of this rank's part, on the device.
+            norm: of the gradient, on the device.
 
         Raises:
             Diverged: names the step.
         """
-        values_2 = torch.stack([gradients.loss, gradients.norm.float()])
+        values_2 = torch.stack([loss, norm.float()])
         if values_2.device.type != "cuda":
             self._check(step, learning_rate, values_2)
             return

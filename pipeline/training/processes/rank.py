@@ -62,7 +62,7 @@ def main(folder: Path, parent: int) -> NoReturn:
 
 
 def _take_part(folder: Path, machines: Machines) -> None:
-    from patchline.pipeline.training.faults.memory import HALVINGS_FILE, RanksRestart
+    from patchline.pipeline.training.faults.out_of_memory import HALVINGS_FILE, RanksRestart
     from patchline.pipeline.training.job import TrainingJob
 
     is_first, shared = own_rank() == 0, folder / RANKS_FOLDER
@@ -97,7 +97,7 @@ def take_words(shared: Path, folder: Path, words: str) -> None:
         folder: of the job.
         words: the contents of the files, by name, as JSON; or nothing.
     """
-    from patchline.pipeline.training.faults.memory import HALVINGS_FILE
+    from patchline.pipeline.training.faults.out_of_memory import HALVINGS_FILE
 
     for name, content in json.loads(words or "{}").items():
         if name == RESTART_FILE:

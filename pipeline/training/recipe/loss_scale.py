@@ -52,15 +52,15 @@ class LossScale:
             return norm
         return torch.where(self._overflows, torch.zeros_like(norm), norm)
 
-    def step(self, optimizer: torch.optim.Optimizer) -> None:
-        """Update the weights unless a gradient overflows, and adapt the factor."""
+    def admits_update(self) -> bool:
+        """Return whether no gradient overflows, and adapt the factor for the next step."""
         if self._overflows is not None and bool(self._overflows):
             self.factor, self._updates = max(_SMALLEST, self.factor / _CHANGE), 0
-            return
-        optimizer.step()
+            return False
         self._updates += 1
         if self._is_on and self._updates == _UPDATES:
             self.factor, self._updates = self.factor * _CHANGE, 0
+        return True
 
     def numbers(self) -> dict[str, float]:
         """Return the state."""

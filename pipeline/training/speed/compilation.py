@@ -18,10 +18,11 @@ from torch import nn
 from patchline.pipeline.errors import PipelineError, StorageError
 from patchline.pipeline.host.private_folder import private_folder
 from patchline.pipeline.training.config import TrainingConfig, duration_seconds
-from patchline.pipeline.training.faults.memory import BeforeGradients, DividingBatches, RanksRestart
+from patchline.pipeline.training.faults.out_of_memory import RanksRestart, RollbackOnError
 from patchline.pipeline.training.processes.batch_parts import DividedOrder
 from patchline.pipeline.training.train_step import TrainStep
 from patchline.pipeline.training.validation import Validator
+from patchline.pipeline.workers.event_log import EventWriter
 
 _FEWEST_STEPS, _FEWEST_SECONDS = 5_000, 1_200.0
 """Of a training run that repays its compilation on a GPU."""
@@ -52,7 +53,7 @@ def is_wanted(config: TrainingConfig, device: torch.device, steps: int) -> bool:
 
 
 def compile_model(
-    step: TrainStep, order: DividedOrder, dividing: DividingBatches, validator: Validator
+    step: TrainStep, order: DividedOrder, validator: Validator, events: EventWriter
 ) -> bool:
     """Compile the model of a state in place, if wanted, and return whether it is compiled.
 
@@ -62,26 +63,26 @@ def compile_model(
     training runs without compilation.
 
     Args:
-        step: how gradients are computed.
+        step: computes gradients of the state.
         order: of this rank's parts, for their sizes.
-        dividing: has the state, and divides batches that do not fit the device.
         validator: validates the average.
+        events: gets the reason.
     """
     settings = step.config.training
-    if not is_wanted(settings, step.device, dividing.state.plan.last_step):
+    if not is_wanted(settings, step.device, step.state.plan.last_step):
         return False
     if settings.stochastic_depth_ramp:
         reason = "training.stochastic_depth_ramp changes it in every step; set that to 0"
     else:
-        reason = _refused_cache() or _failure(step, order, dividing)
+        reason = _refused_cache() or _failure(step, order)
         if step.ranks.sum(torch.tensor(float(bool(reason)))) and not reason:
-            _undo(dividing.state.model)
+            _undo(step.state.model)
             reason = "another process could not compile it"
     if reason:
         message = f"The model is not compiled: {reason}. Training runs without compilation."
-        dividing.events.write("warning", message=message)
+        events.write("warning", message=message)
     else:
-        validator.compile(dividing.state.average.model)
+        validator.compile(step.state.average.model)
     return not reason
 
 
@@ -100,24 +101,25 @@ def _refused_cache() -> str:
     return ""
 
 
-def _failure(step: TrainStep, order: DividedOrder, dividing: DividingBatches) -> str:
+def _failure(step: TrainStep, order: DividedOrder) -> str:
     """Compile the model and try every shape of a batch; return what failed, or nothing."""
     from torch._dynamo import config as dynamo
     from torch._inductor import config as inductor
 
     dynamo.recompile_limit = _MOST_GRAPHS
     inductor.compile_threads = 1  # in this process, so that a kill leaves no other behind
-    model, before = dividing.state.model, BeforeGradients(dividing.state)
+    state, model, before = step.state, step.state.model, RollbackOnError()
+    before.begin(state)
     model.compile(dynamic=False)
     try:
-        _try_all_shapes(step, order, dividing)
+        _try_all_shapes(step, order)
     except (PipelineError, RanksRestart):
         raise
     except Exception as error:  # noqa: BLE001 - compilers fail in many ways
         _undo(model)
         return reason_of(error)
     finally:
-        before.restore()  # batch norm has seen the tried images
+        before.restore(state)  # batch norm has seen the tried images
     dynamo.suppress_errors = True  # what cannot be compiled from here on runs as it is
     return ""
 
@@ -133,7 +135,7 @@ def _undo(model: nn.Module) -> None:
     model._compiled_call_impl = None  # noqa: SLF001 - there is no public way back
 
 
-def _try_all_shapes(step: TrainStep, order: DividedOrder, dividing: DividingBatches) -> None:
+def _try_all_shapes(step: TrainStep, order: DividedOrder) -> None:
     """Compute gradients of black images in the shapes of all batches; the weights stay.
 
     If the device is out of memory, batches are divided as in a step. Each rank tries the shapes of
@@ -150,4 +152,4 @@ def _try_all_shapes(step: TrainStep, order: DividedOrder, dividing: DividingBatc
         targets = step.targets_of(torch.zeros(loaded, dtype=torch.int64))
         batch = torch.zeros(shape, dtype=torch.uint8), targets
         for size in {step.size.small_size: step.size, only_full.full_size: only_full}.values():
-            dividing.gradients(replace(step, size=size, replica=None), batch, part)
+            replace(step, size=size, replica=None).compute_gradients(batch, part)

@@ -26,7 +26,7 @@ from patchline.pipeline.models.model_description import WEIGHTS_FILE
 from patchline.pipeline.training.checkpoints.checkpoint import LAST, RestartPoint, save
 from patchline.pipeline.training.device import wait_for
 from patchline.pipeline.training.faults.divergence import FiniteCheck
-from patchline.pipeline.training.faults.memory import UndoneGradients
+from patchline.pipeline.training.faults.out_of_memory import RollbackOnError
 from patchline.pipeline.training.length.step_plan import StepPlan
 from patchline.pipeline.training.processes.batch_parts import BatchPart
 from patchline.pipeline.training.recipe.ema import MovingAverage
@@ -36,8 +36,7 @@ from patchline.pipeline.training.recipe.objectives import build_objective
 from patchline.pipeline.training.recipe.optimizer import build_optimizer
 from patchline.pipeline.training.recipe.progressive_size import ProgressiveSize
 from patchline.pipeline.training.train_state import TrainState
-from patchline.pipeline.training.train_step import Gradients, TrainStep
-from patchline.pipeline.training.whole_step import WholeStep
+from patchline.pipeline.training.train_step import TrainStep
 from patchline.plugin_api import ImageSpec
 
 AUGMENTATION = "augmentation"
@@ -102,10 +101,9 @@ def trial_steps(
 
 @dataclass(frozen=True)
 class _Trial:
-    """A fit on random images: its state, and a whole step of it."""
+    """A fit on random images, and a step of it."""
 
-    whole: WholeStep
-    state: TrainState
+    step: TrainStep
     batches: Iterator[Batch]
     part: BatchPart
 
@@ -122,7 +120,15 @@ class _Trial:
         objective = build_objective(config, image, num_classes)
         size = ProgressiveSize(config.training, image, model)
         model = objective.training_module(model).to(device)
+        state = TrainState(
+            model=model.train(),
+            average=MovingAverage(model, config.training.ema_decay),
+            optimizer=build_optimizer(config.optimizer, model),
+            plan=StepPlan.of_steps(_PLANNED_STEPS),
+            loss_scale=LossScale(precision),
+        )
         step = TrainStep(
+            state=state,
             config=config,
             objective=objective,
             image=image,
@@ -131,32 +137,22 @@ class _Trial:
             precision=precision,
             size=size,
             schedules=ModelSchedules(config.training, model),
+            finite=_AnyLoss(lambda values: values),
+            retry=RollbackOnError(),
         )
-        state = TrainState(
-            model=model.train(),
-            average=MovingAverage(model, config.training.ema_decay),
-            optimizer=build_optimizer(config.optimizer, model),
-            plan=StepPlan.of_steps(_PLANNED_STEPS),
-            loss_scale=LossScale(precision),
-        )
-        finite, undone = _AnyLoss(lambda values: values), UndoneGradients(state)
-
-        def gradients(loaded: Batch, part: BatchPart) -> Gradients:
-            return undone.compute(step, loaded, part, lambda _: None)
-
         batches = _random_batches(config, image, step, num_classes, batch)
-        return cls(WholeStep(step, gradients, finite), state, batches, BatchPart.whole(batch))
+        return cls(step, batches, BatchPart.whole(batch))
 
     @property
     def device(self) -> torch.device:
         """Where the model is."""
-        return self.whole.step.device
+        return self.step.device
 
     def do_step(self) -> None:
         """Load a batch and do a step."""
         with torch.profiler.record_function(AUGMENTATION):
             loaded = next(self.batches)
-        self.whole.do(self.state, loaded, self.part)
+        self.step.train_one_step(loaded, self.part)
 
 
 class _AnyLoss(FiniteCheck):
@@ -218,7 +214,8 @@ def trial_epoch_end(
     """
     trial, image = _Trial.of(settings, model, _FEWEST_IMAGES), settings.image
     trial.do_step()  # so that the optimizer has its moments
-    average, objective = trial.state.average.model, trial.whole.step.objective
+    state, objective = trial.step.state, trial.step.objective
+    average = state.average.model
     shape = (images, image.height, image.width, image.channels)
     images_NHWC = np.random.default_rng(0).integers(0, 256, shape, dtype=np.uint8)
     point: RestartPoint | None = None
@@ -235,13 +232,13 @@ def trial_epoch_end(
         )
         validated = time.monotonic()
         write_tensors(folder / WEIGHTS_FILE, objective.model_in(average).state_dict())
-        point = RestartPoint.of(trial.state, point)
+        point = RestartPoint.of(state, point)
         wait_for(trial.device)
         if turn:  # the first one takes longer
             validating += validated - began
             keeping += time.monotonic() - validated
     began = time.monotonic()
-    save(folder / LAST, trial.state)
+    save(folder / LAST, state)
     written = time.monotonic() - began
     return EpochEnd(EPOCH_ENDS * images / max(validating, 1e-9), keeping / EPOCH_ENDS, written)
 

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from patchline.pipeline.errors import RunError
-from patchline.pipeline.training.faults.memory import RanksRestart
+from patchline.pipeline.training.faults.out_of_memory import RanksRestart
 from patchline.pipeline.training.loop import Training
 from patchline.pipeline.training.parts import launching
 from patchline.pipeline.training.processes.ranks import Ranks
@@ -34,8 +34,8 @@ def test_micro_batches_have_the_gradients_of_the_batch(make: Make) -> None:
     whole = _training(make, "whole", **weighted)
     divided = _training(make, "divided", **weighted, accumulation=5)
     batch = next(whole.batches())
-    one = whole.step.compute_gradients(whole.state, batch)
-    many = divided.step.compute_gradients(divided.state, batch)
+    one = whole.step.compute_gradients(batch)
+    many = divided.step.compute_gradients(batch)
     assert float(many.loss) == pytest.approx(float(one.loss), abs=1e-6)
     assert float(many.norm) == pytest.approx(float(one.norm), abs=1e-6)
     assert (int(many.correct), many.images) == (int(one.correct), one.images)
@@ -72,14 +72,14 @@ def test_a_batch_that_does_not_fit_is_divided(make: Make) -> None:
     """Halved until it fits, said once each time; the step is that of the same accumulation."""
     training = _short_of_memory(make, images=3)
     batch = next(training.batches())
-    gradients = training.dividing.gradients(training.step, batch)
+    gradients = training.step.compute_gradients(batch)
     assert training.state.halvings == [0, 0]
     seen = training.state.model.get_buffer("seen")
     assert float(seen) == 4, "failed attempts leave batch statistics alone"
     _, second = _said(training)
     assert "divided into 4 micro-batches. The effective batch size is unchanged" in second
     divided = _training(make, "divided", accumulation=4)
-    expected = divided.step.compute_gradients(divided.state, batch)
+    expected = divided.step.compute_gradients(batch)
     assert torch.equal(gradients.loss, expected.loss)
     assert torch.equal(gradients.norm, expected.norm)
 
@@ -109,7 +109,7 @@ def test_what_failed_is_not_in_memory_any_more(make: Make) -> None:
     model = training.state.model = _Failing(training.state.model, errors)
     gc.disable()
     try:
-        training.dividing.gradients(training.step, next(training.batches()))
+        training.step.compute_gradients(next(training.batches()))
     finally:
         gc.enable()
     assert len(training.state.halvings) == 2
@@ -122,13 +122,13 @@ def test_an_operation_without_a_deterministic_kernel_is_said_once(make: Make) ->
     missing = "cumsum_cuda_kernel does not have a deterministic implementation, but you set it"
     model = training.state.model = _Failing(training.state.model, [RuntimeError(missing)])
     batch = next(training.batches())
-    training.dividing.gradients(training.step, batch)
+    training.step.compute_gradients(batch)
     assert not training.step.kernels.insist
     [said] = _said(training)
     assert said.startswith("PyTorch's cumsum_cuda_kernel has no deterministic kernel")
     model.errors.append(RuntimeError("mat1 and mat2 shapes cannot be multiplied"))
     with pytest.raises(RuntimeError, match="cannot be multiplied"):
-        training.dividing.gradients(training.step, batch)
+        training.step.compute_gradients(batch)
 
 
 def test_of_several_ranks_all_start_again_with_smaller_parts(make: Make) -> None:
@@ -139,15 +139,15 @@ def test_of_several_ranks_all_start_again_with_smaller_parts(make: Make) -> None
     with_others = replace(training.step, ranks=two)
     training.state.step = 5
     with pytest.raises(RanksRestart):
-        training.dividing.gradients(with_others, next(training.batches()))
+        with_others.compute_gradients(next(training.batches()))
     again = _training(make)
-    again.dividing.resume(again.step)
+    again.retry.resume(again.step)
     assert again.state.halvings == [5]
     [said] = _said(training)
     assert "divided into 2 micro-batches. The effective batch size is unchanged" in said
     once_more = _training(make)
     once_more.state.halvings = [5]
-    once_more.dividing.resume(once_more.step)
+    once_more.retry.resume(once_more.step)
     assert len(_said(training)) == 1, "a checkpoint that has it is not news"
 
 
@@ -155,7 +155,7 @@ def test_two_images_that_do_not_fit_are_an_error(make: Make) -> None:
     """There is nothing left to divide, so the error says what to change."""
     training = _short_of_memory(make, images=1)
     with pytest.raises(RunError, match="out of memory even with two images"):
-        training.dividing.gradients(training.step, next(training.batches()))
+        training.step.compute_gradients(next(training.batches()))
 
 
 def test_an_optimizer_that_does_not_fit_is_one_sentence(make: Make) -> None:
@@ -176,6 +176,6 @@ def test_recorded_halvings_replay(make: Make) -> None:
     training = opened(make(training={"epochs": 1}, record={"halvings": [2]}))
     for step, parts in ((2, 2), (0, 1)):
         training.state.step = step
-        assert training.step.micro_batches_at(training.state) == parts
+        assert training.step.micro_batches == parts
     config = launching.replayable(training.config, training.run())
     assert config.record.halvings == (2,)

@@ -80,7 +80,7 @@ def _gradients(job: TrainingJob, ranks: Ranks) -> dict[str, torch.Tensor]:
     for step in (0, training.order.steps_per_epoch - 1):
         state.step = step
         part = training.own_order.at(step)
-        found = training.dividing.gradients(training.step, next(training.batches()), part)
+        found = training.step.compute_gradients(next(training.batches()), part)
         values: dict[str, torch.Tensor] = {
             name: each.grad.clone()
             for name, each in state.model.named_parameters()

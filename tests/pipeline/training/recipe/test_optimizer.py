@@ -249,7 +249,8 @@ def test_weights_and_factor_are_those_of_torchs_scaler(
             [each.grad for each in ours.parameters() if each.grad is not None]
         )
         assert mine.tolerated(norm).isfinite()
-        mine.step(own)
+        if mine.admits_update():
+            own.step()
         reference.step(other)
         reference.update()
         assert mine.factor == reference.get_scale()
