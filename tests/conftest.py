@@ -57,6 +57,7 @@ _SLOWER = 5
 _ROOT_OF_FOLDERS = "PYTEST_DEBUG_TEMPROOT"
 PREFECT_DATABASE = "PREFECT_SERVER_DATABASE_CONNECTION_URL"
 PATCHLINE = Path(sys.executable).parent / "patchline"
+LOADED_MODULES = Path(__file__).with_name("loaded_modules.py")
 
 
 def _keep_folders_in_memory() -> None:
@@ -379,6 +380,7 @@ def finished_run(
                 package = folder / "own_packages" / name
                 package.mkdir(parents=True)
                 (package / "__init__.py").write_text(f"raise ImportError({name!r})\n", "utf-8")
+            shutil.copy(LOADED_MODULES, folder / "own_packages" / "sitecustomize.py")
             given = {
                 "MLFLOW_TRACKING_URI": f"sqlite:///{folder / 'mlflow.db'}",
                 PREFECT_DATABASE: f"sqlite+aiosqlite:///{folder / 'prefect.db'}",

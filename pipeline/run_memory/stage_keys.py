@@ -70,10 +70,10 @@ def code(*modules: str) -> str:
     Raises:
         ValueError: if there is no such module.
     """
-    return _digest(_with_imports(modules), PACKAGE)
+    return _digest(files_of(*modules), PACKAGE)
 
 
-def _with_imports(modules: Iterable[str]) -> set[Path]:
+def files_of(*modules: str) -> set[Path]:
     """Return the files of the modules and of all library modules that they import.
 
     Files beside a module that are not modules, such as templates, are included.
