@@ -194,6 +194,6 @@ def _print(inspected_data: Inspected, folder: Path, own_model: str | None) -> No
         lines.append("Plan of a run:        add --preset balanced, or `patchline run --dry-run`")
     if own_model:
         lines.append(f"Likely label errors:  add --check-labels {pasted_path(own_model)}")
-    if inspected_data.result.findings:
+    if any(each.exclude for each in inspected_data.result.findings):
         lines.append(f"Leave out what it marks `yes` under `exclude`: --data.exclude {table}")
     console.print("\n".join(lines), soft_wrap=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -15,7 +16,7 @@ from patchline.flows.commands.switches import Json, Switch
 from patchline.pipeline.errors import ConfigError, UserError
 from patchline.pipeline.labels.label_sets import MULTI_LABEL
 from patchline.pipeline.serving.access_token import check_doors, given_token
-from patchline.pipeline.terminal_words import visible
+from patchline.pipeline.terminal_words import counted, pasted_path, pasted_program, visible
 
 if TYPE_CHECKING:
     from patchline.pipeline.labelling.answers_table import AnswersTable
@@ -137,18 +138,27 @@ def label(
             advisor = Advisor(pool, answers, order, source, without)
             session = Session(pool, answers, order, advisor, given)
 
-            def tell() -> None:
-                _tell(url, answers, len(given or pool.images), as_json=as_json)
-
+            tell = partial(_tell, url, answers, len(given or pool.images), as_json=as_json)
             advisor.start()
             try:
                 running.serve(session, config, pool.folder.name, listening, tell)
             finally:
                 computes = advisor.stop()
+            _tell_next(answers, as_json=as_json)
     if computes:  # the interpreter would crash if it ended while the network computes
         sys.stdout.flush()
         os._exit(0)
     return 0
+
+
+def _tell_next(answers: AnswersTable, *, as_json: bool) -> None:
+    """Say how many labels there are, and what to do with them."""
+    if as_json:
+        return
+    labelled = sum(each.verdict == "label" for each in answers.standing().values())
+    said = counted(labelled, "image has a label", "images have labels")
+    program, _ = pasted_program("patchline")
+    print(visible(f"{said}. Train on them: {program} run {pasted_path(str(answers.file))}"))
 
 
 def _import(edited: Path, file: Path, pool: Pool, *, as_json: bool) -> int:

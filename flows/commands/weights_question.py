@@ -39,10 +39,13 @@ def with_weights(config: RunConfig, ask: Callable[[str], str] | None = None) -> 
     from patchline.pipeline.initial_weights import at_hand
     from patchline.pipeline.planning.planner import may_choose_weights
     from patchline.pipeline.planning.weights_choice import weights_to_fetch
+    from patchline.pipeline.registry import registered_models
 
     there = at_hand.search(config.name or "") if may_choose_weights(config) else None
-    if there is None or there.weights or there.registered:
+    if there is None or there.weights:
         return config
+    if there.registered and any(each.is_encoder for each in registered_models.newest_versions()):
+        return config  # the plan may start from it
     name = weights_to_fetch()
     owner = "Hugging Face" if name.startswith("timm") else "PyTorch"
     question = _QUESTION.format(images=images, name=name, megabytes=_MEGABYTES, owner=owner)

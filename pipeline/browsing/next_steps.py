@@ -21,7 +21,7 @@ def next_steps(summary: RunSummary, seconds: float, plugins: Sequence[Path] = ()
         seconds: duration of the whole command.
         plugins: plugin files that were given with `--plugin`.
     """
-    parts = {**summary.seconds, "other": seconds - sum(summary.seconds.values())}
+    parts = {**summary.seconds, "start-up and end": seconds - sum(summary.seconds.values())}
     stages = ", ".join(f"{stage} {each:.0f}" for stage, each in parts.items())
     activation, commands = _commands(summary, plugins)
     width = max(len(command) for command, _ in commands)
@@ -79,6 +79,7 @@ def _commands(summary: RunSummary, plugins: Sequence[Path]) -> tuple[str, list[C
     ]
     of_classifier = [
         (f"{program} predict {model} {pasted_path(summary.example_image)}", _predicts(summary)),
+        (f"{program} explain {model} {pasted_path(summary.example_image)}", "show how it sees it"),
         (f"{program} serve {model}", "a page to try images on, and answers over HTTP"),
         *promote,
         (f"{program} models {summary.name}", "list all versions with their metrics"),

@@ -337,6 +337,11 @@ class TrainResult(TrainingRecord):
             quality = f"validation mAP {self.best_validation_map:.1%}"
         else:
             quality = f"validation loss {loss:.4g}"
+        highest = max((each.compared[0] for each in self.history), default=-math.inf)
+        own = accuracy if accuracy is not None else self.best_validation_map
+        why = ""
+        if own is not None and own < highest:
+            why = " (the lowest loss among those within a standard error of the highest)"
         stopped = f"stopped at epoch {self.epochs:.4g}: {self.stopped_because}"
         if self.averaged is not None:
             count = self.averaged.validations
@@ -346,7 +351,7 @@ class TrainResult(TrainingRecord):
             return f"{stopped} ({quality})"
         if self.fine_tuning is not None and self.fine_tuning.blocks is not None:
             return f"kept weights: {self.fine_tuning.share:.0%} of the way, {quality}"
-        return f"best weights: epoch {self.best_step / self.steps_per_epoch:.4g}, {quality}"
+        return f"best weights: epoch {self.best_step / self.steps_per_epoch:.4g}, {quality}{why}"
 
 
 def shown_quality(quality: float | None) -> str:

@@ -86,7 +86,7 @@ _GZIP = b"\x1f\x8b\x08"
 _TO_TIFF = "save the values as 16-bit PNG or as TIFF"
 _SLICES = f"{_TO_TIFF}, a file for each slice"
 REMEDIES = {
-    "HEIF": ("(.heic) need pillow-heif", "pip install pillow-heif, or convert to JPEG"),
+    "HEIF": ("(.heic) need pillow-heif", "pip install 'patchline[heic]', or convert to JPEG"),
     "DICOM": ("need pydicom", f"{_TO_TIFF}, and set a window with data.value_range"),
     "NIfTI": ("need nibabel", _SLICES),
     "NRRD": ("need pynrrd or SimpleITK", _SLICES),

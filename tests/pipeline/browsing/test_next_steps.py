@@ -46,10 +46,10 @@ def test_what_follows_depends_on_the_champion() -> None:
     assert "predict flowers@champion" in next_steps(_summary("", "champion"), 60.0)
     said = next_steps(_summary("", "challenger"), 60.0, [Path("my plugin.py")])
     assert "predict flowers/3" in said
-    assert "serve flowers/3" in said
+    assert all(f"{each} flowers/3" in said for each in ("explain", "serve"))
     assert "promote flowers" in said
     assert "--config config.yaml --plugin 'my plugin.py' --fresh" in said
-    assert "Took           60 s (train 50, other 10)" in said
+    assert "Took           60 s (train 50, start-up and end 10)" in said
 
 
 def test_what_makes_the_headline_less_certain_stands_below_it() -> None:
