@@ -20,6 +20,7 @@ from patchline.pipeline.errors import DataError
 from patchline.pipeline.labels.label_cells import number_in, read_label_cells
 from patchline.pipeline.labels.label_sets import MULTI_LABEL, SINGLE_LABEL
 from patchline.pipeline.labels.reading_rules import AUTO, LIST, NONE, SPACE, ReadingRules
+from patchline.pipeline.labels.taxonomy import TaxonomyPath, check_branches, innermost_paths
 from patchline.pipeline.terminal_words import visible
 
 _CANDIDATES = ("|", ";", ",", SPACE)
@@ -31,8 +32,8 @@ _LONGEST_SHOWN = 60
 _FEWEST_SEVERAL = 0.1
 """Of the images, that have no label or several; if fewer have, the data has one label for each."""
 _LIST = re.compile(r"\s*(?:\[.*\]|\{.*\})\s*", re.DOTALL)
-_CHOICES = "choices"
-"""The field of a cell `{"choices": ["beach"]}`, as Label Studio writes several labels."""
+_FIELDS = ["choices"], ["taxonomy"]
+"""Of cells such as `{"choices": ["beach"]}`, as Label Studio writes several labels."""
 _TEXT = re.compile(r"'(?:[^'\\\n]|\\.)*+'|\"(?:[^\"\\\n]|\\.)*+\"")
 _ONLY_TEXTS = re.compile(rf"\s*+(?:(?:{_TEXT.pattern})\s*+)++")
 _ONLY_NUMBERS = re.compile(r"\s*+(?:-?[0-9]+\.?[0-9]*+\s*+)++")
@@ -73,8 +74,8 @@ def read_set_cells(
     """
     counts = Counter(cells)
     place = f"'{visible(column)}'{f' of {visible(table)}' if table else ''}"
-    separator, unsplit = rules.label_separator, list[str]()
-    lists = _as_lists(counts, place) if separator in (AUTO, LIST) else None
+    separator, unsplit, paths = rules.label_separator, list[str](), list[TaxonomyPath]()
+    lists = _as_lists(counts, place, paths) if separator in (AUTO, LIST) else None
     if separator == LIST and lists is None:
         raise DataError(
             f"data.label_separator is {LIST}, but column {place} holds no list: "
@@ -83,6 +84,8 @@ def read_set_cells(
         )
     if lists is not None:
         parts, how = lists, "lists"
+        nested = check_branches(paths, f"Column {place}")
+        unsplit += [f"column '{visible(column)}': {note}" for note in nested]
     else:
         chosen = separator
         if separator == AUTO:
@@ -225,13 +228,20 @@ def _in_any_place(cells: Sequence[str]) -> bool:
     return 2 * len(later & first) >= len(later)
 
 
-def _as_lists(cells: Collection[str], place: str) -> dict[str, tuple[str, ...]] | None:
+def _as_lists(
+    cells: Collection[str], place: str, paths: list[TaxonomyPath]
+) -> dict[str, tuple[str, ...]] | None:
     """Return the labels of each cell if some are lists; None if none is.
+
+    Args:
+        cells: without repetitions.
+        place: the column, for messages.
+        paths: those of a taxonomy are added.
 
     Raises:
         DataError: if one looks like a list beside others, and cannot be read.
     """
-    lists = {cell: _list_in(cell, place) for cell in cells}
+    lists = {cell: _list_in(cell, place, paths) for cell in cells}
     if all(labels is None for labels in lists.values()):
         return None
     for cell, labels in lists.items():
@@ -243,13 +253,13 @@ def _as_lists(cells: Collection[str], place: str) -> dict[str, tuple[str, ...]] 
     return {cell: (cell,) if labels is None else labels for cell, labels in lists.items()}
 
 
-def _list_in(cell: str, place: str) -> tuple[str, ...] | None:
+def _list_in(cell: str, place: str, paths: list[TaxonomyPath]) -> tuple[str, ...] | None:
     """Return the items of a list in the notation of JSON, Python or NumPy; None for other text.
 
     Python would join the texts of NumPy's `['beach' 'sunset']`, which has no commas, to one.
 
     Raises:
-        DataError: if the cell is another structure than a list of labels, or choices.
+        DataError: if the cell is another structure than a list of labels, choices or a taxonomy.
     """
     if len(cell) > _MOST_CELL or not _LIST.fullmatch(cell):
         return None
@@ -261,19 +271,28 @@ def _list_in(cell: str, place: str) -> tuple[str, ...] | None:
             value = read(cell.strip())
         except (ValueError, SyntaxError, RecursionError, MemoryError):
             continue
-        if isinstance(value, dict) and list(value) == [_CHOICES]:
-            value = value[_CHOICES]
+        if isinstance(value, dict) and list(value) in _FIELDS:
+            [value] = value.values()
             value = value if isinstance(value, list) else [value]
         kinds = str | int | float | None
         if isinstance(value, list) and all(isinstance(each, kinds) for each in value):
             return tuple(str(each) for each in value if each is not None)
+        if isinstance(value, list) and all(map(_is_path, value)):
+            own = innermost_paths([tuple(map(str.strip, each)) for each in value])
+            paths += own
+            return tuple(path[-1] for path in own)
         raise DataError(
             f"Column {place} holds {_short(cell)}, which is no label and no list of labels. Write "
             'labels such as ["beach", "sunset"], choose another --data.label-column, or set '
-            f"--data.label-separator {NONE} if it is one; taxonomies and regions of Label Studio "
-            "are read from its JSON export."
+            f"--data.label-separator {NONE} if it is one; regions of Label Studio are read from "
+            "its JSON export."
         )
     return None
+
+
+def _is_path(value: object) -> bool:
+    """Return whether a value is the path of a label in a taxonomy."""
+    return isinstance(value, list) and bool(value) and all(isinstance(each, str) for each in value)
 
 
 def _items_without_commas(inside: str) -> tuple[str, ...] | None:

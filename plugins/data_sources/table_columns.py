@@ -32,7 +32,7 @@ _IMAGE_NAMES = (
 _LABEL_NAMES = (
     "label", "class", "label_name", "class_name", "classname", "category", "target", "species",
     "breed", "variety", "diagnosis", "dx", "labels", "y", "tags", "classes", "categories",
-    "choice", "choices",
+    "choice", "choices", "taxonomy",
 )  # fmt: skip
 _SPLIT_NAMES = frozenset({
     "split", "splits", "subset", "partition", "data_split", "dataset_split", "split_name",

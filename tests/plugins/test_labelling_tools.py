@@ -219,6 +219,7 @@ _AREA = {"type": "rectangle", "id": "r", "value": {"x": 1}}
         ([odd_task(result("bad", about="text"))], "has no label"),
         ([odd_task(_AREA, result("blurred", id="r"), result("cat"))], "cat"),
         ([odd_task(result(["pet"], ["pet", "cat"], kind="taxonomy"))], "cat"),
+        ([odd_task(result(["pet", "cat"]))], "cat"),
     ],
 )
 def test_one_odd_task_leaves_its_image_out_or_is_understood(
