@@ -74,8 +74,8 @@ def read_set_cells(
     """
     counts = Counter(cells)
     place = f"'{visible(column)}'{f' of {visible(table)}' if table else ''}"
-    separator, unsplit, paths = rules.label_separator, list[str](), list[TaxonomyPath]()
-    lists = _as_lists(counts, place, paths) if separator in (AUTO, LIST) else None
+    separator, unsplit = rules.label_separator, list[str]()
+    lists = _as_lists(counts, place) if separator in (AUTO, LIST) else None
     if separator == LIST and lists is None:
         raise DataError(
             f"data.label_separator is {LIST}, but column {place} holds no list: "
@@ -83,9 +83,10 @@ def read_set_cells(
             "another separator."
         )
     if lists is not None:
-        parts, how = lists, "lists"
-        nested = check_branches(paths, f"Column {place}")
-        unsplit += [f"column '{visible(column)}': {note}" for note in nested]
+        parts = {cell: tuple(path[-1] for path in paths) for cell, paths in lists.items()}
+        how, all_paths = "lists", (path for paths in lists.values() for path in paths)
+        for note in check_branches(all_paths, f"Column {place}"):
+            unsplit.append(f"column '{visible(column)}': {note}")
     else:
         chosen = separator
         if separator == AUTO:
@@ -228,20 +229,13 @@ def _in_any_place(cells: Sequence[str]) -> bool:
     return 2 * len(later & first) >= len(later)
 
 
-def _as_lists(
-    cells: Collection[str], place: str, paths: list[TaxonomyPath]
-) -> dict[str, tuple[str, ...]] | None:
+def _as_lists(cells: Collection[str], place: str) -> dict[str, tuple[TaxonomyPath, ...]] | None:
     """Return the labels of each cell if some are lists; None if none is.
-
-    Args:
-        cells: without repetitions.
-        place: the column, for messages.
-        paths: those of a taxonomy are added.
 
     Raises:
         DataError: if one looks like a list beside others, and cannot be read.
     """
-    lists = {cell: _list_in(cell, place, paths) for cell in cells}
+    lists = {cell: _list_in(cell, place) for cell in cells}
     if all(labels is None for labels in lists.values()):
         return None
     for cell, labels in lists.items():
@@ -250,11 +244,13 @@ def _as_lists(
                 f"Column {place} holds lists, but {_short(cell)} cannot be read as one. Write it "
                 'as ["beach", "sunset"].'
             )
-    return {cell: (cell,) if labels is None else labels for cell, labels in lists.items()}
+    return {cell: ((cell,),) if paths is None else paths for cell, paths in lists.items()}
 
 
-def _list_in(cell: str, place: str, paths: list[TaxonomyPath]) -> tuple[str, ...] | None:
+def _list_in(cell: str, place: str) -> tuple[TaxonomyPath, ...] | None:
     """Return the items of a list in the notation of JSON, Python or NumPy; None for other text.
+
+    Those that are no paths of a taxonomy are paths of one name.
 
     Python would join the texts of NumPy's `['beach' 'sunset']`, which has no commas, to one.
 
@@ -265,7 +261,7 @@ def _list_in(cell: str, place: str, paths: list[TaxonomyPath]) -> tuple[str, ...
         return None
     items = _items_without_commas(cell.strip()[1:-1])
     if items is not None:
-        return items
+        return tuple((item,) for item in items)
     for read in (json.loads, ast.literal_eval):
         try:
             value = read(cell.strip())
@@ -276,11 +272,9 @@ def _list_in(cell: str, place: str, paths: list[TaxonomyPath]) -> tuple[str, ...
             value = value if isinstance(value, list) else [value]
         kinds = str | int | float | None
         if isinstance(value, list) and all(isinstance(each, kinds) for each in value):
-            return tuple(str(each) for each in value if each is not None)
+            return tuple((str(each),) for each in value if each is not None)
         if isinstance(value, list) and all(map(_is_path, value)):
-            own = innermost_paths([tuple(map(str.strip, each)) for each in value])
-            paths += own
-            return tuple(path[-1] for path in own)
+            return innermost_paths(list(map(tuple, value)))
         raise DataError(
             f"Column {place} holds {_short(cell)}, which is no label and no list of labels. Write "
             'labels such as ["beach", "sunset"], choose another --data.label-column, or set '

@@ -15,7 +15,7 @@ def innermost_paths(paths: Sequence[TaxonomyPath]) -> tuple[TaxonomyPath, ...]:
     return tuple(
         each
         for each in paths
-        if not any(len(other) > len(each) and other[: len(each)] == each for other in paths)
+        if not any(other != each and other[: len(each)] == each for other in paths)
     )
 
 

@@ -3,9 +3,11 @@
 Choices are labels of their image. What rectangles and other regions mean for it is a question,
 which `data.boxes` answers; a choice about a region is one. A task that nobody has annotated is left
 out; one that was annotated with no choice has no label. Answers about another value of the task,
-and those that a review rejects, count for nothing. Images are found below `data.root`; nothing is
-fetched. The format:
+and those that a review rejects, count for nothing; where a reviewer has fixed an annotation before
+accepting it, the fixed one counts. Images are found below `data.root`; nothing is fetched. The
+format:
 https://labelstud.io/guide/export#Label-Studio-JSON-format-of-annotated-tasks
+https://api.labelstud.io/api-reference/api-reference/annotation-reviews/create
 """
 
 from __future__ import annotations
@@ -236,7 +238,10 @@ def _answers(task: Any, image: str, file: Path) -> list[list[_Answer]]:
         annotation = checked(each, dict, "An annotation", file)
         if annotation.get("was_cancelled") or _is_rejected(annotation):
             continue
-        given = checked(annotation.get("result", []), list, "'result' of an annotation", file)
+        given = annotation.get("result", [])
+        if (fixed := _last_review(annotation).get("fixed_annotation_history_result")) is not None:
+            given = fixed
+        checked(given, list, "'result' of an annotation", file)
         results = [checked(result, dict, "A result", file) for result in given]
         regions = {str(result.get("id")) for result in results if _is_region(result)} - {"None"}
         others = task["data"].keys() - {image}
@@ -247,11 +252,15 @@ def _answers(task: Any, image: str, file: Path) -> list[list[_Answer]]:
 
 def _is_rejected(annotation: dict[str, Any]) -> bool:
     """Return whether the last review of an annotation does not accept it."""
+    review = _last_review(annotation)
+    return review.get("accepted", annotation.get("last_action") != "rejected") is False
+
+
+def _last_review(annotation: dict[str, Any]) -> dict[str, Any]:
+    """Return the last review of an annotation, which the Enterprise edition exports; or nothing."""
     reviews = annotation.get("reviews")
     said = [each for each in reviews if isinstance(each, dict)] if isinstance(reviews, list) else []
-    if not said:
-        return annotation.get("last_action") == "rejected"
-    return max(said, key=lambda each: str(each.get("created_at", ""))).get("accepted") is False
+    return max(said, key=lambda each: str(each.get("created_at", "")), default={})
 
 
 def _is_region(result: dict[str, Any]) -> bool:
