@@ -89,7 +89,8 @@ def notes_on_patients(rows: pd.DataFrame) -> list[str]:
         rows: the usable images of a manifest, with their splits.
     """
     patients = rows["path"].str.extract(_PATIENT, expand=False).dropna()
-    patients = patients[[name not in rows["label"][row] for row, name in patients.items()]]
+    labels = rows.loc[patients.index, "label"]
+    patients = patients[[name not in label for name, label in zip(patients, labels, strict=True)]]
     several = patients[_in_several_splits(rows.loc[patients.index], patients)]
     remedy = f"--data.group-pattern '{_PATIENT}' keeps the images of each in one split"
     notes = _note(int(several.nunique()), "patient", sorted(set(several)))
