@@ -69,6 +69,7 @@ from patchline.pipeline.labels.label_cells import read_label_cells
 from patchline.pipeline.labels.label_sets import MULTI_LABEL, SINGLE_LABEL
 from patchline.pipeline.labels.reading_rules import ReadingRules
 from patchline.pipeline.labels.set_cells import SetCells, is_several, read_set_cells
+from patchline.pipeline.labels.taxonomy import check_branches, innermost_paths
 from patchline.pipeline.workers.launcher import Launcher, Resources, RunningWorker, WorkerTask
 from patchline.pipeline.workers.local_launcher import LocalLauncher
 from patchline.pipeline.workers.remote_job import (
@@ -141,9 +142,11 @@ __all__ = [
     "answer_rules",
     "answer_sources",
     "are_answers",
+    "check_branches",
     "check_expansion",
     "coco_files",
     "enter_workspace",
+    "innermost_paths",
     "is_several",
     "known_digest",
     "made_once",

@@ -44,6 +44,7 @@ from patchline.pipeline.data.splits.leakage import (
     check_leakage,
     notes_on_augmented_copies,
     notes_on_leakage,
+    notes_on_patients,
 )
 from patchline.pipeline.data.splits.split_gaps import SPLITS
 from patchline.pipeline.data.store import prepared_store
@@ -267,6 +268,7 @@ def _ingested(
             *notes_on_leakage(rows),
             *random_draws.notes(rows),
             *notes_on_augmented_copies(rows),
+            *notes_on_patients(rows),
             *notes_on_size(rows),
             *(notes_on_held_out(rows, fractions, task) if labelled else ()),
             *(each.sentence for each in (dominant_groups(rows, task) if labelled else ())),

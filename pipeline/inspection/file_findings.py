@@ -14,6 +14,7 @@ import pandas as pd
 
 from patchline.pipeline.data.manifests.left_out import LeftOut, left_out, remedies
 from patchline.pipeline.data.manifests.manifest import examples
+from patchline.pipeline.data.reading.color_profile import UNREADABLE
 from patchline.pipeline.data.reading.image_quality import (
     BLANK,
     BLURRED,
@@ -104,18 +105,28 @@ def findings_on_format(rows: pd.DataFrame) -> list[Finding]:
 
 
 def findings_on_profiles(rows: pd.DataFrame, pairs: LabelPairs) -> list[Finding]:
-    """Return images whose profile says other colors than sRGB, as which all images are read.
+    """Return images whose profile says other colors than sRGB, or cannot be read.
 
     Args:
         rows: the usable images, with the column `profile`.
         pairs: which of them has which label.
     """
-    marked = rows[rows["profile"] != ""]
+    unreadable = rows["profile"] == UNREADABLE
+    return [
+        *_on_profiles("color_profile", rows, rows[(rows["profile"] != "") & ~unreadable], pairs),
+        *_on_profiles("unreadable_profile", rows, rows[unreadable], pairs),
+    ]
+
+
+def _on_profiles(
+    kind: Kind, rows: pd.DataFrame, marked: pd.DataFrame, pairs: LabelPairs
+) -> list[Finding]:
+    """Return the finding on images with a profile that is not applied: all are read as sRGB."""
     profiles = sorted(marked["profile"].unique())
     apart = [each for name in profiles for each in _apart(rows, pairs, name)]
     words = f"A model may tell classes by their profile: {examples(apart, 5)}. " if apart else ""
     return _finding(
-        "color_profile", "warning" if apart else "note", marked.assign(reason=marked["profile"]),
+        kind, "warning" if apart else "note", marked.assign(reason=marked["profile"]),
         lambda count: f"{count:,} of {_images(len(rows))}",
         "Reads them like all others as sRGB, in runs and in their packages alike. "
         f"{words}Convert them to sRGB.",
@@ -206,6 +217,7 @@ _WORDS: dict[Kind, tuple[str, str]] = {
         "has a colour profile other than sRGB",
         "have a colour profile other than sRGB",
     ),
+    "unreadable_profile": (f"has {UNREADABLE}", f"have {UNREADABLE}"),
     "unread_frames": ("has several frames or pages", "have several frames or pages"),
     "blank": ("shows a single colour", "show a single colour"),
     "dark": ("is almost black", "are almost black"),

@@ -17,7 +17,7 @@ Kind = Literal[
     "refused_member", "similar_classes", "suspicious_class", "suspicious_labels",
     "value_range", "bands", "mirror_asymmetric",
     "no_label", "frequent_label", "implied_label", "rare_label_set",
-    "augmented_copy", "color_profile", "unread_frames",
+    "augmented_copy", "color_profile", "unread_frames", "unreadable_profile",
 ]  # fmt: skip
 KINDS: tuple[Kind, ...] = get_args(Kind)
 Severity = Literal["error", "warning", "note"]
@@ -56,6 +56,7 @@ TITLES: dict[Kind, str] = {
     "rare_label_set": "Labels that hardly ever meet",
     "augmented_copy": "Augmented copies",
     "color_profile": "Colour profiles that are not applied",
+    "unreadable_profile": "Colour profiles that cannot be read",
     "unread_frames": "Frames and pages that are not read",
 }
 

@@ -22,7 +22,7 @@ from patchline.pipeline.data.near_duplicates.search import near_duplicates
 from patchline.pipeline.data.near_duplicates.search_memory import SearchMemory
 from patchline.pipeline.data.pixel_values.pixel_mapping import PLAIN, PixelMapping
 from patchline.pipeline.data.splits import random_draws, split
-from patchline.pipeline.data.splits.leakage import given_splits
+from patchline.pipeline.data.splits.leakage import given_splits, notes_on_patients
 from patchline.pipeline.data.splits.split_gaps import SPLITS
 from patchline.pipeline.data.symmetry.assumed_symmetries import unmeasured_symmetries
 from patchline.pipeline.data.symmetry.mirror_symmetry import Files, mirror_symmetry
@@ -227,7 +227,8 @@ def _with_splits(
         )
     rows, task = manifests.usable(assigned), scanned.task
     held_out = notes_on_held_out(rows, fractions, task) if uses_labels(config) else []
-    told = [*stops, *on_splits, *random_draws.notes(rows), *notes_on_size(rows), *held_out]
+    told = [*stops, *on_splits, *random_draws.notes(rows), *notes_on_patients(rows)]
+    told += [*notes_on_size(rows), *held_out]
     return assigned, split.origin(manifest, fractions), told
 
 

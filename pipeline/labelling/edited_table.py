@@ -7,6 +7,7 @@ the time of one that was answered or taken back since. Such a row changes nothin
 from __future__ import annotations
 
 import csv
+import datetime as dt
 import io
 import re
 from collections.abc import Iterable, Sequence
@@ -25,6 +26,8 @@ _TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ")
 """As `answer.now` writes it; a spreadsheet may have changed it to another form."""
 _FEWEST_NUMBERS = 3
 """Of a date."""
+_DAYS, _DAY_0 = re.compile(r"\d{5}[.,]\d+"), dt.datetime(1899, 12, 30)  # noqa: DTZ001 - without zone
+"""A spreadsheet's number in place of a time, and the day that it counts from."""
 
 
 class Differences(NamedTuple):
@@ -115,11 +118,13 @@ def differences(rows: Iterable[Row], standing: Standing) -> Differences:
 def _time_of(cell: str, history: Sequence[Answer]) -> str:
     """Return the time in a cell; empty if it tells none.
 
-    A spreadsheet has its own form of times, often without seconds: such is the time of the last
-    answer whose time has all numbers of the cell.
+    A spreadsheet has its own form of times, often without seconds, or a number of days: such is the
+    time of the last answer whose time has all numbers of the cell.
     """
     if _TIME.fullmatch(cell):
         return cell
+    if _DAYS.fullmatch(cell):  # in five decimals, which are half a second apart from the time
+        cell = f"{_DAY_0 + dt.timedelta(float(cell.replace(',', '.')), 0.5):%Y-%m-%d %H:%M:%S}"
     numbers = set(map(int, re.findall("[0-9]{1,9}", cell)))
     times = (each.labeled_at for each in history if len(numbers) >= _FEWEST_NUMBERS)
     return max((time for time in times if numbers <= _numbers_of(time)), default="")

@@ -20,6 +20,7 @@ from patchline.pipeline.errors import DataError
 from patchline.pipeline.labels.label_cells import number_in, read_label_cells
 from patchline.pipeline.labels.label_sets import MULTI_LABEL, SINGLE_LABEL
 from patchline.pipeline.labels.reading_rules import AUTO, LIST, NONE, SPACE, ReadingRules
+from patchline.pipeline.labels.taxonomy import TaxonomyPath, check_branches, innermost_paths
 from patchline.pipeline.terminal_words import visible
 
 _CANDIDATES = ("|", ";", ",", SPACE)
@@ -31,8 +32,8 @@ _LONGEST_SHOWN = 60
 _FEWEST_SEVERAL = 0.1
 """Of the images, that have no label or several; if fewer have, the data has one label for each."""
 _LIST = re.compile(r"\s*(?:\[.*\]|\{.*\})\s*", re.DOTALL)
-_CHOICES = "choices"
-"""The field of a cell `{"choices": ["beach"]}`, as Label Studio writes several labels."""
+_FIELDS = ["choices"], ["taxonomy"]
+"""Of cells such as `{"choices": ["beach"]}`, as Label Studio writes several labels."""
 _TEXT = re.compile(r"'(?:[^'\\\n]|\\.)*+'|\"(?:[^\"\\\n]|\\.)*+\"")
 _ONLY_TEXTS = re.compile(rf"\s*+(?:(?:{_TEXT.pattern})\s*+)++")
 _ONLY_NUMBERS = re.compile(r"\s*+(?:-?[0-9]+\.?[0-9]*+\s*+)++")
@@ -82,7 +83,10 @@ def read_set_cells(
             "another separator."
         )
     if lists is not None:
-        parts, how = lists, "lists"
+        parts = {cell: tuple(path[-1] for path in paths) for cell, paths in lists.items()}
+        how, all_paths = "lists", (path for paths in lists.values() for path in paths)
+        for note in check_branches(all_paths, f"Column {place}"):
+            unsplit.append(f"column '{visible(column)}': {note}")
     else:
         chosen = separator
         if separator == AUTO:
@@ -225,7 +229,7 @@ def _in_any_place(cells: Sequence[str]) -> bool:
     return 2 * len(later & first) >= len(later)
 
 
-def _as_lists(cells: Collection[str], place: str) -> dict[str, tuple[str, ...]] | None:
+def _as_lists(cells: Collection[str], place: str) -> dict[str, tuple[TaxonomyPath, ...]] | None:
     """Return the labels of each cell if some are lists; None if none is.
 
     Raises:
@@ -240,40 +244,49 @@ def _as_lists(cells: Collection[str], place: str) -> dict[str, tuple[str, ...]] 
                 f"Column {place} holds lists, but {_short(cell)} cannot be read as one. Write it "
                 'as ["beach", "sunset"].'
             )
-    return {cell: (cell,) if labels is None else labels for cell, labels in lists.items()}
+    return {cell: ((cell,),) if paths is None else paths for cell, paths in lists.items()}
 
 
-def _list_in(cell: str, place: str) -> tuple[str, ...] | None:
+def _list_in(cell: str, place: str) -> tuple[TaxonomyPath, ...] | None:
     """Return the items of a list in the notation of JSON, Python or NumPy; None for other text.
+
+    Those that are no paths of a taxonomy are paths of one name.
 
     Python would join the texts of NumPy's `['beach' 'sunset']`, which has no commas, to one.
 
     Raises:
-        DataError: if the cell is another structure than a list of labels, or choices.
+        DataError: if the cell is another structure than a list of labels, choices or a taxonomy.
     """
     if len(cell) > _MOST_CELL or not _LIST.fullmatch(cell):
         return None
     items = _items_without_commas(cell.strip()[1:-1])
     if items is not None:
-        return items
+        return tuple((item,) for item in items)
     for read in (json.loads, ast.literal_eval):
         try:
             value = read(cell.strip())
         except (ValueError, SyntaxError, RecursionError, MemoryError):
             continue
-        if isinstance(value, dict) and list(value) == [_CHOICES]:
-            value = value[_CHOICES]
+        if isinstance(value, dict) and list(value) in _FIELDS:
+            [value] = value.values()
             value = value if isinstance(value, list) else [value]
         kinds = str | int | float | None
         if isinstance(value, list) and all(isinstance(each, kinds) for each in value):
-            return tuple(str(each) for each in value if each is not None)
+            return tuple((str(each),) for each in value if each is not None)
+        if isinstance(value, list) and all(map(_is_path, value)):
+            return innermost_paths(list(map(tuple, value)))
         raise DataError(
             f"Column {place} holds {_short(cell)}, which is no label and no list of labels. Write "
             'labels such as ["beach", "sunset"], choose another --data.label-column, or set '
-            f"--data.label-separator {NONE} if it is one; taxonomies and regions of Label Studio "
-            "are read from its JSON export."
+            f"--data.label-separator {NONE} if it is one; regions of Label Studio are read from "
+            "its JSON export."
         )
     return None
+
+
+def _is_path(value: object) -> bool:
+    """Return whether a value is the path of a label in a taxonomy."""
+    return isinstance(value, list) and bool(value) and all(isinstance(each, str) for each in value)
 
 
 def _items_without_commas(inside: str) -> tuple[str, ...] | None:

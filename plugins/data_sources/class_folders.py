@@ -100,11 +100,10 @@ class ClassFolders:
                 "read an archive of class folders, pass its path; WebDataset shards have a label "
                 "beside each image, such as 0001.cls or 0001.json."
             )
-        tables = sorted(name for name in self.files if name.lower().endswith(TABLE_SUFFIXES))
-        if tables and self.root.is_dir():
+        if self.tables and self.root.is_dir():
             return DataError(
-                f"{self.root} has no class folder with files in it, but {_quoted(tables)}. If a "
-                f"table holds the labels, pass it: {self.root / tables[0]}."
+                f"{self.root} has no class folder with files in it, but {_quoted(self.tables)}. "
+                f"If a table holds the labels, pass it: {self.root / self.tables[0]}."
             )
         meant = f" If this folder is one of the classes, pass {self.root.parent}."
         may_be_meant = self.files and self.root.parent != Path.home()
@@ -113,13 +112,30 @@ class ClassFolders:
             f"into a folder named after the class.{meant if may_be_meant else ''}"
         )
 
+    @cached_property
+    def tables(self) -> list[str]:
+        """The sorted paths of the files that are named like tables."""
+        return sorted(name for name in self.files if name.lower().endswith(TABLE_SUFFIXES))
+
     def _check_level(self, images: Collection[ListedImage]) -> None:
-        """Raise `DataError` if the folders in the class folders may be the classes."""
+        """Raise `DataError` if other folders, or a table in the root, may say what the classes are.
+
+        A table may where there is one class, or all names are the same word with another number.
+        """
         question = unclear_level((image.label, image.path) for image in images if image.label)
         if question:
             raise DataError(
                 f"It is not clear which folders of {self.root} are the classes: {question.reason}. "
                 f"{question.remedy}."
+            )
+        names = sorted({image.label for image in images if image.label})
+        tables = [name for name in self.tables if "/" not in name]
+        alike = {name.rstrip("0123456789") for name in names}
+        if tables and len(alike) == 1 and alike != {""}:
+            raise DataError(
+                f"It is not clear what the classes of {self.root} are: the folders "
+                f"({_quoted(names)}), or what a table beside them says ({_quoted(tables)}). Pass "
+                "the table with the labels, or set --data.label top if the folders are the classes."
             )
 
     def classes_in(self, splits: Collection[str]) -> set[str]:
@@ -214,9 +230,11 @@ def _only_held_back(content: ClassFolders, held_back: list[str]) -> bool:
 
 
 def _unclear(content: ClassFolders, train: str, why: str) -> DataError:
+    table = f"Pass the table with the labels ({_quoted(content.tables)}), or set"
     return DataError(
-        f"'{train}' in {content.root} may be a split or a class: {why}. Set "
-        "split_folders below data.options in a config file: true for a split, false for a class."
+        f"'{train}' in {content.root} may be a split or a class: {why}. "
+        f"{table if content.tables else 'Set'} split_folders below data.options in a config file: "
+        "true for a split, false for a class."
     )
 
 

@@ -19,6 +19,7 @@ from patchline.plugin_api import (
     ImageListing,
     PluginConfig,
     SourceContext,
+    check_branches,
     coco_files,
     split_named,
 )
@@ -32,8 +33,6 @@ from patchline.plugins.data_sources.tool_labels import (
     checked,
     json_of,
     tool_listing,
-    two_branches,
-    whole_and_part,
 )
 
 _REGION = ("bbox", "segmentation", "keypoints")
@@ -155,7 +154,8 @@ class Coco:
             for labels in read.labels.values():
                 labels -= {above[label] for label in labels}
             left = set[str]().union(*read.labels.values())
-            notes = whole_and_part(file, {n: up for n, up in above.items() if {n, up} <= left})
+            paths = [(above[name], name) if above[name] else (name,) for name in sorted(left)]
+            notes = [f"{file.name}: {note}" for note in check_branches(paths, str(file))]
         images = [
             ToolImage(
                 name, tuple(sorted(read.labels[number])), unknown=read.unknown.get(number, "")
@@ -254,13 +254,11 @@ def _above(given: list[Any], used: Container[Any], file: Path) -> dict[str, str]
     Raises:
         DataError: if two have one name, and are parts of different ones.
     """
-    above: dict[str, str] = {}
-    for each in given:
-        if each["id"] in used:
-            name, whole = each["name"], str(each.get("supercategory") or "")
-            if above.setdefault(name, whole) != whole:
-                raise two_branches(file, name, f"{above[name]} > {name}", f"{whole} > {name}")
-    return {name: "" if whole == name else whole for name, whole in above.items()}
+    above = [
+        (each["name"], str(each.get("supercategory") or "")) for each in given if each["id"] in used
+    ]
+    check_branches(((whole, name) if whole else (name,) for name, whole in above), str(file))
+    return {name: "" if whole == name else whole for name, whole in above}
 
 
 def _meant(given: list[Any], categories: dict[Any, str], labels: dict[Any, set[str]]) -> list[str]:

@@ -3,9 +3,11 @@
 Choices are labels of their image. What rectangles and other regions mean for it is a question,
 which `data.boxes` answers; a choice about a region is one. A task that nobody has annotated is left
 out; one that was annotated with no choice has no label. Answers about another value of the task,
-and those that a review rejects, count for nothing. Images are found below `data.root`; nothing is
-fetched. The format:
+and those that a review rejects, count for nothing; where a reviewer has fixed an annotation before
+accepting it, the fixed one counts. Images are found below `data.root`; nothing is fetched. The
+format:
 https://labelstud.io/guide/export#Label-Studio-JSON-format-of-annotated-tasks
+https://api.labelstud.io/api-reference/api-reference/annotation-reviews/create
 """
 
 from __future__ import annotations
@@ -24,6 +26,8 @@ from patchline.plugin_api import (
     LeftOutFile,
     PluginConfig,
     SourceContext,
+    check_branches,
+    innermost_paths,
 )
 from patchline.plugins.data_sources.cell_text import joined, shown
 from patchline.plugins.data_sources.named_images import find_images, image_root
@@ -35,8 +39,6 @@ from patchline.plugins.data_sources.tool_labels import (
     checked,
     json_of,
     tool_listing,
-    two_branches,
-    whole_and_part,
 )
 from patchline.plugins.data_sources.written_names import readings
 
@@ -67,7 +69,7 @@ class _Answer(NamedTuple):
     is_region: bool
     labels: tuple[str, ...]
     paths: tuple[tuple[str, ...], ...]
-    """In a taxonomy, where the labels are the ends."""
+    """In a taxonomy, or of nested choices; the labels are the ends."""
     about: str
     """Another value of the task that it is about; empty if it is about the image."""
 
@@ -171,7 +173,8 @@ class LabelStudio:
                 f"The tasks in {file} have answers of the controls {joined(sorted(used))}. Set "
                 "--data.label-column to the one whose answers are the labels."
             )
-        notes += _checked_branches(answers, file)
+        paths = (path for answer in answers for path in answer.paths)
+        notes += [f"{file.name}: {note}" for note in check_branches(paths, str(file))]
         if not regions:
             return notes
         what = "their labels are" if boxes == "labels" else "none is"
@@ -235,7 +238,10 @@ def _answers(task: Any, image: str, file: Path) -> list[list[_Answer]]:
         annotation = checked(each, dict, "An annotation", file)
         if annotation.get("was_cancelled") or _is_rejected(annotation):
             continue
-        given = checked(annotation.get("result", []), list, "'result' of an annotation", file)
+        given = annotation.get("result", [])
+        if (fixed := _last_review(annotation).get("fixed_annotation_history_result")) is not None:
+            given = fixed
+        checked(given, list, "'result' of an annotation", file)
         results = [checked(result, dict, "A result", file) for result in given]
         regions = {str(result.get("id")) for result in results if _is_region(result)} - {"None"}
         others = task["data"].keys() - {image}
@@ -246,11 +252,15 @@ def _answers(task: Any, image: str, file: Path) -> list[list[_Answer]]:
 
 def _is_rejected(annotation: dict[str, Any]) -> bool:
     """Return whether the last review of an annotation does not accept it."""
+    review = _last_review(annotation)
+    return review.get("accepted", annotation.get("last_action") != "rejected") is False
+
+
+def _last_review(annotation: dict[str, Any]) -> dict[str, Any]:
+    """Return the last review of an annotation, which the Enterprise edition exports; or nothing."""
     reviews = annotation.get("reviews")
     said = [each for each in reviews if isinstance(each, dict)] if isinstance(reviews, list) else []
-    if not said:
-        return annotation.get("last_action") == "rejected"
-    return max(said, key=lambda each: str(each.get("created_at", ""))).get("accepted") is False
+    return max(said, key=lambda each: str(each.get("created_at", "")), default={})
 
 
 def _is_region(result: dict[str, Any]) -> bool:
@@ -278,11 +288,10 @@ def _answer(
     value = checked(result.get("value"), dict, "'value' of a result", file)
     labels = checked(value.get(kind, []), list, f"'{kind}' of a result", file)
     paths: tuple[tuple[str, ...], ...] = ()
-    if kind == _TAXONOMY:
-        paths = tuple(
-            tuple(each) if isinstance(each, list) and each else (each,) for each in labels
+    if kind == _TAXONOMY or any(isinstance(each, list) for each in labels):  # nested choices
+        paths = innermost_paths(
+            [tuple(each) if isinstance(each, list) and each else (each,) for each in labels]
         )
-        paths = tuple(each for each in paths if not any(_is_inside(other, each) for other in paths))
         labels = [each[-1] for each in paths]
     for each in (part for path in paths or [labels] for part in path):
         checked(each, str, f"A label in '{kind}'", file)
@@ -290,22 +299,6 @@ def _answer(
     is_region = _is_region(result) or str(result.get("id")) in regions
     control = str(result.get("from_name", ""))
     return _Answer(control, is_region, tuple(labels), paths, about if about in others else "")
-
-
-def _is_inside(path: tuple[str, ...], other: tuple[str, ...]) -> bool:
-    """Return whether a path of a taxonomy continues another one."""
-    return len(path) > len(other) and path[: len(other)] == other
-
-
-def _checked_branches(answers: list[_Answer], file: Path) -> list[str]:
-    """Refuse labels of a taxonomy that have one name in several branches, and note nested ones."""
-    seen: dict[str, tuple[str, ...]] = {}
-    for path in (path for answer in answers for path in answer.paths):
-        first = seen.setdefault(path[-1], path)
-        if first != path:
-            raise two_branches(file, path[-1], " > ".join(first), " > ".join(path))
-    parents = {path[-1]: above for path in seen.values() for above in path[:-1] if above in seen}
-    return whole_and_part(file, parents)
 
 
 def _write_example(folder: Path) -> str:

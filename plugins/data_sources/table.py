@@ -152,6 +152,9 @@ class ImageTable:
                 return Places(root, paths, names, "the table holds no image for it", [])
         values = table.paths(image) if isinstance(table, JoinedTables) else table.column(image)
         folder = self._folder(table.file)
+        inside, own = self.config.image_folder is None, f"{folder.name}/"
+        if inside and all(each.startswith(own) for each in values if each.strip()):
+            folder = folder if (folder / own).is_dir() else folder.parent  # which the paths name
         try:
             local = self.context.local_files(folder, values)
         except ConfigError as error:  # a cell begins like an address of a store, and is none

@@ -32,7 +32,7 @@ _IMAGE_NAMES = (
 _LABEL_NAMES = (
     "label", "class", "label_name", "class_name", "classname", "category", "target", "species",
     "breed", "variety", "diagnosis", "dx", "labels", "y", "tags", "classes", "categories",
-    "choice", "choices",
+    "choice", "choices", "taxonomy",
 )  # fmt: skip
 _SPLIT_NAMES = frozenset({
     "split", "splits", "subset", "partition", "data_split", "dataset_split", "split_name",
@@ -63,6 +63,7 @@ _SHOWN = 20
 ABSENT = frozenset({"0", "0.0", "-1", "-1.0", "false"})
 PRESENT = frozenset({"1", "1.0", "true"})
 """Cells of a column that stands for a label, in lower case."""
+_ANSWERS = ABSENT | PRESENT
 UNCERTAIN = "-1 beside 0 or empty cells"
 """What a column holds in which it is not clear which images do not have the label."""
 _NAMED = 3
@@ -224,7 +225,9 @@ def _guessed_labels(table: Table, taken: set[str]) -> tuple[str, tuple[str, ...]
         return "", zero_one
     almost = {name: odd for name in rest if (odd := _almost_zero_one(table, name))}
     if almost and len(zero_one) + len(almost) > 1:
-        raise DataError(f"{_almost_words(table, almost)} Repair it, or name the columns to read.")
+        raise DataError(
+            f"{_almost_words(table, almost)} Write 1 or 0 there, or set --data.label-column."
+        )
     return _named(table, with_classes or names, "label"), ()
 
 
@@ -419,7 +422,7 @@ def _ask_about_groups(table: Table, image: str, rest: Sequence[str]) -> list[str
         rows = enumerate(zip(table.column(name), table.column(image), strict=True))
         pairs = {(value, named or row) for row, (value, named) in rows if value.strip()}
         values = {value for value, _ in pairs}
-        if len(values) in {1, len(pairs)} or holds_zero_one(table, name):
+        if len(values) in {1, len(pairs)} or {value.casefold() for value in values} <= _ANSWERS:
             continue
         repeated = f"has {len(values):,} values for {len(pairs):,} images"
         flag = f"--data.group-column {shlex.quote(shown(name))}"
@@ -446,7 +449,7 @@ def _split_of_name(name: str) -> Split | None:
 def _usual(names: list[str], kind: str) -> str | None:
     """Return the column with the most usual name; None if no name is usual."""
     usual = _IMAGE_NAMES if kind == "image" else _LABEL_NAMES
-    plain = {_plain(name): name for name in reversed(names)}
+    plain = {_plain(name): name for name in reversed(names) if name.strip()[-1:].isalnum()}
     return next((plain[name] for name in usual if name in plain), None)
 
 

@@ -90,7 +90,7 @@ class ParquetTable:
             if field.name in self.embedded
             or not _is_nested(field.type)
             or _is_list(field.type)
-            or _has_field(field.type, "choices")
+            or any(_has_field(field.type, name) for name in ("choices", "taxonomy"))
         ]
         self.class_names = _class_names(self.schema)
 
@@ -333,12 +333,16 @@ def _is_nested(kind: pa.DataType) -> bool:
 
 
 def _is_list(kind: pa.DataType) -> bool:
-    """Return whether values are lists of texts or of whole numbers, such as several labels."""
+    """Return whether values are lists of texts or of whole numbers, such as several labels.
+
+    The paths of a taxonomy are lists in a list.
+    """
     from pyarrow import types
 
     if not (types.is_list(kind) or types.is_large_list(kind)):
         return False
     inner = kind.value_type
+    inner = inner.value_type if types.is_list(inner) else inner
     return bool(types.is_string(inner) or types.is_large_string(inner) or types.is_integer(inner))
 
 

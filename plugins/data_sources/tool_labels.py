@@ -191,24 +191,6 @@ def checked(value: Any, kind: type, what: str, file: Path) -> Any:
     return value
 
 
-def two_branches(file: Path, name: str, one: str, other: str) -> DataError:
-    """Return the refusal of a name that two labels have, which have different parents."""
-    return DataError(
-        f"{file} has the label '{shown(name)}' in two branches, '{shown(one)}' and "
-        f"'{shown(other)}', which would make one class of two. Rename one of them, and export "
-        "again."
-    )
-
-
-def whole_and_part(file: Path, parents: Mapping[str, str]) -> list[str]:
-    """Return a note on labels that are parts of others that images have, too; by their names."""
-    if not parents:
-        return []
-    part, whole = next(iter(parents.items()))
-    both = f"'{shown(whole)}' is a class of its own beside its part '{shown(part)}'"
-    return [f"{file.name}: {both}, and an image of the part may be called either"]
-
-
 def check_malformed(file: Path, reasons: Sequence[str], total: int, what: str) -> None:
     """Refuse an export of which more than a few parts cannot be read.
 

@@ -76,6 +76,24 @@ def test_folders_of_a_split_in_another_keep_their_paths(tmp_path: Path) -> None:
     assert found.empty_classes == [f"{prefix}/c"]
 
 
+@pytest.mark.parametrize(
+    ("folders", "asked"),
+    [(("part_1", "part_2"), True), (("photos",), True), (("0", "1"), False), (("a", "b"), False)],
+)
+def test_a_table_beside_folders_that_are_named_like_no_classes(
+    tmp_path: Path, folders: tuple[str, ...], asked: bool
+) -> None:
+    """A published data set often has its images in numbered folders, and its labels in a table."""
+    root = touched(tmp_path, *(f"{name}/1.jpg" for name in folders))
+    assert len(listing(root).images) == len(folders)
+    touched(tmp_path, "metadata_2018.csv")
+    if not asked:
+        assert {image.label for image in listing(root).images} - {""} == set(folders)
+        return
+    with pytest.raises(DataError, match=r"'metadata_2018\.csv'.* --data\.label top"):
+        listing(root)
+
+
 def test_every_file_below_a_class_folder_has_its_name_as_label(tmp_path: Path) -> None:
     """However deep it lies, in the order of the names, but for hidden files and folders."""
     names = ["dog/b.jpg", "cat/10.jpg", "cat/indoor/old/2.png"]

@@ -202,6 +202,7 @@ def odd_task(*results: Any, image: str = "odd.jpg", **annotation: Any) -> Any:
 
 
 _TWO = [{"accepted": True, "created_at": "2"}, {"accepted": False, "created_at": "3"}]
+_FIXED = {"accepted": True, "created_at": "4", "fixed_annotation_history_result": [result("cat")]}
 _AREA = {"type": "rectangle", "id": "r", "value": {"x": 1}}
 
 
@@ -211,6 +212,8 @@ _AREA = {"type": "rectangle", "id": "r", "value": {"x": 1}}
         ([odd_task()], "has no label"),
         ([odd_task(result("cat"), was_cancelled=True)], "has no label"),
         ([odd_task(result("cat"), reviews=_TWO)], "has no label that its review accepts"),
+        ([odd_task(result("cat"), last_action="rejected")], "has no label that its review accepts"),
+        ([odd_task(result("dog"), reviews=[_FIXED, *_TWO])], "cat"),
         ([odd_task(result("cat", "dog"))], "has several labels, 'cat' and 'dog'"),
         ([odd_task(result("cat")), odd_task(result("dog"))], "has two labels .*'cat' and 'dog'"),
         ([odd_task(result("cat")), odd_task(result("cat"), image="a/odd.jpg")], "cat"),
@@ -219,6 +222,7 @@ _AREA = {"type": "rectangle", "id": "r", "value": {"x": 1}}
         ([odd_task(result("bad", about="text"))], "has no label"),
         ([odd_task(_AREA, result("blurred", id="r"), result("cat"))], "cat"),
         ([odd_task(result(["pet"], ["pet", "cat"], kind="taxonomy"))], "cat"),
+        ([odd_task(result(["pet", "cat"]))], "cat"),
     ],
 )
 def test_one_odd_task_leaves_its_image_out_or_is_understood(

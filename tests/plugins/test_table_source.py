@@ -178,6 +178,8 @@ def test_files_beside_the_table_s_folder_are_read(tmp_path: Path) -> None:
     rows = "image,label\n../images/a.jpg,a\n../more/b.jpg,b\n"
     found = listed(table(tmp_path / "tables/x.csv", rows))
     assert (found.root, labels_of(found)) == (tmp_path, {"images/a.jpg": "a", "more/b.jpg": "b"})
+    again = listed(table(tmp_path / "more/x.csv", "image,label\nmore/b.jpg,b\nmore/b.jpg,b\n"))
+    assert [again.root / image.path for image in again.images] == [tmp_path / "more/b.jpg"]
 
 
 def test_splits_and_groups_are_read(tmp_path: Path) -> None:
@@ -213,6 +215,7 @@ _NO_SPLITS = {"split_column": "none"}
         ("fold", "0 1 1", "", {}, ""),
         ("patient_id", "p p q", r"--data\.group-column patient_id", {"group_column": "none"}, ""),
         ("patient_id", "p q r", "", {}, ""),
+        ("Lung Lesion", "1.0 1.0 -1.0", "", {}, ""),  # a label, of which not all are certain
         (
             "list",
             "a b c",
@@ -279,6 +282,7 @@ _LONG = f'{{"image": "\\u001b", "label": "a"}}\n{{"image": "{"x" * 500}.jpg", "l
         ("x.csv", "image,image\n1.jpg,a\n", r"two columns named 'image'"),
         ("x.csv", "image,label\n1.jpg,\xe9t\xe9\n", r"reads .*,été'\)\. Set --data\.enc"),
         ("x.csv", "n,thing,picture\n1,a,1.jpg\n2,b,2.jpg\n", r"holds the labels: n, thing, pict"),
+        ("x.csv", "image,Finding Labels,Size[x,y]\n1.jpg,a,2,3\n", r"labels: .*, Size\[x, y\]\."),
         ("x.csv", "image,label\n1.jpg,\n2.jpg,\n", r"gives no image a label in column 'label'"),
         ("x.csv", "image,label\nhttps://a.b/1.jpg,a\n", r"names 'https://a\.b/1\.jpg', .*no"),
         ("x.csv", "image,label\nfile://host/x.png,a\n1.png,b\n", r"cannot be used: .* is file://h"),

@@ -26,7 +26,7 @@ from patchline.pipeline.files.atomic_files import replacing, storage_errors
 from patchline.pipeline.files.workspace_folder import make_folder
 from patchline.pipeline.workspace import kept_files, remote_data
 
-FORMAT = 4
+FORMAT = 5
 """Increase it when the rows of a manifest say something else about a file."""
 DESCRIBED = [
     *("sha256", "pixels", "width", "height", "mode", "values", "bytes", "status", "reason"),

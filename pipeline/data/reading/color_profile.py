@@ -10,10 +10,14 @@ from PIL import Image, ImageCms
 
 from patchline.pipeline.data.reading.image_formats import HEAD_BYTES, format_of
 
-_MARKS = (b"acsp", b"iCCP")
-"""Of a profile as it is, and of one that a PNG file has packed."""
 _MODES = {"RGB": "RGB", "GRAY": "L"}
-"""Spaces of the colors that profiles describe; CMYK is named as an unusual mode."""
+"""Spaces of the colors that profiles describe; those of others, such as CMYK, are not sRGB."""
+_CODES = {"PNG": b"cICP", "AVIF": b"colrnclx", "HEIF": b"colrnclx"}
+"""What stands before the codes of colors, as ITU-T H.273 numbers them."""
+_USUAL = {1, 2, 5, 6, 7}, {1, 2, 4, 6, 13, 14, 15}
+"""Primaries and transfer of sRGB, of television, which are nearly so, and of nothing specified."""
+_NAMES = {9: "BT.2020", 12: "Display P3"}, {16: "PQ", 18: "HLG"}
+UNREADABLE = "a colour profile that cannot be read"
 _SAME = 8
 """Levels of 255 that two versions of sRGB may be apart."""
 
@@ -21,34 +25,51 @@ _SAME = 8
 def foreign_profile(data: bytes) -> str:
     """Return the name of an image file's color profile; empty for none or sRGB.
 
-    A profile that cannot be read counts as none, as in browsers.
+    One that cannot be read is `UNREADABLE`. Codes count as a profile: those of a PNG file before
+    its profile, those of AVIF and HEIF if there is none.
     """
     name = format_of(data[:HEAD_BYTES])
-    if name is None or not any(mark in data for mark in _MARKS):
+    if name is None:
         return ""
+    codes = _foreign_codes(data, name)
+    if codes and name == "PNG":
+        return codes
     try:
         with Image.open(io.BytesIO(data), formats=(name,)) as opened:
-            profile = opened.info.get("icc_profile") or b""
+            profile = opened.info.get("icc_profile", b"")
     except (OSError, ValueError, SyntaxError, KeyError):
+        return codes
+    return codes if profile == b"" else _foreign_name(profile or b"")
+
+
+def _foreign_codes(data: bytes, name: str) -> str:
+    """Return in words what the codes of an image file say; empty if they are usual, or missing."""
+    mark = _CODES.get(name)
+    start = data.find(mark, 0, data.find(b"IDAT") if name == "PNG" else None) if mark else -1
+    if mark is None or start < 0:
         return ""
-    return _foreign_name(profile) if profile else ""
+    numbers = data[start + len(mark) : start + len(mark) + 4].ljust(4, b"\2")  # not specified
+    codes = zip(numbers if name == "PNG" else numbers[1::2], _USUAL, _NAMES, strict=False)
+    return " ".join(
+        names.get(code, f"code {code}") for code, usual, names in codes if code not in usual
+    )
 
 
 @functools.lru_cache(maxsize=64)
 def _foreign_name(profile: bytes) -> str:
     try:
         described = ImageCms.ImageCmsProfile(io.BytesIO(profile))
+        name = ImageCms.getProfileDescription(described).strip() or "a profile without a name"
         mode = _MODES.get(described.profile.xcolor_space.strip())
         if mode is None:
-            return ""
+            return name
         stored = _colors().convert(mode)
         srgb = ImageCms.ImageCmsProfile(ImageCms.createProfile("sRGB"))
         meant = ImageCms.profileToProfile(stored, described, srgb, outputMode="RGB")
-        name = ImageCms.getProfileDescription(described).strip()
     except (OSError, ValueError, ImageCms.PyCMSError):
-        return ""
+        return UNREADABLE
     apart = np.abs(np.asarray(meant, int) - np.asarray(stored.convert("RGB"), int))
-    return (name or "a profile without a name") if apart.max() > _SAME else ""
+    return name if apart.max() > _SAME else ""
 
 
 def _colors() -> Image.Image:

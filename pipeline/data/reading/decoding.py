@@ -70,6 +70,10 @@ MAX_SIDE = 1_000_000
 _COPIED_FORMATS = {"WEBP", "AVIF", "JPEG2000", "HEIF"}
 """Their decoders hold several copies of the image, so they may have a quarter of the pixels."""
 _ANIMATED = {"GIF", "WEBP", "AVIF", "HEIF"}
+_PICTURES = 0xB002
+"""Of a JPEG file with several pictures, the list of them."""
+_GAIN_MAPS = (b"hdrgm:", b"HDRGainMap", b"iso:ts:21496")
+"""In such a file, the second picture only brightens the first."""
 _TRAILING_BYTES = 64  # some cameras write a little behind the end marker
 _JPEG_START, _JPEG_END = b"\xff\xd8\xff", b"\xff\xd9"
 _PNG_START, _PNG_END = b"\x89PNG\r\n\x1a\n", b"IEND\xaeB`\x82"
@@ -256,14 +260,21 @@ def read_header(data: bytes) -> ImageHeader:
 
 
 def frame_count(data: bytes) -> int:
-    """Return the number of frames or pages of an image file that can be read; the first is used."""
+    """Return the number of frames or pages of an image file that can be read; the first is used.
+
+    So are pictures of a JPEG file (MPO), but for previews and maps of its brightness.
+    """
     name = format_of(data[:HEAD_BYTES])
     if name == "TIFF":
         return tiff_page(data).pages
-    if name not in _ANIMATED and not (name == "PNG" and b"acTL" in data):
+    several = (name == "PNG" and b"acTL" in data) or (name == "JPEG" and b"MPF\0" in data)
+    if name not in _ANIMATED and (not several or any(each in data for each in _GAIN_MAPS)):
         return 1
     try:
         with _opened(data) as image:
+            if name == "JPEG":
+                listed = getattr(image, "mpinfo", {}).get(_PICTURES, [{}])
+                return sum("Thumbnail" not in str(each) for each in listed)
             return int(getattr(image, "n_frames", 1))
     except Exception:  # noqa: BLE001 - what follows the first frame may be damaged
         return 1

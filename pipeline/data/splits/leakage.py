@@ -20,6 +20,8 @@ _AUGMENTED = r"^(.+)\.rf\.[0-9A-Za-z]{16,}\.[^.]+$"
 GROUP_OF_COPIES = r"([^/]+)\.rf\.[^/]+$"
 """A `data.group_pattern` for such names."""
 
+_PATIENT = r"((?i:patient|subject)_?\d+)"
+
 
 def check_leakage(manifest: pd.DataFrame) -> None:
     """Refuse data whose own splits share images or groups.
@@ -78,6 +80,21 @@ def notes_on_augmented_copies(rows: pd.DataFrame) -> list[str]:
     [leaking] = _note(int(several.nunique()), "photograph", sorted(set(several)))
     copies = "the names are those of augmented copies, which --data.group-pattern"
     return [f"{leaking}; {copies} '{GROUP_OF_COPIES}' keeps in one split"]
+
+
+def notes_on_patients(rows: pd.DataFrame) -> list[str]:
+    """Say that images of one patient, whom their paths name, lie in more than one split.
+
+    Args:
+        rows: the usable images of a manifest, with their splits.
+    """
+    patients = rows["path"].str.extract(_PATIENT, expand=False).dropna()
+    labels = rows.loc[patients.index, "label"]
+    patients = patients[[name not in label for name, label in zip(patients, labels, strict=True)]]
+    several = patients[_in_several_splits(rows.loc[patients.index], patients)]
+    remedy = f"--data.group-pattern '{_PATIENT}' keeps the images of each in one split"
+    notes = _note(int(several.nunique()), "patient", sorted(set(several)))
+    return [f"{note}; their paths name them, and {remedy}" for note in notes]
 
 
 def augmented_photographs(rows: pd.DataFrame) -> pd.Series[str]:

@@ -182,7 +182,8 @@ class _Interface:
         if not (is_number and _SMALLEST_SIDE <= int(side) <= LARGEST_SIDE):
             raise bad_request(f"side must be a number from {_SMALLEST_SIDE} to {LARGEST_SIDE}.")
         try:
-            shown = await asyncio.to_thread(picture, known.file, int(side))
+            pool = self._session.pool
+            shown = await asyncio.to_thread(picture, pool, known, int(side))
         except UndecodableImageError as error:
             self._session.note_unreadable(known.key, str(error))
             raise Refusal(

@@ -1,32 +1,39 @@
-"""An image as the page shows it: decoded here, whatever its format, and written as JPEG or PNG.
+"""An image as the page shows it: as a run of the folder decodes it, and written as JPEG or PNG.
 
-Shapes: H, W and C of an image, N values of a pixel.
+Shapes: H, W and C of an image.
 """
 
 from __future__ import annotations
 
+import contextlib
+import functools
+import heapq
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import cv2
 import numpy as np
+import pandas as pd
 
-from patchline.pipeline.data.pixel_values.pixel_mapping import FileValues, with_channels
+from patchline.pipeline.data.config import DataConfig
+from patchline.pipeline.data.pixel_values.file_summary import FileSummary
+from patchline.pipeline.data.pixel_values.pixel_mapping import PixelMapping
 from patchline.pipeline.data.reading.decoding import (
-    Pixels,
     UndecodableImageError,
     decode_image,
     deep_values,
 )
 from patchline.pipeline.data.reading.image_file import image_bytes
-from patchline.pipeline.data.reading.pillow_decoding import turned
+from patchline.pipeline.data.reading.image_root import root_image_bytes
+from patchline.pipeline.data.value_ranges.data_values import choose_values
+from patchline.pipeline.labelling.pool import Pool, PoolImage
 
 LARGEST_SIDE = 1600
 _SMALL_SIDE = 256
 """Pixels; such images are written without loss."""
 _QUALITY = 88
-_DARKEST, _BRIGHTEST = 1.0, 99.0
-"""Percentiles of the values of more than 8 bits that are shown as black and white."""
+_FILES = 32
+"""Of the folder, that say which values of more than 8 bits are black and white."""
 
 
 class Picture(NamedTuple):
@@ -36,29 +43,43 @@ class Picture(NamedTuple):
     media_type: str
 
 
-def picture(file: Path, side: int) -> Picture:
-    """Return an image with at most so many pixels on its longer side.
+def picture(pool: Pool, image: PoolImage, side: int) -> Picture:
+    """Return an image of a folder with at most so many pixels on its longer side.
 
     Raises:
         UndecodableImageError: with the reason, if it cannot be read.
     """
-    with image_bytes(file) as data, deep_values(data) as values:
-        pixels_HWC = decode_image(data, 3) if values is None else _stretched(values)
+    some = heapq.nsmallest(_FILES, pool.images.items())
+    try:
+        mapping = _mapping_of(pool.folder, tuple(each.name for _, each in some))
+        return _picture(image.file, side, mapping)
+    except UndecodableImageError:  # perhaps because its values are unlike those of the others
+        return _picture(image.file, side, _mapping_of(pool.folder, (image.name,)))
+
+
+@functools.lru_cache(maxsize=64)
+def _mapping_of(folder: Path, names: tuple[str, ...]) -> PixelMapping:
+    """Return what becomes of the values of images, as a run with these images decides it."""
+    rows = []
+    for name in names:
+        with (
+            contextlib.suppress(UndecodableImageError),
+            root_image_bytes(folder, name) as data,
+            deep_values(data) as values,
+        ):
+            if values is not None:
+                rows.append((name, name, "", FileSummary.of(values).text))
+    table = pd.DataFrame(rows, columns=["path", "sha256", "mode", "values"])
+    return choose_values(table, folder, DataConfig()).mapping
+
+
+def _picture(file: Path, side: int, mapping: PixelMapping) -> Picture:
+    with image_bytes(file) as data:
+        pixels_HWC = decode_image(data, 3, mapping=mapping)
     try:
         return _written(pixels_HWC, max(1, min(side, LARGEST_SIDE)))
     except (cv2.error, MemoryError) as error:
         raise UndecodableImageError("the image is too large, or too narrow") from error
-
-
-def _stretched(values: FileValues) -> Pixels:
-    """Return values of more than 8 bits as a picture; their first one or three bands."""
-    samples_HWN = values.samples_HWN
-    colors_HWC = samples_HWN[:, :, : 3 if samples_HWN.shape[2] >= 3 else 1]  # noqa: PLR2004 - RGB
-    values_HWC = np.nan_to_num(colors_HWC.astype(np.float32), posinf=0.0, neginf=0.0)
-    low, high = np.percentile(values_HWC, (_DARKEST, _BRIGHTEST))
-    scaled_HWC = (values_HWC - low) * (255 / max(high - low, 1e-12))
-    shown_HWC = np.clip(255 - scaled_HWC if values.inverted else scaled_HWC, 0, 255)
-    return turned(with_channels(shown_HWC.astype(np.uint8), 3), values.orientation)
 
 
 def _written(pixels_HWC: np.ndarray[Any, Any], side: int) -> Picture:

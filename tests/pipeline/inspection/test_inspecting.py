@@ -80,6 +80,11 @@ def test_planted_faults_are_found_where_they_are(tmp_path: Path) -> None:
         scene(909 + number).save(day / name)
     scene(911).save(day / "wide.png", icc_profile=other_profile())
     scene(912).save(day / "usual.png", icc_profile=srgb_profile())
+    scene(913).save(day / "damaged.png", icc_profile=b"damaged")
+    scene(914).save(day / "codes.avif", quality=100)
+    codes = (day / "codes.avif").read_bytes()  # sRGB's primaries are 1, Display P3's 12
+    (day / "codes.avif").write_bytes(codes.replace(b"colrnclx\0\1", b"colrnclx\0\x0c"))
+    scene(915).save(day / "stereo.jpg", "MPO", save_all=True, append_images=[scene(916)])
     for name, image in (
         ("dark.png", scene(905).point(lambda value: value // 8)),
         ("ink.jpg", scene(902).convert("CMYK")),
@@ -97,7 +102,8 @@ def test_planted_faults_are_found_where_they_are(tmp_path: Path) -> None:
         "size_outlier": {"large.png", "long.png"}, "exact_duplicate": {"03.png", "copy.bmp"},
         "near_duplicate": {"02.png", "nearly.jpg"}, "dark": {"dark.png"},
         "blurred": {"blurred.png"}, "blank": {"blank.png"}, "empty_class": set(),
-        "unread_frames": {"moving.webp"}, "color_profile": {"wide.png"},
+        "unread_frames": {"moving.webp", "stereo.jpg"}, "unreadable_profile": {"damaged.png"},
+        "color_profile": {"wide.png", "codes.avif"},
         "augmented_copy": {"a.rf.0123456789abcdef.jpg", "a.rf.fedcba9876543210.jpg"},
     }  # fmt: skip
     assert all(each.count == (len(each.files) or 1) for each in found)
@@ -204,7 +210,7 @@ def test_the_kinds_are_those_that_scripts_rely_on() -> None:
         *("similar_classes", "suspicious_class", "suspicious_labels"),
         *("value_range", "bands", "mirror_asymmetric"),
         *("no_label", "frequent_label", "implied_label", "rare_label_set"),
-        *("augmented_copy", "color_profile", "unread_frames"),
+        *("augmented_copy", "color_profile", "unread_frames", "unreadable_profile"),
     ) == KINDS
     assert {"images", "classes", "splits", "sizes", "findings"} <= set(Inspection.model_fields)
 

@@ -177,17 +177,25 @@ def test_rows_that_are_older_than_the_answers_change_nothing(
     assert [each.path for each in table.take_in(read_table(stale)).answers] == ["1.png", "4.png"]
 
 
-@pytest.mark.parametrize("form", ["%d/%m/%Y %H:%M", "%m/%d/%y %I:%M %p", "%d. %b %Y %H:%M:%S"])
+@pytest.mark.parametrize(
+    "form", ["%d/%m/%Y %H:%M", "%m/%d/%y %I:%M %p", "%d. %b %Y %H:%M:%S", ".5f"]
+)
 def test_a_spreadsheet_may_write_times_in_its_own_form(
     table: AnswersTable, tmp_path: Path, form: str
 ) -> None:
-    """An edit of the newest answer counts, also back to an earlier label; an older row does not."""
+    """An edit of the newest answer counts, also back to an earlier label; an older row does not.
+
+    Excel's numbers count days from the end of 1899.
+    """
     times = ["2026-11-28T08:30:15Z", "2026-11-28T18:45:15Z"]
     for name, labels in (("0.png", "ab"), ("1.png", "ab"), ("2.png", "a")):
         for time, label in zip(times, labels, strict=False):
             table.append([_answer(name, label)._replace(labeled_at=time)])
     rows = [("0.png", "a", 1), ("1.png", "a", 0), ("2.png", "c", 0), ("9.png", "c", 0)]
-    written = [dt.datetime.fromisoformat(time).strftime(form) for time in times]
+    moments = list(map(dt.datetime.fromisoformat, times))
+    written = [each.strftime(form) for each in moments]
+    if form.startswith("."):
+        written = [format(each.timestamp() / 86_400 + 25_569, form) for each in moments]
     edited = tmp_path / "edited.csv"
     lines = [f"{path},{label},{written[number]}" for path, label, number in rows]
     edited.write_text("\n".join(["path,label,labeled_at", *lines]))

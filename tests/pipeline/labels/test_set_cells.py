@@ -30,13 +30,19 @@ def test_second_parts_that_begin_no_cell_are_a_question(cells: tuple[str, ...]) 
         (("[]",), ()),
         (("[0 3]", "[1]", "[3]"), ("0", "3")),
         (("[1. 3.]", "[1]", "[3]"), ("1", "3")),  # a decimal point makes no other class
+        (('[["pet", "cat"], ["pet"], ["wild", "fox"]]',), ("cat", "fox")),
+        (('{"taxonomy": [["pet", "cat"]]}', "{'choices': [['pet', 'dog']]}"), ("cat",)),
+        (('{"taxonomy": []}', '[["cat"]]'), ()),
         (("tench, Tinca tinca", "goldfish, Carassius auratus"), None),
     ],
 )
 def test_lists_are_read_with_commas_or_without(
     cells: tuple[str, ...], labels: tuple[str, ...] | None
 ) -> None:
-    """A data frame with arrays in its cells, saved as CSV, has none; scientific names stay."""
+    """A data frame with arrays in its cells, saved as CSV, has none; scientific names stay.
+
+    Of the paths of a taxonomy, the last names are labels, as in Label Studio's export.
+    """
     read = read_set_cells(cells, "label", ReadingRules())
     assert (read.sets[0] if read.several else None) == labels
 
@@ -48,10 +54,19 @@ def test_a_list_that_cannot_be_read_is_no_label(cell: str) -> None:
         read_set_cells((cell, "['tree']"), "label", ReadingRules())
 
 
-@pytest.mark.parametrize("cell", ['[["animal", "dog"]]', '{"taxonomy": []}', "[{'x': 1}]"])
+@pytest.mark.parametrize("cell", ['[["animal", 1]]', '{"labels": []}', "[{'x': 1}]", "[[]]"])
 def test_a_structure_is_no_label(cell: str) -> None:
-    """Choices of Label Studio are lists of labels, and all else is refused."""
+    """Choices and taxonomies of Label Studio are lists of labels, and all else is refused."""
     with pytest.raises(DataError, match="is no label and no list of labels"):
         read_set_cells((cell,), "label", ReadingRules())
     cells = ('{"choices": ["b", "a"]}', "{'choices': 'a'}")
     assert read_set_cells(cells, "label", ReadingRules()).sets == [("a", "b"), ("a",)]
+
+
+def test_one_name_in_two_branches_of_a_taxonomy() -> None:
+    """It is refused; a part beside its whole is said."""
+    cells = ('[["bird", "crane"]]', '[["machine", "crane"]]', '[["bird"]]')
+    with pytest.raises(DataError, match=r"'label'.* two branches, 'bird > crane' and 'machine > "):
+        read_set_cells(cells, "label", ReadingRules())
+    [note] = read_set_cells(cells[::2], "label", ReadingRules()).notes
+    assert "'bird' is a class of its own beside its part 'crane'" in note

@@ -12,7 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from patchline.pipeline.data.splits import random_draws
-from patchline.pipeline.data.splits.leakage import GROUP_OF_COPIES, notes_on_augmented_copies
+from patchline.pipeline.data.splits.leakage import (
+    GROUP_OF_COPIES,
+    notes_on_augmented_copies,
+    notes_on_patients,
+)
 from patchline.pipeline.data.splits.split import learned, origin
 from patchline.pipeline.data.splits.split_gaps import SPLITS
 from patchline.pipeline.errors import DataError
@@ -201,6 +205,21 @@ def test_augmented_copies_in_two_splits_are_named_with_the_pattern_that_joins_th
     assert f"--data.group-pattern '{GROUP_OF_COPIES}'" in note
     found = [re.search(GROUP_OF_COPIES, path) for path in rows["path"][:5]]
     assert [each and each[1] for each in found] == ["a_jpg"] * 3 + ["b_jpg"] * 2
+
+
+def test_patients_whom_paths_name_in_two_splits_are_named_with_the_pattern_that_joins_them() -> (
+    None
+):
+    """Their paths name them; not where they are the classes."""
+    rows = pd.DataFrame(
+        {"path": [f"patient{n // 2:05d}/{n}.jpg" for n in range(6)], "label": "ill"}
+    )
+    rows["split"] = ["train", "test", *["train"] * 4]
+    [note] = notes_on_patients(rows.assign(label="ill"))
+    assert note.startswith("1 patient appears in more than one split")
+    [pattern] = re.findall("--data.group-pattern '(.*)'", note)
+    assert rows["path"].str.extract(pattern)[0].nunique() == 3
+    assert notes_on_patients(rows.assign(label="patient00000")) == []
 
 
 SHARES = {"train": 0.7, "validation": 0.15, "test": 0.15}
