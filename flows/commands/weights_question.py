@@ -26,11 +26,11 @@ def with_weights(config: RunConfig, ask: Callable[[str], str] | None = None) -> 
 
     Args:
         config: of a new run.
-        ask: asks a question and returns the answer; by default on the terminal, if both ends of
-            the command are one.
+        ask: asks a question and returns the answer; by default on the terminal, if the command has
+            no other input or output.
     """
     if ask is None:
-        if not (sys.stdin.isatty() and sys.stderr.isatty()):
+        if not all(end.isatty() for end in (sys.stdin, sys.stdout, sys.stderr)):
             return config
         ask = _read_answer
     images = _photographs(config)

@@ -25,7 +25,11 @@ from patchline.pipeline.data.pixel_values.pixel_mapping import (
 )
 from patchline.pipeline.data.reading.decoding import UndecodableImageError, decoded, pillow_pixels
 from patchline.pipeline.data.reading.image_file import MAX_FILE_BYTES, image_bytes, too_large
-from patchline.pipeline.data.reading.image_formats import format_of
+from patchline.pipeline.data.reading.image_formats import (
+    HEAD_BYTES,
+    format_of,
+    refused_format,
+)
 from patchline.pipeline.data.reading.pillow_decoding import mapped_pixels
 from patchline.pipeline.data.reading.resizing import resize_image
 from patchline.pipeline.data.value_ranges.value_fit import RangeFits
@@ -99,8 +103,7 @@ class PackagedModel:
         """Decode and resize an image for the network: uint8 (H, W, C).
 
         Args:
-            image: encoded bytes, what `bytes_of_base64` takes, a path, or an array of uint8: pixels
-                (H, W, C), or the bytes of a file.
+            image: encoded bytes, what `bytes_of_base64` takes, a path, or one of `images_of`.
             paths: whether text may be a path; a server must not read files for its clients.
 
         Raises:
@@ -108,8 +111,8 @@ class PackagedModel:
         """
         spec = self.image
         try:
-            if isinstance(image, np.ndarray) and image.dtype == np.uint8 and image.ndim == 1:
-                image = image.tobytes()
+            if isinstance(image, np.ndarray) and image.ndim == 1:
+                [image] = images_of(image)
             if isinstance(image, np.ndarray):
                 return self._resized(self._of_array(image))
             with (
@@ -334,14 +337,20 @@ class PackagedModel:
 
 
 def images_of(tensor: np.ndarray[Any, Any]) -> list[bytes | np.ndarray[Any, Any]]:
-    """Return the images in a tensor of uint8, by its shape alone.
+    """Return the images in a tensor, by its shape alone.
 
-    One axis is the bytes of a file, and (N, bytes) are N files; (H, W, C) is one image, and
-    (N, H, W, C) are N of them.
+    Of uint8, one axis is the bytes of a file, and (N, bytes) are N files, or rows that are none;
+    (H, W, C) is one image, and (N, H, W, C) are N of them.
     """
-    if tensor.ndim < 3:  # noqa: PLR2004 - H, W, C
-        return [row.tobytes() for row in np.atleast_2d(tensor)]
+    if tensor.ndim < 3 and tensor.dtype == np.uint8:  # noqa: PLR2004 - H, W, C
+        rows = np.atleast_2d(tensor)
+        return [row if _is_no_file(row) else row.tobytes() for row in rows]
     return list(tensor) if tensor.ndim > 3 else [tensor]  # noqa: PLR2004 - H, W, C
+
+
+def _is_no_file(row: np.ndarray[Any, Any]) -> bool:
+    head = row[:HEAD_BYTES].tobytes()
+    return format_of(head) is None and refused_format(head) is None
 
 
 def _check_shape(shape: tuple[int, ...], channels: int, *, has_bands: bool) -> None:
@@ -355,7 +364,7 @@ def _check_shape(shape: tuple[int, ...], channels: int, *, has_bands: bool) -> N
     if not is_image or shape[2] not in known:
         raise UndecodableImageError(
             f"an array of shape {shape} is not an image; pass (height, width, channels), with 1 or "
-            "3 channels, which are the last axis, and at least 2 x 2 pixels"
+            "3 channels, which are the last axis, and at least 2 x 2 pixels, or the bytes of a file"
         )
 
 

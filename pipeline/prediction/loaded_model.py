@@ -14,7 +14,7 @@ from PIL import Image as PillowImage
 from patchline.pipeline.data.reading.decoding import UndecodableImageError
 from patchline.pipeline.errors import ConfigError, DataError
 from patchline.pipeline.packaging.judging import Judged
-from patchline.pipeline.packaging.packaged_model import PackagedModel
+from patchline.pipeline.packaging.packaged_model import PackagedModel, images_of
 from patchline.pipeline.prediction.image_files import (
     ImageFile,
     check_images,
@@ -26,13 +26,12 @@ if TYPE_CHECKING:
     import pandas as pd
 
 Image = str | Path | bytes | np.ndarray[Any, Any] | PillowImage.Image
-"""A path, the bytes of an image file, an array (H, W) or (H, W, C) of uint8, or a Pillow image."""
+"""A path, the bytes of an image file, an array of uint8 (H, W, C), or a Pillow image."""
 OnBroken = Literal["raise", "mark"]
 _BATCH = 64
 _NOTHING_SAID: dict[str, Any] = {"set": None, "coverage": None, "warnings": []}
 _SAID = (("set", "object"), ("coverage", "float64"), ("warnings", "object"))
 """Columns, with their types."""
-_ARRAY_OF_IMAGES = 4  # axes: N, H, W, C
 
 
 class _Named(NamedTuple):
@@ -79,9 +78,9 @@ class Model:
 
         Args:
             images: a path, the bytes of an image file, a NumPy array of uint8 with axes (height,
-                width) or (height, width, channels), a Pillow image, or any number of these. The
-                path of a folder or an archive stands for every file in it. An array with four axes
-                is a batch of images.
+                width, channels), 1 or 3 channels, a Pillow image, or any number of these. The path
+                of a folder or an archive stands for every file in it. An array with four axes is a
+                batch of images; one with one axis or two holds the bytes of a file or of several.
             errors: what to do about an image that cannot be read: `raise` an error that names it,
                 or `mark` its row: no label, no probabilities, and the reason in a column `error`.
             coverage: probability that a prediction set holds the true class; by default the one
@@ -145,8 +144,6 @@ class Model:
             return pixels_of(self._package, image)
         if isinstance(image, PillowImage.Image):
             return self._package.opened_pixels(image)
-        if isinstance(image, np.ndarray) and image.ndim == 2:  # noqa: PLR2004 - H, W
-            image = image[:, :, None]  # in a list of images, not a tensor of files
         return self._package.pixels(image)
 
     def _table(self, answers: Sequence[_Answered], *, marked: bool) -> pd.DataFrame:
@@ -186,8 +183,7 @@ class Model:
 
 def _listed(images: Image | Iterable[Image]) -> Iterable[Image]:
     if isinstance(images, np.ndarray):
-        several = images.ndim == _ARRAY_OF_IMAGES or images.dtype.kind in "OU"  # paths, or images
-        return list(images) if several else [images]
+        return list(images.ravel()) if images.dtype.kind in "OU" else images_of(images)
     if isinstance(images, str | Path | bytes | PillowImage.Image):
         return [images]
     if not isinstance(images, Iterable):

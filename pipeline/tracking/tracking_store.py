@@ -174,6 +174,7 @@ def client() -> MlflowClient:
     """
     uri = use_store()
     logging.getLogger("mlflow").setLevel(logging.ERROR)
+    logging.getLogger("mlflow.store.db.utils").setLevel(logging.CRITICAL)  # it raises what it logs
     logging.getLogger("alembic").setLevel(logging.ERROR)
     try:
         database = sqlite_file()

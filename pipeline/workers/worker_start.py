@@ -21,7 +21,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
 
@@ -51,6 +51,8 @@ class _Prepared:
     process: subprocess.Popen[bytes]
     introduction: bytes | None = None
     """Its introduction, once somebody has waited for it; empty if the worker died instead."""
+    reading: threading.Lock = field(default_factory=threading.Lock)
+    """Of two threads that read its one line, one would wait for ever."""
 
 
 _prepared: dict[tuple[str, str], _Prepared] | None = None
@@ -101,8 +103,9 @@ def introduction(module: str) -> str:
 
 
 def _introduction(waiting: _Prepared) -> bytes:
-    if waiting.introduction is None:
-        waiting.introduction = _first_line(waiting.process)
+    with waiting.reading:
+        if waiting.introduction is None:
+            waiting.introduction = _first_line(waiting.process)
     return waiting.introduction
 
 

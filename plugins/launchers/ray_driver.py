@@ -297,6 +297,7 @@ class Driver:
 
     def _connect(self) -> None:
         address = self._address
+        failure: Exception | None = None
         try:
             if AuthenticationTokenLoader.instance().has_token(ignore_auth_mode=True):
                 # Ray hides that the token is refused; whoever reads first is told.
@@ -307,15 +308,17 @@ class Driver:
                 logging_level=logging.WARNING,
                 _node_ip_address=_own_address(address.rpartition(":")[0]),
             )
-        except Exception as error:
-            raise Refused(self._unreachable(address, error)) from error
+        except Exception as error:  # noqa: BLE001 - Ray raises many types
+            failure = error
         is_open = self._stranger.was_let_in()
         if is_open:
             raise Refused(
                 f"The Ray cluster at {address} lets anyone in who reaches it: it was started "
                 "without token authentication. Start all of its nodes with "
                 "RAY_AUTH_MODE=token and the same RAY_AUTH_TOKEN."
-            )
+            ) from failure
+        if failure is not None:
+            raise Refused(self._unreachable(address, failure)) from failure
         if is_open is None:
             raise Refused(
                 f"The Ray cluster at {address} did not say whether it lets in clients without its "
@@ -360,8 +363,12 @@ class Driver:
     def _unreachable(self, address: str, error: Exception) -> str:
         text = " ".join(str(error).split())
         if "Authentication" in type(error).__name__ or "token" in text.lower():
-            is_missing = "no authentication token" in text
-            what = "needs a token, and there is none" if is_missing else "refuses the token"
+            what = "refuses the token"
+            if "no authentication token" in text:
+                what = "needs a token, and there is none"
+            elif "RAY_AUTH_TOKEN_PATH is set" in text:
+                file = os.environ.get("RAY_AUTH_TOKEN_PATH")
+                what = f"needs a token, and RAY_AUTH_TOKEN_PATH ({file}) is no file with one"
             return (
                 f"The Ray cluster at {address} {what}. Set RAY_AUTH_TOKEN to the one that its "
                 "nodes were started with, or RAY_AUTH_TOKEN_PATH to a file with it."

@@ -51,8 +51,8 @@ def test_every_kind_of_image_gets_the_same_answer(model: Model, tmp_path: Path) 
     np.testing.assert_allclose(probabilities_NK.sum(axis=1), 1, atol=1e-5)
     assert np.array_equal(probabilities_NK, np.repeat(probabilities_NK[:1], 5, axis=0))
     batch_NHWC = np.stack([pixels_HWC] * 2)
-    for one in (pixels_HWC, Image.open(file)):  # needs no list
-        assert len(model.predict(one)) == 1
+    for one in (pixels_HWC, Image.open(file), np.frombuffer(file.read_bytes(), np.uint8)):
+        assert len(model.predict(one)) == 1  # needs no list
     assert len(model.predict(batch_NHWC)) == len(model.predict(iter(batch_NHWC))) == 2
     assert list(model.predict([]).columns) == list(found.columns)
 
@@ -80,9 +80,11 @@ def test_a_broken_image_is_an_error_that_names_it(model: Model, tmp_path: Path) 
     file.write_bytes(b"no image")
     Image.fromarray(draw_photo(0, 0)).save(cut)
     cut.write_bytes(cut.read_bytes()[:200])
+    grey_HW = draw_photo(0, 0)[:, :, 0]
     images: list[tuple[Any, str]] = [
         ([draw_photo(0, 0), file], r"broken\.jpg could not be read: not an image"),
         ([draw_photo(0, 0), np.zeros((8, 8, 3))], "position 1 could .*: an array of float64"),
+        *((each, r"pass \(height, width, channels\)") for each in (grey_HW, [grey_HW])),
         (Image.open(cut), "the file ends too early"),
         ("nowhere.png", "There is no file or folder"),
     ]

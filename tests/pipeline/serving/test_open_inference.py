@@ -124,7 +124,8 @@ def test_rows_of_bytes_are_files(server: Serving) -> None:
     assert [bool(label) for label in found["label"]] == [True, False]
     assert found["probability"][1] == sum(found["probabilities"][3:]) == 0
     errors = [json.loads(answer)["error"] for answer in found["answer"]]
-    assert errors == [None, "not an image that can be read"]
+    assert errors[0] is None
+    assert "or the bytes of a file" in errors[1]
 
 
 @pytest.mark.parametrize(
@@ -134,8 +135,7 @@ def test_pixels_of_another_shape_are_refused(server: Serving, shape: tuple[int, 
     """Channels first, two of them, a row, and texts: none of them is a picture."""
     reply = binary(server, bytes(math.prod(shape)), list(shape), "UINT8")
     assert reply.status == 400, reply.body
-    rule = "not an image" if len(shape) == 2 else "pass (height, width, channels)"
-    assert rule in reply.json["error"]
+    assert "pass (height, width, channels)" in reply.json["error"]
 
 
 def test_a_request_chooses_its_outputs(server: Serving) -> None:

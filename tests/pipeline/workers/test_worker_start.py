@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import psutil
@@ -69,11 +70,15 @@ def test_a_prepared_worker_does_the_job(tmp_path: Path, monkeypatch: pytest.Monk
     """It is the process that was started before; result, events and log are where they belong.
 
     Relative paths begin where the parent works by then. A worker does one job; the next one starts
-    as if nothing had been prepared.
+    as if nothing had been prepared. Threads that wait for its introduction do not keep it from its
+    job.
     """
     [waiting] = _children()
     monkeypatch.chdir(tmp_path)
-    answer, events = _ask(tmp_path / "job", "hello")
+    with ThreadPoolExecutor(2) as pool:
+        for _ in range(2):
+            pool.submit(worker_start.introduction, MODULE)
+        answer, events = _ask(tmp_path / "job", "hello")
     assert answer == Answer(
         words="hello",
         process=waiting.pid,

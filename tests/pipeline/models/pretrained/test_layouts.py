@@ -10,6 +10,9 @@ import torch
 from torch import nn
 
 from patchline.pipeline.config import ModelChoice
+from patchline.pipeline.initial_weights.finding import find_converted
+from patchline.pipeline.initial_weights.loading import load_into
+from patchline.pipeline.initial_weights.record import weights_folder
 from patchline.pipeline.models.model_building import build_model
 from patchline.pipeline.models.pretrained.converted import ConvertedWeights
 from patchline.pipeline.models.pretrained.layouts import convert
@@ -49,3 +52,20 @@ def test_a_published_file_gives_the_same_function(name: str, tmp_path: Path) -> 
     assert not used & converted.skipped.keys()
     assert converted.sources.keys() == converted.weights.keys()
     assert all(converted.skipped.values())
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("side", [24, 75])
+@pytest.mark.parametrize("name", ["DINOv2", "DINOv2 with registers"])
+def test_images_of_another_size_have_the_features_of_transformers(
+    name: str, side: int, tmp_path: Path
+) -> None:
+    """Positions are resized as there: also with pixels that fill no patch, which are left out."""
+    published = PUBLISHED[f"transformers {name}"](tmp_path)
+    found = find_converted(str(published.file), tmp_path)
+    model: Any = build_model(ModelChoice.model_validate(found.settings), image_spec(side), 0)
+    load_into(model, found, weights_folder(tmp_path, found.sha256), ())
+    images_BCHW = random_images(3, side)
+    tokens_BND = model.eval().encode(images_BCHW)
+    expected = published.answer(images_BCHW)
+    torch.testing.assert_close(tokens_BND[:, 0], expected, atol=2e-5, rtol=0)
