@@ -27,6 +27,7 @@ def test_values_of_more_than_8_bits_have_one_range_for_the_folder(tmp_path: Path
     for image in pool.images.values():
         content = np.frombuffer(picture(pool, image, 256).content, np.uint8)
         pixels = cv2.imdecode(content, cv2.IMREAD_GRAYSCALE)
+        assert pixels is not None
         shown[image.name] = pixels[0, 0], pixels[-1, -1]
     assert shown == {
         "bright.png": (0, 249), "dark.png": (0, 62), "negative.tif": (255, 6),
