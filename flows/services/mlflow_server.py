@@ -19,8 +19,9 @@ from patchline.pipeline import quiet_libraries
 from patchline.pipeline.files.path_uris import artifact_uri, sqlite_path, with_options
 from patchline.pipeline.local_login import ensure_secret
 from patchline.pipeline.server_access import gated_server
-from patchline.pipeline.server_access.gate import App, Guarded
+from patchline.pipeline.server_access.gate import App, Guarded, Receive, Send
 from patchline.pipeline.server_access.limited import Limited
+from patchline.pipeline.server_access.request_headers import Scope
 from patchline.pipeline.supervision import supervised_main
 from patchline.pipeline.tracking import tracking_store
 from patchline.pipeline.tracking.team_stores import TeamStores
@@ -100,7 +101,12 @@ def serve(folder: Path, port: int, store: str) -> None:
     handlers._get_tracking_store()  # noqa: SLF001 - no public function opens them
     handlers._get_model_registry_store()  # noqa: SLF001 - as above
     served: App = app if database else Limited(app, _connections())
-    guarded = Guarded(served, port, health="/health", home=HOME)
+
+    async def renewing(scope: Scope, receive: Receive, send: Send) -> None:
+        tracking_store.forget_keys()
+        await served(scope, receive, send)
+
+    guarded = Guarded(renewing, port, health="/health", home=HOME)
     gated_server.serve(guarded, ensure_secret(folder))
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import logging
 import os
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -173,6 +174,7 @@ def client() -> MlflowClient:
         StorageError: if the SQLite file may not be written.
     """
     uri = use_store()
+    forget_keys()
     logging.getLogger("mlflow").setLevel(logging.ERROR)
     logging.getLogger("mlflow.store.db.utils").setLevel(logging.CRITICAL)  # it raises what it logs
     logging.getLogger("alembic").setLevel(logging.ERROR)
@@ -202,6 +204,15 @@ def client() -> MlflowClient:
         raise
     except Exception as error:
         raise unreachable(uri, error) from error
+
+
+def forget_keys() -> None:
+    """Let MLflow's next client of S3 read the credentials again; it makes one every five minutes.
+
+    The default session of boto3 would keep those of `~/.aws/credentials` that it has read once.
+    """
+    if boto3 := sys.modules.get("boto3"):
+        vars(boto3)["DEFAULT_SESSION"] = None
 
 
 def _has_answered(uri: str, database: Path) -> bool:
