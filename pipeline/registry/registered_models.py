@@ -14,11 +14,12 @@ from patchline.pipeline.errors import ConfigError, ModelReferenceError
 from patchline.pipeline.frozen_model import FrozenModel
 from patchline.pipeline.labels.label_sets import MULTI_LABEL, SINGLE_LABEL, Task
 from patchline.pipeline.provenance.provenance import UNKNOWN
+from patchline.pipeline.redaction import redacted
 from patchline.pipeline.registry import history
 from patchline.pipeline.registry.history import CHAMPION, AliasChange
 from patchline.pipeline.registry.model_reference import parsed
 from patchline.pipeline.tracking.tracked_run import FLOW_RUN_TAG
-from patchline.pipeline.tracking.tracking_store import client, store_exists
+from patchline.pipeline.tracking.tracking_store import client, store_exists, use_store
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -170,7 +171,11 @@ def _names() -> list[str]:
 def _check_known(name: str, names: list[str]) -> None:
     if name not in names:
         what = f"There is no registered model '{name}'."
-        raise _unknown(what, name, names, "Registered models", "No models are registered yet.")
+        none = (
+            f"No models are registered yet in the store of this folder, {redacted(use_store())}. "
+            "Change to the folder in which the model was trained, or set MLFLOW_TRACKING_URI."
+        )
+        raise _unknown(what, name, names, "Registered models", none)
 
 
 def resolve(reference: str) -> ModelReference:

@@ -206,8 +206,9 @@ def named(reference: str, runs: Path, kind: RunKind = TRAINING) -> Run:
     if not matches:
         raise ConfigError(
             _deleted("", lambda run: reference in (run.info.run_id, run.info.run_name))
-            or f"There is no run '{reference}' in this store. Give a run's id, the beginning of "
-            f"its id, its name, or `{LAST}`."
+            or f"There is no run '{reference}' in the store of this folder, "
+            f"{redacted(use_store())}. Give a run's id, the beginning of its id, its name, or "
+            f"`{LAST}`."
         )
     if len(matches) > 1:
         listed = ", ".join(run.info.run_id[:8] for run in matches[:5])

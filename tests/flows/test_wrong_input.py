@@ -70,7 +70,7 @@ def _nothing_left(folder: Path, *, images_were_read: bool = False) -> None:
         (["run", "--data.options.sise", "3"], ["--data.options.sise"]),
         (["run", "--plugin", "none.py"], ["none.py", "does not exist"]),
         (["run", "--model.patch-embedding.name", "thick"], ["--plugin FILE.py"]),
-        (["models", "roses"], ["roses", "No models are registered yet."]),
+        (["models", "roses"], ["roses", "No models are registered yet in", "mlflow.db"]),
         (["predict", "roses@", "."], ["roses@", "NAME@ALIAS"]),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else None,
