@@ -102,8 +102,8 @@ def test_the_verdict_comes_first(tmp_path: Path, promoted: bool, forced: bool, w
     decision = _decision(promoted=promoted, forced=forced, reason="because of this")
     text = _page(tmp_path, _comparison(), decision).text
     assert text.index(f"{word} because of this") < text.index("points")
-    assert "✗ failed better_than_champion 0.25, threshold 0.05 a tie" in text
-    assert "✓ passed enough 4321 they suffice" in text
+    assert "✗ failed better_than_champion a tie" in text
+    assert "✓ passed enough they suffice" in text
     assert "✓ passed package it loads" in text
 
 
