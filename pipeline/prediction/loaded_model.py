@@ -26,7 +26,8 @@ if TYPE_CHECKING:
     import pandas as pd
 
 Image = str | Path | bytes | np.ndarray[Any, Any] | PillowImage.Image
-"""A path, the bytes of an image file, an array of uint8 (H, W, C), or a Pillow image."""
+"""A path, the bytes of an image file, an array of uint8 (H, W, C), among others (H, W) too, or a
+Pillow image."""
 OnBroken = Literal["raise", "mark"]
 _BATCH = 64
 _NOTHING_SAID: dict[str, Any] = {"set": None, "coverage": None, "warnings": []}
@@ -80,7 +81,8 @@ class Model:
             images: a path, the bytes of an image file, a NumPy array of uint8 with axes (height,
                 width, channels), 1 or 3 channels, a Pillow image, or any number of these. The path
                 of a folder or an archive stands for every file in it. An array with four axes is a
-                batch of images; one with one axis or two holds the bytes of a file or of several.
+                batch of images; one with one axis or two holds the bytes of a file or of several,
+                but in a list one with two axes is an image in grey.
             errors: what to do about an image that cannot be read: `raise` an error that names it,
                 or `mark` its row: no label, no probabilities, and the reason in a column `error`.
             coverage: probability that a prediction set holds the true class; by default the one
@@ -144,6 +146,8 @@ class Model:
             return pixels_of(self._package, image)
         if isinstance(image, PillowImage.Image):
             return self._package.opened_pixels(image)
+        if isinstance(image, np.ndarray) and image.ndim == 2:  # noqa: PLR2004 - H, W
+            image = image[:, :, None]  # among images it can be no tensor of files
         return self._package.pixels(image)
 
     def _table(self, answers: Sequence[_Answered], *, marked: bool) -> pd.DataFrame:

@@ -93,8 +93,7 @@ def test_eight_bits_for_a_model_of_sixteen_are_said(exported_rgb: Exported, tmp_
     small = (values >> 4).astype(np.uint8)
     file = io.BytesIO()
     Image.fromarray(small).save(file, "PNG")
-    arrays = values[:, :, None], small[:, :, None]
-    given: list[Any] = [file.getvalue(), *arrays, Image.fromarray(small)]
+    given: list[Any] = [file.getvalue(), values, small, Image.fromarray(small)]
     ranges = {"ranges": [{"kind": "uint16", "low": 0, "high": 4095}]}
     package = package_of(exported_rgb, tmp_path, {**ranges, "eight_bit": False})
     said = "3 of 4 images have 8-bit values, and the model was trained on images of 16-bit values"
