@@ -16,6 +16,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
+import pandas as pd
 
 from patchline.pipeline.metrics.image_groups import ImageGroups
 from patchline.pipeline.metrics.intervals import MetricEstimate, mid_p_bounds
@@ -171,14 +172,12 @@ def roc_area(scores_N: Array, is_positive_N: Array) -> Area:
     Their variance is taken with (positives + negatives) / 2 for both counts, as in Newcombe's
     method 5 (2006, Statistics in Medicine 25).
     """
-    from scipy.stats import rankdata
-
     positives = int(is_positive_N.sum())
     negatives = len(scores_N) - positives
     among_own = np.empty(len(scores_N))
-    among_own[is_positive_N] = rankdata(scores_N[is_positive_N])
-    among_own[~is_positive_N] = rankdata(scores_N[~is_positive_N])
-    below = rankdata(scores_N) - among_own  # of the other kind; ties count one half
+    among_own[is_positive_N] = _mean_ranks(scores_N[is_positive_N])
+    among_own[~is_positive_N] = _mean_ranks(scores_N[~is_positive_N])
+    below = _mean_ranks(scores_N) - among_own  # of the other kind; ties count one half
     placements = np.where(is_positive_N, below / negatives, 1 - below / positives)
     value = min(float(np.sort(placements[is_positive_N]).mean()), 1.0)
     shrunk, variance = roc_variance(value, positives, negatives)
@@ -186,6 +185,11 @@ def roc_area(scores_N: Array, is_positive_N: Array) -> Area:
     influences = (placements - value) / np.sqrt(kind * np.maximum(kind - 1, 1))
     rarer = min(positives, negatives)
     return Area(value, value, shrunk, variance, influences, rarer - 1)
+
+
+def _mean_ranks(values_N: Array) -> Array:
+    """Return the rank of each value, from 1; equal ones share their mean rank."""
+    return pd.Series(values_N).rank().to_numpy()
 
 
 def roc_variance(value: float, positives: int, negatives: int) -> tuple[float, float]:

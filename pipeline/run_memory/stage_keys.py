@@ -12,7 +12,7 @@ import hashlib
 import importlib.util
 import platform
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from importlib import metadata
 from pathlib import Path
 from typing import NamedTuple
@@ -231,7 +231,7 @@ class _Source(NamedTuple):
 def _source(file: Path, _modified: int) -> _Source:
     tree = ast.parse(file.read_bytes())
     imports: list[str] = []
-    for node in ast.walk(tree):
+    for node in _statements(tree):
         if isinstance(node, ast.Import):
             imports += [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom) and node.module:
@@ -240,6 +240,17 @@ def _source(file: Path, _modified: int) -> _Source:
         elif isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
             node.body = [each for each in node.body if not _is_string(each)]
     return _Source(tuple(imports), hashlib.sha256(ast.dump(tree).encode()).digest())
+
+
+def _statements(tree: ast.Module) -> Iterator[ast.AST]:
+    """Yield a module and all statements in it; expressions, most of a tree, are not looked at."""
+    waiting: list[ast.AST] = [tree]
+    while waiting:
+        node = waiting.pop()
+        yield node
+        for part in ("body", "orelse", "finalbody", "handlers", "cases"):
+            inner = getattr(node, part, ())
+            waiting += inner if isinstance(inner, list) else ()
 
 
 def _is_string(node: ast.stmt) -> bool:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import pandas as pd
 
 Array = np.ndarray[Any, Any]
 
@@ -52,18 +53,7 @@ def most_selective_head(weights_AN: Array) -> int:
 
 def rank_correlation(first: Array, second: Array) -> float | None:
     """Return Spearman's rank correlation of two maps; None if one of them is constant."""
-    ranks = np.stack([_ranks(first.ravel()), _ranks(second.ravel())])
+    ranks = pd.DataFrame([first.ravel(), second.ravel()]).rank(axis=1).to_numpy()
     if np.ptp(ranks, axis=1).min() == 0:
         return None
     return float(np.corrcoef(ranks)[0, 1])
-
-
-def _ranks(values: Array) -> Array:
-    """Return the rank of each value; equal ones share their mean rank.
-
-    This is scipy.stats.rankdata, whose import takes longer than the whole page.
-    """
-    _, groups, counts = np.unique(values, return_inverse=True, return_counts=True)
-    mean_ranks: Array = np.cumsum(counts) - (counts - 1) / 2
-    ranks: Array = mean_ranks[groups]
-    return ranks

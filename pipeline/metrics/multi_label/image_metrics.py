@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import pandas as pd
 
 from patchline.pipeline.metrics.row_pieces import row_slices
 
@@ -35,17 +36,20 @@ def ranking_losses(probabilities_NK: Array, labels_NK: Array) -> Array:
     A pair is one label that the image has and one that it has not. Without pairs it is 0, as in
     Tsoumakas, Katakis and Vlahavas (2010, Mining Multi-label Data) and scikit-learn.
     """
-    from scipy.stats import rankdata
-
     losses_N = np.zeros(len(labels_NK))
     for rows in row_slices(labels_NK.shape):
         scores, has = probabilities_NK[rows].astype(np.float64), labels_NK[rows].astype(bool)
-        not_above = rankdata(scores, method="max", axis=1)
-        of_others = rankdata(np.where(has, np.inf, scores), method="max", axis=1)
+        not_above = _ranks_in_rows(scores)
+        of_others = _ranks_in_rows(np.where(has, np.inf, scores))
         wrong = np.where(has, 0, not_above - of_others).sum(axis=1)
         pairs = has.sum(axis=1) * (~has).sum(axis=1)
         losses_N[rows] = wrong / np.maximum(pairs, 1)
     return losses_N
+
+
+def _ranks_in_rows(values_NK: Array) -> Array:
+    """Return the rank of each value in its row, from 1; equal ones share the highest (N, K)."""
+    return pd.DataFrame(values_NK).rank(axis=1, method="max").to_numpy()
 
 
 def coverages(probabilities_NK: Array, labels_NK: Array) -> Array:
